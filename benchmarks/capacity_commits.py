@@ -24,8 +24,8 @@ from benchmarks.servers import Served, processor_seconds, started
 from penstock.app.parts import open_refdata
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.messages import command_message
-from penstock.refdata.contract import Command, EventType, Item, Source
-from penstock.refdata.model import Dict, Event
+from penstock.refdata.contract import Command, CommandItem, CommandSource, EventType
+from penstock.refdata.model import CommandEvent, DictionaryKey
 from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
 
@@ -94,7 +94,7 @@ async def deltas(
             "kafka": {"commandsTopic": f"refdata.bench.{uuid.uuid4().hex}"},
         },
     }
-    targets = [Dict(f"tenant-{number}", CODE) for number in range(TENANTS)]
+    targets = [DictionaryKey(f"tenant-{number}", CODE) for number in range(TENANTS)]
     async with AsyncExitStack() as stack:
         platform = await stack.enter_async_context(open_refdata(Settings.model_validate(settings), Telemetry()))
         file = written(settings, place.folder)
@@ -114,16 +114,16 @@ def work(role: str, file: Path) -> AbstractAsyncContextManager[Served]:
     return started(*PROGRAM, "work", role, "--json", "--config", str(file))
 
 
-def delta(target: Dict, keys: int) -> Event:
+def delta(target: DictionaryKey, keys: int) -> CommandEvent:
     """A DELTA of one item of about 40 bytes, under one of so many keys."""
     payload = msgspec.Raw(b'{"name": "item %07d", "rate": 1.25}' % next(_numbers))
-    item = Item(f"{random.randrange(keys):08}", payload=payload)
+    item = CommandItem(f"{random.randrange(keys):08}", payload=payload)
     command = Command(dict_code=target.dict_code, event_type=EventType.DELTA, items=[item])
-    command.event_id, command.tenant_id, command.source = uuid.uuid4(), target.tenant_id, Source.KAFKA
-    return Event(target, command.event_id, Source.KAFKA, command)
+    command.event_id, command.tenant_id, command.source = uuid.uuid4(), target.tenant_id, CommandSource.KAFKA
+    return CommandEvent(target, command.event_id, CommandSource.KAFKA, command)
 
 
-async def _join(platform: RefdataPlatform, targets: Sequence[Dict]) -> None:
+async def _join(platform: RefdataPlatform, targets: Sequence[DictionaryKey]) -> None:
     """Back when events of every key are through at once: then everybody has joined, and nobody moves any more."""
     for _ in range(_TRIED):
         began = time.perf_counter()
@@ -132,7 +132,7 @@ async def _join(platform: RefdataPlatform, targets: Sequence[Dict]) -> None:
             return
 
 
-async def _through(platform: RefdataPlatform, targets: Sequence[Dict], count: int) -> float:
+async def _through(platform: RefdataPlatform, targets: Sequence[DictionaryKey], count: int) -> float:
     """Publish so many, and wait until they are applied and announced; bytes of a message."""
     wanted = int(await platform.db.fetchval(_VERSIONS)) + count
     topic, size = platform.section.kafka.commands_topic, 0

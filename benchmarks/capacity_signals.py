@@ -23,7 +23,7 @@ from benchmarks.simulated_pods import HELD
 from penstock.app.parts import open_refdata
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.messages import command_message
-from penstock.refdata.model import Dict
+from penstock.refdata.model import DictionaryKey
 from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
 
@@ -165,7 +165,7 @@ class _Rig:
 
     async def publish(self, items: int) -> int:
         """Commits of one dictionary, a hundred a second, until they are announced; its last version."""
-        target, began = Dict(TENANT, code_of(items)), time.perf_counter()
+        target, began = DictionaryKey(TENANT, code_of(items)), time.perf_counter()
         topic, wanted = self.platform.section.kafka.commands_topic, await self._version(target) + self.count
         for number in range(self.count):
             await asyncio.sleep(began + number / RATE - time.perf_counter())
@@ -213,7 +213,7 @@ class _Rig:
             f"pods: {RATE} deltas/s: loader": 1000 * busy,
         }
 
-    async def _version(self, target: Dict) -> int:
+    async def _version(self, target: DictionaryKey) -> int:
         query = "SELECT version FROM dictionary_meta WHERE (tenant_id, dict_code) = ($1, $2)"
         return int(await self.platform.db.fetchval(query, *target))
 

@@ -5,7 +5,7 @@ from time import perf_counter  # one clock for all processes
 
 from benchmarks.peers.flows_env import BREADTH, FIRST, LAST, LENGTH, MIDDLE
 from penstock.flows.definition.spec import FlowSpec
-from penstock.flows.step import Step, Workers
+from penstock.flows.step import FlowStep, Workers
 
 KIND = "noop"
 WARM_UP, LARGE = 8, 10_000
@@ -14,7 +14,7 @@ ticks: defaultdict[int, list[float]] = defaultdict(list)  # by the flow, or by t
 
 
 @workers.worker(KIND)
-async def noop(step: Step) -> dict[str, list[int]] | None:
+async def noop(step: FlowStep) -> dict[str, list[int]] | None:
     ticks[step.inputs.get("part", step.scope.get("flow", 0))].append(perf_counter())
     return {"items": list(range(step.inputs["items"]))} if "items" in step.inputs else None
 

@@ -16,9 +16,9 @@ from benchmarks.harness import Bench, Figure, Group, ratio
 from benchmarks.harvest_place import fresh_database
 from benchmarks.peers.flows_env import BREADTH
 from benchmarks.session import Session
-from penstock.flows.contract import Said
+from penstock.flows.contract import StepReportKind
 from penstock.flows.definition.spec import RunRequest
-from penstock.flows.model import Appetite, Claimed, Report
+from penstock.flows.model import ClaimedStep, Prefetch, StepReport
 from penstock.flows.runtime import FlowsPlatform
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import embedded_postgres
@@ -125,9 +125,9 @@ async def _claim_all(platform: FlowsPlatform, breadth: int) -> float:
     return steps / seconds
 
 
-async def _end(platform: FlowsPlatform, held: Sequence[Claimed]) -> None:
-    reports = [(one, Report(one.run_id, one.step_id, one.fence, Said.SUCCEEDED)) for one in held]
-    await platform.engine.succeed(reports, Appetite((), 0, WORKER, platform.db.clock.now()))
+async def _end(platform: FlowsPlatform, held: Sequence[ClaimedStep]) -> None:
+    reports = [(one, StepReport(one.run_id, one.step_id, one.fence, StepReportKind.SUCCEEDED)) for one in held]
+    await platform.engine.succeed(reports, Prefetch((), 0, WORKER, platform.db.clock.now()))
 
 
 async def _create(platform: FlowsPlatform, runs: int) -> float:

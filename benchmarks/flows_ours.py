@@ -30,9 +30,9 @@ from penstock import __version__
 from penstock.app.parts import open_flows
 from penstock.app.platform import open_platform
 from penstock.flows.definition.spec import RunRequest
-from penstock.flows.model import Claimed, Report
+from penstock.flows.model import ClaimedStep, StepReport
 from penstock.flows.runtime import FlowsPlatform
-from penstock.flows.worker.local import DirectCounter
+from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.ids import worker_name
 from penstock.kernel.telemetry.telemetry import Telemetry, configure_logging
@@ -50,12 +50,14 @@ Share = tuple[str, Sequence[int]]  # a flow by its name, and the numbers of its 
 Round = tuple[Ticks, float]
 
 
-class TimedCounter(DirectCounter):
+class TimedCounter(LocalWorkSource):
     """One that knows when the last steps were settled."""
 
     settled_at = 0.0
 
-    async def settle(self, worker: str, done: Sequence[tuple[Claimed, Report]], kinds: Sequence[str], room: int) -> Any:
+    async def settle(
+        self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], room: int
+    ) -> Any:
         told = await super().settle(worker, done, kinds, room)
         self.settled_at = perf_counter()
         return told

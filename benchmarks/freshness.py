@@ -36,8 +36,8 @@ from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.tasks.wait import ended
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.messages import command_message
-from penstock.refdata.contract import Command, EventType, Item, Source
-from penstock.refdata.model import Dict, Event
+from penstock.refdata.contract import Command, CommandItem, CommandSource, EventType
+from penstock.refdata.model import CommandEvent, DictionaryKey
 from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
 
@@ -169,7 +169,7 @@ class _House:
 
     async def _measure_whole(self) -> Mapping[str, list[float]]:
         await self._start_pods()
-        target = Dict(TENANT, LARGE)
+        target = DictionaryKey(TENANT, LARGE)
         before = await self._version(target)
         seen = [Seen([], []) for _ in self._pods]
         watching = [asyncio.create_task(_watch(pod, target, one)) for pod, one in zip(self._pods, seen, strict=True)]
@@ -183,7 +183,7 @@ class _House:
 
     async def _measure_simulated(self) -> Mapping[str, list[float]]:
         """Start and end the simulated pods: a hundred that listen would slow what is measured beside them."""
-        target = Dict(TENANT, SMALL)
+        target = DictionaryKey(TENANT, SMALL)
         await self._begin(target)
         async with self._simulated() as files:
             before = await self._version(target)
@@ -197,7 +197,7 @@ class _House:
 
     async def _start_pods(self) -> None:
         if not self._pods:
-            await self._begin(Dict(TENANT, LARGE))
+            await self._begin(DictionaryKey(TENANT, LARGE))
             for _ in range(self._sizes.whole.pods):
                 opening = query_api(self._settings(self._sizes.large))
                 self._pods.append(await self._stack.enter_async_context(opening))
@@ -220,13 +220,13 @@ class _House:
         route = {"mode": "single", "nodes": self._platform.section.redis.nodes}
         return settings_for(self._platform.db.dsn, held, refdata={"redis": route})
 
-    async def _begin(self, target: Dict) -> None:
+    async def _begin(self, target: DictionaryKey) -> None:
         """Have a first commit: without one that is remembered, pods would load everything at the next."""
         before = await self._version(target)
         await self._send(target, 1)
         await self._settled(target, before + 1)
 
-    async def _publish(self, target: Dict, watched: Watched) -> int:
+    async def _publish(self, target: DictionaryKey, watched: Watched) -> int:
         """Send deltas at a steady pace; return how many."""
         count, began = int(watched.rate * self._sizes.seconds), time.perf_counter()
         for number in range(count):
@@ -234,20 +234,20 @@ class _House:
             await self._send(target, watched.items)
         return count
 
-    async def _send(self, target: Dict, items: int) -> None:
+    async def _send(self, target: DictionaryKey, items: int) -> None:
         payload = msgspec.Raw(b'{"name": "item %d", "rate": 1.25}' % next(_numbers))
-        item = Item(f"{random.randrange(items):08}", payload=payload)
+        item = CommandItem(f"{random.randrange(items):08}", payload=payload)
         command = Command(dict_code=target.dict_code, event_type=EventType.DELTA, items=[item])
-        command.event_id, command.tenant_id, command.source = uuid.uuid4(), target.tenant_id, Source.KAFKA
+        command.event_id, command.tenant_id, command.source = uuid.uuid4(), target.tenant_id, CommandSource.KAFKA
         topic = self._platform.section.kafka.commands_topic
-        event = Event(target, command.event_id, Source.KAFKA, command)
+        event = CommandEvent(target, command.event_id, CommandSource.KAFKA, command)
         await self._platform.bus.publish([command_message(topic, event)])
 
-    async def _version(self, target: Dict) -> int:
+    async def _version(self, target: DictionaryKey) -> int:
         query = "SELECT version FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2"
         return int(await self._platform.db.fetchval(query, *target))
 
-    async def _settled(self, target: Dict, version: int) -> int:
+    async def _settled(self, target: DictionaryKey, version: int) -> int:
         while await self._version(target) < version:  # noqa: ASYNC110 - other processes do it
             await asyncio.sleep(0.05)
         return version
@@ -256,7 +256,7 @@ class _House:
         while any(one.when(version) is None for one in seen):  # noqa: ASYNC110 - other processes do it
             await asyncio.sleep(0.05)
 
-    async def _delays(self, target: Dict, before: int, seen: Sequence[Seen]) -> list[float]:
+    async def _delays(self, target: DictionaryKey, before: int, seen: Sequence[Seen]) -> list[float]:
         """For each commit, how long the slowest took, in ms."""
         commits = await self._platform.db.fetch(_COMMITS, *target, before)
         _tell_pace(commits)
@@ -284,7 +284,7 @@ def _tell_pace(commits: Sequence[asyncpg.Record]) -> None:
     print(said, file=sys.stderr)
 
 
-async def _watch(pod: Pod, target: Dict, seen: Seen) -> None:
+async def _watch(pod: Pod, target: DictionaryKey, seen: Seen) -> None:
     """Ask for the version again and again over one connection."""
     parts = urlsplit(pod.url(*target) + "/version")
     request = f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode()

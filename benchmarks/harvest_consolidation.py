@@ -13,7 +13,7 @@ from benchmarks.harvest_place import Place, fresh_database
 from penstock.harvest import store
 from penstock.harvest.config import ConsolidationMode
 from penstock.harvest.consolidate.worker import consolidate, use_recipe
-from penstock.harvest.feed.recipe import Recipe
+from penstock.harvest.feed.recipe import FeedMapping
 from penstock.harvest.runtime import HarvestPlatform
 
 _KEEP = """
@@ -47,7 +47,7 @@ async def rate(platform: HarvestPlatform, records: int, mode: ConsolidationMode)
     for statement in _AGAIN.split(";"):
         await platform.db.execute(statement)
     feed = platform.section.feeds[FEED]
-    section, recipe = feed.consolidation.model_copy(update={"mode": mode}), Recipe.of(feed)
+    section, recipe = feed.consolidation.model_copy(update={"mode": mode}), FeedMapping.of(feed)
     async with platform.db.transaction() as tx:
         await store.lock_feed(tx, FEED)
         version = await use_recipe(tx, FEED, recipe, platform.db.clock.now())

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from benchmarks.servers import processor_seconds, started
 from penstock.app.parts import open_harvest
 from penstock.app.platform import open_platform
-from penstock.harvest.contract import RunState
+from penstock.harvest.contract import HarvestRunState
 from penstock.harvest.runtime import HarvestPlatform
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
@@ -90,10 +90,10 @@ async def harvest(database: str, source: str, folder: Path, records: int) -> Har
 
 async def _ended(platform: HarvestPlatform, run_id: UUID) -> None:
     """Back when the run is completed; it raises when it has come to any other end."""
-    states = (RunState.FAILED, RunState.CONSOLIDATION_SKIPPED)
+    states = (HarvestRunState.FAILED, HarvestRunState.CONSOLIDATION_SKIPPED)
     while True:
         state = await platform.db.fetchval("SELECT state FROM run_metadata WHERE run_id = $1", run_id)
-        if state == RunState.COMPLETED:
+        if state == HarvestRunState.COMPLETED:
             return
         failed = await platform.db.fetchval("SELECT error FROM harvest_plan WHERE run_id = $1", run_id)
         if failed or state in states:

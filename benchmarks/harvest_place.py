@@ -19,7 +19,7 @@ from benchmarks.peers import harvest_env
 from benchmarks.servers import served
 from benchmarks.session import Session
 from penstock.harvest.config import PartitionsSection
-from penstock.harvest.model import Kind, Range
+from penstock.harvest.model import PartitionKind, PartitionRange
 from penstock.harvest.plan.heatmap import scan
 from penstock.kernel.db.embedded import embedded_postgres
 
@@ -115,15 +115,15 @@ async def _ranges(source: str) -> list[Parameters]:
     """The partitions Penstock makes of the source, as parameters of requests."""
     async with httpx.AsyncClient(base_url=source) as client:
 
-        async def count(range_: Range) -> int:
+        async def count(range_: PartitionRange) -> int:
             return int((await client.get("/records/count", params=_parameters(range_))).json()["total"])
 
         heatmap = await scan(count, PartitionsSection(count=PARTITIONS))
     return [_parameters(part.range) for part in heatmap.parts]
 
 
-def _parameters(range_: Range) -> Parameters:
-    if range_.kind is Kind.NULL:
+def _parameters(range_: PartitionRange) -> Parameters:
+    if range_.kind is PartitionKind.NULL:
         return {"price_null": "true"}
     ends = {"price_from": range_.lower, "price_below": range_.upper}
     return {name: str(end) for name, end in ends.items() if end is not None}

@@ -15,14 +15,14 @@ from time import perf_counter
 from benchmarks.harness import Bench, Group
 from benchmarks.session import Session
 from penstock.kernel import canonical
-from penstock.kernel.bus import Bus, Message, Subscription
+from penstock.kernel.bus import Bus, BusMessage, Subscription
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import embedded_postgres
-from penstock.kernel.machine import Machine, Move
+from penstock.kernel.machine import StateMachine, Transition
 from penstock.kernel.tasks.outcome import Done
-from penstock.tracking.lease import Lease, Report
+from penstock.tracking.lease import Lease, LeaseReport
 
 BATCH = 1_000
 
@@ -47,15 +47,15 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-MACHINE = Machine(
+MACHINE = StateMachine(
     "bench",
     State,
     initial=State.NEW,
     moves=[
-        Move("claim", (State.NEW,), State.HELD),
-        Move("finish", (State.HELD,), State.DONE),
-        Move("fail", (State.HELD,), State.FAILED),
-        Move("retry", (State.HELD, State.FAILED), State.NEW),
+        Transition("claim", (State.NEW,), State.HELD),
+        Transition("finish", (State.HELD,), State.DONE),
+        Transition("fail", (State.HELD,), State.FAILED),
+        Transition("retry", (State.HELD, State.FAILED), State.NEW),
     ],
 )
 LEASE = Lease("bench", MACHINE, ready=State.NEW, held=State.HELD, done=State.DONE, failed=State.FAILED)
@@ -131,7 +131,7 @@ async def leases(db: Database, batch: int, rows: int) -> float:
         if not held:
             return rows / (perf_counter() - began)
         async with db.connection() as connection:
-            reports = [Report(row.key, row.fence, State.DONE) for row in held]
+            reports = [LeaseReport(row.key, row.fence, State.DONE) for row in held]
             await LEASE.settle(connection, reports, now=now)
 
 
@@ -141,7 +141,7 @@ _topics = itertools.count()
 async def messages(bus: Bus, count: int) -> float:
     """Return messages a second of one publisher and one worker at once, in batches, until the last is settled."""
     topic = f"bench-{os.getpid()}-{next(_topics)}"
-    published = [Message(topic, f"key-{n % 1000}", b"x" * 200) for n in range(count)]
+    published = [BusMessage(topic, f"key-{n % 1000}", b"x" * 200) for n in range(count)]
     async with bus.subscribe(topic, worker="bench") as queue:
         began = perf_counter()
         async with asyncio.TaskGroup() as group:
@@ -150,7 +150,7 @@ async def messages(bus: Bus, count: int) -> float:
         return count / (perf_counter() - began)
 
 
-async def publish(bus: Bus, published: Sequence[Message]) -> None:
+async def publish(bus: Bus, published: Sequence[BusMessage]) -> None:
     for start in range(0, len(published), BATCH):
         await bus.publish(published[start : start + BATCH])
 

@@ -29,9 +29,9 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.client import RefdataClient
 from penstock.refdata.commands.commit_waiter import SOMETHING
 from penstock.refdata.commands.messages import command_message
-from penstock.refdata.contract import Command, EventType, Item, Source
+from penstock.refdata.contract import Command, CommandItem, CommandSource, EventType
 from penstock.refdata.item_files import snapshot_commands
-from penstock.refdata.model import Dict, Event
+from penstock.refdata.model import CommandEvent, DictionaryKey
 from penstock.refdata.runtime import RefdataPlatform, applying, relaying
 from penstock.settings import Settings
 
@@ -135,13 +135,13 @@ async def _deltas(platform: RefdataPlatform, code: str, count: int) -> float:
 
 async def _snapshot(platform: RefdataPlatform, code: str, count: int) -> float:
     """Return items a second of a snapshot of a new tenant, so that every item is new."""
-    items = [Item(f"key-{number:07}", payload=_payload(number)) for number in range(count)]
-    target = Dict(f"snapshot-{next(_numbers)}", code)
+    items = [CommandItem(f"key-{number:07}", payload=_payload(number)) for number in range(count)]
+    target = DictionaryKey(f"snapshot-{next(_numbers)}", code)
     commands = snapshot_commands(code, items, uuid.uuid4(), None)
     return count / await _through(platform, [_filled(target, command) for command in commands])
 
 
-async def _publish(platform: RefdataPlatform, events: Sequence[Event]) -> None:
+async def _publish(platform: RefdataPlatform, events: Sequence[CommandEvent]) -> None:
     topic = platform.section.kafka.commands_topic
     size = 1_000 if len(events) > 1_000 else 10  # commands of one item, or of many
     for first in range(0, len(events), size):
@@ -149,7 +149,7 @@ async def _publish(platform: RefdataPlatform, events: Sequence[Event]) -> None:
         await platform.bus.publish([command_message(topic, event) for event in batch])
 
 
-async def _through(platform: RefdataPlatform, events: Sequence[Event]) -> float:
+async def _through(platform: RefdataPlatform, events: Sequence[CommandEvent]) -> float:
     """Seconds until *events* are published, applied and announced."""
     topic = platform.section.kafka.commands_topic
     async with applying(platform), relaying(platform):
@@ -162,15 +162,15 @@ async def _through(platform: RefdataPlatform, events: Sequence[Event]) -> float:
         return perf_counter() - began
 
 
-def _event(code: str, number: int) -> Event:
-    target = Dict(f"tenant-{number % TENANTS}", code)
-    item = Item(f"key-{number % 5_000:05}", payload=_payload(number))
+def _event(code: str, number: int) -> CommandEvent:
+    target = DictionaryKey(f"tenant-{number % TENANTS}", code)
+    item = CommandItem(f"key-{number % 5_000:05}", payload=_payload(number))
     return _filled(target, Command(dict_code=code, event_type=EventType.DELTA, items=[item]))
 
 
-def _filled(target: Dict, command: Command) -> Event:
-    command.event_id, command.tenant_id, command.source = uuid.uuid4(), target.tenant_id, Source.KAFKA
-    return Event(target, command.event_id, Source.KAFKA, command)
+def _filled(target: DictionaryKey, command: Command) -> CommandEvent:
+    command.event_id, command.tenant_id, command.source = uuid.uuid4(), target.tenant_id, CommandSource.KAFKA
+    return CommandEvent(target, command.event_id, CommandSource.KAFKA, command)
 
 
 def _payload(number: int) -> msgspec.Raw:
@@ -203,7 +203,7 @@ def _latency(bus: str, client: RefdataClient, calls: int) -> list[Bench]:
 
 
 async def _call(client: RefdataClient, number: int) -> float:
-    item = Item(f"key-{number}", payload=_payload(number))
+    item = CommandItem(f"key-{number}", payload=_payload(number))
     command = Command(dict_code="COUNTRY", event_type=EventType.DELTA, items=[item])
     began = perf_counter()
     told = await client.submit("latency", command, waits=True)

@@ -22,11 +22,11 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.tasks.wait import ended
 from penstock.kernel.telemetry.telemetry import Telemetry, configure_logging
 from penstock.refdata.contract import INVALIDATIONS
-from penstock.refdata.dictionaries.catalogue import Catalogue
-from penstock.refdata.model import Dict
-from penstock.refdata.pod.load.loader import Loader
+from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
+from penstock.refdata.model import DictionaryKey
+from penstock.refdata.pod.load.loader import PodLoader
 from penstock.refdata.pod.load.metrics import PodMetrics
-from penstock.refdata.pod.memory.writer import Memory
+from penstock.refdata.pod.memory.writer import MemoryWriter
 from penstock.settings import Settings, load_settings
 
 HEARD, HELD = "heard", "held"
@@ -34,11 +34,11 @@ _LIMIT = 64 * 1024 * 1024
 Note = Callable[[str, int], None]
 
 
-class _Pod(Loader):
+class _Pod(PodLoader):
     """A loader that tells when it hears of a version before it does what there is to do."""
 
     note: Note
-    target: Dict
+    target: DictionaryKey
 
     def hear(self, body: str) -> None:
         with contextlib.suppress(msgspec.MsgspecError):
@@ -48,7 +48,7 @@ class _Pod(Loader):
         super().hear(body)
 
 
-async def run(settings: Settings, name: str, count: int, file: Path, target: Dict) -> None:
+async def run(settings: Settings, name: str, count: int, file: Path, target: DictionaryKey) -> None:
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     async with AsyncExitStack() as stack:
@@ -74,18 +74,18 @@ async def run(settings: Settings, name: str, count: int, file: Path, target: Dic
 
 async def _start(stack: AsyncExitStack, settings: Settings, db: Database, folder: Path, name: str) -> _Pod:
     folder.mkdir()
-    memory, telemetry, section = Memory(folder, limit=_LIMIT), Telemetry(), settings.refdata
+    memory, telemetry, section = MemoryWriter(folder, limit=_LIMIT), Telemetry(), settings.refdata
     stack.callback(memory.close)
     signals = make_refdata_redis(settings)
     stack.push_async_callback(signals.close)
-    pod = _Pod(db, Catalogue(section), memory, section.query, PodMetrics(telemetry.registry), telemetry)
-    pod.note, pod.target = (lambda _what, _version: None), Dict("", "")
+    pod = _Pod(db, DictionaryCatalogue(section), memory, section.query, PodMetrics(telemetry.registry), telemetry)
+    pod.note, pod.target = (lambda _what, _version: None), DictionaryKey("", "")
     await stack.enter_async_context(pod.running(signals, name))
     await pod.is_loaded.wait()
     return pod
 
 
-async def _follow(pod: Loader, target: Dict, note: Note) -> None:
+async def _follow(pod: PodLoader, target: DictionaryKey, note: Note) -> None:
     holding = pod.find(target)
     while True:
         await holding.reaches(holding.version + 1)
@@ -102,7 +102,7 @@ def main() -> None:
     configure_logging("WARNING")
     settings = load_settings(args.config)
     section = settings.refdata
-    target = Dict((section.tenants or [""])[0], section.dictionaries[0].code)
+    target = DictionaryKey((section.tenants or [""])[0], section.dictionaries[0].code)
     uvloop.run(run(settings, args.name, args.count, args.file, target))
 
 

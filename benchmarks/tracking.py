@@ -25,11 +25,11 @@ from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.tracking import maintenance
-from penstock.tracking.client import Ended, PipelineClient
+from penstock.tracking.client import PipelineClient, RowResult
 from penstock.tracking.config import TrackingSection
-from penstock.tracking.contract import Said, Stage
+from penstock.tracking.contract import Stage, StageReportKind
 from penstock.tracking.metrics import TrackingMetrics
-from penstock.tracking.model import Report
+from penstock.tracking.model import RowReport
 from penstock.tracking.service import Tracking
 
 STAGE = Stage.SHARD_SPLITTER
@@ -139,7 +139,7 @@ def _bench(name: str, db: Database, rows: int, batch: int, count: int, drain: Dr
 def _in_process(tracking: Tracking) -> Drain:
     async def drain(batch: int, number: int) -> None:
         while held := await tracking.claim(STAGE, f"worker-{number}", limit=batch):
-            reports = [Report(one.filename, one.shard, one.fence, Said.DONE) for one in held]
+            reports = [RowReport(one.filename, one.shard, one.fence, StageReportKind.DONE) for one in held]
             await tracking.report(STAGE, reports)
 
     return drain
@@ -148,7 +148,9 @@ def _in_process(tracking: Tracking) -> Drain:
 def _through_http(client: PipelineClient) -> Drain:
     async def drain(batch: int, number: int) -> None:
         while held := await client.claim(STAGE, f"worker-{number}", limit=batch):
-            await client.report(STAGE, [Ended(one.filename, one.shard, one.fence, Said.DONE) for one in held])
+            await client.report(
+                STAGE, [RowResult(one.filename, one.shard, one.fence, StageReportKind.DONE) for one in held]
+            )
 
     return drain
 
@@ -168,7 +170,9 @@ async def _claims(db: Database, tracking: Tracking, rows: int) -> float:
     seconds, began = 0.0, perf_counter()
     while held := await tracking.claim(STAGE, "worker", limit=100):
         seconds += perf_counter() - began
-        await tracking.report(STAGE, [Report(one.filename, one.shard, one.fence, Said.DONE) for one in held])
+        await tracking.report(
+            STAGE, [RowReport(one.filename, one.shard, one.fence, StageReportKind.DONE) for one in held]
+        )
         began = perf_counter()
     return rows / seconds
 

@@ -90,7 +90,7 @@ class _SharedPostgres:
 
     async def _serve(self) -> None:
         if folder := os.environ.get(_POSTGRES_BIN):
-            binaries = embedded.Binaries(Path(folder), embedded.read_major(Path(folder) / "postgres"))
+            binaries = embedded.PostgresBinaries(Path(folder), embedded.read_major(Path(folder) / "postgres"))
             embedded.find_binaries = lambda: binaries
         try:
             async with embedded.embedded_postgres(self._folder.path, settings=SETTINGS) as url:

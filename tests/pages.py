@@ -6,7 +6,7 @@ from typing import Any
 
 from docs.generators.machines import MACHINES
 
-from penstock.kernel.machine import Machine
+from penstock.kernel.machine import StateMachine
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -16,7 +16,7 @@ _BLOCK = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def drawn_in(text: str) -> list[Machine[Any]]:
+def drawn_in(text: str) -> list[StateMachine[Any]]:
     """The machines whose pictures a page shows; that the pictures are theirs is tested elsewhere."""
     return [MACHINES[name][0] for name in _PICTURE.findall(text)]
 

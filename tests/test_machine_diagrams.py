@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.kernel.machine import Machine, Move
+from penstock.kernel.machine import StateMachine, Transition
 
 pytestmark = pytest.mark.docs
 
@@ -30,7 +30,7 @@ def test_every_machine_is_drawn() -> None:
     known = [name for name in models if importlib.util.find_spec(name)]
     values = [value for name in known for value in vars(importlib.import_module(name)).values()]
     inner = [one for value in values if isinstance(value, dict) for one in value.values()]
-    found = {one.name for one in [*values, *inner] if isinstance(one, Machine)}
+    found = {one.name for one in [*values, *inner] if isinstance(one, StateMachine)}
     assert found == {machine.name for alike in MACHINES.values() for machine in alike}
 
 
@@ -62,26 +62,26 @@ class Letter(StrEnum):
 
 
 @st.composite
-def machines(chance: Any) -> Machine[Letter]:
+def machines(chance: Any) -> StateMachine[Letter]:
     """Any machine of five states, all of which can be reached."""
     letters = list(Letter)
     moves = [
-        Move(f"move_{place}", (chance(st.sampled_from(letters[: place + 1])),), target)
+        Transition(f"move_{place}", (chance(st.sampled_from(letters[: place + 1])),), target)
         for place, target in enumerate(letters[1:])
     ]
     more = st.lists(st.tuples(st.sets(st.sampled_from(letters), min_size=1), st.sampled_from(letters)), max_size=4)
     moves += [
-        Move(f"more_{place}", tuple(sorted(sources - {target})), target)
+        Transition(f"more_{place}", tuple(sorted(sources - {target})), target)
         for place, (sources, target) in enumerate(chance(more))
         if sources - {target}
     ]
-    return Machine("made up", Letter, initial=Letter.A, moves=moves)
+    return StateMachine("made up", Letter, initial=Letter.A, moves=moves)
 
 
 @pytest.mark.full
 @settings(max_examples=60, deadline=None)
 @given(machine=machines())
-def test_nothing_lies_over_a_state_or_a_name(machine: Machine[Letter]) -> None:
+def test_nothing_lies_over_a_state_or_a_name(machine: StateMachine[Letter]) -> None:
     """Whatever the machine: states and names lie apart, within the picture, and no line runs through them."""
     picture = ElementTree.fromstring(draw(machine, "made up"))
     areas = [*_states(picture), *_names(picture)]

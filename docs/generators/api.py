@@ -10,9 +10,9 @@ from unittest.mock import MagicMock
 from docs.generators.text import code, page, said, table
 
 import penstock.refdata.pod
-from penstock.app.apis import Parts, Web, make_api
+from penstock.app.apis import Parts, PublicApis, make_api
 from penstock.kernel.http.auth import NoAuthenticator
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 
@@ -23,9 +23,9 @@ _PODS = Path(penstock.refdata.pod.__file__).parent / "openapi.json"
 def api_document() -> Json:
     """The OpenAPI document of the API: what its routes declare, with nobody behind them."""
     telemetry = Telemetry()
-    web = Web(Settings(), telemetry, NoAuthenticator())
+    web = PublicApis(Settings(), telemetry, NoAuthenticator())
     nobody = Parts(**{part.name: MagicMock() for part in fields(Parts)})
-    document: Json = make_api(web, Pulse({}, needs=()), nobody).openapi()
+    document: Json = make_api(web, LivenessPulse({}, needs=()), nobody).openapi()
     return document
 
 

@@ -17,7 +17,7 @@ from penstock.flows.step import StepFailed
 from penstock.harvest.sources.port import SourceFailed
 from penstock.kernel import errors
 from penstock.kernel.errors import PenstockError
-from penstock.refdata.model import Refusal
+from penstock.refdata.model import CommandRefusal
 
 _INGEST = Path(__file__).parent.parent / "etl" / "reason_codes.yaml"
 _APART = ("penstock.harvest.simulator",)  # the source to try harvest with is nobody's API
@@ -30,7 +30,12 @@ _WHERE = {
     "flows": "Flows",
 }
 # What no request is answered with, but what something failed by.
-_INSIDE: Mapping[type, str] = {Refusal: "update", StepFailed: "step", PictureFailed: "picture", SourceFailed: "source"}
+_INSIDE: Mapping[type, str] = {
+    CommandRefusal: "update",
+    StepFailed: "step",
+    PictureFailed: "picture",
+    SourceFailed: "source",
+}
 _CODE = re.compile(r"[A-Z][A-Z0-9_]+")
 _PROGRAM = "The program: settings, start, command line"
 

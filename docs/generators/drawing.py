@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 from docs.generators.layering import Layers, Node, layered
 
-from penstock.kernel.machine import Machine
+from penstock.kernel.machine import StateMachine
 
 _LETTER, _SMALL_LETTER = 7.9, 7.3  # widths in a monospaced font
 _PORT, _GAP, _LANE, _TRACK, _BEND = 19, 14, 13, 9, 7
@@ -24,7 +24,7 @@ path { fill: none; stroke: #747d88; stroke-width: 1.4 } .tip, circle { fill: #74
 Point = tuple[float, float]
 
 
-def draw(machine: Machine[Any], title: str) -> str:
+def draw(machine: StateMachine[Any], title: str) -> str:
     """The picture, as SVG."""
     picture = _Picture(layered(machine), start=machine.initial.value)
     finals = {state.value for state in machine.finals}

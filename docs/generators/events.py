@@ -10,7 +10,7 @@ from docs.generators.kinds import kind_of
 from docs.generators.machines import MACHINES
 from docs.generators.text import code, page, said, table
 
-from penstock.kernel.machine import Machine
+from penstock.kernel.machine import StateMachine
 from penstock.kernel.states.event_stream import EVENT_STREAM
 
 CONTRACTS = Path(__file__).parent.parent / "contracts"
@@ -82,7 +82,7 @@ def _streams(document: Json) -> Iterator[tuple[str, str]]:
             yield code(f"GET {path}"), said(methods["get"].get("description") or methods["get"].get("summary"))
 
 
-def _machine(name: str, alike: Sequence[Machine[Any]]) -> str:
+def _machine(name: str, alike: Sequence[StateMachine[Any]]) -> str:
     machine = alike[0]
     names = ", ".join(code(one.name) for one in alike)
     moves = [

@@ -6,7 +6,7 @@ from enum import StrEnum
 from itertools import permutations
 from typing import NamedTuple
 
-from penstock.kernel.machine import Machine
+from penstock.kernel.machine import StateMachine
 
 
 class Node(NamedTuple):
@@ -35,7 +35,7 @@ class Layers:
     back: Mapping[str, Sequence[Node]]  # where moves lead back from, the shortest way first
 
 
-def layered(machine: Machine[StrEnum]) -> Layers:
+def layered(machine: StateMachine[StrEnum]) -> Layers:
     """The layers, in the order that tangles the links least."""
     depths = _depths(machine)
     states = {state: Node(state.value, depths[state]) for state in machine.states}
@@ -62,7 +62,7 @@ def layered(machine: Machine[StrEnum]) -> Layers:
     return Layers(layers, targets, ahead, {name: back[name] for name in sorted(back, key=lambda name: reach[name])})
 
 
-def _depths(machine: Machine[StrEnum]) -> Mapping[StrEnum, int]:
+def _depths(machine: StateMachine[StrEnum]) -> Mapping[StrEnum, int]:
     """The layer of each state."""
     ahead: list[tuple[StrEnum, StrEnum]] = []
 

@@ -8,12 +8,12 @@ from docs.generators.drawing import draw
 from penstock.flows import model as flows
 from penstock.harvest import model as harvest
 from penstock.ingest import model as ingest
-from penstock.kernel.machine import Machine
+from penstock.kernel.machine import StateMachine
 from penstock.refdata import model as refdata
 from penstock.tracking import model as tracking
 
 # By the names of their pictures. The stages of tracking are alike.
-MACHINES: Mapping[str, Sequence[Machine[Any]]] = {
+MACHINES: Mapping[str, Sequence[StateMachine[Any]]] = {
     "tracking-stage": list(tracking.MACHINES.values()),
     "refdata-update": [refdata.UPDATE],
     "refdata-snapshot": [refdata.SNAPSHOT],

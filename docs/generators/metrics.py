@@ -15,7 +15,7 @@ from penstock.kernel.http.middleware import HttpMetrics
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.metrics import RefdataMetrics
 from penstock.refdata.pod.load.metrics import PodMetrics
-from penstock.refdata.pod.memory.writer import Memory
+from penstock.refdata.pod.memory.writer import MemoryWriter
 from penstock.tracking.metrics import TrackingMetrics
 
 _MEMORY = 1_000_000
@@ -71,7 +71,7 @@ def _of_a_pod() -> list[Told]:
     """With a memory of its own: much of it is looked up only when it is asked for."""
     registry = CollectorRegistry()
     with TemporaryDirectory() as folder:
-        memory = Memory(Path(folder), limit=_MEMORY)
+        memory = MemoryWriter(Path(folder), limit=_MEMORY)
         PodMetrics(registry).show(memory, list, processes=1, patience=1)
         told = list(_told(registry))
         memory.close()

@@ -16,7 +16,7 @@ from penstock.kernel.errors import NotFound, PenstockError, Transient
 from penstock.kernel.tasks.wait import happens
 from penstock.kernel.telemetry.telemetry import configure_logging
 from penstock.tracking.client import PipelineClient
-from penstock.tracking.contract import Stage, Status
+from penstock.tracking.contract import Stage, StageStatus
 
 from . import options
 from .events import BadLine, line_of, read_events
@@ -57,23 +57,23 @@ class Ingest:
     async def _take(self, path: Path) -> None:
         name = path.stem
         status = await self._status(name)
-        if status is Status.DONE:
+        if status is StageStatus.DONE:
             self._done.add(name)
-        elif status is not Status.FAILED:  # a failed one waits for somebody to mend and retry it
+        elif status is not StageStatus.FAILED:  # a failed one waits for somebody to mend and retry it
             await self._begin(name, status)
             await self._bring_in(path, name)
 
-    async def _status(self, name: str) -> Status | None:
+    async def _status(self, name: str) -> StageStatus | None:
         """Where the file stands; None when nobody registered it."""
         try:
             known = await self.client.file(name)
         except NotFound:
             return None
-        return Status(known["shards"][0]["event_ingest_status"])
+        return StageStatus(known["shards"][0]["event_ingest_status"])
 
-    async def _begin(self, name: str, status: Status | None) -> None:
+    async def _begin(self, name: str, status: StageStatus | None) -> None:
         await self.client.register(name, range(self.shards), worker=self.worker)
-        if status is Status.NEW:  # it failed before and was set back
+        if status is StageStatus.NEW:  # it failed before and was set back
             await self.client.move(STAGE, "start", name, worker=self.worker)
 
     async def _bring_in(self, path: Path, name: str) -> None:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from penstock.flows.config import FlowsSection
-from penstock.harvest.config import FedDictionary, HarvestSection
+from penstock.harvest.config import DictionarySinkSection, HarvestSection
 from penstock.ingest.config import IngestSection
-from penstock.kernel.config.loader import KeyPath, Misplaced, SecretRef, Section, load
+from penstock.kernel.config.loader import KeyPath, MisplacedKey, SecretRef, Section, load
 from penstock.kernel.config.sections import DatabaseSection, Duration, Options, Secrets, Url
 from penstock.kernel.http.auth import AuthSection
 from penstock.kernel.telemetry.telemetry import LogFormat
@@ -145,13 +145,13 @@ class Settings(Section):
         for feed, section in self.harvest.feeds.items():
             for place, fed in enumerate(section.dictionaries):
                 if wrong := _cannot_be_fed(self.refdata, fed):
-                    raise Misplaced(("harvest", "feeds", feed, "dictionaries", place), wrong)
+                    raise MisplacedKey(("harvest", "feeds", feed, "dictionaries", place), wrong)
         return self
 
     @model_validator(mode="after")
     def _is_safe(self) -> "Settings":
         if self.auth.jwt is None and not self.server.is_loopback:
-            raise Misplaced(
+            raise MisplacedKey(
                 ("server", "host"),
                 f"{self.server.host} can be reached by other machines, and auth.jwt is not set; "
                 "without authentication Penstock listens on loopback only",
@@ -159,7 +159,7 @@ class Settings(Section):
         return self
 
 
-def _cannot_be_fed(refdata: RefdataSection, fed: FedDictionary) -> str | None:
+def _cannot_be_fed(refdata: RefdataSection, fed: DictionarySinkSection) -> str | None:
     found = next((one for one in refdata.dictionaries if one.code == fed.code), None)
     if found is None:
         return f"there is no dictionary {fed.code} in refdata.dictionaries"

@@ -13,7 +13,7 @@ from penstock.app.apis import make_app
 from penstock.app.process import Process, process
 from penstock.kernel.errors import Conflict
 from penstock.kernel.http import health
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.health import LivenessPulse
 from penstock.settings import Settings
 
 READY = "/actuator/health/readiness"
@@ -61,7 +61,7 @@ async def test_a_program_answers_until_it_is_to_stop(tmp_path: Path) -> None:
     """Ready while it serves, not ready while it drains, and a port that is free afterwards."""
     stop, drained, app = asyncio.Event(), asyncio.Event(), FastAPI()
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    pulse = Pulse({}, needs=[], on_drain=drained.set)
+    pulse = LivenessPulse({}, needs=[], on_drain=drained.set)
     async with process(settings(tmp_path), stop) as program:
         app.include_router(health.router(pulse, program.telemetry))
         serving = asyncio.create_task(program.serve(app, program.listen(), pulse, address.set_result))
@@ -106,5 +106,5 @@ async def test_a_program_without_an_application_shows_no_requests(tmp_path: Path
     """R26: a pod counts its requests itself, so the metrics of applications come with the first application."""
     async with process(settings(tmp_path), asyncio.Event()) as program:
         assert "penstock_http_requests" not in str(list(program.telemetry.registry.collect()))
-        make_app("test", program.web, Pulse({}, needs=()))
+        make_app("test", program.web, LivenessPulse({}, needs=()))
         assert "penstock_http_requests" in str(list(program.telemetry.registry.collect()))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from penstock.app.reload import _Reloader
+from penstock.app.reload import _ReloadWorker
 from penstock.kernel.errors import Transient
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.settings import load_settings
@@ -37,7 +37,7 @@ async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tm
         other_connections(schemas) as (holder, looker),
     ):
         harness = RefdataHarness(platform)
-        reloader = _Reloader(load_settings(file, {}), platform.telemetry, platform)
+        reloader = _ReloadWorker(load_settings(file, {}), platform.telemetry, platform)
         await harness.send("CURRENCY", NOK)
         await harness.apply()
         write_definitions(file, schemas, redefined(CURRENCY))
@@ -54,7 +54,7 @@ async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tm
 async def test_a_wrong_file_is_refused_in_process(schemas: str, tmp_path: Path) -> None:
     """R1: a wrong file changes nothing, is logged and counted; a good one is taken over with its log level."""
     async with in_process(tmp_path, schemas, CURRENCY) as (platform, file):
-        reloader = _Reloader(load_settings(file, {}), platform.telemetry, platform)
+        reloader = _ReloadWorker(load_settings(file, {}), platform.telemetry, platform)
         good, catalogue = json.loads(file.read_text()), platform.refdata.catalogue
 
         def is_refused() -> float | None:

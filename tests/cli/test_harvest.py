@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from penstock.cli import harvest
-from penstock.cli.progress import Bar
+from penstock.cli.progress import ProgressBar
 from tests.harvest.simulator_process import RECORDS, SimulatorProcess
 from tests.harvest.stepper import FEED, feed
 from tests.services.postgres import module_database
@@ -211,7 +211,7 @@ def test_progress_on_a_terminal(cli: ServerCli, source: SimulatorProcess) -> Non
 
 def test_every_stage_has_its_words() -> None:
     """H13: how far each stage is, as a part of what it has to do."""
-    bar = Mock(spec=Bar)
+    bar = Mock(spec=ProgressBar)
     fetching = {"records": 50, "counted": 200, "completedWorkers": 1, "failedWorkers": 1, "expectedWorkers": 4}
     for told in (
         {"state": "planning", "counts": 7},

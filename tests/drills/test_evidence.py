@@ -11,7 +11,7 @@ from drills.recorder import Outcome, Read, Recorder, Write
 from drills.target import Target
 
 from drills import evidence
-from penstock.kernel.http.client import Answer
+from penstock.kernel.http.client import HttpResponse
 from penstock.refdata.client import PodClient, RefdataClient
 
 
@@ -32,9 +32,9 @@ class Commands:
 
 
 class StubPod:
-    async def items(self, _tenant: str, _code: str, names: list[str], *, least: int) -> Answer:
+    async def items(self, _tenant: str, _code: str, names: list[str], *, least: int) -> HttpResponse:
         assert least == 11
-        return Answer(200, {"X-Dict-Version": "12"}, json.dumps({"items": {names[0]: {"sequence": 2}}}).encode())
+        return HttpResponse(200, {"X-Dict-Version": "12"}, json.dumps({"items": {names[0]: {"sequence": 2}}}).encode())
 
     async def audit(self, _tenant: str, _code: str) -> dict[str, Any]:
         return {"agrees": True}

@@ -9,21 +9,21 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from penstock.app.apis import Web, make_app
+from penstock.app.apis import PublicApis, make_app
 from penstock.app.http_server import address_of, listening, serving
 from penstock.flows.api import runs, steps
 from penstock.flows.api.queries import FlowEvents, FlowViews
 from penstock.flows.config import FlowsSection
-from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.engine.engine import FlowEngine
-from penstock.flows.engine.operations import Management
-from penstock.flows.maintenance import Keeper
+from penstock.flows.engine.operations import RunOperations
+from penstock.flows.maintenance import FlowMaintenance
 from penstock.flows.runtime import open_engine
 from penstock.kernel.clock import Clock
 from penstock.kernel.db.database import Database
 from penstock.kernel.http.app import services_of
 from penstock.kernel.http.auth import Authenticator, NoAuthenticator
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
@@ -39,9 +39,9 @@ SECOND = timedelta(seconds=1)
 class FlowsHarness:
     """Requests that must succeed, or must be refused in the way the test says; nothing moves by itself."""
 
-    def __init__(self, engine: FlowEngine, catalogue: Catalogue, storage: FolderStorage, app: FastAPI) -> None:
+    def __init__(self, engine: FlowEngine, catalogue: FlowCatalogue, storage: FolderStorage, app: FastAPI) -> None:
         self.engine = engine
-        self.keeper = Keeper(engine, catalogue, storage)
+        self.keeper = FlowMaintenance(engine, catalogue, storage)
         self.storage = storage
         self.app = app
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -111,13 +111,13 @@ async def flows_harness(
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(Database.open(database_url, clock=clock, looks_up=True))
         platform = await stack.enter_async_context(open_engine(db, storage, flows, telemetry))
-        web = Web(settings or Settings(), telemetry, authenticator or NoAuthenticator())
-        app = make_app("Flows", web, Pulse({}, needs=[]))
+        web = PublicApis(settings or Settings(), telemetry, authenticator or NoAuthenticator())
+        app = make_app("Flows", web, LivenessPulse({}, needs=[]))
         for part in (runs, steps):
             app.include_router(part.routes)
         services = services_of(app)
         services.add(FlowEngine, platform.engine)
-        services.add(Management, platform.management)
+        services.add(RunOperations, platform.management)
         services.add(FlowViews, FlowViews(db, platform.catalogue))
         services.add(FlowEvents, platform.live)
         harness = FlowsHarness(platform.engine, platform.catalogue, storage, app)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.flows.model import Claimed
-from penstock.flows.step import Handler, Step, StepFailed
+from penstock.flows.model import ClaimedStep
+from penstock.flows.step import FlowStep, Handler, StepFailed
 from penstock.kernel.errors import NotFound
 from tests.support.types import Json
 
@@ -20,10 +20,10 @@ class MemoryStepIO:
     written: dict[str, bytes] = field(default_factory=dict)
     artifacts: dict[tuple[str, str], bytes] = field(default_factory=dict)  # of steps before
 
-    async def log(self, held: Claimed, level: str, message: str) -> None:
+    async def log(self, held: ClaimedStep, level: str, message: str) -> None:
         self.logs.append(message)
 
-    async def write(self, held: Claimed, name: str, data: bytes) -> None:
+    async def write(self, held: ClaimedStep, name: str, data: bytes) -> None:
         self.written[name] = data
 
     async def read(self, run_id: str, step_id: str, name: str) -> bytes:
@@ -39,9 +39,9 @@ def held(
     attempt: int = 1,
     step_io: MemoryStepIO | None = None,
     run_id: str = "run-1",
-) -> Step:
+) -> FlowStep:
     """A step as a worker gets it; every attempt is under a fence of its own."""
-    claimed = Claimed(
+    claimed = ClaimedStep(
         run=1,
         n=0,
         run_id=run_id,
@@ -56,10 +56,10 @@ def held(
         trace=None,
         is_plain=True,
     )
-    return Step(claimed, step_io or MemoryStepIO())
+    return FlowStep(claimed, step_io or MemoryStepIO())
 
 
-async def done(handler: Handler, step: Step) -> Json:
+async def done(handler: Handler, step: FlowStep) -> Json:
     """The outputs of a step."""
     outputs = handler(step)
     if inspect.isawaitable(outputs):
@@ -67,7 +67,7 @@ async def done(handler: Handler, step: Step) -> Json:
     return dict(outputs or {})
 
 
-async def failed(handler: Handler, step: Step) -> StepFailed:
+async def failed(handler: Handler, step: FlowStep) -> StepFailed:
     """How a step fails, which it must."""
     try:
         outputs = await done(handler, step)

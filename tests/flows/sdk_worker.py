@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from penstock.flows.sdk import Flow, Step, StepFailed, run, worker
+from penstock.flows.sdk import Flow, FlowStep, StepFailed, run, worker
 
 flow = Flow("greetings", scope={"name": "world"})
 flow.step("greet", "GREET", inputs={"name": flow.scope.name})
 
 
 @worker("GREET")
-async def greet(step: Step) -> dict[str, Any]:
+async def greet(step: FlowStep) -> dict[str, Any]:
     """Greets somebody."""
     name = step.inputs.get("name")
     if not name:
@@ -20,13 +20,13 @@ async def greet(step: Step) -> dict[str, Any]:
 
 
 @worker("RECALL")
-async def recall(step: Step) -> dict[str, Any]:
+async def recall(step: FlowStep) -> dict[str, Any]:
     """Reads what another step left."""
     return {"read": (await step.read(step.inputs["step"], "greeting.txt")).decode()}
 
 
 @worker("WAIT")
-async def wait(step: Step) -> None:
+async def wait(step: FlowStep) -> None:
     """Goes on until it is stopped."""
     await step.log("waiting")
     await step.cancelled.wait()

@@ -9,16 +9,16 @@ from typing import Any
 
 from penstock.flows import artifacts, store
 from penstock.flows.config import FlowsSection
-from penstock.flows.contract import Answer, Said
+from penstock.flows.contract import StepReportAnswer, StepReportKind
 from penstock.flows.definition.spec import FlowSpec, RunRequest
 from penstock.flows.engine.engine import FlowEngine
-from penstock.flows.engine.operations import Management
-from penstock.flows.maintenance import Keeper
-from penstock.flows.model import Claimed, Report, StepError
-from penstock.flows.worker.local import DirectCounter
+from penstock.flows.engine.operations import RunOperations
+from penstock.flows.maintenance import FlowMaintenance
+from penstock.flows.model import ClaimedStep, StepError, StepReport
+from penstock.flows.worker.local import LocalWorkSource
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.errors import NotFound
 from penstock.kernel.storage.folder import FolderStorage
 
@@ -31,7 +31,7 @@ VERSIONS = """
     UNION ALL SELECT 'step', id, ctid::text, xmin::text FROM flow_step ORDER BY 1, 2"""
 
 
-class CountingBell(Bell):
+class CountingBell(Notifier):
     """A bell that counts its rings."""
 
     rings = 0
@@ -85,9 +85,9 @@ class FlowsStepper:
     storage: CrashingStorage
     named: NamedFlows
     engine: FlowEngine
-    management: Management
-    keeper: Keeper
-    counter: DirectCounter
+    management: RunOperations
+    keeper: FlowMaintenance
+    counter: LocalWorkSource
 
     async def start(self, steps: Mapping[str, Any] | None = None, run_id: str = "r", **more: Any) -> str:
         """A run of steps given inline, or of a flow; its name."""
@@ -95,12 +95,16 @@ class FlowsStepper:
         request = RunRequest.model_validate({"runId": run_id, **told, **more})
         return (await self.engine.create(request, "tester"))[0]
 
-    async def claim(self, limit: int = 100, worker: str = "w", kinds: Sequence[str] = (WORK,)) -> dict[str, Claimed]:
+    async def claim(
+        self, limit: int = 100, worker: str = "w", kinds: Sequence[str] = (WORK,)
+    ) -> dict[str, ClaimedStep]:
         """What a worker gets, by the names of the steps."""
         held = await self.engine.claim(worker, dict.fromkeys(kinds, limit), limit=limit)
         return {one.step_id: one for one in held}
 
-    async def say(self, held: Claimed, said: Said = Said.SUCCEEDED, **more: Any) -> Answer:
+    async def say(
+        self, held: ClaimedStep, said: StepReportKind = StepReportKind.SUCCEEDED, **more: Any
+    ) -> StepReportAnswer:
         """What became of one report."""
         return (await self.engine.report([report(held, said, **more)], "w"))[0]
 
@@ -109,7 +113,7 @@ class FlowsStepper:
         done: list[str] = []
         while held := await self.claim(1, worker, kinds):
             for name, one in held.items():
-                await self.say(one, Said.FAILED if name in failing else Said.SUCCEEDED)
+                await self.say(one, StepReportKind.FAILED if name in failing else StepReportKind.SUCCEEDED)
                 done.append(name)
         return done
 
@@ -118,7 +122,7 @@ class FlowsStepper:
         for one in (await self.claim(1)).values():
             await self.say(one)
 
-    async def write(self, held: Claimed, name: str = "out.txt", data: bytes | None = None) -> None:
+    async def write(self, held: ClaimedStep, name: str = "out.txt", data: bytes | None = None) -> None:
         """Write what tells who wrote it."""
         await artifacts.write(self.storage, held.run_id, held.step_id, held.fence, name, data or written_by(held))
 
@@ -161,14 +165,14 @@ class FlowsStepper:
         return rows, await self.db.fetchval("SELECT count(*) FROM journal"), self.bell.rings
 
 
-def report(held: Claimed, said: Said = Said.SUCCEEDED, **more: Any) -> Report:
+def report(held: ClaimedStep, said: StepReportKind = StepReportKind.SUCCEEDED, **more: Any) -> StepReport:
     """What is said of a step that is, or was, held."""
-    if said is Said.FAILED:
+    if said is StepReportKind.FAILED:
         more.setdefault("error", StepError("BROKEN", "it broke"))
-    return Report(held.run_id, held.step_id, held.fence, said, **more)
+    return StepReport(held.run_id, held.step_id, held.fence, said, **more)
 
 
-def written_by(held: Claimed) -> bytes:
+def written_by(held: ClaimedStep) -> bytes:
     """What only this attempt writes."""
     return f"{held.run_id}/{held.step_id}/{held.fence}".encode()
 
@@ -197,9 +201,11 @@ async def flows_stepper(url: str, folder: Path, *, size: int = 10, **section: An
         bell, storage, named = CountingBell(db, "stepper"), CrashingStorage(folder), NamedFlows()
         settings = FlowsSection.model_validate({"lease": LEASE, **section})
         engine = FlowEngine(db, bell, storage, named, {}, settings)
-        management = Management(engine, storage)
-        keeper = Keeper(engine, named, storage)  # type: ignore[arg-type]  # all it asks for is flows by name
-        yield FlowsStepper(db, clock, bell, storage, named, engine, management, keeper, DirectCounter(engine, storage))
+        management = RunOperations(engine, storage)
+        keeper = FlowMaintenance(engine, named, storage)  # type: ignore[arg-type]  # all it asks for is flows by name
+        yield FlowsStepper(
+            db, clock, bell, storage, named, engine, management, keeper, LocalWorkSource(engine, storage)
+        )
 
 
 DIAMOND = {"a": work(), "b": work("a"), "c": work("a"), "d": work("b", "c")}

@@ -15,11 +15,11 @@ from penstock.cli.flow import app, schedule_app
 from penstock.flows import contract
 from penstock.flows.api.runs import routes
 from penstock.flows.config import FlowsSection
-from penstock.flows.contract import PREFIX, Answer, Hold, RunStatus, Said, StepStatus
+from penstock.flows.contract import PREFIX, FlowRunStatus, RunHold, StepReportAnswer, StepReportKind, StepStatus
 from penstock.flows.definition import loader, spec, validation
-from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.definition.loader import load_file, load_module
-from penstock.flows.definition.spec import FlowSpec, Retry, RunRequest, Schedule, StepSpec
+from penstock.flows.definition.spec import FlowSpec, RetryPolicy, RunRequest, ScheduleSpec, StepSpec
 from penstock.flows.engine import advance
 from penstock.flows.kinds import http, python
 from penstock.flows.kinds.market import ohlcv, renderers, report
@@ -73,7 +73,7 @@ def test_the_modules_of_the_document_define_what_they_say(tmp_path: Path, monkey
     assert list(registered.handlers) == ["GREET"]
     (tmp_path / "maker.py").write_text(maker)
     section = FlowsSection(modules=[str(tmp_path / "maker.py")])
-    declared, made = Catalogue(section).make_workers(KindContext(section))
+    declared, made = FlowCatalogue(section).make_workers(KindContext(section))
     assert (list(declared.input_checks), list(made.handlers)) == (["COUNT_SHOPS"], ["COUNT_SHOPS"])
 
 
@@ -91,7 +91,7 @@ def test_the_links_of_the_examples_readme_lead_somewhere() -> None:
     assert [target for target in targets if "://" not in target and not (EXAMPLE / target).exists()] == []
 
 
-@pytest.mark.parametrize("model", [StepSpec, Retry, Schedule, FlowSpec, RunRequest])
+@pytest.mark.parametrize("model", [StepSpec, RetryPolicy, ScheduleSpec, FlowSpec, RunRequest])
 def test_every_key_of_a_flow_is_documented(model: type[BaseModel]) -> None:
     """F15: docs/flows.md names each key that can be written."""
     keys = [field.alias or name for name, field in model.model_fields.items()]
@@ -114,10 +114,12 @@ def test_every_route_is_documented() -> None:
     assert [path for path in paths if f"/{path.rsplit('/', 1)[-1]}" not in PAGE] == []
 
 
-@pytest.mark.parametrize("names", [RunStatus, StepStatus, Said, Answer, Hold])
+@pytest.mark.parametrize("names", [FlowRunStatus, StepStatus, StepReportKind, StepReportAnswer, RunHold])
 def test_every_word_of_the_contract_is_documented(names: Any) -> None:
     """F1, F5, F9: docs/flows.md says of each what it means."""
-    assert [name.value for name in names if f"`{name.value}`" not in PAGE and name is not Answer.UNKNOWN] == []
+    assert [
+        name.value for name in names if f"`{name.value}`" not in PAGE and name is not StepReportAnswer.UNKNOWN
+    ] == []
 
 
 def test_every_kind_is_documented() -> None:
@@ -150,7 +152,7 @@ def test_every_code_is_documented() -> None:
     """F5, F10: each code of the source is in docs/flows.md, and each there is in the source."""
     known = set(_codes()) | set(renderers.CODES.values())
     assert sorted(code for code in known if f"`{code}`" not in PAGE) == []
-    words = {*known, *(one.value for names in (RunStatus, StepStatus, Said) for one in names), *KINDS}
+    words = {*known, *(one.value for names in (FlowRunStatus, StepStatus, StepReportKind) for one in names), *KINDS}
     words |= {*FailureCode, "SNAPSHOT", "DELTA", "PENSTOCK_URL", "PENSTOCK_TOKEN"}
     assert sorted(set(re.findall(r"`([A-Z][A-Z0-9_]{2,})`", PAGE)) - words) == []
 

@@ -16,9 +16,9 @@ import pytest
 from penstock.app.programs import work_flows_remotely
 from penstock.flows import sdk
 from penstock.flows.config import FlowsSection
-from penstock.flows.contract import Answer, Said
-from penstock.flows.definition.catalogue import Catalogue
-from penstock.flows.model import Report, StepError
+from penstock.flows.contract import StepReportAnswer, StepReportKind
+from penstock.flows.definition.catalogue import FlowCatalogue
+from penstock.flows.model import StepError, StepReport
 from penstock.kernel.errors import BadConfig
 from penstock.settings import Settings
 from tests.flows import sdk_worker
@@ -73,12 +73,12 @@ async def test_what_makes_no_sense_takes_no_other_with_it(harness: FlowsHarness,
     """F5: of reports handed in together the one the server refuses fails its step; the others count."""
     await harness.create({name: {"kind": "work", "required": False} for name in "abc"})
     async with sdk.FlowClient(url) as client:
-        counter = sdk.HttpCounter(client)
+        counter = sdk.HttpWorkSource(client)
         held = await counter.claim("w1", {"work": 10}, 10, 0)
-        reports = [Report(one.run_id, one.step_id, one.fence, Said.SUCCEEDED) for one in held]
-        reports[1] = replace(reports[1], said=Said.FAILED, error=StepError("no constant", "x"))
+        reports = [StepReport(one.run_id, one.step_id, one.fence, StepReportKind.SUCCEEDED) for one in held]
+        reports[1] = replace(reports[1], said=StepReportKind.FAILED, error=StepError("no constant", "x"))
         answers, handed = await counter.settle("w1", list(zip(held, reports, strict=True)), ["work"], 10)
-    assert (answers, list(handed)) == ([Answer.SETTLED] * 3, [])
+    assert (answers, list(handed)) == ([StepReportAnswer.SETTLED] * 3, [])
     steps = (await harness.run())["steps"]
     assert [steps[name]["status"] for name in "abc"] == ["SUCCEEDED", "SKIPPED", "SUCCEEDED"]
     assert steps["b"]["error"]["code"] == "BAD_REPORT"
@@ -127,7 +127,7 @@ async def test_a_program_ends_when_it_is_told_to(harness: FlowsHarness, url: str
 async def test_a_module_has_its_decorators_workers(harness: FlowsHarness, url: str) -> None:
     """F17: `penstock work flows --url --module` does what the `@worker`s of the module do, of some kinds."""
     settings = Settings.model_validate({"flows": {"modules": [MODULE]}, "server": FREE_PORT})
-    [found] = Catalogue(FlowsSection(modules=[MODULE])).workers
+    [found] = FlowCatalogue(FlowsSection(modules=[MODULE])).workers
     assert found is sdk_worker.worker.__self__  # type: ignore[attr-defined]
     stop, addresses = asyncio.Event(), list[str]()
     working = asyncio.create_task(work_flows_remotely(url, ["GREET"], settings, stop, addresses.append))

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from penstock.app.apis import Web, make_app
+from penstock.app.apis import PublicApis, make_app
 from penstock.harvest import contract
 from penstock.harvest.api import routes as harvest_api
 from penstock.harvest.api.queries import HarvestViews
@@ -14,7 +14,7 @@ from penstock.harvest.service import Harvest
 from penstock.harvest.simulator.faults import Faults
 from penstock.kernel.http.app import services_of
 from penstock.kernel.http.auth import make_authenticator
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 from tests.harvest.stepper import HarvestStepper
@@ -68,7 +68,9 @@ class HarvestApiClient:
 async def serving(stepper: HarvestStepper, auth: Mapping[str, Any] | None = None) -> AsyncIterator[HarvestApiClient]:
     settings = Settings.model_validate({"auth": {"jwt": auth} if auth else {}})
     telemetry = Telemetry()
-    app = make_app("test", Web(settings, telemetry, make_authenticator(settings.auth)), Pulse({}, needs=[]))
+    app = make_app(
+        "test", PublicApis(settings, telemetry, make_authenticator(settings.auth)), LivenessPulse({}, needs=[])
+    )
     app.include_router(harvest_api.routes)
     services = services_of(app)
     services.add(Harvest, stepper.harvest)

@@ -21,18 +21,18 @@ from penstock.app.platform import open_platform
 from penstock.harvest import contract
 from penstock.harvest.consolidate import watermark
 from penstock.harvest.consolidate.worker import Consolidator
-from penstock.harvest.contract import PLANS, WORK_ITEMS, RunState
-from penstock.harvest.feed.feeds import Feeds
+from penstock.harvest.contract import PLANS, WORK_ITEMS, HarvestRunState
+from penstock.harvest.feed.feeds import FeedRegistry
 from penstock.harvest.fetch.worker import Fetcher
-from penstock.harvest.maintenance import Rescuer
+from penstock.harvest.maintenance import RunRescuer
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.model import RUN
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.runtime import HarvestPlatform, run_harvest
-from penstock.harvest.simulator.dataset import Changed
-from penstock.harvest.simulator.routes import Answer, Request
+from penstock.harvest.simulator.dataset import DatasetChange
+from penstock.harvest.simulator.routes import SimulatedRequest, SimulatedResponse
 from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
-from penstock.kernel.bus import DeadLetter, Delivery, Message
+from penstock.kernel.bus import BusDelivery, BusMessage, DeadLetter
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound
 from penstock.kernel.tasks.outcome import Done, Outcome
@@ -160,7 +160,9 @@ class RequestLog:
     act: Callable[[str, int], None] | None = None  # with the path, and the number of such requests
     refuses: str = ""  # this path fails
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    pages: list[tuple[dict[str, str], Answer]] = field(default_factory=list)  # with parameters; a test may clear it
+    pages: list[tuple[dict[str, str], SimulatedResponse]] = field(
+        default_factory=list
+    )  # with parameters; a test may clear it
 
     def explain(self, key: str) -> str:
         """Return which of the kept pages contained the record *key*, and which of these were sent late or cut off."""
@@ -179,13 +181,13 @@ def tapped(source: LocalSource) -> RequestLog:
     """Note every request from now on; the test may change the source between two of them."""
     asked, make_answer = RequestLog(), source._routes.answer
 
-    def noted(request: Request) -> Answer:
+    def noted(request: SimulatedRequest) -> SimulatedResponse:
         path, params = request.path, dict(parse_qsl(request.query.decode()))
         if path in (PAGE, COUNT):
             asked.requests.append((path, params))
             if asked.act is not None:
                 asked.act(path, len(asked.of(path)))
-        answer = Answer(status=500) if path == asked.refuses else make_answer(request)
+        answer = SimulatedResponse(status=500) if path == asked.refuses else make_answer(request)
         if path == PAGE:
             asked.pages.append((params, answer))
         return answer
@@ -219,11 +221,11 @@ class HarvestHarness:
         """What the role is made of, for a test that delivers messages itself."""
         section, db, bus = self.settings.harvest, self.db, self.platform.bus
         metrics = HarvestMetrics(Telemetry().registry)
-        async with Feeds.open(section, db) as feeds:
+        async with FeedRegistry.open(section, db) as feeds:
             renewing = renew_dictionaries(section, db.clock)
             planner, fetcher = Planner(db, bus, feeds, "harness"), Fetcher(db, bus, feeds, metrics, "harness")
             consolidator = Consolidator(db, bus, self.platform.storage, feeds, metrics, "harness", renewing)
-            rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
+            rescuer = RunRescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
             yield HarvestWorkers(planner, fetcher, consolidator, rescuer)
 
     async def start(self, *, full: bool = False) -> UUID:
@@ -247,7 +249,7 @@ class HarvestHarness:
         """
         return str(await self.db.fetchval(query, run_id))
 
-    async def ended(self, run_id: UUID, expected: RunState | None = RunState.COMPLETED) -> Json:
+    async def ended(self, run_id: UUID, expected: HarvestRunState | None = HarvestRunState.COMPLETED) -> Json:
         """The run, once nothing is done for it any more."""
         going = {"planning", "planned", *(state.value for state in RUN.groups["active"])}
 
@@ -383,7 +385,7 @@ class HarvestHarness:
         found = [letter for topic in TOPICS for letter in await self.platform.bus.dead_letters(topic)]
         return [letter for letter in found if json.loads(letter.message.value)["runId"] in ours]
 
-    async def handled(self, topic: str, handle: Callable[[Delivery], Awaitable[Outcome]]) -> int:
+    async def handled(self, topic: str, handle: Callable[[BusDelivery], Awaitable[Outcome]]) -> int:
         """Have the messages of a topic that are due handled by *handle*, one after another; how many there were."""
         async with self.platform.bus.subscribe(topic, worker="harness") as queue:
             return await Worker(queue, each(handle, queue, concurrency=1), Telemetry()).step()
@@ -419,7 +421,7 @@ class HarvestWorkers:
     planner: Planner
     fetcher: Fetcher
     consolidator: Consolidator
-    rescuer: Rescuer
+    rescuer: RunRescuer
 
 
 def _told(made: CanonicalRecord) -> tuple[Any, ...]:
@@ -459,9 +461,9 @@ async def harvest_harness(
             yield harness
 
 
-def changing(harness: HarvestHarness, asked: RequestLog, at: int, **changes: int) -> list[Changed]:
+def changing(harness: HarvestHarness, asked: RequestLog, at: int, **changes: int) -> list[DatasetChange]:
     """Change the source just before its *at*-th page from now on; what was changed comes to the list."""
-    done: list[Changed] = []
+    done: list[DatasetChange] = []
     first = len(asked.of(PAGE))
 
     def act(path: str, number: int) -> None:
@@ -477,12 +479,12 @@ def changed(run: Json, harness: HarvestHarness) -> set[str]:
     return harness.source.changed_ids_since(run["upper_bound"])
 
 
-async def planned(harness: HarvestHarness, parts: HarvestWorkers) -> tuple[UUID, list[Message]]:
+async def planned(harness: HarvestHarness, parts: HarvestWorkers) -> tuple[UUID, list[BusMessage]]:
     """A run, and the messages about its partitions, in order; they are taken off the bus."""
     run_id, items = await harness.start(), []
     assert await harness.handled(PLANS, parts.planner.handle) == 1
 
-    async def keep(delivery: Delivery) -> Outcome:
+    async def keep(delivery: BusDelivery) -> Outcome:
         items.append(delivery.message)
         return Done()
 
@@ -490,15 +492,15 @@ async def planned(harness: HarvestHarness, parts: HarvestWorkers) -> tuple[UUID,
     return run_id, sorted(items, key=lambda item: item.key)
 
 
-def delivered(message: Message) -> Delivery:
-    return Delivery(message, attempt=1, partition=0, position=0, fence=0)
+def delivered(message: BusMessage) -> BusDelivery:
+    return BusDelivery(message, attempt=1, partition=0, position=0, fence=0)
 
 
-async def taken(harness: HarvestHarness, topic: str) -> Message:
+async def taken(harness: HarvestHarness, topic: str) -> BusMessage:
     """The one message of a topic, taken off the bus."""
-    found: list[Message] = []
+    found: list[BusMessage] = []
 
-    async def keep(delivery: Delivery) -> Outcome:
+    async def keep(delivery: BusDelivery) -> Outcome:
         found.append(delivery.message)
         return Done()
 

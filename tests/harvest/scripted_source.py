@@ -12,13 +12,13 @@ from uuid import UUID
 import asyncpg
 
 from penstock.harvest.config import HarvestSection
-from penstock.harvest.feed.feeds import Feed, Feeds
-from penstock.harvest.feed.reader import Reader
-from penstock.harvest.feed.recipe import Recipe
+from penstock.harvest.feed.feeds import Feed, FeedRegistry
+from penstock.harvest.feed.reader import RecordReader
+from penstock.harvest.feed.recipe import FeedMapping
 from penstock.harvest.fetch.partitions import work_item
 from penstock.harvest.fetch.worker import ATTEMPTS
-from penstock.harvest.model import Kind, Page, Position, Range, Window
-from penstock.kernel.bus import Delivering, Delivery
+from penstock.harvest.model import PagePosition, PartitionKind, PartitionRange, RecordPage, TimeWindow
+from penstock.kernel.bus import BusDelivery, DeliveryStream
 from penstock.kernel.tasks.outcome import Outcome
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Worker, each
@@ -50,29 +50,29 @@ class ScriptedSource:
     has_windows: bool = True
     gives_upto: int | None = None  # nothing beyond this offset, whatever it counts
     heeds_offset: bool = True
-    before_count: Callable[[Range, Window], Awaitable[None]] = _nothing
-    before_page: Callable[[Range, Window, Position], Awaitable[None]] = _nothing
-    after_page: Callable[[Range, Window, Position], Awaitable[None]] = _nothing
-    pages: list[Position] = field(default_factory=list)  # that were asked for
+    before_count: Callable[[PartitionRange, TimeWindow], Awaitable[None]] = _nothing
+    before_page: Callable[[PartitionRange, TimeWindow, PagePosition], Awaitable[None]] = _nothing
+    after_page: Callable[[PartitionRange, TimeWindow, PagePosition], Awaitable[None]] = _nothing
+    pages: list[PagePosition] = field(default_factory=list)  # that were asked for
     is_seekable: bool = True
 
-    async def count(self, range_: Range, window: Window) -> int:
+    async def count(self, range_: PartitionRange, window: TimeWindow) -> int:
         await self.before_count(range_, window)
         return len(self._selected(range_, window))
 
-    async def fetch(self, range_: Range, window: Window, position: Position, limit: int) -> Page:
+    async def fetch(self, range_: PartitionRange, window: TimeWindow, position: PagePosition, limit: int) -> RecordPage:
         self.pages.append(position)
         await self.before_page(range_, window, position)
         page = self._page(self._selected(range_, window)[: self.gives_upto], position, limit)
         await self.after_page(range_, window, position)
         return page
 
-    def _page(self, rows: list[Json], position: Position, limit: int) -> Page:
+    def _page(self, rows: list[Json], position: PagePosition, limit: int) -> RecordPage:
         start = position.offset if self.heeds_offset else 0
         found = [json.dumps(row).encode() for row in rows[start : start + limit]]
-        return Page(found, Position(position.offset + len(found)) if found else None)
+        return RecordPage(found, PagePosition(position.offset + len(found)) if found else None)
 
-    def _selected(self, range_: Range, window: Window) -> list[Json]:
+    def _selected(self, range_: PartitionRange, window: TimeWindow) -> list[Json]:
         rows = [row for row in self.rows.values() if _is_in(row, range_)]
         if self.has_windows:
             rows = [row for row in rows if _changed(row, window)]
@@ -85,11 +85,11 @@ class CursorSource(ScriptedSource):
 
     is_seekable: bool = False
 
-    def _page(self, rows: list[Json], position: Position, limit: int) -> Page:
+    def _page(self, rows: list[Json], position: PagePosition, limit: int) -> RecordPage:
         start = int(position.cursor or 0)
         found = [json.dumps(row).encode() for row in rows[start : start + limit]]
         is_last = start + limit >= len(rows)
-        return Page(found, None if is_last else Position(position.offset + len(found), str(start + limit)))
+        return RecordPage(found, None if is_last else PagePosition(position.offset + len(found), str(start + limit)))
 
 
 def half_without_shape() -> ScriptedSource:
@@ -100,9 +100,9 @@ def half_without_shape() -> ScriptedSource:
     return source
 
 
-def _is_in(row: Json, range_: Range) -> bool:
+def _is_in(row: Json, range_: PartitionRange) -> bool:
     price = row["price"]
-    if range_.kind is Kind.NULL:
+    if range_.kind is PartitionKind.NULL:
         return price is None
     # As many do: without a bound there is no filter, and so those without a value are among them.
     if range_.lower is None and range_.upper is None:
@@ -111,18 +111,24 @@ def _is_in(row: Json, range_: Range) -> bool:
     return price is not None and above and (range_.upper is None or price < range_.upper)
 
 
-def _changed(row: Json, window: Window) -> bool:
+def _changed(row: Json, window: TimeWindow) -> bool:
     moment = datetime.fromisoformat(row["updatedAt"])
     return (window.after is None or moment > window.after) and (window.upto is None or moment <= window.upto)
 
 
-def use(one: HarvestStepper, sources: Mapping[str, ScriptedSource], **changes: Any) -> Feeds:
+def use(one: HarvestStepper, sources: Mapping[str, ScriptedSource], **changes: Any) -> FeedRegistry:
     """Configure feeds over *sources* anew, *changes* and all, as a rollout does."""
     url = one.source.url
     section = HarvestSection.model_validate({"feeds": {name: feed(url, **changes) for name in sources}})
-    feeds = Feeds(
+    feeds = FeedRegistry(
         {
-            name: Feed(name, section.feeds[name], source, Reader(section.feeds[name]), Recipe.of(section.feeds[name]))
+            name: Feed(
+                name,
+                section.feeds[name],
+                source,
+                RecordReader(section.feeds[name]),
+                FeedMapping.of(section.feeds[name]),
+            )
             for name, source in sources.items()
         }
     )
@@ -131,7 +137,7 @@ def use(one: HarvestStepper, sources: Mapping[str, ScriptedSource], **changes: A
     return feeds
 
 
-def know(one: HarvestStepper, feeds: Feeds) -> None:
+def know(one: HarvestStepper, feeds: FeedRegistry) -> None:
     """Have the workers know these feeds and no others."""
     one.planner._feeds = one.fetcher._feeds = one.consolidator._feeds = feeds
 
@@ -160,7 +166,7 @@ async def drained(one: HarvestStepper, topic: str, *, within: int = 40) -> list[
 
 async def work_on_what_is_due(one: HarvestStepper, topic: str) -> int:
     """Handle the messages of a topic that are due, as a worker does; how many there were."""
-    async with one.bus.subscribe(topic, worker="due", delivering=Delivering(max_attempts=ATTEMPTS)) as queue:
+    async with one.bus.subscribe(topic, worker="due", delivering=DeliveryStream(max_attempts=ATTEMPTS)) as queue:
         return await Worker(queue, each(one._handlers()[topic], queue, concurrency=4), Telemetry()).drain()
 
 
@@ -168,7 +174,7 @@ async def make_turn(one: HarvestStepper, run_id: UUID, name: str) -> Outcome:
     """One turn at a partition, wherever it stands."""
     part = (await partitions(one, run_id))[name]
     item = work_item(run_id, name, part["next_offset"], part["scan"], "test")
-    return await one.fetcher.handle(Delivery(item, 1, 0, 0, 0))
+    return await one.fetcher.handle(BusDelivery(item, 1, 0, 0, 0))
 
 
 async def partitions(one: HarvestStepper, run_id: UUID) -> dict[str, asyncpg.Record]:

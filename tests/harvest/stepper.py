@@ -14,14 +14,14 @@ from penstock.app.bridges import renew_dictionaries
 from penstock.harvest import contract
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate.worker import Consolidator
-from penstock.harvest.feed.feeds import Feeds
+from penstock.harvest.feed.feeds import FeedRegistry
 from penstock.harvest.fetch.worker import ATTEMPTS, Fetcher
-from penstock.harvest.maintenance import Rescuer
+from penstock.harvest.maintenance import RunRescuer
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.service import Harvest
 from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
-from penstock.kernel.bus import Delivering, Delivery, Message
+from penstock.kernel.bus import BusDelivery, BusMessage, DeliveryStream
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db.database import Database
 from penstock.kernel.storage.folder import FolderStorage
@@ -65,12 +65,12 @@ class HarvestStepper:
     planner: Planner
     fetcher: Fetcher
     consolidator: Consolidator
-    rescuer: Rescuer
+    rescuer: RunRescuer
 
     async def deliver(self, topic: str, *, limit: int = 1) -> list[Outcome | None]:
         """Hand out up to *limit* messages of a topic, each handled and settled; what became of them."""
         handle = self._handlers()[topic]
-        delivering = Delivering(max_attempts=ATTEMPTS)
+        delivering = DeliveryStream(max_attempts=ATTEMPTS)
         async with self.bus.subscribe(topic, worker="stepper", delivering=delivering) as queue:
             # Whatever was put back for later is due now.
             await self.db.execute("UPDATE bus_partition SET due_at = '-infinity' WHERE topic = $1", topic)
@@ -105,14 +105,14 @@ class HarvestStepper:
         rows = await self.db.fetch("SELECT * FROM canonical_record WHERE feed = $1 AND deleted_at IS NULL", FEED)
         return {row["key"]: row for row in rows}
 
-    def _handlers(self) -> dict[str, Callable[[Delivery], Awaitable[Outcome]]]:
+    def _handlers(self) -> dict[str, Callable[[BusDelivery], Awaitable[Outcome]]]:
         return {
             contract.PLANS: self.planner.handle,
             contract.WORK_ITEMS: self.fetcher.handle,
             contract.CONSOLIDATIONS: self.consolidator.handle,
         }
 
-    async def republish(self, message: Message) -> None:
+    async def republish(self, message: BusMessage) -> None:
         """Have a message come once more."""
         await self.bus.publish([message])
 
@@ -128,11 +128,11 @@ async def harvest_stepper(
     ):
         section = HarvestSection.model_validate({"feeds": {FEED: feed(source.url, **changes)}})
         bus, storage = PostgresBus(db), FolderStorage(folder)
-        async with Feeds.open(section, db) as feeds:
+        async with FeedRegistry.open(section, db) as feeds:
             metrics = HarvestMetrics(CollectorRegistry())
             renewing = renew_dictionaries(section, db.clock)
             planner, fetcher = Planner(db, bus, feeds, "stepper"), Fetcher(db, bus, feeds, metrics, "stepper")
             consolidator = Consolidator(db, bus, storage, feeds, metrics, "stepper", renewing)
-            rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
+            rescuer = RunRescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
             harvest = Harvest(db, bus, section)
             yield HarvestStepper(db, bus, storage, source, section, harvest, planner, fetcher, consolidator, rescuer)

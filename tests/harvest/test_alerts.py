@@ -20,7 +20,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from penstock.harvest import contract
-from penstock.harvest.alerts import ATTEMPTS, Code, Severity, Teller, raise_alert
+from penstock.harvest.alerts import ATTEMPTS, AlertCode, AlertSender, AlertSeverity, raise_alert
 from penstock.harvest.config import AlertsSection
 from penstock.harvest.simulator.faults import Faults
 from penstock.harvest.simulator.server import LocalOptions
@@ -151,9 +151,9 @@ def section(sink: MailServer | None = None, *hooks: WebhookRecorder, **changes: 
     return AlertsSection.model_validate({"email": mail, "webhooks": webhooks})
 
 
-async def cause(db: Database, message: str = "It failed.", severity: Severity = Severity.ERROR) -> None:
+async def cause(db: Database, message: str = "It failed.", severity: AlertSeverity = AlertSeverity.ERROR) -> None:
     async with db.transaction() as tx:
-        await raise_alert(tx, FEED, None, Code.CONSOLIDATION_FAILED, severity, message, db.clock.now())
+        await raise_alert(tx, FEED, None, AlertCode.CONSOLIDATION_FAILED, severity, message, db.clock.now())
 
 
 async def alert(db: Database) -> asyncpg.Record:
@@ -179,7 +179,7 @@ async def test_a_skipped_consolidation_is_told_by_all_channels(
         run_id = str(await turned.planned())
         turned.source.set_faults(Faults(rate_500=1.0))
         await turned.drain(contract.WORK_ITEMS)
-        teller = Teller(turned.db, section(sink, hook))
+        teller = AlertSender(turned.db, section(sink, hook))
         for _ in range(2):
             assert await teller.tell() == 0  # nobody has still to be told
         row = await alert(turned.db)
@@ -216,7 +216,7 @@ async def test_a_source_that_refuses_is_told(
         source = {**nivoda, "password": f"file:{secret}"}
         async with harvest_stepper(database_url, tmp_path, records=0, source=source) as refused:
             run_id = await refused.planned()
-            await Teller(refused.db, section(None, hook)).tell()
+            await AlertSender(refused.db, section(None, hook)).tell()
             plan = await refused.db.fetchrow("SELECT state, error FROM harvest_plan WHERE run_id = $1", run_id)
     assert plan is not None
     assert plan["state"] == "failed"
@@ -229,8 +229,8 @@ async def test_a_source_that_refuses_is_told(
 
 async def test_a_warning_is_logged_as_one(timed: Database, logs: Logs) -> None:
     """H12: the log is always told, in the alert's own severity."""
-    await cause(timed, severity=Severity.WARNING)
-    assert await Teller(timed, section()).tell() == 0
+    await cause(timed, severity=AlertSeverity.WARNING)
+    assert await AlertSender(timed, section()).tell() == 0
     assert [entry["log_level"] for entry in alerts_in(logs)] == ["warning"]
     assert (await alert(timed))["told"] == ["log"]
 
@@ -241,7 +241,7 @@ async def test_a_channel_that_fails_is_tried_again_and_the_others_are_not(
     """H12: later, and only the one that failed; what is told stays told."""
     hook.status = 503
     await cause(timed)
-    teller = Teller(timed, section(sink, hook))
+    teller = AlertSender(timed, section(sink, hook))
     assert await teller.tell() == 1
     row = await alert(timed)
     assert (row["told"], row["attempts"], row["is_told"]) == (["log", "email"], 1, False)
@@ -260,7 +260,7 @@ async def test_a_channel_is_given_up_and_that_is_seen(timed: Database, sink: Mai
     """H12: after all its attempts nobody tries any more; the alert keeps whom it did not reach, and why."""
     sink.fails = True
     await cause(timed)
-    teller = Teller(timed, section(sink, hook))
+    teller = AlertSender(timed, section(sink, hook))
     for attempt in range(1, ATTEMPTS + 1):
         assert not (await alert(timed))["is_told"]
         assert await teller.tell() == (attempt < ATTEMPTS)
@@ -276,7 +276,7 @@ async def test_a_redirect_is_no_success(timed: Database, hook: WebhookRecorder) 
     """H12: an alert, and the secrets sent with it, go where they were meant to go or nowhere."""
     hook.status = 307
     await cause(timed)
-    await Teller(timed, section(None, hook)).tell()
+    await AlertSender(timed, section(None, hook)).tell()
     row = await alert(timed)
     assert row["told"] == ["log"]
     # The address itself may be the secret: the error tells the answer, not where it came from.
@@ -289,7 +289,7 @@ async def test_a_channel_that_is_not_there(timed: Database, hook: WebhookRecorde
     mail = {"host": "nowhere.invalid", "sender": "a@example.com", "to": ["b@example.com"]}
     given = {"email": mail, "webhooks": [{"url": "http://127.0.0.1:1/"}, {"url": hook.url}]}
     await cause(timed)
-    await Teller(timed, AlertsSection.model_validate(given)).tell()
+    await AlertSender(timed, AlertsSection.model_validate(given)).tell()
     row = await alert(timed)
     assert (row["told"], row["is_told"]) == (["log", "webhook 2"], False)
 
@@ -300,11 +300,11 @@ async def test_a_mail_server_that_wants_a_login(timed: Database, logs: Logs, mon
     async with mailing(user="penstock") as sink:
         await cause(timed)
         known = {"username": "penstock", "password": "env:MAIL_PASSWORD"}
-        await Teller(timed, section(sink, **known)).tell()
+        await AlertSender(timed, section(sink, **known)).tell()
         assert (len(sink.mails), sink.logins) == (1, [f"\0penstock\0{SECRET}"])
         await timed.execute("DELETE FROM harvest_alert")
         await cause(timed)
-        await Teller(timed, section(sink, **{**known, "username": "somebody"})).tell()
+        await AlertSender(timed, section(sink, **{**known, "username": "somebody"})).tell()
         row = await alert(timed)
         assert (len(sink.mails), row["told"]) == (1, ["log"])
     assert "535" in row["error"]
@@ -322,7 +322,7 @@ async def test_secret_headers_are_sent_and_never_told(
     given = {"webhooks": [{"url": hook.url, "secret_headers": {"Authorization": "env:HOOK_TOKEN"}}]}
     hook.status = 500
     await cause(timed)
-    teller = Teller(timed, AlertsSection.model_validate(given))
+    teller = AlertSender(timed, AlertsSection.model_validate(given))
     await teller.tell()
     assert hook.headers[0]["authorization"] == f"Bearer {SECRET}"
     assert SECRET not in (await alert(timed))["error"]
@@ -344,7 +344,7 @@ async def test_a_secret_that_cannot_be_sent_keeps_nobody_else_from_being_told(
             "webhooks": [odd, {"url": hook.url}],
         }
         await cause(timed)
-        await Teller(timed, AlertsSection.model_validate(given)).tell()
+        await AlertSender(timed, AlertsSection.model_validate(given)).tell()
         row = await alert(timed)
     assert {"log", "webhook 2"} <= set(row["told"])
     assert "email" not in row["told"]
@@ -355,14 +355,14 @@ async def test_a_secret_that_cannot_be_sent_keeps_nobody_else_from_being_told(
 async def test_a_secret_that_is_not_there_is_said_at_the_start(timed: Database) -> None:
     """H12: before anything has to be told."""
     with pytest.raises(BadConfig, match=r"harvest\.alerts\.email\.password refers to env:NO_SUCH"):
-        Teller(timed, section(MailServer(port=1), username="x", password="env:NO_SUCH"))
+        AlertSender(timed, section(MailServer(port=1), username="x", password="env:NO_SUCH"))
 
 
 async def test_two_who_tell_do_not_tell_twice(timed: Database, hook: WebhookRecorder) -> None:
     """H12: an alert is held by who tells it; another process goes past it."""
     for number in range(4):
         await cause(timed, f"number {number}")
-    tellers = [Teller(timed, section(None, hook)) for _ in range(3)]
+    tellers = [AlertSender(timed, section(None, hook)) for _ in range(3)]
     await asyncio.gather(*(teller.tell() for teller in tellers))
     assert sorted(told["message"] for told in hook.told) == [f"number {number}" for number in range(4)]
 
@@ -371,7 +371,7 @@ async def test_odd_text_is_told(timed: Database, sink: MailServer, hook: Webhook
     """H12: line breaks, long lines and any character of a source's error go through every channel."""
     message = storable("täglich \N{BLACK DIAMOND SUIT}\r\nSubject: another\n.\n" + "x" * 5_000, 10_000)
     await cause(timed, message)
-    await Teller(timed, section(sink, hook)).tell()
+    await AlertSender(timed, section(sink, hook)).tell()
     assert (await alert(timed))["is_told"]
     assert hook.told[0]["message"] == message
     (mail,) = sink.mails
@@ -384,10 +384,10 @@ async def test_what_is_not_committed_is_not_told(timed: Database, hook: WebhookR
 
     async def undone() -> None:
         async with timed.transaction() as tx:
-            await raise_alert(tx, FEED, None, Code.RUN_FORCED, Severity.WARNING, "no", timed.clock.now())
+            await raise_alert(tx, FEED, None, AlertCode.RUN_FORCED, AlertSeverity.WARNING, "no", timed.clock.now())
             raise LookupError
 
     with pytest.raises(LookupError):
         await undone()
-    assert await Teller(timed, section(None, hook)).tell() == 0
+    assert await AlertSender(timed, section(None, hook)).tell() == 0
     assert hook.told == []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.harvest.config import HarvestSection, NivodaSource
+from penstock.harvest.config import HarvestSection, NivodaSourceSection
 from penstock.settings import Settings
 from tests.kernel.config.test_loader import Config
 from tests.support.processes import penstock
@@ -31,7 +31,7 @@ def config(tmp_path: Path) -> Config:
 def test_the_example_is_understood(config: Config) -> None:
     """H13: the diamonds of the founding document, as they are shipped."""
     found = config.load(EXAMPLE.read_text()).harvest.feeds["diamonds"]
-    assert isinstance(found.source, NivodaSource)
+    assert isinstance(found.source, NivodaSourceSection)
     assert (found.page_size, found.partitions.count, found.overlap) == (30, 30, timedelta(minutes=1))
     assert [rule.name for rule in found.pricing.rules][-1] == "all others"
 

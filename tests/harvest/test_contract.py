@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from penstock.harvest import contract
-from penstock.kernel.bus import Delivering, Message
+from penstock.kernel.bus import BusMessage, DeliveryStream
 from penstock.kernel.tasks.outcome import Failed
 from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
 
@@ -18,7 +18,7 @@ RUBBISH = [b"", b"\xff", b"[]", b'{"runId": "no id", "type": "WORK_ITEM"}', b'{"
 async def test_what_is_no_message_is_set_aside(database_url: str, tmp_path: Path, topic: str) -> None:
     """H6: rubbish is a dead letter that says so at once, and the run beside it completes."""
     async with harvest_stepper(database_url, tmp_path) as stones:
-        await stones.bus.publish([Message(topic, f"k{n}", value) for n, value in enumerate(RUBBISH)])
+        await stones.bus.publish([BusMessage(topic, f"k{n}", value) for n, value in enumerate(RUBBISH)])
         outcomes = [one for _ in RUBBISH for one in await stones.deliver(topic)]
         assert all(isinstance(one, Failed) for one in outcomes)
         letters = await stones.bus.dead_letters(topic)
@@ -52,5 +52,5 @@ async def test_all_messages_of_a_run_are_of_one_trace(database_url: str, tmp_pat
 
 async def waiting(stones: HarvestStepper, topic: str) -> list[dict[str, Any]]:
     """What is on a topic; it stays there."""
-    async with stones.bus.subscribe(topic, worker="reader", delivering=Delivering()) as queue:
+    async with stones.bus.subscribe(topic, worker="reader", delivering=DeliveryStream()) as queue:
         return [msgspec.json.decode(one.message.value) for one in await queue.take(100)]

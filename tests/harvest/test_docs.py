@@ -7,10 +7,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from penstock.cli.harvest import app
-from penstock.harvest.alerts import Code
+from penstock.harvest.alerts import AlertCode
 from penstock.harvest.api.routes import routes
-from penstock.harvest.contract import PREFIX, RunState
-from penstock.harvest.feed.recipe import Recipe
+from penstock.harvest.contract import PREFIX, HarvestRunState
+from penstock.harvest.feed.recipe import FeedMapping
 from penstock.harvest.model import PARTITION, PLAN, RUN
 from penstock.settings import load_settings
 from tests.pages import drawn_in
@@ -35,14 +35,14 @@ def test_the_example_of_a_configuration_loads(tmp_path: Path) -> None:
     """H14: it is valid as it stands, and so are its rules."""
     (tmp_path / "penstock.yaml").write_text(_blocks("yaml")[0])
     harvest = load_settings(tmp_path / "penstock.yaml", {}).harvest
-    assert [rule.name for rule in Recipe.of(harvest.feeds["stones"]).rules] == ["round"]
+    assert [rule.name for rule in FeedMapping.of(harvest.feeds["stones"]).rules] == ["round"]
     assert harvest.alerts.email is not None
 
 
 def test_the_diamonds_load() -> None:
     """H14: the feed of the example is valid, and so are its rules."""
     feed = load_settings(EXAMPLE / "penstock.yaml", {}).harvest.feeds["diamonds"]
-    assert Recipe.of(feed).rules[-1].conditions == ()
+    assert FeedMapping.of(feed).rules[-1].conditions == ()
 
 
 def test_the_dictionary_of_the_diamonds_is_that_of_the_page() -> None:
@@ -79,7 +79,7 @@ def test_every_route_is_documented() -> None:
     assert [path for path in paths if f"/{path.rsplit('/', 1)[-1]}" not in PAGE] == []
 
 
-@pytest.mark.parametrize("names", [RunState, Code])
-def test_every_state_and_alert_is_documented(names: type[RunState] | type[Code]) -> None:
+@pytest.mark.parametrize("names", [HarvestRunState, AlertCode])
+def test_every_state_and_alert_is_documented(names: type[HarvestRunState] | type[AlertCode]) -> None:
     """H1, H12: docs/harvest.md says of each what it means."""
     assert [name.value for name in names if f"`{name.value}`" not in PAGE] == []

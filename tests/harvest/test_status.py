@@ -7,19 +7,19 @@ from uuid import UUID
 import pytest
 
 from penstock.harvest import status as harvest
-from penstock.harvest.api.schemas import Feed, Run
+from penstock.harvest.api.schemas import FeedView, HarvestRun
 
 NOW = datetime(2026, 11, 17, 3, 0, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
-def feed(**changes: Any) -> Feed:
+def feed(**changes: Any) -> FeedView:
     fine = {"feed": "stones", "source": "rest", "url": "http://x", "watermark": NOW - HOUR, "every_seconds": 3600.0}
     more = {"overlap_seconds": 600.0, "paused_until": None, "pending": 0, "last_run": None}
-    return Feed.model_construct(**{**fine, **more, **changes})
+    return FeedView.model_construct(**{**fine, **more, **changes})
 
 
-def run(state: str, **more: Any) -> Run:
+def run(state: str, **more: Any) -> HarvestRun:
     told = {
         "run_id": UUID(int=7),
         "feed": "stones",
@@ -28,7 +28,7 @@ def run(state: str, **more: Any) -> Run:
         "started_at": NOW,
         "error": None,
     }
-    return Run.model_construct(**{**told, **more})
+    return HarvestRun.model_construct(**{**told, **more})
 
 
 RETRY = f"penstock harvest partitions {UUID(int=7)}; then penstock harvest retry {UUID(int=7)}"
@@ -67,6 +67,6 @@ def test_feeds(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None
         (run("failed", started_at=None), "mend the cause, then penstock harvest run stones"),
     ],
 )
-def test_the_next_step_of_a_run_that_failed(last: Run, hint: str) -> None:
+def test_the_next_step_of_a_run_that_failed(last: HarvestRun, hint: str) -> None:
     """H11: one that never began cannot be retried."""
     assert [one.hint for one in harvest._of(feed(last_run=last), NOW)] == [hint]

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.app.platform import open_workplace
 from penstock.ingest.api.queries import IngestViews
-from penstock.ingest.workspace import Workplace
+from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.settings import Settings
@@ -42,11 +42,11 @@ def configured(harness: IngestHarness, database_url: str) -> Settings:
 
 
 @pytest.fixture
-def place(configured: Settings) -> Iterator[Workplace]:
+def place(configured: Settings) -> Iterator[IngestWorkspace]:
     with open_workplace(configured, uses_database=True) as place:
         yield place
 
 
 @pytest.fixture
-def views(db: Database, place: Workplace, configured: Settings) -> IngestViews:
+def views(db: Database, place: IngestWorkspace, configured: Settings) -> IngestViews:
     return IngestViews(db, place.tree, configured.ingest)

@@ -9,9 +9,9 @@ from multiprocessing.connection import Connection as Pipe
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from penstock.ingest.config import RetentionSection
-from penstock.ingest.run.hooks import Hooks
-from penstock.ingest.run.publish import Step
+from penstock.ingest.config import IngestRetentionSection
+from penstock.ingest.run.hooks import RunHooks
+from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.state.retention import sweep
 from penstock.ingest.tree.folder import FolderTree
@@ -29,9 +29,9 @@ DISK_CALLS = ("rename", "replace", "unlink", "rmdir", "link", "symlink", "mkdir"
 code_commit()  # asks git, once for all of them
 
 
-def run_until(root: Path, step: Step | None) -> None:
+def run_until(root: Path, step: PublishStep | None) -> None:
     """One run, dead at *step*."""
-    hooks = Hooks(on_step=call_at(step, kill_self))
+    hooks = RunHooks(on_step=call_at(step, kill_self))
     Ingestion(FolderTree(root), "crashing", hooks).run(SUPPLIER, waits=False)
 
 
@@ -44,7 +44,7 @@ def run_until_call(root: Path, number: int) -> None:
 def sweep_until_call(root: Path, number: int, forward: timedelta) -> None:
     """What is too old goes, on a clock that was put *forward*; dead before the *number*-th call."""
     _count_calls(number)
-    sweep(FolderTree(root), RetentionSection(), ManualClock(SystemClock().now() + forward), "crashing")
+    sweep(FolderTree(root), IngestRetentionSection(), ManualClock(SystemClock().now() + forward), "crashing")
 
 
 def run_without_power(root: Path, pipe: Pipe) -> None:

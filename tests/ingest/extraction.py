@@ -11,12 +11,12 @@ import pytest
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract.files import open_tables
-from penstock.ingest.extract.tables import MALFORMED, Table
-from penstock.ingest.model import Failed, Stats
-from penstock.ingest.supplier import Limits, Source, Supplier
-from penstock.ingest.transform.pipeline import Names, Processed, process
+from penstock.ingest.extract.tables import MALFORMED, SourceTable
+from penstock.ingest.model import RunFailed, RunStats
+from penstock.ingest.supplier import Supplier, SupplierLimits, SupplierSource
+from penstock.ingest.transform.pipeline import ColumnNames, ProcessedFile, process
 
-NAMES = Names("acme_20260213T194500Z_1a2b3c", "acme")
+NAMES = ColumnNames("acme_20260213T194500Z_1a2b3c", "acme")
 DQ = {"min_fact_count": 1, "max_bad_ratio": 0.1, "allow_empty_snapshot": False}
 STOCK: dict[str, dict[str, Any]] = {
     "sku": {"from": "sku", "required": True},
@@ -33,7 +33,7 @@ class Extracted:
 
     facts: list[dict[str, Any]]
     bad: list[dict[str, Any]]
-    stats: Stats
+    stats: RunStats
 
     @property
     def rows(self) -> list[Row]:
@@ -53,7 +53,7 @@ def supplier(columns: dict[str, Any] | None = None, **more: Any) -> Supplier:
 
 def made(file: Path, config: Supplier | None = None) -> Extracted:
     """All that *file* becomes on the way of a run."""
-    with TemporaryDirectory() as folder, closing(Processed(Path(folder))) as processed:
+    with TemporaryDirectory() as folder, closing(ProcessedFile(Path(folder))) as processed:
         process(file, config or supplier(STOCK), NAMES, processed, lambda _rows, _part: None)
         processed.facts.flush()
         processed.bad.flush()
@@ -65,7 +65,7 @@ def made(file: Path, config: Supplier | None = None) -> Extracted:
 
 def refused(file: Path, config: Supplier | None = None, code: FailureCode = FailureCode.FILE_UNREADABLE) -> str:
     """Why *file* is refused, in words; the words name it, and there is a hint."""
-    with pytest.raises(Failed) as told:
+    with pytest.raises(RunFailed) as told:
         made(file, config)
     failed = told.value
     assert failed.code is code, failed.message
@@ -76,14 +76,14 @@ def refused(file: Path, config: Supplier | None = None, code: FailureCode = Fail
 
 def read_tables(file: Path, **source: Any) -> dict[str, list[list[str]]]:
     """The cells of each table as they are read, without the empty ones at the end of a row."""
-    limits = Limits()
+    limits = SupplierLimits()
     return {
         table.name: [
             trimmed(row)
             for batch in table.batches
             for row in batch.frame.select(name for name in batch.frame.columns if name != MALFORMED).rows()
         ]
-        for table in open_tables(file, Source.model_validate(source), limits)
+        for table in open_tables(file, SupplierSource.model_validate(source), limits)
     }
 
 
@@ -94,7 +94,7 @@ def trimmed(row: Any) -> list[str]:
     return cells
 
 
-def sent(folder: Path) -> Table:
+def sent(folder: Path) -> SourceTable:
     file = folder / "stock.csv"
     file.write_text(SENT)
     config = supplier(STOCK)

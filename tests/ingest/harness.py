@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.run.hooks import Hooks, Outcome
-from penstock.ingest.run.publish import Step
+from penstock.ingest.run.hooks import RunHooks, RunOutcome
+from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
-from penstock.ingest.workspace import Workplace
+from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.clock import ManualClock
 from tests.support.types import Json
 
@@ -68,7 +68,7 @@ class IngestHarness:
         os.utime(file, (then, then))
         return file
 
-    def run(self, content: bytes | None = None, supplier: str = SUPPLIER, hooks: Hooks | None = None) -> Outcome:
+    def run(self, content: bytes | None = None, supplier: str = SUPPLIER, hooks: RunHooks | None = None) -> RunOutcome:
         """One run, of a file that is dropped before when there is *content*."""
         if content is not None:
             self.drop(content, supplier=supplier)
@@ -107,7 +107,7 @@ class IngestHarness:
         return {path: content for path, content in known.items() if not path.startswith(paths.LEDGERS)}
 
 
-def failure(outcome: Outcome) -> FailureCode | None:
+def failure(outcome: RunOutcome) -> FailureCode | None:
     return outcome.manifest.failure.code if outcome.manifest and outcome.manifest.failure else None
 
 
@@ -115,5 +115,5 @@ def aim(harness: IngestHarness, *aims: Json) -> None:
     harness.configure({**KEYED, "targets": list(aims)})
 
 
-def run(place: Workplace, on_step: Callable[[Step], None] = lambda _step: None) -> Outcome:
-    return place.run(SUPPLIER, Hooks(on_step=on_step), waits=False)
+def run(place: IngestWorkspace, on_step: Callable[[PublishStep], None] = lambda _step: None) -> RunOutcome:
+    return place.run(SUPPLIER, RunHooks(on_step=on_step), waits=False)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from penstock.ingest.model import Arrival
+from penstock.ingest.model import InboxFile
 from penstock.ingest.tree.folder import FolderTree
 from tests.ingest.supplier_folder import Facts
 
@@ -24,10 +24,10 @@ class LaterTree(FolderTree):
     def now(self) -> float:
         return super().now() + self.later
 
-    def arrivals(self, supplier: str) -> list[Arrival]:
+    def arrivals(self, supplier: str) -> list[InboxFile]:
         return [self._dated(one) for one in super().arrivals(supplier)]
 
-    def _dated(self, arrival: Arrival) -> Arrival:
+    def _dated(self, arrival: InboxFile) -> InboxFile:
         if self._written.get(arrival.identity, ("", 0.0))[0] != arrival.signature:
             self._written[arrival.identity] = (arrival.signature, self.later)
         assert arrival.changed_at is not None

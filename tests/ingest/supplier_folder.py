@@ -15,15 +15,15 @@ from typing import Any
 
 import orjson
 
-from penstock.ingest.config import AlertSection, RetentionSection
-from penstock.ingest.model import Pointer, Standing
+from penstock.ingest.config import AlertSection, IngestRetentionSection
+from penstock.ingest.model import CurrentPointer, SupplierStatus
 from penstock.ingest.run import ledger
-from penstock.ingest.run.hooks import Hooks, Outcome
+from penstock.ingest.run.hooks import RunHooks, RunOutcome
 from penstock.ingest.run.ledger import Ledger
 from penstock.ingest.run.publish import OnStep
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.state import reader
-from penstock.ingest.state.retention import Swept, sweep
+from penstock.ingest.state.retention import RetentionResult, sweep
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.state.verify import verify
 from penstock.ingest.tree import paths as layout
@@ -112,19 +112,19 @@ class SupplierFolder:
         self.sent[digest(content)] += 1
         return file
 
-    def run(self, on_step: OnStep = lambda _step: None, *, waits: bool = False) -> Outcome:
-        return Ingestion(self.tree, "test", Hooks(on_step=on_step), self.clock).run(SUPPLIER, waits=waits)
+    def run(self, on_step: OnStep = lambda _step: None, *, waits: bool = False) -> RunOutcome:
+        return Ingestion(self.tree, "test", RunHooks(on_step=on_step), self.clock).run(SUPPLIER, waits=waits)
 
-    def sweep(self, section: RetentionSection | None = None, *, is_dry: bool = False) -> Swept:
-        return sweep(self.tree, section or RetentionSection(), self.clock, "test", is_dry=is_dry)
+    def sweep(self, section: IngestRetentionSection | None = None, *, is_dry: bool = False) -> RetentionResult:
+        return sweep(self.tree, section or IngestRetentionSection(), self.clock, "test", is_dry=is_dry)
 
-    def standing(self) -> Standing:
+    def standing(self) -> SupplierStatus:
         return standing(self.tree, SUPPLIER, AlertSection(), self.clock.now())
 
     def ledger(self) -> Ledger:
         return ledger.load(self.tree, SUPPLIER)
 
-    def pointer(self) -> Pointer | None:
+    def pointer(self) -> CurrentPointer | None:
         return self.tree.pointer(SUPPLIER)
 
     def facts(self) -> Facts | None:

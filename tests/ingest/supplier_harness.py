@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from ruamel.yaml import YAML
 
-from penstock.ingest.run.hooks import Hooks, Outcome
+from penstock.ingest.run.hooks import RunHooks, RunOutcome
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
@@ -48,7 +48,7 @@ class SupplierHarness:
             os.utime(file, (at, at))
         return file
 
-    def run(self, hooks: Hooks | None = None, clock: Clock | None = None) -> Outcome:
+    def run(self, hooks: RunHooks | None = None, clock: Clock | None = None) -> RunOutcome:
         return Ingestion(self.tree, "test", hooks, clock).run(self.supplier, waits=False)
 
     def files(self, folder: str) -> list[str]:

@@ -5,11 +5,11 @@ from datetime import timedelta
 import pytest
 
 from penstock.ingest.api.queries import IngestViews
-from penstock.ingest.contract import RunState
+from penstock.ingest.contract import IngestRunState
 from penstock.ingest.maintenance import forget_old_runs
 from penstock.ingest.run import store
-from penstock.ingest.run.publish import Step
-from penstock.ingest.workspace import Workplace
+from penstock.ingest.run.publish import PublishStep
+from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.db.database import Database
 from penstock.settings import Settings
 from tests.ingest.harness import SUPPLIER, IngestHarness, run, snapshot
@@ -20,7 +20,7 @@ BROKEN = snapshot({"A": "none"})
 
 
 async def test_old_runs_are_forgotten(
-    harness: IngestHarness, place: Workplace, views: IngestViews, db: Database, configured: Settings
+    harness: IngestHarness, place: IngestWorkspace, views: IngestViews, db: Database, configured: Settings
 ) -> None:
     """I12: runs and moves older than what is kept of them go, so many at a time; one under way stays."""
     ids = []
@@ -31,7 +31,7 @@ async def test_old_runs_are_forgotten(
         ids.append(manifest.run_id)
     harness.drop(BROKEN)
     with pytest.raises(Killed):
-        run(place, call_at(Step.STARTED))
+        run(place, call_at(PublishStep.STARTED))
     await db.execute("UPDATE ingest_run SET started_at = started_at - interval '40 days' WHERE run_id <> $1", ids[2])
     await db.execute("UPDATE ingest_move SET moved_at = moved_at - interval '40 days' WHERE run_id <> $1", ids[2])
     async with db.transaction() as tx:
@@ -39,5 +39,8 @@ async def test_old_runs_are_forgotten(
         assert await store.prune(tx, db.clock.now() - timedelta(days=39), 1) == 2
     await forget_old_runs(configured.ingest, db)
     left = (await views.runs(None, None, store.START, 10)).items
-    assert {(one.run_id in ids, one.status) for one in left} == {(True, RunState.PASS), (False, RunState.RUNNING)}
+    assert {(one.run_id in ids, one.status) for one in left} == {
+        (True, IngestRunState.PASS),
+        (False, IngestRunState.RUNNING),
+    }
     assert [one.run_id for one in await views.moves(SUPPLIER, 10)] == [ids[2]]

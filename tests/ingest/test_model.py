@@ -5,7 +5,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.ingest.model import Stats, new_run_id
+from penstock.ingest.model import RunStats, new_run_id
 from penstock.kernel.clock import ManualClock
 
 
@@ -20,6 +20,6 @@ def test_a_run_id_is_as_the_document_says() -> None:
 @example(good=0, bad=0)
 def test_the_ratio_is_of_all_rows(good: int, bad: int) -> None:
     """I7: bad rows by all rows that count; no rows are no bad rows."""
-    ratio = Stats(good_rows=good, bad_rows=bad).bad_ratio
+    ratio = RunStats(good_rows=good, bad_rows=bad).bad_ratio
     assert ratio == (bad / (good + bad) if good + bad else 0)
     assert 0 <= ratio <= 1

@@ -13,10 +13,10 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
 from penstock.ingest.tree import paths as layout
-from penstock.ingest.tree.async_bridge import Bridge
+from penstock.ingest.tree.async_bridge import AsyncBridge
 from penstock.ingest.tree.bucket import BucketTree
 from penstock.ingest.tree.folder import FolderTree
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import FileTree
 from penstock.kernel.storage import Storage
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.storage.objects import ObjectStorage
@@ -28,7 +28,7 @@ SUPPLIER = "acme"
 class TreeBackend(Protocol):
     """A tree, and what others than Penstock do to it."""
 
-    tree: Tree
+    tree: FileTree
 
     def put(self, path: str, content: bytes, age: float = 0) -> None:
         """As a supplier or a person would, so many seconds ago."""
@@ -40,7 +40,7 @@ def drop(backend: TreeBackend, name: str, content: bytes, age: float = 0) -> Non
     backend.put(f"{layout.inbox(SUPPLIER)}/{name}", content, age)
 
 
-def stored_paths(tree: Tree, folder: str) -> list[str]:
+def stored_paths(tree: FileTree, folder: str) -> list[str]:
     """What is in *folder*, at any depth, without the folder's name."""
     return sorted(one.path.removeprefix(f"{folder}/") for one in tree.files(folder))
 
@@ -50,7 +50,7 @@ class FolderBackend:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.tree: Tree = FolderTree(root)
+        self.tree: FileTree = FolderTree(root)
 
     def put(self, path: str, content: bytes, age: float = 0) -> None:
         file = self.root / path
@@ -66,13 +66,13 @@ class FolderBackend:
 class BucketBackend:
     """A bucket; every machine has its own local folder."""
 
-    def __init__(self, storage: Storage, url: str, machines: Path, bridge: Bridge) -> None:
+    def __init__(self, storage: Storage, url: str, machines: Path, bridge: AsyncBridge) -> None:
         self.storage = storage
         self._url = url
         self._machines = machines
         self._bridge = bridge
         self._trees: list[BucketTree] = []
-        self.tree: Tree = self.machine()
+        self.tree: FileTree = self.machine()
 
     def machine(self, storage: Storage | None = None, name: str = "") -> BucketTree:
         """The tree as another machine sees it, or again the one of that *name*."""
@@ -105,7 +105,7 @@ class BucketBackend:
 def s3_backend(s3: S3Bucket, machines: Path) -> Iterator[BucketBackend]:
     url = f"{s3.url}/{uuid.uuid4().hex}"
     with (
-        closing(Bridge()) as bridge,
+        closing(AsyncBridge()) as bridge,
         closing(BucketBackend(ObjectStorage(url, s3.options), url, machines, bridge)) as backend,
     ):
         yield backend
@@ -115,7 +115,7 @@ def s3_backend(s3: S3Bucket, machines: Path) -> Iterator[BucketBackend]:
 def stored_backend(root: Path, machines: Path) -> Iterator[BucketBackend]:
     """The bucket's tree on a folder's storage: the port's conditions without a network."""
     with (
-        closing(Bridge()) as bridge,
+        closing(AsyncBridge()) as bridge,
         closing(BucketBackend(FolderStorage(root), str(root), machines, bridge)) as backend,
     ):
         yield backend

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Conflict, NotFound
-from penstock.kernel.machine import Machine, Move
+from penstock.kernel.machine import StateMachine, Transition
 
 
 class Door(StrEnum):
@@ -18,11 +18,11 @@ class Door(StrEnum):
 
 
 MOVES = [
-    Move("close", (Door.OPEN, Door.ODD), Door.SHUT),
-    Move("twist", (Door.OPEN,), Door.ODD),
-    Move("break", (Door.SHUT, Door.OPEN), Door.GONE),
+    Transition("close", (Door.OPEN, Door.ODD), Door.SHUT),
+    Transition("twist", (Door.OPEN,), Door.ODD),
+    Transition("break", (Door.SHUT, Door.OPEN), Door.GONE),
 ]
-DOOR = Machine("door", Door, initial=Door.OPEN, moves=iter(MOVES), groups={"whole": iter((Door.OPEN, Door.SHUT))})
+DOOR = StateMachine("door", Door, initial=Door.OPEN, moves=iter(MOVES), groups={"whole": iter((Door.OPEN, Door.SHUT))})
 ALLOWED = {(source, move.target) for move in MOVES for source in move.sources}
 
 
@@ -104,13 +104,13 @@ async def test_postgresql_holds_the_column_to_the_states(db: Database) -> None:
 @pytest.mark.parametrize(
     ("moves", "why"),
     [
-        ([*MOVES, Move("close", (Door.GONE,), Door.SHUT)], "two moves have one name"),
+        ([*MOVES, Transition("close", (Door.GONE,), Door.SHUT)], "two moves have one name"),
         (MOVES[:2], "no move leads to GONE"),
-        ([Move("stay", (Door.GONE,), Door.GONE), *MOVES[:1]], "no move leads to ODD, GONE"),
+        ([Transition("stay", (Door.GONE,), Door.GONE), *MOVES[:1]], "no move leads to ODD, GONE"),
         ([], "no move leads to SHUT, ODD, GONE"),
     ],
 )
-def test_nonsense_is_refused_when_it_is_declared(moves: list[Move[Door]], why: str) -> None:
+def test_nonsense_is_refused_when_it_is_declared(moves: list[Transition[Door]], why: str) -> None:
     """Two moves of one name, or a state nothing leads to, fail at import."""
     with pytest.raises(ValueError, match=why):
-        Machine("door", Door, initial=Door.OPEN, moves=moves)
+        StateMachine("door", Door, initial=Door.OPEN, moves=moves)

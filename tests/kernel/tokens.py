@@ -20,7 +20,7 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from penstock.kernel.errors import Unauthorized
 from penstock.kernel.http.auth import JwtAuthenticator, Principal
-from penstock.kernel.http.keys import Keys, SharedSecret
+from penstock.kernel.http.keys import KeySource, SharedSecret
 
 SECRET = "s" * 32
 RSA_KEY, RSA_OTHER = (rsa.generate_private_key(65537, 2048) for _ in range(2))
@@ -67,7 +67,7 @@ def shared(**options: Any) -> JwtAuthenticator:
     return JwtAuthenticator(SharedSecret(SECRET), algorithms=["HS256"], **options)
 
 
-def with_keys(keys: Keys, **options: Any) -> JwtAuthenticator:
+def with_keys(keys: KeySource, **options: Any) -> JwtAuthenticator:
     return JwtAuthenticator(keys, algorithms=["RS256", "ES256"], **options)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.flows import status as flows
-from penstock.ingest.model import Alert
+from penstock.ingest.model import IngestAlert
 from penstock.kernel.states import event_stream
 from penstock.kernel.text import in_words
 from penstock.refdata import status as refdata
@@ -25,5 +25,5 @@ def test_the_limits_are_the_codes() -> None:
     assert in_words(refdata.PENDING_TOO_LONG) in rows["refdata"]
     assert refdata.UNTOLD_TOO_LONG.total_seconds() == 60
     assert refdata.FAILED_WITHIN.days == flows.FAILED_WITHIN.days == 1
-    assert all(alert in rows["ingest"] for alert in Alert)
+    assert all(alert in rows["ingest"] for alert in IngestAlert)
     assert f"{event_stream.WATCHERS} such streams" in PAGE

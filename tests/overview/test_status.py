@@ -7,32 +7,32 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.kernel.errors import Transient
-from penstock.kernel.findings import Finding, Report, late
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.findings import PartReport, StatusIssue, late
+from penstock.kernel.http.health import LivenessPulse
 from penstock.overview import status
 from penstock.overview.status import StatusBoard
 
 NOW = datetime(2026, 11, 17, 3, 0, tzinfo=UTC)
 
 
-def board(**looks: Callable[[], Awaitable[Report]]) -> StatusBoard:
-    return StatusBoard(Pulse({}, needs=[]), looks, lambda: NOW)
+def board(**looks: Callable[[], Awaitable[PartReport]]) -> StatusBoard:
+    return StatusBoard(LivenessPulse({}, needs=[]), looks, lambda: NOW)
 
 
 async def test_a_part_that_cannot_answer_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """T16: it is broken itself, and what the others tell is told; the worst of it is the whole's."""
     monkeypatch.setattr(status, "_PATIENCE", 0.05)
 
-    async def fine() -> Report:
-        return Report("fine", [late("x", "slow")])
+    async def fine() -> PartReport:
+        return PartReport("fine", [late("x", "slow")])
 
-    async def down() -> Report:
+    async def down() -> PartReport:
         raise Transient("DATABASE_DOWN", "no PostgreSQL", hint="start it")
 
-    async def crashes() -> Report:
+    async def crashes() -> PartReport:
         raise ZeroDivisionError
 
-    async def hangs() -> Report:
+    async def hangs() -> PartReport:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -55,10 +55,10 @@ async def test_a_component_that_is_down_is_broken() -> None:
     async def down() -> None:
         raise Transient("REDIS_DOWN", "no Redis", hint="start it")
 
-    told = await StatusBoard(Pulse({"signals": down}, needs=[]), {}, lambda: NOW).status()
+    told = await StatusBoard(LivenessPulse({"signals": down}, needs=[]), {}, lambda: NOW).status()
     (platform,) = told.parts
     assert platform.summary == "0 of 1 component up"
     (one,) = platform.findings
-    assert Finding(one.severity, one.subject, one.what, one.hint) == Finding(
+    assert StatusIssue(one.severity, one.subject, one.what, one.hint) == StatusIssue(
         one.severity.BROKEN, "signals", "does not work: REDIS_DOWN", "start it"
     )

@@ -13,14 +13,14 @@ import msgspec
 from ruamel.yaml import YAML
 
 from penstock.app.parts import open_refdata
-from penstock.kernel.bus import Delivering, Message
+from penstock.kernel.bus import BusMessage, DeliveryStream
 from penstock.kernel.signals import Resync, Signal
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Worker
-from penstock.refdata.apply.applier import Applier, apply_handler
-from penstock.refdata.apply.relay import Relay
+from penstock.refdata.apply.applier import CommandApplier, apply_handler
+from penstock.refdata.apply.relay import OutboxRelay
 from penstock.refdata.contract import decode, message_key
-from penstock.refdata.model import Dict, Update
+from penstock.refdata.model import DictionaryKey, UpdateRecord
 from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
 from tests.services.kafka import Kafka
@@ -74,13 +74,15 @@ class RefdataHarness:
 
     async def publish(self, value: bytes, key: str = "acme:LOOSE") -> None:
         """Put a message on the commands' topic, whatever it is."""
-        await self.bus.publish([Message(self.topic, key, value)])
+        await self.bus.publish([BusMessage(self.topic, key, value)])
 
     async def apply(self, *, name: str = "apply", max_attempts: int = 5, max_items: int = 5_000_000) -> int:
         """Apply what is on the bus, to its end; how many messages."""
-        delivering = Delivering(max_attempts=max_attempts)
+        delivering = DeliveryStream(max_attempts=max_attempts)
         async with self.bus.subscribe(self.topic, worker=name, delivering=delivering) as queue:
-            applier = Applier(self.db, self.refdata.catalogue, name, max_attempts=max_attempts, max_items=max_items)
+            applier = CommandApplier(
+                self.db, self.refdata.catalogue, name, max_attempts=max_attempts, max_items=max_items
+            )
             telemetry = self.platform.telemetry
             handler = apply_handler(applier, self.platform.metrics, telemetry)
             worker = Worker(queue, handler, telemetry)
@@ -92,19 +94,19 @@ class RefdataHarness:
 
     async def relay(self) -> int:
         """Announce what waits; how many."""
-        return await Relay(self.db, self.platform.signals, self.refdata.bell, self.platform.telemetry).step()
+        return await OutboxRelay(self.db, self.platform.signals, self.refdata.bell, self.platform.telemetry).step()
 
-    async def update(self, event_id: UUID, tenant: str = "acme") -> Update:
+    async def update(self, event_id: UUID, tenant: str = "acme") -> UpdateRecord:
         return await self.refdata.update(tenant, event_id)
 
     async def items(self, code: str, tenant: str = "acme") -> Json:
         """What a reader would load: key to payload."""
-        target = Dict(tenant, code)
+        target = DictionaryKey(tenant, code)
         loaded = await self.refdata.catalogue.get(target).provider.load_all(self.db, target)
         return {key: msgspec.json.decode(text) for key, text in loaded.items.items()}
 
     async def version(self, code: str, tenant: str = "acme") -> int:
-        target = Dict(tenant, code)
+        target = DictionaryKey(tenant, code)
         return await self.refdata.catalogue.get(target).provider.get_committed_version(self.db, target)
 
     async def dead(self) -> list[str]:
@@ -144,9 +146,9 @@ def on_bus(body: bytes, tenant: str = "acme", event_id: UUID | None = None) -> t
     return value, message_key(tenant, said["dictCode"])
 
 
-async def published(harness: RefdataHarness, count: int) -> AsyncIterator[Message]:
+async def published(harness: RefdataHarness, count: int) -> AsyncIterator[BusMessage]:
     """The first *count* messages on the commands' topic."""
-    async with harness.bus.subscribe(harness.topic, worker="reader", delivering=Delivering()) as queue:
+    async with harness.bus.subscribe(harness.topic, worker="reader", delivering=DeliveryStream()) as queue:
         left = count
         while left > 0:
             for delivery in await queue.take(left):

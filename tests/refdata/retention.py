@@ -10,7 +10,7 @@ from uuid import UUID
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.states import journal
 from penstock.refdata.contract import decode
-from penstock.refdata.maintenance import Upkeep
+from penstock.refdata.maintenance import RefdataMaintenance
 from tests.refdata.harness import RefdataHarness, chunk, opened, refdata_settings
 
 KEPT = {"processedEvents": "P10D", "tombstones": "P5D", "updates": "P20D", "history": "P40D"}
@@ -22,7 +22,7 @@ class RetentionHarness:
     def __init__(self, harness: RefdataHarness, clock: ManualClock) -> None:
         self.harness, self.clock = harness, clock
         platform = harness.platform
-        self.upkeep = Upkeep(platform.db, platform.bus, platform.refdata, platform.metrics, "keeper")
+        self.upkeep = RefdataMaintenance(platform.db, platform.bus, platform.refdata, platform.metrics, "keeper")
 
     async def after(self, passed: timedelta) -> int:
         """Prune when *passed* went by; how many rows went."""
@@ -32,7 +32,7 @@ class RetentionHarness:
     async def count(self, table: str, where: str = "true") -> int:
         return int(await self.harness.db.fetchval(f"SELECT count(*) FROM {table} WHERE {where}"))
 
-    async def noted(self) -> list[journal.Entry]:
+    async def noted(self) -> list[journal.JournalEntry]:
         """All the journal has, once no transaction of anybody else's on this server holds it back."""
         async with asyncio.timeout(30), self.harness.db.connection() as connection:
             while True:

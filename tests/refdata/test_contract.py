@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker
 
-from penstock.kernel.bus import Message
+from penstock.kernel.bus import BusMessage
 from penstock.kernel.bus.kafka.letters import dead_topic
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.signals import Resync
@@ -27,8 +27,8 @@ from penstock.refdata.contract import (
     INVALIDATIONS,
     ITEM_LIMIT,
     Command,
+    CommandItem,
     EventType,
-    Item,
     chunk_items,
     decode,
     encode,
@@ -100,7 +100,7 @@ async def test_announcements_are_as_published(harness: RefdataHarness) -> None:
     async with harness.platform.signals.listen("contracts") as feed:
         assert isinstance(await anext(feed), Resync)
         value, key = on_bus(command("LOOSE", upsert("a", 1), delete("b")))
-        await harness.bus.publish([Message(harness.topic, key, value, {TRACEPARENT: TRACE})])
+        await harness.bus.publish([BusMessage(harness.topic, key, value, {TRACEPARENT: TRACE})])
         await harness.send("LOOSE", *(upsert(f"k{number}", number) for number in range(KEYS_TOLD + 1)))
         await harness.apply()
         assert await harness.relay() == 2
@@ -298,14 +298,14 @@ def test_on_the_bus_a_command_names_its_tenant() -> None:
 @given(
     st.lists(
         st.builds(
-            lambda key, text: Item(key, payload=msgspec.Raw(msgspec.json.encode(text))),
+            lambda key, text: CommandItem(key, payload=msgspec.Raw(msgspec.json.encode(text))),
             st.text(min_size=1, max_size=5),
             st.integers(0, 500_000).map("x".__mul__),
         ),
         max_size=9,
     )
 )
-def test_chunks_fit_into_commands(items: list[Item]) -> None:
+def test_chunks_fit_into_commands(items: list[CommandItem]) -> None:
     """R13: the chunks hold every item once and in order, each fits into one command, and there is at least one."""
     chunks = list(chunk_items(items))
     assert [item for chunk in chunks for item in chunk] == items
@@ -316,7 +316,7 @@ def test_chunks_fit_into_commands(items: list[Item]) -> None:
 
 def test_a_chunk_has_no_more_items_than_a_command() -> None:
     """R13: small items are cut by their number."""
-    sizes = [len(chunk) for chunk in chunk_items([Item("k", payload=msgspec.Raw(b"1"))] * (2 * ITEM_LIMIT + 1))]
+    sizes = [len(chunk) for chunk in chunk_items([CommandItem("k", payload=msgspec.Raw(b"1"))] * (2 * ITEM_LIMIT + 1))]
     assert sizes == [ITEM_LIMIT, ITEM_LIMIT, 1]
 
 

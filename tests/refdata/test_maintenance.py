@@ -7,8 +7,8 @@ import pytest
 
 from penstock.kernel.clock import ManualClock
 from penstock.refdata.config import RefdataSection
-from penstock.refdata.contract import Status
-from penstock.refdata.dictionaries.catalogue import Catalogue
+from penstock.refdata.contract import UpdateState
+from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
 from penstock.refdata.maintenance import DriftWatch
 from tests.refdata.exposition import samples_of
 from tests.refdata.harness import (
@@ -79,11 +79,11 @@ async def test_updates_are_remembered_for_their_time(retention: RetentionHarness
     await retention.harness.apply()
     pending = await retention.harness.send("LOOSE", upsert("a", 2))
     await retention.after(20 * DAY)
-    assert (await retention.harness.update(done)).status is Status.COMMITTED
-    assert (await retention.harness.update(failed)).status is Status.FAILED
+    assert (await retention.harness.update(done)).status is UpdateState.COMMITTED
+    assert (await retention.harness.update(failed)).status is UpdateState.FAILED
     await retention.after(SECOND)
     assert await retention.count("update_request") == 1
-    assert (await retention.harness.update(pending)).status is Status.PENDING
+    assert (await retention.harness.update(pending)).status is UpdateState.PENDING
 
 
 async def test_an_update_is_remembered_as_long_as_its_event(retention: RetentionHarness) -> None:
@@ -150,7 +150,7 @@ async def test_incomplete_snapshots_end_and_are_told(database_url: str, clock: M
         clock.advance(SECOND)
         assert await retention.upkeep.expire() == 1
         update = await retention.harness.update(event_id)
-        assert (update.status, update.error_code) == (Status.FAILED, "SNAPSHOT_INCOMPLETE")
+        assert (update.status, update.error_code) == (UpdateState.FAILED, "SNAPSHOT_INCOMPLETE")
         assert "1, 3, 4 of 4 did not come within 60 minutes" in (update.error_message or "")
         assert await retention.upkeep.expire() == 0
         assert await retention.harness.version("LOOSE") == 0
@@ -207,4 +207,4 @@ async def test_a_drift_check_that_fails_stops_nothing(harness: RefdataHarness) -
     broken = {"code": "COUNTRY", "loadSql": load, "driftCheckSql": drift}
     await harness.send("COUNTRY", upsert("NO", {"name": "Norway"}))
     await harness.apply()
-    assert await watch.look(Catalogue(RefdataSection.model_validate({"dictionaries": [broken]})).all()) == 0
+    assert await watch.look(DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": [broken]})).all()) == 0

@@ -7,7 +7,7 @@ import pytest
 from msgspec import Raw
 
 from penstock.kernel.errors import Conflict, NotFound, PenstockError
-from penstock.refdata.contract import Command, EventType, Item
+from penstock.refdata.contract import Command, CommandItem, EventType
 from penstock.refdata.sdk import Dictionaries
 from tests.support.processes import Up, penstock
 
@@ -112,4 +112,4 @@ def test_dictionaries_from_the_command_line(up: Up, tmp_path: Path) -> None:
 
 
 def _delta(key: str) -> Command:
-    return Command(dict_code="RATE", event_type=EventType.DELTA, items=[Item(key, payload=Raw(b"1"))])
+    return Command(dict_code="RATE", event_type=EventType.DELTA, items=[CommandItem(key, payload=Raw(b"1"))])

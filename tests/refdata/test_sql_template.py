@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.db.database import Database
-from penstock.refdata.sql_template import TYPES, Template, parse
+from penstock.refdata.sql_template import TYPES, SqlTemplate, parse
 from tests.support.soak import examples
 
 OCCURRED = datetime(2026, 3, 1, 12, 30, 15, 250_000, tzinfo=UTC)
@@ -33,7 +33,7 @@ async def require_syntax(db: Database, expression: str) -> None:
         pytest.skip("PostgreSQL 15 has no json_object('k': v)")
 
 
-async def run(db: Database, template: Template, **changed: Any) -> tuple[Any, ...]:
+async def run(db: Database, template: SqlTemplate, **changed: Any) -> tuple[Any, ...]:
     row = await db.fetchrow(template.sql, *template.bind(VALUES | changed))
     assert row is not None
     return tuple(row.values())
@@ -426,7 +426,7 @@ def statements(draw: st.DrawFn) -> tuple[list[str], list[object]]:
     return pieces, [fragment.value for fragment in fragments]
 
 
-def check_parameters(pieces: list[str]) -> Template:
+def check_parameters(pieces: list[str]) -> SqlTemplate:
     """The template of *pieces*, which must hold their parameters and no others."""
     template = parse("".join(pieces))
     used = [piece[1:] for piece in pieces if piece[1:] in TYPES]

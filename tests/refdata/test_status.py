@@ -8,7 +8,7 @@ from penstock.kernel.db.database import Database
 from penstock.refdata import status as refdata
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import RefdataSection
-from penstock.refdata.dictionaries.catalogue import Catalogue
+from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
 from tests.support.findings import found
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -18,7 +18,7 @@ async def test_dictionaries(database_url: str, clock: ManualClock) -> None:
     """R7: what waits for apply or for the relay is late; what failed within a day is broken, by dictionary."""
     async with Database.open(database_url, clock=clock) as db:
         section = RefdataSection.model_validate({"dictionaries": [{"code": "RATES"}]})
-        service = Refdata(db, None, None, Catalogue(section), section)  # type: ignore[arg-type]
+        service = Refdata(db, None, None, DictionaryCatalogue(section), section)  # type: ignore[arg-type]
         assert found(await refdata.look(service)) == []
         now = clock.now()
         request = """

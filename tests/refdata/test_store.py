@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.machine import Machine
+from penstock.kernel.machine import StateMachine
 from penstock.refdata.model import SNAPSHOT, UPDATE
 from tests.refdata.harness import on_bus, upsert
 from tests.refdata.retention import RetentionHarness
@@ -48,7 +48,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize(("table", "machine"), [("update_request", UPDATE), ("snapshot_set", SNAPSHOT)])
-async def test_the_tables_know_the_machines_states(db: Database, table: str, machine: Machine[Any]) -> None:
+async def test_the_tables_know_the_machines_states(db: Database, table: str, machine: StateMachine[Any]) -> None:
     """R14: the CHECK of each status column allows just the states the machine declares."""
     query = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = $1"
     found = await db.fetchval(query, f"{table}_status_check")

@@ -7,11 +7,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from penstock.app.apis import Web, make_pipeline_api
+from penstock.app.apis import PublicApis, make_pipeline_api
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.kernel.http.auth import NoAuthenticator
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 from penstock.tracking.config import TrackingSection
@@ -40,8 +40,8 @@ async def tracking(database_url: str, clock: ManualClock, telemetry: Telemetry) 
 
 @pytest.fixture
 def app(tracking: Tracking, telemetry: Telemetry) -> FastAPI:
-    web = Web(Settings(), telemetry, NoAuthenticator())
-    return make_pipeline_api(web, Pulse({"database": tracking.check}, needs=["database"]), tracking)
+    web = PublicApis(Settings(), telemetry, NoAuthenticator())
+    return make_pipeline_api(web, LivenessPulse({"database": tracking.check}, needs=["database"]), tracking)
 
 
 @pytest.fixture

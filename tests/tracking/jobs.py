@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.machine import Machine, Move
+from penstock.kernel.machine import StateMachine, Transition
 from penstock.tracking.lease import Lease
 
 
@@ -14,15 +14,15 @@ class Job(StrEnum):
     FAILED = "failed"
 
 
-JOB = Machine(
+JOB = StateMachine(
     "job",
     Job,
     initial=Job.NEW,
     moves=[
-        Move("start", (Job.NEW,), Job.STARTED),
-        Move("done", (Job.STARTED,), Job.DONE),
-        Move("fail", (Job.NEW, Job.STARTED), Job.FAILED),
-        Move("retry", (Job.FAILED,), Job.NEW),
+        Transition("start", (Job.NEW,), Job.STARTED),
+        Transition("done", (Job.STARTED,), Job.DONE),
+        Transition("fail", (Job.NEW, Job.STARTED), Job.FAILED),
+        Transition("retry", (Job.FAILED,), Job.NEW),
     ],
     groups={"open": (Job.NEW, Job.STARTED)},
 )

@@ -9,7 +9,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Conflict
 from penstock.kernel.states import journal
-from penstock.tracking.lease import Held, Key, Lease, Report, Settled
+from penstock.tracking.lease import AcceptedReport, Key, Lease, LeasedRow, LeaseReport
 from tests.tracking.jobs import JOB, LEASE, Job, make_jobs
 
 LEASE_FOR = timedelta(seconds=60)
@@ -21,16 +21,16 @@ class Jobs:
     def __init__(self, db: Database, clock: ManualClock) -> None:
         self.db, self.clock = db, clock
 
-    async def claim(self, worker: str = "w", limit: int = 1) -> list[Held]:
+    async def claim(self, worker: str = "w", limit: int = 1) -> list[LeasedRow]:
         async with self.db.transaction() as tx:
             return await LEASE.claim(tx, worker=worker, limit=limit, lease_for=LEASE_FOR, now=self.clock.now())
 
-    async def settle(self, held: Held, target: Job = Job.DONE, **more: object) -> bool:
-        report = Report(held.key, held.fence, target, **more)  # type: ignore[arg-type]
+    async def settle(self, held: LeasedRow, target: Job = Job.DONE, **more: object) -> bool:
+        report = LeaseReport(held.key, held.fence, target, **more)  # type: ignore[arg-type]
         async with self.db.transaction() as tx:
             return bool(await LEASE.settle(tx, [report], now=self.clock.now()))
 
-    async def heartbeat(self, held: Held) -> bool:
+    async def heartbeat(self, held: LeasedRow) -> bool:
         async with self.db.transaction() as tx:
             return bool(await LEASE.heartbeat(tx, [(held.key, held.fence)], until=self.clock.now() + LEASE_FOR))
 
@@ -167,20 +167,23 @@ async def test_what_does_not_count_is_tried_for_ever(jobs: Jobs) -> None:
 async def test_of_two_reports_on_a_row_the_first_counts(jobs: Jobs) -> None:
     """T13: a batch that contradicts itself has one outcome, that of its first word."""
     (held,) = await jobs.claim()
-    reports = [Report(held.key, held.fence, Job.DONE), Report(held.key, held.fence, Job.FAILED)]
+    reports = [LeaseReport(held.key, held.fence, Job.DONE), LeaseReport(held.key, held.fence, Job.FAILED)]
     async with jobs.db.transaction() as tx:
         settled = await LEASE.settle(tx, reports, now=jobs.clock.now())
-    assert settled == [Settled(held.key, held.fence, Job.DONE, moved=True)]
+    assert settled == [AcceptedReport(held.key, held.fence, Job.DONE, moved=True)]
 
 
 async def test_a_report_tells_whether_it_moved_the_row(jobs: Jobs) -> None:
     """T7, F3: counters and next steps follow a move once: the repeated report is believed, and moved nothing."""
     (held,) = await jobs.claim()
-    report = [Report(held.key, held.fence, Job.FAILED, "no")]
+    report = [LeaseReport(held.key, held.fence, Job.FAILED, "no")]
     async with jobs.db.transaction() as tx:
         first = await LEASE.settle(tx, report, now=jobs.clock.now())
         again = await LEASE.settle(tx, report, now=jobs.clock.now())
-    assert (first, again) == ([Settled((1,), 1, Job.FAILED, moved=True)], [Settled((1,), 1, Job.FAILED, moved=False)])
+    assert (first, again) == (
+        [AcceptedReport((1,), 1, Job.FAILED, moved=True)],
+        [AcceptedReport((1,), 1, Job.FAILED, moved=False)],
+    )
 
 
 async def test_a_report_into_nowhere_is_refused(jobs: Jobs) -> None:
@@ -228,7 +231,7 @@ async def test_attempts_may_be_a_column_of_the_row(jobs: Jobs) -> None:
         "ALTER TABLE job ADD COLUMN most int NOT NULL DEFAULT 1; UPDATE job SET most = 5 WHERE id = 2"
     )
     held = await jobs.claim(limit=2)
-    reports = [Report(h.key, h.fence, Job.NEW, "again") for h in held]
+    reports = [LeaseReport(h.key, h.fence, Job.NEW, "again") for h in held]
     async with jobs.db.transaction() as tx:
         settled = await own.settle(tx, reports, now=jobs.clock.now())
     assert {one.key[0]: one.state for one in settled} == {1: Job.FAILED, 2: Job.NEW}

@@ -12,7 +12,7 @@ from penstock.flows.api import runs as flow_runs_api
 from penstock.flows.api import steps as flow_steps_api
 from penstock.flows.api.queries import FlowEvents, FlowViews
 from penstock.flows.engine.engine import FlowEngine
-from penstock.flows.engine.operations import Management
+from penstock.flows.engine.operations import RunOperations
 from penstock.harvest import status as harvest_findings
 from penstock.harvest.api import routes as harvest_api
 from penstock.harvest.api.queries import HarvestViews
@@ -23,12 +23,12 @@ from penstock.ingest.api.queries import IngestViews
 from penstock.kernel.http import health
 from penstock.kernel.http.app import Caller, create_app, services_of
 from penstock.kernel.http.auth import Authenticator
-from penstock.kernel.http.health import Pulse
-from penstock.kernel.http.middleware import Draining, HttpMetrics
+from penstock.kernel.http.health import LivenessPulse
+from penstock.kernel.http.middleware import DrainState, HttpMetrics
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview import api as overview_api
 from penstock.overview.contract import Part
-from penstock.overview.events import AllEvents
+from penstock.overview.events import EventHistory
 from penstock.overview.status import Look, StatusBoard
 from penstock.refdata import status as refdata_findings
 from penstock.refdata.api import routes as refdata_api
@@ -40,7 +40,7 @@ from penstock.tracking.service import Tracking
 
 
 @dataclass(frozen=True)
-class Web:
+class PublicApis:
     """What every HTTP application of a process shares."""
 
     settings: Settings
@@ -71,13 +71,13 @@ class Parts:
     harvest: Harvest
     feeds: HarvestViews
     flows: FlowEngine
-    flow_management: Management
+    flow_management: RunOperations
     flow_views: FlowViews
     flow_events: FlowEvents
-    all_events: AllEvents
+    all_events: EventHistory
 
 
-def make_api(web: Web, pulse: Pulse, parts: Parts) -> FastAPI:
+def make_api(web: PublicApis, pulse: LivenessPulse, parts: Parts) -> FastAPI:
     """The API of all parts."""
     app = make_pipeline_api(web, pulse, parts.tracking, title="Penstock")
     services = services_of(app)
@@ -86,10 +86,10 @@ def make_api(web: Web, pulse: Pulse, parts: Parts) -> FastAPI:
     services.add(Harvest, parts.harvest)
     services.add(HarvestViews, parts.feeds)
     services.add(FlowEngine, parts.flows)
-    services.add(Management, parts.flow_management)
+    services.add(RunOperations, parts.flow_management)
     services.add(FlowViews, parts.flow_views)
     services.add(FlowEvents, parts.flow_events)
-    services.add(AllEvents, parts.all_events)
+    services.add(EventHistory, parts.all_events)
     services.add(StatusBoard, _status_board(pulse, parts))
     for part in (refdata_api, ingest_api, harvest_api, flow_runs_api, flow_steps_api, overview_api):
         app.include_router(part.routes)
@@ -97,7 +97,7 @@ def make_api(web: Web, pulse: Pulse, parts: Parts) -> FastAPI:
     return app
 
 
-def _status_board(pulse: Pulse, parts: Parts) -> StatusBoard:
+def _status_board(pulse: LivenessPulse, parts: Parts) -> StatusBoard:
     looks: dict[str, Look] = {
         Part.TRACKING: partial(tracking_findings.look, parts.tracking),
         Part.REFDATA: partial(refdata_findings.look, parts.refdata),
@@ -108,7 +108,9 @@ def _status_board(pulse: Pulse, parts: Parts) -> StatusBoard:
     return StatusBoard(pulse, looks, lambda: parts.feeds.now())
 
 
-def make_pipeline_api(web: Web, pulse: Pulse, tracking: Tracking, *, title: str = "Penstock pipeline") -> FastAPI:
+def make_pipeline_api(
+    web: PublicApis, pulse: LivenessPulse, tracking: Tracking, *, title: str = "Penstock pipeline"
+) -> FastAPI:
     """The API of tracking."""
     app = make_app(title, web, pulse)
     services_of(app).add(Tracking, tracking)
@@ -121,7 +123,7 @@ def make_pipeline_api(web: Web, pulse: Pulse, tracking: Tracking, *, title: str 
     return app
 
 
-def make_command_api(web: Web, pulse: Pulse, refdata: Refdata) -> FastAPI:
+def make_command_api(web: PublicApis, pulse: LivenessPulse, refdata: Refdata) -> FastAPI:
     """The API that takes commands in."""
     app = make_app("Penstock commands", web, pulse)
     services_of(app).add(Refdata, refdata)
@@ -129,14 +131,14 @@ def make_command_api(web: Web, pulse: Pulse, refdata: Refdata) -> FastAPI:
     return app
 
 
-def make_app(title: str, web: Web, pulse: Pulse) -> FastAPI:
+def make_app(title: str, web: PublicApis, pulse: LivenessPulse) -> FastAPI:
     """One without routes of a part, but with health and metrics."""
     server = web.settings.server
     local_name = server.host if web.settings.auth.jwt is None else None
     app = create_app(
         title, web.telemetry, web.metrics, web.authenticator, body_limit=server.body_limit, local_name=local_name
     )
-    app.add_middleware(Draining, pulse=pulse)
+    app.add_middleware(DrainState, pulse=pulse)
     app.include_router(health.router(pulse, web.telemetry))
     return app
 

@@ -6,32 +6,32 @@ from datetime import timedelta
 from uuid import UUID
 
 from penstock.flows.kinds.platform import harvest, ingest, refdata, tracking
-from penstock.flows.kinds.platform.harvest import Harvested
-from penstock.flows.kinds.platform.ingest import Ingested
-from penstock.flows.kinds.platform.refdata import Published
-from penstock.flows.kinds.platform.tracking import Shard
+from penstock.flows.kinds.platform.harvest import HarvestOutputs
+from penstock.flows.kinds.platform.ingest import IngestOutputs
+from penstock.flows.kinds.platform.refdata import RefdataOutputs
+from penstock.flows.kinds.platform.tracking import ShardInput
 from penstock.flows.step import Workers
 from penstock.harvest.api.queries import seen_run
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate.worker import OnPublished
 from penstock.harvest.service import Harvest
-from penstock.ingest.contract import FailureCode, Status
+from penstock.ingest.contract import FailureCode, IngestRunStatus
 from penstock.ingest.run import ledger
-from penstock.ingest.run.hooks import Hooks
-from penstock.ingest.run.publish import Step
+from penstock.ingest.run.hooks import RunHooks
+from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.documents import document, small
-from penstock.ingest.workspace import Workplace
+from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.clock import Clock
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.refdata.apply import bump_version
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.contract import Command
-from penstock.refdata.model import Dict, Update
+from penstock.refdata.model import DictionaryKey, UpdateRecord
 from penstock.tracking.contract import Stage
-from penstock.tracking.contract import Status as ShardStatus
-from penstock.tracking.model import Row
+from penstock.tracking.contract import StageStatus as ShardStatus
+from penstock.tracking.model import ShardRow
 from penstock.tracking.service import Tracking
 
 _ASKED = "diag/asked_by.json"  # beside a run of ingest: which step it is for
@@ -39,31 +39,31 @@ _LOOKED_AT = 20  # runs of a supplier among which that of a step is looked for
 
 
 @dataclass(frozen=True)
-class Ties:
+class PartServices:
     """F14: the other parts, as far as they are here."""
 
     harvest: Harvest | None = None
     refdata: Refdata | None = None
     tracking: Tracking | None = None
-    place: Workplace | None = None
+    place: IngestWorkspace | None = None
     ingest_runs: int = 1  # of ingest, at once
 
 
-def part_workers(ties: Ties) -> Workers:
+def part_workers(ties: PartServices) -> Workers:
     """Return the workers of the step kinds that call other parts."""
     known = Workers()
     if ties.harvest is not None:
-        known.worker(harvest.KIND)(harvest.harvest_worker(TiedFeeds(ties.harvest)))
+        known.worker(harvest.KIND)(harvest.harvest_worker(HarvestAdapter(ties.harvest)))
     if ties.refdata is not None:
-        known.worker(refdata.KIND)(refdata.refdata_worker(TiedDictionaries(ties.refdata)))
+        known.worker(refdata.KIND)(refdata.refdata_worker(RefdataAdapter(ties.refdata)))
     if ties.tracking is not None:
-        known.worker(tracking.KIND)(tracking.tracking_worker(TiedFiles(ties.tracking)))
+        known.worker(tracking.KIND)(tracking.tracking_worker(TrackingAdapter(ties.tracking)))
     if ties.place is not None:
-        known.worker(ingest.KIND)(ingest.ingest_worker(TiedSuppliers(ties.place), ties.ingest_runs))
+        known.worker(ingest.KIND)(ingest.ingest_worker(IngestAdapter(ties.place), ties.ingest_runs))
     return known
 
 
-class TiedFeeds:
+class HarvestAdapter:
     """Harvest."""
 
     def __init__(self, harvest: Harvest) -> None:
@@ -78,70 +78,72 @@ class TiedFeeds:
             return UUID(error.details["runId"])
         return None
 
-    async def run(self, run_id: UUID) -> Harvested | None:
+    async def run(self, run_id: UUID) -> HarvestOutputs | None:
         row = await seen_run(self._harvest.db, run_id)
         if row is None:
             return None
-        told = {name: row[name] for name in Harvested.__slots__}
-        return Harvested(**{**told, "records": int(row["records"])})  # a sum, and so a decimal
+        told = {name: row[name] for name in HarvestOutputs.__slots__}
+        return HarvestOutputs(**{**told, "records": int(row["records"])})  # a sum, and so a decimal
 
 
-class TiedDictionaries:
+class RefdataAdapter:
     """Refdata."""
 
     def __init__(self, refdata: Refdata) -> None:
         self._refdata = refdata
 
-    async def submit(self, tenant: str, command: Command, wait: timedelta | None) -> Published:
+    async def submit(self, tenant: str, command: Command, wait: timedelta | None) -> RefdataOutputs:
         return _published(await self._refdata.submit(tenant, command, wait))
 
-    async def update(self, tenant: str, event_id: UUID) -> Published | None:
+    async def update(self, tenant: str, event_id: UUID) -> RefdataOutputs | None:
         try:
             return _published(await self._refdata.update(tenant, event_id))
         except NotFound:
             return None
 
 
-def _published(update: Update) -> Published:
-    return Published(update.status, update.committed_version, update.error_code, update.error_message)
+def _published(update: UpdateRecord) -> RefdataOutputs:
+    return RefdataOutputs(update.status, update.committed_version, update.error_code, update.error_message)
 
 
-class TiedFiles:
+class TrackingAdapter:
     """Tracking."""
 
     def __init__(self, tracking: Tracking) -> None:
         self._tracking = tracking
 
-    async def shards(self, filename: str, stage: Stage) -> Sequence[Shard]:
+    async def shards(self, filename: str, stage: Stage) -> Sequence[ShardInput]:
         try:
             rows = await self._tracking.file(filename)
             return [await self._shard(row, stage) for row in rows]
         except NotFound:  # not yet, or not any more
             return []
 
-    async def _shard(self, row: Row, stage: Stage) -> Shard:
+    async def _shard(self, row: ShardRow, stage: Stage) -> ShardInput:
         stages = list(Stage)
         upto = stages[: stages.index(stage) + 1]
         if any(row.status[one] is ShardStatus.FAILED for one in upto):
-            return Shard(row.shard, is_done=False, failure=(await self._tracking.why(row.filename, row.shard)).why)
-        return Shard(row.shard, is_done=row.status[stage] is ShardStatus.DONE)
+            return ShardInput(row.shard, is_done=False, failure=(await self._tracking.why(row.filename, row.shard)).why)
+        return ShardInput(row.shard, is_done=row.status[stage] is ShardStatus.DONE)
 
 
-class TiedSuppliers:
+class IngestAdapter:
     """Ingest. A run is marked with the step that asked for it, before it can publish anything: so it is found again."""
 
-    def __init__(self, place: Workplace) -> None:
+    def __init__(self, place: IngestWorkspace) -> None:
         self._place = place
         self._tree = place.tree
 
     def last(self, supplier: str) -> str | None:
         return (ledger.load(self._tree, supplier).last or {}).get("run_id")
 
-    def run(self, supplier: str, asked_by: str, after: str | None, should_stop: Callable[[], bool]) -> Ingested | None:
+    def run(
+        self, supplier: str, asked_by: str, after: str | None, should_stop: Callable[[], bool]
+    ) -> IngestOutputs | None:
         if published := self._published(supplier, asked_by):
             self._place.deliver(supplier)  # what the run before us may not have come to
             return published
-        hooks = Hooks(should_stop=should_stop, on_step=self._marking(supplier, asked_by))
+        hooks = RunHooks(should_stop=should_stop, on_step=self._marking(supplier, asked_by))
         outcome = self._place.run(supplier, hooks, waits=True)
         if outcome.manifest is not None:
             return _ingested(outcome.manifest.as_dict())
@@ -152,10 +154,10 @@ class TiedSuppliers:
         last = self.last(supplier)
         return self._ended(last) if last is not None and last != after else None
 
-    def _published(self, supplier: str, asked_by: str) -> Ingested | None:
-        return next((run for run in self._asked(supplier, asked_by) if run.status == Status.PASS), None)
+    def _published(self, supplier: str, asked_by: str) -> IngestOutputs | None:
+        return next((run for run in self._asked(supplier, asked_by) if run.status == IngestRunStatus.PASS), None)
 
-    def _asked(self, supplier: str, asked_by: str) -> Iterator[Ingested]:
+    def _asked(self, supplier: str, asked_by: str) -> Iterator[IngestOutputs]:
         """The ended runs that are marked so, the latest first."""
         for run_id in sorted(self._tree.runs(supplier), reverse=True)[:_LOOKED_AT]:
             if document(self._tree.read(paths.run(run_id, _ASKED))).get("asked_by") == asked_by and (
@@ -163,28 +165,28 @@ class TiedSuppliers:
             ):
                 yield run
 
-    def _ended(self, run_id: str) -> Ingested | None:
+    def _ended(self, run_id: str) -> IngestOutputs | None:
         manifest = document(self._tree.read(paths.run(run_id, paths.MANIFEST)))
         return _ingested(manifest) if manifest else None
 
-    def _marking(self, supplier: str, asked_by: str) -> Callable[[Step], None]:
-        def on_step(step: Step) -> None:
-            run_id = ledger.load(self._tree, supplier).running if step is Step.STARTED else None
+    def _marking(self, supplier: str, asked_by: str) -> Callable[[PublishStep], None]:
+        def on_step(step: PublishStep) -> None:
+            run_id = ledger.load(self._tree, supplier).running if step is PublishStep.STARTED else None
             if run_id is not None:
                 self._tree.write(paths.run(run_id, _ASKED), small({"asked_by": asked_by}))
 
         return on_step
 
 
-def _ingested(manifest: dict[str, object]) -> Ingested:
-    return Ingested(**{name: manifest[name] for name in Ingested.__slots__})  # type: ignore[arg-type]
+def _ingested(manifest: dict[str, object]) -> IngestOutputs:
+    return IngestOutputs(**{name: manifest[name] for name in IngestOutputs.__slots__})  # type: ignore[arg-type]
 
 
 def renew_dictionaries(section: HarvestSection, clock: Clock) -> OnPublished:
     """Give the dictionaries that read a feed a version, if and only if its run is completed."""
 
     async def on_published(tx: Connection, feed: str, records: int) -> None:
-        targets = [Dict(one.tenant, one.code) for one in section.feeds[feed].dictionaries]
+        targets = [DictionaryKey(one.tenant, one.code) for one in section.feeds[feed].dictionaries]
         await bump_version.renew(tx, targets, source=f"harvest {feed}", items=records, now=clock.now())
 
     return on_published

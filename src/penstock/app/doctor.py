@@ -31,7 +31,7 @@ Look = Callable[[], Awaitable[str]]
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorCheck:
     """What one look told."""
 
     name: str
@@ -43,13 +43,13 @@ class Finding:
         return {"name": self.name, "ok": self.error is None, "detail": self.detail, "error": error}
 
 
-async def diagnose(settings: Settings) -> list[Finding]:
+async def diagnose(settings: Settings) -> list[DoctorCheck]:
     """Look at everything the settings name; a look that fails says why and the others go on."""
     findings = [await _look(name, look) for name, look in _local_looks(settings).items()]
     async with AsyncExitStack() as stack:
         db = None
         if settings.database.url == EMBEDDED and not (settings.data_dir / "postgres" / "data" / "PG_VERSION").exists():
-            findings.append(Finding("database", "embedded, made at the first start"))
+            findings.append(DoctorCheck("database", "embedded, made at the first start"))
         else:
             try:
                 async with asyncio.timeout(_PATIENCE):
@@ -182,16 +182,16 @@ def _is_running(folder: Path) -> bool:
         return True
 
 
-async def _look(name: str, look: Look) -> Finding:
+async def _look(name: str, look: Look) -> DoctorCheck:
     try:
         async with asyncio.timeout(_PATIENCE):
-            return Finding(name, await look())
+            return DoctorCheck(name, await look())
     except (PenstockError, TimeoutError) as error:
         return _failed(name, error)
 
 
-def _failed(name: str, error: PenstockError | TimeoutError) -> Finding:
+def _failed(name: str, error: PenstockError | TimeoutError) -> DoctorCheck:
     if isinstance(error, PenstockError):
-        return Finding(name, error.message, error)
+        return DoctorCheck(name, error.message, error)
     late = TimedOut("TIMED_OUT", f"no answer within {_PATIENCE:g} s", hint="check that it is reachable from here")
-    return Finding(name, late.message, late)
+    return DoctorCheck(name, late.message, late)

@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from penstock.kernel.errors import BadConfig, Conflict
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.http.sockets import queued
 from penstock.settings import ServerSection
 
@@ -64,7 +64,7 @@ def listening_together(host: str, port: int, count: int) -> Iterator[list[socket
 @asynccontextmanager
 async def serving(app: FastAPI, sock: socket.socket, section: ServerSection) -> AsyncIterator[None]:
     """Serve *app* on *sock* until the end, then finish the requests under way."""
-    server = _Server(_server_config(app, section))
+    server = _ApiServer(_server_config(app, section))
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve([sock]), name=f"serve {app.title}")
         try:
@@ -74,7 +74,7 @@ async def serving(app: FastAPI, sock: socket.socket, section: ServerSection) -> 
 
 
 async def until_stopped(
-    pulses: Sequence[Pulse], section: ServerSection, stop: asyncio.Event, on_ready: Callable[[], None]
+    pulses: Sequence[LivenessPulse], section: ServerSection, stop: asyncio.Event, on_ready: Callable[[], None]
 ) -> None:
     """Serve until *stop*; not ready before, and no longer ready after, when those who come are sent elsewhere."""
     for pulse in pulses:
@@ -102,7 +102,7 @@ def _server_config(app: FastAPI, section: ServerSection) -> uvicorn.Config:
     )
 
 
-class _Server(uvicorn.Server):
+class _ApiServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are for the program, which has more to stop than a server."""

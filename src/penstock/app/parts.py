@@ -25,7 +25,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.service import Refdata
-from penstock.refdata.dictionaries.catalogue import Catalogue
+from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
 from penstock.refdata.metrics import RefdataMetrics
 from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
@@ -70,7 +70,7 @@ async def open_refdata(
         db = await stack.enter_async_context(_open_for_commands(plain.dsn, settings))
         signals = make_invalidations(settings, plain)
         stack.push_async_callback(signals.close)
-        refdata = await stack.enter_async_context(Refdata.open(db, bus, Catalogue(section), section))
+        refdata = await stack.enter_async_context(Refdata.open(db, bus, DictionaryCatalogue(section), section))
         yield RefdataPlatform(section, telemetry, db, bus, signals, refdata, RefdataMetrics(telemetry.registry))
 
 

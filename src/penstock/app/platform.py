@@ -28,7 +28,7 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
-    from penstock.ingest.workspace import Workplace
+    from penstock.ingest.workspace import IngestWorkspace
 
 BUS_OUTBOX = Outbox("bus_outbox")
 OUTBOX_RETENTION = timedelta(days=1)
@@ -129,7 +129,7 @@ def search_path(settings: Settings) -> dict[str, str]:
 
 
 @contextmanager
-def open_workplace(settings: Settings, *, uses_database: bool) -> Iterator["Workplace"]:
+def open_workplace(settings: Settings, *, uses_database: bool) -> Iterator["IngestWorkspace"]:
     """Open ingest's tree; with *uses_database*, what happens there is recorded in the platform's database."""
     # Imports the readers of files, which most commands that use a database do not need.
     from penstock.ingest.workspace import workplace

@@ -9,12 +9,12 @@ from typing import TypeVar
 
 from fastapi import FastAPI
 
-from penstock.app.apis import Web
+from penstock.app.apis import PublicApis
 from penstock.app.factories import make_telemetry
 from penstock.app.http_server import address_of, listening, serving, until_stopped
 from penstock.kernel.db import datadir
 from penstock.kernel.http.auth import make_authenticator
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.ids import worker_name
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Process:
     """What every program starts with, and all that it opens; closed in reverse at the end."""
 
-    def __init__(self, settings: Settings, web: Web, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+    def __init__(self, settings: Settings, web: PublicApis, stack: AsyncExitStack, stop: asyncio.Event) -> None:
         self.settings = settings
         self.web = web
         self._stack = stack
@@ -56,7 +56,7 @@ class Process:
         self,
         app: FastAPI,
         sock: socket.socket,
-        pulse: Pulse,
+        pulse: LivenessPulse,
         on_ready: Callable[[str], None],
         work: AbstractAsyncContextManager[None] | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class Process:
             await self.open(work)
         await self.wait_for_stop([pulse], lambda: on_ready(address_of(sock)))
 
-    async def wait_for_stop(self, pulses: Sequence[Pulse], on_ready: Callable[[], None]) -> None:
+    async def wait_for_stop(self, pulses: Sequence[LivenessPulse], on_ready: Callable[[], None]) -> None:
         """Be ready until the process is to stop, then not ready for the drain delay."""
         await until_stopped(pulses, self.settings.server, self._stop, on_ready)
 
@@ -78,7 +78,7 @@ async def process(
     """Start as every program starts: telemetry, authentication, and the data directory locked where it is owned."""
     async with AsyncExitStack() as stack:
         telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
-        web = Web(settings, telemetry, make_authenticator(settings.auth))
+        web = PublicApis(settings, telemetry, make_authenticator(settings.auth))
         if owns_data_dir:
             stack.enter_context(datadir.owned(settings.data_dir, worker_name(role)))
         yield Process(settings, web, stack, stop)

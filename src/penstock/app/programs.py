@@ -15,7 +15,7 @@ import orjson
 import structlog
 
 from penstock.app.apis import Parts, make_api, make_app, make_command_api, make_pipeline_api
-from penstock.app.bridges import Ties, part_workers
+from penstock.app.bridges import PartServices, part_workers
 from penstock.app.http_server import address_of, listening_together
 from penstock.app.parts import open_flows, open_harvest, open_refdata, open_tracking
 from penstock.app.platform import Platform, open_database, open_platform, open_workplace
@@ -23,19 +23,19 @@ from penstock.app.process import Process, process
 from penstock.app.reload import reloading
 from penstock.flows import sdk
 from penstock.flows.api.queries import FlowViews
-from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.runtime import FlowsPlatform, run_flows
 from penstock.flows.step import KindContext, Workers
 from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.runtime import HarvestPlatform, run_harvest
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.runtime import run_ingest
-from penstock.ingest.watcher import RunCommand
-from penstock.ingest.workspace import Workplace
+from penstock.ingest.watcher import WatchCommand
+from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.config.sections import EMBEDDED
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig, Transient
-from penstock.kernel.http.health import Check, Pulse
+from penstock.kernel.http.health import Check, LivenessPulse
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview.contract import Part
@@ -99,7 +99,7 @@ async def pipeline_apid(settings: Settings, stop: asyncio.Event, on_ready: OnRea
         sock = running.listen()
         tracking = await running.open(open_tracking(settings, running.telemetry))
         await running.open(reloading(settings, running.telemetry))
-        pulse = Pulse({"database": tracking.check}, needs=["database"])
+        pulse = LivenessPulse({"database": tracking.check}, needs=["database"])
         await running.serve(make_pipeline_api(running.web, pulse, tracking), sock, pulse, on_ready)
         tracking.stop()
 
@@ -112,7 +112,7 @@ async def command_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady
         refdata = await running.open(open_refdata(settings, running.telemetry))
         await running.open(reloading(settings, running.telemetry, refdata))
         # Without the bus nothing can be taken in; without Redis it can, and is announced later.
-        pulse = Pulse(refdata_checks(refdata), needs=["refdata", "refdata bus"])
+        pulse = LivenessPulse(refdata_checks(refdata), needs=["refdata", "refdata bus"])
         await running.serve(make_command_api(running.web, pulse, refdata.refdata), sock, pulse, on_ready)
         refdata.refdata.stop()
 
@@ -147,7 +147,9 @@ async def work(role: str, settings: Settings, stop: asyncio.Event, on_ready: OnR
         refdata = await running.open(open_refdata(settings, running.telemetry))
         await running.open(reloading(settings, running.telemetry, refdata))
         await running.open(ROLES[role](refdata))
-        pulse = Pulse(refdata_checks(refdata), needs=["refdata"] if role == "relay" else ["refdata", "refdata bus"])
+        pulse = LivenessPulse(
+            refdata_checks(refdata), needs=["refdata"] if role == "relay" else ["refdata", "refdata bus"]
+        )
         await running.serve(make_app(f"Penstock {role}", running.web, pulse), sock, pulse, on_ready)
 
 
@@ -160,7 +162,7 @@ async def work_harvest(settings: Settings, stop: asyncio.Event, on_ready: OnRead
         platform = await running.open(open_platform(settings, running.telemetry))
         await running.open(run_harvest(await running.open(open_harvest(settings, platform))))
         await running.open(reloading(settings, running.telemetry))
-        pulse = Pulse(platform_checks(platform), needs=["database", "bus"], seldom=SELDOM_ASKED)
+        pulse = LivenessPulse(platform_checks(platform), needs=["database", "bus"], seldom=SELDOM_ASKED)
         await running.serve(make_app("Penstock harvest", running.web, pulse), sock, pulse, on_ready)
 
 
@@ -173,7 +175,7 @@ async def work_flows(kinds: Sequence[str], settings: Settings, stop: asyncio.Eve
         place = _open_place(running)
         flows = await running.open(open_flows(settings, platform))
         await _run_flows(running, flows, harvest, refdata, tracking, place, kinds)
-        pulse = Pulse(platform_checks(platform), needs=["database", "storage"], seldom=SELDOM_ASKED)
+        pulse = LivenessPulse(platform_checks(platform), needs=["database", "storage"], seldom=SELDOM_ASKED)
         await running.serve(make_app("Penstock flows", running.web, pulse), sock, pulse, on_ready)
 
 
@@ -182,7 +184,7 @@ async def work_flows_remotely(
 ) -> None:
     """F17: execute steps of the server at *url*, without a database, until *stop*; only some *kinds*, when named."""
     section, known = settings.flows, Workers()
-    for workers in Catalogue(section).make_workers(KindContext(section)):
+    for workers in FlowCatalogue(section).make_workers(KindContext(section)):
         known.add(workers)
     chosen = known.only(kinds)
     if not chosen.handlers:
@@ -191,7 +193,7 @@ async def work_flows_remotely(
     async with process(settings, stop) as running:
         sock = running.listen()
         await running.open(reloading(settings, running.telemetry))
-        pulse = Pulse({}, needs=())  # a server that is away is waited for: the worker itself is well
+        pulse = LivenessPulse({}, needs=())  # a server that is away is waited for: the worker itself is well
         steps = sdk.working(
             chosen,
             url=url,
@@ -219,7 +221,7 @@ async def ingest_watch(uses_database: bool, settings: Settings, stop: asyncio.Ev
         if db is not None:
             checks["database"] = db.check
         await running.open(reloading(settings, running.telemetry))
-        pulse = Pulse(checks, needs=list(checks))
+        pulse = LivenessPulse(checks, needs=list(checks))
         command = _run_command(settings, uses_database=uses_database)
         watching = run_ingest(place, settings.ingest, command, running.telemetry, db)
         await running.serve(make_app("Penstock ingest", running.web, pulse), sock, pulse, on_ready, watching)
@@ -237,10 +239,10 @@ def refdata_checks(platform: RefdataPlatform) -> dict[str, Check]:
     return {**checks, "refdata signals": platform.signals.check}
 
 
-def _api_pulse(platform: Platform, tracking: Tracking, refdata: RefdataPlatform, **more: Check) -> Pulse:
+def _api_pulse(platform: Platform, tracking: Tracking, refdata: RefdataPlatform, **more: Check) -> LivenessPulse:
     """The API cannot do without its databases."""
     checks = {**platform_checks(platform), "tracking": tracking.check, **refdata_checks(refdata), **more}
-    return Pulse(checks, needs=["database", "tracking", "refdata"], seldom=SELDOM_ASKED)
+    return LivenessPulse(checks, needs=["database", "tracking", "refdata"], seldom=SELDOM_ASKED)
 
 
 def _end_streams(parts: Parts) -> None:
@@ -289,7 +291,7 @@ async def _open_parts(
     )
 
 
-def _open_place(running: Process) -> Workplace | None:
+def _open_place(running: Process) -> IngestWorkspace | None:
     settings = running.settings
     return running.enter(open_workplace(settings, uses_database=True)) if settings.ingest.root is not None else None
 
@@ -300,13 +302,13 @@ async def _run_flows(
     harvest: HarvestPlatform,
     refdata: RefdataPlatform,
     tracking: Tracking,
-    place: Workplace | None,
+    place: IngestWorkspace | None,
     kinds: Sequence[str] = (),
 ) -> None:
     settings = running.settings
     section = settings.flows.database
     queries = await running.open(open_database(settings, section)) if section is not None else None
-    ties = Ties(harvest.harvest, refdata.refdata, tracking, place, settings.ingest.runs_at_once)
+    ties = PartServices(harvest.harvest, refdata.refdata, tracking, place, settings.ingest.runs_at_once)
     drain = settings.server.drain_timeout
     await running.open(run_flows(flows, part_workers(ties), queries=queries, drain=drain, kinds=kinds))
 
@@ -349,13 +351,13 @@ def pod_config(settings: Settings) -> PodConfig:
     )
 
 
-def _run_command(settings: Settings, *, uses_database: bool) -> RunCommand:
+def _run_command(settings: Settings, *, uses_database: bool) -> WatchCommand:
     """Return how a run of ingest starts with these settings, also with what the command line changed of them."""
     root, config = settings.ingest.root or ".", ["--config", str(settings.file)] if settings.file else []
     if not uses_database:
-        return RunCommand([*config, "--root", root], dict(os.environ))
+        return WatchCommand([*config, "--root", root], dict(os.environ))
     own = {
         "PENSTOCK__INGEST__ROOT": orjson.dumps(root).decode(),
         "PENSTOCK__DATA_DIR": str(settings.data_dir.absolute()),
     }
-    return RunCommand(config, {**os.environ, **own})
+    return WatchCommand(config, {**os.environ, **own})

@@ -15,7 +15,7 @@ from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.apply import definitions
-from penstock.refdata.dictionaries.catalogue import Catalogue
+from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
 from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings, stamp_of
 
@@ -27,7 +27,7 @@ async def reloading(
     settings: Settings, telemetry: Telemetry, refdata: RefdataPlatform | None = None
 ) -> AsyncIterator[None]:
     """Take over what can be of a changed configuration, until the end; one that is wrong changes nothing."""
-    reloader = _Reloader(settings, telemetry, refdata)
+    reloader = _ReloadWorker(settings, telemetry, refdata)
     loop = asyncio.get_running_loop()
     with contextlib.suppress(RuntimeError, ValueError):  # only the main thread hears signals
         loop.add_signal_handler(signal.SIGHUP, reloader.ask)
@@ -39,14 +39,14 @@ async def reloading(
             loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a process that ends is not ended by it
 
 
-class _Reloader:
+class _ReloadWorker:
     """Looks at the file now and then, and at once when asked."""
 
     def __init__(self, settings: Settings, telemetry: Telemetry, refdata: RefdataPlatform | None) -> None:
         self._settings = settings
         self._seen = settings.stamp
         self._health = telemetry.health
-        self._dictionaries = _Dictionaries(refdata) if refdata else None
+        self._dictionaries = _ReloadedDictionaries(refdata) if refdata else None
         self._is_asked = False
         self._wrong = ""
         self._log = structlog.get_logger().bind(file=str(settings.file))
@@ -89,7 +89,7 @@ class _Reloader:
         self._log.info("configuration_reloaded", log_level=settings.telemetry.log_level, **taken)
 
 
-class _Dictionaries:
+class _ReloadedDictionaries:
     """Those of a process of refdata."""
 
     def __init__(self, platform: RefdataPlatform) -> None:
@@ -99,13 +99,13 @@ class _Dictionaries:
     async def wrong(self, settings: Settings) -> str:
         """What is wrong with those that are new or changed."""
         known = {one.section.code: one.section for one in self._catalogue.all()}
-        new = [one for one in Catalogue(settings.refdata).all() if known.get(one.section.code) != one.section]
+        new = [one for one in DictionaryCatalogue(settings.refdata).all() if known.get(one.section.code) != one.section]
         wrong = await definitions.check(self._db, new)
         return "; ".join(f"{code}: {error}" for code, error in wrong.items())
 
     async def take_over(self, settings: Settings) -> dict[str, Any]:
         """Make them the ones in force, and tell which there are."""
-        wanted = Catalogue(settings.refdata)
+        wanted = DictionaryCatalogue(settings.refdata)
         # First the version, then the new way to read: in between the old way is refused, not mislabelled.
         changed = await definitions.register(self._db, wanted.all(), wanted.tenants)
         self._catalogue.replace(settings.refdata)

@@ -14,7 +14,7 @@ from penstock.cli.server_client import URL, UrlOption, ask_pod, ask_refdata, mom
 from penstock.kernel.errors import Conflict, Invalid, PenstockError, TimedOut, Transient
 
 if TYPE_CHECKING:
-    from penstock.kernel.http.client import Answer
+    from penstock.kernel.http.client import HttpResponse
     from penstock.refdata.client import PodClient, RefdataClient
     from penstock.refdata.contract import Command
 
@@ -38,7 +38,7 @@ _COMMIT_POLL = 0.2  # seconds
 _POD_POLL = 0.1
 
 
-class Unfinished(StrEnum):
+class IncompleteSnapshot(StrEnum):
     """The states of updates that can be listed."""
 
     PENDING = "PENDING"
@@ -109,7 +109,7 @@ def import_file(
 def status(
     tenant: TenantArgument,
     event_id: Annotated[UUID | None, typer.Argument(help="An update; without one, those not committed.")] = None,
-    status: Annotated[Unfinished, typer.Option(help="Which are listed.")] = Unfinished.FAILED,
+    status: Annotated[IncompleteSnapshot, typer.Option(help="Which are listed.")] = IncompleteSnapshot.FAILED,
     code: Annotated[str | None, typer.Option("--dict", help="Only of this dictionary.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 100,
     url: UrlOption = URL,
@@ -244,7 +244,7 @@ def wait(
     """Wait until a pod can answer from a version or a later one."""
     last = PenstockError("", "")
 
-    async def look(pod: "PodClient") -> "Answer | None":
+    async def look(pod: "PodClient") -> "HttpResponse | None":
         nonlocal last
         try:
             return await pod.version(tenant, code, least=version)
@@ -385,12 +385,12 @@ def _version_row(one: Mapping[str, Any]) -> list[str]:
     return [str(one["version"]), committed, one["eventType"], one["source"], items, keys]
 
 
-def _origin(answer: "Answer") -> dict[str, Any]:
+def _origin(answer: "HttpResponse") -> dict[str, Any]:
     from penstock.refdata.client import version_of
 
     return {"version": version_of(answer), "source": answer.headers["X-Data-Source"]}
 
 
-def _age(answer: "Answer") -> str:
+def _age(answer: "HttpResponse") -> str:
     age = answer.headers.get("X-Data-Age")
     return f"  (the primary is out of sight for {age} s)" if age else ""

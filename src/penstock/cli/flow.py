@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.output import JsonOption, LimitOption, RunArgument, emit, printable, say, table
-from penstock.cli.progress import Bar
+from penstock.cli.progress import ProgressBar
 from penstock.cli.server_client import URL, UrlOption, WaitOption, WaitTimeoutOption, ask_flows, moment, until_ended
 from penstock.kernel.errors import Invalid, NotFound, PenstockError
 
@@ -351,11 +351,11 @@ def _wait_for_end(url: str, run_id: str, timeout: float) -> dict[str, Any]:
         return None
 
     shown_by = f"penstock flow show {run_id}"
-    with closing(Bar(run_id)) as bar:
+    with closing(ProgressBar(run_id)) as bar:
         return ask_flows(url, lambda client: until_ended(lambda: look(client), run_id, timeout, shown_by))
 
 
-def _show_progress(bar: Bar, told: dict[str, Any]) -> None:
+def _show_progress(bar: ProgressBar, told: dict[str, Any]) -> None:
     counts = told["counts"]
     total = sum(counts.values())
     ended = total - sum(counts.get(name, 0) for name in ("PENDING", "READY", "RUNNING"))

@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli import simulator
 from penstock.cli.output import JsonOption, LimitOption, RunArgument, emit, printable, table
-from penstock.cli.progress import Bar
+from penstock.cli.progress import ProgressBar
 from penstock.cli.server_client import URL, UrlOption, WaitOption, WaitTimeoutOption, ask_harvest, moment, until_ended
 
 if TYPE_CHECKING:
@@ -160,9 +160,9 @@ async def _feed_with_runs(client: "HarvestClient", feed: str, limit: int) -> dic
 
 def _wait_for_end(url: str, run_id: str, feed: str, timeout: float) -> dict[str, Any]:
     """Return the run when it has ended; until then show its progress on a terminal."""
-    from penstock.harvest.contract import RunState
+    from penstock.harvest.contract import HarvestRunState
 
-    ends = (RunState.COMPLETED, RunState.FAILED, RunState.CONSOLIDATION_SKIPPED)
+    ends = (HarvestRunState.COMPLETED, HarvestRunState.FAILED, HarvestRunState.CONSOLIDATION_SKIPPED)
 
     async def look(client: "HarvestClient") -> dict[str, Any] | None:
         told = await client.run(run_id)
@@ -172,11 +172,11 @@ def _wait_for_end(url: str, run_id: str, feed: str, timeout: float) -> dict[str,
         return None
 
     shown_by = f"penstock harvest status {feed}"
-    with closing(Bar(feed)) as bar:
+    with closing(ProgressBar(feed)) as bar:
         return ask_harvest(url, lambda client: until_ended(lambda: look(client), run_id, timeout, shown_by))
 
 
-def _show_progress(bar: Bar, told: dict[str, Any]) -> None:
+def _show_progress(bar: ProgressBar, told: dict[str, Any]) -> None:
     counted = told.get("counted") or 0
     match told["state"]:
         case "planning":

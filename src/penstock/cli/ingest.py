@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.output import ConfigOption, HealthPortOption, JsonOption, RunArgument, emit, printable, say, table
-from penstock.cli.progress import Bar
+from penstock.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from penstock.ingest.model import Standing
-    from penstock.ingest.run.hooks import Outcome
-    from penstock.ingest.workspace import Workplace
+    from penstock.ingest.model import SupplierStatus
+    from penstock.ingest.run.hooks import RunOutcome
+    from penstock.ingest.workspace import IngestWorkspace
     from penstock.settings import Settings
 
 app = typer.Typer(
@@ -51,10 +51,10 @@ def run(
 
     Ends with 0 when it is published or there was nothing to do, 1 when the run failed, 6 when another one is under way.
     """
-    from penstock.ingest.run.hooks import Hooks
+    from penstock.ingest.run.hooks import RunHooks
 
-    with _workplace(root, config) as place, closing(Bar(supplier)) as bar:
-        hooks = Hooks(progress=bar, waiting=_say_waiting, should_stop=_stop_on_signals())
+    with _workplace(root, config) as place, closing(ProgressBar(supplier)) as bar:
+        hooks = RunHooks(progress=bar, waiting=_say_waiting, should_stop=_stop_on_signals())
         outcome = place.run(supplier, hooks, waits=not no_wait)
     _print_outcome(outcome, as_json=json)
     if outcome.was_stopped:
@@ -92,14 +92,14 @@ def inspect(
     What was found goes to standard error, the configuration to standard output.
     """
     from penstock.ingest.inspect.inspection import inspect as look
-    from penstock.ingest.model import Failed
+    from penstock.ingest.model import RunFailed
     from penstock.kernel.errors import Invalid, NotFound
 
     if not file.is_file():
         raise NotFound("FILE_MISSING", f"there is no file {file}", hint="check its name")
     try:
         found = look(file)
-    except Failed as failed:
+    except RunFailed as failed:
         raise Invalid(failed.code.value, failed.message, hint=failed.hint) from failed
     if not json:
         say(found.text())
@@ -245,7 +245,7 @@ def list_quarantine(
 
 
 @contextmanager
-def _workplace(root: str | None, config: Path | None) -> Iterator["Workplace"]:
+def _workplace(root: str | None, config: Path | None) -> Iterator["IngestWorkspace"]:
     from penstock.app.platform import open_workplace
 
     settings, uses_database = _settings(root, config, {})
@@ -290,7 +290,7 @@ def _say_waiting(names: list[str], seconds: float) -> None:
     say(f"waiting up to {seconds:g} s for {', '.join(names[:3])} to stay unchanged (file_stability_window)")
 
 
-def _print_outcome(outcome: "Outcome", *, as_json: bool) -> None:
+def _print_outcome(outcome: "RunOutcome", *, as_json: bool) -> None:
     manifest = outcome.manifest
     told = {
         "supplier": outcome.supplier,
@@ -303,7 +303,7 @@ def _print_outcome(outcome: "Outcome", *, as_json: bool) -> None:
     emit(told, as_json=as_json, text="\n".join(map(printable, _outcome_lines(outcome))))
 
 
-def _outcome_lines(outcome: "Outcome") -> Iterator[str]:
+def _outcome_lines(outcome: "RunOutcome") -> Iterator[str]:
     manifest = outcome.manifest
     if manifest is None:
         yield f"nothing to do: {outcome.nothing}"
@@ -320,7 +320,7 @@ def _outcome_lines(outcome: "Outcome") -> Iterator[str]:
     yield from (f"delivery to {name}: {how}" for name, how in outcome.deliveries.items())
 
 
-def _supplier_row(one: "Standing") -> list[str]:
+def _supplier_row(one: "SupplierStatus") -> list[str]:
     last = f"{one.last['status']} {one.last['failure_code'] or ''}".strip() if one.last else ""
     age = "" if one.age_seconds is None else _age_text(one.age_seconds)
     inbox = str(len(one.inbox)) + (f" (+{len(one.unfinished)} unfinished)" if one.unfinished else "")

@@ -7,7 +7,7 @@ _EVERY = 0.2
 _WIDTH = 24
 
 
-class Bar:
+class ProgressBar:
     """One line on standard error that is written over, and gone at the end."""
 
     def __init__(self, what: str) -> None:

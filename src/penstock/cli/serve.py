@@ -58,7 +58,7 @@ def serve(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) ->
 async def _main(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) -> None:
     from penstock.kernel.telemetry.log_level import LOG_LEVEL
 
-    ending = _Ending()
+    ending = _Shutdown()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, LOG_LEVEL.toggle_debugging)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until somebody looks at the configuration
@@ -74,7 +74,7 @@ async def _main(settings: "Settings", role: Role[A], on_ready: Callable[[A], Non
             raise
 
 
-class _Ending:
+class _Shutdown:
     """What SIGINT and SIGTERM mean: stop once it runs, give up while it starts, leave at once when asked twice."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ WaitOption = Annotated[bool, typer.Option("--wait", help="Until the run ended, a
 WaitTimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds to wait at most.", min=1)]
 
 
-class Asker(Generic[C]):
+class ServerClient(Generic[C]):
     """Asks with one client, which is loaded when somebody asks: `--help` must not wait for it."""
 
     def __init__(self, client: str) -> None:
@@ -47,12 +47,12 @@ class Asker(Generic[C]):
         return asyncio.run(asking())
 
 
-ask_flows: "Asker[FlowClient]" = Asker("penstock.flows.client:FlowClient")
-ask_harvest: "Asker[HarvestClient]" = Asker("penstock.harvest.client:HarvestClient")
-ask_overview: "Asker[OverviewClient]" = Asker("penstock.overview.client:OverviewClient")
-ask_pod: "Asker[PodClient]" = Asker("penstock.refdata.client:PodClient")
-ask_refdata: "Asker[RefdataClient]" = Asker("penstock.refdata.client:RefdataClient")
-ask_tracking: "Asker[PipelineClient]" = Asker("penstock.tracking.client:PipelineClient")
+ask_flows: "ServerClient[FlowClient]" = ServerClient("penstock.flows.client:FlowClient")
+ask_harvest: "ServerClient[HarvestClient]" = ServerClient("penstock.harvest.client:HarvestClient")
+ask_overview: "ServerClient[OverviewClient]" = ServerClient("penstock.overview.client:OverviewClient")
+ask_pod: "ServerClient[PodClient]" = ServerClient("penstock.refdata.client:PodClient")
+ask_refdata: "ServerClient[RefdataClient]" = ServerClient("penstock.refdata.client:RefdataClient")
+ask_tracking: "ServerClient[PipelineClient]" = ServerClient("penstock.tracking.client:PipelineClient")
 
 
 async def until(

@@ -56,15 +56,15 @@ def source(
 
     import uvloop
 
-    from penstock.harvest.simulator.dataset import Order, Prices
+    from penstock.harvest.simulator.dataset import PriceFormat, RecordOrder
     from penstock.harvest.simulator.faults import Faults, Rates
     from penstock.harvest.simulator.server import LocalOptions
 
     options = LocalOptions(
         records=records,
         seed=seed,
-        prices=Prices(prices.value),
-        order=Order(order.value),
+        prices=PriceFormat(prices.value),
+        order=RecordOrder(order.value),
         host=host,
         port=port,
         username=username,

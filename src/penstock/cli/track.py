@@ -10,7 +10,7 @@ import typer
 from penstock.cli.output import JsonOption, emit, table
 from penstock.cli.server_client import URL, UrlOption, ask_tracking, moment
 from penstock.kernel.errors import Invalid
-from penstock.tracking.contract import Stage, Status
+from penstock.tracking.contract import Stage, StageStatus
 
 if TYPE_CHECKING:
     from penstock.tracking.client import PipelineClient
@@ -21,7 +21,7 @@ WorkerOption = Annotated[str | None, typer.Option(help="The name it is noted und
 StageArgument = Annotated[Stage, typer.Argument()]
 
 
-class Queue(StrEnum):
+class QueueStage(StrEnum):
     """The stages whose rows are handed out."""
 
     SHARD_SPLITTER = Stage.SHARD_SPLITTER.value
@@ -47,7 +47,7 @@ def register(
 def status(
     filename: Annotated[str | None, typer.Argument(help="A file; without one, all that the filters leave.")] = None,
     stage: Annotated[Stage | None, typer.Option(help="Where --status is looked at; else anywhere.")] = None,
-    status: Annotated[Status | None, typer.Option(help="Only shards that stand so.")] = None,
+    status: Annotated[StageStatus | None, typer.Option(help="Only shards that stand so.")] = None,
     prefix: Annotated[str, typer.Option(help="How filenames begin.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Files at most.")] = 100,
     url: UrlOption = URL,
@@ -90,7 +90,7 @@ def queue(
 
 @app.command()
 def claim(
-    stage: Annotated[Queue, typer.Argument()],
+    stage: Annotated[QueueStage, typer.Argument()],
     worker: Annotated[str, typer.Option(help="Who takes the rows.")],
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 1,
     lease: Annotated[float | None, typer.Option(min=0, help="Seconds until they are taken back.")] = None,
@@ -169,9 +169,9 @@ def history(
 def summary(url: UrlOption = URL, json: JsonOption = False) -> None:
     """Count the rows by stage and status, and by shard."""
     told = ask_tracking(url, lambda client: client.summary())
-    stages = [[stage.value, *(str(told["by_stage"][stage.field][status]) for status in Status)] for stage in Stage]
+    stages = [[stage.value, *(str(told["by_stage"][stage.field][status]) for status in StageStatus)] for stage in Stage]
     shards = [[str(one[name]) for name in ("shard", "total", "done", "failed")] for one in told["by_shard"]]
-    parts = [table([["stage", *Status], *stages]), table([["shard", "total", "done", "failed"], *shards])]
+    parts = [table([["stage", *StageStatus], *stages]), table([["shard", "total", "done", "failed"], *shards])]
     emit(told, as_json=json, text="\n\n".join([f"{told['total']} rows", *parts]))
 
 

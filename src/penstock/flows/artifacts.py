@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from penstock.flows.contract import ARTIFACT_LIMIT, ARTIFACT_NAME_LIMIT, artifact_folder, attempt_folder
-from penstock.flows.model import Artifact, StepError
+from penstock.flows.model import StepArtifact, StepError
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.storage import Storage, is_object_path
 
@@ -72,13 +72,13 @@ async def make_room(
 
 async def publish(
     storage: Storage, kind: str, run_id: str, step_id: str, fence: int, names: Sequence[str], is_ours: IsOurs
-) -> list[Artifact]:
+) -> list[StepArtifact]:
     """Copy what the attempt wrote to where it belongs. Whoever does it again copies the same."""
     source, target = attempt_folder(run_id, step_id, fence), artifact_folder(kind, run_id, step_id)
     return [await _copy(storage, f"{source}/{name}", f"{target}/{name}", name, is_ours) for name in names]
 
 
-async def holds(storage: Storage, artifact: Artifact) -> bool:
+async def holds(storage: Storage, artifact: StepArtifact) -> bool:
     """F19: whether what is stored is still what was published."""
     found = hashlib.sha256()
     try:
@@ -100,17 +100,17 @@ async def forget(storage: Storage, folder: str) -> None:
         await storage.delete(path)
 
 
-def document(found: Sequence[Artifact]) -> str:
+def document(found: Sequence[StepArtifact]) -> str:
     """Artifacts as they are kept with their step: JSON text."""
     return orjson.dumps([asdict(one) for one in found]).decode()
 
 
-def known(documents: Sequence[Any] | None) -> list[Artifact]:
+def known(documents: Sequence[Any] | None) -> list[StepArtifact]:
     """Artifacts as they were kept."""
-    return [Artifact(**one) for one in documents or ()]
+    return [StepArtifact(**one) for one in documents or ()]
 
 
-async def _copy(storage: Storage, source: str, target: str, name: str, is_ours: IsOurs) -> Artifact:
+async def _copy(storage: Storage, source: str, target: str, name: str, is_ours: IsOurs) -> StepArtifact:
     found = hashlib.sha256()
     size = 0
     with tempfile.NamedTemporaryFile(prefix="penstock-artifact-") as file:
@@ -121,4 +121,4 @@ async def _copy(storage: Storage, source: str, target: str, name: str, is_ours: 
         file.flush()
         await is_ours()
         await storage.put_file(target, Path(file.name))
-    return Artifact(name, target, storage.uri(target), found.hexdigest(), size)
+    return StepArtifact(name, target, storage.uri(target), found.hexdigest(), size)

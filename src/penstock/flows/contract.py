@@ -26,7 +26,7 @@ ARTIFACT_FOLDERS = {CHART_EXPORT: "charts"}
 LATE_OUTPUTS = frozenset({"signed_url", "expires_at"})  # may change after a step has ended
 
 
-class RunStatus(StrEnum):
+class FlowRunStatus(StrEnum):
     """F1: where a run stands."""
 
     PENDING = "PENDING"
@@ -48,7 +48,7 @@ class StepStatus(StrEnum):
     CANCELLED = "CANCELLED"
 
 
-class Said(StrEnum):
+class StepReportKind(StrEnum):
     """F5: how a worker ends a step. READY is not among them: only advance says that."""
 
     SUCCEEDED = "SUCCEEDED"
@@ -57,7 +57,7 @@ class Said(StrEnum):
     RELEASED = "RELEASED"  # not begun, or the worker is going: hand it out again as if never claimed
 
 
-class Answer(StrEnum):
+class StepReportAnswer(StrEnum):
     """F4, F5: what became of one report."""
 
     SETTLED = "settled"
@@ -67,7 +67,7 @@ class Answer(StrEnum):
     UNKNOWN = "unknown"  # there is no such step
 
 
-class Hold(StrEnum):
+class RunHold(StrEnum):
     """F9: what a heartbeat is answered with, for each step."""
 
     HELD = "held"

@@ -10,16 +10,16 @@ import structlog
 from opentelemetry.trace import NoOpTracer, Tracer
 
 from penstock.flows import artifacts, store
-from penstock.flows.contract import ARTIFACT_FOLDERS, DOCUMENT_LIMIT, RunStatus, StepStatus
+from penstock.flows.contract import ARTIFACT_FOLDERS, DOCUMENT_LIMIT, FlowRunStatus, StepStatus
 from penstock.flows.definition import schedule
-from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.definition.spec import FlowSpec, RunRequest
 from penstock.flows.engine.decide import given_up, is_to_stop
 from penstock.flows.engine.engine import PUBLISHING, RUNS, FlowEngine
-from penstock.flows.engine.operations import Management
+from penstock.flows.engine.operations import RunOperations
 from penstock.flows.engine.plan import ADVANCE, begin
 from penstock.flows.metrics import FlowMetrics
-from penstock.flows.model import RUN, End, Settled, StepError
+from penstock.flows.model import RUN, StepEnd, StepError, StepSettlement
 from penstock.kernel.db.database import Connection
 from penstock.kernel.db.locks import transaction_lock
 from penstock.kernel.errors import Conflict, PenstockError, Transient
@@ -35,13 +35,13 @@ _SECOND = timedelta(seconds=1)
 _LOOK = 1.0  # seconds after which ends nobody rang for are looked for
 
 
-class Keeper:
+class FlowMaintenance:
     """Does what nobody asks for. Any number of processes may do it at once."""
 
     def __init__(
         self,
         engine: FlowEngine,
-        catalogue: Catalogue,
+        catalogue: FlowCatalogue,
         storage: Storage,
         metrics: FlowMetrics | None = None,
         tracer: Tracer | None = None,
@@ -52,7 +52,7 @@ class Keeper:
         self._db = engine.db
         self._catalogue = catalogue
         self._storage = storage
-        self._management = Management(engine, storage)
+        self._management = RunOperations(engine, storage)
 
     def chores(self) -> Sequence[tuple[str, Chore, timedelta]]:
         """Each with its name and how often it is done."""
@@ -101,7 +101,7 @@ class Keeper:
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
             held = await store.lock_runs(tx, [run])
-            if run not in held or held[run]["status"] != RunStatus.RUNNING:
+            if run not in held or held[run]["status"] != FlowRunStatus.RUNNING:
                 return False
             wrong = await tx.fetch(store.SQL["recount"], run)
             await tx.fetch(store.SQL["recount_run"], run, False)
@@ -115,12 +115,12 @@ class Keeper:
             structlog.get_logger().warning("flow_run_repaired", run=held[run]["run_id"])
         return is_astray or is_ended
 
-    async def _end_if_done(self, tx: Connection, run: int, told: Settled, now: datetime) -> bool:
+    async def _end_if_done(self, tx: Connection, run: int, told: StepSettlement, now: datetime) -> bool:
         standing = await tx.fetchrow(store.SQL["standing_of"], run)
-        if standing is None or standing["status"] != RunStatus.RUNNING or standing["open"]:
+        if standing is None or standing["status"] != FlowRunStatus.RUNNING or standing["open"]:
             return False
-        target = RunStatus.FAILED if standing["failed"] else RunStatus.SUCCEEDED
-        await store.move_run(tx, run, RunStatus.RUNNING, target, ADVANCE, now)
+        target = FlowRunStatus.FAILED if standing["failed"] else FlowRunStatus.SUCCEEDED
+        await store.move_run(tx, run, FlowRunStatus.RUNNING, target, ADVANCE, now)
         told.runs.append((run, "", target))
         return True
 
@@ -142,7 +142,7 @@ class Keeper:
                 structlog.get_logger().error("inner_run_untold", run=row["run_id"], error=str(error))
 
     async def _follow_inner(self, row: asyncpg.Record) -> None:
-        if RunStatus(row["status"]) in RUN.groups["ended"]:
+        if FlowRunStatus(row["status"]) in RUN.groups["ended"]:
             await self._tell(row)
             return
         with suppress(Conflict):  # it has ended meanwhile
@@ -155,7 +155,7 @@ class Keeper:
             await store.lock_runs(tx, [place[0]])
             await tx.execute(store.SQL["tell"], inner["id"])
             [row] = await store.steps_at(tx, [place])
-            told = Settled()
+            told = StepSettlement()
             if row["status"] == StepStatus.RUNNING and (row["given"] or {}).get("runId") == inner["run_id"]:
                 told = await store.settle(tx, [await _outcome(tx, row, inner)], now, ADVANCE)
                 await self._engine.advance.follow(tx, told, now)
@@ -172,7 +172,7 @@ class Keeper:
             now = self._db.clock.now()
             await transaction_lock(tx, f"flows admit {flow}")
             room = _MANY if most is None else most - await store.count_active(tx, flow)
-            told = Settled()
+            told = StepSettlement()
             for row in await tx.fetch(store.SQL["waiting_runs"], flow, room) if room > 0 else []:
                 told.add(await begin(tx, row["id"], now))
             await self._engine.advance.follow(tx, told, now)
@@ -227,15 +227,17 @@ class Keeper:
             await self._db.execute(store.SQL["prune_runs"], [row["id"] for row in old], before)
 
 
-async def _outcome(tx: Connection, row: asyncpg.Record, inner: asyncpg.Record) -> End:
-    if inner["status"] == RunStatus.CANCELLED and is_to_stop(row):
-        return End(row["run"], row["n"], row["fence"], StepStatus.RUNNING, StepStatus.CANCELLED, reason=inner["reason"])
-    if inner["status"] == RunStatus.SUCCEEDED:
+async def _outcome(tx: Connection, row: asyncpg.Record, inner: asyncpg.Record) -> StepEnd:
+    if inner["status"] == FlowRunStatus.CANCELLED and is_to_stop(row):
+        return StepEnd(
+            row["run"], row["n"], row["fence"], StepStatus.RUNNING, StepStatus.CANCELLED, reason=inner["reason"]
+        )
+    if inner["status"] == FlowRunStatus.SUCCEEDED:
         last = await tx.fetch(store.SQL["last_outputs"], inner["id"])
         given = {one["step_id"]: one["outputs"] for one in last}
         is_whole = len(orjson.dumps(given)) <= DOCUMENT_LIMIT
         outputs = {"runId": inner["run_id"], "outputs": given if is_whole else None, "truncated": not is_whole}
-        return End(row["run"], row["n"], row["fence"], StepStatus.RUNNING, StepStatus.SUCCEEDED, outputs=outputs)
-    code = "INNER_RUN_FAILED" if inner["status"] == RunStatus.FAILED else "INNER_RUN_CANCELLED"
+        return StepEnd(row["run"], row["n"], row["fence"], StepStatus.RUNNING, StepStatus.SUCCEEDED, outputs=outputs)
+    code = "INNER_RUN_FAILED" if inner["status"] == FlowRunStatus.FAILED else "INNER_RUN_CANCELLED"
     error = StepError(code, f"run {inner['run_id']}: {inner['reason'] or inner['status']}", {"runId": inner["run_id"]})
     return given_up(row, error)

@@ -5,41 +5,41 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from penstock.flows.contract import RunStatus, Said, StepStatus
+from penstock.flows.contract import FlowRunStatus, StepReportKind, StepStatus
 from penstock.kernel.errors import NotFound
-from penstock.kernel.machine import Machine, Move
+from penstock.kernel.machine import StateMachine, Transition
 
-S, R = StepStatus, RunStatus
+S, R = StepStatus, FlowRunStatus
 
-RUN = Machine(
+RUN = StateMachine(
     "flows.run",
-    RunStatus,
+    FlowRunStatus,
     initial=R.PENDING,
     moves=[
-        Move("begin", (R.PENDING,), R.RUNNING),
-        Move("succeed", (R.RUNNING,), R.SUCCEEDED),
-        Move("fail", (R.RUNNING,), R.FAILED),
-        Move("cancel", (R.PENDING, R.RUNNING), R.CANCELLED),
-        Move("reopen", (R.FAILED, R.CANCELLED), R.RUNNING),
+        Transition("begin", (R.PENDING,), R.RUNNING),
+        Transition("succeed", (R.RUNNING,), R.SUCCEEDED),
+        Transition("fail", (R.RUNNING,), R.FAILED),
+        Transition("cancel", (R.PENDING, R.RUNNING), R.CANCELLED),
+        Transition("reopen", (R.FAILED, R.CANCELLED), R.RUNNING),
     ],
     groups={"active": (R.PENDING, R.RUNNING), "ended": (R.SUCCEEDED, R.FAILED, R.CANCELLED)},
 )
 
-STEP = Machine(
+STEP = StateMachine(
     "flows.step",
     StepStatus,
     initial=S.PENDING,
     moves=[
-        Move("ready", (S.PENDING,), S.READY),
-        Move("claim", (S.READY,), S.RUNNING),
-        Move("expand", (S.PENDING,), S.RUNNING),  # the engine's own kinds: they run without a worker
-        Move("succeed", (S.RUNNING,), S.SUCCEEDED),
-        Move("fail", (S.RUNNING, S.PENDING), S.FAILED),  # PENDING: its condition or inputs made no sense
-        Move("again", (S.RUNNING,), S.READY),
-        Move("skip", (S.PENDING, S.READY, S.RUNNING, S.FAILED, S.CANCELLED), S.SKIPPED),
-        Move("cancel", (S.PENDING, S.READY, S.RUNNING), S.CANCELLED),
-        Move("reopen", (S.FAILED, S.CANCELLED, S.SKIPPED), S.PENDING),
-        Move("reuse", (S.PENDING,), S.SUCCEEDED),  # F19: another run did it
+        Transition("ready", (S.PENDING,), S.READY),
+        Transition("claim", (S.READY,), S.RUNNING),
+        Transition("expand", (S.PENDING,), S.RUNNING),  # the engine's own kinds: they run without a worker
+        Transition("succeed", (S.RUNNING,), S.SUCCEEDED),
+        Transition("fail", (S.RUNNING, S.PENDING), S.FAILED),  # PENDING: its condition or inputs made no sense
+        Transition("again", (S.RUNNING,), S.READY),
+        Transition("skip", (S.PENDING, S.READY, S.RUNNING, S.FAILED, S.CANCELLED), S.SKIPPED),
+        Transition("cancel", (S.PENDING, S.READY, S.RUNNING), S.CANCELLED),
+        Transition("reopen", (S.FAILED, S.CANCELLED, S.SKIPPED), S.PENDING),
+        Transition("reuse", (S.PENDING,), S.SUCCEEDED),  # F19: another run did it
     ],
     groups={
         "waiting": (S.PENDING, S.READY),
@@ -69,7 +69,7 @@ class StepError:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedStep:
     """F4: a step that is its worker's alone until the lease runs out; *inputs* are as they are to be used."""
 
     run: int
@@ -88,13 +88,13 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StepReport:
     """F5: what a worker says of a step it held under *fence*. The *artifacts* are names it wrote under its attempt."""
 
     run_id: str
     step_id: str
     fence: int
-    said: Said
+    said: StepReportKind
     outputs: Mapping[str, Any] = field(default_factory=dict)
     error: StepError | None = None
     artifacts: Sequence[str] = ()
@@ -102,7 +102,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
+class StepArtifact:
     """F6: an artifact as it is kept with its step."""
 
     name: str
@@ -148,7 +148,7 @@ class NewStep:
     time_limit: timedelta | None = None
 
 
-class End(NamedTuple):
+class StepEnd(NamedTuple):
     """How a step that stands at *source* under *fence* ends, or goes back to READY."""
 
     run: int
@@ -166,7 +166,7 @@ class End(NamedTuple):
     skips: int = 0  # F11: fences that are passed over
 
 
-class Appetite(NamedTuple):
+class Prefetch(NamedTuple):
     """What a worker takes at once of the steps whose turn comes by its report."""
 
     kinds: Sequence[str]
@@ -186,17 +186,17 @@ class EndedStep(NamedTuple):
 
 
 @dataclass(slots=True)
-class Settled:
+class StepSettlement:
     """What followed from some ends."""
 
     ended: list[EndedStep] = field(default_factory=list)
-    handed: list[Claimed] = field(default_factory=list)
+    handed: list[ClaimedStep] = field(default_factory=list)
     ready: set[str] = field(default_factory=set)  # kinds
     looks: list[Place] = field(default_factory=list)
-    runs: list[tuple[int, str, RunStatus]] = field(default_factory=list)
+    runs: list[tuple[int, str, FlowRunStatus]] = field(default_factory=list)
     has_waiting: bool = False  # a run that was made waits to begin
 
-    def add(self, more: "Settled") -> None:
+    def add(self, more: "StepSettlement") -> None:
         """Know also what followed later."""
         self.ended += more.ended
         self.handed += more.handed

@@ -7,21 +7,21 @@ from datetime import timedelta
 
 from penstock.flows.api.queries import FlowEvents
 from penstock.flows.config import FlowsSection
-from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.engine.engine import MOVES, FlowEngine
-from penstock.flows.engine.operations import Management
+from penstock.flows.engine.operations import RunOperations
 from penstock.flows.kinds import http, python
 from penstock.flows.kinds.query import read_only
 from penstock.flows.kinds.registry import WAITING, open_catalogue
-from penstock.flows.maintenance import Keeper
+from penstock.flows.maintenance import FlowMaintenance
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import RUN, STEP
 from penstock.flows.step import KindContext, Workers
-from penstock.flows.worker.local import DirectCounter
+from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.db.database import Database
 from penstock.kernel.ids import worker_name
-from penstock.kernel.states.event_stream import Ringing, Tail
+from penstock.kernel.states.event_stream import ChangeNotifications, JournalTail
 from penstock.kernel.storage import Storage
 from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.telemetry.telemetry import Telemetry
@@ -38,9 +38,9 @@ class FlowsPlatform:
     telemetry: Telemetry
     db: Database
     storage: Storage
-    catalogue: Catalogue
+    catalogue: FlowCatalogue
     engine: FlowEngine
-    management: Management
+    management: RunOperations
     live: FlowEvents
     metrics: FlowMetrics
 
@@ -53,8 +53,8 @@ async def open_engine(
     catalogue = open_catalogue(section)
     checks = (catalogue.input_checks, catalogue.report_checks)
     async with FlowEngine.open(db, storage, catalogue, checks[0], section, checks[1]) as engine:
-        live = FlowEvents([Tail(db, (RUN.name, STEP.name))], [Ringing(engine.bell, MOVES)])
-        management, metrics = Management(engine, storage), FlowMetrics(telemetry.registry)
+        live = FlowEvents([JournalTail(db, (RUN.name, STEP.name))], [ChangeNotifications(engine.bell, MOVES)])
+        management, metrics = RunOperations(engine, storage), FlowMetrics(telemetry.registry)
         yield FlowsPlatform(section, telemetry, db, storage, catalogue, engine, management, live, metrics)
 
 
@@ -72,13 +72,15 @@ async def run_flows(
     *others* execute the steps that call other parts; *queries* is the database that steps may read.
     """
     section, name = platform.section, worker_name("flows")
-    keeper = Keeper(platform.engine, platform.catalogue, platform.storage, platform.metrics, platform.telemetry.tracer)
+    keeper = FlowMaintenance(
+        platform.engine, platform.catalogue, platform.storage, platform.metrics, platform.telemetry.tracer
+    )
     async with AsyncExitStack() as stack:
         for chore in keeper.chores():
             await stack.enter_async_context(repeating(*chore))
         known = await _open_workers(platform, others, queries, stack)
         chosen = known.only(kinds)
-        counter = DirectCounter(platform.engine, platform.storage)
+        counter = LocalWorkSource(platform.engine, platform.storage)
         for waits, concurrency in ((False, section.work.concurrency), (True, section.work.waiting)):
             some = Workers()
             some.handlers = {kind: one for kind, one in chosen.handlers.items() if (kind in WAITING) == waits}

@@ -1,9 +1,9 @@
 """F15, F17: for those who write flows and workers in Python: what they need, and how workers run beside no database.
 
-from penstock.flows.sdk import Step, run, worker
+from penstock.flows.sdk import FlowStep, run, worker
 
 @worker("GREET")
-async def greet(step: Step) -> dict[str, str]:
+async def greet(step: FlowStep) -> dict[str, str]:
     return {"greeting": f"hello {step.inputs['name']}"}
 
 if __name__ == "__main__":
@@ -18,32 +18,32 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from penstock.flows.client import FlowClient
-from penstock.flows.definition.python_dsl import Built, Flow, index, item
-from penstock.flows.definition.spec import FlowSpec, Policy, Retry, Schedule, StepSpec, Work
+from penstock.flows.definition.python_dsl import BuiltFlow, Flow, index, item
+from penstock.flows.definition.spec import FlowSpec, RetryPolicy, ScheduleSpec, StepPolicy, StepSpec, WorkSpec
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import StepError
-from penstock.flows.step import KindContext, ReportCheck, Step, StepFailed, Workers
+from penstock.flows.step import FlowStep, KindContext, ReportCheck, StepFailed, Workers
 from penstock.flows.worker.loop import StepWorker
-from penstock.flows.worker.remote import LEASE, HttpCounter
+from penstock.flows.worker.remote import LEASE, HttpWorkSource
 from penstock.kernel.ids import worker_name
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 __all__ = [
-    "Built",
+    "BuiltFlow",
     "Flow",
     "FlowClient",
     "FlowSpec",
-    "HttpCounter",
+    "FlowStep",
+    "HttpWorkSource",
     "KindContext",
-    "Policy",
     "ReportCheck",
-    "Retry",
-    "Schedule",
-    "Step",
+    "RetryPolicy",
+    "ScheduleSpec",
     "StepError",
     "StepFailed",
+    "StepPolicy",
     "StepSpec",
-    "Work",
+    "WorkSpec",
     "Workers",
     "index",
     "item",
@@ -117,7 +117,7 @@ async def working(
     told = telemetry or Telemetry()
     async with FlowClient(address, token=token or os.environ.get("PENSTOCK_TOKEN")) as client:
         worker = StepWorker(
-            HttpCounter(client, lease_for),
+            HttpWorkSource(client, lease_for),
             workers,
             told,
             FlowMetrics(told.registry),

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from penstock.flows.api.queries import FlowViews
-from penstock.kernel.findings import Report, broken, late, several
+from penstock.kernel.findings import PartReport, broken, late, several
 from penstock.kernel.text import in_words
 
 FAILED_WITHIN = timedelta(days=1)
@@ -11,7 +11,7 @@ WAITS_TOO_LONG = timedelta(minutes=5)  # a worker that restarts claims again
 _NAMED = 5  # failed runs that are told one by one
 
 
-async def look(views: FlowViews) -> Report:
+async def look(views: FlowViews) -> PartReport:
     """How runs stand, and what is wrong with some."""
     now = views.now()
     active, ready = await views.under_way()
@@ -25,4 +25,4 @@ async def look(views: FlowViews) -> Report:
         if one.waits > WAITS_TOO_LONG:
             what = f"{several(one.steps, 'step')} waiting for a worker, the oldest for {in_words(one.waits)}"
             found.append(late(one.kind, what, f"penstock work flows --kinds {one.kind}, or a worker of your own"))
-    return Report(summary, found)
+    return PartReport(summary, found)

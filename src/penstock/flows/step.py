@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import artifact_folder
-from penstock.flows.model import Claimed, StepError
+from penstock.flows.model import ClaimedStep, StepError
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.tasks.backoff import Sleep
 
 Outputs = Mapping[str, Any] | None
-Handler = Callable[["Step"], Awaitable[Outputs]] | Callable[["Step"], Outputs]
+Handler = Callable[["FlowStep"], Awaitable[Outputs]] | Callable[["FlowStep"], Outputs]
 CheckInputs = Callable[[Mapping[str, Any]], None]  # raises Invalid for inputs that cannot be right
 # The document or None, the inputs of the step and the names of its artifacts; outputs to add, or the step's error.
 Verdict = Callable[[bytes | None, Mapping[str, Any], frozenset[str]], Mapping[str, Any] | StepError]
@@ -46,23 +46,23 @@ class StepFailed(Exception):
         self.retryable = retryable
 
 
-class Desk(Protocol):
+class StepIO(Protocol):
     """What a step under way can ask for: of the database and the store, or over HTTP."""
 
-    async def log(self, held: Claimed, level: str, message: str) -> None:
+    async def log(self, held: ClaimedStep, level: str, message: str) -> None:
         """F18: keep a line with this attempt."""
 
-    async def write(self, held: Claimed, name: str, data: bytes) -> None:
+    async def write(self, held: ClaimedStep, name: str, data: bytes) -> None:
         """F6: keep *data* under this attempt; it is published when the attempt is the one that counts."""
 
     async def read(self, run_id: str, step_id: str, name: str) -> bytes:
         """The artifact *name* of a step that has ended; NotFound when it has none."""
 
 
-class Step:
+class FlowStep:
     """A step under way."""
 
-    def __init__(self, held: Claimed, desk: Desk) -> None:
+    def __init__(self, held: ClaimedStep, desk: StepIO) -> None:
         self.held = held
         self.run_id, self.step_id, self.kind = held.run_id, held.step_id, held.kind
         self.attempt, self.fence = held.attempt, held.fence

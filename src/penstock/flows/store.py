@@ -6,20 +6,20 @@ from typing import Any
 
 import asyncpg
 
-from penstock.flows.contract import RunStatus, StepStatus
+from penstock.flows.contract import FlowRunStatus, StepStatus
 from penstock.flows.model import (
     RUN,
     STEP,
-    Appetite,
-    Claimed,
-    End,
+    ClaimedStep,
     EndedStep,
     Json,
     NewRun,
     NewStep,
     Place,
-    Settled,
+    Prefetch,
+    StepEnd,
     StepError,
+    StepSettlement,
 )
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
@@ -114,16 +114,22 @@ async def count_active(connection: Connection, flow: str) -> int:
 
 
 async def move_run(
-    tx: Connection, run: int, source: RunStatus, target: RunStatus, actor: str, now: datetime, reason: str | None = None
+    tx: Connection,
+    run: int,
+    source: FlowRunStatus,
+    target: FlowRunStatus,
+    actor: str,
+    now: datetime,
+    reason: str | None = None,
 ) -> None:
     """Move a run that is held; Conflict BAD_MOVE when no move leads there."""
     RUN.check(source, target)
     await tx.fetchval(SQL["move_run"], run, source.value, target.value, reason, actor, now)
 
 
-async def advance(tx: Connection, runs: Sequence[int], now: datetime) -> Settled:
+async def advance(tx: Connection, runs: Sequence[int], now: datetime) -> StepSettlement:
     """F3: give their turn to all steps of *runs* that wait for nothing."""
-    told = Settled()
+    told = StepSettlement()
     for what, run, n, kind in await tx.fetch(SQL["advance"], runs, now):
         if what == "ready":
             told.ready.add(kind)
@@ -133,12 +139,12 @@ async def advance(tx: Connection, runs: Sequence[int], now: datetime) -> Settled
 
 
 async def settle(
-    connection: Connection, ends: Sequence[End], now: datetime, actor: str, appetite: Appetite | None = None
-) -> Settled:
+    connection: Connection, ends: Sequence[StepEnd], now: datetime, actor: str, appetite: Prefetch | None = None
+) -> StepSettlement:
     """F3–F5: end steps, and all that follows in one statement; what is not told back was no longer as said."""
     columns = [list(column) for column in zip(*ends, strict=True)]
     rows = await connection.fetch(SQL["settle"], *columns, now, actor, *(appetite or NO_APPETITE))
-    told = Settled()
+    told = StepSettlement()
     for row in rows:
         match row["what"]:
             case "ended":
@@ -155,13 +161,13 @@ async def settle(
             case "look":
                 told.looks.append((row["run"], row["n"]))
             case _:
-                told.runs.append((row["run"], row["run_id"], RunStatus(row["status"])))
+                told.runs.append((row["run"], row["run_id"], FlowRunStatus(row["status"])))
     return told
 
 
 async def pass_on(
-    connection: Connection, held: Claimed, outputs: Json, digest: str, now: datetime, appetite: Appetite
-) -> list[Claimed] | None:
+    connection: Connection, held: ClaimedStep, outputs: Json, digest: str, now: datetime, appetite: Prefetch
+) -> list[ClaimedStep] | None:
     """F3–F5: end a step and have the one after it; None, and nothing done, when it is not as simple as that."""
     place = (held.run, held.n, held.fence)
     told = (outputs, digest, now, appetite.kinds, appetite.worker, appetite.until)
@@ -192,7 +198,7 @@ async def cancel_waiting(
 
 async def claim(
     connection: Connection, rooms: Mapping[str, int], limit: int, worker: str, now: datetime, until: datetime
-) -> list[Claimed]:
+) -> list[ClaimedStep]:
     """F4: steps that are now *worker*'s alone; of each kind as many as there is room for."""
     rows = await connection.fetch(SQL["claim"], list(rooms), list(rooms.values()), limit, now, worker, until)
     scopes = {row["run"]: row["scope"] for row in rows if row["scope"] is not None}
@@ -221,8 +227,8 @@ def _places(places: Sequence[int]) -> str:
     return f"{{{','.join(map(str, places))}}}"
 
 
-def _claimed(row: asyncpg.Record, until: datetime, scope: Json | None = None) -> Claimed:
-    return Claimed(
+def _claimed(row: asyncpg.Record, until: datetime, scope: Json | None = None) -> ClaimedStep:
+    return ClaimedStep(
         row["run"],
         row["n"],
         row["run_id"],

@@ -31,7 +31,7 @@ _FAILURES = (OSError, TimeoutError, ValueError, aiohttp.ClientError, smtplib.SMT
 Channel = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
-class Severity(StrEnum):
+class AlertSeverity(StrEnum):
     """How soon somebody has to look."""
 
     WARNING = "WARNING"
@@ -39,7 +39,7 @@ class Severity(StrEnum):
     CRITICAL = "CRITICAL"
 
 
-class Code(StrEnum):
+class AlertCode(StrEnum):
     """What alerts are about."""
 
     PLAN_FAILED = "PLAN_FAILED"
@@ -52,13 +52,19 @@ class Code(StrEnum):
 
 
 async def raise_alert(
-    tx: Connection, feed: str, run_id: UUID | None, code: Code, severity: Severity, message: str, now: datetime
+    tx: Connection,
+    feed: str,
+    run_id: UUID | None,
+    code: AlertCode,
+    severity: AlertSeverity,
+    message: str,
+    now: datetime,
 ) -> None:
     """Have somebody told, if and only if *tx* commits."""
     await tx.execute(SQL["raise_alert"], feed, run_id, code, severity, message, now)
 
 
-class Teller:
+class AlertSender:
     """Tells alerts that nobody was told of yet."""
 
     def __init__(self, db: Database, section: AlertsSection) -> None:
@@ -123,7 +129,7 @@ def _document(row: asyncpg.Record) -> dict[str, Any]:
 
 async def _log(alert: Mapping[str, Any]) -> None:
     log = structlog.get_logger().bind(part="harvest")
-    tell = {Severity.WARNING: log.warning, Severity.ERROR: log.error}.get(alert["severity"], log.critical)
+    tell = {AlertSeverity.WARNING: log.warning, AlertSeverity.ERROR: log.error}.get(alert["severity"], log.critical)
     tell("alert", **alert)
 
 

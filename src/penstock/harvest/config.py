@@ -59,7 +59,7 @@ class SourceSection(Section):
     call: CallSection = CallSection()
 
 
-class NivodaSource(SourceSection):
+class NivodaSourceSection(SourceSection):
     """H14: Nivoda's GraphQL API."""
 
     kind: Literal["nivoda"] = Field(description="Nivoda's API.")
@@ -68,7 +68,7 @@ class NivodaSource(SourceSection):
     token_for: Positive = Field(timedelta(hours=5, minutes=30), description="How long a token is used.")
 
 
-class Paging(StrEnum):
+class PagingSection(StrEnum):
     """How a REST API is asked for the next page."""
 
     OFFSET = "offset"
@@ -76,7 +76,7 @@ class Paging(StrEnum):
     CURSOR = "cursor"
 
 
-class RestSource(SourceSection):
+class RestSourceSection(SourceSection):
     """H14: a REST API that answers with JSON. Names of parameters and paths into answers are its own."""
 
     kind: Literal["rest"] = Field(description="Any REST API.")
@@ -85,7 +85,7 @@ class RestSource(SourceSection):
     headers: Options = Field(default_factory=dict, description="Sent with every request.")
     secret_headers: Secrets = Field(default_factory=dict, description="By reference: Authorization: env:TOKEN")
     params: Options = Field(default_factory=dict, description="Sent with every request.")
-    paging: Paging = Field(Paging.OFFSET, description="How the next page is asked for.")
+    paging: PagingSection = Field(PagingSection.OFFSET, description="How the next page is asked for.")
     first_page: int = Field(1, ge=0, le=1, description="The number of the first page.")
     offset_param: str = Field("offset", description="Of `paging: offset`.")
     page_param: str = Field("page", description="Of `paging: page`.")
@@ -106,7 +106,7 @@ class RestSource(SourceSection):
     short_page_ends: bool = Field(False, description="H16: a page that is not full is the last.")
 
     @model_validator(mode="after")
-    def _counts(self) -> "RestSource":
+    def _counts(self) -> "RestSourceSection":
         if self.count_path is None and self.total is None:
             raise ValueError("without count_path, `total` says where an answer tells how many records there are")
         if (self.after_param is None) != (self.upto_param is None):
@@ -229,7 +229,7 @@ class LimitsSection(Section):
     passes: int = Field(5, ge=1, le=100, description="H16: passes over a partition that does not hold still.")
 
 
-class FedDictionary(Section):
+class DictionarySinkSection(Section):
     """A dictionary of refdata that reads this feed: it gets a version in the transaction that completes a run."""
 
     tenant: Annotated[str, StringConstraints(pattern=DICTIONARY)] = Field(description="Whose dictionary.")
@@ -241,7 +241,7 @@ class FedDictionary(Section):
 class FeedSection(Section):
     """One API, kept in step."""
 
-    source: Annotated[NivodaSource | RestSource, Field(discriminator="kind")]
+    source: Annotated[NivodaSourceSection | RestSourceSection, Field(discriminator="kind")]
     key: FieldPath = Field(description="Where a record tells what it is called.")
     updated_at: FieldPath | None = Field(None, description="Where it tells when it changed: ISO 8601 with a zone.")
     partitions: PartitionsSection = PartitionsSection()
@@ -253,7 +253,7 @@ class FeedSection(Section):
     pricing: PricingSection = PricingSection()
     consolidation: ConsolidationSection = ConsolidationSection()
     limits: LimitsSection = LimitsSection()
-    dictionaries: list[FedDictionary] = Field(
+    dictionaries: list[DictionarySinkSection] = Field(
         default_factory=list, max_length=1_000, description="Dictionaries whose `loadSql` reads `published_record`."
     )
     every: Positive | None = Field(None, description="Run so often; only when asked, when not set.")
@@ -262,7 +262,7 @@ class FeedSection(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> "FeedSection":
         _apart(self.key, self.updated_at)
-        if isinstance(self.source, NivodaSource) and self.page_size > 50:
+        if isinstance(self.source, NivodaSourceSection) and self.page_size > 50:
             raise ValueError("Nivoda gives at most 50 records a page")
         if self.pricing.rules and self.cost is None:
             raise ValueError("prices are made of a cost: say where it is")

@@ -15,17 +15,17 @@ PLANS = "harvest.plans"
 WORK_ITEMS = "harvest.work-items"
 WORK_DONE = "harvest.work-done"
 CONSOLIDATIONS = "harvest.consolidations"
-M = TypeVar("M", bound="Plan | WorkItem | WorkDone | Consolidate")
+M = TypeVar("M", bound="PlanMessage | WorkMessage | WorkDoneMessage | ConsolidateMessage")
 
 
-class RunType(StrEnum):
+class HarvestRunType(StrEnum):
     """H2: all there is, or what changed since the watermark."""
 
     FULL = "full"
     INCREMENTAL = "incremental"
 
 
-class RunState(StrEnum):
+class HarvestRunState(StrEnum):
     """Where a run stands."""
 
     CREATED = "created"
@@ -60,7 +60,7 @@ def read(value: bytes, kind: type[M]) -> M:
         raise Invalid("BAD_MESSAGE", f"no {kind.__name__}: {error}") from error
 
 
-class Plan(msgspec.Struct, frozen=True, rename="camel"):
+class PlanMessage(msgspec.Struct, frozen=True, rename="camel"):
     """Count the source of *feed*, and cut it into the partitions of a run."""
 
     run_id: UUID
@@ -69,7 +69,7 @@ class Plan(msgspec.Struct, frozen=True, rename="camel"):
     type: Literal["PLAN"] = "PLAN"
 
 
-class WorkItem(msgspec.Struct, frozen=True, rename="camel"):
+class WorkMessage(msgspec.Struct, frozen=True, rename="camel"):
     """H4: go on with a partition at *offset*, in its *scan*-th pass."""
 
     run_id: UUID
@@ -80,7 +80,7 @@ class WorkItem(msgspec.Struct, frozen=True, rename="camel"):
     type: Literal["WORK_ITEM"] = "WORK_ITEM"
 
 
-class WorkDone(msgspec.Struct, frozen=True, rename="camel"):
+class WorkDoneMessage(msgspec.Struct, frozen=True, rename="camel"):
     """H5: a partition has ended, and how."""
 
     run_id: UUID
@@ -94,7 +94,7 @@ class WorkDone(msgspec.Struct, frozen=True, rename="camel"):
     type: Literal["WORK_DONE"] = "WORK_DONE"
 
 
-class Consolidate(msgspec.Struct, frozen=True, rename="camel"):
+class ConsolidateMessage(msgspec.Struct, frozen=True, rename="camel"):
     """H7: all partitions are there: make canonical records of the raw ones."""
 
     run_id: UUID

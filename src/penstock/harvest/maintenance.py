@@ -11,17 +11,17 @@ import msgspec
 import structlog
 
 from penstock.harvest import store
-from penstock.harvest.alerts import Code, Severity, Teller, raise_alert
+from penstock.harvest.alerts import AlertCode, AlertSender, AlertSeverity, raise_alert
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate.worker import Consolidator
-from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, Plan
+from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, PlanMessage
 from penstock.harvest.fetch.partitions import consolidation, hurry, work_item
 from penstock.harvest.fetch.worker import Fetcher
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.service import Harvest
 from penstock.harvest.store import SQL
-from penstock.kernel.bus import Bus, Message
+from penstock.kernel.bus import Bus, BusMessage
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.tasks.periodic import Chore
@@ -37,7 +37,7 @@ _PATIENCE = 6  # times as long, while the bus still has messages: what is slow i
 _GIVEN_UP = f"STALLED: nothing came of it, although its message was sent {RESCUES + 1} times"
 
 
-class Rescuer:
+class RunRescuer:
     """Looks now and then for what stands still."""
 
     def __init__(
@@ -66,8 +66,8 @@ class Rescuer:
             if row["rescues"] >= RESCUES:
                 await self._planner.fail(row["run_id"], _GIVEN_UP)
                 continue
-            plan = msgspec.json.encode(Plan(row["run_id"], row["feed"], row["trace_id"]))
-            message = Message(PLANS, row["feed"], plan)
+            plan = msgspec.json.encode(PlanMessage(row["run_id"], row["feed"], row["trace_id"]))
+            message = BusMessage(PLANS, row["feed"], plan)
             await self._again(message, "rescue_plan", row["run_id"], self._db.clock.now(), row["rescues"])
 
     async def _partitions(self, before: datetime) -> None:
@@ -89,7 +89,7 @@ class Rescuer:
             message = consolidation(row["run_id"], row["trace_id"], force=row["is_forced"])
             await self._again(message, "rescue_run", row["run_id"], self._db.clock.now(), row["rescues"])
 
-    async def _again(self, message: Message, statement: str, *key: object) -> None:
+    async def _again(self, message: BusMessage, statement: str, *key: object) -> None:
         async with self._db.transaction() as tx:
             if await tx.fetchval(SQL[statement], *key) is None:
                 return  # another process was quicker, or it moved on
@@ -100,11 +100,13 @@ class Rescuer:
     async def _tell_becalmed(self) -> None:
         """H15: a source may ask for one pause after another: that is no failure, but somebody should know."""
         before = self._db.clock.now() - _BECALMED
-        for row in await self._db.fetch(SQL["becalmed"], before, Code.NO_PROGRESS):
+        for row in await self._db.fetch(SQL["becalmed"], before, AlertCode.NO_PROGRESS):
             async with self._db.transaction() as tx:
                 still = f"has kept no page for {in_words(_BECALMED)}; it goes on waiting."
                 message, now = f"Run {row['run_id']} of {row['feed']} {still}", self._db.clock.now()
-                await raise_alert(tx, row["feed"], row["run_id"], Code.NO_PROGRESS, Severity.WARNING, message, now)
+                await raise_alert(
+                    tx, row["feed"], row["run_id"], AlertCode.NO_PROGRESS, AlertSeverity.WARNING, message, now
+                )
 
 
 @contextmanager
@@ -117,10 +119,15 @@ def _alone(feed: str) -> Iterator[None]:
 
 
 def chores(
-    harvest: Harvest, section: HarvestSection, db: Database, fetcher: Fetcher, rescuer: Rescuer, metrics: HarvestMetrics
+    harvest: Harvest,
+    section: HarvestSection,
+    db: Database,
+    fetcher: Fetcher,
+    rescuer: RunRescuer,
+    metrics: HarvestMetrics,
 ) -> list[tuple[str, Chore, timedelta]]:
     """Return the periodic tasks of harvest, each with its name and its interval."""
-    teller = Teller(db, section.alerts)
+    teller = AlertSender(db, section.alerts)
 
     async def start_what_is_due() -> None:
         for name, feed in section.feeds.items():

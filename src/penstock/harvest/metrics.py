@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from penstock.harvest.contract import RunType
+from penstock.harvest.contract import HarvestRunType
 
 
 class HarvestMetrics:
@@ -45,7 +45,7 @@ class HarvestMetrics:
     def partition_ended(self, feed: str, status: str) -> None:
         self._partitions.labels(feed, status).inc()
 
-    def completed(self, feed: str, run_type: RunType) -> None:
+    def completed(self, feed: str, run_type: HarvestRunType) -> None:
         self._runs.labels(feed, run_type.value).inc()
 
     def known_up_to(self, watermarks: Mapping[str, datetime]) -> None:

@@ -7,55 +7,59 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from penstock.harvest.contract import PartitionState, PlanState, RunState
+from penstock.harvest.contract import HarvestRunState, PartitionState, PlanState
 from penstock.kernel.errors import NotFound
-from penstock.kernel.machine import Machine, Move
+from penstock.kernel.machine import StateMachine, Transition
 
-RUN = Machine(
+RUN = StateMachine(
     "harvest.run",
-    RunState,
-    initial=RunState.CREATED,
+    HarvestRunState,
+    initial=HarvestRunState.CREATED,
     moves=[
-        Move("begin", (RunState.CREATED,), RunState.WORKERS_RUNNING),
-        Move("trigger", (RunState.WORKERS_RUNNING,), RunState.CONSOLIDATING),
-        Move("skip", (RunState.WORKERS_RUNNING,), RunState.CONSOLIDATION_SKIPPED),
-        Move("retry", (RunState.CONSOLIDATION_SKIPPED, RunState.FAILED), RunState.WORKERS_RUNNING),
-        Move("force", (RunState.CONSOLIDATION_SKIPPED, RunState.FAILED), RunState.CONSOLIDATING),
-        Move("resume", (RunState.FAILED,), RunState.CONSOLIDATING),
-        Move("complete", (RunState.CONSOLIDATING,), RunState.COMPLETED),
-        Move("fail", (RunState.CONSOLIDATING,), RunState.FAILED),
+        Transition("begin", (HarvestRunState.CREATED,), HarvestRunState.WORKERS_RUNNING),
+        Transition("trigger", (HarvestRunState.WORKERS_RUNNING,), HarvestRunState.CONSOLIDATING),
+        Transition("skip", (HarvestRunState.WORKERS_RUNNING,), HarvestRunState.CONSOLIDATION_SKIPPED),
+        Transition(
+            "retry", (HarvestRunState.CONSOLIDATION_SKIPPED, HarvestRunState.FAILED), HarvestRunState.WORKERS_RUNNING
+        ),
+        Transition(
+            "force", (HarvestRunState.CONSOLIDATION_SKIPPED, HarvestRunState.FAILED), HarvestRunState.CONSOLIDATING
+        ),
+        Transition("resume", (HarvestRunState.FAILED,), HarvestRunState.CONSOLIDATING),
+        Transition("complete", (HarvestRunState.CONSOLIDATING,), HarvestRunState.COMPLETED),
+        Transition("fail", (HarvestRunState.CONSOLIDATING,), HarvestRunState.FAILED),
     ],
     groups={
-        "active": (RunState.CREATED, RunState.WORKERS_RUNNING, RunState.CONSOLIDATING),
-        "fetching": (RunState.CREATED, RunState.WORKERS_RUNNING),
+        "active": (HarvestRunState.CREATED, HarvestRunState.WORKERS_RUNNING, HarvestRunState.CONSOLIDATING),
+        "fetching": (HarvestRunState.CREATED, HarvestRunState.WORKERS_RUNNING),
     },
 )
 
-PARTITION = Machine(
+PARTITION = StateMachine(
     "harvest.partition",
     PartitionState,
     initial=PartitionState.RUNNING,
     moves=[
-        Move("complete", (PartitionState.RUNNING,), PartitionState.COMPLETED),
-        Move("fail", (PartitionState.RUNNING,), PartitionState.FAILED),
-        Move("retry", (PartitionState.FAILED,), PartitionState.RUNNING),
+        Transition("complete", (PartitionState.RUNNING,), PartitionState.COMPLETED),
+        Transition("fail", (PartitionState.RUNNING,), PartitionState.FAILED),
+        Transition("retry", (PartitionState.FAILED,), PartitionState.RUNNING),
     ],
 )
 
-PLAN = Machine(
+PLAN = StateMachine(
     "harvest.plan",
     PlanState,
     initial=PlanState.PLANNING,
     moves=[
-        Move("plan", (PlanState.PLANNING,), PlanState.PLANNED),
-        Move("fail", (PlanState.PLANNING,), PlanState.FAILED),
+        Transition("plan", (PlanState.PLANNING,), PlanState.PLANNED),
+        Transition("fail", (PlanState.PLANNING,), PlanState.FAILED),
     ],
 )
 
-MACHINES: Mapping[str, Machine[Any]] = {"run": RUN, "partition": PARTITION, "plan": PLAN}
+MACHINES: Mapping[str, StateMachine[Any]] = {"run": RUN, "partition": PARTITION, "plan": PLAN}
 
 
-class Kind(StrEnum):
+class PartitionKind(StrEnum):
     """What a partition holds of the source."""
 
     ALL = "all"
@@ -64,40 +68,40 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class PartitionRange:
     """H3: the records whose partition field is at least *lower* and below *upper*, in minor units; None: unbounded.
 
     `Range(Kind.NULL)` are those without a value, `Range(Kind.ALL)` is everything, with a value or without.
     """
 
-    kind: Kind = Kind.RANGE
+    kind: PartitionKind = PartitionKind.RANGE
     lower: int | None = None
     upper: int | None = None
 
     def __str__(self) -> str:
-        if self.kind is not Kind.RANGE:
+        if self.kind is not PartitionKind.RANGE:
             return self.kind.value
         lower = "" if self.lower is None else self.lower
         return f"[{lower}, {'' if self.upper is None else self.upper})"
 
 
-EVERYTHING = Range(Kind.ALL)
-WITHOUT_VALUE = Range(Kind.NULL)
+EVERYTHING = PartitionRange(PartitionKind.ALL)
+WITHOUT_VALUE = PartitionRange(PartitionKind.NULL)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """H9: what changed after *after* and not after *upto*; None: unbounded."""
 
     after: datetime | None = None
     upto: datetime | None = None
 
 
-ALWAYS = Window()
+ALWAYS = TimeWindow()
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class PagePosition:
     """Where in a partition the next page begins: how many records come before it, or what the source calls it."""
 
     offset: int = 0
@@ -105,18 +109,18 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class RecordPage:
     """Records as the source told them, each the JSON text of an object; *next* is None at the end."""
 
     records: Sequence[bytes]
-    next: Position | None
+    next: PagePosition | None
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlannedPartition:
     """A partition to be, and how many records the source counted in it."""
 
-    range: Range
+    range: PartitionRange
     count: int
 
 
@@ -124,7 +128,7 @@ class Part:
 class Heatmap:
     """H3: how a source was cut, and the proof that nothing is missing: *total* is the sum of the parts."""
 
-    parts: Sequence[Part]
+    parts: Sequence[PlannedPartition]
     total: int
     counts: int  # how often the source was asked
     rounds: int  # how often the parts were counted until their sum was the total

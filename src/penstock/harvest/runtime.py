@@ -10,14 +10,14 @@ import structlog
 from penstock.harvest import contract
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate.worker import Consolidator, OnPublished
-from penstock.harvest.contract import WorkDone
-from penstock.harvest.feed.feeds import Feeds
+from penstock.harvest.contract import WorkDoneMessage
+from penstock.harvest.feed.feeds import FeedRegistry
 from penstock.harvest.fetch.worker import ATTEMPTS, Fetcher
-from penstock.harvest.maintenance import Rescuer, chores
+from penstock.harvest.maintenance import RunRescuer, chores
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.service import Harvest
-from penstock.kernel.bus import Bus, Delivering, Delivery, Subscription
+from penstock.kernel.bus import Bus, BusDelivery, DeliveryStream, Subscription
 from penstock.kernel.bus.workers import working
 from penstock.kernel.db.database import Database
 from penstock.kernel.ids import worker_name
@@ -31,7 +31,7 @@ _AT_ONCE = 4  # partitions of one worker: a batch is settled when its slowest is
 _MANY = 100
 _MOST_DECISIONS = 8
 
-Handle = Callable[[Delivery], Awaitable[Outcome]]
+Handle = Callable[[BusDelivery], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ async def run_harvest(platform: HarvestPlatform) -> AsyncIterator[None]:
     metrics = HarvestMetrics(platform.telemetry.registry)
     metrics.due_every({feed: its.every for feed, its in section.feeds.items()})
     async with AsyncExitStack() as stack:
-        feeds = await stack.enter_async_context(Feeds.open(section, db))
+        feeds = await stack.enter_async_context(FeedRegistry.open(section, db))
         planner = Planner(db, bus, feeds, name)
         fetcher = Fetcher(db, bus, feeds, metrics, name)
         consolidator = Consolidator(db, bus, platform.storage, feeds, metrics, name, platform.on_published)
-        rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
+        rescuer = RunRescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
         for chore in chores(platform.harvest, section, db, fetcher, rescuer, metrics):
             await stack.enter_async_context(repeating(*chore))
         # One feed's plan must not wait for another's; and each consolidation holds a connection while it needs more.
         decisions = max(1, min(len(section.feeds), platform.pool_size // 2, _MOST_DECISIONS))
-        later = Delivering(max_attempts=ATTEMPTS, lease_for=section.lease, first_delay=section.retry_after)
-        soon = Delivering(max_attempts=ATTEMPTS, lease_for=section.lease)
+        later = DeliveryStream(max_attempts=ATTEMPTS, lease_for=section.lease, first_delay=section.retry_after)
+        soon = DeliveryStream(max_attempts=ATTEMPTS, lease_for=section.lease)
         for role in (
             _working(platform, contract.PLANS, name, planner.handle, later, count=decisions),
             _working(platform, contract.WORK_ITEMS, name, fetcher.handle, soon, batch=_AT_ONCE, count=section.workers),
@@ -83,21 +83,21 @@ def _working(
     topic: str,
     name: str,
     handle: Handle,
-    delivering: Delivering,
+    delivering: DeliveryStream,
     *,
     batch: int = 1,
     count: int = 1,
 ) -> AbstractAsyncContextManager[None]:
-    def handler_of(queue: Subscription) -> Handler[Delivery]:
+    def handler_of(queue: Subscription) -> Handler[BusDelivery]:
         return each(handle, queue, concurrency=batch)
 
     return working(platform.bus, platform.telemetry, topic, name, handler_of, delivering, batch=batch, count=count)
 
 
 def _note_done(metrics: HarvestMetrics) -> Handle:
-    async def note(delivery: Delivery) -> Outcome:
+    async def note(delivery: BusDelivery) -> Outcome:
         """H6: WORK_DONE is for those who watch."""
-        done = contract.read(delivery.message.value, WorkDone)
+        done = contract.read(delivery.message.value, WorkDoneMessage)
         metrics.partition_ended(done.feed, done.status)
         structlog.get_logger().info("work_done", **msgspec.to_builtins(done))
         return Done()

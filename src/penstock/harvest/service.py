@@ -6,15 +6,15 @@ from uuid import UUID
 import msgspec
 
 from penstock.harvest import store
-from penstock.harvest.alerts import Code, Severity, raise_alert
+from penstock.harvest.alerts import AlertCode, AlertSeverity, raise_alert
 from penstock.harvest.config import HarvestSection
-from penstock.harvest.contract import PLANS, PartitionState, Plan, PlanState, RunState, RunType
+from penstock.harvest.contract import PLANS, HarvestRunState, HarvestRunType, PartitionState, PlanMessage, PlanState
 from penstock.harvest.feed.feeds import known_feed
 from penstock.harvest.fetch import partitions
-from penstock.harvest.fetch.partitions import Ended, consolidation, end_partitions, hurry, work_item
+from penstock.harvest.fetch.partitions import EndedPartition, consolidation, end_partitions, hurry, work_item
 from penstock.harvest.model import RUN, no_run
 from penstock.harvest.store import RunRow
-from penstock.kernel.bus import Bus, Message
+from penstock.kernel.bus import Bus, BusMessage
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.ids import new_id
@@ -70,7 +70,7 @@ class Harvest:
             failed = await partitions.failed_partitions(tx, run_id, partition)
             if failed:
                 await self._revive(tx, run, failed, by)
-            elif partition is None and run.state is RunState.FAILED and run.completed == run.expected:
+            elif partition is None and run.state is HarvestRunState.FAILED and run.completed == run.expected:
                 await store.move_run(tx, run_id, run.state, "resume", by, self.db.clock.now())
                 await self._bus.publish([consolidation(run_id, run.trace_id)], tx=tx)
             else:
@@ -90,7 +90,7 @@ class Harvest:
             await store.force(tx, run_id, by, reason)
             await self._bus.publish([consolidation(run_id, run.trace_id, force=True)], tx=tx)
             message = f"{by} forced the consolidation of run {run_id} of {run.feed}: {reason}"
-            await raise_alert(tx, run.feed, run_id, Code.RUN_FORCED, Severity.WARNING, message, now)
+            await raise_alert(tx, run.feed, run_id, AlertCode.RUN_FORCED, AlertSeverity.WARNING, message, now)
         await hurry(self._bus)
 
     async def cancel(self, run_id: UUID, by: str, reason: str = "cancelled") -> None:
@@ -102,10 +102,10 @@ class Harvest:
             run = await self._held(tx, run_id)
             if run.state not in RUN.groups["fetching"]:
                 raise Conflict("NOT_FETCHING", f"run {run_id} is {run.state.value}", hint="there is nothing to cancel")
-            if run.state is RunState.CREATED:
+            if run.state is HarvestRunState.CREATED:
                 await store.move_run(tx, run_id, run.state, "begin", by, now)
             ended = [
-                Ended(name, PartitionState.FAILED, seen, error)
+                EndedPartition(name, PartitionState.FAILED, seen, error)
                 for name, seen in await partitions.unfinished_partitions(tx, run_id)
             ]
             for one in ended:
@@ -115,10 +115,10 @@ class Harvest:
 
     async def _ask(self, tx: Connection, feed: str, by: str, *, full: bool, run_id: UUID | None = None) -> UUID:
         run_id, trace_id = run_id or new_id(self.db.clock), new_id(self.db.clock).hex
-        wanted = RunType.FULL if full else None
+        wanted = HarvestRunType.FULL if full else None
         await store.ask(tx, run_id, feed, wanted, by, self.db.clock.now(), trace_id)
-        message = msgspec.json.encode(Plan(run_id, feed, trace_id))
-        await self._bus.publish([Message(PLANS, feed, message)], tx=tx)
+        message = msgspec.json.encode(PlanMessage(run_id, feed, trace_id))
+        await self._bus.publish([BusMessage(PLANS, feed, message)], tx=tx)
         return run_id
 
     async def _held(self, tx: Connection, run_id: UUID) -> RunRow:
@@ -135,7 +135,7 @@ class Harvest:
         if run.state not in RUN.groups["fetching"]:
             await store.move_run(tx, run.run_id, run.state, "retry", by, now)
         await partitions.revive(tx, run.run_id, names, now)
-        ended = [Ended(name, PartitionState.RUNNING, 0) for name in names]
+        ended = [EndedPartition(name, PartitionState.RUNNING, 0) for name in names]
         await partitions.note_partitions(tx, run.run_id, ended, PartitionState.FAILED, by, now)
         items = [work_item(run.run_id, name, offset, scan, run.trace_id) for name, offset, scan in failed]
         await self._bus.publish(items, tx=tx)

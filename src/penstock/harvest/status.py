@@ -3,32 +3,32 @@
 from datetime import datetime, timedelta
 
 from penstock.harvest.api.queries import HarvestViews
-from penstock.harvest.api.schemas import Feed
-from penstock.harvest.contract import PlanState, RunState
+from penstock.harvest.api.schemas import FeedView
+from penstock.harvest.contract import HarvestRunState, PlanState
 from penstock.harvest.model import RUN
-from penstock.kernel.findings import Finding, Report, broken, late, several
+from penstock.kernel.findings import PartReport, StatusIssue, broken, late, several
 from penstock.kernel.text import in_words
 
-_FAILED = (PlanState.FAILED, RunState.FAILED, RunState.CONSOLIDATION_SKIPPED)
+_FAILED = (PlanState.FAILED, HarvestRunState.FAILED, HarvestRunState.CONSOLIDATION_SKIPPED)
 _UNDER_WAY = (PlanState.PLANNING, PlanState.PLANNED, *RUN.groups["active"])
 _LATE = timedelta(minutes=30)  # beyond three runs: one may fail and the next be under way
 
 
-async def look(views: HarvestViews) -> Report:
+async def look(views: HarvestViews) -> PartReport:
     """How feeds stand, and what is wrong with some."""
     feeds = (await views.feeds()).feeds
     under_way = sum(1 for one in feeds if one.last_run and one.last_run.state in _UNDER_WAY)
     records = sum(one.last_run.records for one in feeds if one.last_run)
     summary = f"{several(len(feeds), 'feed')}, {under_way:,} under way, {records:,} records in their last runs"
     now = views.now()
-    return Report(summary, [finding for one in feeds for finding in _of(one, now)])
+    return PartReport(summary, [finding for one in feeds for finding in _of(one, now)])
 
 
-def _of(feed: Feed, now: datetime) -> list[Finding]:
+def _of(feed: FeedView, now: datetime) -> list[StatusIssue]:
     found = []
     run = feed.last_run
     if run is not None and run.state in _FAILED:
-        how = "was not consolidated" if run.state == RunState.CONSOLIDATION_SKIPPED else "failed"
+        how = "was not consolidated" if run.state == HarvestRunState.CONSOLIDATION_SKIPPED else "failed"
         what = f"its last run {how}: {run.error or 'partitions failed'}"
         hint = f"penstock harvest partitions {run.run_id}; then penstock harvest retry {run.run_id}"
         if run.started_at is None:  # one that never began is not taken up again

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import asyncpg
 
-from penstock.harvest.contract import PlanState, RunState, RunType
-from penstock.harvest.model import MACHINES, PLAN, RUN, Heatmap, Part
+from penstock.harvest.contract import HarvestRunState, HarvestRunType, PlanState
+from penstock.harvest.model import MACHINES, PLAN, RUN, Heatmap, PlannedPartition
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import Conflict
@@ -24,7 +24,7 @@ class PlanRow:
 
     run_id: UUID
     feed: str
-    run_type: RunType | None
+    run_type: HarvestRunType | None
     state: PlanState
     requested_by: str
     trace_id: str
@@ -37,8 +37,8 @@ class RunRow:
 
     run_id: UUID
     feed: str
-    run_type: RunType
-    state: RunState
+    run_type: HarvestRunType
+    state: HarvestRunState
     expected: int
     completed: int
     failed: int
@@ -76,10 +76,10 @@ async def close_breaker(tx: Connection, feed: str) -> None:
 
 
 async def ask(
-    tx: Connection, run_id: UUID, feed: str, run_type: RunType | None, by: str, now: datetime, trace_id: str
+    tx: Connection, run_id: UUID, feed: str, run_type: HarvestRunType | None, by: str, now: datetime, trace_id: str
 ) -> None:
     """Keep that a run is wanted."""
-    entry = journal.Entry(PLAN.name, str(run_id), None, PlanState.PLANNING.value, by, now)
+    entry = journal.JournalEntry(PLAN.name, str(run_id), None, PlanState.PLANNING.value, by, now)
     numbers = await journal.append(tx, [entry])
     await tx.execute(SQL["ask"], run_id, feed, run_type, by, now, trace_id, numbers)
 
@@ -88,7 +88,7 @@ async def plan(connection: Connection, run_id: UUID) -> PlanRow | None:
     row = await connection.fetchrow(SQL["plan"], run_id)
     if row is None:
         return None
-    wanted = RunType(row["run_type"]) if row["run_type"] else None
+    wanted = HarvestRunType(row["run_type"]) if row["run_type"] else None
     state = PlanState(row["state"])
     return PlanRow(run_id, row["feed"], wanted, state, row["requested_by"], row["trace_id"], row["watermark"])
 
@@ -99,16 +99,16 @@ async def settle_plan(
     """The plan became a run, or failed; False when it is settled already."""
     if await tx.fetchval(SQL["settle_plan"], run_id, state, counts, error, now) is None:
         return False
-    entry = journal.Entry(PLAN.name, str(run_id), PlanState.PLANNING.value, state.value, by, now, error)
+    entry = journal.JournalEntry(PLAN.name, str(run_id), PlanState.PLANNING.value, state.value, by, now, error)
     await tx.execute(SQL["note_plan_moves"], run_id, await journal.append(tx, [entry]))
     return True
 
 
 async def create_run(
-    tx: Connection, row: PlanRow, run_type: RunType, upper_bound: datetime, heatmap: Heatmap, now: datetime
+    tx: Connection, row: PlanRow, run_type: HarvestRunType, upper_bound: datetime, heatmap: Heatmap, now: datetime
 ) -> list[str]:
     """The run and its partitions, whose names are returned."""
-    entry = journal.Entry(RUN.name, str(row.run_id), None, RunState.CREATED.value, row.requested_by, now)
+    entry = journal.JournalEntry(RUN.name, str(row.run_id), None, HarvestRunState.CREATED.value, row.requested_by, now)
     numbers = await journal.append(tx, [entry])
     parts = [{"range": str(part.range), "count": part.count} for part in heatmap.parts]
     proof = {"total": heatmap.total, "sum": heatmap.sum, "counts": heatmap.counts, "rounds": heatmap.rounds}
@@ -131,7 +131,7 @@ async def create_run(
     return names
 
 
-def _columns(parts: Sequence[Part]) -> tuple[list[object], ...]:
+def _columns(parts: Sequence[PlannedPartition]) -> tuple[list[object], ...]:
     return (
         [part.range.kind for part in parts],
         [part.range.lower for part in parts],
@@ -146,17 +146,17 @@ async def run(connection: Connection, run_id: UUID, *, lock: bool = False) -> Ru
 
 
 async def move_run(
-    tx: Connection, run_id: UUID, current: RunState, move: str, by: str, now: datetime, reason: str | None = None
+    tx: Connection, run_id: UUID, current: HarvestRunState, move: str, by: str, now: datetime, reason: str | None = None
 ) -> bool:
     """Make *move* if the run stands at *current*; False when it does not."""
     sources, target = RUN.move(move).sources, RUN.move(move).target
     if current not in sources:  # another move may lead from here to there; this one does not
         where = " or ".join(state.value for state in sources)
         raise Conflict("BAD_MOVE", f"run {run_id} is {current.value}", hint=f"{move} is for a run that is {where}")
-    error = reason if target in (RunState.FAILED, RunState.CONSOLIDATION_SKIPPED) else None
+    error = reason if target in (HarvestRunState.FAILED, HarvestRunState.CONSOLIDATION_SKIPPED) else None
     if await tx.fetchval(SQL["move_run"], run_id, target, current, error, now) is None:
         return False
-    entry = journal.Entry(RUN.name, str(run_id), current.value, target.value, by, now, reason)
+    entry = journal.JournalEntry(RUN.name, str(run_id), current.value, target.value, by, now, reason)
     await tx.execute(SQL["note_moves"], run_id, await journal.append(tx, [entry]))
     return True
 
@@ -166,7 +166,9 @@ async def complete_run(
 ) -> None:
     """H8: the end of a run that is being consolidated; its caller holds it."""
     await tx.execute(SQL["complete_run"], run_id, now, reached, deleted)
-    entry = journal.Entry(RUN.name, str(run_id), RunState.CONSOLIDATING.value, RunState.COMPLETED.value, by, now)
+    entry = journal.JournalEntry(
+        RUN.name, str(run_id), HarvestRunState.CONSOLIDATING.value, HarvestRunState.COMPLETED.value, by, now
+    )
     await tx.execute(SQL["note_moves"], run_id, await journal.append(tx, [entry]))
 
 
@@ -200,8 +202,8 @@ def _run(row: asyncpg.Record) -> RunRow:
     return RunRow(
         row["run_id"],
         row["feed"],
-        RunType(row["run_type"]),
-        RunState(row["state"]),
+        HarvestRunType(row["run_type"]),
+        HarvestRunState(row["state"]),
         row["expected_workers"],
         row["completed_workers"],
         row["failed_workers"],

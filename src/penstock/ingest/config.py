@@ -10,7 +10,7 @@ from penstock.kernel.config.sections import Duration, Options, Secrets, Url
 _DAY = timedelta(days=1)
 
 
-class RetentionSection(Section):
+class IngestRetentionSection(Section):
     """§12.2, §13: how long things are kept."""
 
     quarantine: Duration = Field(30 * _DAY, description="Duplicates and broken files.")
@@ -43,5 +43,5 @@ class IngestSection(Section):
     poll: Duration = Field(timedelta(seconds=5), description="How often the watcher looks into the inboxes.")
     gc: Duration = Field(timedelta(hours=1), description="How often the watcher removes what is too old.")
     runs_at_once: int = Field(2, ge=1, le=64, description="How many suppliers the watcher serves at the same time.")
-    retention: RetentionSection = RetentionSection()
+    retention: IngestRetentionSection = IngestRetentionSection()
     alerts: AlertSection = AlertSection()

@@ -6,14 +6,14 @@ PREFIX = "/api/v1/ingest"
 SUPPLIER = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"  # the whole of its name
 
 
-class Status(StrEnum):
+class IngestRunStatus(StrEnum):
     """§10: how a run ended."""
 
     PASS = "PASS"  # noqa: S105 - no password
     FAIL = "FAIL"
 
 
-class RunState(StrEnum):
+class IngestRunState(StrEnum):
     """Where a run stands."""
 
     RUNNING = "RUNNING"
@@ -46,7 +46,7 @@ class FailureCode(StrEnum):
     INTERRUPTED = "INTERRUPTED"
 
 
-class Reason(StrEnum):
+class IngestReason(StrEnum):
     """I9: why a row is bad. The registry is docs/etl/reason_codes.yaml, and holds exactly these."""
 
     REQUIRED_MISSING = "REQUIRED_MISSING"

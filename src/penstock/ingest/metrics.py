@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from penstock.ingest.contract import Status
-from penstock.ingest.model import Alert, Standing
+from penstock.ingest.contract import IngestRunStatus
+from penstock.ingest.model import IngestAlert, SupplierStatus
 
 
 class IngestMetrics:
@@ -28,10 +28,10 @@ class IngestMetrics:
             "penstock_ingest_runs", "Runs that ended", ["supplier", "status", "code"], registry=registry
         )
 
-    def count(self, supplier: str, status: Status, code: str | None) -> None:
+    def count(self, supplier: str, status: IngestRunStatus, code: str | None) -> None:
         self._runs.labels(supplier, status.value, code or "").inc()
 
-    def show(self, standings: Sequence[Standing]) -> None:
+    def show(self, standings: Sequence[SupplierStatus]) -> None:
         """Set the gauges to how suppliers stand; those that are gone are shown no longer."""
         for gauge in (self._age, self._facts, self._inbox, self._broken, self._fails, self._equal, self._alerts):
             gauge.clear()
@@ -44,5 +44,5 @@ class IngestMetrics:
             self._broken.labels(name).set(one.broken)
             self._fails.labels(name).set(one.fails)
             self._equal.labels(name).set(one.equal_shas)
-            for alert in Alert:
+            for alert in IngestAlert:
                 self._alerts.labels(name, alert.value).set(alert in one.alerts)

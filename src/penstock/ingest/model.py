@@ -8,24 +8,27 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from penstock.ingest.contract import SUPPLIER, FailureCode, RunState, Status
+from penstock.ingest.contract import SUPPLIER, FailureCode, IngestRunState, IngestRunStatus
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Invalid, NotFound
-from penstock.kernel.machine import Machine, Move
+from penstock.kernel.machine import StateMachine, Transition
 
 _SUPPLIER = re.compile(SUPPLIER)
 _RUN_ID = re.compile(rf"(?P<supplier>{SUPPLIER})_\d{{8}}T\d{{6}}Z_[0-9a-f]{{6}}")
 
 
-RUN = Machine(
+RUN = StateMachine(
     "ingest.run",
-    RunState,
-    initial=RunState.RUNNING,
-    moves=[Move("pass", (RunState.RUNNING,), RunState.PASS), Move("fail", (RunState.RUNNING,), RunState.FAIL)],
+    IngestRunState,
+    initial=IngestRunState.RUNNING,
+    moves=[
+        Transition("pass", (IngestRunState.RUNNING,), IngestRunState.PASS),
+        Transition("fail", (IngestRunState.RUNNING,), IngestRunState.FAIL),
+    ],
 )
 
 
-class Failed(Exception):
+class RunFailed(Exception):
     """The run publishes nothing: a value that ends it, with its code and a sentence for people."""
 
     def __init__(self, code: FailureCode, message: str, hint: str | None = None) -> None:
@@ -75,7 +78,7 @@ def is_run_of(supplier: str, name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Arrival:
+class InboxFile:
     """A file in an inbox. *signature* changes whenever the file does."""
 
     supplier: str
@@ -88,7 +91,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Pointer:
+class CurrentPointer:
     """I11: which state is the current one. The fence only grows."""
 
     run_id: str
@@ -103,7 +106,7 @@ class Pointer:
 
 
 @dataclass(frozen=True)
-class Artifact:
+class RunArtifact:
     """A file a run left behind."""
 
     sha256: str
@@ -111,7 +114,7 @@ class Artifact:
 
 
 @dataclass
-class Stats:
+class RunStats:
     """§9.4: what became of the rows of a file."""
 
     good_rows: int = 0
@@ -172,7 +175,7 @@ def alive(categories: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Changes:
+class PublicationDiff:
     """I21: what a publication changed against the one before it."""
 
     added: int = 0
@@ -187,7 +190,7 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Failure:
+class RunFailure:
     """Why a run published nothing, as its manifest tells it."""
 
     code: FailureCode
@@ -196,7 +199,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class RunManifest:
     """§10: what is remembered of a run."""
 
     run_id: str
@@ -205,18 +208,18 @@ class Manifest:
     input_sha256: str | None
     started_at: datetime
     finished_at: datetime
-    status: Status
+    status: IngestRunStatus
     code_commit: str
     versions: Mapping[str, str]
     good_rows: int = 0
     bad_rows: int = 0
     input_size: int | None = None
-    failure: Failure | None = None
+    failure: RunFailure | None = None
     config_sha256: str | None = None
-    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    artifacts: Mapping[str, RunArtifact] = field(default_factory=dict)
     previous_run: str | None = None
     fence: int | None = None
-    changes: Changes | None = None
+    changes: PublicationDiff | None = None
     key: Sequence[str] = ()
     moved_to: str | None = None
 
@@ -248,7 +251,7 @@ class Manifest:
         }
 
 
-class Alert(StrEnum):
+class IngestAlert(StrEnum):
     """I13: what somebody should look at."""
 
     STATE_OLD = "STATE_OLD"
@@ -260,7 +263,7 @@ class Alert(StrEnum):
 
 
 @dataclass(frozen=True)
-class Standing:
+class SupplierStatus:
     """One supplier."""
 
     supplier: str
@@ -277,7 +280,7 @@ class Standing:
     last: Mapping[str, Any] | None
     config: str | None
     undelivered: list[str]
-    alerts: list[Alert]
+    alerts: list[IngestAlert]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

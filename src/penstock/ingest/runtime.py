@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from penstock.ingest.config import IngestSection
 from penstock.ingest.maintenance import chores
 from penstock.ingest.metrics import IngestMetrics
-from penstock.ingest.watcher import RunCommand, Watcher
-from penstock.ingest.workspace import Workplace
+from penstock.ingest.watcher import InboxWatcher, WatchCommand
+from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.db.database import Database
 from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.telemetry.telemetry import Telemetry
@@ -15,10 +15,10 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 
 @asynccontextmanager
 async def run_ingest(
-    place: Workplace, section: IngestSection, command: RunCommand, telemetry: Telemetry, db: Database | None
+    place: IngestWorkspace, section: IngestSection, command: WatchCommand, telemetry: Telemetry, db: Database | None
 ) -> AsyncIterator[None]:
     """I23: watch the inboxes of *place* until the end; with *db*, also delete the rows of old runs."""
-    watcher = Watcher(section, place, command, IngestMetrics(telemetry.registry))
+    watcher = InboxWatcher(section, place, command, IngestMetrics(telemetry.registry))
     async with AsyncExitStack() as stack:
         for chore in chores(section, db) if db is not None else ():
             await stack.enter_async_context(repeating(*chore))

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from penstock.ingest.state.reader import State, open_state
+from penstock.ingest.state.reader import PublishedState, open_state
 from penstock.ingest.tree.location import open_tree
 
-__all__ = ["State", "read_state"]
+__all__ = ["PublishedState", "read_state"]
 
 
 @contextmanager
-def read_state(root: str | Path, supplier: str, **options: str) -> Iterator[State]:
+def read_state(root: str | Path, supplier: str, **options: str) -> Iterator[PublishedState]:
     """The current state of *supplier* below *root*, a folder or s3://bucket/prefix with the *options* of its store.
 
     NotFound STATE_NOT_FOUND when nothing was published, Corrupt STATE_DAMAGED when it is not what was published.

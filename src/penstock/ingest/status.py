@@ -4,47 +4,55 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
 from penstock.ingest.api.queries import IngestViews
-from penstock.ingest.contract import Status
-from penstock.ingest.model import Alert, Standing
-from penstock.kernel.findings import Finding, Report, broken, late, several
+from penstock.ingest.contract import IngestRunStatus
+from penstock.ingest.model import IngestAlert, SupplierStatus
+from penstock.kernel.findings import PartReport, StatusIssue, broken, late, several
 from penstock.kernel.text import in_words
 
-_Told = tuple[Callable[..., Finding], Callable[[Standing], str], str]  # the hint may name the supplier
-_ALERTS: Mapping[Alert, _Told] = {
-    Alert.STATE_LOST: (broken, lambda _: "its published state is damaged or gone", "penstock ingest verify"),
-    Alert.CONFIG_BROKEN: (
+_Told = tuple[Callable[..., StatusIssue], Callable[[SupplierStatus], str], str]  # the hint may name the supplier
+_ALERTS: Mapping[IngestAlert, _Told] = {
+    IngestAlert.STATE_LOST: (broken, lambda _: "its published state is damaged or gone", "penstock ingest verify"),
+    IngestAlert.CONFIG_BROKEN: (
         broken,
         lambda one: f"its configuration cannot be used: {one.config}",
         "mend etl_ops/config/{supplier}.yaml; penstock ingest inspect FILE proposes one",
     ),
-    Alert.REPEATED_FAIL: (broken, lambda one: f"{several(one.fails, 'run')} in a row failed", "penstock ingest status"),
-    Alert.STATE_OLD: (
+    IngestAlert.REPEATED_FAIL: (
+        broken,
+        lambda one: f"{several(one.fails, 'run')} in a row failed",
+        "penstock ingest status",
+    ),
+    IngestAlert.STATE_OLD: (
         late,
         lambda one: f"its state is {in_words(timedelta(seconds=one.age_seconds or 0))} old",
         "has the supplier sent anything?",
     ),
-    Alert.SAME_FILE_AGAIN: (late, lambda one: f"sends the same file, {one.equal_shas} times now", "ask the supplier"),
-    Alert.UNDELIVERED: (late, lambda one: f"not delivered: {'; '.join(one.undelivered)}", "it is tried again"),
+    IngestAlert.SAME_FILE_AGAIN: (
+        late,
+        lambda one: f"sends the same file, {one.equal_shas} times now",
+        "ask the supplier",
+    ),
+    IngestAlert.UNDELIVERED: (late, lambda one: f"not delivered: {'; '.join(one.undelivered)}", "it is tried again"),
 }
 
 
-async def look(views: IngestViews) -> Report:
+async def look(views: IngestViews) -> PartReport:
     """How suppliers stand, and what is wrong with some."""
     suppliers = await views.suppliers()
     published = sum(1 for one in suppliers if one.run_id is not None)
     waiting = sum(len(one.inbox) for one in suppliers)
     summary = f"{several(len(suppliers), 'supplier')}, {published:,} published, {several(waiting, 'file')} in inboxes"
-    return Report(summary, [finding for one in suppliers for finding in _of(one)])
+    return PartReport(summary, [finding for one in suppliers for finding in _of(one)])
 
 
-def _of(one: Standing) -> list[Finding]:
+def _of(one: SupplierStatus) -> list[StatusIssue]:
     found = [
         made(one.supplier, what(one), hint.format(supplier=one.supplier))
         for alert in one.alerts
         for made, what, hint in [_ALERTS[alert]]
     ]
     last = one.last
-    if last is not None and last.get("status") == Status.FAIL and Alert.REPEATED_FAIL not in one.alerts:
+    if last is not None and last.get("status") == IngestRunStatus.FAIL and IngestAlert.REPEATED_FAIL not in one.alerts:
         what = f"its last run failed: {last.get('failure_code')}; the state before it is served"
         if one.run_id is None:
             what = f"its last run failed: {last.get('failure_code')}; nothing is published yet"

@@ -12,9 +12,9 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from penstock.flows.contract import NAME
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Failed
+from penstock.ingest.model import RunFailed
 from penstock.kernel.config import loader
-from penstock.kernel.config.loader import Misplaced, SecretRef, Section
+from penstock.kernel.config.loader import MisplacedKey, SecretRef, Section
 from penstock.kernel.config.sections import Url
 from penstock.kernel.errors import BadConfig, PenstockError
 
@@ -56,7 +56,7 @@ class WebhookTarget(Section):
     secret: SecretRef | None = Field(None, description="Signs the body: X-Penstock-Signature, HMAC-SHA256.")
 
 
-class Target(Section):
+class DeliveryTarget(Section):
     """I23: who is told of a publication."""
 
     dictionary: DictionaryTarget | None = None
@@ -121,7 +121,7 @@ Pattern = Annotated[str, AfterValidator(_compiled)]
 Form = Annotated[str, AfterValidator(_readable)]
 
 
-class Format(StrEnum):
+class FileFormat(StrEnum):
     """I17: what suppliers send."""
 
     AUTO = "auto"
@@ -135,10 +135,10 @@ class Format(StrEnum):
     XML = "xml"
 
 
-WORKBOOKS = (Format.XLSX, Format.XLS, Format.XLSB, Format.ODS)
+WORKBOOKS = (FileFormat.XLSX, FileFormat.XLS, FileFormat.XLSB, FileFormat.ODS)
 
 
-class Kind(StrEnum):
+class ColumnType(StrEnum):
     """I18: what a column's text becomes."""
 
     STRING = "string"
@@ -150,22 +150,22 @@ class Kind(StrEnum):
     ENUM = "enum"
 
 
-_NUMBERS = (Kind.INTEGER, Kind.MONEY, Kind.DECIMAL)
+_NUMBERS = (ColumnType.INTEGER, ColumnType.MONEY, ColumnType.DECIMAL)
 _DEFAULTS = {
-    Kind.STRING: r"[\s\S]*",
-    Kind.DECIMAL: r"-?\d+(?:\.\d{{{scale}}})?",
-    Kind.DATE: r"\d{{4}}-\d\d-\d\d",
-    Kind.DATETIME: r"\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d",
+    ColumnType.STRING: r"[\s\S]*",
+    ColumnType.DECIMAL: r"-?\d+(?:\.\d{{{scale}}})?",
+    ColumnType.DATE: r"\d{{4}}-\d\d-\d\d",
+    ColumnType.DATETIME: r"\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d",
 }
 
 
-class Column(Section):
+class SupplierColumn(Section):
     """One field of the payload."""
 
     source: Place | Annotated[list[Place], Field(min_length=1)] = Field(
         alias="from", description="The column's header, some spellings of it, or its number."
     )
-    type: Kind = Field(Kind.STRING, description="What its cells become.")
+    type: ColumnType = Field(ColumnType.STRING, description="What its cells become.")
     required: bool = Field(False, description="Whether a row without it is bad, and a file without the column too.")
     empty: list[str] = Field(default_factory=list, description="Texts that mean nothing is there, such as '-'.")
     default: str | int | bool | None = Field(None, description="What an empty cell becomes.")
@@ -201,10 +201,10 @@ class Column(Section):
 
     def _fits(self, default: str | int | bool) -> bool:
         """Whether a value could be what a cell becomes."""
-        if self.type is Kind.ENUM:
+        if self.type is ColumnType.ENUM:
             known = self.values.values() if isinstance(self.values, dict) else self.values or []
             return all(type(default) is type(value) for value in known)
-        if self.type in (Kind.INTEGER, Kind.MONEY):
+        if self.type in (ColumnType.INTEGER, ColumnType.MONEY):
             return type(default) is int and abs(default) <= LARGEST
         return (
             isinstance(default, str)
@@ -213,10 +213,14 @@ class Column(Section):
 
     @model_validator(mode="after")
     def _fits_its_type(self) -> Self:
-        _only(self.values is None or self.type is Kind.ENUM, "values", "only an enum has values")
-        _only(self.type is not Kind.ENUM or bool(self.values), "values", "an enum needs values")
-        _only(not self.formats or self.type in (Kind.DATE, Kind.DATETIME), "formats", "only dates have formats")
-        _only(not self.at_least or self.type is Kind.INTEGER, "at_least", "only an integer can be at least")
+        _only(self.values is None or self.type is ColumnType.ENUM, "values", "only an enum has values")
+        _only(self.type is not ColumnType.ENUM or bool(self.values), "values", "an enum needs values")
+        _only(
+            not self.formats or self.type in (ColumnType.DATE, ColumnType.DATETIME),
+            "formats",
+            "only dates have formats",
+        )
+        _only(not self.at_least or self.type is ColumnType.INTEGER, "at_least", "only an integer can be at least")
         kinds = {type(value) for value in self.values.values()} if isinstance(self.values, dict) else {str}
         _only(len(kinds) <= 1, "values", "the values of an enum are all texts, all numbers or all booleans")
         numbers = [number for number in (self.min, self.max) if number is not None]
@@ -226,7 +230,7 @@ class Column(Section):
         return self
 
 
-class Sheets(Section):
+class SheetSelection(Section):
     """Which sheets of a workbook (or files of an archive) count, and how their categories are called."""
 
     only: list[Name] | None = Field(None, description="These; without it, all that are visible.")
@@ -234,10 +238,10 @@ class Sheets(Section):
     category: Literal["name", "number"] = Field("name", description="`number` calls the 14th sheet sheet14.")
 
 
-class Source(Section):
+class SupplierSource(Section):
     """How a file is read. What is `auto` is found out; `penstock ingest inspect` shows what it would find."""
 
-    format: Format = Field(Format.AUTO, description="By content, not by name, when `auto`.")
+    format: FileFormat = Field(FileFormat.AUTO, description="By content, not by name, when `auto`.")
     encoding: Encoding = Field("auto", description="Of text.")
     delimiter: str = Field("auto", description="One character, or `auto`.")
     quote: str = Field('"', max_length=1, description="Empty: quotes mean nothing.")
@@ -245,7 +249,7 @@ class Source(Section):
     header_rows: int = Field(1, ge=1, le=3, description="Two-row headers are joined as 'Price / retail'.")
     exact: bool = Field(False, description="A column that is not mapped is a mismatch.")
     skip_rows: list[Pattern] = Field(default_factory=list, description="Rows whose first text matches, such as totals.")
-    sheets: Sheets = Sheets()
+    sheets: SheetSelection = SheetSelection()
     records: str | None = Field(None, description="Where the records are: data.items in JSON, the element in XML.")
 
     @field_validator("delimiter")
@@ -270,7 +274,7 @@ class Source(Section):
         return header
 
 
-class Guards(Section):
+class PublishGuards(Section):
     """I20: how far a snapshot may be from the one before it; beyond that the run fails."""
 
     max_drop_percent: float | None = Field(None, ge=0, le=100, description="Facts that may be fewer.")
@@ -282,7 +286,7 @@ class Guards(Section):
     )
 
 
-class Limits(Section):
+class SupplierLimits(Section):
     """What a file may cost at most."""
 
     max_bytes: int = Field(20_000_000_000, ge=1, description="Bytes of the file, unpacked.")
@@ -307,15 +311,17 @@ class Supplier(Section):
         "drop", description="`hold_last`: the last good fact of the row's key stays."
     )
     keep_raw: bool = Field(False, description="Bad rows carry the column and what stood there.")
-    source: Source = Source()
-    columns: dict[Name, Column] = Field(default_factory=dict, description="Without any, every column is a text.")
+    source: SupplierSource = SupplierSource()
+    columns: dict[Name, SupplierColumn] = Field(
+        default_factory=dict, description="Without any, every column is a text."
+    )
     key: list[Name] = Field(default_factory=list, description="What tells facts apart: columns, and `category_key`.")
     duplicate_keys: Literal["first", "last", "fail", "keep"] = Field(
         "first", description="Which of several rows with one key counts; `fail` the run, or `keep` all."
     )
-    guards: Guards = Guards()
-    limits: Limits = Limits()
-    targets: list[Target] = Field(default_factory=list)
+    guards: PublishGuards = PublishGuards()
+    limits: SupplierLimits = SupplierLimits()
+    targets: list[DeliveryTarget] = Field(default_factory=list)
     max_state_age_hours: float | None = Field(
         None, gt=0, le=_AGES, description="I13: older than this, the state is told of."
     )
@@ -324,18 +330,18 @@ class Supplier(Section):
     def _names_what_there_is(self) -> Self:
         for place, name in enumerate(self.key):
             if self.columns and name not in self.columns and name != CATEGORY:
-                raise Misplaced(("key", place), f"there is no column {name!r}; columns: {', '.join(self.columns)}")
+                raise MisplacedKey(("key", place), f"there is no column {name!r}; columns: {', '.join(self.columns)}")
         if len({target.digest for target in self.targets}) < len(self.targets):
-            raise Misplaced(("targets",), "a target is there twice; two runs of a flow are two flows")
+            raise MisplacedKey(("targets",), "a target is there twice; two runs of a flow are two flows")
         if any(target.dictionary for target in self.targets) and (len(self.key) != 1 or self.key == [CATEGORY]):
-            raise Misplaced(("targets",), "a dictionary has one key: give `key` one column")
+            raise MisplacedKey(("targets",), "a dictionary has one key: give `key` one column")
         if any(target.dictionary for target in self.targets) and self.duplicate_keys == "keep":
-            raise Misplaced(("duplicate_keys",), "a dictionary has every key once: `keep` cannot go with it")
+            raise MisplacedKey(("duplicate_keys",), "a dictionary has every key once: `keep` cannot go with it")
         if len(set(self.key)) < len(self.key):
-            raise Misplaced(("key",), "a column is in it twice")
+            raise MisplacedKey(("key",), "a column is in it twice")
         needs_key = self.on_bad_row == "hold_last" or self.guards.max_vanished_keys_percent is not None
         if needs_key and not self.key:
-            raise Misplaced(("key",), "hold_last and max_vanished_keys_percent need a key")
+            raise MisplacedKey(("key",), "hold_last and max_vanished_keys_percent need a key")
         return self
 
 
@@ -349,14 +355,16 @@ def load_supplier(file: Path, shown: str | None = None) -> tuple[Supplier, str]:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     except FileNotFoundError:
         hint = f"`penstock ingest inspect FILE` proposes one; put it at {name}"
-        raise Failed(FailureCode.CONFIG_DQ_MISSING, f"there is no {name}", hint) from None
+        raise RunFailed(FailureCode.CONFIG_DQ_MISSING, f"there is no {name}", hint) from None
     except OSError as error:
-        raise Failed(FailureCode.CONFIG_INVALID, f"cannot read {name}: {error.strerror}", "let us read it") from error
+        raise RunFailed(
+            FailureCode.CONFIG_INVALID, f"cannot read {name}: {error.strerror}", "let us read it"
+        ) from error
     try:
         return loader.load(Supplier, file, {}), digest
     except BadConfig as error:
         said = error.message.replace(str(file), name)
-        raise Failed(_code(error), said, "docs/ingest.md lists all that can be set") from error
+        raise RunFailed(_code(error), said, "docs/ingest.md lists all that can be set") from error
 
 
 def _code(error: PenstockError) -> FailureCode:
@@ -368,4 +376,4 @@ def _code(error: PenstockError) -> FailureCode:
 
 def _only(holds: bool, key: str, message: str) -> None:
     if not holds:
-        raise Misplaced((key,), message)
+        raise MisplacedKey((key,), message)

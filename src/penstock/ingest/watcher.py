@@ -13,11 +13,11 @@ import orjson
 import structlog
 
 from penstock.ingest.config import IngestSection
-from penstock.ingest.contract import Status
+from penstock.ingest.contract import IngestRunStatus
 from penstock.ingest.metrics import IngestMetrics
-from penstock.ingest.model import Failed
+from penstock.ingest.model import RunFailed
 from penstock.ingest.run import ledger, select
-from penstock.ingest.workspace import Workplace
+from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.errors import Conflict, PenstockError
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.periodic import repeating
@@ -28,17 +28,19 @@ _PATIENCE = 30.0
 
 
 @dataclass(frozen=True)
-class RunCommand:
+class WatchCommand:
     """How a run is started as a process of its own: arguments of `penstock ingest run`, and its environment."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
 
 
-class Watcher:
+class InboxWatcher:
     """Looks into the inboxes now and then, and runs what is ready."""
 
-    def __init__(self, section: IngestSection, place: Workplace, command: RunCommand, metrics: IngestMetrics) -> None:
+    def __init__(
+        self, section: IngestSection, place: IngestWorkspace, command: WatchCommand, metrics: IngestMetrics
+    ) -> None:
         self._section = section
         self._place = place
         self._command = command
@@ -93,7 +95,7 @@ class Watcher:
         tree = self._place.tree
         try:
             window = self._place.config(supplier).file_stability_window
-        except Failed as failed:
+        except RunFailed as failed:
             self._say(supplier, failed)
             return False
         self._said.pop(supplier, None)
@@ -111,7 +113,7 @@ class Watcher:
             return False  # somebody runs it by hand
         return bool(ready.arrivals)
 
-    def _say(self, supplier: str, failed: Failed) -> None:
+    def _say(self, supplier: str, failed: RunFailed) -> None:
         """Once, not at every look."""
         if self._said.get(supplier) != failed.message:
             self._said[supplier] = failed.message
@@ -156,7 +158,7 @@ class Watcher:
         if manifest is None:
             log.info("ingest_nothing_to_do", reason=outcome["reason"], moved=outcome["moved"])
             return
-        self._metrics.count(supplier, Status(manifest["status"]), manifest["failure_code"])
+        self._metrics.count(supplier, IngestRunStatus(manifest["status"]), manifest["failure_code"])
         names = ("run_id", "status", "failure_code", "failure", "good_rows", "bad_rows", "moved_to")
         log.info("ingest_run_ended", **{name: manifest[name] for name in names})
 

@@ -6,20 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.ingest.config import IngestSection
-from penstock.ingest.deliver.deliveries import Deliveries
-from penstock.ingest.model import Failed, Standing, checked_supplier, no_supplier, supplier_of
-from penstock.ingest.run.hooks import Hooks, Outcome
+from penstock.ingest.deliver.deliveries import TargetDeliveries
+from penstock.ingest.model import RunFailed, SupplierStatus, checked_supplier, no_supplier, supplier_of
+from penstock.ingest.run.hooks import RunHooks, RunOutcome
 from penstock.ingest.run.recorder import DatabaseRecorder
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.state import reader
-from penstock.ingest.state.diff import Comparison, compare_runs
-from penstock.ingest.state.retention import Swept, sweep
+from penstock.ingest.state.diff import StateComparison, compare_runs
+from penstock.ingest.state.retention import RetentionResult, sweep
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.async_bridge import Bridge
+from penstock.ingest.tree.async_bridge import AsyncBridge
 from penstock.ingest.tree.location import make_tree
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import FileTree
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig, Invalid, NotFound
@@ -29,16 +29,18 @@ OpenDatabase = Callable[[], AbstractAsyncContextManager[Database]]
 
 
 @contextmanager
-def workplace(section: IngestSection, open_database: OpenDatabase | None) -> Iterator["Workplace"]:
+def workplace(section: IngestSection, open_database: OpenDatabase | None) -> Iterator["IngestWorkspace"]:
     """Open the tree of *section*, for runs that are recorded in a database if there is one; close it at the end."""
-    with closing(Bridge()) as bridge, closing(make_tree(section.root or ".", section)) as tree:
-        yield Workplace(section, tree, bridge, open_database)
+    with closing(AsyncBridge()) as bridge, closing(make_tree(section.root or ".", section)) as tree:
+        yield IngestWorkspace(section, tree, bridge, open_database)
 
 
-class Workplace:
+class IngestWorkspace:
     """What can be done with one tree."""
 
-    def __init__(self, section: IngestSection, tree: Tree, bridge: Bridge, open_database: OpenDatabase | None) -> None:
+    def __init__(
+        self, section: IngestSection, tree: FileTree, bridge: AsyncBridge, open_database: OpenDatabase | None
+    ) -> None:
         self.tree = tree
         self._section = section
         self._bridge = bridge
@@ -46,7 +48,7 @@ class Workplace:
         self._holder = worker_name("ingest")
         self._clock: Clock = SystemClock()
 
-    def run(self, supplier: str, hooks: Hooks, *, waits: bool) -> Outcome:
+    def run(self, supplier: str, hooks: RunHooks, *, waits: bool) -> RunOutcome:
         """One run, and then whoever is to be told of what is published."""
         checked_supplier(supplier)
         with ExitStack() as stack:
@@ -62,16 +64,16 @@ class Workplace:
         """I23: what came of telling the targets of the current state that have not been told."""
         try:
             config = self.config(supplier)
-        except Failed:
+        except RunFailed:
             return {}
-        return Deliveries(self.tree, supplier, config, self._bridge, self._clock).deliver()
+        return TargetDeliveries(self.tree, supplier, config, self._bridge, self._clock).deliver()
 
     def config(self, supplier: str) -> Supplier:
         """The supplier's configuration; Failed when there is none that can be used."""
         with self.tree.config(supplier) as file:
             return load_supplier(file, self.tree.uri(paths.config(supplier)))[0]
 
-    def compare(self, supplier: str, before: str | None, after: str | None, limit: int) -> Comparison:
+    def compare(self, supplier: str, before: str | None, after: str | None, limit: int) -> StateComparison:
         """I21: what one publication changed against another, by default the current one against the one before."""
         checked_supplier(supplier)
         after = after or reader.current(self.tree, supplier).run_id
@@ -84,10 +86,10 @@ class Workplace:
             )
         try:
             return compare_runs(self.tree, self.config(supplier), before, after, limit)
-        except Failed as failed:
+        except RunFailed as failed:
             raise BadConfig(failed.code.value, failed.message, hint=failed.hint) from failed
 
-    def sweep(self, *, is_dry: bool) -> Swept:
+    def sweep(self, *, is_dry: bool) -> RetentionResult:
         """I12: remove what is too old."""
         return sweep(self.tree, self._section.retention, self._clock, self._holder, is_dry=is_dry)
 
@@ -98,7 +100,7 @@ class Workplace:
             raise no_supplier(only, known)
         return known if only is None else [only]
 
-    def standings(self, supplier: str | None = None) -> list[Standing]:
+    def standings(self, supplier: str | None = None) -> list[SupplierStatus]:
         """Where suppliers stand."""
         now = self._clock.now()
         return [standing(self.tree, one, self._section.alerts, now) for one in self.suppliers(supplier)]

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 
 
-class Severity(StrEnum):
+class IssueSeverity(StrEnum):
     """BROKEN will not mend itself; LATE may, and should be watched."""
 
     BROKEN = "BROKEN"
@@ -14,10 +14,10 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StatusIssue:
     """What is wrong with *subject*, since when, and what to do about it."""
 
-    severity: Severity
+    severity: IssueSeverity
     subject: str
     what: str
     hint: str | None = None
@@ -25,19 +25,19 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PartReport:
     """How a part stands, in a line, and what is wrong with it."""
 
     summary: str
-    findings: Sequence[Finding] = ()
+    findings: Sequence[StatusIssue] = ()
 
 
-def broken(subject: str, what: str, hint: str | None = None, since: datetime | None = None) -> Finding:
-    return Finding(Severity.BROKEN, subject, what, hint, since)
+def broken(subject: str, what: str, hint: str | None = None, since: datetime | None = None) -> StatusIssue:
+    return StatusIssue(IssueSeverity.BROKEN, subject, what, hint, since)
 
 
-def late(subject: str, what: str, hint: str | None = None, since: datetime | None = None) -> Finding:
-    return Finding(Severity.LATE, subject, what, hint, since)
+def late(subject: str, what: str, hint: str | None = None, since: datetime | None = None) -> StatusIssue:
+    return StatusIssue(IssueSeverity.LATE, subject, what, hint, since)
 
 
 def several(number: int, one: str, more: str | None = None) -> str:

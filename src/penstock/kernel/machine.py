@@ -11,7 +11,7 @@ S = TypeVar("S", bound=StrEnum)
 
 
 @dataclass(frozen=True)
-class Move(Generic[S]):
+class Transition(Generic[S]):
     """A named step from any of *sources* to *target*."""
 
     name: str
@@ -19,7 +19,7 @@ class Move(Generic[S]):
     target: S
 
 
-class Machine(Generic[S]):
+class StateMachine(Generic[S]):
     """States, the moves between them, and named groups of states."""
 
     def __init__(
@@ -28,14 +28,14 @@ class Machine(Generic[S]):
         states: type[S],
         *,
         initial: S,
-        moves: Iterable[Move[S]],
+        moves: Iterable[Transition[S]],
         groups: Mapping[str, Iterable[S]] | None = None,
     ) -> None:
         self.name = name
         self.states = states
         self.initial = initial
         declared = list(moves)
-        self.moves: Mapping[str, Move[S]] = {move.name: move for move in declared}
+        self.moves: Mapping[str, Transition[S]] = {move.name: move for move in declared}
         self.groups: Mapping[str, tuple[S, ...]] = {group: tuple(members) for group, members in (groups or {}).items()}
         self._refuse_nonsense(declared)
 
@@ -67,7 +67,7 @@ class Machine(Generic[S]):
             current=current.value,
         )
 
-    def move(self, name: str) -> Move[S]:
+    def move(self, name: str) -> Transition[S]:
         """The move of that name, or NotFound."""
         if name not in self.moves:
             raise NotFound("UNKNOWN_MOVE", f"{self.name} has no move {name!r}", hint=f"moves: {', '.join(self.moves)}")
@@ -92,7 +92,7 @@ class Machine(Generic[S]):
         """The CHECK condition a column of this machine carries."""
         return f"{column} IN {_tuple(self.states)}"
 
-    def _refuse_nonsense(self, moves: list[Move[S]]) -> None:
+    def _refuse_nonsense(self, moves: list[Transition[S]]) -> None:
         if len(moves) != len(self.moves):
             raise ValueError(f"machine {self.name}: two moves have one name")
         reachable, grown = {self.initial}, True

@@ -32,7 +32,7 @@ def in_words(span: timedelta) -> str:
     return f"{seconds} second{'' if seconds == 1 else 's'}"
 
 
-class Hiding:
+class SecretMask:
     """Puts something else where one of *secrets* stands: as it is, and as JSON spells it."""
 
     def __init__(self, secrets: Iterable[str]) -> None:

@@ -8,26 +8,26 @@ from fastapi.responses import StreamingResponse
 
 from penstock.kernel.http.app import of_the_house, service
 from penstock.kernel.http.auth import Principal
-from penstock.kernel.states.event_stream import EVENT_STREAM, Live
+from penstock.kernel.states.event_stream import EVENT_STREAM, LiveEvents
 from penstock.overview import schemas
 from penstock.overview.contract import EVENTS, LAST_LIMIT, PREFIX, STATUS, Part
-from penstock.overview.events import MACHINES, AllEvents, told
+from penstock.overview.events import MACHINES, EventHistory, told
 from penstock.overview.status import StatusBoard
 
 routes = APIRouter(prefix=PREFIX, tags=["overview"])
 Operator = Annotated[Principal, Depends(of_the_house("events and status of all parts"))]
 
 
-async def _watching(request: Request, _caller: Operator) -> AsyncIterator[Live]:
+async def _watching(request: Request, _caller: Operator) -> AsyncIterator[LiveEvents]:
     """The journals' tails, with room for one more event stream."""
-    live = service(request, AllEvents)
+    live = service(request, EventHistory)
     async with live.watching():
         yield live
 
 
 @routes.get(EVENTS, response_class=StreamingResponse, responses={200: {"content": {EVENT_STREAM: {}}}})
 async def events(
-    live: Annotated[Live, Depends(_watching)],
+    live: Annotated[LiveEvents, Depends(_watching)],
     part: Annotated[list[Part] | None, Query(description="Only of these parts.")] = None,
     subject: Annotated[str, Query(max_length=1_000, description="Only subjects that begin so.")] = "",
     last: Annotated[int, Query(ge=0, le=LAST_LIMIT, description="Begin with so many moves already made.")] = 0,
@@ -43,6 +43,6 @@ async def events(
 
 
 @routes.get(STATUS)
-async def status(request: Request, _caller: Operator) -> schemas.Status:
+async def status(request: Request, _caller: Operator) -> schemas.StatusReport:
     """What is late or broken, in all parts, and what to do next."""
     return await service(request, StatusBoard).status()

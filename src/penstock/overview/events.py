@@ -7,15 +7,15 @@ from penstock.flows import model as flows
 from penstock.harvest import model as harvest
 from penstock.ingest import model as ingest
 from penstock.kernel.db.database import Database
-from penstock.kernel.machine import Machine
-from penstock.kernel.states.event_stream import Live, Ringing, Tail
-from penstock.kernel.states.journal import Noted
+from penstock.kernel.machine import StateMachine
+from penstock.kernel.states.event_stream import ChangeNotifications, JournalTail, LiveEvents
+from penstock.kernel.states.journal import StoredEntry
 from penstock.overview import schemas
 from penstock.overview.contract import Part
 from penstock.refdata import model as refdata
 from penstock.tracking import model as tracking
 
-MACHINES: Mapping[Part, Sequence[Machine[Any]]] = {
+MACHINES: Mapping[Part, Sequence[StateMachine[Any]]] = {
     Part.TRACKING: list(tracking.MACHINES.values()),
     Part.REFDATA: [refdata.UPDATE, refdata.SNAPSHOT],
     Part.INGEST: [ingest.RUN],
@@ -25,25 +25,27 @@ MACHINES: Mapping[Part, Sequence[Machine[Any]]] = {
 PART_OF: Mapping[str, Part] = {machine.name: part for part, machines in MACHINES.items() for machine in machines}
 
 
-class AllEvents(Live):
+class EventHistory(LiveEvents):
     """The stream of the moves of all parts."""
 
 
-def all_moves(databases: Mapping[Part, Database], bells: Sequence[Ringing]) -> AllEvents:
+def all_moves(databases: Mapping[Part, Database], bells: Sequence[ChangeNotifications]) -> EventHistory:
     """The moves of all parts. Parts whose database is the same have one journal, told in its order."""
     machines: dict[Database, list[str]] = {}
     for part, db in databases.items():
         machines.setdefault(db, []).extend(machine.name for machine in MACHINES[part])
-    return AllEvents([Tail(db, names) for db, names in machines.items()], bells)
+    return EventHistory([JournalTail(db, names) for db, names in machines.items()], bells)
 
 
-def told(subject: str) -> Callable[[Noted], schemas.Event | None]:
+def told(subject: str) -> Callable[[StoredEntry], schemas.OverviewEvent | None]:
     """What is told of a move to those who watch subjects that begin so."""
 
-    def fitting(noted: Noted) -> schemas.Event | None:
+    def fitting(noted: StoredEntry) -> schemas.OverviewEvent | None:
         entry = noted.entry
         if not entry.subject.startswith(subject):
             return None
-        return schemas.Event(part=PART_OF[entry.machine], **{name: getattr(entry, name) for name in entry.__slots__})
+        return schemas.OverviewEvent(
+            part=PART_OF[entry.machine], **{name: getattr(entry, name) for name in entry.__slots__}
+        )
 
     return fitting

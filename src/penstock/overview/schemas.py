@@ -4,16 +4,16 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.kernel.findings import Severity
-from penstock.kernel.http.schemas import Moved
+from penstock.kernel.findings import IssueSeverity
+from penstock.kernel.http.schemas import MoveSchema
 from penstock.overview.contract import Part
 
 
-class _Told(BaseModel):
+class _OverviewModel(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
-class Event(Moved):
+class OverviewEvent(MoveSchema):
     """One move of one subject."""
 
     part: Part
@@ -21,25 +21,25 @@ class Event(Moved):
     subject: str
 
 
-class Finding(_Told):
+class IssueView(_OverviewModel):
     """What somebody should look at."""
 
-    severity: Severity
+    severity: IssueSeverity
     subject: str
     what: str
     hint: str | None = Field(description="What to do about it.")
     since: datetime | None
 
 
-class PartStatus(_Told):
+class PartStatus(_OverviewModel):
     """How one part stands."""
 
     part: str
     summary: str
-    findings: list[Finding]
+    findings: list[IssueView]
 
 
-class Status(_Told):
+class StatusReport(_OverviewModel):
     """What is late or broken, in all parts; `status` is the worst of it."""
 
     status: str = Field(description="OK, LATE or BROKEN.")

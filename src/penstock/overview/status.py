@@ -8,38 +8,38 @@ import structlog
 
 from penstock import __version__
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.findings import Report, Severity, broken, several
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.findings import IssueSeverity, PartReport, broken, several
+from penstock.kernel.http.health import LivenessPulse
 from penstock.overview import schemas
 
 OK = "OK"
 PLATFORM = "platform"
 _PATIENCE = 10.0
 
-Look = Callable[[], Awaitable[Report]]
+Look = Callable[[], Awaitable[PartReport]]
 
 
 class StatusBoard:
     """The looks of all parts, under their names."""
 
-    def __init__(self, pulse: Pulse, looks: Mapping[str, Look], now: Callable[[], datetime]) -> None:
+    def __init__(self, pulse: LivenessPulse, looks: Mapping[str, Look], now: Callable[[], datetime]) -> None:
         self._looks: Mapping[str, Look] = {PLATFORM: self._platform, **looks}
         self._pulse = pulse
         self._now = now
 
-    async def status(self) -> schemas.Status:
+    async def status(self) -> schemas.StatusReport:
         reports = await asyncio.gather(*(_report(name, look) for name, look in self._looks.items()))
         parts = [
             schemas.PartStatus(
-                part=name, summary=report.summary, findings=[*map(schemas.Finding.model_validate, report.findings)]
+                part=name, summary=report.summary, findings=[*map(schemas.IssueView.model_validate, report.findings)]
             )
             for name, report in zip(self._looks, reports, strict=True)
         ]
         found = {finding.severity for report in reports for finding in report.findings}
-        worst = next((one.value for one in Severity if one in found), OK)
-        return schemas.Status(status=worst, at=self._now(), version=__version__, parts=parts)
+        worst = next((one.value for one in IssueSeverity if one in found), OK)
+        return schemas.StatusReport(status=worst, at=self._now(), version=__version__, parts=parts)
 
-    async def _platform(self) -> Report:
+    async def _platform(self) -> PartReport:
         """What all parts stand on."""
         components = (await self._pulse.health()).components
         down = {name: one for name, one in components.items() if one.status == "DOWN"}
@@ -47,10 +47,10 @@ class StatusBoard:
             broken(name, f"does not work: {one.code or 'no answer'}", one.detail or "penstock doctor")
             for name, one in sorted(down.items())
         ]
-        return Report(f"{len(components) - len(down)} of {several(len(components), 'component')} up", findings)
+        return PartReport(f"{len(components) - len(down)} of {several(len(components), 'component')} up", findings)
 
 
-async def _report(name: str, look: Look) -> Report:
+async def _report(name: str, look: Look) -> PartReport:
     try:
         async with asyncio.timeout(_PATIENCE):
             return await look()
@@ -63,5 +63,5 @@ async def _report(name: str, look: Look) -> Report:
         return _silent(name, f"the look at it failed: {type(error).__name__}", "see the server's log")
 
 
-def _silent(name: str, what: str, hint: str | None) -> Report:
-    return Report("cannot tell how it stands", [broken(name, what, hint)])
+def _silent(name: str, what: str, hint: str | None) -> PartReport:
+    return PartReport("cannot tell how it stands", [broken(name, what, hint)])

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-from penstock.kernel.http.client import Answer, ApiClient, Json
+from penstock.kernel.http.client import ApiClient, HttpResponse, Json
 from penstock.refdata.contract import PREFIX, Command, encode
 
 _SILENT_FOR = 60.0  # seconds; a feed says something every 15
@@ -62,23 +62,25 @@ class PodClient(ApiClient):
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 30) -> None:
         super().__init__(url, PREFIX, token=token, timeout=timeout)
 
-    async def item(self, tenant: str, dict_code: str, key: str, *, least: int | None = None) -> Answer:
+    async def item(self, tenant: str, dict_code: str, key: str, *, least: int | None = None) -> HttpResponse:
         """One item; NotFound when there is none."""
         return await self._read(tenant, dict_code, f"items{_name(key)}", least)
 
-    async def items(self, tenant: str, dict_code: str, keys: Sequence[str], *, least: int | None = None) -> Answer:
+    async def items(
+        self, tenant: str, dict_code: str, keys: Sequence[str], *, least: int | None = None
+    ) -> HttpResponse:
         """Several items, of one version."""
         query = "&".join(f"key={quote(key, safe='')}" for key in keys)
         return await self._read(tenant, dict_code, f"items?{query}", least)
 
     async def page(
         self, tenant: str, dict_code: str, *, cursor: str | None = None, least: int | None = None, limit: int = 10_000
-    ) -> Answer:
+    ) -> HttpResponse:
         """Some of all items; with the `next` of the page before, those after it, of the same version."""
         after = f"&cursor={cursor}" if cursor else ""
         return await self._read(tenant, dict_code, f"all?limit={limit}{after}", None if cursor else least)
 
-    async def version(self, tenant: str, dict_code: str, *, least: int | None = None) -> Answer:
+    async def version(self, tenant: str, dict_code: str, *, least: int | None = None) -> HttpResponse:
         """The version it is at."""
         return await self._read(tenant, dict_code, "version", least)
 
@@ -96,12 +98,12 @@ class PodClient(ApiClient):
         async with self._stream(address, silent_for=_SILENT_FOR) as events:
             yield ({"event": event.name, **event.data} async for event in events)
 
-    async def _read(self, tenant: str, dict_code: str, rest: str, least: int | None) -> Answer:
+    async def _read(self, tenant: str, dict_code: str, rest: str, least: int | None) -> HttpResponse:
         headers = {} if least is None else {"X-Min-Version": str(least)}
         return await self._exchange("GET", f"{_name(tenant)}/dictionaries{_name(dict_code)}/{rest}", headers=headers)
 
 
-def version_of(answer: Answer) -> int:
+def version_of(answer: HttpResponse) -> int:
     """The version an answer is of."""
     return int(answer.headers["X-Dict-Version"])
 

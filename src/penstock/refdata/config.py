@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from penstock.kernel.config.loader import Misplaced, Section
+from penstock.kernel.config.loader import MisplacedKey, Section
 from penstock.kernel.config.sections import Duration, Url, checked_url
 from penstock.kernel.http.auth import Principal
 from penstock.refdata import sql_template
@@ -132,11 +132,11 @@ class ExternalTopicSection(CamelSection):
         for name, said in self:
             is_source = name not in ("topic", "deletes") and said is not None
             if is_source and not re.match(r"^(=.*|/.*|key|header:.+)$", str(said), re.DOTALL):
-                raise Misplaced((to_camel(name),), "expected =text, /json/pointer, key or header:name")
+                raise MisplacedKey((to_camel(name),), "expected =text, /json/pointer, key or header:name")
         for name, pattern in (("tenant_id", NAME), ("dict_code", NAME), ("event_type", "^(DELTA|SNAPSHOT)$")):
             said = getattr(self, name)
             if said.startswith("=") and not re.fullmatch(pattern, said[1:]):
-                raise Misplaced((to_camel(name),), f"{said[1:]!r} cannot be a {to_camel(name)}")
+                raise MisplacedKey((to_camel(name),), f"{said[1:]!r} cannot be a {to_camel(name)}")
         return self
 
 
@@ -164,7 +164,7 @@ class CommandsSection(CamelSection):
     def _has_different_topics(self) -> "CommandsSection":
         names = [self.commands_topic, f"{self.commands_topic}.dead", *(topic.topic for topic in self.external_topics)]
         if twice := _twice(names):
-            raise Misplaced(("externalTopics",), f"topic given twice: {twice}")
+            raise MisplacedKey(("externalTopics",), f"topic given twice: {twice}")
         return self
 
 
@@ -198,7 +198,7 @@ class ApplySection(CamelSection):
     max_attempts: int = Field(5, ge=1, le=100, description="Tries of a command whose statement takes too long.")
 
 
-class RetentionSection(CamelSection):
+class RefdataRetentionSection(CamelSection):
     """R14: how long things are remembered; commands at least twice as long as the topic keeps them."""
 
     processed_events: Duration = Field(timedelta(days=14), description="Commands that are known again.")
@@ -207,9 +207,9 @@ class RetentionSection(CamelSection):
     history: Duration = Field(timedelta(days=90), description="Versions, and what made them.")
 
     @model_validator(mode="after")
-    def _remembers_answers(self) -> "RetentionSection":
+    def _remembers_answers(self) -> "RefdataRetentionSection":
         if self.updates < self.processed_events:
-            raise Misplaced(("updates",), "must not be shorter than processedEvents: a repeated command is answered")
+            raise MisplacedKey(("updates",), "must not be shorter than processedEvents: a repeated command is answered")
         return self
 
 
@@ -339,7 +339,7 @@ class RefdataSection(CamelSection):
     redis: InvalidationSection = InvalidationSection()
     apply: ApplySection = ApplySection()
     snapshots: SnapshotSection = SnapshotSection()
-    retention: RetentionSection = RetentionSection()
+    retention: RefdataRetentionSection = RefdataRetentionSection()
     query: QuerySection = QuerySection()
     give_up_after: Annotated[Duration, Field(ge=timedelta(seconds=1))] = Field(
         timedelta(minutes=1), description="R8: an update that is PENDING so long is looked for on the bus."
@@ -352,7 +352,7 @@ class RefdataSection(CamelSection):
     @model_validator(mode="after")
     def _remembers_chunks(self) -> "RefdataSection":
         if self.snapshots.expire_after >= self.retention.processed_events:
-            raise Misplaced(("snapshots", "expireAfter"), "must be shorter than retention.processedEvents")
+            raise MisplacedKey(("snapshots", "expireAfter"), "must be shorter than retention.processedEvents")
         return self
 
     @field_validator("dictionaries")

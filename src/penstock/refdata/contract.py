@@ -43,14 +43,14 @@ class Op(StrEnum):
     DELETE = "DELETE"
 
 
-class Source(StrEnum):
+class CommandSource(StrEnum):
     """The way a command came in."""
 
     REST = "REST"
     KAFKA = "KAFKA"
 
 
-class Status(StrEnum):
+class UpdateState(StrEnum):
     """R7: where an update stands."""
 
     PENDING = "PENDING"
@@ -58,7 +58,7 @@ class Status(StrEnum):
     FAILED = "FAILED"
 
 
-class Item(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+class CommandItem(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """One key of a command. Its payload stays the text it came as, so that no digit is lost."""
 
     key: Annotated[str, Meta(min_length=1, max_length=KEY_LIMIT)]
@@ -71,7 +71,7 @@ class Item(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=Fa
         return "null" if self.payload is UNSET else bytes(self.payload).decode()
 
 
-class Entry(msgspec.Struct, array_like=True, gc=False):
+class SnapshotEntry(msgspec.Struct, array_like=True, gc=False):
     """One key of a snapshot, as little as it takes: there may be millions of them."""
 
     key: str
@@ -88,10 +88,10 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, re
 
     dict_code: Name
     event_type: EventType
-    items: Annotated[list[Item], Meta(max_length=ITEM_LIMIT)]
+    items: Annotated[list[CommandItem], Meta(max_length=ITEM_LIMIT)]
     event_id: UUID | None = None
     tenant_id: Name | None = None
-    source: Source | None = None
+    source: CommandSource | None = None
     source_revision: Annotated[int, Meta(ge=-_BIGINT, le=_BIGINT)] | None = None
     snapshot_id: UUID | None = None
     chunk_index: Count | None = None
@@ -99,9 +99,9 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, re
     occurred_at: Annotated[datetime, Meta(tz=True)] | None = None
     allow_row_drop: bool = False  # R30: it is meant that most items go
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SnapshotEntry]:
         """The items of a SNAPSHOT, which all have a payload."""
-        return [Entry(item.key, item.payload) for item in self.items if item.payload is not UNSET]
+        return [SnapshotEntry(item.key, item.payload) for item in self.items if item.payload is not UNSET]
 
     @property
     def is_chunk(self) -> bool:
@@ -166,7 +166,7 @@ def chunk_sizes(sizes: Iterable[int]) -> Iterator[int]:
     yield count
 
 
-def chunk_items(items: Sequence[Item]) -> Iterator[list[Item]]:
+def chunk_items(items: Sequence[CommandItem]) -> Iterator[list[CommandItem]]:
     """Yield *items* in lists that each fit into one command; one empty list for no items."""
     rest = iter(items)
     for count in chunk_sizes(len(msgspec.json.encode(item)) + 1 for item in items):

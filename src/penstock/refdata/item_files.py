@@ -12,10 +12,10 @@ from msgspec import UNSET, Raw
 
 from penstock.kernel.errors import Invalid, NotFound
 from penstock.kernel.text import is_storable
-from penstock.refdata.contract import Command, EventType, Item, Op, chunk_items
+from penstock.refdata.contract import Command, CommandItem, EventType, Op, chunk_items
 
 
-def read_items(file: Path, key_column: str | None = None) -> list[Item]:
+def read_items(file: Path, key_column: str | None = None) -> list[CommandItem]:
     """The items in *file*: a JSON list of `{"key", "payload"}`, a JSON object, the same by lines, or CSV."""
     try:
         content = file.read_bytes()
@@ -28,35 +28,37 @@ def read_items(file: Path, key_column: str | None = None) -> list[Item]:
         raise Invalid("FILE_MALFORMED", f"{file} cannot be read: {error}", hint=hint) from error
 
 
-def _items(kind: str, content: bytes, key_column: str | None) -> list[Item]:
+def _items(kind: str, content: bytes, key_column: str | None) -> list[CommandItem]:
     if not content.strip():
         raise ValueError("it is empty; [] says that there is nothing")
     if kind == ".csv":
         return _csv_items(content.decode("utf-8-sig"), key_column)
     if kind in (".jsonl", ".ndjson"):
-        return [msgspec.json.decode(line, type=Item) for line in content.split(b"\n") if line.strip()]
+        return [msgspec.json.decode(line, type=CommandItem) for line in content.split(b"\n") if line.strip()]
     if content.lstrip()[:1] != b"{":
-        return msgspec.json.decode(content, type=list[Item])
+        return msgspec.json.decode(content, type=list[CommandItem])
     found = msgspec.json.decode(content, type=dict[str, Raw])
     if len(found) < len(json.loads(content, object_pairs_hook=list)):
         raise ValueError("a key is in it twice")
-    return [Item(key, payload=payload) for key, payload in found.items()]
+    return [CommandItem(key, payload=payload) for key, payload in found.items()]
 
 
-def _csv_items(text: str, key_column: str | None) -> list[Item]:
+def _csv_items(text: str, key_column: str | None) -> list[CommandItem]:
     rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     if key_column is None or key_column not in (rows.fieldnames or []):
         hint = f"name one of its columns with --key: {', '.join(rows.fieldnames or [])}"
         raise Invalid("KEY_COLUMN_MISSING", "which column is the key?", hint=hint)
-    items: list[Item] = []
+    items: list[CommandItem] = []
     for row in rows:
         if None in row or None in row.values():
             raise ValueError(f"line {rows.line_num} has not as many cells as the head")
-        items.append(Item(row[key_column], payload=Raw(msgspec.json.encode(row))))
+        items.append(CommandItem(row[key_column], payload=Raw(msgspec.json.encode(row))))
     return items
 
 
-def snapshot_commands(code: str, items: Sequence[Item], snapshot_id: UUID, revision: int | None) -> list[Command]:
+def snapshot_commands(
+    code: str, items: Sequence[CommandItem], snapshot_id: UUID, revision: int | None
+) -> list[Command]:
     """The commands that make *items* all there is."""
     pieces = list(chunk_items(items))
     return [
@@ -73,7 +75,7 @@ def snapshot_commands(code: str, items: Sequence[Item], snapshot_id: UUID, revis
     ]
 
 
-def delta_commands(code: str, items: Sequence[Item], revision: int | None) -> list[Command]:
+def delta_commands(code: str, items: Sequence[CommandItem], revision: int | None) -> list[Command]:
     """The commands that put *items* beside what there is."""
     return [
         Command(dict_code=code, event_type=EventType.DELTA, items=piece, source_revision=revision)
@@ -81,15 +83,15 @@ def delta_commands(code: str, items: Sequence[Item], revision: int | None) -> li
     ]
 
 
-def item(key: str, payload: str | None) -> Item:
+def item(key: str, payload: str | None) -> CommandItem:
     """One item of the command line; without a payload its key is deleted."""
     if not is_storable(key):
         raise Invalid("KEY_MALFORMED", f"the key is no text: {key!r}", hint="give it in UTF-8")
     if payload is None:
-        return Item(key, Op.DELETE, UNSET)
+        return CommandItem(key, Op.DELETE, UNSET)
     try:
         msgspec.json.decode(payload.encode(errors="surrogateescape"))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         hint = """quote it for the shell: '{"name": "Norway"}'"""
         raise Invalid("PAYLOAD_MALFORMED", f"the payload is not JSON: {error}", hint=hint) from error
-    return Item(key, Op.UPSERT, Raw(payload.encode()))
+    return CommandItem(key, Op.UPSERT, Raw(payload.encode()))

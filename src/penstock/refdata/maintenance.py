@@ -17,8 +17,8 @@ from penstock.refdata.commands.service import Refdata
 from penstock.refdata.dictionaries import kept_versions
 from penstock.refdata.dictionaries.catalogue import Dictionary
 from penstock.refdata.metrics import RefdataMetrics
-from penstock.refdata.model import Dict
-from penstock.refdata.sql_template import Template, parse
+from penstock.refdata.model import DictionaryKey
+from penstock.refdata.sql_template import SqlTemplate, parse
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -32,7 +32,7 @@ class DriftWatch:
     def __init__(self, db: Database, metrics: RefdataMetrics) -> None:
         self._db = db
         self._metrics = metrics
-        self._last: dict[Dict, tuple[int, object]] = {}
+        self._last: dict[DictionaryKey, tuple[int, object]] = {}
 
     async def look(self, dictionaries: Iterable[Dictionary]) -> int:
         """Ask every `driftCheckSql`; how many dictionaries changed without a new version."""
@@ -46,7 +46,7 @@ class DriftWatch:
                     found += await self._has_drifted(target, check)
         return found
 
-    async def _has_drifted(self, target: Dict, check: Template) -> bool:
+    async def _has_drifted(self, target: DictionaryKey, check: SqlTemplate) -> bool:
         log = structlog.get_logger().bind(tenantId=target.tenant_id, dictCode=target.dict_code)
         try:
             async with self._db.transaction("repeatable_read") as tx:
@@ -73,7 +73,7 @@ def lag_chore(bus: Bus, topic: str, metrics: RefdataMetrics) -> tuple[str, Chore
     return f"lag of {topic}", show_lag, 5 * SECOND
 
 
-class Upkeep:
+class RefdataMaintenance:
     """The chores of one database; any number of processes may do them at once."""
 
     def __init__(self, db: Database, bus: Bus, refdata: Refdata, metrics: RefdataMetrics, actor: str) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from penstock.refdata.contract import Status
-from penstock.refdata.model import Verdict
+from penstock.refdata.contract import UpdateState
+from penstock.refdata.model import CommandVerdict
 
-_RESULTS = {Status.COMMITTED: "committed", Status.FAILED: "failed", Status.PENDING: "staged"}
+_RESULTS = {UpdateState.COMMITTED: "committed", UpdateState.FAILED: "failed", UpdateState.PENDING: "staged"}
 
 
 class RefdataMetrics:
@@ -38,7 +38,7 @@ class RefdataMetrics:
             "penstock_refdata_outbox_waiting", "Versions committed that are not announced yet", registry=registry
         )
 
-    def count(self, verdicts: Iterable[Verdict]) -> None:
+    def count(self, verdicts: Iterable[CommandVerdict]) -> None:
         for result, number in Counts(
             "repeated" if one.is_repeated else _RESULTS[one.status] for one in verdicts
         ).items():

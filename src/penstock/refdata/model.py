@@ -9,26 +9,26 @@ from uuid import UUID
 
 import msgspec
 
-from penstock.kernel.machine import Machine, Move
+from penstock.kernel.machine import StateMachine, Transition
 from penstock.kernel.text import storable
-from penstock.refdata.contract import Command, Entry, EventType, Invalidation, Status
+from penstock.refdata.contract import Command, EventType, Invalidation, SnapshotEntry, UpdateState
 
 KEYS_TOLD = 100  # changed keys an invalidation names; more, and the reader loads everything
 KEYS_TOLD_BYTES = 6_000  # a signal is short
 ERROR_LIMIT = 1_000
 
-UPDATE = Machine(
+UPDATE = StateMachine(
     "refdata.update",
-    Status,
-    initial=Status.PENDING,
+    UpdateState,
+    initial=UpdateState.PENDING,
     moves=[
-        Move("commit", (Status.PENDING,), Status.COMMITTED),
-        Move("refuse", (Status.PENDING,), Status.FAILED),
+        Transition("commit", (UpdateState.PENDING,), UpdateState.COMMITTED),
+        Transition("refuse", (UpdateState.PENDING,), UpdateState.FAILED),
     ],
 )
 
 
-class SetStatus(StrEnum):
+class SnapshotSetStatus(StrEnum):
     """Where a snapshot that comes in chunks stands."""
 
     OPEN = "OPEN"
@@ -36,32 +36,32 @@ class SetStatus(StrEnum):
     FAILED = "FAILED"
 
 
-SNAPSHOT = Machine(
+SNAPSHOT = StateMachine(
     "refdata.snapshot",
-    SetStatus,
-    initial=SetStatus.OPEN,
+    SnapshotSetStatus,
+    initial=SnapshotSetStatus.OPEN,
     moves=[
-        Move("complete", (SetStatus.OPEN,), SetStatus.COMMITTED),
-        Move("refuse", (SetStatus.OPEN,), SetStatus.FAILED),
+        Transition("complete", (SnapshotSetStatus.OPEN,), SnapshotSetStatus.COMMITTED),
+        Transition("refuse", (SnapshotSetStatus.OPEN,), SnapshotSetStatus.FAILED),
     ],
 )
 
 
-class Dict(NamedTuple):
+class DictionaryKey(NamedTuple):
     """One dictionary of one tenant: what a version belongs to."""
 
     tenant_id: str
     dict_code: str
 
 
-class Standing(NamedTuple):
+class DictionaryHead(NamedTuple):
     """The last version of a dictionary, and the source's own last revision."""
 
     version: int = 0
     revision: int | None = None
 
 
-class Mark(NamedTuple):
+class VersionStamp(NamedTuple):
     """R24: a version and when it was committed, in µs: after a restore the same number may be another commit.
 
     R30: one that is pinned is read in the place of the last; its stamp is when it was pinned.
@@ -72,7 +72,7 @@ class Mark(NamedTuple):
     is_pinned: bool = False
 
 
-class Kept(NamedTuple):
+class RetainedVersion(NamedTuple):
     """R30: a version that is kept."""
 
     version: int
@@ -81,54 +81,54 @@ class Kept(NamedTuple):
     is_pinned: bool
 
 
-class Step(NamedTuple):
+class CommitEntry(NamedTuple):
     """One commit of a dictionary, as a pod that follows sees it; the keys where they are told."""
 
-    mark: Mark
+    mark: VersionStamp
     event_id: UUID
     source: str
     keys: list[str] | None
     trace: str | None
 
 
-class Refusal(NamedTuple):
+class CommandRefusal(NamedTuple):
     """Why a command is not applied; sending it again will not help."""
 
     code: str
     message: str
 
 
-class Verdict(NamedTuple):
+class CommandVerdict(NamedTuple):
     """What became of a command: a version, a refusal, or neither as long as its snapshot is incomplete.
 
     One that is *repeated* was judged before; it is told again, and nothing is done.
     """
 
     version: int | None = None
-    refusal: Refusal | None = None
+    refusal: CommandRefusal | None = None
     is_repeated: bool = False
 
     @property
-    def status(self) -> Status:
+    def status(self) -> UpdateState:
         if self.refusal is not None:
-            return Status.FAILED
-        return Status.PENDING if self.version is None else Status.COMMITTED
+            return UpdateState.FAILED
+        return UpdateState.PENDING if self.version is None else UpdateState.COMMITTED
 
 
-class Event(NamedTuple):
+class CommandEvent(NamedTuple):
     """A command that can be judged: it is known whose it is."""
 
-    target: Dict
+    target: DictionaryKey
     event_id: UUID
     source: str
     command: Command
     trace: str | None = None
 
 
-class Change(NamedTuple):
+class ItemChange(NamedTuple):
     """A command that is applied, under the version it becomes."""
 
-    target: Dict
+    target: DictionaryKey
     event_id: UUID
     command: Command
     version: int
@@ -146,10 +146,10 @@ class Change(NamedTuple):
         }
 
 
-class Commit(NamedTuple):
+class CommandCommit(NamedTuple):
     """A new version of a dictionary, as it is written down and told."""
 
-    target: Dict
+    target: DictionaryKey
     event_id: UUID
     version: int
     event_type: str
@@ -160,13 +160,13 @@ class Commit(NamedTuple):
     trace: str | None = None
 
 
-class Update(NamedTuple):
+class UpdateRecord(NamedTuple):
     """R7: how an update stands."""
 
     tenant_id: str
     event_id: UUID
     dict_code: str
-    status: Status
+    status: UpdateState
     committed_version: int | None
     error_code: str | None
     error_message: str | None
@@ -175,7 +175,7 @@ class Update(NamedTuple):
     body_hash: bytes | None = None
 
 
-class Version(NamedTuple):
+class VersionRecord(NamedTuple):
     """One version of a dictionary, and what made it."""
 
     version: int
@@ -192,44 +192,44 @@ class Version(NamedTuple):
 class SnapshotSet:
     """A snapshot that comes in chunks, as far as it came."""
 
-    status: SetStatus
+    status: SnapshotSetStatus
     chunks_total: int
     source_revision: int | None
     committed_version: int | None = None
-    refusal: Refusal | None = None
+    refusal: CommandRefusal | None = None
 
 
-def stale(target: Dict, revision: int | None, standing: Standing) -> Refusal | None:
+def stale(target: DictionaryKey, revision: int | None, standing: DictionaryHead) -> CommandRefusal | None:
     """R12: the refusal of a revision older than the last one; an equal one may pass."""
     if revision is None or standing.revision is None or revision >= standing.revision:
         return None
     said = f"sourceRevision {revision} is older than {standing.revision}, the last of {target.dict_code}"
-    return Refusal("STALE_REVISION", said)
+    return CommandRefusal("STALE_REVISION", said)
 
 
-def next_standing(standing: Standing, revision: int | None) -> Standing:
+def next_standing(standing: DictionaryHead, revision: int | None) -> DictionaryHead:
     """How a dictionary stands after one more change."""
-    return Standing(standing.version + 1, standing.revision if revision is None else revision)
+    return DictionaryHead(standing.version + 1, standing.revision if revision is None else revision)
 
 
-def chunk_refusal(command: Command, known: SnapshotSet) -> Refusal | None:
+def chunk_refusal(command: Command, known: SnapshotSet) -> CommandRefusal | None:
     """R13: why a chunk does not belong to the set of its snapshotId."""
     _, total = command.place
     if total != known.chunks_total:
         said = f"this chunk says it is one of {total}, those before it one of {known.chunks_total}"
-        return Refusal("CHUNKS_TOTAL_DIFFERS", said)
+        return CommandRefusal("CHUNKS_TOTAL_DIFFERS", said)
     if command.source_revision != known.source_revision:
         said = f"this chunk has sourceRevision {command.source_revision}, those before it {known.source_revision}"
-        return Refusal("SOURCE_REVISION_DIFFERS", said)
+        return CommandRefusal("SOURCE_REVISION_DIFFERS", said)
     return None
 
 
-def snapshot_json(entries: Sequence[Entry]) -> str:
+def snapshot_json(entries: Sequence[SnapshotEntry]) -> str:
     """R3: what `:snapshotJson` is: a list of objects with `key` and `payload`."""
     return msgspec.json.encode([{"key": entry.key, "payload": entry.payload} for entry in entries]).decode()
 
 
-def invalidation(commit: Commit, committed_at: datetime) -> str:
+def invalidation(commit: CommandCommit, committed_at: datetime) -> str:
     """R15, §8.2: what the pods are told."""
     told = Invalidation(
         commit.event_id, *commit.target, commit.version, committed_at, commit.keys, traceparent=commit.trace

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.kernel.bus import Bus, Delivering, Delivery
+from penstock.kernel.bus import Bus, BusDelivery, DeliveryStream
 from penstock.kernel.bus.workers import working
 from penstock.kernel.db.database import Database
 from penstock.kernel.ids import worker_name
@@ -17,13 +17,13 @@ from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Handler
 from penstock.refdata.apply import definitions
-from penstock.refdata.apply.applier import Applier, apply_handler
-from penstock.refdata.apply.relay import Relay
+from penstock.refdata.apply.applier import CommandApplier, apply_handler
+from penstock.refdata.apply.relay import OutboxRelay
 from penstock.refdata.commands.commit_waiter import SOMETHING
-from penstock.refdata.commands.external_topics import Mapped, adapter_handler
+from penstock.refdata.commands.external_topics import TopicMapping, adapter_handler
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import RefdataSection
-from penstock.refdata.maintenance import Upkeep, lag_chore
+from penstock.refdata.maintenance import RefdataMaintenance, lag_chore
 from penstock.refdata.metrics import RefdataMetrics
 
 
@@ -47,7 +47,7 @@ Role = Callable[[RefdataPlatform], contextlib.AbstractAsyncContextManager[None]]
 async def applying(platform: RefdataPlatform) -> AsyncIterator[None]:
     """R11: apply commands, and keep the house in order, until the end."""
     section, name = platform.section, worker_name("apply")
-    applier = Applier(
+    applier = CommandApplier(
         platform.db,
         platform.refdata.catalogue,
         name,
@@ -59,7 +59,7 @@ async def applying(platform: RefdataPlatform) -> AsyncIterator[None]:
         # Perhaps its tables are made later: all that comes for it until then fails, and the others go on.
         structlog.get_logger().error("dictionary_unusable", dictCode=code, error=error)
     await definitions.register(platform.db, known, platform.refdata.catalogue.tenants)
-    upkeep = Upkeep(platform.db, platform.bus, platform.refdata, platform.metrics, name)
+    upkeep = RefdataMaintenance(platform.db, platform.bus, platform.refdata, platform.metrics, name)
     async with AsyncExitStack() as stack:
         for chore in upkeep.chores():
             await stack.enter_async_context(repeating(*chore))
@@ -75,7 +75,7 @@ async def adapting(platform: RefdataPlatform) -> AsyncIterator[None]:
     """R10: turn the messages of other topics into commands, until the end."""
     async with AsyncExitStack() as stack:
         for topic in platform.section.kafka.external_topics:
-            handler = adapter_handler(platform.refdata, Mapped(topic))
+            handler = adapter_handler(platform.refdata, TopicMapping(topic))
             name = worker_name("kafka-adapter")
             await stack.enter_async_context(_working(platform, topic.topic, name, handler))
         yield
@@ -85,7 +85,7 @@ async def adapting(platform: RefdataPlatform) -> AsyncIterator[None]:
 async def relaying(platform: RefdataPlatform) -> AsyncIterator[None]:
     """R15: tell the pods of every commit, until the end."""
     stopping = asyncio.Event()
-    relay = Relay(platform.db, platform.signals, platform.refdata.bell, platform.telemetry)
+    relay = OutboxRelay(platform.db, platform.signals, platform.refdata.bell, platform.telemetry)
     task = asyncio.create_task(relay.run(stopping), name="relay")
     try:
         yield
@@ -97,11 +97,11 @@ async def relaying(platform: RefdataPlatform) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _working(
-    platform: RefdataPlatform, topic: str, name: str, handler: Handler[Delivery], count: int = 1
+    platform: RefdataPlatform, topic: str, name: str, handler: Handler[BusDelivery], count: int = 1
 ) -> AsyncIterator[None]:
     """Workers on *topic*, until the end; what they are at is finished, what they hold is given back."""
     apply = platform.section.apply
-    delivering = Delivering(lease_for=apply.lease, max_attempts=apply.max_attempts)
+    delivering = DeliveryStream(lease_for=apply.lease, max_attempts=apply.max_attempts)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(repeating(*lag_chore(platform.bus, topic, platform.metrics)))
         workers = working(

@@ -14,11 +14,11 @@ import orjson
 from msgspec import Raw
 
 from penstock.kernel.errors import NotFound, PenstockError, TimedOut, Transient
-from penstock.kernel.http.client import Answer
+from penstock.kernel.http.client import HttpResponse
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.refdata import item_files
 from penstock.refdata.client import PodClient, RefdataClient, version_of
-from penstock.refdata.contract import Command, EventType, Item, Op
+from penstock.refdata.contract import Command, CommandItem, EventType, Op
 
 T = TypeVar("T")
 _MISSING = object()
@@ -61,14 +61,14 @@ class Dictionaries:
 
     async def put(self, dict_code: str, items: Mapping[str, Any], *, deletes: Iterable[str] = ()) -> int:
         """Add and change *items*, delete others; the version they are committed under."""
-        changed = [Item(key, payload=Raw(msgspec.json.encode(value))) for key, value in items.items()]
-        gone = [Item(key, Op.DELETE) for key in deletes]
+        changed = [CommandItem(key, payload=Raw(msgspec.json.encode(value))) for key, value in items.items()]
+        gone = [CommandItem(key, Op.DELETE) for key in deletes]
         command = Command(dict_code=dict_code, event_type=EventType.DELTA, items=[*changed, *gone])
         return await self._committed(dict_code, [command])
 
     async def replace(self, dict_code: str, items: Mapping[str, Any]) -> int:
         """Make *items* all there is; the version they are committed under."""
-        given = [Item(key, payload=Raw(msgspec.json.encode(value))) for key, value in items.items()]
+        given = [CommandItem(key, payload=Raw(msgspec.json.encode(value))) for key, value in items.items()]
         return await self._committed(dict_code, item_files.snapshot_commands(dict_code, given, uuid4(), None))
 
     async def get(self, dict_code: str, key: str, default: Any = _MISSING) -> Any:
@@ -107,10 +107,10 @@ class Dictionaries:
                 self._seen(dict_code, event["version"])
                 yield event
 
-    async def _read(self, dict_code: str, what: str, *args: Any, **more: Any) -> Answer:
-        async def ask() -> Answer:
+    async def _read(self, dict_code: str, what: str, *args: Any, **more: Any) -> HttpResponse:
+        async def ask() -> HttpResponse:
             least = self.versions.get(dict_code)
-            answer: Answer = await getattr(self._pod, what)(self._tenant, dict_code, *args, least=least, **more)
+            answer: HttpResponse = await getattr(self._pod, what)(self._tenant, dict_code, *args, least=least, **more)
             return answer
 
         answer = await self._patiently(ask)

@@ -48,7 +48,7 @@ _QUOTES = {"'": "string", '"': "quoted identifier", "$": "dollar-quoted string"}
 
 
 @dataclass(frozen=True)
-class Template:
+class SqlTemplate:
     """One statement as PostgreSQL gets it; `names[n - 1]` is the parameter behind `$n`."""
 
     sql: str
@@ -60,13 +60,13 @@ class Template:
 
 
 @dataclass(frozen=True)
-class _Token:
+class _SqlToken:
     kind: str
     text: str
     line: int
 
 
-def parse(text: str, allowed: Collection[str] = TYPES) -> Template:
+def parse(text: str, allowed: Collection[str] = TYPES) -> SqlTemplate:
     """Read one statement that may use the *allowed* parameters and uses `:tenantId`; ValueError says what is wrong."""
     if "\0" in text:
         raise ValueError("a template cannot hold a NUL character")
@@ -80,10 +80,10 @@ def parse(text: str, allowed: Collection[str] = TYPES) -> Template:
             "the template does not use :tenantId, so it would reach across tenants; a mention in a string, a comment"
             " or a quoted identifier does not count"
         )
-    return Template(sql.strip(_SPACE), tuple(numbers))
+    return SqlTemplate(sql.strip(_SPACE), tuple(numbers))
 
 
-def _single_statement(text: str) -> Iterator[_Token]:
+def _single_statement(text: str) -> Iterator[_SqlToken]:
     """The statement's tokens, its semicolon turned into a space: without one, what stood apart could grow together."""
     has_ended = False
     for token in _tokens(text):
@@ -91,12 +91,12 @@ def _single_statement(text: str) -> Iterator[_Token]:
             raise ValueError(f"line {token.line}: a template is one statement, nothing may follow its semicolon")
         if token.kind == "semicolon":
             has_ended = True
-            yield _Token("space", " ", token.line)
+            yield _SqlToken("space", " ", token.line)
         else:
             yield token
 
 
-def _tokens(text: str) -> Iterator[_Token]:
+def _tokens(text: str) -> Iterator[_SqlToken]:
     position, line = 0, 1
     while match := _TOKEN.match(text, position):
         kind, end = str(match.lastgroup), match.end()
@@ -105,7 +105,7 @@ def _tokens(text: str) -> Iterator[_Token]:
             raise ValueError(f"line {line}: the {_QUOTES[quote[-1]]} that begins here with {quote} is not closed")
         if kind == "comment":
             end = _comment_end(text, position, line)
-        token = _Token(kind, text[position:end], line)
+        token = _SqlToken(kind, text[position:end], line)
         yield token
         position = end
         line += token.text.count("\n")
@@ -121,7 +121,7 @@ def _comment_end(text: str, start: int, line: int) -> int:
     raise ValueError(f"line {line}: the comment that begins here with /* is not closed")
 
 
-def _rendered(token: _Token, numbers: dict[str, int], allowed: Collection[str]) -> str:
+def _rendered(token: _SqlToken, numbers: dict[str, int], allowed: Collection[str]) -> str:
     """What PostgreSQL gets for *token*; a parameter seen for the first time takes the next of *numbers*."""
     if token.kind == "positional":
         raise ValueError(f"line {token.line}: {token.text} has no meaning here, name the value: {_listed(allowed)}")

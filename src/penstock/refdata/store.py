@@ -9,20 +9,20 @@ import msgspec
 
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
-from penstock.refdata.contract import Entry, Status
+from penstock.refdata.contract import SnapshotEntry, UpdateState
 from penstock.refdata.model import (
     SNAPSHOT,
     UPDATE,
-    Commit,
-    Dict,
-    Event,
-    Mark,
-    Refusal,
-    Standing,
-    Step,
-    Update,
-    Verdict,
-    Version,
+    CommandCommit,
+    CommandEvent,
+    CommandRefusal,
+    CommandVerdict,
+    CommitEntry,
+    DictionaryHead,
+    DictionaryKey,
+    UpdateRecord,
+    VersionRecord,
+    VersionStamp,
     invalidation,
 )
 
@@ -34,7 +34,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def open_requests(
-    connection: Connection, asked: Sequence[tuple[Dict, UUID, bytes]], *, now: datetime
+    connection: Connection, asked: Sequence[tuple[DictionaryKey, UUID, bytes]], *, now: datetime
 ) -> set[EventKey]:
     """Note updates as PENDING; those that were not known before."""
     rows = await connection.fetch(
@@ -48,7 +48,7 @@ async def open_requests(
     return {(row["tenant_id"], row["event_id"]) for row in rows if row["is_new"]}
 
 
-async def requests(connection: Connection, keys: Sequence[EventKey]) -> dict[EventKey, Update]:
+async def requests(connection: Connection, keys: Sequence[EventKey]) -> dict[EventKey, UpdateRecord]:
     """How updates stand, those that are known."""
     rows = await connection.fetch(SQL["requests"], [tenant for tenant, _ in keys], [event_id for _, event_id in keys])
     return {(row["tenant_id"], row["event_id"]): _update(row) for row in rows}
@@ -56,38 +56,40 @@ async def requests(connection: Connection, keys: Sequence[EventKey]) -> dict[Eve
 
 async def listed_requests(
     connection: Connection,
-    status: Status,
+    status: UpdateState,
     tenant_id: str,
     dict_code: str | None,
     *,
     before: tuple[datetime, UUID],
     limit: int,
-) -> list[Update]:
+) -> list[UpdateRecord]:
     """A tenant's updates under way, or its failed ones, the latest first."""
-    query = SQL["pending_requests" if status is Status.PENDING else "failed_requests"]
+    query = SQL["pending_requests" if status is UpdateState.PENDING else "failed_requests"]
     return [_update(row) for row in await connection.fetch(query, tenant_id, dict_code, *before, limit)]
 
 
-async def create_dictionaries(connection: Connection, targets: Iterable[Dict], *, now: datetime) -> None:
+async def create_dictionaries(connection: Connection, targets: Iterable[DictionaryKey], *, now: datetime) -> None:
     """Let *targets* stand at version 0 that never stood anywhere."""
     if wanted := sorted(set(targets)):
         await connection.execute(SQL["create_dictionaries"], *_columns(wanted), now)
 
 
-async def lock_dictionaries(tx: Connection, targets: Iterable[Dict], *, now: datetime) -> dict[Dict, Standing]:
+async def lock_dictionaries(
+    tx: Connection, targets: Iterable[DictionaryKey], *, now: datetime
+) -> dict[DictionaryKey, DictionaryHead]:
     """Where *targets* stand, nobody else's to change until the end of *tx*."""
     wanted = sorted(set(targets))
     # Made first, then all locked in one order: who holds some and makes others would wait in a circle.
     await create_dictionaries(tx, wanted, now=now)
     found = await tx.fetch(SQL["lock_dictionaries"], *_columns(wanted)) if wanted else []
-    return {Dict(tenant, code): Standing(version, revision) for tenant, code, version, revision in found}
+    return {DictionaryKey(tenant, code): DictionaryHead(version, revision) for tenant, code, version, revision in found}
 
 
-def _columns(targets: Sequence[Dict]) -> tuple[list[str], list[str]]:
+def _columns(targets: Sequence[DictionaryKey]) -> tuple[list[str], list[str]]:
     return [target.tenant_id for target in targets], [target.dict_code for target in targets]
 
 
-async def note_processed(tx: Connection, events: Sequence[Event], *, now: datetime) -> set[EventKey]:
+async def note_processed(tx: Connection, events: Sequence[CommandEvent], *, now: datetime) -> set[EventKey]:
     """Take *events* as this transaction's to judge; those nobody judged before."""
     rows = await tx.fetch(
         SQL["note_processed"],
@@ -99,7 +101,7 @@ async def note_processed(tx: Connection, events: Sequence[Event], *, now: dateti
     return {(row["tenant_id"], row["event_id"]) for row in rows}
 
 
-async def advance(tx: Connection, standings: Mapping[Dict, Standing], *, now: datetime) -> None:
+async def advance(tx: Connection, standings: Mapping[DictionaryKey, DictionaryHead], *, now: datetime) -> None:
     """Let dictionaries stand at their new versions."""
     if standings:
         await tx.execute(
@@ -112,11 +114,13 @@ async def advance(tx: Connection, standings: Mapping[Dict, Standing], *, now: da
         )
 
 
-async def finish(tx: Connection, ended: Sequence[tuple[Dict, UUID, Verdict]], *, actor: str, now: datetime) -> None:
+async def finish(
+    tx: Connection, ended: Sequence[tuple[DictionaryKey, UUID, CommandVerdict]], *, actor: str, now: datetime
+) -> None:
     """Say what became of updates."""
     if not ended:
         return
-    refusals = [verdict.refusal or Refusal("", "") for _, _, verdict in ended]
+    refusals = [verdict.refusal or CommandRefusal("", "") for _, _, verdict in ended]
     await tx.execute(
         SQL["finish"],
         [target.tenant_id for target, _, _ in ended],
@@ -131,7 +135,7 @@ async def finish(tx: Connection, ended: Sequence[tuple[Dict, UUID, Verdict]], *,
     )
 
 
-async def tell(tx: Connection, commits: Sequence[Commit], *, now: datetime) -> None:
+async def tell(tx: Connection, commits: Sequence[CommandCommit], *, now: datetime) -> None:
     """Write down what is to be announced."""
     if commits:
         await tx.execute(
@@ -154,29 +158,31 @@ async def notify(tx: Connection) -> None:
     await tx.execute(SQL["notify"], CHANNEL)
 
 
-async def committed_version(connection: Connection, target: Dict) -> int:
+async def committed_version(connection: Connection, target: DictionaryKey) -> int:
     """The version *target* stands at; 0 when nothing was ever committed."""
     return int(await connection.fetchval(SQL["committed_version"], *target))
 
 
-async def standing(connection: Connection, target: Dict) -> tuple[Mark, str | None] | None:
+async def standing(connection: Connection, target: DictionaryKey) -> tuple[VersionStamp, str | None] | None:
     """How *target* stands and how it is read now; None when it never stood anywhere."""
     row = await connection.fetchrow(SQL["standing"], *target)
     return None if row is None else (_mark(row), row["load_hash"])
 
 
-async def standings(connection: Connection, codes: Sequence[str]) -> dict[Dict, Mark]:
+async def standings(connection: Connection, codes: Sequence[str]) -> dict[DictionaryKey, VersionStamp]:
     """How all dictionaries of *codes* stand."""
     rows = await connection.fetch(SQL["standings"], codes)
-    return {Dict(row["tenant_id"], row["dict_code"]): _mark(row) for row in rows}
+    return {DictionaryKey(row["tenant_id"], row["dict_code"]): _mark(row) for row in rows}
 
 
-async def changes_since(connection: Connection, target: Dict, version: int, *, limit: int) -> list[Step]:
+async def changes_since(
+    connection: Connection, target: DictionaryKey, version: int, *, limit: int
+) -> list[CommitEntry]:
     """*version* and those after it, as far as they are remembered."""
     rows = await connection.fetch(SQL["changes_since"], *target, version, limit)
     return [
-        Step(
-            Mark(row["version"], stamp_of(row["created_at"])),
+        CommitEntry(
+            VersionStamp(row["version"], stamp_of(row["created_at"])),
             row["event_id"],
             row["source"],
             None if row["keys"] is None else msgspec.json.decode(row["keys"], type=list[str]),
@@ -186,13 +192,13 @@ async def changes_since(connection: Connection, target: Dict, version: int, *, l
     ]
 
 
-async def readable_version(connection: Connection, target: Dict) -> tuple[int, int | None]:
+async def readable_version(connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
     """The version *target* stands at, and the one that is pinned in its place."""
     row = await connection.fetchrow(SQL["readable_version"], *target)
     return (0, None) if row is None else (row["version"], row["pinned"])
 
 
-async def history(connection: Connection, target: Dict, *, before: int, limit: int) -> list[Version]:
+async def history(connection: Connection, target: DictionaryKey, *, before: int, limit: int) -> list[VersionRecord]:
     """The versions of a dictionary below *before*, the latest first."""
     rows = await connection.fetch(SQL["history"], *target, before, limit)
     return [_version(row) for row in rows]
@@ -210,7 +216,9 @@ async def delete_items(tx: Connection, code: str, keys: Sequence[tuple[str, str]
         await tx.execute(SQL["delete_items"], code, *map(list, zip(*keys, strict=True)), now)
 
 
-async def replace_items(tx: Connection, target: Dict, entries: Iterable[Entry], *, now: datetime) -> None:
+async def replace_items(
+    tx: Connection, target: DictionaryKey, entries: Iterable[SnapshotEntry], *, now: datetime
+) -> None:
     """Make the items of *target* just these."""
     await tx.execute(SQL["make_incoming"])
     records = ((entry.key, entry.text) for entry in entries)
@@ -222,10 +230,10 @@ async def replace_items(tx: Connection, target: Dict, entries: Iterable[Entry], 
 
 async def look_for(
     connection: Connection, *, created_before: datetime, looked_before: datetime, now: datetime, limit: int
-) -> list[tuple[Dict, UUID]]:
+) -> list[tuple[DictionaryKey, UUID]]:
     """Updates that are under way for too long; each is told once in a while."""
     rows = await connection.fetch(SQL["look_for"], created_before, looked_before, now, limit)
-    return [(Dict(row["tenant_id"], row["dict_code"]), row["event_id"]) for row in rows]
+    return [(DictionaryKey(row["tenant_id"], row["dict_code"]), row["event_id"]) for row in rows]
 
 
 async def definitions(tx: Connection) -> dict[str, str]:
@@ -238,15 +246,15 @@ async def define(tx: Connection, code: str, load_hash: str, *, now: datetime) ->
     await tx.execute(SQL["define"], code, load_hash, now)
 
 
-async def lock_codes(tx: Connection, codes: Sequence[str]) -> dict[Dict, Standing]:
+async def lock_codes(tx: Connection, codes: Sequence[str]) -> dict[DictionaryKey, DictionaryHead]:
     """Where all dictionaries of some codes stand, nobody else's to change until the end of *tx*."""
     rows = await tx.fetch(SQL["lock_codes"], codes)
-    return {Dict(tenant, code): Standing(version, revision) for tenant, code, version, revision in rows}
+    return {DictionaryKey(tenant, code): DictionaryHead(version, revision) for tenant, code, version, revision in rows}
 
 
-async def targets_of(connection: Connection, code: str) -> list[Dict]:
+async def targets_of(connection: Connection, code: str) -> list[DictionaryKey]:
     """The dictionaries of a code that have a version."""
-    return [Dict(row["tenant_id"], code) for row in await connection.fetch(SQL["targets_of"], code)]
+    return [DictionaryKey(row["tenant_id"], code) for row in await connection.fetch(SQL["targets_of"], code)]
 
 
 async def prune(tx: Connection, what: str, before: datetime) -> int:
@@ -260,15 +268,15 @@ async def pending_since(connection: Connection) -> datetime | None:
     return found
 
 
-def _update(row: asyncpg.Record) -> Update:
-    return Update(**{**dict(row), "status": Status(row["status"])})
+def _update(row: asyncpg.Record) -> UpdateRecord:
+    return UpdateRecord(**{**dict(row), "status": UpdateState(row["status"])})
 
 
-def _mark(row: asyncpg.Record) -> Mark:
+def _mark(row: asyncpg.Record) -> VersionStamp:
     """What is read now: the last version, or what is pinned in its place."""
     if row["pinned"] is not None:
-        return Mark(row["pinned"], stamp_of(row["pinned_at"]), is_pinned=True)
-    return Mark(row["version"], stamp_of(row["updated_at"]))
+        return VersionStamp(row["pinned"], stamp_of(row["pinned_at"]), is_pinned=True)
+    return VersionStamp(row["version"], stamp_of(row["updated_at"]))
 
 
 def stamp_of(moment: datetime) -> int:
@@ -276,7 +284,7 @@ def stamp_of(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def _version(row: asyncpg.Record) -> Version:
+def _version(row: asyncpg.Record) -> VersionRecord:
     version, event_id, event_type, source, revision, items, keys, committed_at = row
     known = None if keys is None else msgspec.json.decode(keys)
-    return Version(version, event_id, event_type, source, revision, items, known, committed_at)
+    return VersionRecord(version, event_id, event_type, source, revision, items, known, committed_at)

@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from penstock.kernel.http.client import ApiClient, Json
-from penstock.tracking.contract import PREFIX, Said, Stage
-from penstock.tracking.model import Claimed
+from penstock.tracking.contract import PREFIX, Stage, StageReportKind
+from penstock.tracking.model import ClaimedRow
 
 
-class Ended(NamedTuple):
+class RowResult(NamedTuple):
     """How a claimed row ended."""
 
     filename: str
     shard: int
     fence: int
-    outcome: Said
+    outcome: StageReportKind
     error: str | None = None
     retry_after_seconds: float | None = None
 
@@ -46,14 +46,14 @@ class PipelineClient(ApiClient):
 
     async def claim(
         self, stage: Stage, worker: str, *, limit: int, lease: float | None = None, wait: float = 0
-    ) -> list[Claimed]:
+    ) -> list[ClaimedRow]:
         """Rows that are now this worker's alone; waits up to *wait* seconds for the first."""
         said = {"worker": worker, "limit": limit, "lease_seconds": lease, "wait_seconds": wait}
         asked = {name: value for name, value in said.items() if value is not None}
         body = await self._call("POST", f"/queues/{stage}/claim", asked, wait=wait)
         return [_claimed(item) for item in body["items"]]
 
-    async def report(self, stage: Stage, ended: Iterable[Ended]) -> list[Json]:
+    async def report(self, stage: Stage, ended: Iterable[RowResult]) -> list[Json]:
         """How claimed rows ended; one result each, in order."""
         reports = [_said(one) for one in ended]
         results: list[Json] = (await self._call("POST", f"/stages/{stage}/report", reports))["results"]
@@ -98,7 +98,7 @@ class PipelineClient(ApiClient):
         return await self._post(f"/queues/{stage}/resume")
 
 
-def _said(ended: Ended) -> Json:
+def _said(ended: RowResult) -> Json:
     filename, shard, fence, outcome, error, after = ended
     said: Json = {"filename": filename, "shard": shard, "fence": fence, "outcome": outcome}
     if error is not None:
@@ -108,6 +108,6 @@ def _said(ended: Ended) -> Json:
     return said
 
 
-def _claimed(item: Json) -> Claimed:
+def _claimed(item: Json) -> ClaimedRow:
     created_at, until = (datetime.fromisoformat(item[name]) for name in ("created_at", "lease_until"))
-    return Claimed(item["filename"], item["shard"], item["fence"], item["attempt"], created_at, until)
+    return ClaimedRow(item["filename"], item["shard"], item["fence"], item["attempt"], created_at, until)

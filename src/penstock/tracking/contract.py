@@ -29,7 +29,7 @@ class Stage(StrEnum):
         return stages[stages.index(self) - 1] if self is not stages[0] else None
 
 
-class Status(StrEnum):
+class StageStatus(StrEnum):
     """Where a row stands in one stage."""
 
     NEW = "new"
@@ -38,7 +38,7 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
-class Said(StrEnum):
+class StageReportKind(StrEnum):
     """T13: how a worker ends what it claimed."""
 
     DONE = "done"
@@ -47,7 +47,7 @@ class Said(StrEnum):
     RELEASE = "release"  # not begun, or not its own fault: hand it out again as if never claimed
 
 
-class Answer(StrEnum):
+class StageReportAnswer(StrEnum):
     """T13: what became of one report."""
 
     SETTLED = "settled"

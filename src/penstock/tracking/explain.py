@@ -5,13 +5,13 @@ from datetime import datetime
 from typing import NamedTuple
 
 from penstock.kernel.text import in_words
-from penstock.tracking.contract import Stage, Status
-from penstock.tracking.model import FILE_STAGE, Pause, Row, because
+from penstock.tracking.contract import Stage, StageStatus
+from penstock.tracking.model import FILE_STAGE, ShardRow, StagePause, because
 
 AHEAD_LIMIT = 1000  # nobody counts further
 
 
-class Failure(NamedTuple):
+class RowFailure(NamedTuple):
     """When and why a row failed."""
 
     at: datetime
@@ -19,33 +19,35 @@ class Failure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Standstill:
+class RowExplanation:
     """T16: why a row is where it is, in words, and what would move it."""
 
     stage: Stage | None
-    status: Status | None
+    status: StageStatus | None
     why: str
     hint: str | None
 
 
 def explain(
-    row: Row, now: datetime, *, pause: Pause | None, ahead: int, busy: int, failure: Failure | None
-) -> Standstill:
+    row: ShardRow, now: datetime, *, pause: StagePause | None, ahead: int, busy: int, failure: RowFailure | None
+) -> RowExplanation:
     """*ahead* rows of its queue come first, *busy* rows of its stage are under way, *failure* is how it failed."""
     stage = row.stage
     if stage is None:
-        return Standstill(None, None, f"all stages are done, the last one since {in_words(now - row.updated_at)}", None)
+        return RowExplanation(
+            None, None, f"all stages are done, the last one since {in_words(now - row.updated_at)}", None
+        )
     status = row.status[stage]
-    if status is Status.FAILED:
-        at, error = failure or Failure(row.updated_at, None)  # forgotten, when its history is
+    if status is StageStatus.FAILED:
+        at, error = failure or RowFailure(row.updated_at, None)  # forgotten, when its history is
         why = f"{stage} failed {in_words(now - at)} ago{because(error)}"
-        return Standstill(stage, status, why, f"mend the cause, then POST /stages/{stage}/retry")
-    if status is Status.STARTED:
-        return Standstill(stage, status, *_under_way(row, stage, now))
-    return Standstill(stage, status, *_waiting(row, stage, now, pause, ahead, busy, failure and failure.error))
+        return RowExplanation(stage, status, why, f"mend the cause, then POST /stages/{stage}/retry")
+    if status is StageStatus.STARTED:
+        return RowExplanation(stage, status, *_under_way(row, stage, now))
+    return RowExplanation(stage, status, *_waiting(row, stage, now, pause, ahead, busy, failure and failure.error))
 
 
-def _under_way(row: Row, stage: Stage, now: datetime) -> tuple[str, str | None]:
+def _under_way(row: ShardRow, stage: Stage, now: datetime) -> tuple[str, str | None]:
     who = row.worker or "a worker that gave no name"
     began = f"{stage} was started by {who} {in_words(now - row.updated_at)} ago"
     if stage is FILE_STAGE:
@@ -63,7 +65,7 @@ def _under_way(row: Row, stage: Stage, now: datetime) -> tuple[str, str | None]:
 
 
 def _waiting(
-    row: Row, stage: Stage, now: datetime, pause: Pause | None, ahead: int, busy: int, error: str | None
+    row: ShardRow, stage: Stage, now: datetime, pause: StagePause | None, ahead: int, busy: int, error: str | None
 ) -> tuple[str, str | None]:
     if pause is not None:
         why = f"{stage} was paused {in_words(now - pause.since)} ago by {pause.actor}{because(pause.reason)}"

@@ -19,7 +19,7 @@ import asyncpg
 
 from penstock.kernel.db.database import Connection
 from penstock.kernel.db.sql import load
-from penstock.kernel.machine import Machine, S
+from penstock.kernel.machine import S, StateMachine
 from penstock.kernel.states.journal import APPENDED_MOVES
 from penstock.kernel.tasks.outcome import readable
 
@@ -30,7 +30,7 @@ _NOW = {"claim": "$3", "settle": "$1", "reap": "$1"}  # which parameter of each 
 _ACTOR = {"settle": "coalesce(t.worker, 'unnamed')", "reap": f"'{REAPER}'::text"}
 
 
-class Held(NamedTuple):
+class LeasedRow(NamedTuple):
     """A row its worker may settle as long as nobody got a higher fence."""
 
     key: Key
@@ -39,7 +39,7 @@ class Held(NamedTuple):
     row: asyncpg.Record
 
 
-class Report(NamedTuple, Generic[S]):
+class LeaseReport(NamedTuple, Generic[S]):
     """What a worker says of a row it held under *fence*.
 
     *due_at* is when a row that goes back is handed out again; without it the row keeps its place. One that does not
@@ -54,7 +54,7 @@ class Report(NamedTuple, Generic[S]):
     counts: bool = True
 
 
-class Settled(NamedTuple, Generic[S]):
+class AcceptedReport(NamedTuple, Generic[S]):
     """A report that was believed: where the row is now, and whether this very report moved it there."""
 
     key: Key
@@ -68,7 +68,7 @@ class Lease(Generic[S]):
     """A declaration: which table, and which states of its machine mean ready, held, done and failed."""
 
     table: str
-    machine: Machine[S]
+    machine: StateMachine[S]
     ready: S
     held: S
     done: S
@@ -91,12 +91,12 @@ class Lease(Generic[S]):
 
     async def claim(
         self, tx: Connection, *, worker: str, limit: int, lease_for: timedelta, now: datetime
-    ) -> list[Held]:
+    ) -> list[LeasedRow]:
         """Rows now held by *worker* alone, oldest first; empty when all are taken."""
         # The limit as a literal: with it the plan is good for every call, and is made once, not each time.
         query = self._sql["claim"].replace("<limit>", str(int(limit)))
         rows = await tx.fetch(query, worker, now + lease_for, now)
-        return [Held(self._key(row), row["fence"], row[self.attempts], row) for row in rows]
+        return [LeasedRow(self._key(row), row["fence"], row[self.attempts], row) for row in rows]
 
     async def heartbeat(
         self, tx: Connection, held: Iterable[tuple[Key, int]], *, until: datetime
@@ -105,22 +105,26 @@ class Lease(Generic[S]):
         rows = await tx.fetch(self._sql["heartbeat"], until, *self._columns(sorted(set(held))))
         return {(self._key(row), row["fence"]) for row in rows}
 
-    async def settle(self, tx: Connection, reports: Sequence[Report[S]], *, now: datetime) -> list[Settled[S]]:
+    async def settle(
+        self, tx: Connection, reports: Sequence[LeaseReport[S]], *, now: datetime
+    ) -> list[AcceptedReport[S]]:
         """End what is still held, or was ended just so before. What is not told back was superseded: unchanged.
 
         Of two reports on one row the first counts. The journal names the holder of each row as the author.
         """
         for target in {report.target for report in reports} - {self.ready}:
             self.machine.check(self.held, target)
-        said: dict[tuple[Key, int], Report[S]] = {}
+        said: dict[tuple[Key, int], LeaseReport[S]] = {}
         for report in reports:
             said.setdefault((report.key, report.fence), report)
-        alike: dict[tuple[Any, ...], list[Report[S]]] = defaultdict(list)
+        alike: dict[tuple[Any, ...], list[LeaseReport[S]]] = defaultdict(list)
         for report in said.values():
             alike[report[2:]].append(report)
         return [one for group in alike.values() for one in await self._settle(tx, group, now)]
 
-    async def _settle(self, tx: Connection, reports: Sequence[Report[S]], now: datetime) -> list[Settled[S]]:
+    async def _settle(
+        self, tx: Connection, reports: Sequence[LeaseReport[S]], now: datetime
+    ) -> list[AcceptedReport[S]]:
         """Settle *reports* that differ in nothing but the row."""
         _, _, target, reason, due_at, counts = reports[0]
         # In one order, so that batches do not deadlock.
@@ -129,11 +133,11 @@ class Lease(Generic[S]):
         why = readable(reason) if reason else None
         found = await tx.fetch(self._sql["settle"], now, target.value, why, due, counts, *said)
         states = self.machine.states
-        settled = [Settled(self._key(row), row["fence"], states(row["state"]), True) for row in found]
+        settled = [AcceptedReport(self._key(row), row["fence"], states(row["state"]), True) for row in found]
         if len(found) < len(reports):
             before = await tx.fetch(self._sql["standing"], target.value, counts, *said)
             moved = {(one.key, one.fence) for one in settled}
-            told = [Settled(self._key(row), row["fence"], states(row["state"]), False) for row in before]
+            told = [AcceptedReport(self._key(row), row["fence"], states(row["state"]), False) for row in before]
             settled += [one for one in told if (one.key, one.fence) not in moved]
         return settled
 

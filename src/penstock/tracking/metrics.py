@@ -5,8 +5,8 @@ from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from penstock.tracking.contract import Stage, Status
-from penstock.tracking.model import QUEUES, Count, Pause
+from penstock.tracking.contract import Stage, StageStatus
+from penstock.tracking.model import QUEUES, StageCount, StagePause
 
 
 class TrackingMetrics:
@@ -34,15 +34,15 @@ class TrackingMetrics:
 
     def show(
         self,
-        counts: Sequence[Count],
+        counts: Sequence[StageCount],
         oldest: Mapping[Stage, datetime | None],
-        pauses: Mapping[Stage, Pause],
+        pauses: Mapping[Stage, StagePause],
         now: datetime,
     ) -> None:
         """Set the gauges to what the database tells."""
         for stage in Stage:
             self._paused.labels(stage.value).set(stage in pauses)
-            for status in Status:
+            for status in StageStatus:
                 rows = sum(count.rows for count in counts if count.stage is stage and count.status is status)
                 self._rows.labels(stage.value, status.value).set(rows)
         for stage, created_at in oldest.items():

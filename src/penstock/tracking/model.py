@@ -6,41 +6,46 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from penstock.kernel.errors import Conflict, NotFound
-from penstock.kernel.machine import Machine, Move
-from penstock.tracking.contract import Answer, Said, Stage, Status
+from penstock.kernel.machine import StateMachine, Transition
+from penstock.tracking.contract import Stage, StageReportAnswer, StageReportKind, StageStatus
 
 FILE_STAGE = Stage.EVENT_INGEST  # moves a whole file at a time, and is never handed out: its producer begins it
 QUEUES = tuple(stage for stage in Stage if stage is not FILE_STAGE)
-TARGETS = {Said.DONE: Status.DONE, Said.FAILED: Status.FAILED, Said.RETRY: Status.NEW, Said.RELEASE: Status.NEW}
+TARGETS = {
+    StageReportKind.DONE: StageStatus.DONE,
+    StageReportKind.FAILED: StageStatus.FAILED,
+    StageReportKind.RETRY: StageStatus.NEW,
+    StageReportKind.RELEASE: StageStatus.NEW,
+}
 
 
-def _machine(stage: Stage) -> Machine[Status]:
-    return Machine(
+def _machine(stage: Stage) -> StateMachine[StageStatus]:
+    return StateMachine(
         f"tracking.{stage}",
-        Status,
-        initial=Status.NEW,
+        StageStatus,
+        initial=StageStatus.NEW,
         moves=[
-            Move("start", (Status.NEW,), Status.STARTED),
-            Move("done", (Status.STARTED,), Status.DONE),
-            Move("fail", (Status.NEW, Status.STARTED), Status.FAILED),
-            Move("retry", (Status.FAILED,), Status.NEW),
+            Transition("start", (StageStatus.NEW,), StageStatus.STARTED),
+            Transition("done", (StageStatus.STARTED,), StageStatus.DONE),
+            Transition("fail", (StageStatus.NEW, StageStatus.STARTED), StageStatus.FAILED),
+            Transition("retry", (StageStatus.FAILED,), StageStatus.NEW),
         ],
     )
 
 
-MACHINES: Mapping[Stage, Machine[Status]] = {stage: _machine(stage) for stage in Stage}
+MACHINES: Mapping[Stage, StateMachine[StageStatus]] = {stage: _machine(stage) for stage in Stage}
 MOVES = tuple(MACHINES[FILE_STAGE].moves)
 STAGE_OF = {machine.name: stage for stage, machine in MACHINES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ShardRow:
     """One file and shard, with all that is known of it."""
 
     id: int
     filename: str
     shard: int
-    status: Mapping[Stage, Status]
+    status: Mapping[Stage, StageStatus]
     attempts: Mapping[Stage, int]
     created_at: datetime
     updated_at: datetime
@@ -53,10 +58,10 @@ class Row:
     @property
     def stage(self) -> Stage | None:
         """The first stage that is not done; None when all are."""
-        return next((stage for stage in Stage if self.status[stage] is not Status.DONE), None)
+        return next((stage for stage in Stage if self.status[stage] is not StageStatus.DONE), None)
 
 
-class Key(NamedTuple):
+class RowKey(NamedTuple):
     """A row as its worker names it."""
 
     filename: str
@@ -64,7 +69,7 @@ class Key(NamedTuple):
     fence: int
 
 
-class Claimed(NamedTuple):
+class ClaimedRow(NamedTuple):
     """A row that is its worker's alone until the lease runs out."""
 
     filename: str
@@ -75,7 +80,7 @@ class Claimed(NamedTuple):
     lease_until: datetime
 
 
-class Waiting(NamedTuple):
+class WaitingRows(NamedTuple):
     """A row in a queue, and its place there."""
 
     filename: str
@@ -85,31 +90,31 @@ class Waiting(NamedTuple):
     id: int
 
 
-class Report(NamedTuple):
+class RowReport(NamedTuple):
     """What a worker says of a row it claimed."""
 
     filename: str
     shard: int
     fence: int
-    said: Said
+    said: StageReportKind
     error: str | None = None
     retry_after: timedelta | None = None
 
 
-class Result(NamedTuple):
+class RowReportResult(NamedTuple):
     """What became of a report, and where the row stands now; no status when there is no such row."""
 
-    report: Report
-    answer: Answer
-    status: Status | None
+    report: RowReport
+    answer: StageReportAnswer
+    status: StageStatus | None
 
 
 @dataclass(frozen=True, slots=True)
-class Stands:
+class RowPosition:
     """Which rows are asked for; None leaves open."""
 
     stage: Stage | None = None
-    status: Status | None = None
+    status: StageStatus | None = None
     shard: int | None = None
     prefix: str = ""
     updated_since: datetime | None = None
@@ -117,7 +122,7 @@ class Stands:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedSo:
+class FailureSample:
     """Which failed rows are meant; None leaves open."""
 
     prefix: str = ""
@@ -128,7 +133,7 @@ class FailedSo:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class StagePause:
     """A stage in which nothing is handed out or started."""
 
     stage: Stage
@@ -138,26 +143,26 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class StageCount:
     """How many rows stand so in a stage; *shard* only for the last stage."""
 
     stage: Stage
-    status: Status
+    status: StageStatus
     is_ready: bool
     shard: int
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PipelineCounts:
     """How all rows stand at a moment."""
 
     at: datetime
-    counts: Sequence[Count]
-    pauses: Mapping[Stage, Pause]
+    counts: Sequence[StageCount]
+    pauses: Mapping[Stage, StagePause]
     oldest: Mapping[Stage, datetime | None]  # when the oldest row of each queue was created
 
-    def rows(self, stage: Stage, status: Status | None = None) -> int:
+    def rows(self, stage: Stage, status: StageStatus | None = None) -> int:
         """How many rows stand so in *stage*."""
         return sum(one.rows for one in self.counts if one.stage is stage and status in (None, one.status))
 
@@ -185,7 +190,9 @@ def queue_named(name: str) -> Stage:
     return stage
 
 
-def refusal(row: Row, stage: Stage, move: Move[Status], worker: str | None, pause: Pause | None) -> Conflict | None:
+def refusal(
+    row: ShardRow, stage: Stage, move: Transition[StageStatus], worker: str | None, pause: StagePause | None
+) -> Conflict | None:
     """T8: why *row* may not move; None when nothing is against it, or it already was where it should go."""
     current = row.status[stage]
     named = f"{stage} of {row.filename}/{row.shard}"
@@ -193,7 +200,7 @@ def refusal(row: Row, stage: Stage, move: Move[Status], worker: str | None, paus
         return None
     if current not in move.sources:
         return _impossible(row, stage, move, named)
-    if move.name == "start" and stage.before and row.status[stage.before] is not Status.DONE:
+    if move.name == "start" and stage.before and row.status[stage.before] is not StageStatus.DONE:
         return _too_early(row, stage, stage.before, named)
     if move.name == "start" and pause is not None:
         return Conflict(
@@ -202,7 +209,7 @@ def refusal(row: Row, stage: Stage, move: Move[Status], worker: str | None, paus
             hint=f"POST /queues/{stage}/resume when it may go on",
             current=current.value,
         )
-    if current is Status.STARTED and worker is not None and row.worker not in (None, worker):
+    if current is StageStatus.STARTED and worker is not None and row.worker not in (None, worker):
         return Conflict(
             "HELD_BY_ANOTHER",
             f"{named} is held by {row.worker}, not by {worker}",
@@ -213,16 +220,16 @@ def refusal(row: Row, stage: Stage, move: Move[Status], worker: str | None, paus
     return None
 
 
-def changed_meanwhile(row: Row, stage: Stage) -> Conflict:
+def changed_meanwhile(row: ShardRow, stage: Stage) -> Conflict:
     """Nothing is against the move any more, but it was when it was tried."""
     message = f"{stage} of {row.filename}/{row.shard} was kept from moving by what has changed meanwhile"
     return Conflict("CHANGED_MEANWHILE", message, hint="try again", current=row.status[stage].value)
 
 
-def _impossible(row: Row, stage: Stage, move: Move[Status], named: str) -> Conflict:
+def _impossible(row: ShardRow, stage: Stage, move: Transition[StageStatus], named: str) -> Conflict:
     current = row.status[stage]
     possible = [other.name for other in MACHINES[stage].moves.values() if current in other.sources]
-    if move.name == "start" and current is Status.STARTED:
+    if move.name == "start" and current is StageStatus.STARTED:
         who = row.worker or "a worker that gave no name"
         hint = "take another row; only the same named worker may repeat its start"
         return Conflict(
@@ -236,7 +243,7 @@ def _impossible(row: Row, stage: Stage, move: Move[Status], named: str) -> Confl
     return Conflict("BAD_MOVE", f"{named} is {current}, {move.name} is not possible", hint=hint, current=current.value)
 
 
-def _too_early(row: Row, stage: Stage, before: Stage, named: str) -> Conflict:
+def _too_early(row: ShardRow, stage: Stage, before: Stage, named: str) -> Conflict:
     return Conflict(
         "STAGE_NOT_READY",
         f"{named} cannot start: {before} is {row.status[before]}",
@@ -252,7 +259,7 @@ def sealed(filename: str, shards: Sequence[int]) -> Conflict:
         "FILE_SEALED",
         f"{filename} is complete: shards {', '.join(map(str, shards))} come too late",
         hint="register them under a new filename",
-        current=Status.DONE.value,
+        current=StageStatus.DONE.value,
     )
 
 

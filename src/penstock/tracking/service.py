@@ -5,19 +5,19 @@ from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 
 from penstock.kernel.db.database import Connection, Database
-from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.db.page import Page, page
 from penstock.kernel.errors import Conflict, Invalid, NotFound
-from penstock.kernel.machine import Move
-from penstock.kernel.states.event_stream import Live, Ringing, Tail
-from penstock.kernel.states.journal import Noted
+from penstock.kernel.machine import Transition
+from penstock.kernel.states.event_stream import ChangeNotifications, JournalTail, LiveEvents
+from penstock.kernel.states.journal import StoredEntry
 from penstock.kernel.tasks.outcome import readable
 from penstock.tracking import store
 from penstock.tracking.config import TrackingSection
-from penstock.tracking.contract import Answer, Said, Stage, Status
-from penstock.tracking.explain import AHEAD_LIMIT, Standstill, explain
-from penstock.tracking.lease import Lease, Settled
-from penstock.tracking.lease import Report as LeaseReport
+from penstock.tracking.contract import Stage, StageReportAnswer, StageReportKind, StageStatus
+from penstock.tracking.explain import AHEAD_LIMIT, RowExplanation, explain
+from penstock.tracking.lease import AcceptedReport, Lease
+from penstock.tracking.lease import LeaseReport as LeaseReport
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.model import (
     FILE_STAGE,
@@ -25,17 +25,17 @@ from penstock.tracking.model import (
     QUEUES,
     STAGE_OF,
     TARGETS,
-    Claimed,
-    Count,
-    FailedSo,
-    Key,
-    Pause,
-    Report,
-    Result,
-    Row,
-    Standing,
-    Stands,
-    Waiting,
+    ClaimedRow,
+    FailureSample,
+    PipelineCounts,
+    RowKey,
+    RowPosition,
+    RowReport,
+    RowReportResult,
+    ShardRow,
+    StageCount,
+    StagePause,
+    WaitingRows,
     changed_meanwhile,
     refusal,
     sealed,
@@ -46,8 +46,8 @@ WATCHING = "moves"  # the bell's topic for those who watch
 
 
 async def settle(
-    tx: Connection, stage: Stage, lease: Lease[Status], reports: Sequence[Report], *, now: datetime
-) -> list[Result]:
+    tx: Connection, stage: Stage, lease: Lease[StageStatus], reports: Sequence[RowReport], *, now: datetime
+) -> list[RowReportResult]:
     """T13: end what is still held; one result per report, in their order."""
     told = await lease.settle(tx, [_lease_report(report, now) for report in reports], now=now)
     settled = {(*one.key, one.fence): one for one in told}
@@ -58,26 +58,28 @@ async def settle(
 
 
 def _result(
-    report: Report,
-    settled: Mapping[tuple[str, int, int], Settled[Status]],
-    standing: Mapping[tuple[str, int], Status],
+    report: RowReport,
+    settled: Mapping[tuple[str, int, int], AcceptedReport[StageStatus]],
+    standing: Mapping[tuple[str, int], StageStatus],
     answered: set[tuple[str, int, int]],
-) -> Result:
+) -> RowReportResult:
     """Of two reports on one row the first was believed; the other said the same, or came too late."""
     name = (report.filename, report.shard, report.fence)
     one = settled.get(name)
     if one is None:
         status = standing.get((report.filename, report.shard))
-        return Result(report, Answer.SUPERSEDED if status else Answer.UNKNOWN, status)
+        return RowReportResult(report, StageReportAnswer.SUPERSEDED if status else StageReportAnswer.UNKNOWN, status)
     if one.moved and name not in answered:
         answered.add(name)
-        return Result(report, Answer.SETTLED, one.state)
-    agrees = one.state is TARGETS[report.said] or (report.said is Said.RETRY and one.state is Status.FAILED)
-    return Result(report, Answer.UNCHANGED if agrees else Answer.SUPERSEDED, one.state)
+        return RowReportResult(report, StageReportAnswer.SETTLED, one.state)
+    agrees = one.state is TARGETS[report.said] or (
+        report.said is StageReportKind.RETRY and one.state is StageStatus.FAILED
+    )
+    return RowReportResult(report, StageReportAnswer.UNCHANGED if agrees else StageReportAnswer.SUPERSEDED, one.state)
 
 
-def _lease_report(report: Report, now: datetime) -> LeaseReport[Status]:
-    counts = report.said is not Said.RELEASE
+def _lease_report(report: RowReport, now: datetime) -> LeaseReport[StageStatus]:
+    counts = report.said is not StageReportKind.RELEASE
     wait = RETRY_AFTER if report.retry_after is None and counts else report.retry_after
     key, due_at = (report.filename, report.shard), None if wait is None else now + wait
     return LeaseReport(key, report.fence, TARGETS[report.said], report.error, due_at, counts)
@@ -86,9 +88,9 @@ def _lease_report(report: Report, now: datetime) -> LeaseReport[Status]:
 class Tracking:
     """The pipeline of one database."""
 
-    def __init__(self, db: Database, bell: Bell, section: TrackingSection, metrics: TrackingMetrics) -> None:
+    def __init__(self, db: Database, bell: Notifier, section: TrackingSection, metrics: TrackingMetrics) -> None:
         self.lease_for = section.lease
-        self.live = Live([Tail(db, STAGE_OF)], [Ringing(bell, WATCHING)])
+        self.live = LiveEvents([JournalTail(db, STAGE_OF)], [ChangeNotifications(bell, WATCHING)])
         self.db = db
         self._bell = bell
         self._metrics = metrics
@@ -98,7 +100,7 @@ class Tracking:
     @asynccontextmanager
     async def open(cls, db: Database, section: TrackingSection, metrics: TrackingMetrics) -> "AsyncIterator[Tracking]":
         """The pipeline, in touch with the other processes that serve it."""
-        async with Bell.hung(db, store.CHANNEL) as bell:
+        async with Notifier.hung(db, store.CHANNEL) as bell:
             yield cls(db, bell, section, metrics)
 
     def stop(self) -> None:
@@ -115,8 +117,8 @@ class Tracking:
             await store.lock_file(tx, filename)
             known = await store.rows_of_file(tx, filename)
             new = sorted(set(shards) - {row.shard for row in known})
-            status = known[0].status[FILE_STAGE] if known else Status.STARTED
-            if new and status is Status.DONE:
+            status = known[0].status[FILE_STAGE] if known else StageStatus.STARTED
+            if new and status is StageStatus.DONE:
                 raise sealed(filename, new)
             if new:
                 now, producer = self.db.clock.now(), known[0].worker if known else worker
@@ -152,7 +154,7 @@ class Tracking:
         return len(found)
 
     async def _explain_refusal(
-        self, tx: Connection, stage: Stage, step: Move[Status], worker: str | None, rows: Sequence[Row]
+        self, tx: Connection, stage: Stage, step: Transition[StageStatus], worker: str | None, rows: Sequence[ShardRow]
     ) -> None:
         """Raise why none of *rows* moved, unless they already were where they should go."""
         pause = (await store.pauses(tx)).get(stage)
@@ -172,14 +174,14 @@ class Tracking:
         lease_for: timedelta | None = None,
         wait: float = 0,
         is_gone: Callable[[], Awaitable[bool]] | None = None,
-    ) -> list[Claimed]:
+    ) -> list[ClaimedRow]:
         """T12: rows nobody else has, oldest first; waits up to *wait* seconds for the first, unless its caller goes."""
         lasts = self._lasting(lease_for)
         return await self._bell.claim(
             stage, lambda: self._claim_now(stage, worker, limit, lasts), wait=wait, is_gone=is_gone
         )
 
-    async def _claim_now(self, stage: Stage, worker: str, limit: int, lease_for: timedelta) -> list[Claimed]:
+    async def _claim_now(self, stage: Stage, worker: str, limit: int, lease_for: timedelta) -> list[ClaimedRow]:
         async with self.db.connection() as connection:
             lease, now = self._leases[stage], self.db.clock.now()
             held = await store.claim(connection, lease, worker=worker, limit=limit, lease_for=lease_for, now=now)
@@ -187,18 +189,18 @@ class Tracking:
             self._bell.ring(WATCHING)
         return held
 
-    async def report(self, stage: Stage, reports: Sequence[Report]) -> list[Result]:
+    async def report(self, stage: Stage, reports: Sequence[RowReport]) -> list[RowReportResult]:
         """T13: end what was claimed; one result each. A report under an old fence changes nothing."""
         async with self.db.connection() as connection:
             results = await settle(connection, stage, self._leases[stage], reports, now=self.db.clock.now())
-        moved = {result.status for result in results if result.answer is Answer.SETTLED and result.status}
+        moved = {result.status for result in results if result.answer is StageReportAnswer.SETTLED and result.status}
         if moved:
             self._announce(stage, moved)
         return results
 
     async def heartbeat(
-        self, stage: Stage, worker: str, keys: Sequence[Key] | None, lease_for: timedelta | None = None
-    ) -> tuple[datetime, list[Key], list[Key]]:
+        self, stage: Stage, worker: str, keys: Sequence[RowKey] | None, lease_for: timedelta | None = None
+    ) -> tuple[datetime, list[RowKey], list[RowKey]]:
         """T14: extend leases, of *keys* or of all *worker* holds; until when, what is kept and what was lost."""
         until = self.db.clock.now() + self._lasting(lease_for)
         async with self.db.connection() as connection:
@@ -218,7 +220,7 @@ class Tracking:
                 total += reaped
         return total
 
-    async def _reap(self, stage: Stage, lease: Lease[Status]) -> int:
+    async def _reap(self, stage: Stage, lease: Lease[StageStatus]) -> int:
         async with self.db.connection() as connection:
             reaped = await store.reap(connection, lease, now=self.db.clock.now())
         if reaped:
@@ -227,7 +229,7 @@ class Tracking:
         return len(reaped)
 
     async def retry_failed(
-        self, stage: Stage, failed: FailedSo, *, limit: int, actor: str, reason: str | None = None
+        self, stage: Stage, failed: FailureSample, *, limit: int, actor: str, reason: str | None = None
     ) -> int:
         """T19: set back all rows that failed so, up to *limit* rows (files, in event-ingest); how many."""
         if stage is FILE_STAGE:
@@ -236,10 +238,10 @@ class Tracking:
             now = self.db.clock.now()
             retried = await store.retry_rows(connection, stage, failed, limit, actor=actor, reason=reason, now=now)
         if retried:
-            self._announce(stage, {Status.NEW})
+            self._announce(stage, {StageStatus.NEW})
         return retried
 
-    async def _retry_files(self, failed: FailedSo, limit: int, actor: str, reason: str | None) -> int:
+    async def _retry_files(self, failed: FailureSample, limit: int, actor: str, reason: str | None) -> int:
         if failed.shards is not None:
             hint = "leave shards out"
             raise Invalid("WHOLE_FILES_ONLY", f"{FILE_STAGE} moves a whole file, not single shards", hint=hint)
@@ -252,7 +254,7 @@ class Tracking:
                 retried += 1
         return retried
 
-    async def pause(self, stage: Stage, *, actor: str, reason: str | None) -> Pause:
+    async def pause(self, stage: Stage, *, actor: str, reason: str | None) -> StagePause:
         """T19: hand out and start nothing of *stage* from now on. What is under way may end."""
         async with self.db.transaction() as tx:
             said = readable(reason) if reason else None
@@ -274,7 +276,7 @@ class Tracking:
         updated_before: datetime | None = None,
         limit: int = 100,
         offset: int = 0,
-    ) -> Page[Waiting]:
+    ) -> Page[WaitingRows]:
         """T5: what waits for *stage*, oldest first, in pages a moving queue does not tear."""
         async with self.db.connection() as connection:
             rows = await store.list_queue(
@@ -288,7 +290,7 @@ class Tracking:
             )
         return page(rows, limit, lambda row: (row.due_at, row.id))
 
-    async def file(self, filename: str) -> list[Row]:
+    async def file(self, filename: str) -> list[ShardRow]:
         """T6: all shards of a file, or NotFound."""
         async with self.db.connection() as connection:
             rows = await store.rows_of_file(connection, filename)
@@ -296,27 +298,29 @@ class Tracking:
             raise _unknown(filename)
         return rows
 
-    async def files(self, stands: Stands, *, after: tuple[str, int] = ("", -1), limit: int = 100) -> Page[Row]:
+    async def files(
+        self, stands: RowPosition, *, after: tuple[str, int] = ("", -1), limit: int = 100
+    ) -> Page[ShardRow]:
         """T6: rows that stand so, by file and shard."""
         async with self.db.transaction() as tx:
             rows = await store.list_rows(tx, stands, after, limit + 1)
         return page(rows, limit, lambda row: (row.filename, row.shard))
 
-    async def history(self, filename: str, *, after: tuple[int, int] = (0, 0), limit: int = 1000) -> Page[Noted]:
+    async def history(self, filename: str, *, after: tuple[int, int] = (0, 0), limit: int = 1000) -> Page[StoredEntry]:
         """T15: every move of every row of a file, oldest first."""
         rows = await self.file(filename)
         async with self.db.connection() as connection:
             noted = await store.history(connection, rows, after, limit + 1)
         return page(noted, limit, lambda one: one.position[1:])
 
-    async def why(self, filename: str, shard: int) -> Standstill:
+    async def why(self, filename: str, shard: int) -> RowExplanation:
         """T16: in words, why a row is where it is."""
         async with self.db.transaction("repeatable_read") as tx:
             row = await store.find_row(tx, filename, shard)
             if row is None:
                 raise _unknown(filename, shard)
             stage = row.stage or QUEUES[-1]
-            waits = row.status[stage] is Status.NEW and stage is not FILE_STAGE
+            waits = row.status[stage] is StageStatus.NEW and stage is not FILE_STAGE
             return explain(
                 row,
                 self.db.clock.now(),
@@ -326,12 +330,12 @@ class Tracking:
                 failure=await store.last_failure(tx, stage, row),
             )
 
-    async def counts(self) -> list[Count]:
+    async def counts(self) -> list[StageCount]:
         """T7: how many rows stand where, exactly, however many there are."""
         async with self.db.connection() as connection:
             return await store.counts(connection)
 
-    async def pauses(self) -> dict[Stage, Pause]:
+    async def pauses(self) -> dict[Stage, StagePause]:
         async with self.db.connection() as connection:
             return await store.pauses(connection)
 
@@ -340,27 +344,27 @@ class Tracking:
         async with self.db.connection() as connection:
             return await store.fold_counts(connection)
 
-    async def standing(self) -> Standing:
+    async def standing(self) -> PipelineCounts:
         """How all rows stand, and since when the oldest waits."""
         async with self.db.transaction("repeatable_read") as tx:
             # The rows before their counts, as a TRUNCATE takes them: else each could wait for the other.
             oldest = {stage: await store.oldest(tx, stage) for stage in QUEUES}
-            return Standing(self.db.clock.now(), await store.counts(tx), await store.pauses(tx), oldest)
+            return PipelineCounts(self.db.clock.now(), await store.counts(tx), await store.pauses(tx), oldest)
 
     async def show_metrics(self) -> None:
         """T17: let the gauges tell what the database does."""
         standing = await self.standing()
         self._metrics.show(standing.counts, standing.oldest, standing.pauses, standing.at)
 
-    def _announce(self, stage: Stage, targets: set[Status]) -> None:
+    def _announce(self, stage: Stage, targets: set[StageStatus]) -> None:
         """Wake who waits for rows of *stage*, or of the stage after it, and who watches."""
-        following = [queue for queue in QUEUES if queue.before is stage and Status.DONE in targets]
-        again = [stage] if Status.NEW in targets else []
+        following = [queue for queue in QUEUES if queue.before is stage and StageStatus.DONE in targets]
+        again = [stage] if StageStatus.NEW in targets else []
         self._bell.ring(WATCHING, *following, *again)
 
 
-def _under_way(counts: Sequence[Count], stage: Stage) -> int:
-    return sum(count.rows for count in counts if count.stage is stage and count.status is Status.STARTED)
+def _under_way(counts: Sequence[StageCount], stage: Stage) -> int:
+    return sum(count.rows for count in counts if count.stage is stage and count.status is StageStatus.STARTED)
 
 
 def _unknown(filename: str, shard: int | None = None) -> NotFound:

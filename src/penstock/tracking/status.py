@@ -2,29 +2,29 @@
 
 from datetime import timedelta
 
-from penstock.kernel.findings import Finding, Report, broken, late, several
+from penstock.kernel.findings import PartReport, StatusIssue, broken, late, several
 from penstock.kernel.text import in_words
-from penstock.tracking.contract import Stage, Status
-from penstock.tracking.model import FILE_STAGE, Standing, because
+from penstock.tracking.contract import Stage, StageStatus
+from penstock.tracking.model import FILE_STAGE, PipelineCounts, because
 from penstock.tracking.service import Tracking
 
 WAITS_TOO_LONG = timedelta(minutes=10)  # what a stage hands on is claimed within seconds when anybody claims
 
 
-async def look(tracking: Tracking) -> Report:
+async def look(tracking: Tracking) -> PartReport:
     """How files and shards stand, and what is wrong with some."""
     standing = await tracking.standing()
     rows = standing.rows(FILE_STAGE)
-    failed = sum(standing.rows(stage, Status.FAILED) for stage in Stage)
-    under_way = sum(standing.rows(stage, Status.STARTED) for stage in Stage)
-    done = standing.rows(list(Stage)[-1], Status.DONE)
+    failed = sum(standing.rows(stage, StageStatus.FAILED) for stage in Stage)
+    under_way = sum(standing.rows(stage, StageStatus.STARTED) for stage in Stage)
+    done = standing.rows(list(Stage)[-1], StageStatus.DONE)
     summary = f"{several(rows, 'shard')}: {done:,} done, {under_way:,} under way, {failed:,} failed"
-    return Report(summary, [finding for stage in Stage for finding in _of(stage, standing)])
+    return PartReport(summary, [finding for stage in Stage for finding in _of(stage, standing)])
 
 
-def _of(stage: Stage, standing: Standing) -> list[Finding]:
+def _of(stage: Stage, standing: PipelineCounts) -> list[StatusIssue]:
     found = []
-    if failed := standing.rows(stage, Status.FAILED):
+    if failed := standing.rows(stage, StageStatus.FAILED):
         hint = f"penstock track status --stage {stage} --status failed; then penstock track retry {stage} --all"
         found.append(broken(stage, f"{several(failed, 'shard')} failed", hint))
     if pause := standing.pauses.get(stage):

@@ -8,24 +8,24 @@ import asyncpg
 
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
-from penstock.kernel.machine import Move
+from penstock.kernel.machine import Transition
 from penstock.kernel.states import journal
-from penstock.kernel.states.journal import APPENDED_MOVES, Noted
-from penstock.tracking.contract import Stage, Status
-from penstock.tracking.explain import Failure
+from penstock.kernel.states.journal import APPENDED_MOVES, StoredEntry
+from penstock.tracking.contract import Stage, StageStatus
+from penstock.tracking.explain import RowFailure
 from penstock.tracking.lease import Lease
 from penstock.tracking.model import (
     FILE_STAGE,
     MACHINES,
     QUEUES,
-    Claimed,
-    Count,
-    FailedSo,
-    Key,
-    Pause,
-    Row,
-    Stands,
-    Waiting,
+    ClaimedRow,
+    FailureSample,
+    RowKey,
+    RowPosition,
+    ShardRow,
+    StageCount,
+    StagePause,
+    WaitingRows,
 )
 
 CHANNEL = "penstock_tracking"
@@ -51,7 +51,7 @@ _FAILED_SO = f"""t.<status> = {{stage.FAILED}}
             AND ($6 IS NULL OR position($6 IN coalesce(last.reason, '')) > 0)
       ))"""
 
-Leases = Mapping[Stage, Lease[Status]]
+Leases = Mapping[Stage, Lease[StageStatus]]
 
 
 def _statements(stage: Stage) -> Mapping[str, str]:
@@ -92,10 +92,10 @@ def leases(max_attempts: int) -> Leases:
         stage: Lease(
             "pipeline_tracking",
             MACHINES[stage],
-            ready=Status.NEW,
-            held=Status.STARTED,
-            done=Status.DONE,
-            failed=Status.FAILED,
+            ready=StageStatus.NEW,
+            held=StageStatus.STARTED,
+            done=StageStatus.DONE,
+            failed=StageStatus.FAILED,
             key={"filename": "text", "shard": "integer"},
             state=f"{stage.field}_status",
             attempts=f"{stage.field}_attempts",
@@ -117,7 +117,7 @@ async def insert_rows(
     tx: Connection,
     filename: str,
     shards: Sequence[int],
-    status: Status,
+    status: StageStatus,
     *,
     worker: str | None,
     actor: str,
@@ -127,12 +127,12 @@ async def insert_rows(
     await tx.execute(_ANY["insert_rows"], filename, shards, status.value, worker, actor, now)
 
 
-async def rows_of_file(tx: Connection, filename: str) -> list[Row]:
+async def rows_of_file(tx: Connection, filename: str) -> list[ShardRow]:
     """All shards of *filename*; empty when nobody registered it."""
     return [_row(record) for record in await tx.fetch(_ANY["rows_of_file"], filename)]
 
 
-async def find_row(tx: Connection, filename: str, shard: int) -> Row | None:
+async def find_row(tx: Connection, filename: str, shard: int) -> ShardRow | None:
     record = await tx.fetchrow(_ANY["row"], filename, shard)
     return _row(record) if record else None
 
@@ -140,7 +140,7 @@ async def find_row(tx: Connection, filename: str, shard: int) -> Row | None:
 async def move(
     tx: Connection,
     stage: Stage,
-    step: Move[Status],
+    step: Transition[StageStatus],
     filename: str,
     shard: int | None,
     *,
@@ -148,7 +148,7 @@ async def move(
     actor: str,
     reason: str | None,
     now: datetime,
-) -> list[tuple[Row, bool]]:
+) -> list[tuple[ShardRow, bool]]:
     """The rows as they were found, and whether each was moved: all that had to, or none."""
     sources = [source.value for source in step.sources]
     of_file = "$2::integer IS NULL" if shard is None else "t.shard = $2"  # two statements, as they are two plans
@@ -158,45 +158,51 @@ async def move(
 
 
 async def claim(
-    tx: Connection, lease: Lease[Status], *, worker: str, limit: int, lease_for: timedelta, now: datetime
-) -> list[Claimed]:
+    tx: Connection, lease: Lease[StageStatus], *, worker: str, limit: int, lease_for: timedelta, now: datetime
+) -> list[ClaimedRow]:
     """T12: rows now held by *worker* alone, oldest first."""
     held = await lease.claim(tx, worker=worker, limit=limit, lease_for=lease_for, now=now)
     until = now + lease_for
     return [
-        Claimed(one.row["filename"], one.row["shard"], one.fence, one.attempt, one.row["created_at"], until)
+        ClaimedRow(one.row["filename"], one.row["shard"], one.fence, one.attempt, one.row["created_at"], until)
         for one in held
     ]
 
 
-async def heartbeat(tx: Connection, lease: Lease[Status], keys: Sequence[Key], *, until: datetime) -> set[Key]:
+async def heartbeat(
+    tx: Connection, lease: Lease[StageStatus], keys: Sequence[RowKey], *, until: datetime
+) -> set[RowKey]:
     """T14: extend leases; what is still held of *keys*."""
     kept = await lease.heartbeat(tx, (((key.filename, key.shard), key.fence) for key in keys), until=until)
-    return {Key(filename, shard, fence) for (filename, shard), fence in kept}
+    return {RowKey(filename, shard, fence) for (filename, shard), fence in kept}
 
 
-async def reap(tx: Connection, lease: Lease[Status], *, now: datetime) -> list[Status]:
+async def reap(tx: Connection, lease: Lease[StageStatus], *, now: datetime) -> list[StageStatus]:
     """T14: take back what nobody ended in time; where each row is now."""
     return [status for _, status in await lease.reap(tx, now=now)]
 
 
-async def history(tx: Connection, rows: Sequence[Row], after: tuple[int, int], limit: int) -> list[Noted]:
+async def history(tx: Connection, rows: Sequence[ShardRow], after: tuple[int, int], limit: int) -> list[StoredEntry]:
     """T15: the moves of *rows*, oldest first, after an entry and a place in it."""
     numbers = sorted({number for row in rows for number in row.moves})
     subjects = [subject(row.filename, row.shard) for row in rows]
     return await journal.history(tx, numbers, subjects, after=after, limit=limit)
 
 
-async def held_by(tx: Connection, stage: Stage, worker: str) -> list[Key]:
+async def held_by(tx: Connection, stage: Stage, worker: str) -> list[RowKey]:
     """What *worker* holds under a lease."""
-    return [Key(row["filename"], row["shard"], row["fence"]) for row in await tx.fetch(SQL[stage]["held_by"], worker)]
+    return [
+        RowKey(row["filename"], row["shard"], row["fence"]) for row in await tx.fetch(SQL[stage]["held_by"], worker)
+    ]
 
 
-async def statuses(tx: Connection, stage: Stage, names: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Status]:
+async def statuses(
+    tx: Connection, stage: Stage, names: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], StageStatus]:
     """Where rows stand in *stage*, by file and shard; those that are not there are missing."""
     files, shards = [name[0] for name in names], [name[1] for name in names]
     rows = await tx.fetch(SQL[stage]["rows_by_key"], files, shards)
-    return {(row["filename"], row["shard"]): Status(row["status"]) for row in rows}
+    return {(row["filename"], row["shard"]): StageStatus(row["status"]) for row in rows}
 
 
 async def list_queue(
@@ -208,13 +214,13 @@ async def list_queue(
     updated_before: datetime | None,
     limit: int,
     offset: int,
-) -> list[Waiting]:
+) -> list[WaitingRows]:
     """What waits for *stage* after a place in its queue."""
     rows = await tx.fetch(SQL[stage]["list_queue"], *after, updated_since, updated_before, limit, offset)
-    return [Waiting(row["filename"], row["shard"], row["created_at"], row["due_at"], row["id"]) for row in rows]
+    return [WaitingRows(row["filename"], row["shard"], row["created_at"], row["due_at"], row["id"]) for row in rows]
 
 
-async def count_ahead(tx: Connection, stage: Stage, row: Row, limit: int) -> int:
+async def count_ahead(tx: Connection, stage: Stage, row: ShardRow, limit: int) -> int:
     """How many rows of the queue come before *row*, up to *limit*."""
     return int(await tx.fetchval(SQL[stage]["count_ahead"], row.due_at, row.id, limit))
 
@@ -225,7 +231,7 @@ async def oldest(tx: Connection, stage: Stage) -> datetime | None:
     return found
 
 
-async def list_rows(tx: Connection, stands: Stands, after: tuple[str, int], limit: int) -> list[Row]:
+async def list_rows(tx: Connection, stands: RowPosition, after: tuple[str, int], limit: int) -> list[ShardRow]:
     """Rows that stand so, by file and shard, after one of them."""
     await tx.execute(_ANY["be_quick"])
     within = (*after, stands.prefix, stands.prefix + _LAST_CHARACTER)
@@ -233,40 +239,40 @@ async def list_rows(tx: Connection, stands: Stands, after: tuple[str, int], limi
     return [_row(record) for record in await tx.fetch(_list_rows(stands), *within, *asked, limit)]
 
 
-def _list_rows(stands: Stands) -> str:
+def _list_rows(stands: RowPosition) -> str:
     """The statement for just this stage and status, as literals: only so the partial indexes are used."""
     stages = [stands.stage] if stands.stage else list(Stage)
     words = [f"t.{stage.field}_status = {MACHINES[stage].sql(stands.status.name)}" for stage in stages if stands.status]
     stands_so = f"({' OR '.join(words) or 'true'})"
     # What is started has a lease, if only one without end: that index is the short way to it.
-    stands_so += " AND t.lease_until IS NOT NULL" if stands.status is Status.STARTED else ""
+    stands_so += " AND t.lease_until IS NOT NULL" if stands.status is StageStatus.STARTED else ""
     return _ANY["list_rows"].replace("<stands>", stands_so)
 
 
-async def failed_files(tx: Connection, stage: Stage, failed: FailedSo, limit: int) -> list[str]:
+async def failed_files(tx: Connection, stage: Stage, failed: FailureSample, limit: int) -> list[str]:
     """Files whose rows failed so."""
     return [record["filename"] for record in await tx.fetch(SQL[stage]["failed_files"], *_asked(failed), limit)]
 
 
 async def retry_rows(
-    tx: Connection, stage: Stage, failed: FailedSo, limit: int, *, actor: str, reason: str | None, now: datetime
+    tx: Connection, stage: Stage, failed: FailureSample, limit: int, *, actor: str, reason: str | None, now: datetime
 ) -> int:
     """Set up to *limit* failed rows back to new; how many."""
     return int(await tx.fetchval(SQL[stage]["retry_rows"], *_asked(failed), limit, now, actor, reason))
 
 
-def _asked(failed: FailedSo) -> tuple[Any, ...]:
+def _asked(failed: FailureSample) -> tuple[Any, ...]:
     bounds = (failed.prefix, failed.prefix + _LAST_CHARACTER)
     return (*bounds, failed.shards, failed.failed_since, failed.failed_before, failed.error_contains)
 
 
-async def last_failure(tx: Connection, stage: Stage, row: Row) -> Failure | None:
+async def last_failure(tx: Connection, stage: Stage, row: ShardRow) -> RowFailure | None:
     """When and why *row* failed last in *stage*; None when that is forgotten."""
     found = await tx.fetchrow(SQL[stage]["last_failure"], subject(row.filename, row.shard), row.moves)
-    return Failure(found["at"], found["reason"]) if found else None
+    return RowFailure(found["at"], found["reason"]) if found else None
 
 
-async def counts(tx: Connection) -> list[Count]:
+async def counts(tx: Connection) -> list[StageCount]:
     """How many rows stand where, exactly."""
     return [_count(record) for record in await tx.fetch(_ANY["counts"])]
 
@@ -276,10 +282,12 @@ async def fold_counts(tx: Connection) -> int:
     return int(await tx.fetchval(_ANY["fold_counts"]))
 
 
-async def pauses(tx: Connection) -> dict[Stage, Pause]:
+async def pauses(tx: Connection) -> dict[Stage, StagePause]:
     """The stages that are paused."""
     records = await tx.fetch(_ANY["pauses"])
-    found = [Pause(Stage(record["stage"]), record["since"], record["actor"], record["reason"]) for record in records]
+    found = [
+        StagePause(Stage(record["stage"]), record["since"], record["actor"], record["reason"]) for record in records
+    ]
     return {pause.stage: pause for pause in found}
 
 
@@ -296,12 +304,12 @@ def subject(filename: str, shard: int) -> str:
     return f"{filename}/{shard}"
 
 
-def _row(record: asyncpg.Record) -> Row:
-    return Row(
+def _row(record: asyncpg.Record) -> ShardRow:
+    return ShardRow(
         id=record["id"],
         filename=record["filename"],
         shard=record["shard"],
-        status={stage: Status(record[f"{stage.field}_status"]) for stage in Stage},
+        status={stage: StageStatus(record[f"{stage.field}_status"]) for stage in Stage},
         attempts={stage: record[f"{stage.field}_attempts"] for stage in Stage},
         created_at=record["created_at"],
         updated_at=record["updated_at"],
@@ -313,7 +321,7 @@ def _row(record: asyncpg.Record) -> Row:
     )
 
 
-def _count(record: asyncpg.Record) -> Count:
+def _count(record: asyncpg.Record) -> StageCount:
     is_ready = record["standing"] == _READY
-    status = Status.NEW if is_ready else Status(record["standing"])
-    return Count(Stage(record["stage"]), status, is_ready, record["shard"], record["rows"])
+    status = StageStatus.NEW if is_ready else StageStatus(record["standing"])
+    return StageCount(Stage(record["stage"]), status, is_ready, record["shard"], record["rows"])

@@ -17,12 +17,12 @@ import jwt
 import pytest
 from ruamel.yaml import YAML
 
-from penstock.app.apis import Parts, Web, make_api, make_command_api
+from penstock.app.apis import Parts, PublicApis, make_api, make_command_api
 from penstock.app.factories import make_telemetry
 from penstock.flows.contract import WAIT_LIMIT as FLOWS_WAIT
 from penstock.kernel.errors import Unauthorized
 from penstock.kernel.http.auth import JwtAuthenticator, JwtSection, NoAuthenticator
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.http.keys import SharedSecret
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import QuerySection
@@ -411,11 +411,11 @@ Operation = tuple[str, str, str, bool]
 def _operations() -> tuple[Operation, ...]:
     """Role, method and path of everything the product declares, and whether the answer is a stream."""
     telemetry = make_telemetry(Settings())
-    web = Web(Settings(), telemetry, NoAuthenticator())
+    web = PublicApis(Settings(), telemetry, NoAuthenticator())
     parts = cast("Parts", SimpleNamespace(**dict.fromkeys(Parts.__dataclass_fields__)))
     documents = {
-        "api": make_api(web, Pulse({}, needs=[]), parts).openapi(),
-        "command-api": make_command_api(web, Pulse({}, needs=[]), cast("Refdata", None)).openapi(),
+        "api": make_api(web, LivenessPulse({}, needs=[]), parts).openapi(),
+        "command-api": make_command_api(web, LivenessPulse({}, needs=[]), cast("Refdata", None)).openapi(),
         "query": json.loads(files("penstock.refdata.pod").joinpath("openapi.json").read_text()),
     }
     telemetry.close()

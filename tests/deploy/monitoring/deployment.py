@@ -13,7 +13,7 @@ import httpx
 from penstock.kernel.db.database import Database
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.config import RefdataSection
-from penstock.refdata.dictionaries.catalogue import Catalogue
+from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
 from penstock.refdata.maintenance import DriftWatch
 from penstock.refdata.metrics import RefdataMetrics
 from tests.deploy.monitoring.scrape import scraped
@@ -234,9 +234,9 @@ async def drifted(url: str) -> str:
     section = RefdataSection.model_validate({"dictionaries": DICTIONARIES})
     async with Database.open(url) as db:
         watch = DriftWatch(db, RefdataMetrics(telemetry.registry))
-        await watch.look(Catalogue(section).all())
+        await watch.look(DictionaryCatalogue(section).all())
         await db.execute("UPDATE country SET name = name || '!'")
-        assert await watch.look(Catalogue(section).all()) == 1
+        assert await watch.look(DictionaryCatalogue(section).all()) == 1
     return telemetry.exposition().decode()
 
 

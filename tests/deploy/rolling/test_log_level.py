@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
-from penstock.refdata.pod.memory.shared_counters import State
+from penstock.refdata.pod.memory.shared_counters import PodCounters
 from penstock.refdata.pod.serve.main import heed_log_level
 from tests.deploy.rolling.rolling_roles import INGEST, QUERY, TRACKING, RollingRole, configure, running
 from tests.services.postgres import module_database
@@ -33,9 +33,9 @@ class LogLevelHarness:
         configure(self.folder, self.url, telemetry={"log_level": level})
 
     @property
-    def pod_state(self) -> State:
+    def pod_state(self) -> PodCounters:
         [folder] = (self.folder / "memory").glob("penstock-pod-*")
-        return State(folder)
+        return PodCounters(folder)
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +100,14 @@ def test_a_signal_reaches_the_serving_processes(harness: LogLevelHarness) -> Non
 def test_a_serving_process_heeds_what_the_loader_says(tmp_path: Path) -> None:
     """R27: through the numbers they share; as long as nothing is said it logs as it was started."""
     root = logging.getLogger()
-    before, state = root.level, State(tmp_path, makes=True)
+    before, state = root.level, PodCounters(tmp_path, makes=True)
     try:
         LOG_LEVEL.configure("warning")
         heed_log_level(state)
         assert root.level == logging.WARNING
         for level in (logging.DEBUG, logging.ERROR):
             state.log_level = level
-            heed_log_level(State(tmp_path))
+            heed_log_level(PodCounters(tmp_path))
             assert root.level == level
     finally:
         LOG_LEVEL.configure("info")

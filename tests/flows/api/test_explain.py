@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from penstock.flows.api.explain import Facts, explain
-from penstock.flows.contract import RunStatus, StepStatus
+from penstock.flows.api.explain import StepFacts, explain
+from penstock.flows.contract import FlowRunStatus, StepStatus
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-STEP = Facts("r", "s", "work", StepStatus.PENDING, NOW - 5 * MINUTE)
+STEP = StepFacts("r", "s", "work", StepStatus.PENDING, NOW - 5 * MINUTE)
 BEGUN = {"status": StepStatus.RUNNING, "worker": "w1", "attempts": 2, "started_at": NOW - 3 * MINUTE}
 ENDED = {"finished_at": NOW - 2 * MINUTE, "attempts": 1}
 ERROR = {"code": "BROKEN", "message": "no disk"}
@@ -24,7 +24,7 @@ ERROR = {"code": "BROKEN", "message": "no disk"}
         ({"unmet": [(f"s{n}", "READY") for n in range(7)]}, "s4 (READY) and 2 more"),
         ({}, "all it waits for is there: its turn comes now"),
         (
-            {"run_status": RunStatus.PENDING, "flow": "nightly", "active": 2, "max_active_runs": 2},
+            {"run_status": FlowRunStatus.PENDING, "flow": "nightly", "active": 2, "max_active_runs": 2},
             "the run has not begun: 2 runs of flow nightly are under way, at most 2 may be",
         ),
         (
@@ -46,7 +46,7 @@ ERROR = {"code": "BROKEN", "message": "no disk"}
         ),
         ({**BEGUN, "lease_until": NOW - 2 * MINUTE}, "its lease ran out 2 minutes ago"),
         ({**BEGUN, "is_sealed": True}, "what it left is being published"),
-        ({**BEGUN, "lease_until": NOW + MINUTE, "run_status": RunStatus.CANCELLED}, "; the run is CANCELLED"),
+        ({**BEGUN, "lease_until": NOW + MINUTE, "run_status": FlowRunStatus.CANCELLED}, "; the run is CANCELLED"),
         ({**BEGUN, "kind": "map", "items": (9, 4)}, "4 of its 9 items have ended"),
         ({**BEGUN, "kind": "flow", "inner_run": "r~s"}, "it waits for run r~s"),
         ({**ENDED, "status": StepStatus.SUCCEEDED}, "it succeeded 2 minutes ago"),

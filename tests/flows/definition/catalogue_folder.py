@@ -4,7 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.kernel.clock import ManualClock
 
 SECOND = timedelta(seconds=1)
@@ -24,8 +24,8 @@ class CatalogueFolder:
     def good(self, name: str) -> Path:
         return self.write(f"{name}.yaml", GOOD.format(name=name))
 
-    def catalogue(self, **section: object) -> Catalogue:
-        return Catalogue(FlowsSection.model_validate({"folder": self.path, **section}), self._clock)
+    def catalogue(self, **section: object) -> FlowCatalogue:
+        return FlowCatalogue(FlowsSection.model_validate({"folder": self.path, **section}), self._clock)
 
     def later(self) -> None:
         self._clock.advance(SECOND)

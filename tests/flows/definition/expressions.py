@@ -1,6 +1,6 @@
 """A condition for tests, over a scope and steps that have ended."""
 
-from penstock.flows.definition.expression_eval import Context
+from penstock.flows.definition.expression_eval import EvaluationContext
 from penstock.flows.definition.templates import condition
 
 SCOPE = {
@@ -14,7 +14,7 @@ SCOPE = {
     "map": {"items": "own", "a b": 1, "from": 2},
     "empty": [],
 }
-CONTEXT = Context(
+CONTEXT = EvaluationContext(
     "run-1",
     SCOPE,
     {"fetch": {"rows": 5, "keys": ["a"]}, "fetch-eu": {"rows": 7}, "lost": {}},
@@ -24,5 +24,5 @@ CONTEXT = Context(
 )
 
 
-def holds(text: str, context: Context = CONTEXT) -> bool:
+def holds(text: str, context: EvaluationContext = CONTEXT) -> bool:
     return condition(text).holds(context)

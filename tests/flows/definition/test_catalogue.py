@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.step import KindContext
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import BadConfig, NotFound
@@ -149,7 +149,7 @@ def test_a_folder_that_is_away(folder: CatalogueFolder) -> None:
 
 def test_no_flows_at_all(clock: ManualClock) -> None:
     """F15: nothing has to be configured."""
-    found = Catalogue(FlowsSection(), clock)
+    found = FlowCatalogue(FlowsSection(), clock)
     assert not found.flows()
     assert not found.troubles()
 
@@ -190,7 +190,7 @@ def test_workers_that_cannot_be_made_are_told(modules: Path, text: str, said: st
     """F17: with the name of the module, when workers are opened and not before."""
     (modules / "bad_makers.py").write_text(f"from penstock.flows.step import Workers\n{text}")
     section = FlowsSection(modules=["bad_makers"])
-    found = Catalogue(section)
+    found = FlowCatalogue(section)
     with pytest.raises(BadConfig) as caught:
         found.make_workers(KindContext(section))
     assert caught.value.code == "FLOW_MODULE"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.flows.definition.expression_eval import Context
+from penstock.flows.definition.expression_eval import EvaluationContext
 from penstock.kernel.errors import Invalid
 from tests.flows.definition.expressions import SCOPE, holds
 from tests.support.soak import examples
@@ -83,7 +83,7 @@ def test_what_is_missing_is_null_and_compares_to_nothing(text: str) -> None:
 )
 def test_what_cannot_be_worked_out_is_told(text: str) -> None:
     """F8: unlike things that do not go together, and results without end, are Invalid when they are met."""
-    context = Context("r", {**SCOPE, "huge": 10**5_000, "long": "x" * 200_000}, {}, {})
+    context = EvaluationContext("r", {**SCOPE, "huge": 10**5_000, "long": "x" * 200_000}, {}, {})
     with pytest.raises(Invalid, match=r".") as caught:
         holds(text, context)
     assert caught.value.code == "BAD_EXPRESSION"
@@ -91,7 +91,7 @@ def test_what_cannot_be_worked_out_is_told(text: str) -> None:
 
 def test_data_nested_without_end_is_told() -> None:
     """F8: comparing what is nested too deep is an error like others."""
-    context = Context("r", {"a": _nested(100_000), "b": _nested(100_000)}, {}, {})
+    context = EvaluationContext("r", {"a": _nested(100_000), "b": _nested(100_000)}, {}, {})
     with pytest.raises(Invalid, match="nested"):
         holds("scope.a == scope.b", context)
 

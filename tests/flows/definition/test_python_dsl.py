@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from penstock.flows.definition import validation
-from penstock.flows.definition.expression_eval import Context
-from penstock.flows.definition.json_values import Reference
+from penstock.flows.definition.expression_eval import EvaluationContext
+from penstock.flows.definition.json_values import ValueReference
 from penstock.flows.definition.loader import load_file
 from penstock.flows.definition.python_dsl import Flow, index, item
-from penstock.flows.definition.spec import Policy, Retry, Schedule, Work
+from penstock.flows.definition.spec import RetryPolicy, ScheduleSpec, StepPolicy, WorkSpec
 from penstock.flows.definition.templates import condition, fill
 from penstock.kernel.errors import Invalid
 
@@ -45,9 +45,9 @@ def market_report() -> Flow:
         "market-report",
         description="Candles, charts, words.",
         scope={"symbol": "BTC"},
-        policy=Policy(fail_fast=True),
+        policy=StepPolicy(fail_fast=True),
         max_active_runs=2,
-        schedule=Schedule(cron="0 6 * * *"),
+        schedule=ScheduleSpec(cron="0 6 * * *"),
     )
     ohlcv = flow.step("ohlcv", "OHLCV_EXPORT", inputs={"symbol": flow.scope.symbol})
     charts = flow.step(
@@ -58,13 +58,13 @@ def market_report() -> Flow:
         when=f"{ohlcv.outputs.rows} > 0",
         required=False,
         on_skip="skip",
-        retry=Retry(max_attempts=5),
+        retry=RetryPolicy(max_attempts=5),
         timeout=timedelta(seconds=30),
     )
     flow.map(
         "each",
         over=ohlcv.outputs["time-frames"],
-        do=Work(kind="http", inputs={"url": f"https://example.com/{item.name}", "n": index}),
+        do=WorkSpec(kind="http", inputs={"url": f"https://example.com/{item.name}", "n": index}),
         after=["ohlcv", charts],
     )
     return flow
@@ -84,8 +84,8 @@ def test_a_flow_in_python_is_the_flow_in_yaml(tmp_path: Path) -> None:
 )
 def test_any_name_can_be_referred_to(key: str) -> None:
     """F15: however it must be written, it is read back as that name."""
-    context = Context("r", {key: {"x": [1, 7]}}, {}, {})
-    assert fill(str(Reference("scope")[key]["x"][1]), context) == 7
+    context = EvaluationContext("r", {key: {"x": [1, 7]}}, {}, {})
+    assert fill(str(ValueReference("scope")[key]["x"][1]), context) == 7
 
 
 def test_steps_of_any_name_are_referred_to() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from penstock.flows.definition import render
-from penstock.flows.definition.spec import StepSpec, Work
+from penstock.flows.definition.spec import StepSpec, WorkSpec
 from tests.flows.definition.step_graphs import Steps, dags, step
 from tests.support.soak import examples
 
@@ -152,7 +152,7 @@ def test_a_flow_for_mermaid() -> None:
     """F15: every step and every dependency; names and texts that mean something to Mermaid do not."""
     steps: dict[str, StepSpec] = {
         **MARKET,
-        "end": step("report", kind="map", over=[1], do=Work(kind="http")),
+        "end": step("report", kind="map", over=[1], do=WorkSpec(kind="http")),
         "x-y": step("end", kind="flow", inputs={"flow": "other"}),
     }
     assert render.mermaid(steps).split("\n") == [

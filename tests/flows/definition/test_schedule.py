@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.flows.definition.schedule import AT_ONCE, GRACE, checked, due, upcoming
-from penstock.flows.definition.spec import Schedule
+from penstock.flows.definition.spec import ScheduleSpec
 from penstock.kernel.errors import Invalid
 from tests.support.soak import examples
 
@@ -111,11 +111,11 @@ def test_what_is_due_is_what_the_minutes_say(cron: str, span: tuple[str, datetim
     """F16: each time comes just once, in every night of the year; `last` and `none` choose among the same."""
     zone, after, now = span
     expected = list(model(cron, zone, after, now))
-    assert due(Schedule(cron=cron, timezone=zone, catch_up="all"), after, now) == expected[:AT_ONCE]
-    assert due(Schedule(cron=cron, timezone=zone, catch_up="last"), after, now) == expected[-1:]
+    assert due(ScheduleSpec(cron=cron, timezone=zone, catch_up="all"), after, now) == expected[:AT_ONCE]
+    assert due(ScheduleSpec(cron=cron, timezone=zone, catch_up="last"), after, now) == expected[-1:]
     fresh = [one for one in expected[-1:] if now - one <= GRACE]
-    assert due(Schedule(cron=cron, timezone=zone, catch_up="none"), after, now) == fresh
-    assert upcoming(Schedule(cron=cron, timezone=zone), after, len(expected))[:60] == expected[:60]
+    assert due(ScheduleSpec(cron=cron, timezone=zone, catch_up="none"), after, now) == fresh
+    assert upcoming(ScheduleSpec(cron=cron, timezone=zone), after, len(expected))[:60] == expected[:60]
 
 
 @settings(max_examples=examples(60, soak=5_000))
@@ -126,7 +126,7 @@ def test_it_does_not_matter_how_often_one_looks(
 ) -> None:
     """F16: whoever keeps a schedule in many small looks starts the same runs as in a single one."""
     zone, after, now = span
-    schedule = Schedule(cron=cron, timezone=zone, catch_up="all")
+    schedule = ScheduleSpec(cron=cron, timezone=zone, catch_up="all")
     whole = list(model(cron, zone, after, now))
     found: list[datetime] = []
     kept = after
@@ -153,7 +153,7 @@ def test_a_time_that_is_missing_or_comes_twice_runs_once(
 ) -> None:
     """F16: a schedule by the clock on the wall keeps to one run of each time when that clock is changed."""
     began = datetime.fromisoformat(night).replace(tzinfo=ZoneInfo(zone)).astimezone(UTC) + (hour - 1) * HOUR
-    schedule = Schedule(cron=cron.format(hour), timezone=zone, catch_up="all")
+    schedule = ScheduleSpec(cron=cron.format(hour), timezone=zone, catch_up="all")
     found = [one.isoformat() for one in due(schedule, began, began + 2.9 * HOUR)]
     assert found.count(expected) == 1
     assert len(found) == (2 if "*/30" in cron and night > "2026-04" else 1)
@@ -163,27 +163,27 @@ def test_every_hour_is_every_hour() -> None:
     """F16: what is to run each hour, or each quarter of it, does so as time passes, whatever the clocks say."""
     begin = datetime(2026, 10, 24, 20, tzinfo=UTC)
     for cron, every in (("0 * * * *", HOUR), ("*/15 * * * *", 15 * MINUTE)):
-        found = due(Schedule(cron=cron, timezone=BERLIN, catch_up="all"), begin, begin + 12 * HOUR)
+        found = due(ScheduleSpec(cron=cron, timezone=BERLIN, catch_up="all"), begin, begin + 12 * HOUR)
         assert found == [begin + every * n for n in range(1, 12 * HOUR // every + 1)]
 
 
 def test_what_nobody_saw_is_caught_up_with_as_it_says() -> None:
     """F16: after a year away there is nothing, the last, or everything, a thousand at a time and from the beginning."""
     kept, now = datetime(2025, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
-    minutely = Schedule(cron="* * * * *", catch_up="all")
+    minutely = ScheduleSpec(cron="* * * * *", catch_up="all")
     assert due(minutely, kept, now) == [kept + MINUTE * n for n in range(1, AT_ONCE + 1)]
-    assert due(Schedule(cron="0 0 1 1 *", catch_up="last"), kept, now) == [now - 5 * MINUTE]
-    assert due(Schedule(cron="0 0 2 1 *", catch_up="last"), kept, now) == [datetime(2025, 1, 2, tzinfo=UTC)]
-    assert due(Schedule(cron="0 0 1 1 *", catch_up="none"), kept, now) == []
-    assert due(Schedule(cron="5 0 1 1 *", catch_up="none"), kept, now + GRACE) == [now]
-    assert due(Schedule(cron="5 0 1 1 *", catch_up="none"), kept, now + GRACE + timedelta(seconds=1)) == []
+    assert due(ScheduleSpec(cron="0 0 1 1 *", catch_up="last"), kept, now) == [now - 5 * MINUTE]
+    assert due(ScheduleSpec(cron="0 0 2 1 *", catch_up="last"), kept, now) == [datetime(2025, 1, 2, tzinfo=UTC)]
+    assert due(ScheduleSpec(cron="0 0 1 1 *", catch_up="none"), kept, now) == []
+    assert due(ScheduleSpec(cron="5 0 1 1 *", catch_up="none"), kept, now + GRACE) == [now]
+    assert due(ScheduleSpec(cron="5 0 1 1 *", catch_up="none"), kept, now + GRACE + timedelta(seconds=1)) == []
 
 
 def test_what_was_kept_does_not_come_again() -> None:
     """F16: the time up to which a schedule was kept is not due any more, and what is yet to come is not due."""
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     for how in ("none", "last", "all"):
-        schedule = Schedule.model_validate({"cron": "0 12 * * *", "catchUp": how})
+        schedule = ScheduleSpec.model_validate({"cron": "0 12 * * *", "catchUp": how})
         assert due(schedule, noon - DAY, noon) == [noon]
         assert due(schedule, noon, noon + MINUTE) == []
         assert due(schedule, noon + MINUTE, noon) == []
@@ -198,7 +198,7 @@ def test_what_was_kept_does_not_come_again() -> None:
 def test_what_is_no_cron_is_refused(cron: str) -> None:
     """F16: an expression nobody can read, or that never comes, is told by its name."""
     with pytest.raises(Invalid) as refused:
-        checked(Schedule.model_construct(cron=cron, timezone=BERLIN))
+        checked(ScheduleSpec.model_construct(cron=cron, timezone=BERLIN))
     assert (refused.value.code, refused.value.details["cron"]) == ("BAD_CRON", cron)
 
 
@@ -206,7 +206,7 @@ def test_what_is_no_cron_is_refused(cron: str) -> None:
 def test_what_is_no_time_zone_is_refused(zone: str) -> None:
     """F16: a time zone nobody knows is told by its name."""
     with pytest.raises(Invalid) as refused:
-        checked(Schedule.model_construct(cron="* * * * *", timezone=zone))
+        checked(ScheduleSpec.model_construct(cron="* * * * *", timezone=zone))
     assert (refused.value.code, refused.value.details["timezone"]) == ("BAD_TIMEZONE", zone)
 
 
@@ -216,6 +216,6 @@ def test_what_is_no_time_zone_is_refused(zone: str) -> None:
 def test_what_can_be_read_is_taken(cron: str) -> None:
     """F16: every expression the model understands is taken, but for days that never come."""
     try:
-        checked(Schedule(cron=cron, timezone=NEW_YORK))
+        checked(ScheduleSpec(cron=cron, timezone=NEW_YORK))
     except Invalid as error:
         assert "day" in error.message.lower()  # noqa: PT017 - most do not raise

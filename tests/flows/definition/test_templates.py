@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.flows.definition.expression_eval import Context
+from penstock.flows.definition.expression_eval import EvaluationContext
 from penstock.flows.definition.templates import fill, has_references, references, uses_item
 from penstock.kernel.errors import Invalid
 from tests.flows.definition.expressions import CONTEXT, holds
@@ -41,7 +41,9 @@ def test_templates_are_filled(template: Any, filled: Any) -> None:
 
 def test_what_was_filled_in_is_not_looked_at_again() -> None:
     """F14: data that looks like a reference stays data."""
-    assert fill("${scope.a}", Context("r", {"a": "${scope.secret}", "secret": "s"}, {}, {})) == "${scope.secret}"
+    assert (
+        fill("${scope.a}", EvaluationContext("r", {"a": "${scope.secret}", "secret": "s"}, {}, {})) == "${scope.secret}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,12 +68,12 @@ def test_a_reference_to_nothing_is_named(template: str, name: str) -> None:
 
 def test_an_item_is_there_only_within_a_map() -> None:
     """F14: elsewhere it is as missing as any other name."""
-    outside = Context("r", {}, {}, {})
+    outside = EvaluationContext("r", {}, {}, {})
     for template in ("${item}", "${index}"):
         assert uses_item([template])
         with pytest.raises(Invalid, match="there is no"):
             fill(template, outside)
-    assert fill("${item or 1}", Context("r", {}, {}, {}, item=None)) == 1
+    assert fill("${item or 1}", EvaluationContext("r", {}, {}, {}, item=None)) == 1
 
 
 @pytest.mark.parametrize("template", ["${", "a ${scope.n", "${}", "${{}}", "${scope.n + }", '${"}', "${ {} }"])
@@ -94,7 +96,7 @@ def test_references_are_found_wherever_they_are() -> None:
 
 def test_what_is_filled_in_has_an_end() -> None:
     """F14: a thousand references to one large thing do not make a document without end."""
-    context = Context("r", {"big": ["x" * 100] * 1_000}, {}, {})
+    context = EvaluationContext("r", {"big": ["x" * 100] * 1_000}, {}, {})
     assert len(fill("${scope.big}", context)) == 1_000
     with pytest.raises(Invalid, match="more than") as caught:
         fill(["${scope.big}"] * 1_000, context)

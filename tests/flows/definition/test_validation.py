@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.flows.definition import validation
-from penstock.flows.definition.expression_eval import Context
-from penstock.flows.definition.spec import StepSpec, Work
+from penstock.flows.definition.expression_eval import EvaluationContext
+from penstock.flows.definition.spec import StepSpec, WorkSpec
 from penstock.kernel.errors import Invalid
 from tests.flows.definition.step_graphs import Steps, dags, refused, step
 from tests.support.soak import examples
@@ -39,8 +39,8 @@ def test_only_what_comes_before_can_be_referred_to(steps: Steps, data: st.DataOb
     about: Mapping[str, Mapping[str, Any]] = {
         "when": {"when": f"{text} > 1"},
         "inputs": {"inputs": {"a": [f"x ${{{text}}}"]}},
-        "over": {"kind": "map", "over": f"${{{text}}}", "do": Work(kind="http")},
-        "do": {"kind": "map", "over": [1], "do": Work(kind="http", inputs={"a": f"${{{text}}}"})},
+        "over": {"kind": "map", "over": f"${{{text}}}", "do": WorkSpec(kind="http")},
+        "do": {"kind": "map", "over": [1], "do": WorkSpec(kind="http", inputs={"a": f"${{{text}}}"})},
     }
     made = {**steps, name: step(*steps[name].depends_on, **about[where])}
     if other in ancestors(steps, name):
@@ -59,19 +59,19 @@ def test_only_what_comes_before_can_be_referred_to(steps: Steps, data: st.DataOb
         ({"inputs": {"a": {"b": ["${scope.}"]}}}, "BAD_EXPRESSION"),
         ({"inputs": {"a": "${item}"}}, "BAD_REFERENCE"),
         ({"when": "index > 1"}, "BAD_REFERENCE"),
-        ({"kind": "map", "over": "${item}", "do": Work(kind="http")}, "BAD_REFERENCE"),
+        ({"kind": "map", "over": "${item}", "do": WorkSpec(kind="http")}, "BAD_REFERENCE"),
         ({"when": "steps.nowhere.outputs.x"}, "BAD_REFERENCE"),
         ({"kind": "map"}, "BAD_MAP"),
         ({"kind": "map", "over": [1]}, "BAD_MAP"),
-        ({"kind": "map", "do": Work(kind="http")}, "BAD_MAP"),
-        ({"kind": "map", "over": "text", "do": Work(kind="http")}, "BAD_MAP"),
-        ({"kind": "map", "over": {"a": 1}, "do": Work(kind="http")}, "BAD_MAP"),
-        ({"kind": "map", "over": [1], "do": Work(kind="map")}, "BAD_MAP"),
-        ({"kind": "map", "over": [1], "do": Work(kind="flow", inputs={"flow": "x"})}, "BAD_MAP"),
-        ({"kind": "map", "over": [1] * 20_001, "do": Work(kind="http")}, "TOO_MANY_STEPS"),
-        ({"kind": "map", "over": [1], "do": Work(kind="http", inputs={"a": "${"})}, "BAD_EXPRESSION"),
+        ({"kind": "map", "do": WorkSpec(kind="http")}, "BAD_MAP"),
+        ({"kind": "map", "over": "text", "do": WorkSpec(kind="http")}, "BAD_MAP"),
+        ({"kind": "map", "over": {"a": 1}, "do": WorkSpec(kind="http")}, "BAD_MAP"),
+        ({"kind": "map", "over": [1], "do": WorkSpec(kind="map")}, "BAD_MAP"),
+        ({"kind": "map", "over": [1], "do": WorkSpec(kind="flow", inputs={"flow": "x"})}, "BAD_MAP"),
+        ({"kind": "map", "over": [1] * 20_001, "do": WorkSpec(kind="http")}, "TOO_MANY_STEPS"),
+        ({"kind": "map", "over": [1], "do": WorkSpec(kind="http", inputs={"a": "${"})}, "BAD_EXPRESSION"),
         ({"over": [1]}, "BAD_MAP"),
-        ({"do": Work(kind="http")}, "BAD_MAP"),
+        ({"do": WorkSpec(kind="http")}, "BAD_MAP"),
         ({"kind": "flow"}, "BAD_INPUTS"),
         ({"kind": "flow", "inputs": {"flow": "x", "steps": {}}}, "BAD_INPUTS"),
         ({"kind": "flow", "inputs": {"steps": {"x": {"kynd": "http"}}}}, "BAD_INPUTS"),
@@ -98,7 +98,7 @@ def test_kinds_have_their_say_of_inputs() -> None:
     validation.checked_steps({"a": step(kind="small", inputs={"n": "${scope.n}"})}, checks)
     error = refused({"a": step(kind="small", inputs={"n": 4})}, kind_checks=checks)
     assert (error.code, error.message, error.hint) == ("BAD_INPUTS", "step 'a', inputs: n is over 3", "take 3")
-    work = Work(kind="small", inputs={"n": 4})
+    work = WorkSpec(kind="small", inputs={"n": 4})
     error = refused({"a": step(kind="map", over=[1], do=work)}, kind_checks=checks)
     assert error.message == "step 'a', do.inputs: n is over 3"
 
@@ -108,7 +108,7 @@ def test_the_steps_of_a_flow_within_refer_to_each_other() -> None:
     within = {"x": {"kind": "http"}, "y": {"kind": "http", "dependsOn": ["x"], "inputs": {"v": "${steps.x.outputs.v}"}}}
     inner = step("a", kind="flow", inputs={"steps": within, "scope": {"n": "${steps.a.outputs.n}"}})
     validation.checked_steps({"a": step(), "b": inner})
-    filled = validation.filled(inner, Context("r", {}, {"a": {"n": 3}}, {}))
+    filled = validation.filled(inner, EvaluationContext("r", {}, {"a": {"n": 3}}, {}))
     assert filled == {"steps": within, "scope": {"n": 3}}
 
 
@@ -131,7 +131,7 @@ def test_flows_within_flows_have_an_end() -> None:
         ({"on_skip": "skip"}, True),
         ({"inputs": {"a": [{"b": "${scope.x}"}]}}, True),
         ({"inputs": {"a": "$${x}"}}, True),
-        ({"kind": "map", "over": [], "do": Work(kind="http")}, True),
+        ({"kind": "map", "over": [], "do": WorkSpec(kind="http")}, True),
         ({"kind": "flow", "inputs": {"flow": "x"}}, True),
     ],
 )

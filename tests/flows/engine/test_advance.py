@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 
-from penstock.flows.contract import DEPTH_LIMIT, Answer, Said
+from penstock.flows.contract import DEPTH_LIMIT, StepReportAnswer, StepReportKind
 from penstock.kernel.errors import Conflict
 from tests.flows.stepper import DIAMOND, FlowsStepper, inner, mapped, work
 
 
 async def test_only_advance_makes_a_step_ready(flows: FlowsStepper) -> None:
     """F3: whatever workers, the reaper and people do, READY is advance's word alone; a report has no word for it."""
-    assert "READY" not in set(Said)
+    assert "READY" not in set(StepReportKind)
     await flows.start({**DIAMOND, "e": work(retry={"maxAttempts": 3, "backoff": 0})})
     held = await flows.claim()
-    await flows.say(held["e"], Said.FAILED)
-    await flows.say(held["a"], Said.RELEASED)
+    await flows.say(held["e"], StepReportKind.FAILED)
+    await flows.say(held["a"], StepReportKind.RELEASED)
     await flows.claim()
     await flows.lose()
     await flows.management.skip("r", "b", "tester")
@@ -27,12 +27,12 @@ async def test_a_failure_fails_the_run(flows: FlowsStepper) -> None:
     """F7: what has not begun is cancelled; what is under way may end, and what it says is kept."""
     await flows.start({"a": work(), "b": work(), "c": work("b"), "d": work()})
     held = await flows.claim(2)
-    await flows.say(held["a"], Said.FAILED)
+    await flows.say(held["a"], StepReportKind.FAILED)
     assert await flows.steps() == {"a": "FAILED", "b": "RUNNING", "c": "CANCELLED", "d": "CANCELLED"}
     assert (await flows.step("c"))["reason"] == "upstream_failed"
     assert await flows.status() == "FAILED"
     assert await flows.engine.heartbeat([("r", "b", 1)]) == {("r", "b", 1): False}
-    assert await flows.say(held["b"]) is Answer.SETTLED
+    assert await flows.say(held["b"]) is StepReportAnswer.SETTLED
     assert await flows.steps() == {"a": "FAILED", "b": "SUCCEEDED", "c": "CANCELLED", "d": "CANCELLED"}
 
 
@@ -41,9 +41,9 @@ async def test_a_run_that_fails_fast_stops_the_others(flows: FlowsStepper) -> No
     await flows.start({"a": work(), "b": work()}, policy={"failFast": True})
     held = await flows.claim()
     assert await flows.engine.heartbeat([("r", "b", 1)]) == {("r", "b", 1): False}
-    await flows.say(held["a"], Said.FAILED)
+    await flows.say(held["a"], StepReportKind.FAILED)
     assert await flows.engine.heartbeat([("r", "b", 1)]) == {("r", "b", 1): True}
-    assert await flows.say(held["b"], Said.CANCELLED) is Answer.SETTLED
+    assert await flows.say(held["b"], StepReportKind.CANCELLED) is StepReportAnswer.SETTLED
     assert await flows.steps() == {"a": "FAILED", "b": "CANCELLED"}
 
 
@@ -117,7 +117,7 @@ async def test_a_map_fails_with_an_item(flows: FlowsStepper) -> None:
     await flows.start({"m": mapped([0, 1, 2, 3]), "z": work("m")})
     held = await flows.claim(3)
     await flows.say(held["m[0]"])
-    await flows.say(held["m[1]"], Said.FAILED)
+    await flows.say(held["m[1]"], StepReportKind.FAILED)
     assert await flows.steps() == {
         "m": "FAILED",
         "z": "CANCELLED",
@@ -127,7 +127,7 @@ async def test_a_map_fails_with_an_item(flows: FlowsStepper) -> None:
         "m[3]": "CANCELLED",
     }
     assert await flows.engine.heartbeat([("r", "m[2]", 1)]) == {("r", "m[2]", 1): True}
-    await flows.say(held["m[2]"], Said.FAILED)
+    await flows.say(held["m[2]"], StepReportKind.FAILED)
     with pytest.raises(Conflict):
         await flows.management.retry("r", "tester", "m[1]")
     await flows.management.retry("r", "tester", "m")
@@ -154,8 +154,8 @@ async def test_an_item_of_a_map_that_is_over_is_not_begun_again(flows: FlowsStep
     """F11, F14: given back or lost, nobody needs it any more; one that is done all the same is kept."""
     await flows.start({"m": mapped([0, 1, 2, 3, 4], required=False), "z": work("m")})
     held = await flows.claim(4)
-    await flows.say(held["m[0]"], Said.FAILED)
-    await flows.say(held["m[1]"], Said.RELEASED)
+    await flows.say(held["m[0]"], StepReportKind.FAILED)
+    await flows.say(held["m[1]"], StepReportKind.RELEASED)
     await flows.say(held["m[2]"])
     assert await flows.lose() == 1
     steps = await flows.steps()
@@ -168,8 +168,12 @@ async def test_a_retry_leaves_a_map_alone_that_was_done_without(flows: FlowsStep
     """F10, F14: failed items of a map that was skipped are no failures of the run."""
     await flows.start({"m": mapped([0, 1], required=False), "b": work(), "z": work("m", "b")})
     held = await flows.claim()
-    for name, said in (("m[0]", Said.FAILED), ("m[1]", Said.CANCELLED), ("b", Said.FAILED)):
-        assert await flows.say(held[name], said) is Answer.SETTLED
+    for name, said in (
+        ("m[0]", StepReportKind.FAILED),
+        ("m[1]", StepReportKind.CANCELLED),
+        ("b", StepReportKind.FAILED),
+    ):
+        assert await flows.say(held[name], said) is StepReportAnswer.SETTLED
     await flows.management.retry("r", "tester", "b")
     await flows.work()
     steps = await flows.steps()

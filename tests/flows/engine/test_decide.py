@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.flows.contract import Answer, Said
-from penstock.flows.model import Report, StepError
+from penstock.flows.contract import StepReportAnswer, StepReportKind
+from penstock.flows.model import StepError, StepReport
 from tests.flows.stepper import FlowsStepper, report, work
 
 FINAL = StepError("BAD_SYMBOL", "there is no such symbol")
@@ -17,9 +17,11 @@ async def test_only_links_may_change_after_the_end(flows: FlowsStepper) -> None:
     await flows.start({"a": work()})
     held = (await flows.claim())["a"]
     await flows.say(held, outputs={"v": 1, "signed_url": "x"})
-    assert await flows.say(held, outputs={"v": 1, "signed_url": "y", "expires_at": "soon"}) is Answer.UNCHANGED
+    assert (
+        await flows.say(held, outputs={"v": 1, "signed_url": "y", "expires_at": "soon"}) is StepReportAnswer.UNCHANGED
+    )
     assert (await flows.step("a"))["outputs"] == {"v": 1, "signed_url": "y", "expires_at": "soon"}
-    assert await flows.say(held, outputs={"v": 2, "signed_url": "z"}) is Answer.CONFLICT
+    assert await flows.say(held, outputs={"v": 2, "signed_url": "z"}) is StepReportAnswer.CONFLICT
     assert (await flows.step("a"))["outputs"]["signed_url"] == "y"
 
 
@@ -27,15 +29,21 @@ async def test_of_two_reports_in_one_batch_the_first_counts(flows: FlowsStepper)
     """F5: the same again is fine, another is a conflict, in a batch as anywhere."""
     await flows.start({"a": work()})
     held = (await flows.claim())["a"]
-    batch = [report(held, outputs={"v": 1}), report(held, Said.FAILED), report(held, outputs={"v": 1})]
-    assert await flows.engine.report(batch) == [Answer.SETTLED, Answer.CONFLICT, Answer.UNCHANGED]
+    batch = [report(held, outputs={"v": 1}), report(held, StepReportKind.FAILED), report(held, outputs={"v": 1})]
+    assert await flows.engine.report(batch) == [
+        StepReportAnswer.SETTLED,
+        StepReportAnswer.CONFLICT,
+        StepReportAnswer.UNCHANGED,
+    ]
     assert (await flows.step("a"))["outputs"] == {"v": 1}
 
 
 async def test_an_error_is_kept_as_it_was_said(flows: FlowsStepper) -> None:
     """F5: code, message and details."""
     await flows.start({"a": work()})
-    await flows.say((await flows.claim())["a"], Said.FAILED, error=StepError("NO_DATA", "none", {"symbol": "X"}))
+    await flows.say(
+        (await flows.claim())["a"], StepReportKind.FAILED, error=StepError("NO_DATA", "none", {"symbol": "X"})
+    )
     assert (await flows.step("a"))["error"] == {"code": "NO_DATA", "message": "none", "details": {"symbol": "X"}}
 
 
@@ -43,14 +51,16 @@ async def test_a_step_is_tried_again_after_a_while(flows: FlowsStepper) -> None:
     """F10: up to maxAttempts, each time after a longer wait."""
     await flows.start({"a": work(retry={"maxAttempts": 3, "backoff": 10})})
     for first, most in ((5, 10), (10, 20)):
-        await flows.say((await flows.claim())["a"], Said.FAILED)
+        await flows.say((await flows.claim())["a"], StepReportKind.FAILED)
         flows.clock.advance(timedelta(seconds=first - 1))
         assert await flows.claim() == {}
         flows.clock.advance(timedelta(seconds=most - first + 1))
     assert (await flows.claim())["a"].attempt == 3
     await flows.start({"a": work()}, "other")
     held = await flows.step("a")
-    await flows.engine.report([Report("r", "a", held["fence"], Said.FAILED, error=StepError("BROKEN", "it broke"))])
+    await flows.engine.report(
+        [StepReport("r", "a", held["fence"], StepReportKind.FAILED, error=StepError("BROKEN", "it broke"))]
+    )
     assert (await flows.status(), (await flows.steps())["a"]) == ("FAILED", "FAILED")
 
 
@@ -70,7 +80,7 @@ async def test_an_error_may_be_final(
 ) -> None:
     """F10: what the step says of a code comes before what the worker thinks of it."""
     await flows.start({"a": work(retry={"maxAttempts": 2, "backoff": 0, **retry})})
-    await flows.say((await flows.claim())["a"], Said.FAILED, error=FINAL, is_retryable=is_retryable)
+    await flows.say((await flows.claim())["a"], StepReportKind.FAILED, error=FINAL, is_retryable=is_retryable)
     assert (await flows.steps())["a"] == expected
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.flows import store
-from penstock.flows.contract import Answer, Said
+from penstock.flows.contract import StepReportAnswer, StepReportKind
 from penstock.flows.engine.engine import STEPS
-from penstock.flows.model import Report
+from penstock.flows.model import StepReport
 from penstock.kernel.errors import Conflict
 from tests.flows.stepper import (
     DIAMOND,
@@ -49,14 +49,14 @@ async def test_nothing_follows_from_what_changes_nothing(flows: FlowsStepper) ->
     await flows.start({**DIAMOND, "m": mapped([1, 2]), "n": inner({"x": work()})})
     held = await flows.claim()
     await flows.say(held["a"], outputs={"v": 1})
-    await flows.say(held["m[0]"], Said.FAILED)
+    await flows.say(held["m[0]"], StepReportKind.FAILED)
     before = await flows.fingerprint()
-    assert await flows.say(held["a"], outputs={"v": 1}) is Answer.UNCHANGED
-    assert await flows.say(held["a"], outputs={"v": 2}) is Answer.CONFLICT
-    assert await flows.say(held["m[0]"], Said.FAILED) is Answer.UNCHANGED
-    stranger = Report("r", "a", 99, Said.SUCCEEDED)
-    unknown = Report("r", "nobody", 1, Said.SUCCEEDED)
-    assert await flows.engine.report([stranger, unknown]) == [Answer.SUPERSEDED, Answer.UNKNOWN]
+    assert await flows.say(held["a"], outputs={"v": 1}) is StepReportAnswer.UNCHANGED
+    assert await flows.say(held["a"], outputs={"v": 2}) is StepReportAnswer.CONFLICT
+    assert await flows.say(held["m[0]"], StepReportKind.FAILED) is StepReportAnswer.UNCHANGED
+    stranger = StepReport("r", "a", 99, StepReportKind.SUCCEEDED)
+    unknown = StepReport("r", "nobody", 1, StepReportKind.SUCCEEDED)
+    assert await flows.engine.report([stranger, unknown]) == [StepReportAnswer.SUPERSEDED, StepReportAnswer.UNKNOWN]
     assert await flows.engine.heartbeat([("r", "a", held["a"].fence), ("r", "nobody", 1)]) == {}
     assert await flows.engine.reap() == 0
     assert await flows.keeper.repair() == 0
@@ -89,7 +89,7 @@ async def test_a_claim_is_one_workers(flows: FlowsStepper) -> None:
     first, second = await flows.claim(1, "one"), await flows.claim(9, "two")
     assert (list(first), list(second)) == (["a"], ["b"])
     assert await flows.claim(9, "three") == {}
-    await flows.say(first["a"], Said.RELEASED)
+    await flows.say(first["a"], StepReportKind.RELEASED)
     again = await flows.claim(9, "three")
     assert (again["a"].fence, again["a"].attempt) == (first["a"].fence + 1, 1)
 
@@ -101,13 +101,13 @@ async def test_an_old_fence_changes_nothing(flows: FlowsStepper) -> None:
     await flows.lose()
     new = (await flows.claim(worker="other"))["a"]
     before = await flows.fingerprint()
-    for said in Said:
-        assert await flows.say(old, said) is Answer.SUPERSEDED
+    for said in StepReportKind:
+        assert await flows.say(old, said) is StepReportAnswer.SUPERSEDED
     answers, _ = await flows.counter.settle("w", [(old, report(old))], ["work"], 5)
-    assert answers == [Answer.SUPERSEDED]
+    assert answers == [StepReportAnswer.SUPERSEDED]
     assert await flows.fingerprint() == before
-    assert await flows.say(new, outputs={"v": 2}) is Answer.SETTLED
-    assert await flows.say(old, outputs={"v": 1}) is Answer.SUPERSEDED
+    assert await flows.say(new, outputs={"v": 2}) is StepReportAnswer.SETTLED
+    assert await flows.say(old, outputs={"v": 1}) is StepReportAnswer.SUPERSEDED
     assert (await flows.step("a"))["outputs"] == {"v": 2}
 
 
@@ -162,7 +162,11 @@ async def test_a_step_that_has_its_turn_again_is_told_at_once(flows: FlowsSteppe
     """F10, F17: who waits for a step need not wait for the next look."""
     await flows.start({"a": work(retry=AGAIN), "b": work(), "c": work()})
     held = await flows.claim()
-    for name, said, is_told in (("a", Said.FAILED, True), ("b", Said.RELEASED, True), ("c", Said.SUCCEEDED, False)):
+    for name, said, is_told in (
+        ("a", StepReportKind.FAILED, True),
+        ("b", StepReportKind.RELEASED, True),
+        ("c", StepReportKind.SUCCEEDED, False),
+    ):
         rung = flows.bell.next(STEPS)
         await flows.say(held[name], said)
         assert rung.is_set() is is_told, name

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.flows.contract import Answer, Said
+from penstock.flows.contract import StepReportAnswer, StepReportKind
 from penstock.kernel.errors import Conflict, NotFound
 from tests.flows.scenarios.test_races import WAITING, held_back
 from tests.flows.stepper import DIAMOND, FlowsStepper, flows_stepper, inner, mapped, report, work
@@ -35,7 +35,7 @@ async def test_a_report_that_waited_for_a_skip_counts_as_it_does(flows: FlowsSte
         settling = asyncio.create_task(flows.counter.settle("w", told, ["work"], room))
     await skipping
     answers, handed = await settling
-    assert (answers, len(handed)) == ([Answer.SETTLED], room)
+    assert (answers, len(handed)) == ([StepReportAnswer.SETTLED], room)
     for one in handed:
         await flows.say(one)
     await flows.work()
@@ -46,7 +46,7 @@ async def test_a_report_that_waited_for_a_skip_counts_as_it_does(flows: FlowsSte
 async def test_to_skip_a_map_that_failed_begins_none_of_its_items(flows: FlowsStepper) -> None:
     """F10, F14: it is done without, with all that is in it."""
     await flows.start({"m": mapped([1, 2, 3]), "z": work("m")})
-    await flows.say((await flows.claim(1))["m[0]"], Said.FAILED)
+    await flows.say((await flows.claim(1))["m[0]"], StepReportKind.FAILED)
     await flows.management.skip("r", "m", "tester")
     steps = await flows.steps()
     assert [steps[f"m[{n}]"] for n in range(3)] == ["FAILED", "CANCELLED", "CANCELLED"]
@@ -72,7 +72,7 @@ async def test_who_stopped_for_a_run_that_goes_on_gives_its_step_back(flows: Flo
     await flows.management.cancel("r", "tester")
     assert await flows.engine.heartbeat([("r", "a", held.fence)]) == {("r", "a", held.fence): True}
     await flows.management.retry("r", "tester")
-    assert await flows.say(held, Said.CANCELLED) is Answer.SETTLED
+    assert await flows.say(held, StepReportKind.CANCELLED) is StepReportAnswer.SETTLED
     assert await flows.work() == ["a", "b"]
     assert await flows.status() == "SUCCEEDED"
 
@@ -178,7 +178,7 @@ async def test_cancel_stops_what_waits_and_tells_what_runs(flows: FlowsStepper) 
     await flows.management.cancel("r", "tester", "enough")
     assert await flows.steps() == {"a": "RUNNING", "b": "CANCELLED", "c": "CANCELLED"}
     assert await flows.engine.heartbeat([("r", "a", 1)]) == {("r", "a", 1): True}
-    assert await flows.say(held["a"]) is Answer.SETTLED
+    assert await flows.say(held["a"]) is StepReportAnswer.SETTLED
     assert (await flows.status(), (await flows.steps())["a"]) == ("CANCELLED", "SUCCEEDED")
     before = await flows.fingerprint()
     await flows.management.cancel("r", "tester")
@@ -208,7 +208,7 @@ async def test_a_retry_beside_another_failure_ends_failed(flows: FlowsStepper) -
     await flows.start({"x": work(), "y": work(), "z": work("x", "y")})
     held = await flows.claim()
     for one in held.values():
-        await flows.say(one, Said.FAILED)
+        await flows.say(one, StepReportKind.FAILED)
     await flows.management.retry("r", "tester", "x")
     assert await flows.steps() == {"x": "READY", "y": "FAILED", "z": "CANCELLED"}
     assert await flows.work() == ["x"]
@@ -243,7 +243,7 @@ async def test_a_step_is_skipped_by_hand(flows: FlowsStepper) -> None:
     with pytest.raises(Conflict):
         await flows.management.skip("r", "b", "tester")
     await flows.say(held["d"])
-    await flows.say(held["b"], Said.FAILED)
+    await flows.say(held["b"], StepReportKind.FAILED)
     await flows.management.skip("r", "b", "tester")
     assert await flows.status() == "SUCCEEDED"
     with pytest.raises(Conflict):

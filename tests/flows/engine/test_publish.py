@@ -10,8 +10,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from penstock.flows.contract import ARTIFACT_LIMIT, Answer, Said
-from penstock.flows.model import Claimed
+from penstock.flows.contract import ARTIFACT_LIMIT, StepReportAnswer, StepReportKind
+from penstock.flows.model import ClaimedStep
 from penstock.kernel.errors import NotFound, PenstockError, Transient
 from tests.flows.stepper import FlowsStepper, ProcessDied, flows_stepper, report, work, written_by
 from tests.services.postgres import STOP_LOCK_HOLDERS
@@ -53,7 +53,7 @@ class PausedStream(Paused):
             yield piece
 
 
-async def sealed(flows: FlowsStepper, *names: str) -> Claimed:
+async def sealed(flows: FlowsStepper, *names: str) -> ClaimedStep:
     """A report that is believed, whose process died before it published anything."""
     await flows.start({"a": work(), "b": work("a")})
     held = (await flows.claim())["a"]
@@ -94,13 +94,13 @@ async def test_who_lost_its_lock_touches_nothing_any_more(
     await flows.start({"a": work()})
     first = (await flows.claim())["a"]
     await flows.write(first)
-    await flows.say(first, Said.FAILED, artifacts=["out.txt"])
+    await flows.say(first, StepReportKind.FAILED, artifacts=["out.txt"])
     await flows.management.retry("r", "tester")
     loser = (await flows.claim())["a"]
     await flows.write(loser, left)
     slow = PausedStream(getattr(flows.storage, where))
     monkeypatch.setattr(flows.storage, where, slow)
-    losing = asyncio.create_task(flows.say(loser, Said.FAILED, artifacts=[left]))
+    losing = asyncio.create_task(flows.say(loser, StepReportKind.FAILED, artifacts=[left]))
     await slow.is_there.wait()
     async with flows.db.connection() as connection:
         assert len(await connection.fetch(STOP_LOCK_HOLDERS)) == 1
@@ -109,7 +109,7 @@ async def test_who_lost_its_lock_touches_nothing_any_more(
     await flows.management.retry("r", "tester")
     winner = (await flows.claim())["a"]
     await flows.write(winner)
-    assert await flows.say(winner, artifacts=["out.txt"]) is Answer.SETTLED
+    assert await flows.say(winner, artifacts=["out.txt"]) is StepReportAnswer.SETTLED
     slow.may_go.set()
     with pytest.raises((PenstockError, asyncpg.InterfaceError, asyncpg.PostgresError, OSError)):
         await losing
@@ -133,7 +133,7 @@ async def test_a_slow_publisher_is_waited_for(flows: FlowsStepper, monkeypatch: 
     flows.clock.advance(LATER)
     await flows.keeper.publish_again()
     slow.may_go.set()
-    assert await telling == [Answer.SETTLED, Answer.SETTLED]
+    assert await telling == [StepReportAnswer.SETTLED, StepReportAnswer.SETTLED]
     assert await stored(flows) == ["runs/r/a/1", "runs/r/a/2", "runs/r/b/out.txt"]
     assert await flows.status() == "SUCCEEDED"
 
@@ -143,12 +143,12 @@ async def test_a_name_may_be_another_attempts_folder(flows: FlowsStepper) -> Non
     await flows.start({"a": work()})
     held = (await flows.claim())["a"]
     await flows.write(held, "out")
-    await flows.say(held, Said.FAILED, artifacts=["out"])
+    await flows.say(held, StepReportKind.FAILED, artifacts=["out"])
     assert await stored(flows) == ["runs/r/a/out"]
     await flows.management.retry("r", "tester")
     held = (await flows.claim())["a"]
     await flows.write(held, "out/x.json")
-    assert await flows.say(held, artifacts=["out/x.json"]) is Answer.SETTLED
+    assert await flows.say(held, artifacts=["out/x.json"]) is StepReportAnswer.SETTLED
     assert (await stored(flows), await flows.status()) == (["runs/r/a/out/x.json"], "SUCCEEDED")
 
 
@@ -181,7 +181,7 @@ async def test_names_nobody_wrote_do_not_seal_a_step_for_ever(flows: FlowsSteppe
     held = (await flows.claim())["a"]
     await flows.write(held)
     names = ["out.txt", *(f"none{n:03}" for n in range(40))]
-    assert await flows.say(held, Said.FAILED, artifacts=names) is Answer.SETTLED
+    assert await flows.say(held, StepReportKind.FAILED, artifacts=names) is StepReportAnswer.SETTLED
     assert await flows.steps() == {"a": "FAILED"}
     assert [one["name"] for one in (await flows.step("a"))["artifacts"]] == ["out.txt"]
 
@@ -198,7 +198,7 @@ async def test_a_report_that_makes_no_sense_is_its_steps_failure(flows: FlowsSte
         (held["leaves"], report(held["leaves"], artifacts=("out.txt",))),
     ]
     answers, handed = await flows.counter.settle("w", batch, ["work"], 10)
-    assert (answers, [one.step_id for one in handed]) == ([Answer.SETTLED] * 3, ["q"])
+    assert (answers, [one.step_id for one in handed]) == ([StepReportAnswer.SETTLED] * 3, ["q"])
     assert await flows.steps() == {"bad": "SKIPPED", "leaves": "SUCCEEDED", "p": "SUCCEEDED", "q": "RUNNING"}
     assert (await flows.step("bad"))["error"]["code"] == "TOO_MANY_ARTIFACTS"
 
@@ -217,7 +217,10 @@ async def test_a_store_that_is_away_for_a_moment_costs_nothing(
             await flows.counter.settle("w", batch, ["work"], 10)
     assert (await flows.steps())["q"] == "PENDING"
     answers, handed = await flows.counter.settle("w", batch, ["work"], 10)
-    assert (set(answers), [one.step_id for one in handed]) == ({Answer.SETTLED, Answer.UNCHANGED}, ["q"])
+    assert (set(answers), [one.step_id for one in handed]) == (
+        {StepReportAnswer.SETTLED, StepReportAnswer.UNCHANGED},
+        ["q"],
+    )
     assert (await flows.steps())["leaves"] == "SUCCEEDED"
 
 
@@ -272,12 +275,12 @@ async def test_artifacts_are_the_winners(flows: FlowsStepper) -> None:
     await flows.lose()
     new = (await flows.claim())["a"]
     await flows.write(new)
-    assert await flows.say(old, artifacts=["out.txt"]) is Answer.SUPERSEDED
+    assert await flows.say(old, artifacts=["out.txt"]) is StepReportAnswer.SUPERSEDED
     with pytest.raises(NotFound):
         await flows.engine.read("r", "a", "out.txt")
-    assert await flows.say(new, artifacts=["out.txt"]) is Answer.SETTLED
+    assert await flows.say(new, artifacts=["out.txt"]) is StepReportAnswer.SETTLED
     await flows.write(old, data=b"late")
-    assert await flows.say(old, artifacts=["out.txt"]) is Answer.SUPERSEDED
+    assert await flows.say(old, artifacts=["out.txt"]) is StepReportAnswer.SUPERSEDED
     assert await flows.engine.read("r", "a", "out.txt") == written_by(new)
     assert (await flows.engine.artifact("r", "a", "out.txt")).path == "runs/r/a/out.txt"
 
@@ -285,7 +288,7 @@ async def test_artifacts_are_the_winners(flows: FlowsStepper) -> None:
 async def test_a_report_of_what_is_not_there_is_a_failure(flows: FlowsStepper) -> None:
     """F6: a success is believed when what it names was written."""
     await flows.start({"a": work()})
-    assert await flows.say((await flows.claim())["a"], artifacts=["out.txt"]) is Answer.SETTLED
+    assert await flows.say((await flows.claim())["a"], artifacts=["out.txt"]) is StepReportAnswer.SETTLED
     assert (await flows.step("a"))["error"]["code"] == "ARTIFACT_MISSING"
     assert await flows.status() == "FAILED"
 
@@ -301,9 +304,9 @@ async def test_a_process_that_dies_while_it_publishes_loses_nothing(flows: Flows
     flows.storage.is_dying = False
     assert await flows.lose() == 0
     assert await flows.claim() == {}
-    assert await flows.say(held, Said.FAILED) is Answer.CONFLICT
-    assert await flows.counter.settle("w", [(held, report(held))], [], 0) == ([Answer.CONFLICT], [])
+    assert await flows.say(held, StepReportKind.FAILED) is StepReportAnswer.CONFLICT
+    assert await flows.counter.settle("w", [(held, report(held))], [], 0) == ([StepReportAnswer.CONFLICT], [])
     await flows.keeper.publish_again()
     assert await flows.steps() == {"a": "SUCCEEDED", "b": "READY"}
     assert await flows.engine.read("r", "a", "out.txt") == written_by(held)
-    assert await flows.say(held, artifacts=["out.txt"]) is Answer.UNCHANGED
+    assert await flows.say(held, artifacts=["out.txt"]) is StepReportAnswer.UNCHANGED

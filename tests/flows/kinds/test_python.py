@@ -12,7 +12,7 @@ import pytest
 from penstock.flows.contract import DOCUMENT_LIMIT
 from penstock.flows.kinds.python import python_worker
 from penstock.flows.kinds.registry import check_inputs
-from penstock.flows.step import Step
+from penstock.flows.step import FlowStep
 from penstock.kernel.errors import Invalid
 from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
 
@@ -20,7 +20,7 @@ MODULE = "penstock_test_jobs"
 SOURCE = """
 import threading
 from os import getcwd
-from penstock.flows.step import Step, StepFailed
+from penstock.flows.step import FlowStep, StepFailed
 
 def add(a: int, b: int = 1):
     return {"sum": a + b, "thread": threading.current_thread() is threading.main_thread()}
@@ -32,7 +32,7 @@ async def note(what, step):
     await step.write("note", what)
     return {"run": step.run_id}
 
-def told(at: "Step"):
+def told(at: "FlowStep"):
     return at.inputs["args"]
 
 def number(): return 7
@@ -65,7 +65,7 @@ def jobs() -> Iterator[None]:
         del sys.modules[name]
 
 
-def calling(name: str, module: str = MODULE, step_io: MemoryStepIO | None = None, **args: Any) -> Step:
+def calling(name: str, module: str = MODULE, step_io: MemoryStepIO | None = None, **args: Any) -> FlowStep:
     return held("python", {"call": f"{module}:{name}", "args": args}, step_io=step_io)
 
 

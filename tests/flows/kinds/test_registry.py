@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.kinds.registry import BUILT_IN_MODULES, check_inputs, open_catalogue
 from penstock.flows.step import KindContext
 from penstock.kernel.errors import BadConfig, Invalid
@@ -17,7 +17,7 @@ MARKET = {"OHLCV_EXPORT", "CHART_EXPORT", "LLM_REPORT"}
 TARGET: Json = {"tenant": "a", "dictionary": "B", "mode": "DELTA"}
 
 
-def made(catalogue: Catalogue, section: FlowsSection) -> set[str]:
+def made(catalogue: FlowCatalogue, section: FlowsSection) -> set[str]:
     """The kinds that the modules of *catalogue* have workers of."""
     return {kind for workers in catalogue.make_workers(KindContext(section)) for kind in workers.handlers}
 
@@ -35,7 +35,7 @@ def test_the_market_kinds_come_with_penstock() -> None:
 def test_the_market_kinds_can_be_a_users_module() -> None:
     """F15: `flows.modules` can name what the built-in modules name: the same checks and the same workers, once."""
     section = FlowsSection(modules=[*BUILT_IN_MODULES])
-    for found in (Catalogue(section), open_catalogue(section)):
+    for found in (FlowCatalogue(section), open_catalogue(section)):
         assert set(found.input_checks) >= MARKET
         assert made(found, section) == MARKET
         assert sum(len(one.handlers) for one in found.make_workers(KindContext(section))) == len(MARKET)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.flows.sdk import KindContext, Step, Workers
+from penstock.flows.sdk import FlowStep, KindContext, Workers
 from penstock.kernel.errors import Invalid
 
 KIND = "COUNT_RUNS"
@@ -24,7 +24,7 @@ def make_workers(context: KindContext) -> Workers:
     workers, query = Workers(), context.query
 
     @workers.worker(KIND)
-    async def count_runs(step: Step) -> dict[str, Any]:
+    async def count_runs(step: FlowStep) -> dict[str, Any]:
         sql = "SELECT count(*) AS runs FROM flow_run WHERE status::text = $1"
         rows = await query(sql, [step.inputs["status"]], 1) if query is not None else [{"runs": None}]
         return {**rows[0], "at": context.clock.now().isoformat(), "lease": context.section.lease.total_seconds()}

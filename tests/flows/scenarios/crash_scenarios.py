@@ -12,14 +12,14 @@ from random import Random
 from typing import Any
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.contract import ENGINE_KINDS, RunStatus, StepStatus
+from penstock.flows.contract import ENGINE_KINDS, FlowRunStatus, StepStatus
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.engine.engine import FlowEngine
-from penstock.flows.engine.operations import Management
-from penstock.flows.maintenance import Keeper
+from penstock.flows.engine.operations import RunOperations
+from penstock.flows.maintenance import FlowMaintenance
 from penstock.flows.model import RUN, STEP
 from penstock.kernel.db.database import Database
-from penstock.kernel.machine import Machine
+from penstock.kernel.machine import StateMachine
 from penstock.kernel.storage.folder import FolderStorage
 from tests.flows.scenarios.worker_process import ARTIFACT
 from tests.flows.stepper import NamedFlows
@@ -59,7 +59,7 @@ class RunScenario:
 
     steps: Json
     ends: Mapping[str, StepStatus] = field(default_factory=dict)
-    status: RunStatus = RunStatus.SUCCEEDED
+    status: FlowRunStatus = FlowRunStatus.SUCCEEDED
 
 
 def work(kind: str, *depends_on: str, **inputs: Any) -> Json:
@@ -110,7 +110,7 @@ def doomed() -> RunScenario:
     """A step fails that is needed."""
     bad = {**work("flaky", "first", failures=10_000), "retry": {"maxAttempts": 1_000, "final": ["FLAKY"]}}
     ends = {"bad": S.FAILED, "last": S.CANCELLED}
-    return RunScenario({"first": work("noop"), "bad": bad, "last": work("noop", "bad")}, ends, RunStatus.FAILED)
+    return RunScenario({"first": work("noop"), "bad": bad, "last": work("noop", "bad")}, ends, FlowRunStatus.FAILED)
 
 
 def some_story(random: Random) -> RunScenario:
@@ -133,8 +133,8 @@ class FlowsCrashHarness:
         self.db = db
         self.engine = engine
         self.storage = FolderStorage(folder / "objects")
-        self.keeper = Keeper(engine, named, self.storage)  # type: ignore[arg-type]  # all it asks for is flows by name
-        self.management = Management(engine, self.storage)
+        self.keeper = FlowMaintenance(engine, named, self.storage)  # type: ignore[arg-type]  # all it asks for is flows by name
+        self.management = RunOperations(engine, self.storage)
         self.stories: dict[str, RunScenario] = {}
         self._done = folder / "done"
 
@@ -227,7 +227,7 @@ async def is_consistent(db: Database) -> None:
     await _history_is_a_path(db, RUN, {row["run_id"]: dict(row) for row in await db.fetch("TABLE flow_run")})
 
 
-async def _history_is_a_path(db: Database, machine: Machine[Any], known: Mapping[str, Json]) -> None:
+async def _history_is_a_path(db: Database, machine: StateMachine[Any], known: Mapping[str, Json]) -> None:
     """Each began at the beginning, made only moves there are, under fences that only grow, and is where it is."""
     paths: dict[str, list[Json]] = {name: [] for name in known}
     for row in await db.fetch(MOVES, machine.name):

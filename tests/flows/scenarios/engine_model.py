@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.flows.contract import FLOW, MAP, Answer, RunStatus, Said, StepStatus
-from penstock.flows.model import Report
+from penstock.flows.contract import FLOW, MAP, FlowRunStatus, StepReportAnswer, StepReportKind, StepStatus
+from penstock.flows.model import StepReport
 from tests.flows.scenarios.run_model import (
     ENDED,
     OVER,
@@ -23,7 +23,7 @@ from tests.flows.scenarios.run_model import (
     refuse_behind_failure,
 )
 
-S, R = StepStatus, RunStatus
+S, R = StepStatus, FlowRunStatus
 MAX_LOST = 2
 
 
@@ -69,41 +69,47 @@ class EngineModel:
         step.fence += 1
         step.attempts += 1
 
-    def report(self, run: ModelRun, step: ModelStep, said: Report, artifact: bytes | None, *, dies: bool) -> Answer:
+    def report(
+        self, run: ModelRun, step: ModelStep, said: StepReport, artifact: bytes | None, *, dies: bool
+    ) -> StepReportAnswer:
         """F5: what becomes of a report; one that *dies* is believed, and its artifacts not yet published."""
         if not (step.is_held and step.fence == said.fence):
             return self._answer(run, step, said)
         target = self._target(run, step, said)
-        if artifact is not None and target is not S.READY and said.said in (Said.SUCCEEDED, Said.FAILED):
+        if (
+            artifact is not None
+            and target is not S.READY
+            and said.said in (StepReportKind.SUCCEEDED, StepReportKind.FAILED)
+        ):
             step.sealed, step.is_held = (said, target, artifact), False
             if not dies:
                 self.publish(run, step)
-            return Answer.SETTLED
+            return StepReportAnswer.SETTLED
         self._end(run, step, target, said)
-        return Answer.SETTLED
+        return StepReportAnswer.SETTLED
 
-    def _answer(self, run: ModelRun, step: ModelStep, said: Report) -> Answer:
+    def _answer(self, run: ModelRun, step: ModelStep, said: StepReport) -> StepReportAnswer:
         if step.sealed is not None and step.fence == said.fence:
             is_same = step.sealed[0] == said
             if is_same:
                 self.publish(run, step)
-            return Answer.UNCHANGED if is_same else Answer.CONFLICT
+            return StepReportAnswer.UNCHANGED if is_same else StepReportAnswer.CONFLICT
         if step.said is not None and step.said.fence == said.fence:
-            return Answer.UNCHANGED if step.said == said else Answer.CONFLICT
-        return Answer.SUPERSEDED
+            return StepReportAnswer.UNCHANGED if step.said == said else StepReportAnswer.CONFLICT
+        return StepReportAnswer.SUPERSEDED
 
-    def _target(self, run: ModelRun, step: ModelStep, said: Report) -> StepStatus:
+    def _target(self, run: ModelRun, step: ModelStep, said: StepReport) -> StepStatus:
         match said.said:
-            case Said.SUCCEEDED:
+            case StepReportKind.SUCCEEDED:
                 return S.SUCCEEDED
-            case Said.CANCELLED | Said.RELEASED:
+            case StepReportKind.CANCELLED | StepReportKind.RELEASED:
                 return S.CANCELLED if run.is_over(step) else S.READY
         is_left = step.attempts < (step.max_attempts or 1) and not run.is_over(step)
         return S.READY if is_left else given_up(step)
 
-    def _end(self, run: ModelRun, step: ModelStep, target: StepStatus, said: Report) -> None:
+    def _end(self, run: ModelRun, step: ModelStep, target: StepStatus, said: StepReport) -> None:
         step.said, step.is_held = said, False
-        if said.said in (Said.CANCELLED, Said.RELEASED) and target is S.READY:
+        if said.said in (StepReportKind.CANCELLED, StepReportKind.RELEASED) and target is S.READY:
             step.attempts -= 1
         self._settle(run, [(step, target, said.outputs)])
 

@@ -14,11 +14,11 @@ from penstock.flows.api.queries import FlowViews
 from penstock.flows.config import FlowsSection
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.engine.engine import RUNS, FlowEngine
-from penstock.flows.engine.operations import Management
+from penstock.flows.engine.operations import RunOperations
 from penstock.flows.kinds.market.manifest import MANIFEST
 from penstock.flows.kinds.registry import open_catalogue
 from penstock.flows.step import Handler, KindContext, Workers
-from penstock.flows.worker.local import DirectCounter
+from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.clock import Clock
 from penstock.kernel.db.database import Database
@@ -39,7 +39,7 @@ class MarketHarness:
 
     def __init__(self, engine: FlowEngine, views: FlowViews, storage: FolderStorage, folder: Path) -> None:
         self.engine, self.views, self.storage, self.folder = engine, views, storage, folder
-        self.management = Management(engine, storage)
+        self.management = RunOperations(engine, storage)
 
     async def create(self, run_id: str = "r1", **asked: Any) -> bool:
         """Ask for a run; whether it is new."""
@@ -97,7 +97,7 @@ class MarketHarness:
     @asynccontextmanager
     async def worked_by(self, workers: Workers, name: str = "w1", at_once: int = 8) -> AsyncIterator[None]:
         """Somebody who does steps; at the end what is under way is waited for, and reported."""
-        counter = DirectCounter(self.engine, self.storage)
+        counter = LocalWorkSource(self.engine, self.storage)
         worker = StepWorker(counter, workers, Telemetry(), name=name, concurrency=at_once, lease_for=LEASE)
         async with worker.working(timedelta(seconds=5)):
             yield

@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from penstock.flows.sdk import ReportCheck, Step, StepError, Workers
+from penstock.flows.sdk import FlowStep, ReportCheck, StepError, Workers
 from penstock.kernel.errors import Invalid
 
 KIND, RECEIPT, RECEIPT_OUTPUT = "EXPORT_ROWS", "receipt.json", "receiptUri"
@@ -29,7 +29,7 @@ def compare_receipt(data: bytes | None, inputs: Mapping[str, Any], artifacts: fr
 
 
 @workers.worker(KIND, check_inputs=check_rows, check_report=ReportCheck(RECEIPT, RECEIPT_OUTPUT, compare_receipt))
-async def export_rows(step: Step) -> dict[str, Any]:
+async def export_rows(step: FlowStep) -> dict[str, Any]:
     """Write the receipt that the inputs name, and claim success with any number of rows."""
     if (receipt := step.inputs.get("receipt")) is not None:
         await step.write(RECEIPT, receipt)

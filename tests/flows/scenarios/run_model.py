@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.flows.contract import MAP, RunStatus, StepStatus
-from penstock.flows.model import Report
+from penstock.flows.contract import MAP, FlowRunStatus, StepStatus
+from penstock.flows.model import StepReport
 
-S, R = StepStatus, RunStatus
+S, R = StepStatus, FlowRunStatus
 ENDED = frozenset({S.SUCCEEDED, S.FAILED, S.SKIPPED, S.CANCELLED})
 SATISFIED = frozenset({S.SUCCEEDED, S.SKIPPED})
 WAITING = frozenset({S.PENDING, S.READY})
@@ -42,8 +42,8 @@ class ModelStep:
     is_held: bool = False
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifact: bytes | None = None
-    said: Report | None = None  # the last report that was believed
-    sealed: tuple[Report, StepStatus, bytes] | None = None
+    said: StepReport | None = None  # the last report that was believed
+    sealed: tuple[StepReport, StepStatus, bytes] | None = None
     inside: str | None = None  # the run within
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class ModelRun:
     flow: str | None = None
     is_fail_fast: bool = False
     parent: "tuple[ModelRun, ModelStep] | None" = None
-    status: RunStatus = R.PENDING
+    status: FlowRunStatus = R.PENDING
     is_touched: bool = False  # somebody skipped or retried: it waits for items of maps that are over, too
     is_told: bool = False
 

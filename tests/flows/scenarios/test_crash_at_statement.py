@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.flows.contract import Said
-from penstock.flows.model import Claimed, StepError
+from penstock.flows.contract import StepReportKind
+from penstock.flows.model import ClaimedStep, StepError
 from tests.flows.scenarios.crash_scenarios import is_consistent
 from tests.flows.scenarios.statement_crash import StatementCrasher, statement_crasher
 from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, flows_stepper, inner, mapped, report, work
@@ -51,7 +51,7 @@ class ProcessSequence:
     def left(self, one: FlowsStepper) -> None:
         self._now = one.clock.now()
 
-    async def claim(self, one: FlowsStepper, limit: int = 1) -> dict[str, Claimed]:
+    async def claim(self, one: FlowsStepper, limit: int = 1) -> dict[str, ClaimedStep]:
         """Take what there is; nobody ever had it under that fence."""
         held = await one.claim(limit)
         for claimed in held.values():
@@ -74,10 +74,10 @@ class ProcessSequence:
         raise AssertionError(f"not at an end after {MOST} rounds of chores")
 
 
-async def said(one: FlowsStepper, held: Claimed) -> Any:
+async def said(one: FlowsStepper, held: ClaimedStep) -> Any:
     """What a worker says of a step: its name decides."""
     if held.step_id.startswith("bad"):
-        return report(held, Said.FAILED, error=StepError("BROKEN", "it broke"))
+        return report(held, StepReportKind.FAILED, error=StepError("BROKEN", "it broke"))
     if held.step_id.startswith("leave"):
         await one.write(held)
         return report(held, outputs={"v": 1}, artifacts=["out.txt"])

@@ -24,8 +24,8 @@ from hypothesis.stateful import (
 )
 
 from penstock.flows import store
-from penstock.flows.contract import RunStatus, Said, StepStatus
-from penstock.flows.model import RUN, STEP, Claimed, Report
+from penstock.flows.contract import FlowRunStatus, StepReportKind, StepStatus
+from penstock.flows.model import RUN, STEP, ClaimedStep, StepReport
 from penstock.kernel.errors import Conflict
 from tests.flows.scenarios.engine_model import MAX_LOST, EngineModel
 from tests.flows.scenarios.flow_strategies import OTHER, SELDOM, steps, written
@@ -36,7 +36,12 @@ from tests.support.soak import Campaign, examples, model_examples
 
 T = TypeVar("T")
 NARROW = "narrow"  # a flow with one run at a time
-SAID = [Said.SUCCEEDED] * 4 + [Said.FAILED, Said.FAILED, Said.CANCELLED, Said.RELEASED]
+SAID = [StepReportKind.SUCCEEDED] * 4 + [
+    StepReportKind.FAILED,
+    StepReportKind.FAILED,
+    StepReportKind.CANCELLED,
+    StepReportKind.RELEASED,
+]
 COUNTED = """
     SELECT r.run_id, r.status, r.open, r.failed, r.is_counted,
            count(*) FILTER (WHERE t.status NOT IN ('SUCCEEDED', 'FAILED', 'SKIPPED', 'CANCELLED')) AS unended,
@@ -62,8 +67,8 @@ STANDING = """
 class MadeReport:
     """A report that was made, with what was written before."""
 
-    held: Claimed
-    said: Report
+    held: ClaimedStep
+    said: StepReport
 
 
 class FlowsLifecycle(RuleBasedStateMachine):
@@ -79,7 +84,7 @@ class FlowsLifecycle(RuleBasedStateMachine):
         self.world = EngineModel()
         self.flows = self.run(self._opened())
         self.world.limits[NARROW] = 1
-        self.held: list[Claimed] = []  # what some worker thinks is its own
+        self.held: list[ClaimedStep] = []  # what some worker thinks is its own
         self.told: list[MadeReport] = []
         self.fences: dict[tuple[str, str], int] = {}
         self.ran: set[tuple[str, str, int]] = set()
@@ -138,7 +143,7 @@ class FlowsLifecycle(RuleBasedStateMachine):
             for one in found:
                 self._is_handed(one)
 
-    def _is_handed(self, one: Claimed) -> None:
+    def _is_handed(self, one: ClaimedStep) -> None:
         """F4: a step is handed out once under a fence, with the inputs that are its own."""
         run, step = self._known(one)
         self.world.claim(run, step)
@@ -151,21 +156,21 @@ class FlowsLifecycle(RuleBasedStateMachine):
         self.ran.add((one.run_id, one.step_id, one.fence))
         self.held.append(one)
 
-    def _known(self, one: Claimed) -> tuple[ModelRun, ModelStep]:
+    def _known(self, one: ClaimedStep) -> tuple[ModelRun, ModelStep]:
         run = self.world.runs[one.run_id]
         return run, run.steps[one.step_id]
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), said=st.sampled_from(SAID), v=st.integers(0, 1), leaves=SELDOM, dies=SELDOM, hands=SELDOM)
-    def end(self, data: st.DataObject, said: Said, v: int, leaves: bool, dies: bool, hands: bool) -> None:
+    def end(self, data: st.DataObject, said: StepReportKind, v: int, leaves: bool, dies: bool, hands: bool) -> None:
         """F5, F6: a worker ends what it holds, or thinks it holds."""
         one = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        outputs = {"v": v, "list": [v] * v} if said is Said.SUCCEEDED else {}
+        outputs = {"v": v, "list": [v] * v} if said is StepReportKind.SUCCEEDED else {}
         if leaves:
             self.run(self.flows.write(one))
         told = MadeReport(one, report(one, said, outputs=outputs, artifacts=("out.txt",) if leaves else ()))
         self.told.append(told)
-        if hands and said is Said.SUCCEEDED:
+        if hands and said is StepReportKind.SUCCEEDED:
             self._hand_in(told)
         else:
             self._report(told, dies=dies)
@@ -212,7 +217,7 @@ class FlowsLifecycle(RuleBasedStateMachine):
         told = self.told[data.draw(st.integers(0, len(self.told) - 1))]
         if not as_before:
             # Nobody who has been believed says the opposite with success.
-            said = Said.FAILED if told.said.said is Said.SUCCEEDED else Said.SUCCEEDED
+            said = StepReportKind.FAILED if told.said.said is StepReportKind.SUCCEEDED else StepReportKind.SUCCEEDED
             told = MadeReport(told.held, report(told.held, said, outputs={"v": 1}))
         _, step = self._known(told.held)
         is_held = step.is_held and step.fence == told.held.fence
@@ -230,7 +235,7 @@ class FlowsLifecycle(RuleBasedStateMachine):
         """F9: whoever still holds a step learns whether it is to stop; the others, that they do not."""
         self._beat([one for one in self.held if data.draw(st.booleans())])
 
-    def _beat(self, some: Sequence[Claimed]) -> None:
+    def _beat(self, some: Sequence[ClaimedStep]) -> None:
         names = {(one.run_id, one.step_id, one.fence): one for one in some}
         expected = {}
         for name, one in names.items():
@@ -245,7 +250,7 @@ class FlowsLifecycle(RuleBasedStateMachine):
         """F11: some workers are not heard of any more; they may still come back and report."""
         self._vanish_but([one for one in self.held if data.draw(st.booleans())])
 
-    def _vanish_but(self, beating: Sequence[Claimed]) -> None:
+    def _vanish_but(self, beating: Sequence[ClaimedStep]) -> None:
         for _ in range(2):
             self._beat(beating)
             self.flows.clock.advance(0.7 * LEASE)
@@ -370,12 +375,12 @@ class FlowsLifecycle(RuleBasedStateMachine):
             reached[subject] = StepStatus(target)
         for run, step in self.world.steps():
             assert reached.get(f"{run.name}/{step.name}", StepStatus.PENDING) is step.status
-        runs: dict[str, RunStatus] = {}
+        runs: dict[str, FlowRunStatus] = {}
         for subject, source, target, _ in self.run(self.flows.moves(RUN.name)):
-            assert runs.get(subject, RunStatus.PENDING) == source
-            assert RUN.can(RunStatus(source), RunStatus(target))
-            runs[subject] = RunStatus(target)
-        assert all(runs.get(run.name, RunStatus.PENDING) is run.status for run in self.world.runs.values())
+            assert runs.get(subject, FlowRunStatus.PENDING) == source
+            assert RUN.can(FlowRunStatus(source), FlowRunStatus(target))
+            runs[subject] = FlowRunStatus(target)
+        assert all(runs.get(run.name, FlowRunStatus.PENDING) is run.status for run in self.world.runs.values())
 
     def _drain(self) -> None:
         """Every run ends, and every step that has its turn is handed out, when workers do what they should."""

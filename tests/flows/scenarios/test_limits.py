@@ -112,7 +112,7 @@ async def test_the_longest_durations_can_be_kept(flows: FlowsStepper) -> None:
     told = await flows.engine.heartbeat([("r", name, one.fence) for name, one in held.items()])
     assert set(told.values()) == {False}
     await flows.db.execute("UPDATE flow_step SET attempts = 999 WHERE step_id = 'b'")
-    assert await flows.say(held["b"], contract.Said.FAILED) is contract.Answer.SETTLED
+    assert await flows.say(held["b"], contract.StepReportKind.FAILED) is contract.StepReportAnswer.SETTLED
     assert (await flows.steps())["b"] == "READY"
 
 

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from penstock.flows.contract import CHART_EXPORT
 from penstock.flows.kinds.market.manifest import MANIFEST, MANIFEST_OUTPUT
-from penstock.flows.step import Handler, Outputs, Step, StepFailed
+from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid
 from tests.flows.market_servers import (
@@ -308,7 +308,7 @@ async def test_more_pictures_than_requested_by_reference(database_url: str, tmp_
         assert fine["status"] == "SUCCEEDED"
 
 
-Does = Callable[[Step], Awaitable[Outputs]]
+Does = Callable[[FlowStep], Awaitable[Outputs]]
 ELSEWHERE = {MANIFEST_OUTPUT: "gs://elsewhere/manifest.json", "partial": False, "received": 3, "items": []}
 
 
@@ -324,7 +324,7 @@ def manifest_with(*came: str, **changed: Any) -> bytes:
 def writing(files: Mapping[str, bytes], untold: str = "", invented: str = "") -> Does:
     """A worker that writes *files*, and says all went well."""
 
-    async def chart(step: Step) -> Outputs:
+    async def chart(step: FlowStep) -> Outputs:
         for name, data in files.items():
             await step.write(name, data)
         step.artifacts = [*(name for name in step.artifacts if name != untold), *([invented] if invented else [])]
@@ -358,7 +358,7 @@ LIES: dict[str, tuple[str, Does]] = {
 }
 
 
-async def lying(step: Step) -> Outputs:
+async def lying(step: FlowStep) -> Outputs:
     return await LIES[step.scope["lie"]][1](step)
 
 
@@ -391,13 +391,13 @@ async def test_a_worker_that_says_too_much_is_corrected(database_url: str, tmp_p
         assert await found.manifest() == (["days", "hours"], {"four-hours": "LOST"})
 
 
-async def fails(step: Step) -> Outputs:
+async def fails(step: FlowStep) -> Outputs:
     for name, data in {**TWO, MANIFEST: manifest_with("days", "hours")}.items():
         await step.write(name, data)
     raise StepFailed("OUT_OF_PAPER", "there is no paper", {"sheets": 0})
 
 
-async def breaks(step: Step) -> Outputs:
+async def breaks(step: FlowStep) -> Outputs:
     await step.write(MANIFEST, manifest_with())
     raise RuntimeError("a bug")
 
@@ -431,7 +431,7 @@ async def test_a_lie_is_worth_another_attempt(database_url: str, tmp_path: Path)
     """F10, F12: with `retry` the next attempt may be honest; nothing of the first one is published."""
     honest, liar = workers().handlers[CHART_EXPORT], writing({"days.png": b"first"})
 
-    async def chart(step: Step) -> Outputs:
+    async def chart(step: FlowStep) -> Outputs:
         told: Outputs = await (liar(step) if step.attempt == 1 else honest(step))  # type: ignore[misc]
         return told
 

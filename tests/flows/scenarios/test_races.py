@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from penstock.flows.contract import Answer, Said
-from penstock.flows.model import Claimed
+from penstock.flows.contract import StepReportAnswer, StepReportKind
+from penstock.flows.model import ClaimedStep
 from penstock.kernel.errors import Conflict
 from tests.flows.stepper import LEASE, FlowsStepper, flows_stepper, mapped, report, work
 from tests.support.soak import Campaign, examples
@@ -63,7 +63,7 @@ async def is_consistent(flows: FlowsStepper) -> None:
     assert await flows.keeper.repair() == 0
 
 
-async def settle(flows: FlowsStepper, held: Sequence[Claimed], by: str) -> Sequence[Answer]:
+async def settle(flows: FlowsStepper, held: Sequence[ClaimedStep], by: str) -> Sequence[StepReportAnswer]:
     """As a work loop hands in what it did, or as a worker over HTTP does."""
     if by == "loop":
         answers, _ = await flows.counter.settle("w", [(one, report(one)) for one in held], [], 0)
@@ -79,8 +79,8 @@ async def test_of_many_claimers_one_wins_each_step(flows: FlowsStepper) -> None:
     for n in range(10):
         await flows.start({f"s{m}": work() for m in range(30)}, f"r{n}")
 
-    async def keep_claiming(worker: str) -> list[Claimed]:
-        found: list[Claimed] = []
+    async def keep_claiming(worker: str) -> list[ClaimedStep]:
+        found: list[ClaimedStep] = []
         while held := await flows.engine.claim(worker, {"work": 7}, limit=7):
             found += held
         return found
@@ -138,11 +138,11 @@ async def test_two_parents_that_end_together_free_their_child_once(
     for n in range(campaign.rounds):
         await flows.start({"a": work(), "b": work(), "c": work("a", "b")}, f"r{n}")
     held = await flows.engine.claim("w", {"work": 5_000}, limit=5_000)
-    pairs: dict[str, list[Claimed]] = {}
+    pairs: dict[str, list[ClaimedStep]] = {}
     for one in held:
         pairs.setdefault(one.run_id, []).append(one)
     for pair in pairs.values():
-        assert await asyncio.gather(*(settle(flows, [one], by) for one in pair)) == [[Answer.SETTLED]] * 2
+        assert await asyncio.gather(*(settle(flows, [one], by) for one in pair)) == [[StepReportAnswer.SETTLED]] * 2
     turns = Counter(what for what, _, target, _ in await flows.moves() if what.endswith("/c") and target == "READY")
     assert (len(turns), set(turns.values())) == (len(pairs), {1})
     await is_consistent(flows)
@@ -156,7 +156,7 @@ async def test_parents_that_waited_for_each_other_free_their_child_once(flows: F
     held = await flows.claim()
     async with held_back(flows, "r", len(parents)):
         ending = [asyncio.create_task(settle(flows, [one], by)) for one in held.values()]
-    assert await asyncio.gather(*ending) == [[Answer.SETTLED]] * len(parents)
+    assert await asyncio.gather(*ending) == [[StepReportAnswer.SETTLED]] * len(parents)
     assert (await flows.steps())["child"] == "READY"
     await flows.work()
     assert await flows.status() == "SUCCEEDED"
@@ -199,7 +199,7 @@ async def test_batches_in_any_order_do_not_lock_each_other_out(flows: FlowsStepp
         chance.shuffle(held)
         batches = [held[first : first + 12] for first in range(0, len(held), 12)]
         answers = await asyncio.gather(*(settle(flows, batch, by) for batch in batches))
-        assert {answer for some in answers for answer in some} == {Answer.SETTLED}
+        assert {answer for some in answers for answer in some} == {StepReportAnswer.SETTLED}
     assert await flows.db.fetchval("SELECT count(*) FROM flow_run WHERE status = 'SUCCEEDED'") == 16
     await is_consistent(flows)
 
@@ -214,7 +214,10 @@ class ConcurrentActors:
     async def work(self, by: str) -> None:
         for _ in range(ROUNDS):
             held = await self.flows.engine.claim(by, {"work": 4}, limit=4)
-            done = [(one, report(one, self.chance.choice([*[Said.SUCCEEDED] * 9, Said.FAILED]))) for one in held]
+            done = [
+                (one, report(one, self.chance.choice([*[StepReportKind.SUCCEEDED] * 9, StepReportKind.FAILED])))
+                for one in held
+            ]
             if by == "loop":
                 await self.flows.counter.settle("w", done, ["work"], 0)
             else:
@@ -274,7 +277,7 @@ async def test_the_first_end_wins(flows: FlowsStepper, campaign: Campaign) -> No
             ways = [flows.management.cancel(name, "tester"), settle(flows, [last], "loop" if n % 2 else "http")]
             tasks = [asyncio.ensure_future(one) for one in (ways if n % 4 < 2 else ways[::-1])]
         cancelled, settled = (await at_once(*tasks))[:: 1 if n % 4 < 2 else -1]
-        assert settled == [Answer.SETTLED]
+        assert settled == [StepReportAnswer.SETTLED]
         status = await flows.status(name)
         assert status == ("SUCCEEDED" if isinstance(cancelled, Conflict) else "CANCELLED")
         assert (await flows.steps(name))["b"] == "SUCCEEDED"
@@ -291,7 +294,7 @@ async def test_retry_and_cancel_come_in_some_order(flows: FlowsStepper, campaign
     for n in range(ROUNDS):
         name = f"r{n}"
         await flows.start({"a": work(), "b": work("a"), "c": work("b")}, name)
-        await flows.say((await flows.claim())["a"], Said.FAILED)
+        await flows.say((await flows.claim())["a"], StepReportKind.FAILED)
         retried, cancelled = await at_once(
             flows.management.retry(name, "tester"), flows.management.cancel(name, "tester")
         )
@@ -317,7 +320,7 @@ async def test_the_reaper_and_a_late_report_come_in_some_order(flows: FlowsStepp
         flows.clock.advance(2 * LEASE)
         reaped, [answer] = await asyncio.gather(flows.engine.reap(), settle(flows, [held], "loop" if n % 2 else "http"))
         step = await flows.step("a", name)
-        if answer is Answer.SETTLED:
+        if answer is StepReportAnswer.SETTLED:
             assert (reaped, step["status"], step["fence"]) == (0, "SUCCEEDED", held.fence)
         else:
             assert (reaped, step["status"], step["fence"]) == (1, "READY", held.fence + 1)
@@ -342,7 +345,7 @@ async def test_a_claim_and_a_cancel_come_in_some_order(flows: FlowsStepper, camp
             assert (status == "RUNNING") == (step in held)
         assert isinstance(skipped, Conflict) or steps["b"] in ("SKIPPED", "READY", "CANCELLED", "RUNNING")
         for one in held.values():
-            assert await flows.say(one, Said.RELEASED) is Answer.SETTLED
+            assert await flows.say(one, StepReportKind.RELEASED) is StepReportAnswer.SETTLED
         if await flows.status(name) == "RUNNING":
             await flows.management.cancel(name, "tester")
     await is_consistent(flows)

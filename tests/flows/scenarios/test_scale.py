@@ -13,8 +13,8 @@ import pytest
 from penstock.flows.config import FlowsSection
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.engine.engine import FlowEngine
-from penstock.flows.step import Step, Workers
-from penstock.flows.worker.local import DirectCounter
+from penstock.flows.step import FlowStep, Workers
+from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.db.database import Database
 from penstock.kernel.storage.folder import FolderStorage
@@ -36,7 +36,7 @@ workers = Workers()
 
 
 @workers.worker("work")
-async def nothing(step: Step) -> Mapping[str, Any]:
+async def nothing(step: FlowStep) -> Mapping[str, Any]:
     return {"list": list(range(step.inputs["count"]))} if "count" in step.inputs else {"v": 1}
 
 
@@ -72,7 +72,7 @@ async def working(url: str, folder: Path) -> AsyncIterator[FlowEngine]:
         FlowEngine.open(db, storage, NamedFlows(), {}, section) as engine,
     ):
         worker = StepWorker(
-            DirectCounter(engine, storage), workers, Telemetry(), name="w", concurrency=1_000, lease_for=LEASE
+            LocalWorkSource(engine, storage), workers, Telemetry(), name="w", concurrency=1_000, lease_for=LEASE
         )
         async with worker.working():
             for shape in WIDE.values():

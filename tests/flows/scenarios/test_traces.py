@@ -8,11 +8,11 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from penstock.flows.contract import RunStatus
+from penstock.flows.contract import FlowRunStatus
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.metrics import FlowMetrics
-from penstock.flows.step import Step, StepFailed, Workers
-from penstock.flows.worker.local import DirectCounter
+from penstock.flows.step import FlowStep, StepFailed, Workers
+from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.flows.stepper import FlowsStepper, flows_stepper
@@ -35,18 +35,18 @@ async def test_every_step_has_a_span_in_the_trace_of_its_run(flows: FlowsStepper
     workers = Workers()
 
     @workers.worker("work")
-    async def work(step: Step) -> None:
+    async def work(step: FlowStep) -> None:
         if step.step_id == "b":
             raise StepFailed("BROKEN", "it broke")
 
     steps = {"a": {"kind": "work"}, "b": {"kind": "work", "dependsOn": ["a"]}}
     await flows.engine.create(RunRequest.model_validate({"runId": "traced", "steps": steps}), "tester", trace=CALLER)
-    counter = DirectCounter(flows.engine, flows.storage)
+    counter = LocalWorkSource(flows.engine, flows.storage)
     metrics = FlowMetrics(telemetry.registry)
     worker = StepWorker(counter, workers, telemetry, metrics, name="w", concurrency=2, lease_for=timedelta(seconds=60))
 
     async def has_failed() -> bool:
-        return await flows.status("traced") == RunStatus.FAILED
+        return await flows.status("traced") == FlowRunStatus.FAILED
 
     async with worker.working():
         await becomes(has_failed, "the run failed")

@@ -16,7 +16,7 @@ from penstock.flows.config import FlowsSection
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.runtime import open_engine, run_flows
 from penstock.flows.step import Workers
-from penstock.flows.worker.local import DirectCounter
+from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
@@ -48,7 +48,7 @@ async def exporting(request: pytest.FixtureRequest, harness: FlowsHarness, url: 
         if request.param == "over HTTP":
             await stack.enter_async_context(sdk.working(workers, url=url, drain=DRAIN))
         else:
-            counter = DirectCounter(harness.engine, harness.storage)
+            counter = LocalWorkSource(harness.engine, harness.storage)
             worker = StepWorker(counter, workers, Telemetry(), name="w1", concurrency=4, lease_for=LEASE)
             await stack.enter_async_context(worker.working(DRAIN))
         yield harness

@@ -17,12 +17,12 @@ from uuid import uuid4
 
 from penstock.flows import maintenance
 from penstock.flows.config import FlowsSection
-from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.engine import engine as reports
 from penstock.flows.engine.engine import FlowEngine
-from penstock.flows.maintenance import Keeper
-from penstock.flows.step import Step, StepFailed, Workers
-from penstock.flows.worker.local import DirectCounter
+from penstock.flows.maintenance import FlowMaintenance
+from penstock.flows.step import FlowStep, StepFailed, Workers
+from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.db.database import Database
 from penstock.kernel.storage.folder import FolderStorage
@@ -65,19 +65,19 @@ class FlowWorkerProcess(CrashingProcess):
 
 
 @workers.worker("noop")
-async def noop(step: Step) -> Mapping[str, Any]:
+async def noop(step: FlowStep) -> Mapping[str, Any]:
     """Only say who did it."""
     return _done(step)
 
 
 @workers.worker("list")
-async def give_list(step: Step) -> Mapping[str, Any]:
+async def give_list(step: FlowStep) -> Mapping[str, Any]:
     """Give as many items as are asked for."""
     return {**_done(step), "list": list(range(step.inputs["count"]))}
 
 
 @workers.worker("flaky")
-async def fail_at_first(step: Step) -> Mapping[str, Any]:
+async def fail_at_first(step: FlowStep) -> Mapping[str, Any]:
     """Succeed after some failures, or never."""
     if step.attempt <= step.inputs["failures"]:
         raise StepFailed("FLAKY", f"attempt {step.attempt}")
@@ -85,7 +85,7 @@ async def fail_at_first(step: Step) -> Mapping[str, Any]:
 
 
 @workers.worker("leave")
-async def leave_artifact(step: Step) -> Mapping[str, Any]:
+async def leave_artifact(step: FlowStep) -> Mapping[str, Any]:
     """Leave an artifact that tells who wrote it; first look whether what the step before left is whole."""
     if before := step.inputs.get("after"):
         assert (await step.read(before["step"], ARTIFACT)).decode() == before["token"]
@@ -95,7 +95,7 @@ async def leave_artifact(step: Step) -> Mapping[str, Any]:
 
 
 @workers.worker("wait")
-async def wait_for_file(step: Step) -> Mapping[str, Any]:
+async def wait_for_file(step: FlowStep) -> Mapping[str, Any]:
     """Be under way until a file appears."""
     Path(f"{step.inputs['file']}.begun").touch()
     await becomes(_is_there(Path(step.inputs["file"])), "the file", within=FOREVER)
@@ -109,13 +109,13 @@ def _is_there(file: Path) -> Any:
     return is_there
 
 
-def _done(step: Step, *, note: bool = True) -> dict[str, Any]:
+def _done(step: FlowStep, *, note: bool = True) -> dict[str, Any]:
     """What tells this doing of the step from every other."""
     outputs = {"fence": step.fence, "token": uuid4().hex}
     return _noted(step, outputs) if note else outputs
 
 
-def _noted(step: Step, outputs: dict[str, Any]) -> dict[str, Any]:
+def _noted(step: FlowStep, outputs: dict[str, Any]) -> dict[str, Any]:
     line = f"{step.run_id} {step.step_id} {step.fence} {outputs['token']}\n"
     file = os.open(os.environ[DONE], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
@@ -137,14 +137,14 @@ async def _work(place: WorkerSetup) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     section, storage = FlowsSection.model_validate(place.section), FolderStorage(place.objects)
-    catalogue = Catalogue(section)
+    catalogue = FlowCatalogue(section)
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(Database.open(place.url, looks_up=True))
         engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, {}, section))
-        for name, chore, every in Keeper(engine, catalogue, storage).chores():
+        for name, chore, every in FlowMaintenance(engine, catalogue, storage).chores():
             await stack.enter_async_context(repeating(name, chore, min(every, _SECOND)))
         worker = StepWorker(
-            DirectCounter(engine, storage),
+            LocalWorkSource(engine, storage),
             workers,
             Telemetry(),
             name=f"child-{os.getpid()}",

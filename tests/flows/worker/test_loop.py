@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from penstock.flows.contract import Answer
-from penstock.flows.model import Claimed, Report
-from penstock.flows.step import Step, Workers
+from penstock.flows.contract import StepReportAnswer
+from penstock.flows.model import ClaimedStep, StepReport
+from penstock.flows.step import FlowStep, Workers
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.telemetry.telemetry import Telemetry
 
@@ -25,19 +25,19 @@ class EndlessCounter:
         self.is_empty = asyncio.Event()
         self.batches: list[int] = []
 
-    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[Claimed]:
+    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
         del worker, rooms, wait
         await asyncio.sleep(0)
         return self._handed(limit)
 
     async def settle(
-        self, worker: str, done: Sequence[tuple[Claimed, Report]], kinds: Sequence[str], room: int
-    ) -> tuple[Sequence[Answer], Sequence[Claimed]]:
+        self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], room: int
+    ) -> tuple[Sequence[StepReportAnswer], Sequence[ClaimedStep]]:
         del worker, kinds
         self.batches.append(len(done))
         for _ in range(3):  # on its way, while claims are answered
             await asyncio.sleep(0)
-        return [Answer.SETTLED] * len(done), self._handed(min(room, len(done)))
+        return [StepReportAnswer.SETTLED] * len(done), self._handed(min(room, len(done)))
 
     async def heartbeat(self, held: Sequence[Name]) -> Mapping[Name, bool]:
         return {} if self._is_lost else dict.fromkeys(held, False)
@@ -45,16 +45,16 @@ class EndlessCounter:
     def hurry(self) -> None:
         """Nobody waits here."""
 
-    async def log(self, held: Claimed, level: str, message: str) -> None:
+    async def log(self, held: ClaimedStep, level: str, message: str) -> None:
         raise AssertionError("these steps leave nothing")
 
-    async def write(self, held: Claimed, name: str, data: bytes) -> None:
+    async def write(self, held: ClaimedStep, name: str, data: bytes) -> None:
         raise AssertionError("these steps leave nothing")
 
     async def read(self, run_id: str, step_id: str, name: str) -> bytes:
         raise AssertionError("these steps leave nothing")
 
-    def _handed(self, count: int) -> list[Claimed]:
+    def _handed(self, count: int) -> list[ClaimedStep]:
         handed = [_claimed(n) for n in range(self._left, max(0, self._left - count), -1)]
         self._left -= len(handed)
         if not self._left:
@@ -62,8 +62,8 @@ class EndlessCounter:
         return handed
 
 
-def _claimed(n: int) -> Claimed:
-    return Claimed(n, 0, f"run-{n}", "step", KIND, 1, 1, {}, {}, datetime.now(UTC), None, None, is_plain=True)
+def _claimed(n: int) -> ClaimedStep:
+    return ClaimedStep(n, 0, f"run-{n}", "step", KIND, 1, 1, {}, {}, datetime.now(UTC), None, None, is_plain=True)
 
 
 def _worker(
@@ -78,7 +78,7 @@ async def test_a_worker_has_no_more_steps_under_way_than_it_may() -> None:
     """F17: what a report is answered with takes the place of what was reported, and no claim takes it before."""
     under_way, most = 0, 0
 
-    async def handler(step: Step) -> None:
+    async def handler(step: FlowStep) -> None:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
@@ -95,7 +95,7 @@ async def test_a_worker_has_no_more_steps_under_way_than_it_may() -> None:
 async def test_many_reports_are_handed_in_by_halves() -> None:
     """F17: while the database works on one half, the other is done; a few go together, for each commit costs."""
 
-    async def handler(_step: Step) -> None: ...
+    async def handler(_step: FlowStep) -> None: ...
 
     many, few = EndlessCounter(steps=1_000), EndlessCounter(steps=60)
     for table, places in ((many, 100), (few, 6)):
@@ -109,7 +109,7 @@ async def test_a_step_that_is_lost_leaves_its_place() -> None:
     """F4, F17: somebody else has it by now; the worker takes another."""
     never = asyncio.Event()
 
-    async def handler(_step: Step) -> None:
+    async def handler(_step: FlowStep) -> None:
         await never.wait()
 
     table = EndlessCounter(steps=3, is_lost=True)

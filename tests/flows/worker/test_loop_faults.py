@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.flows.contract import Answer
-from penstock.flows.model import Claimed, Report
-from penstock.flows.step import Handler, Step, StepFailed, Workers
-from penstock.flows.worker.local import DirectCounter
+from penstock.flows.contract import StepReportAnswer
+from penstock.flows.model import ClaimedStep, StepReport
+from penstock.flows.step import FlowStep, Handler, StepFailed, Workers
+from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
 from penstock.flows.worker.reports import checked_outputs
 from penstock.kernel.telemetry.telemetry import Telemetry
@@ -51,7 +51,7 @@ async def test_what_others_cancel_is_no_word_to_the_worker(flows: FlowsStepper) 
     """F10, F11: a handler whose own task was cancelled under it has failed, and not more often than it may."""
     calls = 0
 
-    async def broken(_step: Step) -> Mapping[str, Any]:
+    async def broken(_step: FlowStep) -> Mapping[str, Any]:
         nonlocal calls
         calls += 1
         if calls <= 5:  # else it would never end
@@ -69,7 +69,7 @@ async def test_what_others_cancel_is_no_word_to_the_worker(flows: FlowsStepper) 
 async def test_a_handlers_own_timeout_is_told_in_its_words(flows: FlowsStepper) -> None:
     """F5: only a step that took longer than it may has timed out."""
 
-    async def late(step: Step) -> Mapping[str, Any]:
+    async def late(step: FlowStep) -> Mapping[str, Any]:
         if step.step_id == "own":
             raise TimeoutError("the warehouse did not answer")
         await asyncio.Event().wait()
@@ -93,22 +93,22 @@ def test_only_the_character_nul_cannot_be_kept(text: str, is_kept: bool) -> None
             checked_outputs({"v": text})
 
 
-class PeakCounter(DirectCounter):
+class PeakCounter(LocalWorkSource):
     """Notes how many steps its worker holds at most."""
 
     held, most = 0, 0
 
-    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[Claimed]:
+    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
         return self._noted(await super().claim(worker, rooms, limit, wait))
 
     async def settle(
-        self, worker: str, done: Sequence[tuple[Claimed, Report]], kinds: Sequence[str], room: int
-    ) -> tuple[Sequence[Answer], Sequence[Claimed]]:
+        self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], room: int
+    ) -> tuple[Sequence[StepReportAnswer], Sequence[ClaimedStep]]:
         answers, handed = await super().settle(worker, done, kinds, room)
         self.held -= len(done)
         return answers, self._noted(handed)
 
-    def _noted(self, held: Sequence[Claimed]) -> Sequence[Claimed]:
+    def _noted(self, held: Sequence[ClaimedStep]) -> Sequence[ClaimedStep]:
         self.held += len(held)
         self.most = max(self.most, self.held)
         return held
@@ -118,7 +118,7 @@ async def test_a_worker_holds_no_more_than_it_does_at_once(flows: FlowsStepper) 
     """F16, F17: what it claims and what its reports bring are counted together."""
     counter = PeakCounter(flows.engine, flows.storage)
 
-    async def nothing(_step: Step) -> Mapping[str, Any]:
+    async def nothing(_step: FlowStep) -> Mapping[str, Any]:
         return {}
 
     roots = {f"r{n}": work() for n in range(6)}

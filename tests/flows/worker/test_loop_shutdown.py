@@ -6,16 +6,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.flows.contract import Answer
-from penstock.flows.model import Claimed, Report
-from penstock.flows.step import Step, Workers
-from penstock.flows.worker.local import DirectCounter
+from penstock.flows.contract import StepReportAnswer
+from penstock.flows.model import ClaimedStep, StepReport
+from penstock.flows.step import FlowStep, Workers
+from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, work
 
 
-class SlowCounter(DirectCounter):
+class SlowCounter(LocalWorkSource):
     """One whose answers are on their way until the test lets them come."""
 
     def __init__(self, flows: FlowsStepper, slow: str) -> None:
@@ -23,15 +23,15 @@ class SlowCounter(DirectCounter):
         self._slow = slow
         self.has_answered, self.may_come = asyncio.Event(), asyncio.Event()
 
-    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[Claimed]:
+    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
         held = await super().claim(worker, rooms, limit, wait)
         if held and self._slow == "claim":
             await self._on_its_way()
         return held
 
     async def settle(
-        self, worker: str, done: Sequence[tuple[Claimed, Report]], kinds: Sequence[str], room: int
-    ) -> tuple[Sequence[Answer], Sequence[Claimed]]:
+        self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], room: int
+    ) -> tuple[Sequence[StepReportAnswer], Sequence[ClaimedStep]]:
         answers = await super().settle(worker, done, kinds, room)
         if self._slow == "settle":
             await self._on_its_way()
@@ -63,7 +63,7 @@ def workers() -> Workers:
     known = Workers()
 
     @known.worker(WORK)
-    async def nothing(_step: Step) -> Mapping[str, Any]:
+    async def nothing(_step: FlowStep) -> Mapping[str, Any]:
         return {}
 
     return known

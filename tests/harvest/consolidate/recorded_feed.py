@@ -6,8 +6,8 @@ from typing import Any
 from uuid import UUID
 
 from penstock.harvest.config import ConsolidationSection, FeedSection
-from penstock.harvest.consolidate.worker import Consolidated, Progress, consolidate, use_recipe
-from penstock.harvest.feed.recipe import Recipe
+from penstock.harvest.consolidate.worker import ConsolidationResult, Progress, consolidate, use_recipe
+from penstock.harvest.feed.recipe import FeedMapping
 from penstock.kernel.db.database import Database
 
 MODES = ("sets", "batches")
@@ -33,15 +33,15 @@ class Feed:
         text = payload if isinstance(payload, str) else json.dumps(payload)
         await self.db.execute(WRITE, self.name, key, text, version)
 
-    async def uses(self, recipe: Recipe) -> int:
+    async def uses(self, recipe: FeedMapping) -> int:
         async with self.db.transaction() as tx:
             await tx.execute("INSERT INTO harvest_feed (feed) VALUES ($1) ON CONFLICT DO NOTHING", self.name)
             await tx.execute("SELECT FROM harvest_feed WHERE feed = $1 FOR UPDATE", self.name)
             return await use_recipe(tx, self.name, recipe, self.db.clock.now())
 
     async def consolidate(
-        self, recipe: Recipe, mode: str = "sets", *, progress: Progress | None = None, **section: Any
-    ) -> Consolidated:
+        self, recipe: FeedMapping, mode: str = "sets", *, progress: Progress | None = None, **section: Any
+    ) -> ConsolidationResult:
         chosen = ConsolidationSection.model_validate({"mode": mode, **section})
         version = await self.uses(recipe)
         call: dict[str, Any] = {"run_id": self.run_id, "pricing_version": version, "progress": progress}
@@ -62,7 +62,7 @@ class Feed:
         return {row["key"]: row["version"] for row in rows}
 
 
-def make(rules: list[Any], fields: dict[str, Any] | None = None, **pricing: Any) -> Recipe:
+def make(rules: list[Any], fields: dict[str, Any] | None = None, **pricing: Any) -> FeedMapping:
     fields = fields or {"shape": {"path": "shape"}, "carat": {"path": "a.carat", "type": "decimal"}}
     feed = {
         "source": {"kind": "rest", "url": "http://source.test"},
@@ -71,4 +71,4 @@ def make(rules: list[Any], fields: dict[str, Any] | None = None, **pricing: Any)
         "cost": {"path": "price", "decimals": 2},
         "pricing": {"rules": rules, **pricing},
     }
-    return Recipe.of(FeedSection.model_validate(feed))
+    return FeedMapping.of(FeedSection.model_validate(feed))

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.harvest.config import FeedSection
 from penstock.harvest.consolidate.sql_compiler import compile_fetch, compile_set
-from penstock.harvest.consolidate.worker import Consolidated
-from penstock.harvest.feed.recipe import Recipe
+from penstock.harvest.consolidate.worker import ConsolidationResult
+from penstock.harvest.feed.recipe import FeedMapping
 from tests.harvest.consolidate.recorded_feed import MODES, Feed, make
 
 
@@ -34,7 +34,7 @@ async def test_numbers_end_somewhere(feed: Feed, mode: str) -> None:
     await feed.write("long", {"integer": "9" * 19})
     await feed.write("large", {"decimal": "9" * 31})
     await feed.write("fine", {"decimal": "0." + "9" * 21})
-    assert await feed.consolidate(make([], fields), mode) == Consolidated(1, 3)
+    assert await feed.consolidate(make([], fields), mode) == ConsolidationResult(1, 3)
     told = json.loads((await feed.canonical())["good"][0], parse_int=str, parse_float=str)
     assert told == good
 
@@ -50,7 +50,7 @@ async def test_nothing_configured_is_part_of_a_statement(feed: Feed, mode: str) 
         assert "DROP" not in statement.text
     await feed.write("k", {path: odd, "price": 100})
     await feed.write("bad", {"n": odd})
-    assert await feed.consolidate(recipe, mode) == Consolidated(1, 1)
+    assert await feed.consolidate(recipe, mode) == ConsolidationResult(1, 1)
     assert (await feed.canonical())["k"] == (json.dumps({"odd": odd, "number": None}), "1.00", "2.00", odd, 1, False)
     assert (await feed.rejects())["bad"] == (f"number: '{odd}' is not an integer", json.dumps({"n": odd}))
 
@@ -60,8 +60,8 @@ async def test_as_many_fields_as_may_be(feed: Feed, mode: str) -> None:
     """H7: 200 fields are no more trouble than one, nor is none."""
     fields = {f"f{n}": {"path": f"f{n}", "type": "decimal"} for n in range(200)}
     await feed.write("k", {f"f{n}": n for n in range(200)})
-    assert await feed.consolidate(make([], fields), mode) == Consolidated(1, 0)
+    assert await feed.consolidate(make([], fields), mode) == ConsolidationResult(1, 0)
     assert json.loads((await feed.canonical())["k"][0]) == {f"f{n}": n for n in range(200)}
     empty = {"source": {"kind": "rest", "url": "http://source.test"}, "key": "id"}
-    assert await feed.consolidate(Recipe.of(FeedSection.model_validate(empty)), mode) == Consolidated(1, 0)
+    assert await feed.consolidate(FeedMapping.of(FeedSection.model_validate(empty)), mode) == ConsolidationResult(1, 0)
     assert (await feed.canonical())["k"] == ("{}", None, None, None, 1, False)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.harvest.contract import RunState
+from penstock.harvest.contract import HarvestRunState
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Transient
 from tests.harvest.harness import (
@@ -69,7 +69,7 @@ async def test_a_failed_run_moves_nothing(database_url: str, tmp_path: Path) -> 
         harness.source.change(updates=50, inserts=10)
         asked = tapped(harness.source)
         asked.act = lambda path, _number: setattr(asked, "refuses", PAGE if path == PAGE else "")
-        failed = await harness.ended(await harness.start(), RunState.CONSOLIDATION_SKIPPED)
+        failed = await harness.ended(await harness.start(), HarvestRunState.CONSOLIDATION_SKIPPED)
         assert failed["run_type"] == "incremental"
         await harness.has_watermark(first)
         asked.act, asked.refuses = None, ""
@@ -107,7 +107,7 @@ async def test_a_watermark_that_cannot_be_saved_fails_the_run(harness: HarvestHa
     place.write_text("in the way")
     async with harness.working():
         run_id = await harness.start()
-        run = await harness.ended(run_id, RunState.FAILED)
+        run = await harness.ended(run_id, HarvestRunState.FAILED)
         assert (run["completed_at"], run["watermark_after"], await harness.watermark()) == (None, None, None)
         assert await harness.alerts() == [("WATERMARK_NOT_SAVED", "CRITICAL")]
         assert await harness.db.fetchval("SELECT count(*) FROM harvest_watermark") == 0

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.harvest.config import ConsolidationSection
-from penstock.harvest.consolidate.worker import Consolidated, consolidate
-from penstock.harvest.feed.recipe import Recipe
+from penstock.harvest.consolidate.worker import ConsolidationResult, consolidate
+from penstock.harvest.feed.recipe import FeedMapping
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Corrupt
 from tests.harvest.consolidate.recorded_feed import MODES, Feed, make
@@ -62,7 +62,7 @@ def payloads(draw: st.DrawFn) -> str:
 
 
 @st.composite
-def recipes(draw: st.DrawFn) -> Recipe:
+def recipes(draw: st.DrawFn) -> FeedMapping:
     numbers = st.sampled_from(_NUMBERS)
     required = st.booleans() if draw(st.integers(0, 3)) == 0 else st.just(False)
     fields = {name: {"path": f"a.{name}", "type": name, "required": draw(required)} for name in _NAMES}
@@ -81,7 +81,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     return make(rules, fields, decimals=draw(st.integers(0, 6)))
 
 
-def reference(recipe: Recipe, payload: str) -> tuple[dict[str, Any], Fraction | None, str | None] | str:
+def reference(recipe: FeedMapping, payload: str) -> tuple[dict[str, Any], Fraction | None, str | None] | str:
     """What a payload becomes, by plain means: fields, price and rule, or the field that is not right."""
     told = json.loads(payload, parse_int=Decimal, parse_float=Decimal)
     fields = {}
@@ -138,7 +138,7 @@ def _holds(condition: Any, value: Any) -> bool:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],  # emptied for each example
 )
 @given(recipe=recipes(), told=st.lists(payloads(), min_size=1, max_size=12))
-async def test_both_ways_make_the_same(feed: Feed, recipe: Recipe, told: list[str]) -> None:
+async def test_both_ways_make_the_same(feed: Feed, recipe: FeedMapping, told: list[str]) -> None:
     """H7: whatever the source told, by sets and by batches come the same records and rejects, and the right ones."""
     await feed.db.execute("TRUNCATE raw_record, raw_pending, canonical_record, harvest_reject, harvest_feed")
     made = []
@@ -151,7 +151,7 @@ async def test_both_ways_make_the_same(feed: Feed, recipe: Recipe, told: list[st
         assert await one.pending() == {}
     assert made[0] == made[1]
     done, canonical, rejects = made[0]
-    assert done == Consolidated(len(canonical), len(rejects))
+    assert done == ConsolidationResult(len(canonical), len(rejects))
     for number, payload in enumerate(told):
         check(reference(recipe, payload), canonical.get(f"k{number}"), rejects.get(f"k{number}"))
 
@@ -190,7 +190,7 @@ async def test_a_reject_leaves_the_last_good_record(feed: Feed, mode: str) -> No
     await feed.consolidate(SIMPLE, mode)
     good = await feed.canonical()
     await feed.write("k", {"shape": "ROUND", "price": "a lot", "long": "x" * 20_000}, version=2)
-    assert await feed.consolidate(SIMPLE, mode) == Consolidated(0, 1)
+    assert await feed.consolidate(SIMPLE, mode) == ConsolidationResult(0, 1)
     assert (await feed.canonical(), await feed.pending()) == (good, {})
     [(reason, payload)] = (await feed.rejects()).values()
     assert (reason, len(payload)) == ("cost: 'a lot' is not a decimal", 10_000)
@@ -205,7 +205,7 @@ async def test_what_is_gone_stays_gone(feed: Feed, mode: str) -> None:
     await feed.consolidate(SIMPLE, mode)
     await feed.db.execute("UPDATE raw_record SET is_gone = true WHERE key = 'gone'")
     await feed.db.execute("UPDATE canonical_record SET deleted_at = now() WHERE key = 'gone'")
-    assert await feed.consolidate(make([{"name": "new", "add": 1}]), mode) == Consolidated(3, 0)
+    assert await feed.consolidate(make([{"name": "new", "add": 1}]), mode) == ConsolidationResult(3, 0)
     made = await feed.canonical()
     assert {key: (row[3], row[5]) for key, row in made.items()} == {
         "gone": ("new", True), "here": ("new", False), "never": ("new", True)
@@ -234,9 +234,9 @@ async def test_a_change_between_snapshot_and_lock_is_not_marked(feed: Feed, mode
     )
     async with feed.db.session() as gate:
         await gate.execute("SELECT pg_advisory_lock(1)")
-        seen: list[Consolidated] = []
+        seen: list[ConsolidationResult] = []
 
-        async def note(_tx: Connection, done: Consolidated) -> None:
+        async def note(_tx: Connection, done: ConsolidationResult) -> None:
             seen.append(done)
 
         work = asyncio.create_task(feed.consolidate(SIMPLE, mode, progress=note, sets_at_once=1))
@@ -245,8 +245,10 @@ async def test_a_change_between_snapshot_and_lock_is_not_marked(feed: Feed, mode
             await tx.execute("UPDATE raw_record SET version = 2, payload = '{\"price\": 200}' WHERE key = 'k1'")
             await tx.execute("UPDATE pending_rows SET version = 2 WHERE key = 'k1'")
         await gate.execute("SELECT pg_advisory_unlock(1)")
-        assert await work == Consolidated(2, 0)
-    assert seen == [Consolidated(1, 0), Consolidated(1, 0)], "the changed one was taken by a statement that saw it"
+        assert await work == ConsolidationResult(2, 0)
+    assert seen == [ConsolidationResult(1, 0), ConsolidationResult(1, 0)], (
+        "the changed one was taken by a statement that saw it"
+    )
     made = await feed.canonical()
     assert [(row[1], row[4]) for row in made.values()] == [("2.00", 2), ("1.00", 1)]
 
@@ -257,7 +259,7 @@ async def test_a_change_between_lock_and_mark_is_pending_again(feed: Feed, mode:
     await feed.write("k", {"price": 100})
     changes: list[asyncio.Task[None]] = []
 
-    async def change(_tx: Connection, _done: Consolidated) -> None:
+    async def change(_tx: Connection, _done: ConsolidationResult) -> None:
         if not changes:
             changes.append(asyncio.create_task(feed.write("k", {"price": 200}, version=2)))
             await becomes(lambda: feed.db.fetchval(WAITING), "the change did not wait")
@@ -274,9 +276,9 @@ async def test_a_change_between_lock_and_mark_is_pending_again(feed: Feed, mode:
 async def test_replicas_share_the_work(feed: Feed, mode: str) -> None:
     """H7: with several at it, each record is consolidated once, and what they say they did is what was done."""
     await many(feed, 500)
-    told: list[Consolidated] = []
+    told: list[ConsolidationResult] = []
 
-    async def note(_tx: Connection, done: Consolidated) -> None:
+    async def note(_tx: Connection, done: ConsolidationResult) -> None:
         told.append(done)
 
     size = {"set_size": 20, "batch_size": 20, "upsert_size": 7, "upserts_at_once": 2}
@@ -299,16 +301,16 @@ async def test_nobody_says_done_while_another_holds_rows(feed: Feed, mode: str) 
         await becomes(lambda: feed.db.fetchval(WAITING), "nobody waited for the other")
         assert not work.done()
         await transaction.rollback()
-        assert await work == Consolidated(49, 1)
+        assert await work == ConsolidationResult(49, 1)
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_killed_half_way_nothing_is_lost(feed: Feed, mode: str) -> None:
     """H7: what a transaction did that never committed is done again, once."""
     await many(feed, 100)
-    told: list[Consolidated] = []
+    told: list[ConsolidationResult] = []
 
-    async def die(_tx: Connection, done: Consolidated) -> None:
+    async def die(_tx: Connection, done: ConsolidationResult) -> None:
         told.append(done)
         if len(told) == 3:
             raise ConnectionAbortedError("killed")
@@ -317,7 +319,7 @@ async def test_killed_half_way_nothing_is_lost(feed: Feed, mode: str) -> None:
         await feed.consolidate(SIMPLE, mode, progress=die, set_size=10, batch_size=10, sets_at_once=1)
     assert len(await feed.pending()) == 80
     assert len(await feed.rejects()) == 1, "the reject of the first ten; two sets committed"
-    assert await feed.consolidate(SIMPLE, mode) == Consolidated(79, 1)
+    assert await feed.consolidate(SIMPLE, mode) == ConsolidationResult(79, 1)
     assert (len(await feed.canonical()), len(await feed.rejects())) == (98, 2)
 
 
@@ -325,10 +327,10 @@ async def test_killed_half_way_nothing_is_lost(feed: Feed, mode: str) -> None:
 async def test_new_rules_price_everything_anew(feed: Feed, mode: str) -> None:
     """H7: a change of the rules is a new version, and makes all records due; the same rules again are neither."""
     await many(feed, 10)
-    assert await feed.consolidate(SIMPLE, mode) == Consolidated(9, 1)
-    assert await feed.consolidate(SIMPLE, mode) == Consolidated(0, 0)
+    assert await feed.consolidate(SIMPLE, mode) == ConsolidationResult(9, 1)
+    assert await feed.consolidate(SIMPLE, mode) == ConsolidationResult(0, 0)
     dearer = make([{"name": "dearer", "markup_percent": 50}])
-    assert await feed.consolidate(dearer, mode) == Consolidated(9, 1)
+    assert await feed.consolidate(dearer, mode) == ConsolidationResult(9, 1)
     assert {row[3] for row in (await feed.canonical()).values()} == {"dearer"}
     versions = "SELECT DISTINCT pricing_version FROM canonical_record"
     assert [row[0] for row in await feed.db.fetch(versions)] == [2]
@@ -342,7 +344,7 @@ async def test_other_fields_make_everything_due_under_the_same_rules(feed: Feed)
     await many(feed, 10)
     await feed.consolidate(SIMPLE)
     other = make([{"name": "all", "markup_percent": 10}], {"lab": {"path": "lab"}})
-    assert await feed.consolidate(other) == Consolidated(9, 1)
+    assert await feed.consolidate(other) == ConsolidationResult(9, 1)
     assert await feed.db.fetchval("SELECT max(version) FROM harvest_pricing") == 1
 
 
@@ -353,13 +355,13 @@ async def test_what_was_stopped_says_so(feed: Feed, mode: str) -> None:
     await feed.uses(SIMPLE)
     stopping = asyncio.Event()
 
-    async def stop(_tx: Connection, _done: Consolidated) -> None:
+    async def stop(_tx: Connection, _done: ConsolidationResult) -> None:
         stopping.set()
 
     section = ConsolidationSection.model_validate({"mode": mode, "set_size": 10, "batch_size": 10, "sets_at_once": 1})
     call: dict[str, Any] = {"run_id": feed.run_id, "pricing_version": 1, "progress": stop, "stopping": stopping}
     done = await consolidate(feed.db, feed.name, SIMPLE, section, **call)
-    assert done == Consolidated(9, 1, is_complete=False)
+    assert done == ConsolidationResult(9, 1, is_complete=False)
     assert len(await feed.pending()) == 90
 
 

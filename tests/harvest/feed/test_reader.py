@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.config import FeedSection
 from penstock.harvest.contract import CONSOLIDATIONS, WORK_ITEMS
-from penstock.harvest.feed.reader import KEY_LIMIT, Reader, Record, newest
+from penstock.harvest.feed.reader import KEY_LIMIT, RecordReader, StoredRecord, newest
 from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
 
 LATER, EARLIER = "2024-05-02T10:00:00Z", "2024-05-01T10:00:00Z"
@@ -106,11 +106,11 @@ async def rejects(turned: HarvestStepper, run_id: UUID) -> dict[str | None, str]
     return {row["payload"]: row["reason"] for row in rows}
 
 
-def reader(**changes: Any) -> Reader:
-    return Reader(FeedSection.model_validate({**MINIMAL, **changes}))
+def reader(**changes: Any) -> RecordReader:
+    return RecordReader(FeedSection.model_validate({**MINIMAL, **changes}))
 
 
-def only(raw: bytes, **changes: Any) -> Record:
+def only(raw: bytes, **changes: Any) -> StoredRecord:
     (record,), rejected = reader(**changes).read([raw])
     assert rejected == []
     return record
@@ -210,12 +210,12 @@ def test_duplicates_collapse_to_the_newest() -> None:
     """H16: of each key the newest; of two as new, or of unknown age, the one told last; in the order of keys."""
     early, late = datetime(2024, 5, 1, tzinfo=UTC), datetime(2024, 5, 2, tzinfo=UTC)
     given = [
-        Record("b", "late", late),
-        Record("b", "early", early),
-        Record("a", "first", early),
-        Record("a", "second", early),
-        Record("c", "known", late),
-        Record("c", "unknown", None),
+        StoredRecord("b", "late", late),
+        StoredRecord("b", "early", early),
+        StoredRecord("a", "first", early),
+        StoredRecord("a", "second", early),
+        StoredRecord("c", "known", late),
+        StoredRecord("c", "unknown", None),
     ]
     assert [(one.key, one.text) for one in newest(given)] == [("a", "second"), ("b", "late"), ("c", "unknown")]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.harvest.config import FeedSection
-from penstock.harvest.feed.recipe import Mapped, Problem, Recipe
+from penstock.harvest.feed.recipe import FeedMapping, MappedRecord, MappingProblem
 from penstock.kernel.errors import BadConfig
 from tests.support.soak import examples
 
@@ -21,7 +21,7 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def recipe(rules: list[dict[str, Any]] = [], *, decimals: int = 2, **fields: Any) -> Recipe:  # noqa: B006 - only read
+def recipe(rules: list[dict[str, Any]] = [], *, decimals: int = 2, **fields: Any) -> FeedMapping:  # noqa: B006 - only read
     feed: dict[str, Any] = {
         "source": {"kind": "rest", "url": "http://source.test"},
         "key": "id",
@@ -29,12 +29,12 @@ def recipe(rules: list[dict[str, Any]] = [], *, decimals: int = 2, **fields: Any
         "cost": {"path": "price", "decimals": 2},
         "pricing": {"rules": rules, "decimals": decimals},
     }
-    return Recipe.of(FeedSection.model_validate(feed))
+    return FeedMapping.of(FeedSection.model_validate(feed))
 
 
-def mapped(made: Recipe, *texts: str | None) -> Mapped:
+def mapped(made: FeedMapping, *texts: str | None) -> MappedRecord:
     found = made.map(texts)
-    assert isinstance(found, Mapped), found
+    assert isinstance(found, MappedRecord), found
     return found
 
 
@@ -65,13 +65,13 @@ def test_a_record_is_read_by_type() -> None:
 )
 def test_what_is_not_of_its_type_is_told(texts: tuple[str | None, ...], reason: str) -> None:
     """H7: a record that cannot be mapped is rejected with the field and what it held, cut when long."""
-    assert recipe().map(texts) == Problem(reason)
+    assert recipe().map(texts) == MappingProblem(reason)
 
 
 def test_what_is_required_must_be_there() -> None:
     """H7: null and missing are the same, and a problem where a value is required."""
     made = recipe(carat={"path": "carat", "type": "decimal", "required": True})
-    assert made.map([None, "1"]) == Problem("carat: is missing")
+    assert made.map([None, "1"]) == MappingProblem("carat: is missing")
     assert mapped(made, "0", "1").fields == {"carat": 0}
 
 
@@ -89,7 +89,7 @@ def test_the_first_rule_that_fits_makes_the_price() -> None:
     assert mapped(made, "OVAL", "1.99", "2", None, "1000").price == Decimal("10.00")
     assert mapped(made, "oval", "1.5", "2", "true", "1000").price == Decimal("15.00")
     assert mapped(made, None, None, None, "true", "1000").price == Decimal("9.00")
-    assert mapped(made, None, None, None, "false", "1000") == Mapped(
+    assert mapped(made, None, None, None, "false", "1000") == MappedRecord(
         {"shape": None, "carat": None, "stock": None, "grown": False}, Decimal(10), None, None
     )
     assert mapped(made, "OVAL", "1", "1", None, None).rule is None, "without a cost there is nothing to price"

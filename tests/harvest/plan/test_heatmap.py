@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.harvest.config import PartitionsSection
-from penstock.harvest.model import EVERYTHING, WITHOUT_VALUE, Heatmap, Kind, Range
+from penstock.harvest.model import EVERYTHING, WITHOUT_VALUE, Heatmap, PartitionKind, PartitionRange
 from penstock.harvest.plan.heatmap import scan
 from penstock.kernel.errors import Corrupt, Transient
 from tests.support.soak import examples
@@ -43,7 +43,7 @@ class PriceSource:
     def total(self) -> int:
         return self._below[-1] + self.nulls
 
-    async def count(self, range_: Range) -> int:
+    async def count(self, range_: PartitionRange) -> int:
         self.calls += 1
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
@@ -53,9 +53,9 @@ class PriceSource:
         finally:
             self.under_way -= 1
 
-    def answer(self, range_: Range) -> int:
-        if range_.kind is not Kind.RANGE:
-            return self.nulls if range_.kind is Kind.NULL else self.total
+    def answer(self, range_: PartitionRange) -> int:
+        if range_.kind is not PartitionKind.RANGE:
+            return self.nulls if range_.kind is PartitionKind.NULL else self.total
         begin = 0 if range_.lower is None else self._below[bisect_left(self._sorted, range_.lower)]
         end = self._below[-1] if range_.upper is None else self._below[bisect_left(self._sorted, range_.upper)]
         return end - begin
@@ -68,15 +68,15 @@ class Busy(PriceSource):
         super().__init__(prices, nulls)
         self._change = change
 
-    async def count(self, range_: Range) -> int:
+    async def count(self, range_: PartitionRange) -> int:
         self._change(self)
         return await super().count(range_)
 
 
-def holds(range_: Range, price: int | None) -> bool:
-    """Whether a record at *price* belongs to the range, by the words of `Range`."""
-    if range_.kind is not Kind.RANGE or price is None:
-        return range_.kind is Kind.ALL or (price is None and range_.kind is Kind.NULL)
+def holds(range_: PartitionRange, price: int | None) -> bool:
+    """Whether a record at *price* belongs to the range, by the words of `PartitionRange`."""
+    if range_.kind is not PartitionKind.RANGE or price is None:
+        return range_.kind is PartitionKind.ALL or (price is None and range_.kind is PartitionKind.NULL)
     return (range_.lower is None or price >= range_.lower) and (range_.upper is None or price < range_.upper)
 
 
@@ -102,7 +102,7 @@ def is_balanced(heatmap: Heatmap, price_source: PriceSource, section: Partitions
     """The bounds `scan` promises in a source that holds still."""
     parts = max(1, min(-(-price_source.total // section.least), section.count))
     target = price_source.total / parts
-    ranges = [part for part in heatmap.parts if part.range.kind is Kind.RANGE]
+    ranges = [part for part in heatmap.parts if part.range.kind is PartitionKind.RANGE]
     heaviest = max(price_source.prices.values(), default=0)
     assert (
         len(ranges)
@@ -337,8 +337,8 @@ async def test_nulls_that_cannot_be_asked_for_are_not_lost_silently() -> None:
     """H3: a total with records no part has is refused, however often it is counted."""
 
     class Mute(PriceSource):
-        def answer(self, range_: Range) -> int:
-            return 0 if range_.kind is Kind.NULL else super().answer(range_)
+        def answer(self, range_: PartitionRange) -> int:
+            return 0 if range_.kind is PartitionKind.NULL else super().answer(range_)
 
     with pytest.raises(Transient) as raised:
         await scan(Mute(STOCK, nulls=1).count, PartitionsSection())
@@ -351,7 +351,7 @@ async def test_a_source_that_does_not_heed_bounds_is_refused_at_once() -> None:
     """H3: one that answers every count with its total is not asked a thousand times."""
 
     class Deaf(PriceSource):
-        def answer(self, range_: Range) -> int:
+        def answer(self, range_: PartitionRange) -> int:
             return self.total
 
     price_source = Deaf(STOCK)
@@ -369,8 +369,8 @@ async def test_a_source_that_makes_no_sense_is_not_asked_for_ever(seed: int, mos
     chance = Random(seed)
 
     class Erratic(PriceSource):
-        def answer(self, range_: Range) -> int:
-            if range_.kind is Kind.ALL:
+        def answer(self, range_: PartitionRange) -> int:
+            if range_.kind is PartitionKind.ALL:
                 return 100_000
             return chance.randrange(20_000 if self.calls <= 10 else most)  # with sense at first: else it ends there
 
@@ -390,12 +390,12 @@ async def test_parts_are_whole_though_cells_are_not_split_to_the_end(monkeypatch
 
 
 @pytest.mark.parametrize("answer", [-1, 2**50])
-@pytest.mark.parametrize("kind", Kind)
-async def test_an_absurd_count_is_refused(kind: Kind, answer: int) -> None:
+@pytest.mark.parametrize("kind", PartitionKind)
+async def test_an_absurd_count_is_refused(kind: PartitionKind, answer: int) -> None:
     """H3: an answer no count can be is an error with a code of its own."""
 
     class Absurd(PriceSource):
-        def answer(self, range_: Range) -> int:
+        def answer(self, range_: PartitionRange) -> int:
             return answer if range_.kind is kind else super().answer(range_)
 
     price_source = Absurd(STOCK)
@@ -408,7 +408,7 @@ async def test_a_call_that_fails_stops_the_others() -> None:
     """H3: the caller sees the source's own error, and the source no further calls."""
 
     class Broken(PriceSource):
-        def answer(self, range_: Range) -> int:
+        def answer(self, range_: PartitionRange) -> int:
             if self.calls >= 12:
                 raise ConnectionResetError
             return super().answer(range_)

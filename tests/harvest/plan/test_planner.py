@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.harvest.contract import PLANS
-from penstock.harvest.model import Range, Window
+from penstock.harvest.model import PartitionRange, TimeWindow
 from penstock.harvest.sources.port import SourceFailed, SourcePaused
 from penstock.kernel.tasks.outcome import Failed, Retry
 from tests.harvest.scripted_source import ScriptedSource, alerts, drained, scripted_harvest, stones
@@ -19,7 +19,7 @@ async def test_a_plan_fails_for_what_nobody_thought_of(
 ) -> None:
     """H6: a count no column holds is no reason to plan for ever: four deliveries, then somebody is told."""
 
-    async def absurd(_self: ScriptedSource, _range: Range, _window: Window) -> int:
+    async def absurd(_self: ScriptedSource, _range: PartitionRange, _window: TimeWindow) -> int:
         return 2**40
 
     monkeypatch.setattr(ScriptedSource, "count", absurd)
@@ -41,7 +41,7 @@ async def test_a_plan_waits_as_its_source_says(
     """H15: but at most for a minute, as plans of other feeds may be behind it."""
     source = ScriptedSource(stones(60))
 
-    async def fail(range_: Range, window: Window) -> None:
+    async def fail(range_: PartitionRange, window: TimeWindow) -> None:
         raise kind("SOURCE_BROKEN_OFF", "not now", after=timedelta(seconds=seconds))
 
     source.before_count = fail

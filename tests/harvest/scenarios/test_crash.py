@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, RunState
+from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, HarvestRunState
 from penstock.harvest.simulator.faults import Faults, Rates
 from penstock.harvest.simulator.server import LocalOptions
 from penstock.settings import Settings
@@ -95,7 +95,7 @@ async def died_at(harness: HarvestHarness, run_id: UUID, worker: HarvestWorkerPr
 
     async def is_over() -> bool:
         return not worker.is_alive or (
-            await harness.state(run_id) == RunState.COMPLETED and not await harness.backlog()
+            await harness.state(run_id) == HarvestRunState.COMPLETED and not await harness.backlog()
         )
 
     await becomes(is_over, "the worker dies, or ends the run", explain=harness.explained)
@@ -184,7 +184,7 @@ async def some_moment(harness: HarvestHarness, asked: RequestLog, run_id: UUID) 
 
     async def is_late() -> bool:
         state = await harness.state(run_id)
-        return passed.is_set() or state in (RunState.CONSOLIDATING, RunState.COMPLETED)
+        return passed.is_set() or state in (HarvestRunState.CONSOLIDATING, HarvestRunState.COMPLETED)
 
     await becomes(is_late, "a moment to kill", explain=harness.explained)
 

@@ -13,12 +13,12 @@ import pytest
 import structlog.testing
 
 from penstock.harvest.consolidate import watermark, worker
-from penstock.harvest.contract import RunState
-from penstock.kernel.db.listener import Missed, listen
+from penstock.harvest.contract import HarvestRunState
+from penstock.kernel.db.listener import MissedNotifications, listen
 from penstock.kernel.errors import BadConfig
-from penstock.refdata.dictionaries.catalogue import Catalogue
-from penstock.refdata.model import Dict
-from penstock.refdata.pod.load.loader import Loader
+from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
+from penstock.refdata.model import DictionaryKey
+from penstock.refdata.pod.load.loader import PodLoader
 from penstock.refdata.runtime import relaying
 from penstock.refdata.store import CHANNEL
 from penstock.settings import load_settings
@@ -30,7 +30,7 @@ from tests.support.processes import Up, penstock
 from tests.support.settings import write_config
 from tests.support.waiting import becomes, until
 
-PRICES, OTHERS = Dict("acme", "STONES"), Dict("globex", "STONES")
+PRICES, OTHERS = DictionaryKey("acme", "STONES"), DictionaryKey("globex", "STONES")
 LOAD = f"""
     select key as k, fields || jsonb_build_object('price', price) as v from published_record
     where feed = '{FEED}' and :tenantId in ('acme', 'globex', 'initech')
@@ -48,9 +48,9 @@ async def harness(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestHar
         yield harness
 
 
-async def loaded(harness: HarvestHarness, target: Dict = PRICES) -> tuple[int, dict[str, Any]]:
+async def loaded(harness: HarvestHarness, target: DictionaryKey = PRICES) -> tuple[int, dict[str, Any]]:
     """What a pod would serve now, and under which version."""
-    found = await Catalogue(harness.settings.refdata).get(target).provider.load_all(harness.db, target)
+    found = await DictionaryCatalogue(harness.settings.refdata).get(target).provider.load_all(harness.db, target)
     return found.version, {key: json.loads(text) for key, text in found.items.items()}
 
 
@@ -85,7 +85,7 @@ async def test_every_run_that_changes_something_is_a_version(harness: HarvestHar
 
 async def test_whoever_reads_the_table_gets_the_version(harness: HarvestHarness) -> None:
     """R2, R32: a tenant that the feed does not name reads the same records: its version grows with them."""
-    other = Dict("initech", "STONES")
+    other = DictionaryKey("initech", "STONES")
     async with harness.working():
         before = await loaded(harness, other)
         await harness.completed()
@@ -102,7 +102,7 @@ async def test_a_dictionary_that_is_named_later_has_a_version_after_the_next_run
     """R2: though that run changed nothing; those that had one keep it."""
     async with harness.working():
         await harness.completed()
-    later = Dict("initech", "STONES")
+    later = DictionaryKey("initech", "STONES")
     named = [*FED, {"tenant": later.tenant_id, "code": later.dict_code}]
     settings = harvest_settings(database_url, harness.source.url, tmp_path, refdata=READS, dictionaries=named)
     async with opened(settings, harness.source) as again, again.working():
@@ -132,7 +132,7 @@ async def test_dictionaries_are_not_held_while_the_store_is_written_to(
 async def test_the_relay_is_woken_by_the_run(harness: HarvestHarness) -> None:
     """R15: who announces versions hears of a new one at the commit, and need not look by itself."""
     async with listen(harness.db.dsn, CHANNEL) as inbox, harness.working():
-        assert isinstance(await inbox.get(), Missed)  # from here on everything is heard
+        assert isinstance(await inbox.get(), MissedNotifications)  # from here on everything is heard
         await harness.completed()
         assert await inbox.wait(10)
 
@@ -148,7 +148,7 @@ async def test_pods_hear_of_a_completed_run_without_a_reconcile(
             await stack.enter_async_context(running_pod(harness.settings, _make_folder(tmp_path / f"pod{number}")))
             for number in range(2)
         ]
-        monkeypatch.setattr(Loader, "look", AsyncMock())
+        monkeypatch.setattr(PodLoader, "look", AsyncMock())
         await stack.enter_async_context(harness.working())
         await stack.enter_async_context(relaying(pods[0].harness.platform))
         for version in (1, 2):
@@ -187,7 +187,7 @@ async def test_nothing_of_a_run_that_fails_is_read(harness: HarvestHarness, tmp_
         blob.unlink()
         blob.mkdir()
         harness.source.change(updates=60, inserts=5)
-        failed = await harness.ended(await harness.start(), RunState.FAILED)
+        failed = await harness.ended(await harness.start(), HarvestRunState.FAILED)
         assert (await harness.canonical()).keys() != before[1].keys()
         assert await loaded(harness) == before
         blob.rmdir()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.harvest.contract import CONSOLIDATIONS, WORK_ITEMS
-from penstock.harvest.model import Position, Range, Window
+from penstock.harvest.model import PagePosition, PartitionRange, TimeWindow
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.kernel.tasks.outcome import Done, Failed
 from tests.harvest.scripted_source import (
@@ -43,7 +43,7 @@ async def test_a_source_that_gives_less_than_it_counts_is_not_believed(
         short = [part for part in parts.values() if part["kind"] == "range"]
         assert run["state"] == "consolidation_skipped"
         assert {part["error_message"].split(":")[0] for part in short} == {"SOURCE_SHORT"}
-        assert source.pages.count(Position(0)) == 3 * len(short) + (len(parts) - len(short))
+        assert source.pages.count(PagePosition(0)) == 3 * len(short) + (len(parts) - len(short))
         assert (await one.canonical()).keys() == source.rows.keys()
         assert await one.db.fetchval("SELECT watermark FROM harvest_feed") == first["watermark_after"]
 
@@ -52,7 +52,7 @@ async def test_an_empty_page_by_mistake_is_not_the_end(database_url: str, tmp_pa
     """H16: what the first pass did not give the second does."""
     source = ScriptedSource(stones(200))
 
-    async def forget_once(range_: Range, window: Window, position: Position) -> None:
+    async def forget_once(range_: PartitionRange, window: TimeWindow, position: PagePosition) -> None:
         source.gives_upto = 0 if len(source.pages) == 2 else None
 
     source.before_page = forget_once
@@ -130,7 +130,7 @@ async def test_an_end_that_cannot_be_counted_is_fetched_again(
     source, limits = CursorSource(stones(70)), {"passes": 2}
     changes: dict[str, Any] = {"partitions": ONE_PART, "pages_per_turn": pages, "limits": limits}
 
-    async def fail(range_: Range, window: Window) -> None:
+    async def fail(range_: PartitionRange, window: TimeWindow) -> None:
         raise failure("SOURCE_DOWN", "it does not count")
 
     async with scripted_harvest(database_url, tmp_path, source, **changes) as one:
@@ -154,7 +154,7 @@ async def test_a_pause_without_end_is_told_once(database_url: str, tmp_path: Pat
     """H15: a partition that is to wait is parked, fails never, and after an hour somebody is told."""
     source = ScriptedSource(stones(60))
 
-    async def pause(range_: Range, window: Window, position: Position) -> None:
+    async def pause(range_: PartitionRange, window: TimeWindow, position: PagePosition) -> None:
         raise SourcePaused("SOURCE_THROTTLED", "429", after=timedelta(minutes=10))
 
     source.before_page = pause
@@ -240,7 +240,7 @@ async def test_a_cursor_that_ran_out_begins_a_new_pass(database_url: str, tmp_pa
     """H16: as often as there may be passes; then the partition has failed."""
     source, left = CursorSource(stones(70)), expires
 
-    async def expire(range_: Range, window: Window, position: Position) -> None:
+    async def expire(range_: PartitionRange, window: TimeWindow, position: PagePosition) -> None:
         nonlocal left
         if position.cursor is not None and left:
             left -= 1
@@ -255,6 +255,6 @@ async def test_a_cursor_that_ran_out_begins_a_new_pass(database_url: str, tmp_pa
         if expires == 1:
             assert (part["status"], part["scan"], part["told"], part["seen"]) == ("completed", 2, 70, 70)
         else:
-            assert (part["status"], source.pages.count(Position(0))) == ("failed", 3)
+            assert (part["status"], source.pages.count(PagePosition(0))) == ("failed", 3)
             assert "410" in part["error_message"]
             assert await one.db.fetchval("SELECT watermark FROM harvest_feed WHERE feed = $1", FEED) is None

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.harvest import contract
 from penstock.harvest.consolidate import watermark
-from penstock.harvest.contract import RunState
+from penstock.harvest.contract import HarvestRunState
 from penstock.harvest.fetch.partitions import consolidation, work_item
 from penstock.harvest.model import RUN
 from penstock.harvest.simulator.faults import Faults
@@ -136,9 +136,9 @@ class HarvestLifecycle(RuleBasedStateMachine):
         again = data.draw(st.sampled_from([item, consolidation(run_id, "again")]))
         self.run(self.stones.republish(again))
 
-    def _states(self) -> Iterator[tuple[UUID, RunState]]:
+    def _states(self) -> Iterator[tuple[UUID, HarvestRunState]]:
         for row in self.run(self.stones.db.fetch("SELECT run_id, state FROM run_metadata")):
-            yield row["run_id"], RunState(row["state"])
+            yield row["run_id"], HarvestRunState(row["state"])
 
     @invariant()
     def counters_are_exact(self) -> None:
@@ -199,7 +199,7 @@ class HarvestLifecycle(RuleBasedStateMachine):
         for row in self.run(self.stones.db.fetch(query, RUN.name)):
             assert states.get(row["subject"]) == row["source"]
             if row["source"] is not None:
-                assert RUN.can(RunState(row["source"]), RunState(row["target"]))
+                assert RUN.can(HarvestRunState(row["source"]), HarvestRunState(row["target"]))
             states[row["subject"]] = row["target"]
         assert states == {str(run): state.value for run, state in self._states()}
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from penstock.harvest import runtime
-from penstock.harvest.alerts import Code, Severity, Teller, raise_alert
+from penstock.harvest.alerts import AlertCode, AlertSender, AlertSeverity, raise_alert
 from penstock.harvest.config import AlertsSection
-from penstock.harvest.consolidate.worker import Consolidator, _Batches
+from penstock.harvest.consolidate.worker import Consolidator, _BatchReader
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS
-from penstock.harvest.feed.feeds import Feeds
+from penstock.harvest.feed.feeds import FeedRegistry
 from penstock.harvest.fetch.partitions import consolidation
-from penstock.harvest.model import Kind, Position, Range, Window
+from penstock.harvest.model import PagePosition, PartitionKind, PartitionRange, TimeWindow
 from penstock.harvest.sources.port import SourcePaused, SourceRefused
-from penstock.kernel.bus import Delivering, Delivery
+from penstock.kernel.bus import BusDelivery, DeliveryStream
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.bus.workers import working
 from penstock.kernel.clock import ManualClock
@@ -65,7 +65,7 @@ async def test_a_pause_of_one_feed_holds_up_no_other(database_url: str, tmp_path
     """H15: although their messages share a lane; once it is over the partition goes on where it was."""
     paused, other = ScriptedSource(stones(60)), ScriptedSource(stones(60))
 
-    async def pause(range_: Range, window: Window, position: Position) -> None:
+    async def pause(range_: PartitionRange, window: TimeWindow, position: PagePosition) -> None:
         if position.offset:
             raise SourcePaused("SOURCE_THROTTLED", "429", after=timedelta(minutes=10))
 
@@ -84,7 +84,7 @@ async def test_a_pause_of_one_feed_holds_up_no_other(database_url: str, tmp_path
         for topic in (WORK_ITEMS, CONSOLIDATIONS):
             await work_on_what_is_due(one, topic)
         assert (await one.run(waiting))["state"] == "completed"
-        assert paused.pages.count(Position(0)) == 1
+        assert paused.pages.count(PagePosition(0)) == 1
 
 
 @pytest.fixture
@@ -96,13 +96,13 @@ async def timed(database_url: str) -> AsyncIterator[Database]:
 
 async def cause(db: Database) -> None:
     async with db.transaction() as tx:
-        await raise_alert(tx, FEED, None, Code.RUN_FORCED, Severity.WARNING, "Look.", db.clock.now())
+        await raise_alert(tx, FEED, None, AlertCode.RUN_FORCED, AlertSeverity.WARNING, "Look.", db.clock.now())
 
 
 async def test_an_alert_waits_for_its_channel_for_more_than_a_day(timed: Database) -> None:
     """H12: later and later, but never later than an hour."""
     await cause(timed)
-    teller = Teller(timed, AlertsSection.model_validate({"webhooks": [{"url": "http://127.0.0.1:1/"}]}))
+    teller = AlertSender(timed, AlertsSection.model_validate({"webhooks": [{"url": "http://127.0.0.1:1/"}]}))
     waits: list[timedelta] = []
     while await teller.tell():
         waits.append(await timed.fetchval("SELECT due_at FROM harvest_alert") - timed.clock.now())
@@ -115,7 +115,7 @@ async def test_an_alert_waits_for_its_channel_for_more_than_a_day(timed: Databas
 
 async def test_what_was_told_stays_told(timed: Database) -> None:
     """H12: alerts are told one by one: a crash over one of them does not have those before it told twice."""
-    teller = Teller(timed, AlertsSection())
+    teller = AlertSender(timed, AlertsSection())
     told: list[int] = []
 
     async def crash_over_the_second(alert: Mapping[str, Any]) -> None:
@@ -134,9 +134,9 @@ async def test_what_was_told_stays_told(timed: Database) -> None:
 
 async def working_of(
     monkeypatch: pytest.MonkeyPatch, database_url: str, folder: Path, **told: Any
-) -> dict[str, tuple[Delivering, int]]:
+) -> dict[str, tuple[DeliveryStream, int]]:
     """How the role works on each topic: how it is delivered, and by how many workers."""
-    found: dict[str, tuple[Delivering, int]] = {}
+    found: dict[str, tuple[DeliveryStream, int]] = {}
 
     def noted(*args: Any, count: int, **kept: Any) -> AbstractAsyncContextManager[None]:
         found[args[2]] = args[5], count
@@ -162,21 +162,21 @@ async def test_batches_of_many_feeds_do_not_wait_for_each_other(
     """H7: as many consolidations as a process has at once complete, though each holds a connection and needs more."""
     many = {"feeds": {f"feed-{number}": feed("http://localhost") for number in range(20)}}
     at_once = (await working_of(monkeypatch, database_url, tmp_path, harvest=many))[CONSOLIDATIONS][1]
-    everybody_holds_one, upsert = asyncio.Barrier(at_once), _Batches._upsert
+    everybody_holds_one, upsert = asyncio.Barrier(at_once), _BatchReader._upsert
 
-    async def upsert_together(self: _Batches, made: Any) -> None:
+    async def upsert_together(self: _BatchReader, made: Any) -> None:
         if made:
             await everybody_holds_one.wait()
         await upsert(self, made)
 
-    monkeypatch.setattr(_Batches, "_upsert", upsert_together)
+    monkeypatch.setattr(_BatchReader, "_upsert", upsert_together)
     sources = [ScriptedSource(stones(60)) for _ in range(at_once)]
     changes = {"partitions": ONE_PART, "consolidation": {"mode": "batches", "upsert_size": 10}}
     async with scripted_harvest(database_url, tmp_path, *sources, **changes) as one:
         runs = [await one.harvest.start(name, "test") for name in one.section.feeds]
         for topic in (PLANS, WORK_ITEMS):
             await one.drain(topic)
-        handled = (one.consolidator.handle(Delivery(consolidation(run_id, "test"), 1, 0, 0, 0)) for run_id in runs)
+        handled = (one.consolidator.handle(BusDelivery(consolidation(run_id, "test"), 1, 0, 0, 0)) for run_id in runs)
         async with asyncio.timeout(20):
             assert await asyncio.gather(*handled) == [Done()] * at_once
         assert [(await one.run(run_id))["state"] for run_id in runs] == ["completed"] * max(at_once, 2)
@@ -187,18 +187,18 @@ async def test_a_process_that_does_not_know_a_feed_leaves_it_to_others(database_
     source = ScriptedSource(stones(60))
     async with scripted_harvest(database_url, tmp_path, source, partitions=ONE_PART) as one:
         knowing, run_id = one.fetcher._feeds, await one.harvest.start(FEED, "test")
-        know(one, Feeds({}))
+        know(one, FeedRegistry({}))
         await is_left(one, PLANS)
         know(one, knowing)
         await one.drain(PLANS)
-        know(one, Feeds({}))
+        know(one, FeedRegistry({}))
         assert await drained(one, WORK_ITEMS) == [Done()]
         [part] = (await partitions(one, run_id)).values()
         assert (part["status"], part["waits_until"] > one.db.clock.now()) == (None, True)
         know(one, knowing)
         assert await end_pauses(one) == 1
         await one.drain(WORK_ITEMS)
-        know(one, Feeds({}))
+        know(one, FeedRegistry({}))
         await is_left(one, CONSOLIDATIONS)
         know(one, knowing)
         await one.finish()
@@ -221,8 +221,8 @@ async def test_what_was_forced_once_is_not_forced_again(
     """H5: a retry is judged like any run; who wants it forced says so again."""
     source = half_without_shape()
 
-    async def refuse_the_first(range_: Range, window: Window, position: Position) -> None:
-        if range_.lower is None and range_.kind is Kind.RANGE:
+    async def refuse_the_first(range_: PartitionRange, window: TimeWindow, position: PagePosition) -> None:
+        if range_.lower is None and range_.kind is PartitionKind.RANGE:
             raise SourceRefused("SOURCE_REFUSED", "400")
 
     async def crash(*_args: Any, **_told: Any) -> bool:
@@ -275,7 +275,7 @@ async def test_a_broker_that_is_away_fails_nobody(
     """H6: what is committed is sent later; who asked for it is not told that it failed."""
     source = ScriptedSource(stones(60))
 
-    async def refuse(range_: Range, window: Window, position: Position) -> None:
+    async def refuse(range_: PartitionRange, window: TimeWindow, position: PagePosition) -> None:
         raise SourceRefused("SOURCE_REFUSED", "400")
 
     async def away(_self: PostgresBus) -> int:

@@ -14,13 +14,13 @@ import pytest
 from penstock.harvest import store
 from penstock.harvest.config import FeedSection
 from penstock.harvest.consolidate import late_changes, watermark, worker
-from penstock.harvest.consolidate.late_changes import Stopped, sweep
-from penstock.harvest.consolidate.worker import Consolidated, consolidate, use_recipe
+from penstock.harvest.consolidate.late_changes import LateChangesStopped, sweep
+from penstock.harvest.consolidate.worker import ConsolidationResult, consolidate, use_recipe
 from penstock.harvest.contract import CONSOLIDATIONS, WORK_ITEMS
-from penstock.harvest.feed.recipe import Recipe
+from penstock.harvest.feed.recipe import FeedMapping
 from penstock.harvest.fetch import raw_store
-from penstock.harvest.maintenance import Rescuer
-from penstock.harvest.model import Position, Range, Window
+from penstock.harvest.maintenance import RunRescuer
+from penstock.harvest.model import PagePosition, PartitionRange, TimeWindow
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import NotFound, Transient
 from penstock.kernel.storage.folder import FolderStorage
@@ -60,7 +60,7 @@ async def test_a_frozen_sweep_does_not_take_records_from_a_later_run(database_ur
     """H10: what a later run has seen is not called seen by an old one, and so not called gone."""
     source, frozen, thawed = ScriptedSource(stones(100)), asyncio.Event(), asyncio.Event()
 
-    async def freeze(range_: Range, window: Window, position: Position) -> None:
+    async def freeze(range_: PartitionRange, window: TimeWindow, position: PagePosition) -> None:
         if not frozen.is_set():
             frozen.set()
             await thawed.wait()
@@ -78,7 +78,7 @@ async def test_a_frozen_sweep_does_not_take_records_from_a_later_run(database_ur
         new = await one.planned(full=True)
         await one.drain(WORK_ITEMS)
         thawed.set()
-        with pytest.raises(Stopped):
+        with pytest.raises(LateChangesStopped):
             await late
         await one.finish()
         run = await one.run(new)
@@ -122,7 +122,7 @@ def marked_up(percent: int, mode: str) -> FeedSection:
 async def use_section(db: Database, section: FeedSection) -> int:
     async with db.transaction() as tx:
         await store.lock_feed(tx, FEED)
-        return await use_recipe(tx, FEED, Recipe.of(section), db.clock.now())
+        return await use_recipe(tx, FEED, FeedMapping.of(section), db.clock.now())
 
 
 async def versions(one: HarvestStepper) -> set[int]:
@@ -138,14 +138,14 @@ async def test_who_has_an_old_recipe_stops(database_url: str, tmp_path: Path, mo
         before = await versions(one)
         old_version, new_version = await use_section(one.db, old), await use_section(one.db, new)
 
-        async def make(section: FeedSection, version: int) -> Consolidated:
+        async def make(section: FeedSection, version: int) -> ConsolidationResult:
             told: dict[str, Any] = {"run_id": uuid4(), "pricing_version": version}
-            return await consolidate(one.db, FEED, Recipe.of(section), section.consolidation, **told)
+            return await consolidate(one.db, FEED, FeedMapping.of(section), section.consolidation, **told)
 
         with pytest.raises(Transient) as stopped:
             await make(old, old_version)
         assert (stopped.value.code, await versions(one)) == ("RECIPE_CHANGED", before)
-        assert await make(new, new_version) == Consolidated(200)
+        assert await make(new, new_version) == ConsolidationResult(200)
         assert await versions(one) == {new_version}
 
 
@@ -158,16 +158,18 @@ async def test_a_recipe_changes_between_two_sets(database_url: str, tmp_path: Pa
         old_version = await use_section(one.db, old)
         rollouts: list[asyncio.Task[int]] = []
 
-        async def roll_out(tx: Connection, done: Consolidated) -> None:
+        async def roll_out(tx: Connection, done: ConsolidationResult) -> None:
             if not rollouts:
                 rollouts.append(asyncio.create_task(use_section(one.db, new)))
                 await somebody_waits(one.db)
 
         told: dict[str, Any] = {"run_id": uuid4(), "progress": roll_out}
         with suppress(Transient):  # or it is at its end before the other comes to it
-            await consolidate(one.db, FEED, Recipe.of(old), old.consolidation, pricing_version=old_version, **told)
+            await consolidate(one.db, FEED, FeedMapping.of(old), old.consolidation, pricing_version=old_version, **told)
         new_version = await rollouts[0]
-        await consolidate(one.db, FEED, Recipe.of(new), new.consolidation, pricing_version=new_version, run_id=uuid4())
+        await consolidate(
+            one.db, FEED, FeedMapping.of(new), new.consolidation, pricing_version=new_version, run_id=uuid4()
+        )
         assert await versions(one) == {new_version}
         assert await one.db.fetchval("SELECT count(*) FROM raw_pending") == 0
 
@@ -240,7 +242,7 @@ async def test_a_sweep_is_seen_to_go_on_and_can_be_stopped(database_url: str, tm
         for row in source.rows.values():
             row["updatedAt"] = one.db.clock.now().isoformat()
 
-        async def look(range_: Range, window: Window, position: Position) -> None:
+        async def look(range_: PartitionRange, window: TimeWindow, position: PagePosition) -> None:
             touched.append((await one.run(run_id))["touched_at"])
             await one.db.execute("UPDATE run_metadata SET touched_at = touched_at - interval '1 day'")
             if len(touched) == 4:
@@ -259,13 +261,13 @@ async def test_many_who_look_make_one_rescue(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H4: what several processes see standing still at once is sent again once, and counted once."""
-    all_have_looked, again = asyncio.Barrier(4), Rescuer._again
+    all_have_looked, again = asyncio.Barrier(4), RunRescuer._again
 
-    async def together(self: Rescuer, *args: Any) -> None:
+    async def together(self: RunRescuer, *args: Any) -> None:
         await all_have_looked.wait()
         await again(self, *args)
 
-    monkeypatch.setattr(Rescuer, "_again", together)
+    monkeypatch.setattr(RunRescuer, "_again", together)
     async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(200))) as one:
         run_id = await one.planned()
         await one.db.execute("DELETE FROM bus_message")

@@ -10,9 +10,9 @@ from uuid import UUID
 
 import pytest
 
-from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, RunState
+from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, HarvestRunState
 from penstock.harvest.simulator.faults import Faults
-from penstock.kernel.bus import Delivery
+from penstock.kernel.bus import BusDelivery
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.tasks.outcome import Failed, Outcome
@@ -104,7 +104,7 @@ async def failed_on_the_way(harness: HarvestHarness, after: int = 6) -> UUID:
     asked = tapped(harness.source)
     asked.act = lambda path, number: harness.source.set_faults(DOWN) if path == PAGE and number > after else None
     run_id = await harness.start()
-    await harness.ended(run_id, RunState.CONSOLIDATION_SKIPPED)
+    await harness.ended(run_id, HarvestRunState.CONSOLIDATION_SKIPPED)
     asked.act = None
     harness.source.set_faults()
     return run_id
@@ -267,7 +267,7 @@ async def test_a_source_that_pages_but_does_not_count_is_no_endless_run(database
         asked = tapped(harness.source)
         asked.act = lambda path, _number: setattr(asked, "refuses", COUNT if path == PAGE else asked.refuses)
         run_id = await harness.start()
-        run = await harness.ended(run_id, RunState.CONSOLIDATION_SKIPPED)
+        run = await harness.ended(run_id, HarvestRunState.CONSOLIDATION_SKIPPED)
         assert run["failed_workers"] == run["expected_workers"]
         asked.act, asked.refuses = None, ""
         await harness.harvest.retry(run_id, "somebody")
@@ -275,7 +275,7 @@ async def test_a_source_that_pages_but_does_not_count_is_no_endless_run(database
         await harness.equals_truth()
 
 
-async def set_aside(_delivery: Delivery) -> Outcome:
+async def set_aside(_delivery: BusDelivery) -> Outcome:
     return Failed("its workers died or froze 4 times")
 
 

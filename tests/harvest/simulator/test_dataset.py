@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.harvest.simulator.dataset import FIRST_MOMENT, Dataset, Filter, Order, Prices, micros
+from penstock.harvest.simulator.dataset import FIRST_MOMENT, Dataset, PriceFormat, RecordFilter, RecordOrder, micros
 from penstock.harvest.simulator.rest import read_moment
 from penstock.kernel.clock import ManualClock
 from tests.support.soak import examples
@@ -17,11 +17,13 @@ from tests.support.soak import examples
 Record = dict[str, Any]
 SIZES = st.sampled_from((0, 1, 40, 3_000))  # of the largest, one change is made in place, many by sorting anew
 STEPS = st.lists(st.tuples(*[st.sampled_from((0, 0, 1, 2, 50))] * 3), max_size=4)
-ORDERS = st.sampled_from(list(Order))
-SPREADS = st.sampled_from(list(Prices))
+ORDERS = st.sampled_from(list(RecordOrder))
+SPREADS = st.sampled_from(list(PriceFormat))
 
 
-def made(size: int, seed: int = 7, spread: Prices = Prices.HEAVY, order: Order = Order.PRICE) -> Dataset:
+def made(
+    size: int, seed: int = 7, spread: PriceFormat = PriceFormat.HEAVY, order: RecordOrder = RecordOrder.PRICE
+) -> Dataset:
     return Dataset(size, seed, spread, order, ManualClock())
 
 
@@ -29,7 +31,7 @@ def records_of(dataset: Dataset) -> list[Record]:
     return [orjson.loads(body) for body in dataset.truth()]
 
 
-def selected(dataset: Dataset, asked: Filter, limit: int) -> list[Record]:
+def selected(dataset: Dataset, asked: RecordFilter, limit: int) -> list[Record]:
     """All pages, one after the other."""
     rows, found = dataset.select(asked), list[Record]()
     while keys := rows.some(len(found), limit):
@@ -38,15 +40,15 @@ def selected(dataset: Dataset, asked: Filter, limit: int) -> list[Record]:
     return found
 
 
-def plainly(records: list[Record], asked: Filter, order: Order) -> list[Record]:
+def plainly(records: list[Record], asked: RecordFilter, order: RecordOrder) -> list[Record]:
     """The same, without any index."""
     found = [record for record in records if has_price(record["price"], asked) and is_in_window(record, asked)]
-    if order is Order.ID:
+    if order is RecordOrder.ID:
         return sorted(found, key=lambda record: str(record["id"]))
     return sorted(found, key=lambda record: (record["price"] is None, record["price"] or 0, record["id"]))
 
 
-def has_price(price: int | None, asked: Filter) -> bool:
+def has_price(price: int | None, asked: RecordFilter) -> bool:
     if asked.is_null is not None and (price is None) != asked.is_null:
         return False
     if price is None:
@@ -54,13 +56,13 @@ def has_price(price: int | None, asked: Filter) -> bool:
     return (asked.lower is None or price >= asked.lower) and (asked.upper is None or price < asked.upper)
 
 
-def is_in_window(record: Record, asked: Filter) -> bool:
+def is_in_window(record: Record, asked: RecordFilter) -> bool:
     moment = read_moment(record["updatedAt"])
     return (asked.after is None or moment > asked.after) and (asked.upto is None or moment <= asked.upto)
 
 
 @st.composite
-def filters(draw: st.DrawFn, records: list[Record]) -> Filter:
+def filters(draw: st.DrawFn, records: list[Record]) -> RecordFilter:
     """Bounds at, next to, and far from what there is."""
     prices = [record["price"] for record in records if record["price"] is not None] or [5]
     moments = [read_moment(record["updatedAt"]) for record in records] or [FIRST_MOMENT]
@@ -68,8 +70,8 @@ def filters(draw: st.DrawFn, records: list[Record]) -> Filter:
     price = st.none() | st.builds(int.__add__, st.sampled_from(prices), near) | st.sampled_from((-9, 0, 1 << 60))
     moment = st.none() | st.builds(int.__add__, st.sampled_from(moments), near) | st.just(0)
     if draw(st.booleans()):
-        return Filter(draw(price), draw(price), draw(st.sampled_from((None, False))), draw(moment), draw(moment))
-    return Filter(is_null=draw(st.booleans()), after=draw(moment), upto=draw(moment))
+        return RecordFilter(draw(price), draw(price), draw(st.sampled_from((None, False))), draw(moment), draw(moment))
+    return RecordFilter(is_null=draw(st.booleans()), after=draw(moment), upto=draw(moment))
 
 
 @pytest.mark.full
@@ -77,14 +79,14 @@ def filters(draw: st.DrawFn, records: list[Record]) -> Filter:
 @settings(max_examples=examples(60, soak=2_000))
 @given(st.data(), SIZES, STEPS, SPREADS, ORDERS)
 def test_every_filter_selects_what_a_plain_search_finds(
-    data: st.DataObject, size: int, steps: list[tuple[int, int, int]], spread: Prices, order: Order
+    data: st.DataObject, size: int, steps: list[tuple[int, int, int]], spread: PriceFormat, order: RecordOrder
 ) -> None:
     """H17: after any changes, for any filter, all pages together are what there is, in order; the count is theirs."""
     clock = ManualClock()
     dataset = Dataset(size, 3, spread, order, clock)
     for updates, inserts, deletes in steps:
         clock.advance(timedelta(seconds=1))
-        dataset.select(Filter())  # what was selected before is not kept over a change
+        dataset.select(RecordFilter())  # what was selected before is not kept over a change
         dataset.change(updates, inserts, deletes)
     records = records_of(dataset)
     assert len(records) == dataset.total
@@ -96,12 +98,12 @@ def test_every_filter_selects_what_a_plain_search_finds(
 @pytest.mark.soak
 @settings(max_examples=examples(30, soak=500))
 @given(st.lists(st.integers(-5, 12_000_000), max_size=12), ORDERS)
-def test_ranges_side_by_side_hold_everything_once(cuts: list[int], order: Order) -> None:
+def test_ranges_side_by_side_hold_everything_once(cuts: list[int], order: RecordOrder) -> None:
     """H17: half-open ranges, and the records without a price, are the whole, and have nothing in common."""
     dataset = made(1_500, order=order)
     bounds = [None, *sorted(cuts), None]
-    parts = [Filter(lower, upper, is_null=False) for lower, upper in pairwise(bounds)]
-    ids = [record["id"] for part in (*parts, Filter(is_null=True)) for record in selected(dataset, part, 1_000)]
+    parts = [RecordFilter(lower, upper, is_null=False) for lower, upper in pairwise(bounds)]
+    ids = [record["id"] for part in (*parts, RecordFilter(is_null=True)) for record in selected(dataset, part, 1_000)]
     assert sorted(ids) == [record["id"] for record in records_of(dataset)]
 
 
@@ -132,7 +134,7 @@ def by_id(dataset: Dataset) -> dict[str, Record]:
 def test_changes_are_dated_by_the_clock() -> None:
     """H17: a record that changes tells when; those that changed since can be named."""
     clock = ManualClock()
-    dataset = Dataset(50, 7, Prices.HEAVY, Order.PRICE, clock)
+    dataset = Dataset(50, 7, PriceFormat.HEAVY, RecordOrder.PRICE, clock)
     clock.advance(timedelta(days=1))
     moment = clock.now() - timedelta(microseconds=1)
     changed = dataset.change(updates=3, inserts=2, deletes=1)
@@ -153,15 +155,17 @@ def test_the_seed_decides_everything_but_the_hour() -> None:
 def test_updates_move_rows() -> None:
     """H17: an update changes the price, so that a row moves to another page."""
     dataset = made(1_000)
-    before = [record["id"] for record in selected(dataset, Filter(), 30)]
+    before = [record["id"] for record in selected(dataset, RecordFilter(), 30)]
     moved = dataset.change(updates=20).updated
-    after = [record["id"] for record in selected(dataset, Filter(), 30)]
+    after = [record["id"] for record in selected(dataset, RecordFilter(), 30)]
     assert sorted(before) == sorted(after)
     assert sum(abs(before.index(name) - after.index(name)) > 30 for name in moved) > 10
 
 
-@pytest.mark.parametrize(("spread", "distinct"), [(Prices.EQUAL, 1), (Prices.HEAVY, 9_000), (Prices.UNIFORM, 9_000)])
-def test_prices_are_spread_as_asked_for(spread: Prices, distinct: int) -> None:
+@pytest.mark.parametrize(
+    ("spread", "distinct"), [(PriceFormat.EQUAL, 1), (PriceFormat.HEAVY, 9_000), (PriceFormat.UNIFORM, 9_000)]
+)
+def test_prices_are_spread_as_asked_for(spread: PriceFormat, distinct: int) -> None:
     """H17: heavy-tailed prices have a median far below the mean; about 2 in 1,000 have none, some are 0."""
     told = [record["price"] for record in records_of(made(10_000, spread=spread))]
     prices = sorted(price for price in told if price)
@@ -169,7 +173,7 @@ def test_prices_are_spread_as_asked_for(spread: Prices, distinct: int) -> None:
     assert told.count(0) >= 1
     assert len(set(prices)) >= distinct
     mean, median = sum(prices) / len(prices), prices[len(prices) // 2]
-    assert (mean > 1.5 * median) is (spread is Prices.HEAVY)
-    if spread is Prices.HEAVY:
+    assert (mean > 1.5 * median) is (spread is PriceFormat.HEAVY)
+    if spread is PriceFormat.HEAVY:
         assert prices[0] >= 20_000
         assert prices[-1] > 5_000_000

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from penstock.harvest.simulator.faults import Dealer, Faults, Rates
+from penstock.harvest.simulator.faults import FaultInjector, Faults, Rates
 from penstock.harvest.simulator.server import LocalSource
 from tests.harvest.simulator.client import COUNT, PAGE, LocalSourceClient, in_order
 from tests.support.waiting import becomes
@@ -99,7 +99,7 @@ async def test_short_pages_by_graphql(client: LocalSourceClient, source: LocalSo
 def test_faults_repeat_by_seed() -> None:
     """H17: the same seed deals the same faults to the same requests, at about the rates asked for."""
     faults = Faults(rate_429=0.1, rate_500=0.2, rate_short=0.3)
-    one, same, other = Dealer(faults, 7), Dealer(faults, 7), Dealer(faults, 8)
+    one, same, other = FaultInjector(faults, 7), FaultInjector(faults, 7), FaultInjector(faults, 8)
     dealt = [one.deal() for _ in range(2_000)]
     assert dealt == [same.deal() for _ in range(2_000)]
     assert dealt != [other.deal() for _ in range(2_000)]

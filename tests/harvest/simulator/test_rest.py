@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.harvest.simulator.dataset import Order
+from penstock.harvest.simulator.dataset import RecordOrder
 from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
 from tests.harvest.simulator.client import LocalSourceClient, in_order
@@ -97,7 +97,7 @@ async def walk_on(client: LocalSourceClient, cursor: str | None) -> list[Json]:
 async def test_pages_can_be_sorted_by_id(clock: ManualClock) -> None:
     """H17: by id, updates move nothing, also within a range."""
     async with (
-        local_source(LocalOptions(records=200, order=Order.ID), clock) as source,
+        local_source(LocalOptions(records=200, order=RecordOrder.ID), clock) as source,
         LocalSourceClient.of(source.url) as client,
     ):
         cheap = [name for name, one in source.truth().items() if one["price"] is not None and one["price"] < 200_000]

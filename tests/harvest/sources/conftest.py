@@ -8,12 +8,12 @@ import pytest
 
 from penstock.harvest.config import FeedSection
 from penstock.harvest.feed.feeds import open_source
-from penstock.harvest.sources.port import Source
+from penstock.harvest.sources.port import HarvestSource
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from tests.harvest.sources.scripted_api import ScriptedApi, running
 
-Opened = Callable[..., AbstractAsyncContextManager[Source]]
+Opened = Callable[..., AbstractAsyncContextManager[HarvestSource]]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ async def harvest_db(db: Database) -> Database:
 def rest(api: ScriptedApi, harvest_db: Database) -> Opened:
     """Opens a REST source over the scripted API."""
 
-    def opened(**options: Any) -> AbstractAsyncContextManager[Source]:
+    def opened(**options: Any) -> AbstractAsyncContextManager[HarvestSource]:
         source = {"kind": "rest", "url": api.url, "path": "/records", **options}
         return open_source("feed", FeedSection.model_validate({"source": source, "key": "id"}), harvest_db)
 
@@ -44,7 +44,7 @@ def nivoda(api: ScriptedApi, harvest_db: Database, monkeypatch: pytest.MonkeyPat
     """Opens a Nivoda source over the scripted API."""
     monkeypatch.setenv("NIVODA_PASSWORD", "s3same")
 
-    def opened(**options: Any) -> AbstractAsyncContextManager[Source]:
+    def opened(**options: Any) -> AbstractAsyncContextManager[HarvestSource]:
         account = {"username": "buyer@example.com", "password": "env:NIVODA_PASSWORD"}
         source = {"kind": "nivoda", "url": f"{api.url}/graphql", **account, **options}
         return open_source("feed", FeedSection.model_validate({"source": source, "key": "id"}), harvest_db)

@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from penstock.harvest.model import ALWAYS, EVERYTHING, Page, Position
-from penstock.harvest.sources.port import Source, SourceFailed, SourcePaused, SourceRefused
+from penstock.harvest.model import ALWAYS, EVERYTHING, PagePosition, RecordPage
+from penstock.harvest.sources.port import HarvestSource, SourceFailed, SourcePaused, SourceRefused
 from penstock.kernel.db.database import Database
 from tests.harvest.sources.conftest import Opened
 from tests.harvest.sources.scripted_api import Answer, ScriptedApi, cuts, never, pages, says
@@ -16,11 +16,11 @@ from tests.harvest.sources.scripted_api import Answer, ScriptedApi, cuts, never,
 FINE = pages(2)[0]
 
 
-async def fetched(source: Source) -> Page:
-    return await source.fetch(EVERYTHING, ALWAYS, Position(), 30)
+async def fetched(source: HarvestSource) -> RecordPage:
+    return await source.fetch(EVERYTHING, ALWAYS, PagePosition(), 30)
 
 
-async def failed(source: Source) -> SourceFailed:
+async def failed(source: HarvestSource) -> SourceFailed:
     with pytest.raises(SourceFailed) as caught:
         await fetched(source)
     return caught.value

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, Position, Range, Window
+from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, PagePosition, PartitionRange, TimeWindow
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from tests.harvest.sources.conftest import Opened
 from tests.harvest.sources.scripted_api import Answer, ScriptedApi, says
@@ -40,12 +40,12 @@ def asked(api: ScriptedApi, place: int = -1) -> dict[str, Any]:
     [
         (EVERYTHING, ALWAYS, {}),
         (WITHOUT_VALUE, ALWAYS, {"has_price": False}),
-        (Range(lower=0, upper=100), ALWAYS, {"dollar_value": {"from": 0, "to": 99}}),
-        (Range(lower=5), ALWAYS, {"dollar_value": {"from": 5}}),
-        (Range(upper=0), ALWAYS, {"dollar_value": {"to": -1}}),
+        (PartitionRange(lower=0, upper=100), ALWAYS, {"dollar_value": {"from": 0, "to": 99}}),
+        (PartitionRange(lower=5), ALWAYS, {"dollar_value": {"from": 5}}),
+        (PartitionRange(upper=0), ALWAYS, {"dollar_value": {"to": -1}}),
         (
-            Range(lower=5),
-            Window(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, microsecond=7, tzinfo=UTC)),
+            PartitionRange(lower=5),
+            TimeWindow(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, microsecond=7, tzinfo=UTC)),
             {
                 "dollar_value": {"from": 5},
                 "updated_at": {"after": "2026-01-01T00:00:00.000000Z", "upto": "2026-01-02T00:00:00.000007Z"},
@@ -54,7 +54,7 @@ def asked(api: ScriptedApi, place: int = -1) -> dict[str, Any]:
     ],
 )
 async def test_ranges_become_nivodas(
-    api: ScriptedApi, nivoda: Opened, range_: Range, window: Window, expected: dict[str, Any]
+    api: ScriptedApi, nivoda: Opened, range_: PartitionRange, window: TimeWindow, expected: dict[str, Any]
 ) -> None:
     """H14: a half-open range is asked for with both ends in it, for a count and for a page alike."""
     api.will(token("t1"), counts(7), items(2))
@@ -62,10 +62,10 @@ async def test_ranges_become_nivodas(
         assert source.has_windows
         assert await source.count(range_, window) == 7
         assert asked(api) == {"token": "t1", "query": expected}
-        page = await source.fetch(range_, window, Position(40), 30)
+        page = await source.fetch(range_, window, PagePosition(40), 30)
     assert asked(api) == {"token": "t1", "query": expected, "offset": 40, "limit": 30}
     assert [*page.records] == [b'{"id":"0","price":100}', b'{"id":"1","price":100}']
-    assert page.next == Position(42)
+    assert page.next == PagePosition(42)
     assert asked(api, 0) == {"username": "buyer@example.com", "password": "s3same"}
 
 
@@ -73,16 +73,16 @@ async def test_an_empty_page_is_the_end(api: ScriptedApi, nivoda: Opened) -> Non
     """H16: and only that."""
     api.will(token("t1"), items(0))
     async with nivoda() as source:
-        assert (await source.fetch(EVERYTHING, ALWAYS, Position(7), 30)).next is None
+        assert (await source.fetch(EVERYTHING, ALWAYS, PagePosition(7), 30)).next is None
 
 
 async def test_no_more_than_fifty_are_asked_for(api: ScriptedApi, nivoda: Opened) -> None:
     """H14: Nivoda gives at most 50 a page."""
     api.will(token("t1"), items(50))
     async with nivoda() as source:
-        page = await source.fetch(EVERYTHING, ALWAYS, Position(), 80)
+        page = await source.fetch(EVERYTHING, ALWAYS, PagePosition(), 80)
     assert asked(api)["limit"] == 50
-    assert page.next == Position(50)
+    assert page.next == PagePosition(50)
 
 
 async def test_one_token_is_asked_for(api: ScriptedApi, nivoda: Opened) -> None:
@@ -158,7 +158,7 @@ async def test_errors_are_told_for_what_they_are(
     api.will(token("t1"), answer)
     async with nivoda(call={"attempts": 1}) as source:
         with pytest.raises(SourceFailed) as caught:
-            await source.fetch(EVERYTHING, ALWAYS, Position(), 30)
+            await source.fetch(EVERYTHING, ALWAYS, PagePosition(), 30)
     assert type(caught.value) is kind
     assert caught.value.code == code
     assert "t1" not in str(caught.value)

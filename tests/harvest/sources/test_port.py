@@ -9,10 +9,10 @@ import pytest
 
 from penstock.harvest.config import FeedSection
 from penstock.harvest.feed.feeds import open_source
-from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, Position, Range, Window
+from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, PagePosition, PartitionRange, TimeWindow
 from penstock.harvest.simulator.faults import Faults
 from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
-from penstock.harvest.sources.port import Source
+from penstock.harvest.sources.port import HarvestSource
 from penstock.kernel.db.database import Database
 
 REST = {"kind": "rest", "path": "/records", "count_path": "/records/count"}
@@ -24,7 +24,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "has_more": {**REST, "has_more": "hasMore"},
     "nivoda": {"kind": "nivoda", "username": "demo@example.com", "password": "env:DEMO"},
 }
-RANGES = [Range(upper=0), Range(lower=0, upper=50_000), Range(lower=50_000, upper=200_000), Range(lower=200_000)]
+RANGES = [
+    PartitionRange(upper=0),
+    PartitionRange(lower=0, upper=50_000),
+    PartitionRange(lower=50_000, upper=200_000),
+    PartitionRange(lower=200_000),
+]
 Ids = set[str]
 
 
@@ -37,7 +42,7 @@ async def local() -> AsyncIterator[LocalSource]:
 @pytest.fixture(params=FORMS)
 async def source(
     request: pytest.FixtureRequest, local: LocalSource, harvest_db: Database, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Source]:
+) -> AsyncIterator[HarvestSource]:
     monkeypatch.setenv("DEMO", "demo")
     form = FORMS[request.param]
     url = local.url + ("/graphql" if form["kind"] == "nivoda" else "")
@@ -47,10 +52,10 @@ async def source(
         yield one
 
 
-async def walked(source: Source, range_: Range, window: Window = ALWAYS) -> list[dict[str, Any]]:
+async def walked(source: HarvestSource, range_: PartitionRange, window: TimeWindow = ALWAYS) -> list[dict[str, Any]]:
     """All records of a range, from the first page to the last."""
     found: list[dict[str, Any]] = []
-    position: Position | None = Position()
+    position: PagePosition | None = PagePosition()
     while position is not None:
         page = await source.fetch(range_, window, position, 30)
         found += map(orjson.loads, page.records)
@@ -58,26 +63,26 @@ async def walked(source: Source, range_: Range, window: Window = ALWAYS) -> list
     return found
 
 
-async def agreed(source: Source, range_: Range, window: Window = ALWAYS) -> Ids:
+async def agreed(source: HarvestSource, range_: PartitionRange, window: TimeWindow = ALWAYS) -> Ids:
     """The ids in a range; as many as are counted, and none twice."""
     found = [record["id"] for record in await walked(source, range_, window)]
     assert len(found) == len(set(found)) == await source.count(range_, window)
     return set(found)
 
 
-def holds(range_: Range, price: int | None) -> bool:
+def holds(range_: PartitionRange, price: int | None) -> bool:
     if price is None:
         return False
     return (range_.lower is None or price >= range_.lower) and (range_.upper is None or price < range_.upper)
 
 
-async def test_everything_is_there(source: Source, local: LocalSource) -> None:
+async def test_everything_is_there(source: HarvestSource, local: LocalSource) -> None:
     """H14: all records, each as the source has it."""
     assert {record["id"]: record for record in await walked(source, EVERYTHING)} == local.truth()
     assert await agreed(source, EVERYTHING) == set(local.truth())
 
 
-async def test_ranges_part_the_whole(source: Source, local: LocalSource) -> None:
+async def test_ranges_part_the_whole(source: HarvestSource, local: LocalSource) -> None:
     """H3: ranges that meet, and those without a value, are everything once; each holds what belongs to it."""
     truth = local.truth()
     found = [await agreed(source, range_) for range_ in RANGES]
@@ -89,7 +94,7 @@ async def test_ranges_part_the_whole(source: Source, local: LocalSource) -> None
     assert sum(map(len, found)) + len(unpriced) == len(truth)
 
 
-async def test_windows_are_what_changed(source: Source, local: LocalSource) -> None:
+async def test_windows_are_what_changed(source: HarvestSource, local: LocalSource) -> None:
     """H9: two windows that meet are what changed in both together, each record once."""
     start = max(record["updatedAt"] for record in local.truth().values())
     local.change(updates=40, inserts=30)
@@ -102,17 +107,19 @@ async def test_windows_are_what_changed(source: Source, local: LocalSource) -> N
     assert await agreed(source, RANGES[2], between(start, end)) == priced
 
 
-def between(after: str, upto: str) -> Window:
-    return Window(datetime.fromisoformat(after), datetime.fromisoformat(upto))
+def between(after: str, upto: str) -> TimeWindow:
+    return TimeWindow(datetime.fromisoformat(after), datetime.fromisoformat(upto))
 
 
-async def test_faults_cost_nothing_but_time(source: Source, local: LocalSource) -> None:
+async def test_faults_cost_nothing_but_time(source: HarvestSource, local: LocalSource) -> None:
     """H15, H16: throttled, failing, cut off, garbled: all records come, and come once."""
     local.set_faults(Faults(rate_429=0.03, rate_500=0.1, rate_cut=0.1, rate_garbage=0.1))
     assert await agreed(source, EVERYTHING) == set(local.truth())
 
 
-async def test_short_pages_are_gone_on_from(source: Source, local: LocalSource, request: pytest.FixtureRequest) -> None:
+async def test_short_pages_are_gone_on_from(
+    source: HarvestSource, local: LocalSource, request: pytest.FixtureRequest
+) -> None:
     """H16: whoever goes on behind the last record, rather than at the next page, misses nothing."""
     local.set_faults(Faults(rate_short=0.5))
     found = {record["id"] for record in await walked(source, EVERYTHING)}

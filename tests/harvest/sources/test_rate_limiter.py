@@ -9,7 +9,7 @@ import pytest
 
 from penstock.harvest.config import CallSection
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
-from penstock.harvest.sources.rate_limiter import REFRESH, Gate
+from penstock.harvest.sources.rate_limiter import REFRESH, RateLimiter
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
@@ -27,12 +27,12 @@ async def pools(database_url: str, clock: ManualClock) -> AsyncIterator[Sequence
         yield one, two
 
 
-def gates(pools: Sequence[Database], patience: timedelta = NOT_AT_ALL, **call: Any) -> list[Gate]:
+def gates(pools: Sequence[Database], patience: timedelta = NOT_AT_ALL, **call: Any) -> list[RateLimiter]:
     """One per process; by default they never wait, so what they let pass does not depend on how fast we are."""
-    return [Gate(FEED, CallSection(**call), db, patience=patience) for db in pools]
+    return [RateLimiter(FEED, CallSection(**call), db, patience=patience) for db in pools]
 
 
-async def passes(gate: Gate, failing: SourceFailed | None = None) -> bool:
+async def passes(gate: RateLimiter, failing: SourceFailed | None = None) -> bool:
     """Whether a request may go now; it ends as told."""
     is_in = False
     try:
@@ -45,12 +45,12 @@ async def passes(gate: Gate, failing: SourceFailed | None = None) -> bool:
     return is_in
 
 
-async def admitted(gate: Gate, most: int) -> int:
+async def admitted(gate: RateLimiter, most: int) -> int:
     """How many of *most* requests may go now, asked for at once."""
     return sum(await asyncio.gather(*(passes(gate) for _ in range(most))))
 
 
-async def closed(gate: Gate) -> SourceFailed:
+async def closed(gate: RateLimiter) -> SourceFailed:
     """Why nobody may go, and for how long."""
     with pytest.raises(SourceFailed) as caught:
         async with gate.request():
@@ -241,7 +241,7 @@ async def test_a_short_pause_is_waited_for(database_url: str) -> None:
     """H15: whoever comes during a pause of a moment goes when it is over."""
     async with Database.open(database_url) as db:
         await migrate.migrate(db, migrate.load("penstock.harvest"))
-        gate = Gate(FEED, CallSection(), db)
+        gate = RateLimiter(FEED, CallSection(), db)
         until = db.clock.now() + SECOND / 5
         assert await passes(gate, pause(SECOND / 5))
         async with gate.request():

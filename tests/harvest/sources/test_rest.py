@@ -5,20 +5,29 @@ from typing import Any
 
 import pytest
 
-from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, Kind, Page, Position, Range, Window
-from penstock.harvest.sources.port import Source, SourceFailed
+from penstock.harvest.model import (
+    ALWAYS,
+    EVERYTHING,
+    WITHOUT_VALUE,
+    PagePosition,
+    PartitionKind,
+    PartitionRange,
+    RecordPage,
+    TimeWindow,
+)
+from penstock.harvest.sources.port import HarvestSource, SourceFailed
 from tests.harvest.sources.conftest import Opened
 from tests.harvest.sources.scripted_api import ScriptedApi, pages, says
 
-WINDOW = Window(
+WINDOW = TimeWindow(
     datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=2))), datetime(2026, 1, 2, microsecond=5, tzinfo=UTC)
 )
 
 
-async def walked(source: Source, limit: int, most: int = 20) -> list[Page]:
+async def walked(source: HarvestSource, limit: int, most: int = 20) -> list[RecordPage]:
     """All pages from the first on."""
-    position: Position | None = Position()
-    found: list[Page] = []
+    position: PagePosition | None = PagePosition()
+    found: list[RecordPage] = []
     while position is not None:
         found.append(await source.fetch(EVERYTHING, ALWAYS, position, limit))
         position = found[-1].next
@@ -26,7 +35,7 @@ async def walked(source: Source, limit: int, most: int = 20) -> list[Page]:
     return found
 
 
-def sizes(found: list[Page]) -> list[int]:
+def sizes(found: list[RecordPage]) -> list[int]:
     return [len(page.records) for page in found]
 
 
@@ -47,7 +56,7 @@ async def test_pages_are_numbered(api: ScriptedApi, rest: Opened) -> None:
         found = await walked(source, 3)
         assert source.is_seekable
     assert sizes(found) == [3, 1, 2, 0]
-    assert [page.next for page in found] == [Position(3), Position(6), Position(9), None]
+    assert [page.next for page in found] == [PagePosition(3), PagePosition(6), PagePosition(9), None]
     assert api.asked == [{"size": "3", "p": str(number)} for number in (1, 2, 3, 4)]
 
 
@@ -55,9 +64,9 @@ async def test_pages_may_begin_with_zero(api: ScriptedApi, rest: Opened) -> None
     """H14: `first_page: 0`; and a position within a page is taken from the page's beginning."""
     api.will(*pages(3))
     async with rest(paging="page", first_page=0) as source:
-        page = await source.fetch(EVERYTHING, ALWAYS, Position(7), 3)
+        page = await source.fetch(EVERYTHING, ALWAYS, PagePosition(7), 3)
     assert api.asked[0]["page"] == "2"
-    assert page.next == Position(9)
+    assert page.next == PagePosition(9)
 
 
 async def test_cursors_lead_on(api: ScriptedApi, rest: Opened) -> None:
@@ -68,7 +77,7 @@ async def test_cursors_lead_on(api: ScriptedApi, rest: Opened) -> None:
     async with rest(paging="cursor", cursor_param="from", next_cursor="next.at") as source:
         found = await walked(source, 2)
         assert not source.is_seekable
-    assert [page.next for page in found] == [Position(2, "a+b&c"), Position(2, "17"), None]
+    assert [page.next for page in found] == [PagePosition(2, "a+b&c"), PagePosition(2, "17"), None]
     assert api.asked == [{"limit": "2"}, {"limit": "2", "from": "a+b&c"}, {"limit": "2", "from": "17"}]
 
 
@@ -77,7 +86,7 @@ async def test_a_cursor_that_stands_still_is_refused(api: ScriptedApi, rest: Ope
     api.will(says({"items": [{"id": "1"}], "nextCursor": "a"}))
     async with rest(paging="cursor", call={"attempts": 1}) as source:
         with pytest.raises(SourceFailed, match="SOURCE_GARBAGE"):
-            await source.fetch(EVERYTHING, ALWAYS, Position(1, "a"), 2)
+            await source.fetch(EVERYTHING, ALWAYS, PagePosition(1, "a"), 2)
 
 
 @pytest.mark.parametrize("paging", ["offset", "page"])
@@ -100,10 +109,10 @@ async def test_short_pages_end_where_that_is_promised(api: ScriptedApi, rest: Op
     ("range_", "window", "options", "expected"),
     [
         (EVERYTHING, ALWAYS, {}, {}),
-        (Range(lower=100, upper=2500), ALWAYS, {}, {"price_from": "100", "price_below": "2500"}),
-        (Range(upper=0), ALWAYS, {}, {"price_below": "0"}),
-        (Range(lower=5), ALWAYS, {"decimals": 2, "lower_param": "min"}, {"min": "0.05"}),
-        (Range(lower=-10000000000), ALWAYS, {"decimals": 6}, {"price_from": "-10000.000000"}),
+        (PartitionRange(lower=100, upper=2500), ALWAYS, {}, {"price_from": "100", "price_below": "2500"}),
+        (PartitionRange(upper=0), ALWAYS, {}, {"price_below": "0"}),
+        (PartitionRange(lower=5), ALWAYS, {"decimals": 2, "lower_param": "min"}, {"min": "0.05"}),
+        (PartitionRange(lower=-10000000000), ALWAYS, {"decimals": 6}, {"price_from": "-10000.000000"}),
         (WITHOUT_VALUE, ALWAYS, {}, {"price_null": "true"}),
         (
             EVERYTHING,
@@ -119,13 +128,18 @@ async def test_short_pages_end_where_that_is_promised(api: ScriptedApi, rest: Op
     ],
 )
 async def test_ranges_and_windows_are_asked_for(
-    api: ScriptedApi, rest: Opened, range_: Range, window: Window, options: dict[str, Any], expected: dict[str, str]
+    api: ScriptedApi,
+    rest: Opened,
+    range_: PartitionRange,
+    window: TimeWindow,
+    options: dict[str, Any],
+    expected: dict[str, str],
 ) -> None:
     """H14: a range and a window become the source's own parameters, for a page and for a count alike."""
     api.will(says({"items": [], "total": 12}))
     async with rest(count_path="/records/count", **options) as source:
         assert source.has_windows == ("after_param" not in options)
-        await source.fetch(range_, window, Position(), 30)
+        await source.fetch(range_, window, PagePosition(), 30)
         assert await source.count(range_, window) == 12
     page, counted = api.asked
     assert page == {"limit": "30", "offset": "0", **expected}
@@ -136,16 +150,18 @@ async def test_a_listing_can_count(api: ScriptedApi, rest: Opened) -> None:
     """H14: without a place to count, one record is listed, and the total told with it is the count."""
     api.will(says({"data": {"rows": [{"id": "1"}], "of": 77}}))
     async with rest(records="data.rows", total="data.of") as source:
-        assert await source.count(Range(lower=5), ALWAYS) == 77
-        assert len((await source.fetch(EVERYTHING, ALWAYS, Position(), 5)).records) == 1
+        assert await source.count(PartitionRange(lower=5), ALWAYS) == 77
+        assert len((await source.fetch(EVERYTHING, ALWAYS, PagePosition(), 5)).records) == 1
     assert api.asked[0] == {"price_from": "5", "limit": "1", "offset": "0"}
 
 
 async def test_what_cannot_be_asked_for_is_nothing(api: ScriptedApi, rest: Opened) -> None:
     """H14: a source that cannot list records without a value is not asked; the total shows whether there are any."""
     async with rest(null_param=None) as source:
-        assert await source.count(Range(Kind.NULL), ALWAYS) == 0
-        assert await source.fetch(Range(Kind.NULL), ALWAYS, Position(), 30) == Page((), None)
+        assert await source.count(PartitionRange(PartitionKind.NULL), ALWAYS) == 0
+        assert await source.fetch(PartitionRange(PartitionKind.NULL), ALWAYS, PagePosition(), 30) == RecordPage(
+            (), None
+        )
     assert api.asked == []
 
 
@@ -154,7 +170,7 @@ async def test_records_keep_every_digit(api: ScriptedApi, rest: Opened) -> None:
     records = [b'{"id": "a", "price": 0.10000000000000000000001}', b'{"id":12345678901234567890123, "n": [1, {}]}']
     api.will(says(text=b'{"total": 2, "items": [' + b" ,\n".join(records) + b"]}"))
     async with rest() as source:
-        assert (await source.fetch(EVERYTHING, ALWAYS, Position(), 30)).records == records
+        assert (await source.fetch(EVERYTHING, ALWAYS, PagePosition(), 30)).records == records
 
 
 @pytest.mark.parametrize(
@@ -172,7 +188,7 @@ async def test_text_no_database_keeps_is_replaced(api: ScriptedApi, rest: Opened
     """H14: half a character in one record does not cost the page; all the rest stays as it came."""
     api.will(says(text=b'{"items": [' + sent + rb', {"id": "\\b\n\u00e4"}]}'))
     async with rest() as source:
-        found = (await source.fetch(EVERYTHING, ALWAYS, Position(), 30)).records
+        found = (await source.fetch(EVERYTHING, ALWAYS, PagePosition(), 30)).records
     assert found == [kept, rb'{"id": "\\b\n\u00e4"}']
 
 
@@ -198,7 +214,7 @@ async def test_an_answer_that_is_no_page_fails(api: ScriptedApi, rest: Opened, a
     api.will(says(text=answer))
     async with rest(call={"attempts": 1}) as source:
         with pytest.raises(SourceFailed, match="SOURCE_GARBAGE") as caught:
-            await source.fetch(EVERYTHING, ALWAYS, Position(), 2)
+            await source.fetch(EVERYTHING, ALWAYS, PagePosition(), 2)
     assert caught.value.code == "SOURCE_GARBAGE"
 
 

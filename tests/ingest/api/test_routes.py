@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from penstock.app.platform import open_workplace
-from penstock.ingest.run.hooks import Hooks
+from penstock.ingest.run.hooks import RunHooks
 from penstock.ingest.tree import paths
 from penstock.settings import Settings
 from tests.app.scenarios.test_openapi import WITH_TOKENS, token
@@ -46,7 +46,7 @@ def api(served: IngestHarness, server_database: str) -> Iterator[str]:
     with open_workplace(Settings.model_validate(config), uses_database=True) as place:
         for content in (ONE, BROKEN, TWO):
             served.drop(content)
-            place.run(SUPPLIER, Hooks(), waits=False)
+            place.run(SUPPLIER, RunHooks(), waits=False)
     folder = served.root.parent
     write_config(folder, config)
     with Up(folder) as up:

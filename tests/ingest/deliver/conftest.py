@@ -6,10 +6,10 @@ from contextlib import closing
 
 import pytest
 
-from penstock.ingest.deliver.deliveries import Deliveries
+from penstock.ingest.deliver.deliveries import TargetDeliveries
 from penstock.ingest.supplier import load_supplier
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.async_bridge import Bridge
+from penstock.ingest.tree.async_bridge import AsyncBridge
 from penstock.kernel.clock import ManualClock
 from tests.ingest.deliver.receivers import FLOW, OTHER_FLOW, Dictionary
 from tests.ingest.harness import SUPPLIER, IngestHarness
@@ -21,11 +21,11 @@ from tests.support.settings import write_config
 @pytest.fixture
 def deliver(harness: IngestHarness, clock: ManualClock) -> Iterator[Callable[[], dict[str, str]]]:
     """Tell whoever was not told yet, by the configuration as it stands; what came of it."""
-    with closing(Bridge()) as bridge:
+    with closing(AsyncBridge()) as bridge:
 
         def deliver() -> dict[str, str]:
             config, _ = load_supplier(harness.root / paths.config(SUPPLIER))
-            return Deliveries(harness.tree, SUPPLIER, config, bridge, clock).deliver()
+            return TargetDeliveries(harness.tree, SUPPLIER, config, bridge, clock).deliver()
 
         yield deliver
 

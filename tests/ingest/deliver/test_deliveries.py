@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest.config import AlertSection
-from penstock.ingest.model import Alert
+from penstock.ingest.model import IngestAlert
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.tree import paths
 from penstock.kernel.clock import ManualClock
@@ -29,7 +29,7 @@ def markers(harness: IngestHarness) -> list[Path]:
     return sorted((harness.root / paths.run(harness.current() or "", "deliveries")).glob("*.json"))
 
 
-def alerts(harness: IngestHarness, clock: ManualClock) -> list[Alert]:
+def alerts(harness: IngestHarness, clock: ManualClock) -> list[IngestAlert]:
     return standing(harness.tree, SUPPLIER, AlertSection(), clock.now()).alerts
 
 
@@ -84,7 +84,7 @@ def test_what_fails_is_tried_again_ever_more_seldom(
         pauses = []
         for _ in range(failures):
             assert deliver() == {f"webhook {hook.url}": f"not yet: {hook.url} answered 500"}
-            assert alerts(harness, clock) == [Alert.UNDELIVERED]
+            assert alerts(harness, clock) == [IngestAlert.UNDELIVERED]
             told = json.loads(markers(harness)[0].read_bytes())
             pauses.append(_seconds(told["again_at"], clock))
             clock.advance(timedelta(seconds=pauses[-1] - 0.5))
@@ -164,7 +164,7 @@ def test_a_dictionary_that_is_not_there_yet(
     came = deliver()
     assert all(how.startswith("not yet: ") for how in came.values())
     assert len(came) == 2
-    assert alerts(harness, clock) == [Alert.UNDELIVERED]
+    assert alerts(harness, clock) == [IngestAlert.UNDELIVERED]
     harness.publish(TWO)
     came = deliver()
     assert came[dictionary.name] == "done"
@@ -201,7 +201,7 @@ def test_a_flow_that_is_not_there_yet(harness: IngestHarness, up: Up, clock: Man
     assert came.startswith("not yet: ")
     assert "not-yet" in came
     assert harness.current() == run_id
-    assert alerts(harness, clock) == [Alert.UNDELIVERED]
+    assert alerts(harness, clock) == [IngestAlert.UNDELIVERED]
 
 
 @pytest.mark.full

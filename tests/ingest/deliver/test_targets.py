@@ -7,7 +7,7 @@ import pytest
 from penstock.ingest.deliver import targets
 from penstock.ingest.state.reader import open_state
 from penstock.ingest.supplier import DictionaryTarget
-from penstock.ingest.tree.async_bridge import Bridge
+from penstock.ingest.tree.async_bridge import AsyncBridge
 from penstock.kernel.errors import PenstockError
 from penstock.refdata import contract
 from tests.ingest.deliver.receivers import (
@@ -53,12 +53,12 @@ def test_told_late_changes_nothing(harness: IngestHarness, dictionary: Dictionar
     aim(harness, dictionary.aim)
     harness.publish(ONE)
     target = DictionaryTarget.model_validate(dictionary.aim["dictionary"])
-    with open_state(harness.tree, SUPPLIER) as old, closing(Bridge()) as bridge:
+    with open_state(harness.tree, SUPPLIER) as old, closing(AsyncBridge()) as bridge:
         harness.publish(TWO)
         deliver()
         with pytest.raises(PenstockError) as told:
             bridge.call(targets.fill_dictionary(target, "sku", old))
-    assert isinstance(told.value, targets.Refused)
+    assert isinstance(told.value, targets.DeliveryRefused)
     dictionary.shows(payloads(harness))
     assert [one["version"] for one in dictionary.versions] == [1]
 

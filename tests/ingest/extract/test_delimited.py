@@ -8,7 +8,7 @@ import pytest
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import delimited
 from penstock.ingest.extract.files import open_tables
-from penstock.ingest.supplier import Limits, Source
+from penstock.ingest.supplier import SupplierLimits, SupplierSource
 from penstock.ingest.transform.gate import bind
 from tests.ingest.extract.delimited_files import written
 from tests.ingest.extraction import STOCK, made, read_tables, refused, supplier
@@ -271,7 +271,7 @@ def test_a_record_without_end(file: Path, monkeypatch: pytest.MonkeyPatch, text:
 def test_thousands_of_columns_that_share_a_name(file: Path) -> None:
     """I19: each gets a number that is free, without looking at all before it once more."""
     names = ["p", "p_3", "p", "p", *["p"] * 12_000]
-    [table] = open_tables(written(file, ",".join(names) + "\n1\n"), Source(), Limits())
+    [table] = open_tables(written(file, ",".join(names) + "\n1\n"), SupplierSource(), SupplierLimits())
     fields = [one.name for one in bind(table, supplier()).fields]
     assert fields[:5] == ["p", "p_3", "p_2", "p_4", "p_5"]
     assert len(set(fields)) == len(names)

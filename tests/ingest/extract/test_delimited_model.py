@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.ingest.extract import delimited
 from penstock.ingest.extract.files import open_tables
-from penstock.ingest.model import Failed
-from penstock.ingest.supplier import Limits, Source
+from penstock.ingest.model import RunFailed
+from penstock.ingest.supplier import SupplierLimits, SupplierSource
 from tests.ingest.extraction import trimmed
 
 # Not U+FEFF, which is a mark rather than a character, nor what ends lines of the files that are written here.
@@ -42,7 +42,7 @@ def read(
     ):
         file = Path(folder) / "any.csv"
         file.write_bytes(content)
-        [table] = open_tables(file, Source.model_validate({"format": "csv", **source}), Limits())
+        [table] = open_tables(file, SupplierSource.model_validate({"format": "csv", **source}), SupplierLimits())
         return [
             (batch.first_row + place, trimmed(row))
             for batch in table.batches
@@ -92,7 +92,7 @@ def test_quotes_anywhere(text: str, piece: int, cells: int) -> None:
             rows = read(content, size, by_rows=False, cells=cells, delimiter=",", encoding="utf-8")
             # A return at the edge of a cell is a blank there, and goes with the others when the cell is read.
             return [(number, trimmed(cell.strip("\r") for cell in row)) for number, row in rows]
-        except Failed as failed:
+        except RunFailed as failed:
             return failed.code
 
     assert outcome(piece, cells) == outcome(1 << 20, 1 << 19)

@@ -12,15 +12,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.ingest.extract.files import open_tables
-from penstock.ingest.model import Failed
-from penstock.ingest.supplier import Limits, Source
+from penstock.ingest.model import RunFailed
+from penstock.ingest.supplier import SupplierLimits, SupplierSource
 from tests.ingest.extract.test_workbook import ROWS, WRITERS
 
 STARTS = [
     b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b\x08\x00", b"PK", b"PK\x05\x06", b"[{", b"{",
     b"<?xml ?><a>", b"sku,qty\n", b'{"a":1}\n{', b"<", b"MZ", b"\0", b'"',
 ]  # fmt: skip
-LIMITS = Limits(workbook_memory=400_000_000, workbook_seconds=20)
+LIMITS = SupplierLimits(workbook_memory=400_000_000, workbook_seconds=20)
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
 NESTED = st.recursive(
     SCALARS,
@@ -36,11 +36,11 @@ def outcome(content: bytes, **source: Any) -> str:
         file = Path(folder) / "any.bin"
         file.write_bytes(content)
         try:
-            for table in open_tables(file, Source.model_validate(source), LIMITS):
+            for table in open_tables(file, SupplierSource.model_validate(source), LIMITS):
                 for batch in table.batches:
                     assert batch.frame.height
                     assert batch.first_row >= 1
-        except Failed as failed:
+        except RunFailed as failed:
             return "refused" if "any.bin" in failed.message and failed.hint else failed.message
         return "read"
 

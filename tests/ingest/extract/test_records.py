@@ -10,7 +10,7 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import records, tables
 from penstock.ingest.extract.files import open_tables
 from penstock.ingest.extract.tables import CELLS
-from penstock.ingest.supplier import Limits, Source
+from penstock.ingest.supplier import SupplierLimits, SupplierSource
 from tests.ingest.extract.json_files import LIST, A, B, written
 from tests.ingest.extraction import STOCK, made, refused, supplier
 
@@ -148,7 +148,7 @@ def test_csv_that_begins_like_json(file: Path) -> None:
 def test_records_of_many_names(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I16, I19: records that each have names of their own are no table of all rows and all names at once."""
     lines = [f'{{"sku": "A{n}", "n{n}": 1}}' for n in range(2_000)]
-    [table] = open_tables(written(file, "\n".join(lines).encode()), Source(), Limits())
+    [table] = open_tables(written(file, "\n".join(lines).encode()), SupplierSource(), SupplierLimits())
     frames = [batch.frame for batch in table.batches]
     assert all(frame.height * len(table.names or []) <= CELLS for frame in frames)
     assert sum(frame.height for frame in frames) == 2_000
@@ -160,5 +160,5 @@ def test_records_that_are_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """I16: of long records fewer are held at once."""
     monkeypatch.setattr(tables, "_TEXT", 10_000)
     content = b"\n".join([b'{"sku": "' + b"x" * 1000 + b'"}'] * 100)
-    [table] = open_tables(written(file, content), Source(), Limits(), ["sku"])
+    [table] = open_tables(written(file, content), SupplierSource(), SupplierLimits(), ["sku"])
     assert [batch.frame.height for batch in table.batches] == [10] * 10

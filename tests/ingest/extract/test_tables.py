@@ -8,7 +8,7 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import tables
 from penstock.ingest.extract.files import open_tables
 from penstock.ingest.extract.tables import CELLS, COLUMNS
-from penstock.ingest.supplier import Limits, Source
+from penstock.ingest.supplier import SupplierLimits, SupplierSource
 from tests.ingest.extract.delimited_files import written
 from tests.ingest.extraction import made, read_tables, refused, supplier
 
@@ -20,7 +20,7 @@ def test_a_wide_header_above_many_short_rows(file: Path, stray: str, wide: str) 
     """I16, I19: few bytes that mean millions of cells are never held as such, on either path."""
     commas = "a" + "," * 500 + "b\n"
     text = "sku" + wide * 500 + "\n" + stray + "a\n" * 60_000 + (commas + "a\n" * 100) * 20
-    [table] = open_tables(written(file, text), Source(), Limits())
+    [table] = open_tables(written(file, text), SupplierSource(), SupplierLimits())
     rows = 0
     for batch in table.batches:
         assert batch.frame.height * batch.frame.width <= CELLS + batch.frame.height
@@ -43,5 +43,5 @@ def test_cells_of_many_rows_that_are_long(file: Path, monkeypatch: pytest.Monkey
     """I16: of long rows fewer are held at once."""
     monkeypatch.setattr(tables, "_TEXT", 10_000)
     text = 'sku,name\nA,5" tire\n' + f"B,{'x' * 1000}\n" * 100
-    [table] = open_tables(written(file, text), Source(), Limits())
+    [table] = open_tables(written(file, text), SupplierSource(), SupplierLimits())
     assert max(batch.frame.height for batch in table.batches) == 11

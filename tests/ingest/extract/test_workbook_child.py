@@ -17,8 +17,8 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import workbook, workbook_child
 from penstock.ingest.extract.files import open_tables
 from penstock.ingest.extract.tables import BATCH, CELLS, HEAD
-from penstock.ingest.model import Failed
-from penstock.ingest.supplier import Limits, Source
+from penstock.ingest.model import RunFailed
+from penstock.ingest.supplier import SupplierLimits, SupplierSource
 from tests.ingest.extract.test_workbook import ROWS, WRITERS, A, B
 from tests.ingest.extract.workbooks import raw_ods, zipped
 from tests.ingest.extraction import STOCK, made, refused, supplier
@@ -120,7 +120,7 @@ def test_a_workbook_with_wrong_bytes(tmp_path: Path, kind: str) -> None:
         for _ in range(chance.choice((1, 10, 100))):
             damaged[chance.randrange(len(damaged))] = chance.randrange(256)
         file.write_bytes(damaged)
-        with suppress(Failed):
+        with suppress(RunFailed):
             made(file, supplier(limits=SMALL))
 
 
@@ -165,7 +165,7 @@ def test_the_reader_ends_with_the_file(tmp_path: Path) -> None:
     """I19: whoever stops amid a workbook leaves no process behind."""
     file = WRITERS["xlsx"](tmp_path / "price.xlsx", {f"s{n}": ROWS for n in range(5)})
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
-    tables = open_tables(file, Source(), Limits())
+    tables = open_tables(file, SupplierSource(), SupplierLimits())
     next(tables)
     tables.close()  # type: ignore[attr-defined]
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt > before  # a child is counted when it was waited for

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.ingest.inspect.inspection import inspect
 from penstock.ingest.inspect.report import Inspection
-from penstock.ingest.model import Manifest
+from penstock.ingest.model import RunManifest
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.tree import paths
@@ -21,7 +21,7 @@ SUPPLIER = "acme"
 class ProposalRun:
     """What a run left behind."""
 
-    manifest: Manifest
+    manifest: RunManifest
     facts: list[dict[str, Any]]
 
     @property

@@ -9,7 +9,7 @@ import xlsxwriter  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.inspect.inspection import inspect
-from penstock.ingest.model import Failed
+from penstock.ingest.model import RunFailed
 from tests.ingest.inspect.proposals import proposed
 
 
@@ -28,7 +28,7 @@ def test_what_the_extractor_refuses_is_refused(content: bytes, code: FailureCode
     """I6, I17: Failed of the extractor comes through as it is."""
     file = tmp_path / "rubbish"
     file.write_bytes(content)
-    with pytest.raises(Failed) as told:
+    with pytest.raises(RunFailed) as told:
         inspect(file)
     assert told.value.code is code
 
@@ -71,7 +71,7 @@ def test_any_text_gives_a_valid_proposal(seed: int, tmp_path: Path) -> None:
     file.write_text("x;y\n" + "".join(chance.choice(letters) for _ in range(1_500)), encoding="utf-8")
     try:
         proposed(file)
-    except Failed as failed:
+    except RunFailed as failed:
         assert failed.code in FailureCode  # noqa: PT017 - a refusal is as good
 
 

@@ -9,8 +9,8 @@ import pytest
 import typer.main
 
 from penstock.cli.main import app
-from penstock.ingest.contract import FailureCode, Reason
-from penstock.ingest.model import Failed, Stats
+from penstock.ingest.contract import FailureCode, IngestReason
+from penstock.ingest.model import RunFailed, RunStats
 from penstock.ingest.run.quality import check_quality
 from penstock.ingest.tree import paths
 from tests.ingest.extraction import supplier
@@ -260,9 +260,9 @@ def test_the_manifest_tells_what_judged_it(harness: IngestHarness) -> None:
 
 def test_dq_judges_by_numbers_alone() -> None:
     """I15: how many were good and bad is all it is told."""
-    stats = Stats()
-    stats.count(None, 9, {Reason.NOT_INTEGER.value: 1})
+    stats = RunStats()
+    stats.count(None, 9, {IngestReason.NOT_INTEGER.value: 1})
     check_quality(stats, supplier(max_bad_ratio=0.1))
-    with pytest.raises(Failed) as refused:
+    with pytest.raises(RunFailed) as refused:
         check_quality(stats, supplier(max_bad_ratio=0.09))
     assert refused.value.code is FailureCode.DQ_TOO_MANY_BAD_ROWS

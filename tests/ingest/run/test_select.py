@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest.model import Arrival
+from penstock.ingest.model import InboxFile
 from penstock.ingest.run import ledger, select
-from penstock.ingest.run.publish import Step
+from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.tree import disk
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import ManualClock
@@ -169,14 +169,16 @@ def test_without_a_window_a_file_is_taken_as_it_is(supplier: SupplierFolder) -> 
     assert taken(supplier) == ["new.csv"]
 
 
-@pytest.mark.parametrize("step", [Step.COPIED, Step.STARTED, Step.SWITCHED, Step.ACCEPTED])
+@pytest.mark.parametrize("step", [PublishStep.COPIED, PublishStep.STARTED, PublishStep.SWITCHED, PublishStep.ACCEPTED])
 @pytest.mark.parametrize("by_rename", [False, True], ids=["written", "renamed"])
-def test_a_file_replaced_under_a_run_is_for_the_next(supplier: SupplierFolder, step: Step, by_rename: bool) -> None:
+def test_a_file_replaced_under_a_run_is_for_the_next(
+    supplier: SupplierFolder, step: PublishStep, by_rename: bool
+) -> None:
     """I2, I3: what was copied is published; what has its name by now is not moved with it, and comes next."""
     supplier.configure(window=0)
     write(supplier, "new.csv", csv(NEW))
 
-    def come(now: Step) -> None:
+    def come(now: PublishStep) -> None:
         if now is step:
             write(supplier, "draft.tmp" if by_rename else "new.csv", csv(LAST))
             if by_rename:
@@ -221,7 +223,7 @@ def test_a_file_changed_while_it_is_copied_is_for_the_next(
     write(supplier, "new.csv", csv(NEW))
     take = FolderTree.take
 
-    def late(tree: FolderTree, arrival: Arrival, target: Path | None = None) -> str:
+    def late(tree: FolderTree, arrival: InboxFile, target: Path | None = None) -> str:
         if arrival.name == "new.csv":
             write(supplier, "new.csv", csv(LAST))
         return take(tree, arrival, target)
@@ -280,7 +282,7 @@ def test_our_clock_may_go_back(supplier: SupplierFolder, clock: ManualClock, bac
     supplier.configure(window=0)
     for number in range(1, 5):
         supplier.drop("new.csv", csv({"A": number}), at=number)
-        outcome = supplier.run(lambda step: clock.advance(-back) if step is Step.STARTED else None)
+        outcome = supplier.run(lambda step: clock.advance(-back) if step is PublishStep.STARTED else None)
         assert outcome.is_pass
         assert outcome.manifest is not None
         assert outcome.manifest.finished_at >= outcome.manifest.started_at

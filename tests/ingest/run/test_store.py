@@ -14,13 +14,13 @@ import pytest
 
 from penstock.app.platform import open_workplace
 from penstock.ingest.api.queries import IngestViews
-from penstock.ingest.contract import RunState
+from penstock.ingest.contract import IngestRunState
 from penstock.ingest.model import RUN
 from penstock.ingest.run import ledger, store
-from penstock.ingest.run.publish import Step
+from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
-from penstock.ingest.workspace import Workplace
+from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Conflict, Transient
 from penstock.settings import Settings
@@ -40,7 +40,7 @@ async def test_the_table_knows_the_machines_states(db: Database) -> None:
     assert await db.fetchval(definition, "ingest_run_status_check") == await db.fetchval(definition, "twin")
 
 
-async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: Workplace, views: IngestViews) -> None:
+async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: IngestWorkspace, views: IngestViews) -> None:
     """I4, I8: each run with its manifest and history, each file with where it went and why."""
     harness.drop(ONE, "one.csv")
     first = run(place).manifest
@@ -55,11 +55,13 @@ async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: Workpl
     assert third is not None
     found = await views.runs(SUPPLIER, None, store.START, 10)
     assert [(one.run_id, one.status) for one in found.items] == [
-        (third.run_id, RunState.FAIL),
-        (second.run_id, RunState.PASS),
-        (first.run_id, RunState.PASS),
+        (third.run_id, IngestRunState.FAIL),
+        (second.run_id, IngestRunState.PASS),
+        (first.run_id, IngestRunState.PASS),
     ]
-    assert [one.run_id for one in (await views.runs(None, RunState.FAIL, store.START, 10)).items] == [third.run_id]
+    assert [one.run_id for one in (await views.runs(None, IngestRunState.FAIL, store.START, 10)).items] == [
+        third.run_id
+    ]
     row, moved, history = await views.run(third.run_id)
     assert row.manifest == harness.told(paths.run(third.run_id, paths.MANIFEST))
     assert (row.failure_code, row.finished_at) == ("DQ_TOO_MANY_BAD_ROWS", third.finished_at)
@@ -92,7 +94,7 @@ def without_flock() -> Iterator[None]:
         yield
 
 
-def test_two_hosts_take_turns(harness: IngestHarness, place: Workplace, configured: Settings) -> None:
+def test_two_hosts_take_turns(harness: IngestHarness, place: IngestWorkspace, configured: Settings) -> None:
     """I4: where several hosts share the tree the database lets one at a time; the other is told who works."""
     harness.drop(ONE)
     started, go_on = threading.Event(), threading.Event()
@@ -102,7 +104,7 @@ def test_two_hosts_take_turns(harness: IngestHarness, place: Workplace, configur
         assert go_on.wait(WAIT)
 
     with without_flock(), ThreadPoolExecutor(1) as pool, open_workplace(configured, uses_database=True) as other:
-        first = pool.submit(run, place, call_at(Step.PROCESSED, wait))
+        first = pool.submit(run, place, call_at(PublishStep.PROCESSED, wait))
         assert started.wait(WAIT)
         with pytest.raises(Conflict, match=r"supplier acme is locked by ingest.* \(run acme_") as told:
             run(other)
@@ -128,26 +130,37 @@ def cut_off(url: str) -> None:
     asyncio.run(cut())
 
 
-def test_connections_that_are_cut_do_no_harm(harness: IngestHarness, place: Workplace, database_url: str) -> None:
+def test_connections_that_are_cut_do_no_harm(harness: IngestHarness, place: IngestWorkspace, database_url: str) -> None:
     """I16: a failover in mid-run ends the run or does not; in the end all is published and recorded."""
     harness.drop(ONE)
     with suppress(Transient):
-        run(place, call_at(Step.PROCESSED, lambda: cut_off(database_url)))
+        run(place, call_at(PublishStep.PROCESSED, lambda: cut_off(database_url)))
     assert run(place).is_pass
     assert [fact["payload"]["price"] for fact in harness.facts()] == [1, 2]
 
     async def recorded() -> list[str]:
         async with Database.open(database_url) as db, db.connection() as connection:
-            return [one.run_id for one in await store.runs(connection, SUPPLIER, RunState.PASS, store.START, 10)]
+            return [one.run_id for one in await store.runs(connection, SUPPLIER, IngestRunState.PASS, store.START, 10)]
 
     assert asyncio.run(recorded()) == [harness.current()]
 
 
 @pytest.mark.parametrize(
-    ("step", "ended"), [(Step.RECOVERED, None), (Step.PROCESSED, "PASS"), (Step.NOTED, "PASS"), (Step.ACCEPTED, "PASS")]
+    ("step", "ended"),
+    [
+        (PublishStep.RECOVERED, None),
+        (PublishStep.PROCESSED, "PASS"),
+        (PublishStep.NOTED, "PASS"),
+        (PublishStep.ACCEPTED, "PASS"),
+    ],
 )
 async def test_the_database_goes_away_in_mid_run(
-    harness: IngestHarness, place: Workplace, views: IngestViews, db: Database, step: Step, ended: str | None
+    harness: IngestHarness,
+    place: IngestWorkspace,
+    views: IngestViews,
+    db: Database,
+    step: PublishStep,
+    ended: str | None,
 ) -> None:
     """I16: the run ends with what may work later (7); what it published stands, and the next run records it."""
     harness.drop(ONE)
@@ -167,7 +180,7 @@ async def test_the_database_goes_away_in_mid_run(
         again = run(place)
     row, _, _ = await views.run(unrecorded)
     if ended is None:  # it was never begun, so its file is taken by the next
-        assert (row.status, row.failure_code) == (RunState.FAIL, "INTERRUPTED")
+        assert (row.status, row.failure_code) == (IngestRunState.FAIL, "INTERRUPTED")
         assert again.manifest is not None
         assert harness.current() == again.manifest.run_id
     else:
@@ -206,7 +219,9 @@ def test_a_named_root_needs_no_database(harness: IngestHarness, tmp_path: Path) 
     assert penstock("ingest", "run", SUPPLIER, "--root", "root", cwd=tmp_path).code == 0
 
 
-async def test_an_end_that_is_told_twice_counts_once(harness: IngestHarness, place: Workplace, db: Database) -> None:
+async def test_an_end_that_is_told_twice_counts_once(
+    harness: IngestHarness, place: IngestWorkspace, db: Database
+) -> None:
     """I16: what has ended stays as it is, whoever tells it again."""
     harness.drop(ONE)
     manifest = run(place).manifest
@@ -217,5 +232,5 @@ async def test_an_end_that_is_told_twice_counts_once(harness: IngestHarness, pla
     async with db.connection() as connection:
         found = await store.run(connection, manifest.run_id)
     assert found is not None
-    assert (found[0].status, len(found[1])) == (RunState.PASS, 2)
+    assert (found[0].status, len(found[1])) == (IngestRunState.PASS, 2)
     assert failure(run(place)) is None

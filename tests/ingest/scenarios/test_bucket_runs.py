@@ -11,16 +11,16 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.ingest.contract import FailureCode, Status
-from penstock.ingest.model import Manifest, Pointer
+from penstock.ingest.contract import FailureCode, IngestRunStatus
+from penstock.ingest.model import CurrentPointer, RunManifest
 from penstock.ingest.run import publish
-from penstock.ingest.run.hooks import Hooks, Outcome
-from penstock.ingest.run.publish import OnStep, Step
+from penstock.ingest.run.hooks import RunHooks, RunOutcome
+from penstock.ingest.run.publish import OnStep, PublishStep
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import FileTree
 from penstock.kernel.errors import Conflict
-from penstock.kernel.storage import ObjectInfo, Storage, Stored
+from penstock.kernel.storage import ObjectInfo, Storage, StoredObject
 from tests.ingest.tree_backends import SUPPLIER, BucketBackend, drop, s3_backend, stored_backend, stored_paths
 from tests.services.s3 import S3Bucket, open_s3_bucket
 from tests.support.crash import Killed
@@ -37,14 +37,14 @@ key: [sku]
 FIRST, OLD, NEW, LAST = (f"sku,price\nA,{price}\nB,2\n".encode() for price in (1, 2, 3, 4))
 BROKEN = b"sku,price\nA,no\nB,neither\n"
 BEFORE_SWITCH = [
-    Step.COPIED,
-    Step.SORTED,
-    Step.STARTED,
-    Step.PROCESSED,
-    Step.JUDGED,
-    Step.KEPT,
-    Step.STORED,
-    Step.SWITCHING,
+    PublishStep.COPIED,
+    PublishStep.SORTED,
+    PublishStep.STARTED,
+    PublishStep.PROCESSED,
+    PublishStep.JUDGED,
+    PublishStep.KEPT,
+    PublishStep.STORED,
+    PublishStep.SWITCHING,
 ]
 WAIT = 30
 
@@ -62,26 +62,26 @@ def backend(s3: S3Bucket, tmp_path: Path) -> Iterator[BucketBackend]:
         yield backend
 
 
-def run(tree: Tree, on_step: OnStep = lambda _step: None) -> Outcome:
-    return Ingestion(tree, "test", Hooks(on_step=on_step)).run(SUPPLIER)
+def run(tree: FileTree, on_step: OnStep = lambda _step: None) -> RunOutcome:
+    return Ingestion(tree, "test", RunHooks(on_step=on_step)).run(SUPPLIER)
 
 
-def failure(outcome: Outcome) -> FailureCode | None:
+def failure(outcome: RunOutcome) -> FailureCode | None:
     return outcome.manifest.failure.code if outcome.manifest and outcome.manifest.failure else None
 
 
-def has_published(outcome: Outcome) -> bool:
-    return outcome.manifest is not None and outcome.manifest.status is Status.PASS
+def has_published(outcome: RunOutcome) -> bool:
+    return outcome.manifest is not None and outcome.manifest.status is IngestRunStatus.PASS
 
 
-def told(tree: Tree, path: str) -> dict[str, Any]:
+def told(tree: FileTree, path: str) -> dict[str, Any]:
     content = tree.read(path)
     assert content is not None, path
     data: dict[str, Any] = orjson.loads(content)
     return data
 
 
-def whole_state(tree: Tree) -> Pointer | None:
+def whole_state(tree: FileTree) -> CurrentPointer | None:
     """I11: what is current, and that all of it is there and is what the pointer says."""
     pointer = tree.pointer(SUPPLIER)
     if pointer is None:
@@ -94,7 +94,7 @@ def whole_state(tree: Tree) -> Pointer | None:
     return pointer
 
 
-def is_of(tree: Tree, content: bytes) -> bool:
+def is_of(tree: FileTree, content: bytes) -> bool:
     """Whether the current state was made of *content*."""
     pointer = whole_state(tree)
     assert pointer is not None
@@ -102,7 +102,7 @@ def is_of(tree: Tree, content: bytes) -> bool:
     return bool(manifest["input_sha256"] == sha256(content).hexdigest())
 
 
-def places(tree: Tree, content: bytes) -> set[str]:
+def places(tree: FileTree, content: bytes) -> set[str]:
     """The folders that hold a file of this content."""
     folders = {
         "inbox": paths.inbox(SUPPLIER),
@@ -115,11 +115,11 @@ def places(tree: Tree, content: bytes) -> set[str]:
     return found | ({"archive"} if content in [tree.read(path) for path in archived] else set())
 
 
-def _contents(tree: Tree, folder: str) -> list[bytes | None]:
+def _contents(tree: FileTree, folder: str) -> list[bytes | None]:
     return [tree.read(one.path) for one in tree.files(folder)]
 
 
-def assert_settled(tree: Tree) -> None:
+def assert_settled(tree: FileTree) -> None:
     """I10, I16: the inbox is empty, and what is current is known as accepted and as passed."""
     assert tree.arrivals(SUPPLIER) == []
     pointer = whole_state(tree)
@@ -206,8 +206,8 @@ def test_a_machine_runs_once_at_a_time(backend: BucketBackend) -> None:
     """I4: the second run of the same machine is refused while the first is under way."""
     drop(backend, "price.csv", FIRST)
 
-    def again(step: Step) -> None:
-        if step is Step.JUDGED:
+    def again(step: PublishStep) -> None:
+        if step is PublishStep.JUDGED:
             with pytest.raises(Conflict):
                 run(backend.tree)
 
@@ -218,9 +218,19 @@ def test_a_machine_runs_once_at_a_time(backend: BucketBackend) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("step", [Step.LOCKED, Step.RECOVERED, Step.COPIED, Step.STARTED, Step.STORED, Step.SWITCHING])
+@pytest.mark.parametrize(
+    "step",
+    [
+        PublishStep.LOCKED,
+        PublishStep.RECOVERED,
+        PublishStep.COPIED,
+        PublishStep.STARTED,
+        PublishStep.STORED,
+        PublishStep.SWITCHING,
+    ],
+)
 @pytest.mark.parametrize("has_state", [False, True])
-def test_of_two_machines_one_publishes(backend: BucketBackend, step: Step, has_state: bool) -> None:
+def test_of_two_machines_one_publishes(backend: BucketBackend, step: PublishStep, has_state: bool) -> None:
     """I4, I11: without a common lock the pointer decides; the file is neither lost nor blocked."""
     if has_state:
         drop(backend, "first.csv", FIRST)
@@ -228,11 +238,11 @@ def test_of_two_machines_one_publishes(backend: BucketBackend, step: Step, has_s
     drop(backend, "price.csv", NEW)
     barrier = threading.Barrier(2)
 
-    def meet(at: Step) -> None:
+    def meet(at: PublishStep) -> None:
         if at is step:
             barrier.wait(WAIT)
 
-    def race(tree: Tree) -> Outcome:
+    def race(tree: FileTree) -> RunOutcome:
         try:
             return run(tree, meet)
         except BaseException:
@@ -245,7 +255,7 @@ def test_of_two_machines_one_publishes(backend: BucketBackend, step: Step, has_s
     assert len(winners) == 1
     [loser] = [one for one in outcomes if not has_published(one)]
     ends = [FailureCode.SUPERSEDED]
-    if step in (Step.LOCKED, Step.RECOVERED):  # there is nothing to wait for: the other may have ended
+    if step in (PublishStep.LOCKED, PublishStep.RECOVERED):  # there is nothing to wait for: the other may have ended
         ends += [FailureCode.FILE_MISSING]
     assert loser.nothing is not None or failure(loser) in ends
     assert is_of(backend.tree, NEW)
@@ -255,11 +265,11 @@ def test_of_two_machines_one_publishes(backend: BucketBackend, step: Step, has_s
 
 
 @contextmanager
-def paused(tree: Tree, step: Step) -> Iterator[tuple[threading.Event, "Future[Outcome]"]]:
+def paused(tree: FileTree, step: PublishStep) -> Iterator[tuple[threading.Event, "Future[RunOutcome]"]]:
     """A run that stands at *step* until the event is set."""
     reached, go = threading.Event(), threading.Event()
 
-    def wait(at: Step) -> None:
+    def wait(at: PublishStep) -> None:
         if at is step:
             reached.set()
             assert go.wait(WAIT)
@@ -277,9 +287,10 @@ def paused(tree: Tree, step: Step) -> Iterator[tuple[threading.Event, "Future[Ou
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("step", "has_state"), [*((step, True) for step in Step), (Step.SWITCHING, False), (Step.SWITCHED, False)]
+    ("step", "has_state"),
+    [*((step, True) for step in PublishStep), (PublishStep.SWITCHING, False), (PublishStep.SWITCHED, False)],
 )
-def test_a_paused_machine_cannot_switch_back(backend: BucketBackend, step: Step, has_state: bool) -> None:
+def test_a_paused_machine_cannot_switch_back(backend: BucketBackend, step: PublishStep, has_state: bool) -> None:
     """I11, I16: another publishes what is newer while it sleeps; when it wakes up, that stays."""
     if has_state:
         drop(backend, "first.csv", FIRST)
@@ -294,7 +305,7 @@ def test_a_paused_machine_cannot_switch_back(backend: BucketBackend, step: Step,
         late = running.result(WAIT)
     assert whole_state(backend.tree) == newest
     assert newest is not None
-    is_switched = step in (Step.SWITCHED, Step.NOTED, Step.ACCEPTED, Step.MOVED)
+    is_switched = step in (PublishStep.SWITCHED, PublishStep.NOTED, PublishStep.ACCEPTED, PublishStep.MOVED)
     assert newest.fence == 1 + has_state + is_switched
     assert has_published(late) == is_switched
     assert (failure(late) is FailureCode.SUPERSEDED) == (step in BEFORE_SWITCH)
@@ -309,9 +320,9 @@ def test_a_machine_that_publishes_while_it_is_given_up_has_passed(
     """I10: another takes it for dead, and notes so after it has ended: what is current has passed all the same."""
     drop(backend, "price.csv", NEW)
     note = publish.note
-    with paused(backend.machine(), Step.SWITCHING) as (go, running):
+    with paused(backend.machine(), PublishStep.SWITCHING) as (go, running):
 
-        def late(tree: Tree, manifest: Manifest) -> None:
+        def late(tree: FileTree, manifest: RunManifest) -> None:
             monkeypatch.undo()
             go.set()
             assert has_published(running.result(WAIT))
@@ -361,7 +372,7 @@ class CrashingObjectStorage:
     async def delete(self, path: str) -> None:
         await self._write().delete(path)
 
-    async def get(self, path: str) -> Stored:
+    async def get(self, path: str) -> StoredObject:
         return await self._read().get(path)
 
     def stream(self, path: str, *, etag: str | None = None) -> AsyncIterator[bytes]:
@@ -380,11 +391,11 @@ class CrashingObjectStorage:
         await self._read().check()
 
 
-def kill(backend: BucketBackend, step: Step, waits: OnStep = lambda _step: None) -> None:
+def kill(backend: BucketBackend, step: PublishStep, waits: OnStep = lambda _step: None) -> None:
     """A run of a machine that is gone at *step*."""
     storage = CrashingObjectStorage(backend.storage)
 
-    def at_step(at: Step) -> None:
+    def at_step(at: PublishStep) -> None:
         waits(at)
         if at is step:
             storage.die()
@@ -395,8 +406,8 @@ def kill(backend: BucketBackend, step: Step, waits: OnStep = lambda _step: None)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("step", Step)
-def test_a_machine_killed_at_any_step_does_no_harm(backend: BucketBackend, step: Step) -> None:
+@pytest.mark.parametrize("step", PublishStep)
+def test_a_machine_killed_at_any_step_does_no_harm(backend: BucketBackend, step: PublishStep) -> None:
     """I10, I16: the state is as it was or complete, and the next run, elsewhere, ends what was begun."""
     drop(backend, "first.csv", FIRST)
     run(backend.tree)
@@ -416,16 +427,16 @@ def test_a_machine_given_up_that_publishes_after_all_and_dies(backend: BucketBac
     drop(backend, "price.csv", NEW)
     given_up = threading.Event()
 
-    def doze(at: Step) -> None:
-        if at is Step.SWITCHING:
+    def doze(at: PublishStep) -> None:
+        if at is PublishStep.SWITCHING:
             asleep.set()
             assert given_up.wait(WAIT)
 
     asleep = threading.Event()
     with ThreadPoolExecutor(1) as machine:
-        dying = machine.submit(kill, backend, Step.SWITCHED, doze)
+        dying = machine.submit(kill, backend, PublishStep.SWITCHED, doze)
         assert asleep.wait(WAIT)
-        with paused(backend.machine(), Step.STORED) as (go, running):
+        with paused(backend.machine(), PublishStep.STORED) as (go, running):
             given_up.set()
             dying.result(WAIT)
             go.set()

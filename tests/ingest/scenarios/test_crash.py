@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.run.hooks import Outcome
-from penstock.ingest.run.publish import Step
+from penstock.ingest.run.hooks import RunOutcome
+from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.tree import paths
 from penstock.kernel.clock import ManualClock
 from tests.ingest.crash_process import killed_at, run_until, run_until_call, started, sweep_until_call, was_killed
@@ -26,9 +26,17 @@ OLDER: Facts = {"A": 5}
 NO_COLUMNS = b"name,amount\nA,1\nB,2\n"
 BAD_ROWS = csv([("A", "x"), ("B", "y"), ("C", 3)])
 REPEATED = csv([("A", 10), ("B", "none"), ("D", 4), ("E", 5), ("A", 11)])
-AFTER_SWITCH = (Step.SWITCHED, Step.NOTED, Step.ACCEPTED, Step.MOVED)
-GATE_STEPS = (Step.LOCKED, Step.RECOVERED, Step.COPIED, Step.SORTED, Step.STARTED, Step.NOTED, Step.MOVED)
-QUALITY_STEPS = (*GATE_STEPS, Step.PROCESSED)
+AFTER_SWITCH = (PublishStep.SWITCHED, PublishStep.NOTED, PublishStep.ACCEPTED, PublishStep.MOVED)
+GATE_STEPS = (
+    PublishStep.LOCKED,
+    PublishStep.RECOVERED,
+    PublishStep.COPIED,
+    PublishStep.SORTED,
+    PublishStep.STARTED,
+    PublishStep.NOTED,
+    PublishStep.MOVED,
+)
+QUALITY_STEPS = (*GATE_STEPS, PublishStep.PROCESSED)
 FILES = 40  # how many one supplier sends in a campaign
 
 
@@ -41,7 +49,7 @@ class Scenario:
     old: Facts | None = None
     new: Facts | None = None
     code: FailureCode | None = None
-    steps: tuple[Step, ...] = tuple(Step)
+    steps: tuple[PublishStep, ...] = tuple(PublishStep)
     config: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -125,7 +133,7 @@ def told(where: str) -> Iterator[None]:
         raise
 
 
-def code_of(outcome: Outcome) -> FailureCode | None:
+def code_of(outcome: RunOutcome) -> FailureCode | None:
     return outcome.manifest.failure.code if outcome.manifest and outcome.manifest.failure else None
 
 
@@ -190,7 +198,7 @@ def test_a_run_may_die_at_every_step(folder: Path, name: str) -> None:
     scenario = SCENARIOS[name]
     before = scenario.prepare(folder / "before")
     died = []
-    for step in Step:
+    for step in PublishStep:
         supplier = before.copy(folder / step.value)
         with told(f"killed at {step.value}"):
             if killed_at(run_until, supplier.root, step):
@@ -229,12 +237,12 @@ def test_a_run_may_die_before_every_change(folder: Path, name: str, campaign: Ca
         number += stride
 
 
-@pytest.mark.parametrize("step", [Step.STARTED, Step.STORED, Step.SWITCHED, Step.ACCEPTED])
-def test_a_run_may_die_again_and_again(folder: Path, step: Step) -> None:
+@pytest.mark.parametrize("step", [PublishStep.STARTED, PublishStep.STORED, PublishStep.SWITCHED, PublishStep.ACCEPTED])
+def test_a_run_may_die_again_and_again(folder: Path, step: PublishStep) -> None:
     """I16: a run that ends what a killed one began may be killed, too; every run is noted all the same."""
     scenario = SCENARIOS["crowd"]
     supplier = scenario.prepare(folder / "place")
-    for again in (step, Step.RECOVERED, step, Step.STARTED):
+    for again in (step, PublishStep.RECOVERED, step, PublishStep.STARTED):
         killed_at(run_until, supplier.root, again)
         check_the_crash(supplier, scenario)
     supplier.run()
@@ -245,7 +253,7 @@ def test_what_changed_after_a_crash_is_another_file(folder: Path) -> None:
     """I10: a file that has the name of the one that was published before the crash is not taken for it."""
     scenario = SCENARIOS["second"]
     supplier = scenario.prepare(folder / "place")
-    assert killed_at(run_until, supplier.root, Step.SWITCHED)
+    assert killed_at(run_until, supplier.root, PublishStep.SWITCHED)
     supplier.inbox("first.csv").rename(supplier.inbox("another.csv"))
     supplier.drop("first.csv", csv(OLDER), at=99)
     outcome = supplier.run()
@@ -267,7 +275,7 @@ def test_a_file_that_came_back_stays_accepted(folder: Path, runs_again: bool) ->
         supplier.drop(f"{number}.csv", csv(facts), at=number)
         supplier.run()
     supplier.drop("back.csv", csv(FIRST), at=9)
-    assert killed_at(run_until, supplier.root, Step.SWITCHED)
+    assert killed_at(run_until, supplier.root, PublishStep.SWITCHED)
     if runs_again:
         supplier.run()
     supplier.clock = ManualClock(supplier.clock.now() + timedelta(days=400))
@@ -286,7 +294,7 @@ def test_a_sweep_may_die_before_every_change(folder: Path, campaign: Campaign) -
     """I12, I16: what a killed gc leaves is whole or gone; the next one ends it, and the current state stays."""
     scenario = SCENARIOS["crowd"]
     before = scenario.prepare(folder / "before")
-    assert killed_at(run_until, before.root, Step.STORED)  # a state that nobody will publish
+    assert killed_at(run_until, before.root, PublishStep.STORED)  # a state that nobody will publish
     before.run()
     campaign.counts_items, forward = True, timedelta(days=400)
     stride = examples(random.randint(5, 9), soak=1)

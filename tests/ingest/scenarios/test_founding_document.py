@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import rfc8785
 
-from penstock.ingest.contract import FailureCode, Status
+from penstock.ingest.contract import FailureCode, IngestRunStatus
 from penstock.ingest.tree import paths
 from penstock.kernel.errors import NotFound
 from tests.ingest.supplier_harness import SUPPLIER, SupplierHarness, price_list
@@ -29,7 +29,7 @@ def test_a_run_leaves_everything_in_its_place(harness: SupplierHarness) -> None:
     harness.drop("price.csv", GOOD)
     manifest = harness.run().manifest
     assert manifest is not None
-    assert manifest.status is Status.PASS
+    assert manifest.status is IngestRunStatus.PASS
     run, sha = manifest.run_id, manifest.input_sha256 or ""
     assert sha == hashlib.sha256(GOOD.encode()).hexdigest()
     assert harness.files(f"{DATA}/runs/{run}") == ["bad.ndjson", "facts.ndjson", "manifest.json", "stats.json"]
@@ -119,7 +119,7 @@ def test_a_file_that_fails_the_gate_is_set_aside(harness: SupplierHarness) -> No
     manifest = harness.run().manifest
     assert before is not None
     assert manifest is not None
-    assert manifest.status is Status.FAIL
+    assert manifest.status is IngestRunStatus.FAIL
     assert manifest.failure is not None
     assert manifest.failure.code is FailureCode.COLUMNS_MISSING
     assert harness.files(f"{DATA}/quarantine/{SUPPLIER}/broken") == ["next.csv"]
@@ -182,7 +182,7 @@ def test_a_file_without_rows_fails_unless_that_is_allowed(harness: SupplierHarne
     harness.drop("price.csv", price_list())
     passed = harness.run().manifest
     assert passed is not None
-    assert passed.status is Status.PASS
+    assert passed.status is IngestRunStatus.PASS
     assert json.loads((harness.root / paths.run(passed.run_id, paths.STATS)).read_bytes())["bad_ratio"] == 0
 
 
@@ -206,7 +206,7 @@ def test_columns_may_be_called_anything(harness: SupplierHarness) -> None:
     harness.drop("price.csv", f"{header}\nA;1;x;r;9;p;2\n")
     manifest = harness.run().manifest
     assert manifest is not None
-    assert manifest.status is Status.PASS
+    assert manifest.status is IngestRunStatus.PASS
     (fact,) = harness.lines(paths.run(manifest.run_id, paths.FACTS))
     assert fact["payload"] == dict(zip(header.split(";"), ["A", "1", "x", "r", "9", "p", "2"], strict=True))
     (changed,) = harness.lines(paths.state(SUPPLIER, manifest.run_id, paths.CHANGED_KEYS))
@@ -219,7 +219,7 @@ def test_a_name_in_another_encoding_blocks_nothing(harness: SupplierHarness) -> 
     Path(os.fsdecode(os.fsencode(harness.root / paths.inbox(SUPPLIER)) + b"/" + name)).write_text(GOOD)
     manifest = harness.run().manifest
     assert manifest is not None
-    assert manifest.status is Status.PASS
+    assert manifest.status is IngestRunStatus.PASS
     assert harness.files(paths.inbox(SUPPLIER)) == []
     (archived,) = harness.files(paths.archive(SUPPLIER))
     assert archived.startswith("\\xff")

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock.ingest.run.publish import OnStep, Step
+from penstock.ingest.run.publish import OnStep, PublishStep
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import ManualClock
@@ -30,7 +30,7 @@ from tests.support.soak import Campaign, examples, model_examples
 DAY = timedelta(days=1)
 PLACES = ("inbox", "archive", "obsolete", "duplicates", "broken")
 TIMES = st.integers(1, 6)  # few, so that many are equal
-STEPS = st.sampled_from(Step)
+STEPS = st.sampled_from(PublishStep)
 PICKS = st.integers(0, 1_000)
 DEDUPS = st.sampled_from(["accepted", "current"])
 
@@ -66,11 +66,16 @@ class SentFile:
         return digest(self.content)
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[PublishStep]:
         if self.facts is None:
-            return [Step.STARTED, *([Step.PROCESSED] if self.is_read else []), Step.NOTED, Step.MOVED]
-        order = list(Step)
-        return [Step.STARTED, *order[order.index(Step.PROCESSED) :]]
+            return [
+                PublishStep.STARTED,
+                *([PublishStep.PROCESSED] if self.is_read else []),
+                PublishStep.NOTED,
+                PublishStep.MOVED,
+            ]
+        order = list(PublishStep)
+        return [PublishStep.STARTED, *order[order.index(PublishStep.PROCESSED) :]]
 
 
 @dataclass
@@ -107,7 +112,7 @@ class IngestModel:
         self.has_config = True
         self.looks = 0
 
-    def run(self, kill: Step | None) -> None:
+    def run(self, kill: PublishStep | None) -> None:
         """One run, dead at *kill*."""
         now = deepcopy(self.memory)
         try:
@@ -117,9 +122,9 @@ class IngestModel:
         self.memory = now
 
     def _run(self, now: Memory, at: OnStep) -> None:
-        at(Step.LOCKED)
+        at(PublishStep.LOCKED)
         self._recover(now)
-        at(Step.RECOVERED)
+        at(PublishStep.RECOVERED)
         self.looks += 1
         now.seen = {name: now.seen.get(name, self.looks) for name in self.inbox}
         if not self.inbox:
@@ -127,12 +132,12 @@ class IngestModel:
         ready = sorted(self.inbox.values(), key=lambda file: (-file.modified, now.seen[file.name], file.name))
         if not self.has_config:
             self._start(now, "no file", at)
-            at(Step.NOTED)
-            at(Step.MOVED)
+            at(PublishStep.NOTED)
+            at(PublishStep.MOVED)
             now.fails += 1
             now.running = None
             return
-        at(Step.COPIED)
+        at(PublishStep.COPIED)
         unique = [file for file in ready if not self._is_known(file.sent)]
         chosen = unique[0] if unique else None
         for file in ready:
@@ -142,7 +147,7 @@ class IngestModel:
             elif file is not chosen:
                 self._move(file, "obsolete")
         if chosen is not None:
-            at(Step.SORTED)
+            at(PublishStep.SORTED)
             self._ingest(now, chosen, at)
 
     def _recover(self, now: Memory) -> None:
@@ -165,18 +170,18 @@ class IngestModel:
         now.running = sent
         self.published_by_running = False
         self.memory = deepcopy(now)
-        at(Step.STARTED)
+        at(PublishStep.STARTED)
 
     def _ingest(self, now: Memory, file: File, at: OnStep) -> None:
         self._running_name = file.name
         self._start(now, file.sent, at)
         for step in file.sent.steps[1:]:
-            if step is Step.SWITCHED:
+            if step is PublishStep.SWITCHED:
                 self.current, self.published_by_running = file.sent, True
                 self.fence += 1
-            elif step is Step.ACCEPTED:
+            elif step is PublishStep.ACCEPTED:
                 self.accepted.add(file.sent.sha256)
-            elif step is Step.MOVED:
+            elif step is PublishStep.MOVED:
                 self._move(file, "archive" if file.sent.facts is not None else "broken")
             at(step)
         now.running = None
@@ -264,7 +269,7 @@ class IngestLifecycle(RuleBasedStateMachine):
         self.supplier.configure(dedup=dedup)
 
     @rule(dies=st.booleans(), step=STEPS)
-    def run_without_a_configuration(self, dies: bool, step: Step) -> None:
+    def run_without_a_configuration(self, dies: bool, step: PublishStep) -> None:
         self.model.has_config = False
         (self.supplier.root / paths.config(SUPPLIER)).unlink()
         self.run_and_die(step) if dies else self.run()
@@ -277,7 +282,7 @@ class IngestLifecycle(RuleBasedStateMachine):
 
     @rule(pick=PICKS, dedup=DEDUPS, dies=st.booleans(), step=STEPS)
     @precondition(lambda self: self.older())
-    def go_back(self, pick: int, dedup: str, dies: bool, step: Step) -> None:
+    def go_back(self, pick: int, dedup: str, dies: bool, step: PublishStep) -> None:
         self.configure(dedup)
         self.drop(self.older()[pick % len(self.older())], 7)
         self.run_and_die(step) if dies else self.run()
@@ -297,11 +302,11 @@ class IngestLifecycle(RuleBasedStateMachine):
         self.check_what_is_remembered()
 
     @rule(step=STEPS)
-    def run_and_die(self, step: Step) -> None:
+    def run_and_die(self, step: PublishStep) -> None:
         tree = CrashingTree(self.supplier.root, self.looks)
         self.supplier.tree = tree
 
-        def on_step(now: Step) -> None:
+        def on_step(now: PublishStep) -> None:
             if now is step:
                 tree.is_dead = True
                 raise Killed

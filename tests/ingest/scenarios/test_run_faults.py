@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.ingest.config import RetentionSection
-from penstock.ingest.contract import FailureCode, Status
-from penstock.ingest.model import Failed
+from penstock.ingest.config import IngestRetentionSection
+from penstock.ingest.contract import FailureCode, IngestRunStatus
+from penstock.ingest.model import RunFailed
 from penstock.ingest.run import publish
-from penstock.ingest.run.hooks import Hooks
-from penstock.ingest.run.publish import Step
+from penstock.ingest.run.hooks import RunHooks
+from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.state.reader import quarantined
 from penstock.ingest.state.retention import sweep
 from penstock.ingest.state.verify import verify
@@ -54,12 +54,12 @@ def test_a_file_that_kills_every_run_is_set_aside(harness: SupplierHarness) -> N
     harness.drop("poison.csv", ONE)
     for _ in range(10):
         with pytest.raises(Killed):
-            harness.run(Hooks(on_step=call_at(Step.PROCESSED)))
+            harness.run(RunHooks(on_step=call_at(PublishStep.PROCESSED)))
     assert failure(harness) is FailureCode.FILE_KILLS_RUNS
     harness.drop("poison.csv", TWO)
     for _ in range(9):
         with pytest.raises(Killed):
-            harness.run(Hooks(on_step=call_at(Step.PROCESSED)))
+            harness.run(RunHooks(on_step=call_at(PublishStep.PROCESSED)))
     assert harness.run().is_pass
 
 
@@ -120,7 +120,7 @@ def test_a_configuration_that_cannot_work_is_refused(
 ) -> None:
     """I18: before a file meets it, and with the place."""
     harness.configure(**settings)
-    with pytest.raises(Failed, match=where) as failed:
+    with pytest.raises(RunFailed, match=where) as failed:
         load_supplier(harness.root / paths.config(SUPPLIER))
     assert failed.value.code is FailureCode.CONFIG_INVALID
 
@@ -176,7 +176,7 @@ def test_where_a_file_went_is_known_though_its_run_was_killed(harness: SupplierH
     """I16: killed after the move, before that was noted: the next run notes it."""
     harness.drop("price.csv", content)
     with pytest.raises(Killed):
-        harness.run(Hooks(on_step=call_at(Step.MOVED)))
+        harness.run(RunHooks(on_step=call_at(PublishStep.MOVED)))
     harness.run()
     (run_id,) = harness.tree.runs(SUPPLIER)
     moved_to = harness.json(paths.run(run_id, paths.MANIFEST))["moved_to"]
@@ -197,7 +197,7 @@ def test_a_file_that_cannot_be_moved_does_not_undo_its_publication(
         patched.setattr(harness.tree, "move", refused)
         manifest = harness.run().manifest
     assert manifest is not None
-    assert manifest.status is Status.PASS
+    assert manifest.status is IngestRunStatus.PASS
     assert harness.run().nothing == "only files that were accepted before"
 
 
@@ -216,7 +216,7 @@ def test_one_file_that_cannot_be_read_does_not_stop_gc(
 
     monkeypatch.setattr(os, "open", refusing)
     clock = ManualClock(SystemClock().now() + timedelta(days=31))
-    swept = sweep(harness.tree, RetentionSection(), clock, "test")
+    swept = sweep(harness.tree, IngestRetentionSection(), clock, "test")
     assert any(one.path.endswith("price.csv") and one.is_gone for one in swept.found)
 
 

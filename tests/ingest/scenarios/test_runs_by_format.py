@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.ingest.contract import FailureCode, Status
-from penstock.ingest.model import Manifest
+from penstock.ingest.contract import FailureCode, IngestRunStatus
+from penstock.ingest.model import RunManifest
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.tree.folder import FolderTree
 from tests.ingest.extract.test_workbook import ROWS, WRITERS
@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(root: Path, name: str, content: bytes) -> Manifest:
+def run(root: Path, name: str, content: bytes) -> RunManifest:
     (root / "etl_data/raw_v1/inbox/acme" / name).write_bytes(content)
     manifest = Ingestion(FolderTree(root), "test").run("acme", waits=False).manifest
     assert manifest is not None
@@ -51,7 +51,7 @@ def test_a_good_file_is_published(root: Path, tmp_path: Path, name: str) -> None
     kind = name.rpartition(".")[2]
     content = contents.get(name) or WRITERS[kind](tmp_path / "w", {"s": ROWS}).read_bytes()
     manifest = run(root, name, content)
-    assert manifest.status is Status.PASS, manifest.failure
+    assert manifest.status is IngestRunStatus.PASS, manifest.failure
     assert published(root) == EXPECTED
 
 
@@ -72,7 +72,7 @@ def test_a_bad_file_is_put_aside(root: Path, name: str, content: bytes, code: Fa
     """I6: the file is in quarantine, the manifest says why and what to do, and the state is what it was."""
     run(root, "good.csv", PLAIN)
     manifest = run(root, name, content)
-    assert manifest.status is Status.FAIL
+    assert manifest.status is IngestRunStatus.FAIL
     failure = manifest.failure
     assert failure is not None
     assert failure.code is code

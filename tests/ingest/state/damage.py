@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.ingest.run.hooks import Hooks
-from penstock.ingest.run.publish import Step
+from penstock.ingest.run.hooks import RunHooks
+from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.tree import paths as layout
 from tests.ingest.harness import SUPPLIER, IngestHarness, snapshot
 from tests.support.crash import Killed, call_at
@@ -14,11 +14,11 @@ ONE, TWO, THREE, BROKEN = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3,
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
-def run_killed(harness: IngestHarness, content: bytes, step: Step) -> str:
+def run_killed(harness: IngestHarness, content: bytes, step: PublishStep) -> str:
     """A run that does not come back from *step*; its id."""
     before = set(harness.tree.runs(SUPPLIER))
     with pytest.raises(Killed):
-        harness.run(content, hooks=Hooks(on_step=call_at(step)))
+        harness.run(content, hooks=RunHooks(on_step=call_at(step)))
     (run_id,) = set(harness.tree.runs(SUPPLIER)) - before
     return run_id
 

@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 from penstock.ingest.sdk import read_state
-from penstock.ingest.state.reader import State, open_state
+from penstock.ingest.state.reader import PublishedState, open_state
 from penstock.ingest.tree.documents import digest_of
 from penstock.ingest.tree.folder import FolderTree
 
@@ -14,12 +14,12 @@ SUPPLIER = "acme"
 
 
 @contextmanager
-def _opened(root: Path) -> Iterator[State]:
+def _opened(root: Path) -> Iterator[PublishedState]:
     with closing(FolderTree(root)) as tree, open_state(tree, SUPPLIER) as state:
         yield state
 
 
-def _by_sdk(root: Path) -> AbstractContextManager[State]:
+def _by_sdk(root: Path) -> AbstractContextManager[PublishedState]:
     return read_state(root, SUPPLIER)
 
 

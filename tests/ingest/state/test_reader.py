@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest.config import RetentionSection
+from penstock.ingest.config import IngestRetentionSection
 from penstock.ingest.sdk import read_state
 from penstock.ingest.state.reader import current
 from penstock.ingest.tree import paths
@@ -21,7 +21,7 @@ from tests.ingest.state.reader_process import WAYS, count_of, read_on, read_once
 from tests.ingest.supplier_folder import SUPPLIER, SupplierFolder, csv, quick_folder
 from tests.support.soak import Campaign, examples
 
-AT_ONCE = RetentionSection(state_retention_hours=0)
+AT_ONCE = IngestRetentionSection(state_retention_hours=0)
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 from datetime import timedelta
 
-from penstock.ingest.config import RetentionSection
-from penstock.ingest.run.publish import Step
+from penstock.ingest.config import IngestRetentionSection
+from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.state.reader import open_state
-from penstock.ingest.state.retention import Old, Swept, sweep
+from penstock.ingest.state.retention import ExpiredEntry, RetentionResult, sweep
 from penstock.ingest.state.verify import verify
 from penstock.ingest.tree import paths as layout
 from penstock.kernel.clock import ManualClock
@@ -15,11 +15,11 @@ from tests.ingest.state.damage import BROKEN, DAY, HOUR, ONE, THREE, TWO, lose_s
 A_BIT = timedelta(minutes=5)
 
 
-def swept(harness: IngestHarness, clock: ManualClock, *, is_dry: bool = False) -> Swept:
-    return sweep(harness.tree, RetentionSection(), clock, "test", is_dry=is_dry)
+def swept(harness: IngestHarness, clock: ManualClock, *, is_dry: bool = False) -> RetentionResult:
+    return sweep(harness.tree, IngestRetentionSection(), clock, "test", is_dry=is_dry)
 
 
-def paths(found: Swept) -> set[str]:
+def paths(found: RetentionResult) -> set[str]:
     return {one.path for one in found.found}
 
 
@@ -81,7 +81,7 @@ def test_a_dry_run_tells_the_same_and_changes_nothing(harness: IngestHarness, cl
     assert harness.all_files() == before
     assert not any(one.is_gone for one in told.found)
     done = swept(harness, clock)
-    assert [Old(one.path, one.size, one.why) for one in done.found] == told.found
+    assert [ExpiredEntry(one.path, one.size, one.why) for one in done.found] == told.found
     assert {one.path for one in done.found if (harness.root / one.path).exists()} == set()
     assert swept(harness, clock).found == []
 
@@ -127,7 +127,7 @@ def test_the_only_state_stays_whatever_its_age(harness: IngestHarness, clock: Ma
 def test_a_state_nobody_published_goes(harness: IngestHarness, clock: ManualClock) -> None:
     """I12, I16: what a run left that was killed before the switch, once that is noted."""
     harness.publish(ONE)
-    orphan = run_killed(harness, TWO, Step.SWITCHING)
+    orphan = run_killed(harness, TWO, PublishStep.SWITCHING)
     harness.publish(THREE)
     assert orphan in harness.tree.states(SUPPLIER)
     clock.advance(11 * HOUR)

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.ingest.config import RetentionSection
+from penstock.ingest.config import IngestRetentionSection
 from penstock.ingest.tree import paths
 from penstock.kernel.clock import ManualClock
 from tests.ingest.later_tree import FIRST, NEW
@@ -43,7 +43,7 @@ def test_gc_keeps_what_is_current_however_late_it_is(supplier: SupplierFolder, c
     gone = [one.path for one in supplier.sweep().found]
     assert sorted(gone) == sorted(paths.state(SUPPLIER, run) for run in supplier.tree.runs(SUPPLIER)[:2])
     clock.advance(4000 * DAY)
-    supplier.sweep(RetentionSection(state_retention_hours=0))
+    supplier.sweep(IngestRetentionSection(state_retention_hours=0))
     assert supplier.tree.states(SUPPLIER) == supplier.tree.runs(SUPPLIER) == [pointer.run_id]
     assert [one.path for one in supplier.tree.files(f"{paths.ACCEPTED}/{SUPPLIER}")] != []
     assert supplier.facts() == {"A": 2}

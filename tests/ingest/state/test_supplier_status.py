@@ -4,11 +4,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.ingest.config import AlertSection
-from penstock.ingest.contract import Status
+from penstock.ingest.contract import IngestRunStatus
 from penstock.ingest.metrics import IngestMetrics
-from penstock.ingest.model import Alert, Standing
-from penstock.ingest.run.hooks import Outcome
-from penstock.ingest.run.publish import Step
+from penstock.ingest.model import IngestAlert, SupplierStatus
+from penstock.ingest.run.hooks import RunOutcome
+from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.tree import paths as layout
 from penstock.kernel.clock import ManualClock
@@ -16,7 +16,7 @@ from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.ingest.state.damage import BROKEN, DAY, HOUR, ONE, THREE, TWO, lose_state, run_killed
 
 
-def stands(harness: IngestHarness, clock: ManualClock, supplier: str = SUPPLIER) -> Standing:
+def stands(harness: IngestHarness, clock: ManualClock, supplier: str = SUPPLIER) -> SupplierStatus:
     return standing(harness.tree, supplier, AlertSection(), clock.now())
 
 
@@ -27,11 +27,11 @@ def test_an_old_state_is_told(harness: IngestHarness, clock: ManualClock) -> Non
     clock.advance(2 * DAY - HOUR)
     assert stands(harness, clock).alerts == []
     clock.advance(2 * HOUR)
-    assert stands(harness, clock).alerts == [Alert.STATE_OLD]
+    assert stands(harness, clock).alerts == [IngestAlert.STATE_OLD]
     harness.configure({**KEYED, "max_state_age_hours": 100})
     assert stands(harness, clock).alerts == []
     harness.configure({**KEYED, "max_state_age_hours": 1})
-    assert stands(harness, clock).alerts == [Alert.STATE_OLD]
+    assert stands(harness, clock).alerts == [IngestAlert.STATE_OLD]
 
 
 def test_the_same_file_again_and_again(harness: IngestHarness, clock: ManualClock) -> None:
@@ -40,10 +40,10 @@ def test_the_same_file_again_and_again(harness: IngestHarness, clock: ManualCloc
     harness.publish(TWO)
     harness.run(ONE)  # known, but not the current one
     for number in range(1, 6):
-        assert Alert.SAME_FILE_AGAIN not in stands(harness, clock).alerts
+        assert IngestAlert.SAME_FILE_AGAIN not in stands(harness, clock).alerts
         harness.run(TWO)
         assert stands(harness, clock).equal_shas == number
-    assert stands(harness, clock).alerts == [Alert.SAME_FILE_AGAIN]
+    assert stands(harness, clock).alerts == [IngestAlert.SAME_FILE_AGAIN]
     harness.publish(THREE)
     assert (stands(harness, clock).equal_shas, stands(harness, clock).alerts) == (0, [])
 
@@ -52,10 +52,10 @@ def test_failures_in_a_row(harness: IngestHarness, clock: ManualClock) -> None:
     """I13, §14: the third is told of, until one passes; what failed last is there to see."""
     harness.publish(ONE)
     for number in range(3):
-        assert Alert.REPEATED_FAIL not in stands(harness, clock).alerts
+        assert IngestAlert.REPEATED_FAIL not in stands(harness, clock).alerts
         harness.run(snapshot({"A": "none", "B": number}))
     found = stands(harness, clock)
-    assert (found.fails, found.broken, found.alerts) == (3, 3, [Alert.REPEATED_FAIL])
+    assert (found.fails, found.broken, found.alerts) == (3, 3, [IngestAlert.REPEATED_FAIL])
     assert found.last is not None
     assert (found.last["status"], found.last["failure_code"]) == ("FAIL", "DQ_TOO_MANY_BAD_ROWS")
     harness.publish(TWO)
@@ -65,11 +65,11 @@ def test_failures_in_a_row(harness: IngestHarness, clock: ManualClock) -> None:
 def test_runs_that_are_killed_are_failures_too(harness: IngestHarness, clock: ManualClock) -> None:
     """I13, I16: a file that kills every run is told of."""
     for number in range(3):
-        run_killed(harness, snapshot({"A": 1, "B": number}), Step.PROCESSED)
+        run_killed(harness, snapshot({"A": 1, "B": number}), PublishStep.PROCESSED)
     (harness.root / layout.inbox(SUPPLIER) / "price.csv").unlink()
-    outcome: Outcome = harness.run()
+    outcome: RunOutcome = harness.run()
     assert outcome.manifest is None
-    assert Alert.REPEATED_FAIL in stands(harness, clock).alerts
+    assert IngestAlert.REPEATED_FAIL in stands(harness, clock).alerts
 
 
 @pytest.mark.parametrize("config", [b"min_fact_count: [", b"min_fact_count: 1\n", b"\xff\xfe", None])
@@ -79,7 +79,7 @@ def test_a_broken_configuration_is_told(harness: IngestHarness, clock: ManualClo
     file = harness.root / layout.config(SUPPLIER)
     file.unlink() if config is None else file.write_bytes(config)
     found = stands(harness, clock)
-    assert (found.alerts, found.run_id) == ([Alert.CONFIG_BROKEN], run_id)
+    assert (found.alerts, found.run_id) == ([IngestAlert.CONFIG_BROKEN], run_id)
     assert found.config
 
 
@@ -93,7 +93,7 @@ def test_a_lost_state_is_told(harness: IngestHarness, clock: ManualClock, lost: 
         folder = harness.root / layout.state(SUPPLIER, run_id)
         folder.chmod(0o755)
         (folder / lost).unlink()
-    assert stands(harness, clock).alerts == [Alert.STATE_LOST]
+    assert stands(harness, clock).alerts == [IngestAlert.STATE_LOST]
 
 
 def test_what_waits_is_told(harness: IngestHarness, clock: ManualClock) -> None:
@@ -103,10 +103,10 @@ def test_what_waits_is_told(harness: IngestHarness, clock: ManualClock) -> None:
     harness.put(f"{layout.inbox('newcomer')}/x.csv", ONE)
     found = stands(harness, clock)
     assert (found.inbox, found.unfinished, found.run_id) == (["a.csv"], ["b.csv.tmp"], None)
-    assert stands(harness, clock, "newcomer").alerts == [Alert.CONFIG_BROKEN]
+    assert stands(harness, clock, "newcomer").alerts == [IngestAlert.CONFIG_BROKEN]
 
 
-def shown(metrics: IngestMetrics, registry: CollectorRegistry, *standings: Standing) -> dict[str, float]:
+def shown(metrics: IngestMetrics, registry: CollectorRegistry, *standings: SupplierStatus) -> dict[str, float]:
     """What Prometheus sees, by name and labels."""
     metrics.show(standings)
     samples = [sample for family in registry.collect() for sample in family.samples]
@@ -122,16 +122,16 @@ def test_metrics_show_the_same_and_forget_who_is_gone(harness: IngestHarness, cl
     clock.advance(50 * HOUR)
     registry = CollectorRegistry()
     metrics = IngestMetrics(registry)
-    metrics.count(SUPPLIER, Status.FAIL, "FILE_EMPTY")
+    metrics.count(SUPPLIER, IngestRunStatus.FAIL, "FILE_EMPTY")
     both = [stands(harness, clock), stands(harness, clock, "globex")]
     seen = shown(metrics, registry, *both)
     expected = {"state_facts": 2, "inbox_files": 1, "broken_files": 1, "consecutive_fails": 1, "equal_shas": 0}
     assert {name: seen[f"penstock_ingest_{name}/{SUPPLIER}"] for name in expected} == expected
     assert seen[f"penstock_ingest_state_age_seconds/{SUPPLIER}"] == both[0].age_seconds
     for one in both:
-        alerts = {alert: seen[f"penstock_ingest_alert/{one.supplier}/{alert.value}"] for alert in Alert}
-        assert alerts == {alert: float(alert in one.alerts) for alert in Alert}
-    assert both[0].alerts == [Alert.STATE_OLD]
+        alerts = {alert: seen[f"penstock_ingest_alert/{one.supplier}/{alert.value}"] for alert in IngestAlert}
+        assert alerts == {alert: float(alert in one.alerts) for alert in IngestAlert}
+    assert both[0].alerts == [IngestAlert.STATE_OLD]
     assert "penstock_ingest_state_facts/globex" not in seen
     later = shown(metrics, registry, both[0])
     assert [name for name in later if "globex" in name] == []

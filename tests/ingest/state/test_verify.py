@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.ingest.run.publish import Step
+from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.state.verify import verify
 from penstock.ingest.tree import paths as layout
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
@@ -80,7 +80,7 @@ def test_verify_tells_of_documents_that_are_none(harness: IngestHarness, rubbish
 
 def test_verify_tells_of_a_run_that_was_killed(harness: IngestHarness) -> None:
     """I24, I16: it has no manifest until the next run notes it."""
-    run_id = run_killed(harness, ONE, Step.PROCESSED)
+    run_id = run_killed(harness, ONE, PublishStep.PROCESSED)
     assert "the next run notes" in problems(harness)[layout.run(run_id)]
     assert harness.run().is_pass
     assert problems(harness) == {}

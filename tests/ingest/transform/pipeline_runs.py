@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.ingest.supplier import Supplier
-from penstock.ingest.transform.pipeline import Names, Processed, process, settle_repeated
+from penstock.ingest.transform.pipeline import ColumnNames, ProcessedFile, process, settle_repeated
 from tests.ingest.transform import reference
 
-NAMES = Names("brinex_20260213T194500Z_1a2b3c", "brinex")
+NAMES = ColumnNames("brinex_20260213T194500Z_1a2b3c", "brinex")
 
 
 def supplier_of(columns: dict[str, dict[str, Any]], **more: Any) -> Supplier:
@@ -36,15 +36,15 @@ def assert_as_expected(rows: list[list[str]], supplier: Supplier) -> None:
         assert (stats.blank_rows, stats.skipped_rows, stats.reasons) == (wanted.blank, wanted.skipped, reasons)
 
 
-def processed(rows: list[list[str]], supplier: Supplier, folder: Path) -> Processed:
+def processed(rows: list[list[str]], supplier: Supplier, folder: Path) -> ProcessedFile:
     file = folder / "list.csv"
     with file.open("w", encoding="utf-8", newline="") as content:
         csv.writer(content, delimiter=";", lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
     return run_through(file, supplier, folder)
 
 
-def run_through(file: Path, supplier: Supplier, folder: Path) -> Processed:
-    made = Processed(folder)
+def run_through(file: Path, supplier: Supplier, folder: Path) -> ProcessedFile:
+    made = ProcessedFile(folder)
     try:
         process(file, supplier, NAMES, made, lambda _rows, _part: None)
         settle_repeated(made, supplier, NAMES, folder)

@@ -8,7 +8,7 @@ from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from typing import Any
 
-from penstock.ingest.supplier import LARGEST, Column, Kind, Supplier
+from penstock.ingest.supplier import LARGEST, ColumnType, Supplier, SupplierColumn
 
 Value = str | int | bool | None
 # What Unicode calls White_Space; str.strip would take \x1c to \x1f as well.
@@ -18,12 +18,12 @@ _CURRENCIES = ["₽", "$", "€", "£", "¥", "₸", "рублей", "рубля
 _CURRENCIES += ["rub", "usd", "eur", "kzt", "byn", "cny", "gbp"]
 _MORE = ["более", "больше", "свыше", "от", "over", f"more[{_BLANKS}]*than", f"at[{_BLANKS}]*least"]
 _UNREAD = {
-    Kind.INTEGER: "NOT_INTEGER",
-    Kind.MONEY: "NOT_MONEY",
-    Kind.DECIMAL: "NOT_DECIMAL",
-    Kind.DATE: "NOT_DATE",
-    Kind.DATETIME: "NOT_DATE",
-    Kind.ENUM: "NOT_IN_ENUM",
+    ColumnType.INTEGER: "NOT_INTEGER",
+    ColumnType.MONEY: "NOT_MONEY",
+    ColumnType.DECIMAL: "NOT_DECIMAL",
+    ColumnType.DATE: "NOT_DATE",
+    ColumnType.DATETIME: "NOT_DATE",
+    ColumnType.ENUM: "NOT_IN_ENUM",
 }
 
 
@@ -112,7 +112,7 @@ def _judged(cells: dict[str, str], supplier: Supplier) -> tuple[dict[str, Value]
     return payload, told
 
 
-def value_of(column: Column, raw: str, *, is_required: bool) -> tuple[Value, str | None]:
+def value_of(column: SupplierColumn, raw: str, *, is_required: bool) -> tuple[Value, str | None]:
     """What a cell becomes, and what is wrong with it."""
     for pattern, by in column.replace.items():
         raw = re.sub(pattern, by, raw)
@@ -130,8 +130,8 @@ def value_of(column: Column, raw: str, *, is_required: bool) -> tuple[Value, str
     return value, _UNREAD[column.type] if value is None else _refused(column, text, value)
 
 
-def _refused(column: Column, text: str, value: Value) -> str | None:
-    if column.type in (Kind.INTEGER, Kind.MONEY) and abs(int(value or 0)) > LARGEST:
+def _refused(column: SupplierColumn, text: str, value: Value) -> str | None:
+    if column.type in (ColumnType.INTEGER, ColumnType.MONEY) and abs(int(value or 0)) > LARGEST:
         return "OUT_OF_RANGE"
     if column.min is not None and Decimal(str(value)) < column.min:
         return "OUT_OF_RANGE"
@@ -144,22 +144,22 @@ def _refused(column: Column, text: str, value: Value) -> str | None:
     return None
 
 
-def _read(column: Column, text: str) -> Value:
-    if column.type is Kind.STRING:
+def _read(column: SupplierColumn, text: str) -> Value:
+    if column.type is ColumnType.STRING:
         return text
-    if column.type is Kind.ENUM:
+    if column.type is ColumnType.ENUM:
         values = column.values if isinstance(column.values, dict) else {one: one for one in column.values or []}
         return {key.strip().lower(): value for key, value in values.items()}.get(text.lower())
-    if column.type is Kind.DATE:
+    if column.type is ColumnType.DATE:
         return _date(column, text)
-    if column.type is Kind.DATETIME:
+    if column.type is ColumnType.DATETIME:
         return _datetime(column, text)
-    scale = 0 if column.type is Kind.INTEGER else column.scale
+    scale = 0 if column.type is ColumnType.INTEGER else column.scale
     number = _number(column, text)
     scaled = None if number is None else _scaled(number, scale, rounds=column.round)
     if scaled is None:
         return None
-    if column.type is Kind.DECIMAL:
+    if column.type is ColumnType.DECIMAL:
         return None if abs(scaled) >= 10**38 else f"{Decimal(scaled).scaleb(-scale):.{scale}f}"
     return scaled if -(2**63) <= scaled < 2**63 else None
 
@@ -172,8 +172,8 @@ def _scaled(number: Decimal, scale: int, *, rounds: bool) -> int | None:
         return int(whole) if rounds or whole == number.scaleb(scale) else None
 
 
-def _number(column: Column, text: str) -> Decimal | None:
-    if column.type is Kind.MONEY:
+def _number(column: SupplierColumn, text: str) -> Decimal | None:
+    if column.type is ColumnType.MONEY:
         text = _without(text, _CURRENCIES)
     if column.at_least:
         text = re.sub(rf"^(?:>=|>|≥|(?i:{'|'.join(_MORE)})\.?)", "", text).removesuffix("+")
@@ -223,7 +223,7 @@ def _ungrouped(text: str, decimal: str | None) -> str | None:
     return "".join(parts) + ("." + behind if behind else "")
 
 
-def _date(column: Column, text: str) -> str | None:
+def _date(column: SupplierColumn, text: str) -> str | None:
     for form in column.formats:
         if moment := _moment(text, form):
             return moment.date().isoformat()
@@ -232,7 +232,7 @@ def _date(column: Column, text: str) -> str | None:
     return moment.date().isoformat() if moment else None
 
 
-def _datetime(column: Column, text: str) -> str | None:
+def _datetime(column: SupplierColumn, text: str) -> str | None:
     iso = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%d"]
     forms = [form.replace("%T", "%H:%M:%S").replace("%R", "%H:%M") for form in column.formats]
     found = next((moment for form in [*forms, *iso] if (moment := _moment(text, form))), None)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Failed
+from penstock.ingest.model import RunFailed
 from penstock.ingest.transform.gate import bind
 from tests.ingest.extraction import STOCK, sent, supplier
 
@@ -13,7 +13,7 @@ from tests.ingest.extraction import STOCK, sent, supplier
 def test_the_gate_refuses_before_a_row_is_read(tmp_path: Path) -> None:
     """I15: the header is enough to refuse a file; its rows are still to come."""
     table = sent(tmp_path)
-    with pytest.raises(Failed) as refused:
+    with pytest.raises(RunFailed) as refused:
         bind(table, supplier({**STOCK, "ean": {"from": "ean", "required": True}}))
     assert refused.value.code is FailureCode.COLUMNS_MISSING
     assert sum(batch.frame.height for batch in table.batches) == 3

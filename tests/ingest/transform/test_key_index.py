@@ -20,7 +20,7 @@ def test_repeated_keys_are_found_in_parts(keys: list[int], keeps_last: bool) -> 
     kept = set({key: place for place, key in [*enumerate(keys)][::-step]}.values())
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_index, "PART", 10)
-        made = key_index.Index(Path(folder) / "index")
+        made = key_index.KeyIndex(Path(folder) / "index")
         for begun in range(0, len(keys), 7):
             numbers = pl.DataFrame({"key": keys[begun : begun + 7]}, schema={"key": pl.UInt64})
             made.add(numbers.select(pl.col("key").hash(seed).alias(name) for seed, name in enumerate("abr")))
@@ -50,8 +50,8 @@ def test_repeated_facts_are_compared_with_their_number(
     assert (told, Counter(before[place] for place in key_index.together(found.removed)) - gone) == (come, Counter())
 
 
-def _indexed(folder: Path, facts: list[tuple[int, int]], is_keyed: bool) -> key_index.Index:
-    made = key_index.Index(folder)
+def _indexed(folder: Path, facts: list[tuple[int, int]], is_keyed: bool) -> key_index.KeyIndex:
+    made = key_index.KeyIndex(folder)
     for begun in range(0, len(facts), 7):
         rows = pl.DataFrame(
             facts[begun : begun + 7], schema={"key": pl.String, "content": pl.String}, orient="row", strict=False

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import delimited
-from penstock.ingest.model import Failed
+from penstock.ingest.model import RunFailed
 from penstock.ingest.transform import emit, key_index
 from tests.ingest.transform.pipeline_runs import assert_as_expected, processed, supplier_of
 
@@ -97,7 +97,7 @@ def test_every_type_option_and_kind_of_bad_row(
 def test_a_repeated_key_fails_a_run_that_wants_none() -> None:
     """I18: `duplicate_keys: fail` refuses a file whose keys repeat."""
     supplier = supplier_of(EVERYTHING, key=["sku"], duplicate_keys="fail")
-    with tempfile.TemporaryDirectory() as folder, pytest.raises(Failed) as failed:
+    with tempfile.TemporaryDirectory() as folder, pytest.raises(RunFailed) as failed:
         processed([HEADER, *GOOD, GOOD[0]], supplier, Path(folder))
     assert failed.value.code == FailureCode.DQ_DUPLICATE_KEYS
 

@@ -2,21 +2,21 @@
 
 import hashlib
 
-from penstock.ingest.model import Arrival, Pointer
+from penstock.ingest.model import CurrentPointer, InboxFile
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import FileTree
 from tests.ingest.tree_backends import SUPPLIER, TreeBackend, drop
 
 INBOX = paths.inbox(SUPPLIER)
 BROKEN = paths.broken(SUPPLIER)
 
 
-def arrived(backend: TreeBackend, name: str = "price.csv", content: bytes = b"content") -> Arrival:
+def arrived(backend: TreeBackend, name: str = "price.csv", content: bytes = b"content") -> InboxFile:
     drop(backend, name, content)
     return arrival(backend.tree, name)
 
 
-def arrival(tree: Tree, name: str) -> Arrival:
+def arrival(tree: FileTree, name: str) -> InboxFile:
     [found] = [one for one in tree.arrivals(SUPPLIER) if one.name == name]
     return found
 
@@ -25,9 +25,9 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def published(backend: TreeBackend, run_id: str, fence: int = 1) -> Pointer:
+def published(backend: TreeBackend, run_id: str, fence: int = 1) -> CurrentPointer:
     """A state that is stored, and not current yet."""
-    pointer = Pointer(run_id, sha256(run_id.encode()), fence, "2026-01-01T00:00:00+00:00")
+    pointer = CurrentPointer(run_id, sha256(run_id.encode()), fence, "2026-01-01T00:00:00+00:00")
     with backend.tree.work(SUPPLIER, run_id) as work:
         made = work / "state"
         made.mkdir()

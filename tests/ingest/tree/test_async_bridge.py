@@ -6,12 +6,12 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
 
-from penstock.ingest.tree.async_bridge import Bridge
+from penstock.ingest.tree.async_bridge import AsyncBridge
 
 
 def test_a_bridge_ends_with_what_is_under_way() -> None:
     """A call that waits when the bridge is closed is stopped; a call after that is refused; closing twice is fine."""
-    bridge = Bridge()
+    bridge = AsyncBridge()
     waiting = threading.Event()
 
     async def wait() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Failed, Pointer
+from penstock.ingest.model import CurrentPointer, RunFailed
 from penstock.ingest.tree import bucket, paths
 from penstock.ingest.tree.bucket import BucketTree
 from penstock.kernel.errors import BadConfig, Conflict, Transient
@@ -78,12 +78,12 @@ def test_of_many_writers_one_switches(anywhere: BucketBackend, has_state: bool) 
     pointers = [published(anywhere, f"run{number}", 2) for number in range(6)]
     barrier = threading.Barrier(6)
 
-    def switch(pointer: Pointer) -> FailureCode | None:
+    def switch(pointer: CurrentPointer) -> FailureCode | None:
         machine = anywhere.machine()
         barrier.wait(10)
         try:
             machine.switch(SUPPLIER, pointer, seen)
-        except Failed as failed:
+        except RunFailed as failed:
             return failed.code
         return None
 
@@ -113,7 +113,7 @@ def test_a_writer_paused_amid_the_switch_is_late(
         return await write(storage, *args, **options)
 
     monkeypatch.setattr(type(anywhere.storage), call, paused)
-    with pytest.raises(Failed) as failed:
+    with pytest.raises(RunFailed) as failed:
         tree.switch(SUPPLIER, mine, seen)
     assert failed.value.code is FailureCode.SUPERSEDED
     assert tree.pointer(SUPPLIER) == theirs
@@ -137,7 +137,7 @@ def test_a_state_that_was_swept_is_not_switched_to(anywhere: BucketBackend) -> N
     """I12: a writer that slept until its state was removed publishes nothing."""
     mine = published(anywhere, "mine")
     anywhere.tree.remove(paths.state(SUPPLIER, "mine"))
-    with pytest.raises(Failed) as failed:
+    with pytest.raises(RunFailed) as failed:
         anywhere.tree.switch(SUPPLIER, mine, None)
     assert failed.value.code is FailureCode.SUPERSEDED
     assert anywhere.tree.pointer(SUPPLIER) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.port import Changed
+from penstock.ingest.tree.port import FileChanged
 from penstock.kernel.errors import NotFound
 from tests.ingest.tree.arrivals import BROKEN, INBOX, arrived, published, sha256
 from tests.ingest.tree_backends import SUPPLIER, FolderBackend, drop, stored_paths
@@ -61,7 +61,7 @@ def test_what_became_a_link_is_not_followed(folder: FolderBackend, tmp_path: Pat
     (tmp_path / "secret").write_bytes(b"content")
     (folder.root / INBOX / "price.csv").unlink()
     (folder.root / INBOX / "price.csv").symlink_to(tmp_path / "secret")
-    with pytest.raises(Changed):
+    with pytest.raises(FileChanged):
         folder.tree.take(found)
     assert folder.tree.move(found, BROKEN) is None
     assert stored_paths(folder.tree, BROKEN) == []

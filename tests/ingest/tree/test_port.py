@@ -9,10 +9,10 @@ import orjson
 import pytest
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Failed, Pointer
+from penstock.ingest.model import CurrentPointer, RunFailed
 from penstock.ingest.supplier import load_supplier
 from penstock.ingest.tree import disk, paths
-from penstock.ingest.tree.port import Changed, pointer_in
+from penstock.ingest.tree.port import FileChanged, pointer_in
 from penstock.kernel.errors import Conflict, Corrupt, NotFound
 from tests.ingest.tree.arrivals import BROKEN, INBOX, arrival, arrived, published, sha256
 from tests.ingest.tree_backends import (
@@ -67,7 +67,7 @@ def test_a_change_is_noticed(backend: TreeBackend, tmp_path: Path) -> None:
     """I3: a file that is not the one that was looked at any more is not taken for it."""
     found = arrived(backend, content=b"before")
     drop(backend, "price.csv", b"after!")
-    with pytest.raises(Changed):
+    with pytest.raises(FileChanged):
         backend.tree.take(found, tmp_path / "copy")
 
 
@@ -82,7 +82,7 @@ def test_a_change_amid_the_reading_is_noticed(backend: TreeBackend, monkeypatch:
         return digest
 
     monkeypatch.setattr(disk, "copied", late)
-    with pytest.raises(Changed):
+    with pytest.raises(FileChanged):
         backend.tree.take(found)
 
 
@@ -90,7 +90,7 @@ def test_what_was_taken_back_is_missing(backend: TreeBackend) -> None:
     """I6: a file that is gone fails with FILE_MISSING, and is not moved."""
     found = arrived(backend)
     backend.delete(f"{INBOX}/price.csv")
-    with pytest.raises(Failed) as failed:
+    with pytest.raises(RunFailed) as failed:
         backend.tree.take(found)
     assert failed.value.code is FailureCode.FILE_MISSING
     assert backend.tree.move(found, BROKEN) is None
@@ -259,7 +259,7 @@ def test_runs_and_states_are_told_apart_by_supplier(backend: TreeBackend) -> Non
 
 def test_a_configuration_is_a_local_file(backend: TreeBackend) -> None:
     """I7: it can be loaded; and when it is missing, the message says where it should be."""
-    with backend.tree.config(SUPPLIER) as file, pytest.raises(Failed) as failed:
+    with backend.tree.config(SUPPLIER) as file, pytest.raises(RunFailed) as failed:
         load_supplier(file)
     assert failed.value.code is FailureCode.CONFIG_DQ_MISSING
     assert paths.config(SUPPLIER) in failed.value.message
@@ -316,7 +316,7 @@ def test_a_late_writer_cannot_switch_back(backend: TreeBackend) -> None:
     backend.tree.switch(SUPPLIER, first, None)
     backend.tree.switch(SUPPLIER, second, first)
     for seen in (None, first, late):
-        with pytest.raises(Failed) as failed:
+        with pytest.raises(RunFailed) as failed:
             backend.tree.switch(SUPPLIER, late, seen)
         assert failed.value.code is FailureCode.SUPERSEDED
         assert "second is current (fence 2)" in failed.value.message
@@ -337,7 +337,7 @@ def test_a_damaged_pointer_is_told(backend: TreeBackend) -> None:
 
 def test_a_pointer_of_a_later_release_is_read() -> None:
     """R27: what it tells besides is left alone; what it does not tell makes it none."""
-    known = Pointer("r1", "ab", 3, "2026-01-01T00:00:00Z")
+    known = CurrentPointer("r1", "ab", 3, "2026-01-01T00:00:00Z")
     assert pointer_in(orjson.dumps({**known.as_dict(), "region": "eu"}), "here") == known
     for content in (b"[]", b"3", orjson.dumps({"run_id": "r1"})):
         with pytest.raises(Corrupt):

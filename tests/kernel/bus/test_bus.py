@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.kernel.bus import KEY_LIMIT, VALUE_LIMIT, Delivering, Delivery, Message, Subscription
+from penstock.kernel.bus import KEY_LIMIT, VALUE_LIMIT, BusDelivery, BusMessage, DeliveryStream, Subscription
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Invalid, Transient
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
@@ -25,7 +25,7 @@ from tests.services.kafka import Kafka, kafka
 
 WITHIN = 40.0  # a broker notices a death after six seconds at the earliest
 SHORT = timedelta(seconds=1)
-LONG = Delivering(lease_for=timedelta(minutes=5))
+LONG = DeliveryStream(lease_for=timedelta(minutes=5))
 QUICK = timedelta(milliseconds=20)
 
 
@@ -59,10 +59,10 @@ def backend(request: pytest.FixtureRequest) -> BusBackend:
 
 async def publish(backend: BusBackend, *pairs: tuple[str, str]) -> None:
     """Publish *pairs* of key and value, in one go."""
-    await backend.bus.publish([Message(backend.topic, key, value.encode()) for key, value in pairs])
+    await backend.bus.publish([BusMessage(backend.topic, key, value.encode()) for key, value in pairs])
 
 
-async def take(subscription: Subscription, limit: int = 100) -> Sequence[Delivery]:
+async def take(subscription: Subscription, limit: int = 100) -> Sequence[BusDelivery]:
     """Take, as soon as there is something."""
     async with asyncio.timeout(WITHIN):
         while not (taken := await subscription.take(limit)):
@@ -70,13 +70,13 @@ async def take(subscription: Subscription, limit: int = 100) -> Sequence[Deliver
         return taken
 
 
-async def take_all(subscription: Subscription, count: int) -> list[Delivery]:
+async def take_all(subscription: Subscription, count: int) -> list[BusDelivery]:
     """Hold *count* messages at once.
 
     A partition hands out nothing more while some of its messages are held. So what is held goes back when nothing more
     comes, as it does when a broker has sent only the first messages.
     """
-    taken: list[Delivery] = []
+    taken: list[BusDelivery] = []
     async with asyncio.timeout(WITHIN):
         while len(taken) < count:
             if more := await subscription.take(count):
@@ -88,7 +88,7 @@ async def take_all(subscription: Subscription, count: int) -> list[Delivery]:
     return taken
 
 
-async def settle(subscription: Subscription, taken: Sequence[Delivery], outcome: Outcome | None = Done()) -> int:  # noqa: B008
+async def settle(subscription: Subscription, taken: Sequence[BusDelivery], outcome: Outcome | None = Done()) -> int:  # noqa: B008
     """Settle, as patiently as the work loop does it: a broker may be slow to answer."""
     async with asyncio.timeout(WITHIN):
         while True:
@@ -96,7 +96,7 @@ async def settle(subscription: Subscription, taken: Sequence[Delivery], outcome:
                 return await subscription.settle([(delivery, outcome) for delivery in taken])
 
 
-async def finish(backend: BusBackend, subscription: Subscription, held: Delivery) -> None:
+async def finish(backend: BusBackend, subscription: Subscription, held: BusDelivery) -> None:
     """Settle *held*. Where a change of workers may end the hold of a live worker, the message comes again."""
     while await settle(subscription, [held]):
         assert backend.may_repeat, "the hold was lost"
@@ -106,16 +106,16 @@ async def finish(backend: BusBackend, subscription: Subscription, held: Delivery
         held = again
 
 
-def values(deliveries: Sequence[Delivery]) -> list[str]:
+def values(deliveries: Sequence[BusDelivery]) -> list[str]:
     return [delivery.message.value.decode() for delivery in deliveries]
 
 
-Handle = Callable[[Delivery], Awaitable[Outcome]]
+Handle = Callable[[BusDelivery], Awaitable[Outcome]]
 
 
 @asynccontextmanager
 async def working(
-    backend: BusBackend, handle: Handle, name: str = "w", delivering: Delivering = LONG
+    backend: BusBackend, handle: Handle, name: str = "w", delivering: DeliveryStream = LONG
 ) -> AsyncIterator[None]:
     """A worker at work; it stops and leaves at the end."""
     async with backend.bus.subscribe(backend.topic, worker=name, delivering=delivering) as subscription:
@@ -133,10 +133,10 @@ class Notes:
     """What workers handled, in order; a test waits until enough of it happened."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, Delivery]] = []
+        self.seen: list[tuple[str, BusDelivery]] = []
         self._news = asyncio.Condition()
 
-    async def add(self, worker: str, delivery: Delivery) -> None:
+    async def add(self, worker: str, delivery: BusDelivery) -> None:
         async with self._news:
             self.seen.append((worker, delivery))
             self._news.notify_all()
@@ -175,7 +175,7 @@ async def test_nothing_overtakes_a_message_that_is_retried(backend: BusBackend) 
     await publish(backend, *[("a", str(n)) for n in range(6)])
     notes = Notes()
 
-    async def handle(delivery: Delivery) -> Outcome:
+    async def handle(delivery: BusDelivery) -> Outcome:
         await notes.add("w", delivery)
         retried = delivery.message.value in {b"1", b"3"} and delivery.attempt < 3
         return Retry("not yet", after=QUICK) if retried else Done()
@@ -207,7 +207,7 @@ async def test_publishing_wakes_a_waiting_worker(backend: BusBackend) -> None:
         assert values(await waiting) == ["second"]
 
 
-async def take_after_one_wait(subscription: Subscription) -> Sequence[Delivery]:
+async def take_after_one_wait(subscription: Subscription) -> Sequence[BusDelivery]:
     async with asyncio.timeout(WITHIN / 2):
         while not (taken := await subscription.take(10)):
             await subscription.wait(WITHIN)  # would time out, did nothing wake it
@@ -232,7 +232,7 @@ async def test_keys_are_spread_over_workers(backend: BusBackend) -> None:
     notes = Notes()
 
     async def handler(name: str) -> Handle:
-        async def handle(delivery: Delivery) -> Outcome:
+        async def handle(delivery: BusDelivery) -> Outcome:
             await notes.add(name, delivery)
             return Done()
 
@@ -252,7 +252,7 @@ async def test_workers_join_and_leave_and_every_message_is_handled(backend: BusB
     notes, total = Notes(), 0
 
     def handler(name: str) -> Handle:
-        async def handle(delivery: Delivery) -> Outcome:
+        async def handle(delivery: BusDelivery) -> Outcome:
             await notes.add(name, delivery)
             return Done()
 
@@ -339,7 +339,7 @@ async def test_several_event_loops_share_a_topic(backend: BusBackend) -> None:
 async def test_a_settle_after_the_hold_was_lost_changes_nothing(backend: BusBackend) -> None:
     """R11: a worker whose lease ran out is told so; the message is still with the one that took it over."""
     await publish(backend, ("a", "1"), ("a", "2"))
-    short = Delivering(lease_for=SHORT)
+    short = DeliveryStream(lease_for=SHORT)
     async with backend.bus.subscribe(backend.topic, worker="slow", delivering=short) as slow:
         held = await take(slow, limit=1)
         async with backend.bus.subscribe(backend.topic, worker="quick", delivering=LONG) as quick:
@@ -356,7 +356,9 @@ async def test_a_settle_after_the_hold_was_lost_changes_nothing(backend: BusBack
 async def test_an_earlier_hold_of_the_same_worker_counts_for_nothing(backend: BusBackend) -> None:
     """R11: who lost a message and got it again settles it under the new hold only."""
     await publish(backend, ("a", "1"))
-    async with backend.bus.subscribe(backend.topic, worker="w", delivering=Delivering(lease_for=SHORT)) as subscription:
+    async with backend.bus.subscribe(
+        backend.topic, worker="w", delivering=DeliveryStream(lease_for=SHORT)
+    ) as subscription:
         lost = await take(subscription)
         held = await take(subscription)  # the lease ran out
         assert (values(held), held[0].attempt) == (["1"], 2)
@@ -369,7 +371,9 @@ async def test_an_earlier_hold_of_the_same_worker_counts_for_nothing(backend: Bu
 async def test_what_is_lost_comes_again_however_much_waits_behind_it(backend: BusBackend) -> None:
     """R11: a worker that has fetched ahead as much as it may, and lets its hold run out, gets all of it again."""
     await publish(backend, *[("a", str(n)) for n in range(2_000)])
-    async with backend.bus.subscribe(backend.topic, worker="w", delivering=Delivering(lease_for=SHORT)) as subscription:
+    async with backend.bus.subscribe(
+        backend.topic, worker="w", delivering=DeliveryStream(lease_for=SHORT)
+    ) as subscription:
         await take(subscription, limit=1)
         held = await take(subscription, limit=1)  # the lease ran out
         assert (values(held), held[0].attempt) == (["0"], 2)
@@ -392,13 +396,13 @@ async def test_a_worker_that_extends_keeps_what_it_holds(backend: BusBackend) ->
     await publish(backend, *[(f"k{n}", str(n)) for n in range(20)])
     notes, finish = Notes(), asyncio.Event()
 
-    async def handle(delivery: Delivery) -> Outcome:
+    async def handle(delivery: BusDelivery) -> Outcome:
         await notes.add("long", delivery)
         async with asyncio.timeout(WITHIN):
             await finish.wait()
         return Done()
 
-    short = Delivering(lease_for=SHORT)
+    short = DeliveryStream(lease_for=SHORT)
     async with working(backend, handle, "long", short):
         await notes.until_handled(1)
         async with backend.bus.subscribe(backend.topic, worker="other", delivering=short) as other:
@@ -418,7 +422,9 @@ async def test_a_worker_that_extends_keeps_what_it_holds(backend: BusBackend) ->
 
 async def test_a_worker_that_asks_for_nothing_holds_nobody_up(backend: BusBackend) -> None:
     """A frozen worker keeps no messages from the others, also none that came after it froze."""
-    async with backend.bus.subscribe(backend.topic, worker="silent", delivering=Delivering(lease_for=SHORT)) as silent:
+    async with backend.bus.subscribe(
+        backend.topic, worker="silent", delivering=DeliveryStream(lease_for=SHORT)
+    ) as silent:
         await publish(backend, ("a", "1"))
         await settle(silent, await take(silent))
         await publish(backend, *[(f"k{n}", f"k{n}") for n in range(20)])
@@ -439,7 +445,7 @@ async def test_messages_of_a_killed_worker_are_handed_out_again(backend: BusBack
         dying.send(signal.SIGKILL)
         await dying.ended()
     async with backend.bus.subscribe(backend.topic, worker="next", delivering=LONG) as subscription:
-        seen: dict[str, Delivery] = {}
+        seen: dict[str, BusDelivery] = {}
         while len(seen) < 6:
             taken = await take(subscription)
             new = {value: delivery for value, delivery in zip(values(taken), taken, strict=True) if value not in seen}
@@ -473,7 +479,9 @@ async def test_a_frozen_worker_loses_its_messages_and_is_told(backend: BusBacken
 @pytest.mark.full
 async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(backend: BusBackend) -> None:
     """R11: who loses its hold while the others wait for a dead worker takes part again, and nothing stays behind."""
-    async with backend.bus.subscribe(backend.topic, worker="late", delivering=Delivering(lease_for=2 * SHORT)) as late:
+    async with backend.bus.subscribe(
+        backend.topic, worker="late", delivering=DeliveryStream(lease_for=2 * SHORT)
+    ) as late:
         async with child(backend, "hold", lease=SHORT) as dying:
             await share(backend, late, dying)
             await publish(backend, *[(f"k{n}", "held") for n in range(20)])
@@ -495,7 +503,7 @@ async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(backen
 async def test_a_worker_at_work_loses_nothing_by_the_death_of_another(kafka_backend: KafkaBusBackend) -> None:
     """R11: what is settled while the group waits for a dead worker is settled, however late the broker answers."""
     backend, bus, topic = kafka_backend, kafka_backend.bus, kafka_backend.topic
-    async with bus.subscribe(topic, worker="alive", delivering=Delivering(lease_for=2 * SHORT)) as alive:
+    async with bus.subscribe(topic, worker="alive", delivering=DeliveryStream(lease_for=2 * SHORT)) as alive:
         async with child(backend, "hold", lease=8 * SHORT) as dying:
             await share(backend, alive, dying)
             await publish(backend, *[(f"k{n}", "held") for n in range(20)])
@@ -578,21 +586,24 @@ async def test_attempts_and_delay_outlive_the_worker(backend: BusBackend) -> Non
 async def test_a_message_is_set_aside_after_so_many_attempts(backend: BusBackend) -> None:
     """H6: redelivered at most so often, then dead-lettered with the error; the key goes on."""
     await backend.bus.publish(
-        [Message(backend.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"}), Message(backend.topic, "a", b"good")]
+        [
+            BusMessage(backend.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"}),
+            BusMessage(backend.topic, "a", b"good"),
+        ]
     )
     notes = Notes()
 
-    async def handle(delivery: Delivery) -> Outcome:
+    async def handle(delivery: BusDelivery) -> Outcome:
         await notes.add("w", delivery)
         return Retry("disk full", after=QUICK) if delivery.message.value == b"bad" else Done()
 
     dead: list[int] = []
-    async with working(backend, handle, delivering=Delivering(max_attempts=3, on_dead=dead.append)):
+    async with working(backend, handle, delivering=DeliveryStream(max_attempts=3, on_dead=dead.append)):
         await notes.until_handled(2)
     assert sum(dead) == 1
     assert notes.of_key("a") == ["bad", "bad", "bad", "good"]
     [letter] = await backend.bus.dead_letters(backend.topic)
-    assert letter.message == Message(backend.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"})
+    assert letter.message == BusMessage(backend.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"})
     assert letter.reason == "gave up after 3 attempts: disk full"
     assert letter.attempts == 3
     assert abs(letter.died_at - backend.db.clock.now()) < timedelta(minutes=1)
@@ -601,7 +612,7 @@ async def test_a_message_is_set_aside_after_so_many_attempts(backend: BusBackend
 async def test_trouble_that_is_nobodys_fault_is_retried_without_end(backend: BusBackend) -> None:
     """R11: a transient failure never ends a message, however often it comes; the attempts that count are its own."""
     await publish(backend, ("a", "1"))
-    twice = Delivering(max_attempts=2, lease_for=timedelta(minutes=5))
+    twice = DeliveryStream(max_attempts=2, lease_for=timedelta(minutes=5))
     async with backend.bus.subscribe(backend.topic, worker="w", delivering=twice) as subscription:
         for _ in range(5):
             [delivery] = await take(subscription)
@@ -638,7 +649,7 @@ async def test_what_a_transaction_publishes_is_seen_when_it_commits(backend: Bus
     async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
         async with backend.db.transaction() as tx:
             await backend.bus.publish(
-                [Message(backend.topic, "a", b"1", {"n": "1"}), Message(backend.topic, "a", b"2")], tx=tx
+                [BusMessage(backend.topic, "a", b"1", {"n": "1"}), BusMessage(backend.topic, "a", b"2")], tx=tx
             )
             await backend.relay()
             assert await backend.bus.backlog(backend.topic) == 0
@@ -651,7 +662,7 @@ async def test_what_a_rolled_back_transaction_published_is_never_seen(backend: B
     """H4: without the commit there is no message."""
     with pytest.raises(LookupError):
         async with backend.db.transaction() as tx:
-            await backend.bus.publish([Message(backend.topic, "a", b"never")], tx=tx)
+            await backend.bus.publish([BusMessage(backend.topic, "a", b"never")], tx=tx)
             raise LookupError
     await backend.relay()
     await publish(backend, ("a", "after"))
@@ -663,7 +674,7 @@ async def test_publishing_to_a_server_that_is_down_says_so(backend: BusBackend) 
     """R8: within seconds, as Transient with a hint; so the caller can answer 503."""
     async with backend.dead() as bus, asyncio.timeout(10):
         with pytest.raises(Transient) as failure:
-            await bus.publish([Message(backend.topic, "a", b"1")])
+            await bus.publish([BusMessage(backend.topic, "a", b"1")])
         assert failure.value.hint
         with pytest.raises(Transient) as failure:
             await bus.check()
@@ -678,13 +689,13 @@ async def test_a_bus_that_is_up_says_so(backend: BusBackend) -> None:
 async def test_messages_arrive_as_they_were_published(backend: BusBackend) -> None:
     """Keys of any script and of the full length, empty values, headers, bytes up to the limit."""
     messages = [
-        Message(backend.topic, "ключ/鍵:🔑", bytes(range(256)), {"traceId": "00-aß", "empty": ""}),
-        Message(backend.topic, "é" * (KEY_LIMIT // 2), b""),
-        Message(backend.topic, "big", b"x" * VALUE_LIMIT),
+        BusMessage(backend.topic, "ключ/鍵:🔑", bytes(range(256)), {"traceId": "00-aß", "empty": ""}),
+        BusMessage(backend.topic, "é" * (KEY_LIMIT // 2), b""),
+        BusMessage(backend.topic, "big", b"x" * VALUE_LIMIT),
     ]
     await backend.bus.publish(messages)
     await backend.bus.publish([])
-    arrived: dict[str, Message] = {}
+    arrived: dict[str, BusMessage] = {}
     async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
         while len(arrived) < 3:
             taken = await take(subscription)
@@ -709,7 +720,7 @@ async def test_messages_arrive_as_they_were_published(backend: BusBackend) -> No
 )
 async def test_what_no_bus_could_carry_is_refused(backend: BusBackend, change: dict[str, Any]) -> None:
     """R8: over a limit is the caller's mistake, told before anything is sent."""
-    fine = Message(backend.topic, "fine", b"")
+    fine = BusMessage(backend.topic, "fine", b"")
     with pytest.raises(Invalid, match=r"key|bytes|header|topic"):
         await backend.bus.publish([fine, replace(fine, **change)])
     assert await backend.bus.backlog(backend.topic) == 0
@@ -730,7 +741,7 @@ async def test_the_backlog_counts_what_is_not_settled(backend: BusBackend) -> No
         assert await backend.bus.backlog(backend.topic) == 10 - kept
 
 
-def settled_before_first_open(taken: Sequence[Delivery], outcomes: Sequence[Outcome | None]) -> int:
+def settled_before_first_open(taken: Sequence[BusDelivery], outcomes: Sequence[Outcome | None]) -> int:
     """How many ended: in each partition, those before its first that did not."""
     open_partitions: set[int] = set()
     ended = 0

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.kernel.bus import Delivering, Message
+from penstock.kernel.bus import BusMessage, DeliveryStream
 from penstock.kernel.bus.postgres import LANES, SQL, PostgresBus
 from penstock.kernel.db.database import Database
 from penstock.kernel.tasks.outcome import Done
@@ -15,7 +15,7 @@ GATE = 4711
 async def test_a_take_that_was_overtaken_reads_nothing_that_is_settled(db: Database) -> None:
     """R11: another worker took and settled after this take began: what it settled is not handed out again."""
     bus, topic = PostgresBus(db), new_topic()
-    await bus.publish([Message(topic, "a", b"1")])
+    await bus.publish([BusMessage(topic, "a", b"1")])
     async with bus.subscribe(topic, worker="quick") as quick, db.connection() as gate:
         await gate.execute("SELECT pg_advisory_lock($1)", GATE)
         overtaken = asyncio.create_task(take_after_gate(db, topic))
@@ -32,7 +32,7 @@ async def take_after_gate(db: Database, topic: str) -> int:
     statement = SQL["take"].replace("bus_partition p\n", f"{gated}\n", 1).replace("FOR UPDATE", "FOR UPDATE OF p")
     assert gated in statement
     now = db.clock.now()
-    return len(await db.fetch(statement, topic, 10, "slow", now, now + Delivering().lease_for, LANES))
+    return len(await db.fetch(statement, topic, 10, "slow", now, now + DeliveryStream().lease_for, LANES))
 
 
 async def until_somebody_waits(db: Database) -> None:
@@ -44,7 +44,7 @@ async def until_somebody_waits(db: Database) -> None:
 async def test_a_take_gives_no_more_than_was_asked_for(db: Database) -> None:
     """Though each of its partitions could give one."""
     bus, topic = PostgresBus(db), new_topic()
-    await bus.publish([Message(topic, f"k{n}", b"") for n in range(50)])
+    await bus.publish([BusMessage(topic, f"k{n}", b"") for n in range(50)])
     async with bus.subscribe(topic, worker="w") as subscription:
         assert len(await subscription.take(3)) == 3
 
@@ -53,7 +53,7 @@ async def test_workers_set_to_fewer_partitions_still_get_all(db: Database) -> No
     """R9: while the number of partitions is being changed, nothing is left lying where no worker looks."""
     many, few, topic = PostgresBus(db, partitions=64), PostgresBus(db, partitions=2), new_topic()
     async with few.subscribe(topic, worker="w") as subscription:
-        await many.publish([Message(topic, f"k{n}", b"") for n in range(200)])
+        await many.publish([BusMessage(topic, f"k{n}", b"") for n in range(200)])
         left = 200
         async with asyncio.timeout(30):
             while left:
@@ -65,7 +65,7 @@ async def test_workers_set_to_fewer_partitions_still_get_all(db: Database) -> No
 async def test_a_heartbeat_under_an_old_fence_extends_nothing(db: Database) -> None:
     """R11: a worker that lost its partition cannot keep it from the one that has it now."""
     bus, topic = PostgresBus(db), new_topic()
-    await bus.publish([Message(topic, "a", b"1")])
+    await bus.publish([BusMessage(topic, "a", b"1")])
     async with bus.subscribe(topic, worker="old") as old, bus.subscribe(topic, worker="new") as new:
         [lost] = await old.take(1)
         await db.execute("UPDATE bus_partition SET lease_until = now() - interval '1 s' WHERE topic = $1", topic)

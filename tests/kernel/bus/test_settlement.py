@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.kernel.bus import Delivering, Delivery, Message
-from penstock.kernel.bus.settlement import Settled, settle
+from penstock.kernel.bus import BusDelivery, BusMessage, DeliveryStream
+from penstock.kernel.bus.settlement import PartitionSettlement, settle
 from penstock.kernel.tasks.outcome import REASON_LIMIT, Done, Failed, Outcome, Retry
 from tests.support.soak import examples
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_ATTEMPTS = 3
-DELIVERING = Delivering(max_attempts=MAX_ATTEMPTS)
+DELIVERING = DeliveryStream(max_attempts=MAX_ATTEMPTS)
 
-Results = Sequence[tuple[Delivery, Outcome | None]]
+Results = Sequence[tuple[BusDelivery, Outcome | None]]
 
 waits = st.none() | st.timedeltas(min_value=timedelta(0), max_value=timedelta(hours=1))
 outcomes = st.one_of(st.none(), st.builds(Done), st.builds(Failed, st.text()), st.builds(Retry, st.text(), after=waits))
@@ -27,21 +27,21 @@ def batches(draw: st.DrawFn) -> Results:
     """A batch as a take gives it: some partitions mixed, each in order, only its first tried before."""
     partitions = draw(st.lists(st.integers(0, 3), max_size=20))
     seen: set[int] = set()
-    results: list[tuple[Delivery, Outcome | None]] = []
+    results: list[tuple[BusDelivery, Outcome | None]] = []
     for position, partition in enumerate(partitions):
         attempt = 1 if partition in seen else draw(st.integers(1, MAX_ATTEMPTS))
         seen.add(partition)
-        message = Message("topic", f"key {partition}", b"")
-        results.append((Delivery(message, attempt, partition, position, fence=partition + 7), draw(outcomes)))
+        message = BusMessage("topic", f"key {partition}", b"")
+        results.append((BusDelivery(message, attempt, partition, position, fence=partition + 7), draw(outcomes)))
     return results
 
 
-def ends(delivery: Delivery, outcome: Outcome | None) -> bool:
+def ends(delivery: BusDelivery, outcome: Outcome | None) -> bool:
     """Whether a message is over: done, failed, or tried often enough."""
     return isinstance(outcome, Done | Failed) or (outcome is not None and delivery.attempt >= MAX_ATTEMPTS)
 
 
-def kept(lane: Settled, results: Results) -> list[int]:
+def kept(lane: PartitionSettlement, results: Results) -> list[int]:
     of_lane = [delivery.position for delivery, _ in results if delivery.partition == lane.partition]
     return [position for position in of_lane if lane.head is not None and position >= lane.head]
 

@@ -12,7 +12,7 @@ import signal
 import sys
 from datetime import timedelta
 
-from penstock.kernel.bus import Bus, Delivering, Delivery, Subscription
+from penstock.kernel.bus import Bus, BusDelivery, DeliveryStream, Subscription
 from penstock.kernel.tasks.outcome import Done, Outcome
 from penstock.kernel.telemetry.telemetry import Telemetry, configure_logging
 from penstock.kernel.work.worker import Worker, each
@@ -37,7 +37,7 @@ async def hold(subscription: Subscription) -> None:
 
 
 async def work(bus: Bus, subscription: Subscription) -> None:
-    async def handle(delivery: Delivery) -> Outcome:
+    async def handle(delivery: BusDelivery) -> Outcome:
         say("handling", delivery.message.value.decode())
         if delivery.message.value == b"poison":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -49,7 +49,7 @@ async def work(bus: Bus, subscription: Subscription) -> None:
 
 
 async def main(address: str, topic: str, lease: str, max_attempts: str, mode: str) -> None:
-    delivering = Delivering(max_attempts=int(max_attempts), lease_for=timedelta(seconds=float(lease)))
+    delivering = DeliveryStream(max_attempts=int(max_attempts), lease_for=timedelta(seconds=float(lease)))
     async with (
         Address.load(address).open() as bus,
         bus.subscribe(topic, worker=f"child {os.getpid()}", delivering=delivering) as subscription,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.tasks.wait import happens
 
 CHANNEL = "test_bell"
@@ -12,7 +12,7 @@ CHANNEL = "test_bell"
 
 async def test_a_ring_wakes_who_waits_for_its_topic(db: Database) -> None:
     """T12: whoever waits for a topic is woken by it, and by no other."""
-    bell = Bell(db, CHANNEL)
+    bell = Notifier(db, CHANNEL)
     mine, other = bell.next("mine"), bell.next("other")
     bell.ring("mine")
     assert mine.is_set()
@@ -22,7 +22,11 @@ async def test_a_ring_wakes_who_waits_for_its_topic(db: Database) -> None:
 
 async def test_another_process_hears_it(db: Database, database_url: str) -> None:
     """T12: a ring reaches the waiting of every process that serves the same database."""
-    async with Database.open(database_url) as theirs, Bell.hung(theirs, CHANNEL) as far, Bell.hung(db, CHANNEL) as near:
+    async with (
+        Database.open(database_url) as theirs,
+        Notifier.hung(theirs, CHANNEL) as far,
+        Notifier.hung(db, CHANNEL) as near,
+    ):
         heard, wakings = asyncio.Event(), 0
 
         async def wait_for_it() -> None:
@@ -41,7 +45,7 @@ async def test_another_process_hears_it(db: Database, database_url: str) -> None
 
 async def test_taken_down_it_wakes_everybody_for_good(db: Database) -> None:
     """T17: at a stop nobody goes on waiting, nor begins to."""
-    bell = Bell(db, CHANNEL)
+    bell = Notifier(db, CHANNEL)
     waiting = bell.next("work")
     bell.close()
     assert waiting.is_set()
@@ -50,7 +54,7 @@ async def test_taken_down_it_wakes_everybody_for_good(db: Database) -> None:
 
 async def test_many_rings_are_told_once(db: Database) -> None:
     """A NOTIFY passes a lock of the whole server: a burst of rings is one, with each topic once."""
-    bell = Bell(db, CHANNEL)
+    bell = Notifier(db, CHANNEL)
     for _ in range(100):
         bell.ring("work", "moves")
     assert bell._to_tell == {"work", "moves"}
@@ -72,7 +76,7 @@ class Claims:
 
 async def test_a_ring_during_a_claim_is_not_lost(db: Database) -> None:
     """T12: work that arrives while a claim finds nothing is claimed at once, not after a second."""
-    bell = Bell(db, CHANNEL)
+    bell = Notifier(db, CHANNEL)
     claims = Claims(1_000, lambda: bell.ring("work"))
     async with asyncio.timeout(60):  # without the ring a claim is tried about once a second
         assert await bell.claim("work", claims, wait=1_000) == [1_000]
@@ -80,7 +84,7 @@ async def test_a_ring_during_a_claim_is_not_lost(db: Database) -> None:
 
 async def test_a_claim_ends_with_its_wait_its_caller_or_the_bell(db: Database) -> None:
     """T12: without work a claim gives nothing when its time is over, its caller is gone, or the server stops."""
-    bell = Bell(db, CHANNEL)
+    bell = Notifier(db, CHANNEL)
     assert await bell.claim("work", Claims(2), wait=0) == []
 
     async def is_gone() -> bool:

@@ -22,7 +22,7 @@ from penstock.kernel.http.auth import (
     JwtAuthenticator,
     NoAuthenticator,
 )
-from penstock.kernel.http.keys import Keys, SharedSecret
+from penstock.kernel.http.keys import KeySource, SharedSecret
 from tests.kernel.tokens import (
     ANY_TEXT,
     CLAIMS,
@@ -48,7 +48,7 @@ def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
 class CountingKeys:
     """Keys that count how often they are asked for."""
 
-    inner: Keys = field(default_factory=lambda: SharedSecret(SECRET))
+    inner: KeySource = field(default_factory=lambda: SharedSecret(SECRET))
     asked: int = 0
 
     async def key_for(self, token: str) -> Any:

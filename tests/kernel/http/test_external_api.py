@@ -15,7 +15,15 @@ from yarl import URL
 
 from penstock import __version__
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.http.external_api import Answered, BodyTooLarge, CallFailed, ExternalApi, Failure, bare, exchange
+from penstock.kernel.http.external_api import (
+    ApiFailure,
+    ApiResponse,
+    BodyTooLarge,
+    CallFailed,
+    ExternalApi,
+    bare,
+    exchange,
+)
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
 TOKEN = 'pass"wörd-0123'
@@ -60,7 +68,7 @@ class ExternalServer:
         return ExternalApi(ManualClock(NOW), pause=self.pause, **given)
 
     async def call(
-        self, path: str = "/", read: Callable[[Answered], Any] = lambda answered: answered.body, **options: Any
+        self, path: str = "/", read: Callable[[ApiResponse], Any] = lambda answered: answered.body, **options: Any
     ) -> Any:
         around = {"around": options.pop("around")} if "around" in options else {}
         api = self.api(**options)
@@ -112,7 +120,7 @@ async def test_reading_stops_at_the_limit(server: ExternalServer) -> None:
     server.replies = [says("x" * 1_000)]
     assert len(await server.call()) == 1_000
     failed = await server.failure("/endless")
-    assert (failed.failure, failed.is_retryable, failed.attempts) == (Failure.TOO_LARGE, False, 1)
+    assert (failed.failure, failed.is_retryable, failed.attempts) == (ApiFailure.TOO_LARGE, False, 1)
     assert failed.message == f"{server.url}endless answered with more than 1000 bytes"
     assert server.written < 50_000_000  # the buffers of the system
 
@@ -120,7 +128,7 @@ async def test_reading_stops_at_the_limit(server: ExternalServer) -> None:
 async def test_the_body_of_an_error_has_the_same_limit(server: ExternalServer) -> None:
     """A long error page is not read either."""
     server.replies = [says("x" * 1_001, status=500)]
-    assert (await server.failure()).failure is Failure.TOO_LARGE
+    assert (await server.failure()).failure is ApiFailure.TOO_LARGE
 
 
 async def test_one_exchange_returns_any_status(server: ExternalServer) -> None:
@@ -148,14 +156,14 @@ async def test_a_redirect_is_not_followed(server: ExternalServer) -> None:
     """The secrets of a request are for one host."""
     server.replies = [says(status=307, Location="/elsewhere")]
     failed = await server.failure()
-    assert (failed.failure, failed.status, failed.is_retryable) == (Failure.MOVED, 307, False)
+    assert (failed.failure, failed.status, failed.is_retryable) == (ApiFailure.MOVED, 307, False)
     assert [request.path for request, _ in server.requests] == ["/"]
 
 
 async def test_a_silent_api_times_out(server: ExternalServer) -> None:
     """An attempt without an answer ends at the timeout, and the message says so."""
     failed = await server.failure("/silent", timeout=timedelta(seconds=0.1), attempts=2)
-    assert (failed.failure, failed.attempts) == (Failure.TIMEOUT, 2)
+    assert (failed.failure, failed.attempts) == (ApiFailure.TIMEOUT, 2)
     assert failed.message == f"{server.url}silent did not answer within 0.1 s"
 
 
@@ -175,14 +183,14 @@ async def test_each_attempt_has_the_whole_timeout(server: ExternalServer) -> Non
 async def test_a_closed_port_is_unreachable(server: ExternalServer) -> None:
     """No connection is a failure that is retried."""
     failed = await server.failure("http://127.0.0.1:1/")
-    assert (failed.failure, failed.attempts, failed.status) == (Failure.UNREACHABLE, 3, 0)
+    assert (failed.failure, failed.attempts, failed.status) == (ApiFailure.UNREACHABLE, 3, 0)
 
 
 @pytest.mark.parametrize("value", ["t0ken-0123\r\nX: y", "t0ken-0123\n"])
 async def test_a_token_that_no_header_can_carry(server: ExternalServer, value: str) -> None:
     """The failure is named, and does not tell the token."""
     failed = await server.failure(token=value)
-    assert failed.failure is Failure.UNREACHABLE
+    assert failed.failure is ApiFailure.UNREACHABLE
     assert "t0ken" not in failed.message
     assert server.requests == []
 
@@ -190,18 +198,20 @@ async def test_a_token_that_no_header_can_carry(server: ExternalServer, value: s
 @pytest.mark.parametrize(
     ("status", "failure", "attempts"),
     [
-        (500, Failure.ERROR, 3),
-        (503, Failure.ERROR, 3),
-        (408, Failure.ERROR, 3),
-        (429, Failure.THROTTLED, 3),
-        (401, Failure.UNAUTHORIZED, 1),
-        (403, Failure.UNAUTHORIZED, 1),
-        (304, Failure.MOVED, 1),
-        (400, Failure.REFUSED, 1),
-        (404, Failure.REFUSED, 1),
+        (500, ApiFailure.ERROR, 3),
+        (503, ApiFailure.ERROR, 3),
+        (408, ApiFailure.ERROR, 3),
+        (429, ApiFailure.THROTTLED, 3),
+        (401, ApiFailure.UNAUTHORIZED, 1),
+        (403, ApiFailure.UNAUTHORIZED, 1),
+        (304, ApiFailure.MOVED, 1),
+        (400, ApiFailure.REFUSED, 1),
+        (404, ApiFailure.REFUSED, 1),
     ],
 )
-async def test_a_status_names_its_failure(server: ExternalServer, status: int, failure: Failure, attempts: int) -> None:
+async def test_a_status_names_its_failure(
+    server: ExternalServer, status: int, failure: ApiFailure, attempts: int
+) -> None:
     """Failures that can pass are retried up to `attempts`, the others are not."""
     server.replies = [says(status=status)]
     failed = await server.failure()
@@ -222,16 +232,16 @@ async def test_attempts_end_with_the_first_success(server: ExternalServer) -> No
 async def test_a_bad_answer_is_retried(server: ExternalServer) -> None:
     """A CallFailed of the reader counts; another error of the reader ends the call unchanged."""
 
-    def picky(answered: Answered) -> bytes:
+    def picky(answered: ApiResponse) -> bytes:
         if answered.body == b"bad":
-            raise CallFailed(Failure.BAD_ANSWER, "no picture")
+            raise CallFailed(ApiFailure.BAD_ANSWER, "no picture")
         return bytes([answered.body[0]])
 
     server.replies = [says("bad"), says("good")]
     assert await server.call(read=picky) == b"g"
     server.replies = [says("bad")]
     failed = await server.failure(read=picky)
-    assert (failed.failure, failed.attempts, failed.message) == (Failure.BAD_ANSWER, 3, "no picture")
+    assert (failed.failure, failed.attempts, failed.message) == (ApiFailure.BAD_ANSWER, 3, "no picture")
     asked, server.replies = len(server.requests), [says()]
     with pytest.raises(IndexError):
         await server.call(read=picky)
@@ -274,7 +284,7 @@ async def test_each_attempt_runs_inside_its_hook(server: ExternalServer) -> None
 
     server.replies = [says(status=500), says("fine")]
     assert await server.call(around=around, wait=wait) == b"fine"
-    assert seen == [Failure.ERROR, ("LookupError(500)", 1), "fine"]
+    assert seen == [ApiFailure.ERROR, ("LookupError(500)", 1), "fine"]
     server.replies = [says(status=404)]
     with pytest.raises(LookupError):
         await server.call(around=around, wait=wait)

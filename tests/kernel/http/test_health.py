@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.kernel.errors import Transient
 from penstock.kernel.http import health as actuator
-from penstock.kernel.http.health import Pulse
-from penstock.kernel.http.middleware import Draining
+from penstock.kernel.http.health import LivenessPulse
+from penstock.kernel.http.middleware import DrainState
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 
@@ -26,7 +26,7 @@ async def hanging() -> None:
     await asyncio.Event().wait()
 
 
-def http(pulse: Pulse) -> httpx.AsyncClient:
+def http(pulse: LivenessPulse) -> httpx.AsyncClient:
     app = FastAPI()
     app.include_router(actuator.router(pulse, Telemetry()))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost/actuator")
@@ -34,7 +34,7 @@ def http(pulse: Pulse) -> httpx.AsyncClient:
 
 async def test_a_lost_helper_does_not_take_the_process_out_of_service() -> None:
     """R23: with Redis down health says so, while readiness, which needs only the database, stays UP."""
-    pulse = Pulse({"database": well, "signals": down}, needs=["database"])
+    pulse = LivenessPulse({"database": well, "signals": down}, needs=["database"])
     pulse.is_serving = True
     async with http(pulse) as client:
         health, ready = await client.get("/health"), await client.get("/health/readiness")
@@ -47,7 +47,7 @@ async def test_a_lost_helper_does_not_take_the_process_out_of_service() -> None:
 
 async def test_without_what_it_needs_it_is_alive_but_not_ready() -> None:
     """R23: a process whose database is away must not be restarted for it, and gets no requests."""
-    pulse = Pulse({"database": down}, needs=["database"])
+    pulse = LivenessPulse({"database": down}, needs=["database"])
     pulse.is_serving = True
     async with http(pulse) as client:
         assert (await client.get("/health/readiness")).status_code == 503
@@ -56,7 +56,7 @@ async def test_without_what_it_needs_it_is_alive_but_not_ready() -> None:
 
 async def test_before_it_serves_it_is_not_ready() -> None:
     """R23: not ready until all is loaded, and not while it drains."""
-    pulse = Pulse({}, needs=[])
+    pulse = LivenessPulse({}, needs=[])
     assert (await pulse.readiness()).status == "DOWN"
     pulse.is_serving = True
     assert (await pulse.readiness()).status == "UP"
@@ -65,7 +65,7 @@ async def test_before_it_serves_it_is_not_ready() -> None:
 async def test_a_dependency_that_hangs_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe is answered in time, whatever does not answer it."""
     monkeypatch.setattr(actuator, "CHECK_TIMEOUT", 0.01)
-    health = await Pulse({"bus": hanging}, needs=[]).health()
+    health = await LivenessPulse({"bus": hanging}, needs=[]).health()
     assert health.components["bus"].code == "TIMED_OUT"
 
 
@@ -77,7 +77,7 @@ async def test_many_probes_ask_once() -> None:
         nonlocal asked
         asked += 1
 
-    pulse = Pulse({"database": count}, needs=[])
+    pulse = LivenessPulse({"database": count}, needs=[])
     await asyncio.gather(*(pulse.health() for _ in range(50)))
     assert asked == 1
 
@@ -91,7 +91,7 @@ def samples(exposition: bytes, name: str) -> dict[str, float]:
 
 async def test_the_metrics_tell_how_the_process_is() -> None:
     """R26, R27: readiness and each dependency as numbers an alert can be made of, as of this moment."""
-    telemetry, pulse = Telemetry(), Pulse({"database": well, "signals": down}, needs=["database"])
+    telemetry, pulse = Telemetry(), LivenessPulse({"database": well, "signals": down}, needs=["database"])
     before = await pulse.exposition(telemetry)
     pulse.is_serving = True
     after = await pulse.exposition(telemetry)
@@ -104,7 +104,7 @@ async def test_the_metrics_tell_how_the_process_is() -> None:
 async def test_two_servers_of_a_process_each_tell_their_own() -> None:
     """R27: what one of them depends on is not told by the other, whoever was asked before."""
     telemetry = Telemetry()
-    api, pod = Pulse({"database": well}, needs=["database"]), Pulse({"primary": down}, needs=[])
+    api, pod = LivenessPulse({"database": well}, needs=["database"]), LivenessPulse({"primary": down}, needs=[])
     api.is_serving = True
     assert samples(await pod.exposition(telemetry), "penstock_component_up") == {"primary": 0}
     told = await api.exposition(telemetry)
@@ -115,11 +115,11 @@ async def test_two_servers_of_a_process_each_tell_their_own() -> None:
 async def test_a_server_that_drains_sends_its_clients_elsewhere() -> None:
     """R23: it is not ready any more, answers all the same, and with each answer the connection ends."""
     told: list[str] = []
-    pulse = Pulse({}, needs=[], on_drain=lambda: told.append("drain"))
+    pulse = LivenessPulse({}, needs=[], on_drain=lambda: told.append("drain"))
     pulse.is_serving = True
     app = FastAPI()
     app.include_router(actuator.router(pulse, Telemetry()))
-    app.add_middleware(Draining, pulse=pulse)
+    app.add_middleware(DrainState, pulse=pulse)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost/actuator") as client:
         assert "connection" not in (await client.get("/health/readiness")).headers
         pulse.drain()
@@ -134,7 +134,7 @@ async def test_a_check_that_crashes_does_not_hide_the_others() -> None:
     async def crashed() -> None:
         raise RuntimeError("a bug")
 
-    pulse = Pulse({"database": well, "bus": crashed}, needs=[])
+    pulse = LivenessPulse({"database": well, "bus": crashed}, needs=[])
     assert samples(await pulse.exposition(Telemetry()), "penstock_component_up") == {"database": 1, "bus": 0}
     assert (await pulse.health()).components["bus"].code == "CHECK_CRASHED"
 
@@ -149,7 +149,7 @@ async def test_what_costs_something_is_asked_seldom(monkeypatch: pytest.MonkeyPa
         if len(asked) < 3:
             await down()
 
-    pulse = Pulse({"storage": check}, needs=[], seldom=["storage"])
+    pulse = LivenessPulse({"storage": check}, needs=[], seldom=["storage"])
     states = [(await pulse.health()).status for _ in range(6)]
     assert states == ["DOWN", "DOWN", "UP", "UP", "UP", "UP"]
     assert len(asked) == 3

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from penstock.kernel.errors import BadConfig, Transient, Unauthorized
 from penstock.kernel.http.auth import REMEMBER_SECONDS, JwtAuthenticator
-from penstock.kernel.http.keys import KEYS_LIFESPAN, KEYS_PAUSE, KEYS_RETRY, KeyFile, Keys, KeyUrl
+from penstock.kernel.http.keys import KEYS_LIFESPAN, KEYS_PAUSE, KEYS_RETRY, KeyFile, KeySource, KeyUrl
 from tests.kernel.tokens import (
     ANY_TEXT,
     CLAIMS,
@@ -73,7 +73,7 @@ async def test_a_public_key_is_no_secret(
 ) -> None:
     """R25: an HS256 token signed with the RSA public key is refused, even where HS256 was allowed by mistake."""
     pem = RSA_KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    keys: Keys = KeyFile(jwks_file) if source == "file" else KeyUrl(server.url)
+    keys: KeySource = KeyFile(jwks_file) if source == "file" else KeyUrl(server.url)
     token = forged({"alg": "HS256", "kid": "rsa"}, CLAIMS, pem)
     assert await refusal(JwtAuthenticator(keys, algorithms=algorithms), token) == "BAD_TOKEN"
 
@@ -94,7 +94,7 @@ async def test_only_the_named_key_and_its_algorithm_count(
     jwks_file: Path, server: KeyServer, source: str, key: Any, kid: str | None, algorithm: str, code: str
 ) -> None:
     """R25: another key's signature, another algorithm or an unknown name is 401."""
-    keys: Keys = KeyFile(jwks_file) if source == "file" else KeyUrl(server.url)
+    keys: KeySource = KeyFile(jwks_file) if source == "file" else KeyUrl(server.url)
     assert await refusal(with_keys(keys), signed(key, kid, algorithm)) == code
 
 

@@ -12,7 +12,9 @@ from penstock.tracking.api import schemas as tracking
 MOVE = {"from", "to", "actor", "at", "reason", "fence"}
 
 
-@pytest.mark.parametrize("told", [tracking.Event, flows.Move, ingest.Noted, harvest.Noted, overview.Event])
+@pytest.mark.parametrize(
+    "told", [tracking.TrackingEvent, flows.FlowMove, ingest.IngestMove, harvest.HarvestMove, overview.OverviewEvent]
+)
 def test_a_move_has_one_shape(told: type[BaseModel]) -> None:
     """T17, F18, H13: from where to where, who, when, why and under which fence, whichever part tells it."""
     fields = set(told.model_json_schema(mode="serialization")["properties"])

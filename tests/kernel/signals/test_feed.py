@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from penstock.kernel.db.listener import Inbox
-from penstock.kernel.signals.feed import Feed
+from penstock.kernel.db.listener import NotificationInbox
+from penstock.kernel.signals.feed import SignalStream
 from tests.kernel.signals.hearing import resynced
 
 
@@ -15,7 +15,7 @@ async def test_a_listener_that_breaks_says_so() -> None:
     async def broken() -> None:
         raise LookupError("a fault")
 
-    feed = Feed(Inbox(), [asyncio.create_task(broken())])
+    feed = SignalStream(NotificationInbox(), [asyncio.create_task(broken())])
     await resynced(feed)
     with pytest.raises(LookupError):
         await anext(feed)

@@ -11,10 +11,10 @@ import pytest
 from penstock.kernel.db import listener as notifications
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import embedded_postgres
-from penstock.kernel.db.listener import Heard, Missed
+from penstock.kernel.db.listener import HeardNotification, MissedNotifications
 from penstock.kernel.errors import Invalid
 from penstock.kernel.signals import BODY_LIMIT, Resync, Signal
-from penstock.kernel.signals.feed import Feed
+from penstock.kernel.signals.feed import SignalStream
 from penstock.kernel.signals.postgres import PostgresSignals
 from tests.kernel.signals.backends import SignalsBackend
 from tests.kernel.signals.hearing import (
@@ -144,11 +144,11 @@ async def test_whoever_stops_waiting_loses_nothing(backend: SignalsBackend) -> N
 async def test_a_listener_that_is_too_slow_is_told_so(backend: SignalsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """R22: what waits for a slow listener is bounded; beyond it there is a Resync in place of the signals."""
     monkeypatch.setattr(notifications, "INBOX_LIMIT", 10)
-    told = Missed("the listener was too slow")
+    told = MissedNotifications("the listener was too slow")
     async with backend.signals.listen("pod") as feed:
-        assert isinstance(feed, Feed)
+        assert isinstance(feed, SignalStream)
         await resynced(feed)
-        waiting: asyncio.Queue[Heard | Missed] = feed._inbox._queue
+        waiting: asyncio.Queue[HeardNotification | MissedNotifications] = feed._inbox._queue
         await backend.signals.announce([f"v{n}" for n in range(100)])
         await becomes(lambda: told in list(waiting._queue))  # type: ignore[attr-defined]
         assert waiting.qsize() <= 10

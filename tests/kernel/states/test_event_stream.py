@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.states import event_stream, journal
-from penstock.kernel.states.event_stream import Live, Ringing, Tail
-from penstock.kernel.states.journal import Entry
+from penstock.kernel.states.event_stream import ChangeNotifications, JournalTail, LiveEvents
+from penstock.kernel.states.journal import JournalEntry
 from tests.support.waiting import becomes
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -18,7 +18,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 async def moved(db: Database, *subjects: str, machine: str = "m") -> None:
     async with db.transaction() as tx:
-        await journal.append(tx, [Entry(machine, one, None, "new", "tester", AT) for one in subjects])
+        await journal.append(tx, [JournalEntry(machine, one, None, "new", "tester", AT) for one in subjects])
 
 
 async def settled(db: Database) -> None:
@@ -34,8 +34,8 @@ async def settled(db: Database) -> None:
 async def test_a_bell_wakes_who_watches(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """T17: at once, not when the next look is due."""
     monkeypatch.setattr(event_stream, "POLL", 3600.0)
-    bells = [Bell(db, "one"), Bell(db, "two")]
-    tails = Live([Tail(db, ["m"])], [Ringing(bell, "moves") for bell in bells])
+    bells = [Notifier(db, "one"), Notifier(db, "two")]
+    tails = LiveEvents([JournalTail(db, ["m"])], [ChangeNotifications(bell, "moves") for bell in bells])
     async with aclosing(tails.moves(await tails.start(None))) as moves, asyncio.timeout(20):
         for bell in bells:
             waiting = asyncio.ensure_future(anext(moves))
@@ -53,7 +53,7 @@ async def test_not_to_follow_is_to_end_with_what_was_there(db: Database, monkeyp
     for number in range(5):
         await moved(db, f"a{number}")
     await settled(db)
-    tails = Live([Tail(db, ["m"])], [Ringing(Bell(db, "one"), "moves")])
+    tails = LiveEvents([JournalTail(db, ["m"])], [ChangeNotifications(Notifier(db, "one"), "moves")])
     told: list[str] = []
     async with asyncio.timeout(20):
         async for _, noted in tails.moves(await tails.start(None, last=100), follow=False):
@@ -71,7 +71,7 @@ async def test_moves_of_others_are_passed_over_once(db: Database, monkeypatch: p
         await moved(db, *map(str, range(100)), machine="other")
     await moved(db, "mine too")
     await settled(db)
-    tails = Live([Tail(db, ["m", "other"])], [])
+    tails = LiveEvents([JournalTail(db, ["m", "other"])], [])
     start = await tails.start(None, last=2, of=["m"])
     batches = [noted async for _, noted in tails.moves(start, of=["m"], follow=False)]
     assert [one.entry.subject for noted in batches for one in noted] == ["mine", "mine too"]

@@ -7,14 +7,14 @@ import pytest
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.kernel.states import journal
-from penstock.kernel.states.journal import Entry
+from penstock.kernel.states.journal import JournalEntry
 from tests.services.postgres import fresh_database
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def entry(subject: str, source: str | None = None, target: str = "new", **more: object) -> Entry:
-    return Entry("file", subject, source, target, "tester", AT, **more)  # type: ignore[arg-type]
+def entry(subject: str, source: str | None = None, target: str = "new", **more: object) -> JournalEntry:
+    return JournalEntry("file", subject, source, target, "tester", AT, **more)  # type: ignore[arg-type]
 
 
 async def test_history_tells_who_when_and_why(db: Database) -> None:

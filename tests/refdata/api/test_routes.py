@@ -9,10 +9,10 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-from penstock.app.apis import Web, make_command_api
+from penstock.app.apis import PublicApis, make_command_api
 from penstock.kernel.db import page as paging
 from penstock.kernel.http.auth import Authenticator, NoAuthenticator
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.health import LivenessPulse
 from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT
 from penstock.refdata.runtime import applying
 from penstock.settings import Settings
@@ -55,8 +55,8 @@ async def serving(settings: Settings, authenticator: Authenticator | None = None
     async with AsyncExitStack() as stack:
         harness = await stack.enter_async_context(opened(settings))
         telemetry = harness.platform.telemetry
-        web = Web(settings, telemetry, authenticator or NoAuthenticator())
-        app = make_command_api(web, Pulse({}, needs=[]), harness.refdata)
+        web = PublicApis(settings, telemetry, authenticator or NoAuthenticator())
+        app = make_command_api(web, LivenessPulse({}, needs=[]), harness.refdata)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)
         yield CommandApiClient(await stack.enter_async_context(http), harness)

@@ -10,8 +10,8 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.errors import PenstockError
 from penstock.refdata.apply import definitions
 from penstock.refdata.config import RefdataSection
-from penstock.refdata.dictionaries.catalogue import Catalogue
-from penstock.refdata.model import Dict
+from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
+from penstock.refdata.model import DictionaryKey
 from penstock.settings import load_settings
 from tests.refdata.definitions_in_process import (
     COUNTRY,
@@ -45,7 +45,7 @@ async def test_many_registrations_at_once_bump_once(schemas: str, tmp_path: Path
         await harness.send("CURRENCY", NOK)
         await harness.apply()
         write_definitions(file, schemas, redefined(CURRENCY), COUNTRY)
-        known = Catalogue(load_settings(file, {}).refdata).all()
+        known = DictionaryCatalogue(load_settings(file, {}).refdata).all()
         async with Database.open(schemas, size=8) as db:
             changed = await asyncio.gather(*(definitions.register(db, known) for _ in range(8)))
         assert sorted(changed) == [0] * 7 + [1]
@@ -68,7 +68,7 @@ async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path
         await applier.execute("SET deadlock_timeout = '1min'")  # so that the other one is told
         async with applier.transaction():
             await applier.execute(lock, "acme", "CURRENCY")
-            known = Catalogue(load_settings(file, {}).refdata).all()
+            known = DictionaryCatalogue(load_settings(file, {}).refdata).all()
             registering = asyncio.create_task(definitions.register(harness.db, known))
             await waiting_for_a_lock(looker)
             await applier.execute(lock, "globex", "COUNTRY")  # the next in an applier's order
@@ -78,13 +78,13 @@ async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path
 async def test_two_ways_to_read_never_have_one_version(schemas: str, tmp_path: Path) -> None:
     """R1: a process that has not reloaded yet must not give out what it reads under the version of the new way."""
     async with in_process(tmp_path, schemas, CURRENCY) as (platform, file):
-        harness, target = RefdataHarness(platform), Dict("acme", "CURRENCY")
+        harness, target = RefdataHarness(platform), DictionaryKey("acme", "CURRENCY")
         await harness.send("CURRENCY", NOK)
         await harness.apply()
         write_definitions(
             file, schemas, {**CURRENCY, "loadSql": CURRENCY["loadSql"].replace("ccy as k", "lower(ccy) as k")}
         )
-        new = Catalogue(load_settings(file, {}).refdata)
+        new = DictionaryCatalogue(load_settings(file, {}).refdata)
         assert await definitions.register(harness.db, new.all()) == 1
         loaded = await new.get(target).provider.load_all(harness.db, target)
         assert (loaded.version, set(loaded.items)) == (2, {"nok"})
@@ -106,14 +106,16 @@ async def test_statements_are_tried_before_they_are_needed(harness: RefdataHarne
         {"code": "NOWHERE", "loadSql": "select a as k, b as v from nowhere where t = :tenantId"},
         {"code": "KEYLESS", "loadSql": "select :tenantId as v"},
     ]
-    wrong = await definitions.check(harness.db, Catalogue(RefdataSection.model_validate({"dictionaries": bad})).all())
+    wrong = await definitions.check(
+        harness.db, DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": bad})).all()
+    )
     assert set(wrong) == {"NOWHERE", "KEYLESS"}
     assert wrong["NOWHERE"].startswith("loadSql: ")
 
 
 async def test_what_nobody_writes_has_versions_too(harness: RefdataHarness) -> None:
     """R1: another loadSql of a read-only dictionary is another version, for known tenants and for who loaded it."""
-    brand = Dict("acme", "BRAND")
+    brand = DictionaryKey("acme", "BRAND")
     assert (await harness.refdata.catalogue.get(brand).provider.load_all(harness.db, brand)).version == 0
     known = harness.refdata.catalogue.all()
     assert await definitions.register(harness.db, known, ["globex"]) == 0
@@ -121,7 +123,7 @@ async def test_what_nobody_writes_has_versions_too(harness: RefdataHarness) -> N
         "code": "BRAND",
         "loadSql": "select label as k, to_jsonb(id) as v from acme.brand where :tenantId = 'acme'",
     }
-    changed = Catalogue(RefdataSection.model_validate({"dictionaries": [other]}))
+    changed = DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": [other]}))
     assert await definitions.register(harness.db, changed.all(), ["globex"]) == 1
     loaded = await changed.get(brand).provider.load_all(harness.db, brand)
     assert (loaded.version, set(loaded.items)) == (1, {"Anvil", "Rocket"})

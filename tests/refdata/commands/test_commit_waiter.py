@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.kernel.bus import Message
+from penstock.kernel.bus import BusMessage
 from penstock.kernel.db.database import Connection
 from penstock.refdata.commands import commit_waiter
-from penstock.refdata.contract import Status, decode
+from penstock.refdata.contract import UpdateState, decode
 from tests.refdata.harness import RefdataHarness, command, upsert
 
 
@@ -23,7 +23,7 @@ async def test_no_commit_is_too_quick_to_be_heard(harness: RefdataHarness, monke
     monkeypatch.setattr(commit_waiter, "_LOOK_AGAIN", 60)  # the net must not catch it
     publish, waiting = harness.bus.publish, asyncio.Event()
 
-    async def and_apply(messages: Sequence[Message], *, tx: Connection | None = None) -> None:
+    async def and_apply(messages: Sequence[BusMessage], *, tx: Connection | None = None) -> None:
         await publish(messages, tx=tx)
         if tx is not None:  # the bus calls itself
             return
@@ -36,5 +36,5 @@ async def test_no_commit_is_too_quick_to_be_heard(harness: RefdataHarness, monke
     slow = asyncio.create_task(harness.refdata.submit("globex", other, timedelta(seconds=30)))
     await waiting.wait()
     update = await harness.refdata.submit("acme", decode(command("LOOSE", upsert("a", 1))), timedelta(seconds=10))
-    assert update.status is Status.COMMITTED
-    assert (await slow).status is Status.COMMITTED
+    assert update.status is UpdateState.COMMITTED
+    assert (await slow).status is UpdateState.COMMITTED

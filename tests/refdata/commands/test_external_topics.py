@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from confluent_kafka import Producer
 
-from penstock.kernel.bus import Delivery, Message
+from penstock.kernel.bus import BusDelivery, BusMessage
 from penstock.kernel.errors import PenstockError
-from penstock.refdata.commands.external_topics import Mapped
+from penstock.refdata.commands.external_topics import TopicMapping
 from penstock.refdata.config import CommandsSection, ExternalTopicSection
-from penstock.refdata.contract import Status
-from penstock.refdata.model import Event
+from penstock.refdata.contract import UpdateState
+from penstock.refdata.model import CommandEvent
 from penstock.refdata.runtime import adapting
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
@@ -53,14 +53,14 @@ CHANGES: Json = {
 }
 
 
-def delivery(value: bytes, key: str = "k", headers: Mapping[str, str] | None = None, position: int = 7) -> Delivery:
-    return Delivery(Message("theirs", key, value, headers or {}), 1, 3, position, 1)
+def delivery(value: bytes, key: str = "k", headers: Mapping[str, str] | None = None, position: int = 7) -> BusDelivery:
+    return BusDelivery(BusMessage("theirs", key, value, headers or {}), 1, 3, position, 1)
 
 
-def mapped(value: bytes | Any, how: Mapping[str, Any] = PLAIN, key: str = "k", **headers: str) -> Event:
+def mapped(value: bytes | Any, how: Mapping[str, Any] = PLAIN, key: str = "k", **headers: str) -> CommandEvent:
     """The event a message becomes."""
     body = value if isinstance(value, bytes) else msgspec.json.encode(value)
-    return Mapped(ExternalTopicSection(topic="theirs", **how)).event(delivery(body, key, headers))
+    return TopicMapping(ExternalTopicSection(topic="theirs", **how)).event(delivery(body, key, headers))
 
 
 def refusal(value: bytes | Any, how: Mapping[str, Any] = PLAIN, key: str = "k", **headers: str) -> str:
@@ -69,7 +69,7 @@ def refusal(value: bytes | Any, how: Mapping[str, Any] = PLAIN, key: str = "k", 
     return f"{caught.value.code}: {caught.value.message}"
 
 
-def items(event: Event) -> list[tuple[str, str, str]]:
+def items(event: CommandEvent) -> list[tuple[str, str, str]]:
     return [(item.key, item.op.value, item.text) for item in event.command.items]
 
 
@@ -134,7 +134,7 @@ def test_a_command_keeps_what_it_says() -> None:
 
 def test_an_id_that_is_missing_is_made_from_the_place() -> None:
     """R10: a UUIDv5 of topic, partition and offset: the same at each delivery, another for each message."""
-    section = Mapped(ExternalTopicSection(topic="theirs", **PLAIN))
+    section = TopicMapping(ExternalTopicSection(topic="theirs", **PLAIN))
     ids = [section.event(delivery(b"1", position=position)).event_id for position in (7, 7, 8)]
     assert ids[0] == ids[1] != ids[2]
     assert ids[0].version == 5
@@ -227,7 +227,7 @@ async def harness(settings: Settings) -> AsyncIterator[RefdataHarness]:
 
 
 async def post(harness: RefdataHarness, number: int, value: bytes, key: str = "k", **headers: str) -> None:
-    await harness.bus.publish([Message(topic(harness, number), key, value, headers)])
+    await harness.bus.publish([BusMessage(topic(harness, number), key, value, headers)])
 
 
 def topic(harness: RefdataHarness, number: int) -> str:
@@ -275,7 +275,7 @@ async def test_messages_of_others_are_applied(harness: RefdataHarness) -> None:
     assert kept == {"a": "1.10", "b": "123456789012345678901234567890"}
     assert await harness.items("LOOSE", "globex") == {"x": {"x": 1}}
     update = await harness.update(event_id)
-    assert (update.status, update.committed_version) == (Status.COMMITTED, 1)
+    assert (update.status, update.committed_version) == (UpdateState.COMMITTED, 1)
     assert await harness.items("CURRENCY") == {"NOK": {"name": "Krone", "digits": 2}}
     assert await harness.version("LOOSE") == 4
 
@@ -312,7 +312,7 @@ async def test_what_breaks_the_adapter_does_not_stop_it(harness: RefdataHarness,
 
 async def test_a_message_that_is_read_twice_counts_once(harness: RefdataHarness) -> None:
     """R10: handled again after a crash, it is the same event: it has the id its place gives it."""
-    section = Mapped(harness.platform.section.kafka.external_topics[0])
+    section = TopicMapping(harness.platform.section.kafka.external_topics[0])
     events = [section.event(delivery(b"1", "a")), section.event(delivery(b"1", "a"))]
     for event in events:
         await harness.refdata.submit_all([event, event])
@@ -324,7 +324,7 @@ async def test_a_message_that_is_read_twice_counts_once(harness: RefdataHarness)
 @pytest.mark.parametrize("bus_kind", ["kafka"])  # PostgreSQL's bus has no such messages
 async def test_a_tombstone_of_kafka(harness: RefdataHarness, broker: Kafka) -> None:
     """R10: a record without a value, with a key that is no text, or without a key, as other writers make them."""
-    await harness.bus.publish([Message(topic(harness, 0), "z", b"0")])  # so that the topic is there
+    await harness.bus.publish([BusMessage(topic(harness, 0), "z", b"0")])  # so that the topic is there
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for key, value in ((b"a", b"1"), (b"a", None), (None, b"1"), (b"\xff", b"2")):
         producer.produce(topic(harness, 0), key=key, value=value, partition=0)

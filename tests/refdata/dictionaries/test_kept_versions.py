@@ -7,9 +7,9 @@ from uuid import uuid4
 import pytest
 
 from penstock.kernel.errors import NotFound
-from penstock.refdata.contract import Status, decode
-from penstock.refdata.maintenance import Upkeep
-from penstock.refdata.model import Dict
+from penstock.refdata.contract import UpdateState, decode
+from penstock.refdata.maintenance import RefdataMaintenance
+from penstock.refdata.model import DictionaryKey
 from penstock.settings import Settings
 from tests.refdata.harness import (
     DOCUMENT,
@@ -24,7 +24,7 @@ from tests.refdata.harness import (
     upsert,
 )
 
-LOOSE, COUNTRY = Dict("acme", "LOOSE"), Dict("acme", "COUNTRY")
+LOOSE, COUNTRY = DictionaryKey("acme", "LOOSE"), DictionaryKey("acme", "COUNTRY")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def kept_settings(database_url: str) -> Settings:
     )
 
 
-async def snapshot(harness: RefdataHarness, code: str, *keys: str, value: int = 1, **more: Any) -> Status:
+async def snapshot(harness: RefdataHarness, code: str, *keys: str, value: int = 1, **more: Any) -> UpdateState:
     """Send a SNAPSHOT with these keys; how it ended."""
     items = [upsert(key, {"name": f"{key}{value}"}) for key in keys]
     update = await harness.refdata.submit("acme", decode(command(code, *items, event_type="SNAPSHOT", **more)))
@@ -49,15 +49,15 @@ async def snapshot(harness: RefdataHarness, code: str, *keys: str, value: int = 
 async def test_a_snapshot_that_drops_too_much_fails(kept_settings: Settings, code: str) -> None:
     """R30: a half-uploaded list is refused with the reason, nothing of it is seen, and what is meant can be said."""
     async with opened(kept_settings) as harness:
-        assert await snapshot(harness, code, "a", "b", "c", "d") is Status.COMMITTED
-        assert await snapshot(harness, code, "a", "b") is Status.COMMITTED  # just half of them
+        assert await snapshot(harness, code, "a", "b", "c", "d") is UpdateState.COMMITTED
+        assert await snapshot(harness, code, "a", "b") is UpdateState.COMMITTED  # just half of them
         await snapshot(harness, code, "a", "b", "c", "d")
         event_id = await harness.send(code, upsert("a", {"name": "a"}), event_type="SNAPSHOT")
         await harness.apply()
         refused = await harness.update(event_id)
-        assert (refused.status, refused.error_code) == (Status.FAILED, "ROW_DROP")
+        assert (refused.status, refused.error_code) == (UpdateState.FAILED, "ROW_DROP")
         assert sorted(await harness.items(code)) == ["a", "b", "c", "d"]
-        assert await snapshot(harness, code, "a", allowRowDrop=True) is Status.COMMITTED
+        assert await snapshot(harness, code, "a", allowRowDrop=True) is UpdateState.COMMITTED
         assert sorted(await harness.items(code)) == ["a"]
 
 
@@ -78,7 +78,7 @@ async def test_chunks_that_drop_too_much_fail_together(kept_settings: Settings) 
 async def test_what_was_before_a_snapshot_can_be_gone_back_to(kept_settings: Settings, code: str) -> None:
     """R30: rolling back makes a new version of the content of an old one."""
     async with opened(kept_settings) as harness:
-        target = Dict("acme", code)
+        target = DictionaryKey("acme", code)
         await snapshot(harness, code, "a", "b")
         await harness.send(code, upsert("c", {"name": "c1"}))
         await harness.apply()
@@ -88,7 +88,7 @@ async def test_what_was_before_a_snapshot_can_be_gone_back_to(kept_settings: Set
         update = await harness.refdata.roll_back(target, 2, timedelta(milliseconds=50))
         await harness.apply()
         ended = await harness.update(update.event_id)
-        assert (ended.status, ended.committed_version) == (Status.COMMITTED, 4)
+        assert (ended.status, ended.committed_version) == (UpdateState.COMMITTED, 4)
         assert {key: value["name"] for key, value in (await harness.items(code)).items()} == before
 
 
@@ -98,7 +98,7 @@ async def test_only_so_many_versions_are_kept(kept_settings: Settings) -> None:
         for number in range(6):
             await snapshot(harness, "LOOSE", "a", "b", value=number)
         await harness.refdata.keeping.pin(LOOSE, 1)
-        upkeep = Upkeep(harness.db, harness.bus, harness.refdata, harness.platform.metrics, "test")
+        upkeep = RefdataMaintenance(harness.db, harness.bus, harness.refdata, harness.platform.metrics, "test")
         await upkeep.prune()
         assert [one.version for one in await harness.refdata.keeping.kept(LOOSE)] == [5, 4, 1]
         left = await harness.db.fetch("SELECT DISTINCT version FROM kept_item ORDER BY version")
@@ -110,11 +110,11 @@ async def test_tenants_keep_their_own(kept_settings: Settings) -> None:
     async with opened(kept_settings) as harness:
         await snapshot(harness, "LOOSE", "a")
         await harness.refdata.keeping.pin(LOOSE, 1)
-        assert await harness.refdata.keeping.kept(Dict("globex", "LOOSE")) == []
+        assert await harness.refdata.keeping.kept(DictionaryKey("globex", "LOOSE")) == []
         with pytest.raises(NotFound, match="not kept"):
-            await harness.refdata.keeping.pin(Dict("globex", "LOOSE"), 1)
+            await harness.refdata.keeping.pin(DictionaryKey("globex", "LOOSE"), 1)
         with pytest.raises(NotFound, match="not pinned"):
-            await harness.refdata.keeping.unpin(Dict("globex", "LOOSE"))
+            await harness.refdata.keeping.unpin(DictionaryKey("globex", "LOOSE"))
 
 
 async def test_what_is_not_kept_cannot_be_had(kept_settings: Settings) -> None:

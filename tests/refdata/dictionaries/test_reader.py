@@ -6,8 +6,8 @@ from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Corrupt
 from penstock.refdata import store
 from penstock.refdata.config import RefdataSection
-from penstock.refdata.dictionaries.catalogue import Catalogue
-from penstock.refdata.model import Dict, Mark
+from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
+from penstock.refdata.model import DictionaryKey, VersionStamp
 from tests.refdata.harness import RefdataHarness, upsert
 
 
@@ -22,8 +22,8 @@ def bus_kind() -> str:
 async def test_a_load_with_bad_keys_fails(harness: RefdataHarness, rows: str, said: str) -> None:
     """R3: null or duplicate k fails the load clearly."""
     sql = f"select k, v::jsonb as v from (values {rows}) as t (k, v) where :tenantId <> ''"
-    catalogue = Catalogue(RefdataSection.model_validate({"dictionaries": [{"code": "BAD", "loadSql": sql}]}))
-    target = Dict("acme", "BAD")
+    catalogue = DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": [{"code": "BAD", "loadSql": sql}]}))
+    target = DictionaryKey("acme", "BAD")
     with pytest.raises(Corrupt, match=said):
         await catalogue.get(target).provider.load_all(harness.db, target)
 
@@ -32,11 +32,11 @@ async def test_version_and_rows_are_of_one_snapshot(harness: RefdataHarness, mon
     """R2: what is committed while a dictionary is being loaded is in neither the version nor the rows."""
     await harness.send("LOOSE", upsert("n", 1))
     await harness.apply()
-    target = Dict("acme", "LOOSE")
+    target = DictionaryKey("acme", "LOOSE")
     provider = harness.refdata.catalogue.get(target).provider
     seen = store.standing
 
-    async def and_then_a_commit(connection: Connection, asked: Dict) -> tuple[Mark, str | None] | None:
+    async def and_then_a_commit(connection: Connection, asked: DictionaryKey) -> tuple[VersionStamp, str | None] | None:
         standing = await seen(connection, asked)
         await harness.send("LOOSE", upsert("n", 2))
         await harness.apply()
@@ -52,6 +52,6 @@ async def test_version_and_rows_are_of_one_snapshot(harness: RefdataHarness, mon
 async def test_a_null_payload_fails_the_load(harness: RefdataHarness) -> None:
     """R3: a v that is null is no JSON."""
     sql = "select :tenantId as k, null::jsonb as v"
-    catalogue = Catalogue(RefdataSection.model_validate({"dictionaries": [{"code": "BAD", "loadSql": sql}]}))
+    catalogue = DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": [{"code": "BAD", "loadSql": sql}]}))
     with pytest.raises(Corrupt, match="null v"):
-        await catalogue.get(Dict("acme", "BAD")).provider.load_all(harness.db, Dict("acme", "BAD"))
+        await catalogue.get(DictionaryKey("acme", "BAD")).provider.load_all(harness.db, DictionaryKey("acme", "BAD"))

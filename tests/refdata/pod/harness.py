@@ -15,13 +15,13 @@ from penstock.app.programs import pod_config
 from penstock.kernel.http.auth import Authenticator, NoAuthenticator
 from penstock.kernel.http.headers import LOCAL_NAMES
 from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.refdata.model import Dict
-from penstock.refdata.pod.ipc import Link, answering
+from penstock.refdata.model import DictionaryKey
+from penstock.refdata.pod.ipc import LoaderConnection, answering
 from penstock.refdata.pod.memory.folder import pod_folder
-from penstock.refdata.pod.memory.shared_counters import State
-from penstock.refdata.pod.serve.router import Front
-from penstock.refdata.pod.serve.server import Server
-from penstock.refdata.pod.supervisor import Pod
+from penstock.refdata.pod.memory.shared_counters import PodCounters
+from penstock.refdata.pod.serve.router import Router
+from penstock.refdata.pod.serve.server import PodServer
+from penstock.refdata.pod.supervisor import PodSupervisor
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, opened, upsert
 from tests.support.types import Json
@@ -32,7 +32,12 @@ class PodHarness:
     """One pod and the refdata that feeds it, with short methods for what tests do."""
 
     def __init__(
-        self, harness: RefdataHarness, pod: Pod, server: Server, address: str, session: aiohttp.ClientSession
+        self,
+        harness: RefdataHarness,
+        pod: PodSupervisor,
+        server: PodServer,
+        address: str,
+        session: aiohttp.ClientSession,
     ) -> None:
         self.harness = harness
         self.pod = pod
@@ -55,7 +60,7 @@ class PodHarness:
     async def holds(self, code: str, version: int, tenant: str = "acme") -> None:
         """Return when *version* is in memory."""
         assert self.pod._loader is not None
-        holding = self.pod._loader.find(Dict(tenant, code))
+        holding = self.pod._loader.find(DictionaryKey(tenant, code))
         holding.want(version, at_once=True)
         await holding.reaches(version)
 
@@ -108,17 +113,17 @@ async def running_pod(
     telemetry = Telemetry()
     async with opened(settings) as harness, aiohttp.ClientSession() as session:
         with pod_folder(folder, folder, "test") as place, listening("127.0.0.1", 0) as sock:
-            pod = Pod(pod_config(settings), telemetry, place)
+            pod = PodSupervisor(pod_config(settings), telemetry, place)
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             theirs.setblocking(False)
             desk = asyncio.create_task(answering(ours, pod.desk.answer))
-            link = await Link.over(theirs)
+            link = await LoaderConnection.over(theirs)
             answers = asyncio.create_task(link.run())
             tenants = settings.refdata.security.tenant
             names = None if authenticator else LOCAL_NAMES
-            front = Front(pod.memory.view(), State(place), tenants, names, patience=2.0)
-            server = Server(front, link, authenticator or NoAuthenticator(), 0, 10.0)
+            front = Router(pod.memory.view(), PodCounters(place), tenants, names, patience=2.0)
+            server = PodServer(front, link, authenticator or NoAuthenticator(), 0, 10.0)
             stopping = asyncio.Event()
             address = f"http://127.0.0.1:{sock.getsockname()[1]}"
             serving = asyncio.create_task(server.serve(sock.dup(), stopping, 2.0))
@@ -140,7 +145,7 @@ async def running_pod(
 
 
 @asynccontextmanager
-async def _following(pod: Pod, harness: RefdataHarness, *, follows: bool) -> AsyncIterator[None]:
+async def _following(pod: PodSupervisor, harness: RefdataHarness, *, follows: bool) -> AsyncIterator[None]:
     if not follows:
         yield
         return

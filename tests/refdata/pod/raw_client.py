@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from penstock.refdata.pod.ipc import Document
+from penstock.refdata.pod.ipc import DocumentReply
 from tests.refdata.pod.harness import PodHarness
 from tests.support.waiting import becomes
 
@@ -164,9 +164,9 @@ class SlowPage:
         self._others = pod.pod.desk._pages
         pod.pod.desk._pages = self._page
 
-    async def _page(self, path: str) -> Document:
+    async def _page(self, path: str) -> DocumentReply:
         if path != self.path:
             return await self._others(path)
         self.is_asked.set()
         await self.may_answer.wait()
-        return Document(200, "text/plain", b"at last")
+        return DocumentReply(200, "text/plain", b"at last")

@@ -9,18 +9,18 @@ import pytest
 
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.wait import ended
-from penstock.refdata.model import Mark
+from penstock.refdata.model import VersionStamp
 from penstock.refdata.pod.ipc import (
     Answer,
-    Document,
-    Find,
-    Items,
-    Link,
+    DocumentReply,
+    FindRequest,
+    ItemsReply,
+    LoadedReply,
+    LoaderConnection,
     Question,
-    Reach,
-    Ready,
-    Refused,
-    Show,
+    ReachRequest,
+    RefusedReply,
+    ShowRequest,
     answering,
 )
 
@@ -31,7 +31,7 @@ LARGE = 20 * 1024 * 1024
 class Linked:
     """Both ends."""
 
-    def __init__(self, link: Link, taking: "asyncio.Task[None]", loader: "asyncio.Task[None]") -> None:
+    def __init__(self, link: LoaderConnection, taking: "asyncio.Task[None]", loader: "asyncio.Task[None]") -> None:
         self.link = link
         self.taking = taking
         self.loader = loader
@@ -44,7 +44,7 @@ async def linked(answer: Callable[[Question], Awaitable[Answer]]) -> AsyncIterat
     for sock in (ours, theirs):
         sock.setblocking(False)
     loader = asyncio.create_task(answering(ours, answer))
-    link = await Link.over(theirs)
+    link = await LoaderConnection.over(theirs)
     taking = asyncio.create_task(link.run())
     try:
         yield Linked(link, taking, loader)
@@ -55,13 +55,13 @@ async def linked(answer: Callable[[Question], Awaitable[Answer]]) -> AsyncIterat
 
 
 async def echo(question: Question) -> Answer:
-    assert isinstance(question, Show)
-    return Document(200, "text/plain", question.path.encode())
+    assert isinstance(question, ShowRequest)
+    return DocumentReply(200, "text/plain", question.path.encode())
 
 
-async def ask(link: Link, path: str, patience: float = PATIENCE) -> str:
-    answer = await link.ask(Show(path), patience)
-    assert isinstance(answer, Document)
+async def ask(link: LoaderConnection, path: str, patience: float = PATIENCE) -> str:
+    answer = await link.ask(ShowRequest(path), patience)
+    assert isinstance(answer, DocumentReply)
     return answer.body.decode()
 
 
@@ -72,7 +72,7 @@ async def test_answers_come_in_any_order_each_to_its_question() -> None:
     all_asked = asyncio.Event()
 
     async def answer(question: Question) -> Answer:
-        assert isinstance(question, Show)
+        assert isinstance(question, ShowRequest)
         asked[question.path] = asyncio.Event()
         if len(asked) == total:
             all_asked.set()
@@ -98,19 +98,19 @@ async def test_answers_come_in_any_order_each_to_its_question() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        Ready(),
-        Items(Mark(2**62, 2**62), {"ключ": '{"n":1}', "": "null"}),
-        Refused(409, "VERSION_NOT_COMMITTED", "not yet", "ask later", 7),
-        Refused(503, "TOO_MANY_WAITERS", "too many"),
-        Document(503, "application/json", bytes(range(256))),
+        LoadedReply(),
+        ItemsReply(VersionStamp(2**62, 2**62), {"ключ": '{"n":1}', "": "null"}),
+        RefusedReply(409, "VERSION_NOT_COMMITTED", "not yet", "ask later", 7),
+        RefusedReply(503, "TOO_MANY_WAITERS", "too many"),
+        DocumentReply(503, "application/json", bytes(range(256))),
     ],
 )
 async def test_every_kind_of_answer_comes_as_it_was_given(answer: Answer) -> None:
     """R21: also the questions."""
     questions: list[Question] = [
-        Reach("acme", "LOOSE", 2**62, "items", ["a,b", "ключ"]),
-        Find("acme", "ключ"),
-        Show("/docs"),
+        ReachRequest("acme", "LOOSE", 2**62, "items", ["a,b", "ключ"]),
+        FindRequest("acme", "ключ"),
+        ShowRequest("/docs"),
     ]
     heard: list[Question] = []
 
@@ -128,15 +128,15 @@ async def test_large_answers_come_whole_among_small_ones() -> None:
     """R21: many items from the primary are one answer."""
 
     async def answer(question: Question) -> Answer:
-        assert isinstance(question, Show)
+        assert isinstance(question, ShowRequest)
         is_large = question.path.startswith("large")
-        return Items(Mark(1, 1), {"k": question.path[-1] * LARGE}) if is_large else await echo(question)
+        return ItemsReply(VersionStamp(1, 1), {"k": question.path[-1] * LARGE}) if is_large else await echo(question)
 
     async with linked(answer) as both:
-        large = [asyncio.create_task(both.link.ask(Show(f"large {number}"), PATIENCE)) for number in range(3)]
+        large = [asyncio.create_task(both.link.ask(ShowRequest(f"large {number}"), PATIENCE)) for number in range(3)]
         small = [asyncio.create_task(ask(both.link, f"small {number}")) for number in range(50)]
         for number, task in enumerate(large):
-            assert await task == Items(Mark(1, 1), {"k": str(number) * LARGE})
+            assert await task == ItemsReply(VersionStamp(1, 1), {"k": str(number) * LARGE})
         assert [await task for task in small] == [f"small {number}" for number in range(50)]
 
 
@@ -145,7 +145,7 @@ async def test_who_asks_waits_no_longer_than_it_wants() -> None:
     may_answer = asyncio.Event()
 
     async def answer(question: Question) -> Answer:
-        if question == Show("slow"):
+        if question == ShowRequest("slow"):
             await may_answer.wait()
         return await echo(question)
 
@@ -168,7 +168,7 @@ async def test_who_goes_away_leaves_nothing_behind() -> None:
         return await echo(question)
 
     async with linked(answer) as both:
-        asking = asyncio.create_task(both.link.ask(Show("gone"), PATIENCE))
+        asking = asyncio.create_task(both.link.ask(ShowRequest("gone"), PATIENCE))
         await is_asked.wait()
         asking.cancel()
         await asyncio.wait([asking])
@@ -189,14 +189,14 @@ class Silent:
             await asyncio.Event().wait()
         finally:
             self.is_cancelled.set()
-        return Ready()
+        return LoadedReply()
 
 
 async def test_a_loader_that_ends_cancels_what_is_under_way() -> None:
     """R21: its end closes the link, so that whoever serves notices; who asked is refused in time."""
     silent = Silent()
     async with linked(silent.answer) as both:
-        asking = asyncio.create_task(both.link.ask(Show("under way"), 1.0))
+        asking = asyncio.create_task(both.link.ask(ShowRequest("under way"), 1.0))
         await silent.is_asked.wait()
         await ended(both.loader)
         async with asyncio.timeout(PATIENCE):
@@ -224,7 +224,7 @@ async def test_a_server_that_goes_ends_its_questions() -> None:
     """R21: what a dead serving process asked is not worked on any longer."""
     silent = Silent()
     async with linked(silent.answer) as both:
-        asking = asyncio.create_task(both.link.ask(Show("under way"), PATIENCE))
+        asking = asyncio.create_task(both.link.ask(ShowRequest("under way"), PATIENCE))
         await silent.is_asked.wait()
         await ended(both.taking)
         await both.link.close()

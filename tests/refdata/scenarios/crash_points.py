@@ -27,8 +27,8 @@ from penstock.kernel.bus.postgres import PostgresBus, PostgresSubscription
 from penstock.kernel.db.outbox import Outbox
 from penstock.refdata import store
 from penstock.refdata.apply import snapshot_store
-from penstock.refdata.apply.applier import Applier
-from penstock.refdata.apply.relay import Relay
+from penstock.refdata.apply.applier import CommandApplier
+from penstock.refdata.apply.relay import OutboxRelay
 from penstock.refdata.dictionaries.provider import ItemTableProvider, PostgresSqlProvider
 
 ORDER = "CRASH_ORDER"
@@ -90,14 +90,14 @@ def _put_points() -> None:
     for provider in (PostgresSqlProvider, ItemTableProvider):
         _around(provider, "apply_delta", after="changed")
         _around(provider, "apply_snapshot", after="replaced")
-    _around(Applier, "_apply", after="applied")
-    _around(Applier, "_refuse", before="refusing", after="refused")
+    _around(CommandApplier, "_apply", after="applied")
+    _around(CommandApplier, "_refuse", before="refusing", after="refused")
     for bus in (PostgresBus, KafkaBus):
         _around(bus, "publish", after="published", unless=lambda messages, tx=None: tx is not None or not messages)
     for subscription in (PostgresSubscription, KafkaSubscription):
         _around(subscription, "take", after="taken", when=bool)
         _around(subscription, "settle", before="settling", after="settled")
-    _around(Relay, "_announce", before="announcing", after="announced")
+    _around(OutboxRelay, "_announce", before="announcing", after="announced")
     _around(Outbox, "relay", after="relayed", when=bool)
     _after_commit_of(store, "notify", "committed")
     _after_statement("execute", "UPDATE outbox_event SET published", "marked")

@@ -19,7 +19,7 @@ import psutil
 from ruamel.yaml import YAML
 
 from penstock.app.factories import make_bus, make_invalidations
-from penstock.kernel.bus import Bus, Message
+from penstock.kernel.bus import Bus, BusMessage
 from penstock.kernel.db.database import Database
 from penstock.kernel.signals import Signal, Signals
 from penstock.kernel.tasks.wait import ended
@@ -222,7 +222,7 @@ class RoleProcesses:
         self.foreign += new
         body = msgspec.json.encode({"amount": 1})
         topic = self.settings.refdata.kafka.external_topics[0].topic
-        await self.bus.publish([Message(topic, key, body, {"tenant": tenant}) for tenant, key in new])
+        await self.bus.publish([BusMessage(topic, key, body, {"tenant": tenant}) for tenant, key in new])
 
     async def grow_old(self) -> None:
         """Time is given: what is under way, is so for an hour."""

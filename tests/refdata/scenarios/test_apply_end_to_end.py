@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from penstock.kernel.signals import Resync
-from penstock.refdata.contract import Status, decode
+from penstock.refdata.contract import UpdateState, decode
 from tests.refdata.harness import RefdataHarness, chunk, command, delete, heard, on_bus, published, upsert
 
 TENANTS = ["acme", "globex"]
@@ -24,7 +24,7 @@ async def test_the_founding_documents_dictionaries_work(harness: RefdataHarness)
     assert await harness.items("CURRENCY") == {"NOK": krone, "JPY": yen}
     assert (await harness.version("COUNTRY"), await harness.version("CURRENCY")) == (2, 1)
     update = await harness.update(country)
-    assert (update.status, update.committed_version) == (Status.COMMITTED, 1)
+    assert (update.status, update.committed_version) == (UpdateState.COMMITTED, 1)
 
 
 async def test_a_snapshot_replaces_all_keys(harness: RefdataHarness) -> None:
@@ -77,7 +77,7 @@ async def test_an_event_counts_once(harness: RefdataHarness, again: int) -> None
     await harness.apply()
     await harness.apply()
     assert await harness.version("LOOSE") == 1
-    assert (await harness.update(bad)).status is Status.FAILED
+    assert (await harness.update(bad)).status is UpdateState.FAILED
     assert await harness.version("CURRENCY") == 0
 
 

@@ -14,21 +14,21 @@ from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.outcome import Retry
 from penstock.refdata import store
 from penstock.refdata.apply import snapshot_store
-from penstock.refdata.apply.applier import Applier
-from penstock.refdata.commands.external_topics import Mapped, adapter_handler
-from penstock.refdata.commands.messages import Read
+from penstock.refdata.apply.applier import CommandApplier
+from penstock.refdata.commands.external_topics import TopicMapping, adapter_handler
+from penstock.refdata.commands.messages import ParsedMessage
 from penstock.refdata.config import ExternalTopicSection
-from penstock.refdata.contract import Status
+from penstock.refdata.contract import UpdateState
 from penstock.refdata.dictionaries.provider import ItemTableProvider
-from penstock.refdata.model import Dict, Refusal, Verdict
+from penstock.refdata.model import CommandRefusal, CommandVerdict, DictionaryKey
 from tests.refdata.commands.test_external_topics import PLAIN, delivery
 from tests.refdata.harness import RefdataHarness, delete, upsert
 from tests.refdata.retention import RetentionHarness
 
 SECOND = timedelta(seconds=1)
-LOOSE = Dict("acme", "LOOSE")
+LOOSE = DictionaryKey("acme", "LOOSE")
 DOWN = Transient("BUS_DOWN", "nobody answers", hint="wait")
-ENDS = [Verdict(7), Verdict(refusal=Refusal("NO_GOOD", "it is not"))]
+ENDS = [CommandVerdict(7), CommandVerdict(refusal=CommandRefusal("NO_GOOD", "it is not"))]
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ async def test_a_snapshot_names_no_keys(retention: RetentionHarness) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [ENDS, ENDS[::-1]], ids=["committed", "failed"])
-async def test_an_update_ends_once(retention: RetentionHarness, first: Verdict, second: Verdict) -> None:
+async def test_an_update_ends_once(retention: RetentionHarness, first: CommandVerdict, second: CommandVerdict) -> None:
     """R7: what is final stays as it is, to its moment, and nothing is noted of the second end."""
     event_id, seen = await unsent(retention), []
     for verdict in (first, second):
@@ -122,7 +122,7 @@ async def test_an_update_ends_once(retention: RetentionHarness, first: Verdict, 
 
 
 @pytest.mark.parametrize(("first", "second"), [ENDS, ENDS[::-1]], ids=["committed", "failed"])
-async def test_a_snapshot_ends_once(retention: RetentionHarness, first: Verdict, second: Verdict) -> None:
+async def test_a_snapshot_ends_once(retention: RetentionHarness, first: CommandVerdict, second: CommandVerdict) -> None:
     """R13: what is final stays as it is, to its moment, and nothing is noted of the second end."""
     snapshot_id, seen = uuid4(), []
     async with retention.harness.db.transaction() as tx:
@@ -178,7 +178,7 @@ async def test_a_snapshots_time_counts_from_its_last_chunk(retention: RetentionH
         await retention.harness.apply()
         retention.clock.advance(0.9 * retention.harness.refdata.section.snapshots.expire_after)
         assert await retention.upkeep.expire() == 0
-    assert (await retention.harness.update(last)).status is Status.COMMITTED
+    assert (await retention.harness.update(last)).status is UpdateState.COMMITTED
     assert await retention.harness.items("LOOSE") == {"1": 1, "2": 1, "3": 1}
 
 
@@ -191,7 +191,7 @@ async def test_our_own_trouble_is_not_the_events(
     event_id = await harness.send("LOOSE", upsert("a", 1))
     await harness.apply(max_attempts=1)
     update = await harness.update(event_id)
-    assert (update.status, update.committed_version, left) == (Status.COMMITTED, 1, [])
+    assert (update.status, update.committed_version, left) == (UpdateState.COMMITTED, 1, [])
     assert (await harness.version("LOOSE"), await harness.dead()) == (1, [])
 
 
@@ -200,7 +200,7 @@ async def test_a_bus_that_is_down_does_not_count_against_foreign_messages(
 ) -> None:
     """R10: all of the batch is tried again for as long as it takes, what cannot be read included."""
     monkeypatch.setattr(harness.refdata, "submit_all", refused)
-    handle = adapter_handler(harness.refdata, Mapped(ExternalTopicSection(topic="theirs", **PLAIN)))
+    handle = adapter_handler(harness.refdata, TopicMapping(ExternalTopicSection(topic="theirs", **PLAIN)))
     deliveries = [delivery(value, position=place) for place, value in enumerate((b"1", b"{rubbish", b"2"))]
     outcomes = await handle(deliveries, asyncio.Event())
     assert outcomes == [Retry("BUS_DOWN: nobody answers", counts=False)] * 3
@@ -210,19 +210,19 @@ async def test_what_somebody_else_judged_meanwhile_is_told_as_before(
     harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R11: between a failed statement and its refusal another worker commits the event: so it stays."""
-    original, verdicts = Applier._refuse, []
+    original, verdicts = CommandApplier._refuse, []
 
-    async def late(self: Applier, case: Any, refusal: Refusal) -> Verdict:
-        other = Applier(harness.db, harness.refdata.catalogue, "other")
-        verdicts.extend([verdict async for verdict in other.settle([Read(case.event)])])
+    async def late(self: CommandApplier, case: Any, refusal: CommandRefusal) -> CommandVerdict:
+        other = CommandApplier(harness.db, harness.refdata.catalogue, "other")
+        verdicts.extend([verdict async for verdict in other.settle([ParsedMessage(case.event)])])
         verdicts.append(await original(self, case, refusal))
         return verdicts[-1]
 
     stumbling(monkeypatch, asyncpg.CheckViolationError("not now"), times=1)
-    monkeypatch.setattr(Applier, "_refuse", late)
+    monkeypatch.setattr(CommandApplier, "_refuse", late)
     event_id = await harness.send("LOOSE", upsert("a", 1))
     await harness.apply()
     update = await harness.update(event_id)
-    assert verdicts == [Verdict(1), Verdict(1, is_repeated=True)]
-    assert (update.status, update.error_code, await harness.dead()) == (Status.COMMITTED, None, [])
+    assert verdicts == [CommandVerdict(1), CommandVerdict(1, is_repeated=True)]
+    assert (update.status, update.error_code, await harness.dead()) == (UpdateState.COMMITTED, None, [])
     assert (await harness.items("LOOSE"), await harness.version("LOOSE")) == ({"a": 1}, 1)

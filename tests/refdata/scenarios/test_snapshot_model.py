@@ -13,14 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from penstock.kernel.bus import Delivery, Message
+from penstock.kernel.bus import BusDelivery, BusMessage
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.refdata.apply import snapshots
-from penstock.refdata.apply.applier import Applier
+from penstock.refdata.apply.applier import CommandApplier
 from penstock.refdata.commands.messages import read
-from penstock.refdata.dictionaries.catalogue import Catalogue
-from penstock.refdata.model import Dict, Verdict
+from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
+from penstock.refdata.model import CommandVerdict, DictionaryKey
 from tests.refdata.harness import (
     DOCUMENT,
     OTHER,
@@ -40,13 +40,13 @@ R = TypeVar("R")
 EXPIRE_AFTER = timedelta(minutes=10)
 MOST_ITEMS = 6
 TARGETS = [
-    Dict("acme", "LOOSE"),
-    Dict("globex", "LOOSE"),
-    Dict("acme", "CURRENCY"),
-    Dict("globex", "CURRENCY"),
-    Dict("acme", "PRODUCT"),
-    Dict("globex", "PRODUCT"),
-    Dict("acme", "SPARE"),
+    DictionaryKey("acme", "LOOSE"),
+    DictionaryKey("globex", "LOOSE"),
+    DictionaryKey("acme", "CURRENCY"),
+    DictionaryKey("globex", "CURRENCY"),
+    DictionaryKey("acme", "PRODUCT"),
+    DictionaryKey("globex", "PRODUCT"),
+    DictionaryKey("acme", "SPARE"),
 ]
 KEYS = {
     "LOOSE": ["a", "b:c", "ключ", "d"],
@@ -75,7 +75,7 @@ WHOLE = st.dictionaries(st.integers(0, 3), VALUE, max_size=4)
 class SentEvent(NamedTuple):
     """An event as it goes over the bus."""
 
-    target: Dict
+    target: DictionaryKey
     event_id: UUID
     kind: Kind
     items: Items
@@ -88,7 +88,7 @@ class SentEvent(NamedTuple):
 class Plan(NamedTuple):
     """A snapshot somebody means to send, chunk by chunk."""
 
-    target: Dict
+    target: DictionaryKey
     snapshot_id: UUID
     parts: tuple[Items, ...]
     revision: int | None
@@ -96,14 +96,14 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Delta:
-    target: Dict
+    target: DictionaryKey
     places: Sequence[tuple[int, int | None]]
     revision: int | None
 
 
 @dataclass(frozen=True)
 class Whole:
-    target: Dict
+    target: DictionaryKey
     values: dict[int, int]
     revision: int | None
 
@@ -169,8 +169,8 @@ class ModelSet:
 class SnapshotModel:
     """R11–R13 in plain Python: one event after another, nothing concurrent, nothing stored."""
 
-    dicts: dict[Dict, ModelDict] = field(default_factory=lambda: {target: ModelDict() for target in TARGETS})
-    sets: dict[tuple[Dict, UUID], ModelSet] = field(default_factory=dict)
+    dicts: dict[DictionaryKey, ModelDict] = field(default_factory=lambda: {target: ModelDict() for target in TARGETS})
+    sets: dict[tuple[DictionaryKey, UUID], ModelSet] = field(default_factory=dict)
     told: dict[tuple[str, UUID], Told] = field(default_factory=dict)
 
     def judge(self, sent: SentEvent, now: datetime) -> Told | None:
@@ -218,7 +218,7 @@ class SnapshotModel:
             return "PENDING", None, None
         return self.close(known, self.complete(sent.target, known))
 
-    def complete(self, target: Dict, known: ModelSet) -> Told:
+    def complete(self, target: DictionaryKey, known: ModelSet) -> Told:
         dictionary = self.dicts[target]
         items = tuple(item for index in sorted(known.chunks) for item in known.chunks[index])
         if dictionary.is_newer_than(known.revision):
@@ -245,7 +245,7 @@ def failed(code: str) -> Told:
     return "FAILED", None, code
 
 
-def is_refused(target: Dict, items: Items) -> bool:
+def is_refused(target: DictionaryKey, items: Items) -> bool:
     """Whether the dictionary's own table refuses one of *items*."""
     return target.dict_code not in OURS and any(value is not None and value > 4 for _, value in items)
 
@@ -262,7 +262,7 @@ def value_of(code: str, text: str) -> int:
     return int(found["digits"] if code == "CURRENCY" else found["price"] if code == "PRODUCT" else found)
 
 
-def delivery_of(sent: SentEvent) -> Delivery:
+def delivery_of(sent: SentEvent) -> BusDelivery:
     code = sent.target.dict_code
     items = [delete(key) if value is None else upsert(key, payload_of(code, value)) for key, value in sent.items]
     more: Json = {} if sent.revision is None else {"sourceRevision": sent.revision}
@@ -273,7 +273,7 @@ def delivery_of(sent: SentEvent) -> Delivery:
     else:
         body = chunk(code, sent.snapshot_id, sent.place, sent.total, *items, **more)
     value, key = on_bus(body, sent.target.tenant_id, sent.event_id)
-    return Delivery(Message("commands", key, value), 1, 0, 0, 0)
+    return BusDelivery(BusMessage("commands", key, value), 1, 0, 0, 0)
 
 
 class SnapshotLifecycle(RuleBasedStateMachine):
@@ -287,8 +287,8 @@ class SnapshotLifecycle(RuleBasedStateMachine):
         self.db = self.run(self.opened.__aenter__())
         self.run(self.db.execute(TABLES))
         known = [*dictionaries(DOCUMENT), *dictionaries(OTHER), {"code": "SPARE"}]
-        self.catalogue = Catalogue(refdata_settings(self.url, dictionaries=known).refdata)
-        self.applier = Applier(self.db, self.catalogue, "walker", max_items=MOST_ITEMS)
+        self.catalogue = DictionaryCatalogue(refdata_settings(self.url, dictionaries=known).refdata)
+        self.applier = CommandApplier(self.db, self.catalogue, "walker", max_items=MOST_ITEMS)
         self.model = SnapshotModel()
         self.plans: list[Plan] = []
         self.came: list[SentEvent] = []
@@ -314,7 +314,7 @@ class SnapshotLifecycle(RuleBasedStateMachine):
     )
     def plan(
         self,
-        whose: Dict,
+        whose: DictionaryKey,
         parts: list[list[tuple[int, int]]],
         snapshot_id: UUID,
         is_tidy: bool,
@@ -377,7 +377,7 @@ class SnapshotLifecycle(RuleBasedStateMachine):
         if act.other is None:
             return before
         other = self.delta(act.other, before.event_id)
-        return other._replace(target=Dict(before.target.tenant_id, other.target.dict_code))
+        return other._replace(target=DictionaryKey(before.target.tenant_id, other.target.dict_code))
 
     def delta(self, act: Delta, event_id: UUID) -> SentEvent:
         keys = KEYS[act.target.dict_code]
@@ -401,7 +401,7 @@ class SnapshotLifecycle(RuleBasedStateMachine):
     def settle(self, batch: list[SentEvent]) -> None:
         """Settle *batch* at once; what is said of each is what the model says, one after another."""
 
-        async def verdicts() -> list[Verdict]:
+        async def verdicts() -> list[CommandVerdict]:
             return [verdict async for verdict in self.applier.settle([read(delivery_of(sent)) for sent in batch])]
 
         found = self.run(verdicts())
@@ -450,7 +450,7 @@ class SnapshotLifecycle(RuleBasedStateMachine):
                            AND c.items IS NOT NULL) AS kept
             FROM snapshot_set s"""
         rows = self.run(self.db.fetch(query))
-        found = {(Dict(row["tenant_id"], row["dict_code"]), row["snapshot_id"]): row for row in rows}
+        found = {(DictionaryKey(row["tenant_id"], row["dict_code"]), row["snapshot_id"]): row for row in rows}
         assert found.keys() == self.model.sets.keys()
         for key, one in self.model.sets.items():
             status, version, code = one.end or ("OPEN", None, None)

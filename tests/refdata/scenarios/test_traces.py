@@ -10,13 +10,13 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from penstock.app.apis import Web, make_command_api
+from penstock.app.apis import PublicApis, make_command_api
 from penstock.app.parts import open_refdata
-from penstock.kernel.bus import Delivery, Message
+from penstock.kernel.bus import BusDelivery, BusMessage
 from penstock.kernel.http.auth import NoAuthenticator
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.refdata.commands.external_topics import Mapped
+from penstock.refdata.commands.external_topics import TopicMapping
 from penstock.refdata.config import ExternalTopicSection
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, chunk, command, on_bus, upsert
@@ -54,8 +54,8 @@ def traces(spans: list[ReadableSpan]) -> list[str]:
 
 async def post(harness: RefdataHarness, headers: dict[str, str]) -> httpx.Response:
     telemetry = harness.platform.telemetry
-    web = Web(Settings(), telemetry, NoAuthenticator())
-    app = make_command_api(web, Pulse({}, needs=()), harness.refdata)
+    web = PublicApis(Settings(), telemetry, NoAuthenticator())
+    app = make_command_api(web, LivenessPulse({}, needs=()), harness.refdata)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         body = command("LOOSE", upsert("a", 1))
         return await client.post("/v1/tenants/acme/updates", content=body, headers=headers)
@@ -80,7 +80,7 @@ async def test_every_stage_is_in_the_callers_trace(traced: TracedHarness) -> Non
 async def test_a_refusal_is_an_error_in_the_trace(traced: TracedHarness) -> None:
     """R26: what failed is seen as failed, with its reason, and nothing is announced."""
     value, key = on_bus(command("NOPE", upsert("a", 1)))
-    await traced.bus.publish([Message(traced.topic, key, value, {"traceparent": CALLER})])
+    await traced.bus.publish([BusMessage(traced.topic, key, value, {"traceparent": CALLER})])
     await traced.apply()
     (span,) = traced.spans()
     assert not span.status.is_ok
@@ -95,7 +95,7 @@ async def test_a_snapshot_belongs_to_the_trace_of_the_chunk_that_completed_it(tr
     for index, trace in enumerate((TRACE, other), 1):
         value, key = on_bus(chunk("LOOSE", snapshot_id, index, 2, upsert(str(index), 1)))
         headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
-        await traced.bus.publish([Message(traced.topic, key, value, headers)])
+        await traced.bus.publish([BusMessage(traced.topic, key, value, headers)])
     await traced.apply()
     assert traces(traced.spans()) == [TRACE, other]
     (told,) = await traced.told()
@@ -110,7 +110,7 @@ async def test_what_nobody_follows_is_not_traced(traced: TracedHarness, header: 
     """R26: without a trace, with an unsampled one or with rubbish in its place, the command is applied all the same."""
     value, key = on_bus(command("LOOSE", upsert("a", 1)))
     headers = {} if header is None else {"traceparent": header}
-    await traced.bus.publish([Message(traced.topic, key, value, headers)])
+    await traced.bus.publish([BusMessage(traced.topic, key, value, headers)])
     await traced.apply()
     assert await traced.relay() == 1
     assert traced.spans() == []
@@ -123,7 +123,7 @@ async def test_a_trace_is_handed_on_in_its_shortest_form(traced: TracedHarness) 
     """R26: what a later form of the header adds is not: a signal is short, and one too long would never get out."""
     value, key = on_bus(command("LOOSE", upsert("a", 1)))
     headers = {"traceparent": f"cc{CALLER[2:]}-{'x' * 400}"}
-    await traced.bus.publish([Message(traced.topic, key, value, headers)])
+    await traced.bus.publish([BusMessage(traced.topic, key, value, headers)])
     await traced.apply()
     assert [told["traceparent"] for told in await traced.told()] == [CALLER]
     assert await traced.relay() == 1
@@ -140,5 +140,5 @@ async def test_a_process_that_sends_no_traces_hands_them_on(harness: RefdataHarn
 def test_a_foreign_message_keeps_its_trace() -> None:
     """R26, R10: what comes over another topic belongs to the trace of whoever sent it."""
     topic = ExternalTopicSection(topic="x", tenantId="=acme", dictCode="=LOOSE", key="/id", payload="/")
-    delivery = Delivery(Message("x", "k", b'{"id": "a"}', {"traceparent": CALLER}), 1, 0, 1, 1)
-    assert Mapped(topic).event(delivery).trace == CALLER
+    delivery = BusDelivery(BusMessage("x", "k", b'{"id": "a"}', {"traceparent": CALLER}), 1, 0, 1, 1)
+    assert TopicMapping(topic).event(delivery).trace == CALLER

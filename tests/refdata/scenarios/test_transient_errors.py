@@ -14,18 +14,18 @@ import asyncpg
 import httpx
 import pytest
 
-from penstock.app.apis import Web, make_command_api
-from penstock.kernel.bus import Message
+from penstock.app.apis import PublicApis, make_command_api
+from penstock.kernel.bus import BusMessage
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
 from penstock.kernel.http.auth import NoAuthenticator
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.tasks.wait import happens
-from penstock.refdata.contract import Status, decode
+from penstock.refdata.contract import UpdateState, decode
 from penstock.refdata.dictionaries.provider import ItemTableProvider
-from penstock.refdata.maintenance import Upkeep
-from penstock.refdata.model import Update
+from penstock.refdata.maintenance import RefdataMaintenance
+from penstock.refdata.model import UpdateRecord
 from penstock.refdata.runtime import applying
 from penstock.settings import Settings
 from tests.kernel.db.test_embedded import servers
@@ -126,13 +126,13 @@ async def blocked(outside: "asyncpg.Connection[asyncpg.Record]") -> int:
     return int(pid)
 
 
-async def ended(harness: RefdataHarness, event_id: UUID, within: float = 60) -> Update:
+async def ended(harness: RefdataHarness, event_id: UUID, within: float = 60) -> UpdateRecord:
     """The update, once it is no longer PENDING."""
     async with asyncio.timeout(within):
         while True:
             rung = harness.refdata.bell.next("")
             try:
-                if (update := await harness.update(event_id)).status is not Status.PENDING:
+                if (update := await harness.update(event_id)).status is not UpdateState.PENDING:
                     return update
             except Transient:
                 pass
@@ -142,7 +142,9 @@ async def ended(harness: RefdataHarness, event_id: UUID, within: float = 60) -> 
 async def applied_once(harness: RefdataHarness, *event_ids: UUID) -> None:
     """Nothing failed, nothing was set aside, and every version is there once."""
     updates = [await harness.update(event_id) for event_id in event_ids]
-    assert [(update.status, update.error_message) for update in updates] == [(Status.COMMITTED, None)] * len(updates)
+    assert [(update.status, update.error_message) for update in updates] == [(UpdateState.COMMITTED, None)] * len(
+        updates
+    )
     assert [update.committed_version for update in updates] == list(range(1, len(updates) + 1))
     assert await harness.dead() == []
     items = await harness.items("FLAKY")
@@ -198,7 +200,7 @@ async def test_a_process_that_froze_in_a_transaction(small: RefdataHarness, monk
     event_id = await small.send("LOOSE", upsert("a", 1))
     await small.apply(max_attempts=1)
     update = await small.update(event_id)
-    assert (update.status, update.error_message) == (Status.COMMITTED, None)
+    assert (update.status, update.error_message) == (UpdateState.COMMITTED, None)
     assert len(calls) == 2
 
 
@@ -282,7 +284,7 @@ async def test_postgresql_restarts_in_the_middle(tmp_path: Path, campaign: Campa
                 await striking
                 campaign.end_round(faults=1)
             ends = [await ended(harness, event_id) for event_id in ids]
-            assert {end.status for end in ends} == {Status.COMMITTED}
+            assert {end.status for end in ends} == {UpdateState.COMMITTED}
             assert await harness.version("LOOSE") == rounds
             await applied_once(harness, *(end.event_id for end in ends if end.dict_code == "FLAKY"))
 
@@ -310,16 +312,16 @@ async def _insist(harness: RefdataHarness, *items: Json, code: str = "FLAKY", **
                 await happens(harness.refdata.bell.next(""), 0.1)
 
 
-def upkeep(harness: RefdataHarness) -> Upkeep:
+def upkeep(harness: RefdataHarness) -> RefdataMaintenance:
     """The sweeper of somebody whose clock shows two minutes more."""
     harness.db.clock = ManualClock(harness.db.clock.now() + timedelta(minutes=2))
-    return Upkeep(harness.db, harness.bus, harness.refdata, harness.platform.metrics, "sweeper")
+    return RefdataMaintenance(harness.db, harness.bus, harness.refdata, harness.platform.metrics, "sweeper")
 
 
 async def unsent(harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> UUID:
     """An update that was noted, and whose command did not reach the bus."""
 
-    async def publish(_: Sequence[Message], **__: Any) -> None:
+    async def publish(_: Sequence[BusMessage], **__: Any) -> None:
         raise DOWN
 
     event_id = uuid4()
@@ -327,7 +329,7 @@ async def unsent(harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> UU
         patched.setattr(harness.bus, "publish", publish)
         with pytest.raises(Transient, match="nobody answers"):
             await harness.send("FLAKY", upsert("a", {"times": 0}), eventId=str(event_id))
-    assert (await harness.update(event_id)).status is Status.PENDING
+    assert (await harness.update(event_id)).status is UpdateState.PENDING
     return event_id
 
 
@@ -353,12 +355,12 @@ async def test_a_command_that_never_reached_the_bus_ends(
     assert await upkeep(harness).sweep() == 0
     await harness.apply()
     update = await harness.update(event_id)
-    assert (update.status, update.error_code) == (Status.FAILED, "NOT_DELIVERED")
+    assert (update.status, update.error_code) == (UpdateState.FAILED, "NOT_DELIVERED")
     assert (await harness.update(other)).committed_version == 1
     late = await harness.refdata.submit(
         "acme", decode(command("FLAKY", upsert("a", {"times": 0}), eventId=str(event_id)))
     )
-    assert late.status is Status.FAILED
+    assert late.status is UpdateState.FAILED
     assert list(await harness.items("FLAKY")) == ["b"]
 
 
@@ -369,7 +371,7 @@ async def test_what_only_waits_is_not_given_up(harness: RefdataHarness) -> None:
     await harness.apply()
     updates = [await harness.update(event_id) for event_id in ids]
     assert [(update.status, update.committed_version) for update in updates] == [
-        (Status.COMMITTED, version) for version in (1, 2, 3)
+        (UpdateState.COMMITTED, version) for version in (1, 2, 3)
     ]
 
 
@@ -378,8 +380,8 @@ async def test_a_bus_that_is_down_is_503(database_url: str) -> None:
     settings = await flaky_settings(database_url, Kafka("127.0.0.1:1", is_real=True))
     event_id = uuid4()
     async with opened(settings) as harness:
-        web = Web(settings, harness.platform.telemetry, NoAuthenticator())
-        transport = httpx.ASGITransport(make_command_api(web, Pulse({}, needs=[]), harness.refdata))
+        web = PublicApis(settings, harness.platform.telemetry, NoAuthenticator())
+        transport = httpx.ASGITransport(make_command_api(web, LivenessPulse({}, needs=[]), harness.refdata))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1/tenants/acme") as http:
             body = command("LOOSE", upsert("a", 1), eventId=str(event_id))
             answer = await http.post("/updates", content=body)

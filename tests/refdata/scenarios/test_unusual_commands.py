@@ -4,7 +4,7 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.refdata.contract import Status, decode
+from penstock.refdata.contract import UpdateState, decode
 from tests.refdata.harness import RefdataHarness, chunk, command, on_bus, upsert
 
 
@@ -23,7 +23,7 @@ async def test_an_id_of_another_dictionary_is_not_lost_in_silence(harness: Refda
     await harness.apply()
     assert (await harness.version("LOOSE"), await harness.version("COUNTRY")) == (1, 0)
     assert [reason.partition(":")[0] for reason in await harness.dead()] == ["EVENT_ID_REUSED"] * 2
-    assert (await harness.update(event_id)).status is Status.COMMITTED
+    assert (await harness.update(event_id)).status is UpdateState.COMMITTED
 
 
 async def test_large_messages_come_in_small_batches(harness: RefdataHarness) -> None:

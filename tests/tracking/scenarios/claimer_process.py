@@ -9,12 +9,12 @@ from signal import pause
 from prometheus_client import CollectorRegistry
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.notifier import Notifier
 from penstock.tracking import store
 from penstock.tracking.config import TrackingSection
-from penstock.tracking.contract import Said, Stage
+from penstock.tracking.contract import Stage, StageReportKind
 from penstock.tracking.metrics import TrackingMetrics
-from penstock.tracking.model import Report
+from penstock.tracking.model import RowReport
 from penstock.tracking.service import Tracking
 
 STAGE = Stage.SHARD_SPLITTER
@@ -22,7 +22,7 @@ Taken = tuple[str, int, int]  # filename, shard, fence
 
 
 def open_tracking(db: Database) -> Tracking:
-    return Tracking(db, Bell(db, store.CHANNEL), TrackingSection(), TrackingMetrics(CollectorRegistry()))
+    return Tracking(db, Notifier(db, store.CHANNEL), TrackingSection(), TrackingMetrics(CollectorRegistry()))
 
 
 def claim_and_report(url: str, worker: str, pipe: Connection) -> None:
@@ -43,7 +43,7 @@ async def _drain(url: str, worker: str) -> list[Taken]:
         while held := await tracking.claim(STAGE, worker, limit=random.randint(1, 100)):
             mine = [one[:3] for one in held]
             taken += mine
-            results = await tracking.report(STAGE, [Report(*one, Said.DONE) for one in mine])
+            results = await tracking.report(STAGE, [RowReport(*one, StageReportKind.DONE) for one in mine])
             assert {result.answer for result in results} == {"settled"}
     return taken
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection as Pipe
 
 from penstock.kernel.db.database import Database
-from penstock.tracking.lease import Held, Report
+from penstock.tracking.lease import LeasedRow, LeaseReport
 from tests.tracking.jobs import LEASE, Job
 
 
@@ -17,17 +17,17 @@ async def _work(url: str, name: str, pipe: Pipe) -> None:
     """Until nothing is left, or the test has seen enough."""
     async with Database.open(url, size=2) as db:
 
-        async def handle(held: Held) -> None:
+        async def handle(held: LeasedRow) -> None:
             await db.execute("INSERT INTO effect (job, fence) VALUES ($1, $2)", held.key[0], held.fence)
             pipe.send(held.key[0])  # from here on the test may kill this process
 
         while claimed := await _claimed(db, name):
             await asyncio.gather(*map(handle, claimed))
             async with db.transaction() as tx:
-                reports = [Report(held.key, held.fence, Job.DONE) for held in claimed]
+                reports = [LeaseReport(held.key, held.fence, Job.DONE) for held in claimed]
                 await LEASE.settle(tx, reports, now=db.clock.now())
 
 
-async def _claimed(db: Database, name: str) -> list[Held]:
+async def _claimed(db: Database, name: str) -> list[LeasedRow]:
     async with db.transaction() as tx:
         return await LEASE.claim(tx, worker=name, limit=4, lease_for=timedelta(seconds=60), now=db.clock.now())

@@ -7,8 +7,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from penstock.kernel.db.database import Database
-from penstock.tracking.contract import Answer, Said
-from penstock.tracking.model import Report
+from penstock.tracking.contract import StageReportAnswer, StageReportKind
+from penstock.tracking.model import RowReport
 from tests.support.fork_server import FORKED
 from tests.tracking.scenarios.claimer_process import STAGE, Taken, claim_and_hang, claim_and_report, open_tracking
 
@@ -66,7 +66,7 @@ async def test_sixteen_claimers_and_one_that_dies(db: Database, database_url: st
     again = await drained_by_many(database_url)
     assert {key[:2] for key in again} == {key[:2] for key in lost}
     assert len(again) == HELD
-    late = await open_tracking(db).report(STAGE, [Report(*key, Said.FAILED) for key in lost])
-    assert {result.answer for result in late} == {Answer.SUPERSEDED}
+    late = await open_tracking(db).report(STAGE, [RowReport(*key, StageReportKind.FAILED) for key in lost])
+    assert {result.answer for result in late} == {StageReportAnswer.SUPERSEDED}
     counts = {(one.stage, one.status): one.rows for one in await open_tracking(db).counts() if one.stage is STAGE}
     assert counts == {(STAGE, "done"): ROWS}

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from penstock.kernel.states.event_stream import Batch
-from penstock.kernel.states.journal import BEGINNING, Noted
+from penstock.kernel.states.journal import BEGINNING, StoredEntry
 from penstock.tracking.service import Tracking
 from tests.support.sse import EventStream
 from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, TrackingHarness
@@ -16,7 +16,7 @@ from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, TrackingHarness
 
 async def next_moves(moves: AsyncIterator[Batch], number: int) -> list[tuple[str, str]]:
     """The next so many moves of a stream: whose, and where to."""
-    found: list[Noted] = []
+    found: list[StoredEntry] = []
     async with asyncio.timeout(20):
         while len(found) < number:
             found += (await anext(moves))[1]
@@ -35,7 +35,7 @@ async def test_a_watcher_goes_on_where_it_left_off(api: TrackingHarness, trackin
     """T17: from any position on, every move after it is told, once."""
     await api.queue_up(WORKER, FILE, 0, 1)
     async with aclosing(tracking.live.moves((BEGINNING,))) as moves:
-        batch: list[Noted] = []
+        batch: list[StoredEntry] = []
         while len(batch) < 8:
             batch += (await anext(moves))[1]
     whole = [(noted.entry.subject, noted.entry.target) for noted in batch]

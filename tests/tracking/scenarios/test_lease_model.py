@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
-from penstock.tracking.lease import Held, Key, Report
+from penstock.tracking.lease import Key, LeasedRow, LeaseReport
 from tests.support.soak import Campaign, model_examples
 from tests.tracking.jobs import JOB, LEASE, MAX_ATTEMPTS, Job, make_jobs
 
@@ -57,7 +57,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
             self.db.execute("INSERT INTO job (due_at) SELECT $1 FROM generate_series(1, $2::int)", self.start, ROWS)
         )
         self.model = {number: LeaseModelRow() for number in range(1, ROWS + 1)}
-        self.handed_out: list[tuple[str, Held]] = []
+        self.handed_out: list[tuple[str, LeasedRow]] = []
 
     def run(self, work: Awaitable[R]) -> R:
         return self.loop.run_until_complete(work)
@@ -72,7 +72,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, limit=st.integers(1, ROWS))
     def claim(self, worker: str, limit: int) -> None:
-        async def work() -> list[Held]:
+        async def work() -> list[LeasedRow]:
             async with self.db.transaction() as tx:
                 return await LEASE.claim(tx, worker=worker, limit=limit, lease_for=LEASE_FOR, now=self.clock.now())
 
@@ -98,7 +98,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
     def report(self, data: st.DataObject, outcome: Job, wait: int, counts: bool) -> None:
         _, held = data.draw(st.sampled_from(self.handed_out))
         counts = counts or outcome is not Job.NEW
-        report = Report(held.key, held.fence, outcome, "said", self.clock.now() + timedelta(seconds=wait), counts)
+        report = LeaseReport(held.key, held.fence, outcome, "said", self.clock.now() + timedelta(seconds=wait), counts)
 
         async def work() -> bool:
             async with self.db.transaction() as tx:

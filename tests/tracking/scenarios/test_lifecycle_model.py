@@ -15,13 +15,13 @@ from prometheus_client import CollectorRegistry
 
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.tracking import store
 from penstock.tracking.config import TrackingSection
-from penstock.tracking.contract import Answer, Said, Stage, Status
+from penstock.tracking.contract import Stage, StageReportAnswer, StageReportKind, StageStatus
 from penstock.tracking.metrics import TrackingMetrics
-from penstock.tracking.model import QUEUES, Count, FailedSo, Key, Report
+from penstock.tracking.model import QUEUES, FailureSample, RowKey, RowReport, StageCount
 from penstock.tracking.service import Tracking
 from tests.support.soak import Campaign, model_examples
 
@@ -32,10 +32,10 @@ FILES = st.sampled_from(["20250101000000", "20250101000001", "zz"])
 SHARDS = st.integers(0, 2)
 WORKERS = st.sampled_from(["ann", "bob", "cy"])
 MOVES = {
-    "start": ((Status.NEW,), Status.STARTED),
-    "done": ((Status.STARTED,), Status.DONE),
-    "fail": ((Status.NEW, Status.STARTED), Status.FAILED),
-    "retry": ((Status.FAILED,), Status.NEW),
+    "start": ((StageStatus.NEW,), StageStatus.STARTED),
+    "done": ((StageStatus.STARTED,), StageStatus.DONE),
+    "fail": ((StageStatus.NEW, StageStatus.STARTED), StageStatus.FAILED),
+    "retry": ((StageStatus.FAILED,), StageStatus.NEW),
 }
 
 
@@ -43,7 +43,7 @@ MOVES = {
 class PipelineModelRow:
     """What a row must look like."""
 
-    status: dict[Stage, Status] = field(default_factory=lambda: dict.fromkeys(Stage, Status.NEW))
+    status: dict[Stage, StageStatus] = field(default_factory=lambda: dict.fromkeys(Stage, StageStatus.NEW))
     attempts: dict[Stage, int] = field(default_factory=lambda: dict.fromkeys(Stage, 0))
     born: float = 0
     due: float = 0
@@ -52,9 +52,9 @@ class PipelineModelRow:
     worker: str | None = None
     expires: float | None = None
     updated: float = 0
-    moves: list[tuple[Stage, Status | None, Status]] = field(default_factory=list)
+    moves: list[tuple[Stage, StageStatus | None, StageStatus]] = field(default_factory=list)
 
-    def go(self, stage: Stage, now: float, *path: Status) -> None:
+    def go(self, stage: Stage, now: float, *path: StageStatus) -> None:
         for target in path:
             self.moves.append((stage, self.status[stage], target))
             self.status[stage] = target
@@ -62,7 +62,7 @@ class PipelineModelRow:
 
     def is_ready(self, stage: Stage) -> bool:
         before = stage.before
-        return self.status[stage] is Status.NEW and (before is None or self.status[before] is Status.DONE)
+        return self.status[stage] is StageStatus.NEW and (before is None or self.status[before] is StageStatus.DONE)
 
 
 class PipelineLifecycle(RuleBasedStateMachine):
@@ -77,7 +77,7 @@ class PipelineLifecycle(RuleBasedStateMachine):
         self.db = self.run(self.opened.__aenter__())
         self.run(self.db.execute("TRUNCATE pipeline_tracking RESTART IDENTITY; TRUNCATE journal, pipeline_pause"))
         section = TrackingSection(lease=LEASE, max_attempts=MAX_ATTEMPTS)
-        bell = Bell(self.db, store.CHANNEL)
+        bell = Notifier(self.db, store.CHANNEL)
         self.tracking = Tracking(self.db, bell, section, TrackingMetrics(CollectorRegistry()))
         self.rows: dict[tuple[str, int], PipelineModelRow] = {}
         self.paused: set[Stage] = set()
@@ -100,10 +100,10 @@ class PipelineLifecycle(RuleBasedStateMachine):
     @rule(filename=FILES, shards=st.sets(SHARDS, min_size=1), worker=st.none() | WORKERS)
     def register(self, filename: str, shards: set[int], worker: str | None) -> None:
         known = self.file(filename)
-        state = known[0].status[Stage.EVENT_INGEST] if known else Status.STARTED
+        state = known[0].status[Stage.EVENT_INGEST] if known else StageStatus.STARTED
         new = sorted(shard for shard in shards if (filename, shard) not in self.rows)
         work = self.tracking.register(filename, sorted(shards), worker=worker, actor="producer")
-        if new and state is Status.DONE:
+        if new and state is StageStatus.DONE:
             with pytest.raises(Conflict, match="complete"):
                 self.run(work)
             return
@@ -114,7 +114,7 @@ class PipelineLifecycle(RuleBasedStateMachine):
                 born=self.now, due=self.now, number=len(self.rows), worker=producer, updated=self.now
             )
             row.status[Stage.EVENT_INGEST] = state
-            row.attempts[Stage.EVENT_INGEST] = int(state is Status.STARTED)
+            row.attempts[Stage.EVENT_INGEST] = int(state is StageStatus.STARTED)
             row.moves.append((Stage.EVENT_INGEST, None, state))
             self.rows[filename, shard] = row
 
@@ -156,7 +156,7 @@ class PipelineLifecycle(RuleBasedStateMachine):
             return False
         if name == "start":
             return row.is_ready(stage) and stage not in self.paused
-        is_held = name in ("done", "fail") and row.status[stage] is Status.STARTED
+        is_held = name in ("done", "fail") and row.status[stage] is StageStatus.STARTED
         return not (is_held and worker and row.worker and worker != row.worker)
 
     def has_moved(self, row: PipelineModelRow, stage: Stage, name: str, worker: str | None) -> bool:
@@ -164,7 +164,7 @@ class PipelineLifecycle(RuleBasedStateMachine):
         return is_there and (name != "start" or (worker is not None and worker == row.worker))
 
     def step(self, row: PipelineModelRow, stage: Stage, name: str, worker: str | None) -> None:
-        if row.status[stage] is Status.STARTED:
+        if row.status[stage] is StageStatus.STARTED:
             row.expires = None
         row.go(stage, self.now, MOVES[name][1])
         row.due = min(row.due, self.now)
@@ -181,42 +181,48 @@ class PipelineLifecycle(RuleBasedStateMachine):
         assert [one[:2] for one in held] == expected[:limit]
         for one in held:
             row = self.rows[one.filename, one.shard]
-            row.go(stage, self.now, Status.STARTED)
+            row.go(stage, self.now, StageStatus.STARTED)
             row.fence, row.worker, row.attempts[stage] = row.fence + 1, worker, row.attempts[stage] + 1
             row.expires = self.now + LEASE.total_seconds()
             assert (one.fence, one.attempt) == (row.fence, row.attempts[stage])
             self.handed_out.append((stage, (one.filename, one.shard), one.fence))
 
     @precondition(lambda self: self.handed_out)
-    @rule(data=st.data(), said=st.sampled_from(Said), wait=st.integers(0, 90))
-    def report(self, data: st.DataObject, said: Said, wait: int) -> None:
+    @rule(data=st.data(), said=st.sampled_from(StageReportKind), wait=st.integers(0, 90))
+    def report(self, data: st.DataObject, said: StageReportKind, wait: int) -> None:
         stage, key, fence = data.draw(st.sampled_from(self.handed_out))
-        report = Report(*key, fence, said, "said", timedelta(seconds=wait))
+        report = RowReport(*key, fence, said, "said", timedelta(seconds=wait))
         (result,) = self.run(self.tracking.report(stage, [report]))
         row = self.rows[key]
         if row.fence != fence:
-            assert result.answer is Answer.SUPERSEDED
-        elif row.status[stage] is Status.STARTED:
-            assert result.answer is Answer.SETTLED
+            assert result.answer is StageReportAnswer.SUPERSEDED
+        elif row.status[stage] is StageStatus.STARTED:
+            assert result.answer is StageReportAnswer.SETTLED
             self.end(row, stage, said, wait)
         else:
-            wanted = Status.DONE if said is Said.DONE else Status.FAILED if said is Said.FAILED else Status.NEW
-            if said is Said.RETRY and row.attempts[stage] >= MAX_ATTEMPTS:
-                wanted = Status.FAILED
-            assert (result.answer is Answer.UNCHANGED) == (row.status[stage] is wanted)
+            wanted = (
+                StageStatus.DONE
+                if said is StageReportKind.DONE
+                else StageStatus.FAILED
+                if said is StageReportKind.FAILED
+                else StageStatus.NEW
+            )
+            if said is StageReportKind.RETRY and row.attempts[stage] >= MAX_ATTEMPTS:
+                wanted = StageStatus.FAILED
+            assert (result.answer is StageReportAnswer.UNCHANGED) == (row.status[stage] is wanted)
         assert result.status is row.status[stage]
 
-    def end(self, row: PipelineModelRow, stage: Stage, said: Said, wait: int) -> None:
+    def end(self, row: PipelineModelRow, stage: Stage, said: StageReportKind, wait: int) -> None:
         row.expires = None
-        if said in (Said.DONE, Said.FAILED):
-            row.go(stage, self.now, Status.DONE if said is Said.DONE else Status.FAILED)
+        if said in (StageReportKind.DONE, StageReportKind.FAILED):
+            row.go(stage, self.now, StageStatus.DONE if said is StageReportKind.DONE else StageStatus.FAILED)
             row.due = min(row.due, self.now)
-        elif said is Said.RETRY and row.attempts[stage] >= MAX_ATTEMPTS:
-            row.go(stage, self.now, Status.FAILED)
+        elif said is StageReportKind.RETRY and row.attempts[stage] >= MAX_ATTEMPTS:
+            row.go(stage, self.now, StageStatus.FAILED)
             row.due = min(row.due, self.now)
         else:
-            row.go(stage, self.now, Status.FAILED, Status.NEW)
-            row.attempts[stage] -= said is Said.RELEASE
+            row.go(stage, self.now, StageStatus.FAILED, StageStatus.NEW)
+            row.attempts[stage] -= said is StageReportKind.RELEASE
             row.due = self.now + wait
 
     @precondition(lambda self: self.handed_out)
@@ -224,12 +230,12 @@ class PipelineLifecycle(RuleBasedStateMachine):
     def heartbeat(self, data: st.DataObject, by_worker: bool) -> None:
         stage, key, fence = data.draw(st.sampled_from(self.handed_out))
         worker = data.draw(WORKERS)
-        keys = None if by_worker else [Key(*key, fence)]
+        keys = None if by_worker else [RowKey(*key, fence)]
         _, kept, lost = self.run(self.tracking.heartbeat(stage, worker, keys))
         mine = {
             (name, row.fence)
             for name, row in self.rows.items()
-            if row.status[stage] is Status.STARTED
+            if row.status[stage] is StageStatus.STARTED
             and (row.worker == worker and row.expires is not None if by_worker else (name, row.fence) == (key, fence))
         }
         assert {((one.filename, one.shard), one.fence) for one in kept} == mine
@@ -247,9 +253,9 @@ class PipelineLifecycle(RuleBasedStateMachine):
         late = [row for row in self.rows.values() if row.expires is not None and row.expires < self.now]
         assert self.run(self.tracking.reap()) == len(late)
         for row in late:
-            (stage,) = [stage for stage in QUEUES if row.status[stage] is Status.STARTED]
+            (stage,) = [stage for stage in QUEUES if row.status[stage] is StageStatus.STARTED]
             exhausted = row.attempts[stage] >= MAX_ATTEMPTS
-            row.go(stage, self.now, Status.FAILED, *([] if exhausted else [Status.NEW]))
+            row.go(stage, self.now, StageStatus.FAILED, *([] if exhausted else [StageStatus.NEW]))
             row.fence, row.expires, row.due = row.fence + 1, None, self.now
 
     @rule(stage=st.sampled_from(Stage), resume=st.booleans())
@@ -263,17 +269,17 @@ class PipelineLifecycle(RuleBasedStateMachine):
 
     @rule(stage=st.sampled_from(QUEUES), filename=FILES, shards=st.none() | st.sets(SHARDS, min_size=1))
     def retry_failed(self, stage: Stage, filename: str, shards: set[int] | None) -> None:
-        chosen = FailedSo(filename[:10], None if shards is None else sorted(shards))
+        chosen = FailureSample(filename[:10], None if shards is None else sorted(shards))
         failed = [
             row
             for (name, shard), row in self.rows.items()
-            if row.status[stage] is Status.FAILED
+            if row.status[stage] is StageStatus.FAILED
             and name.startswith(filename[:10])
             and (shards is None or shard in shards)
         ]
         assert self.run(self.tracking.retry_failed(stage, chosen, limit=100, actor="operator")) == len(failed)
         for row in failed:
-            row.go(stage, self.now, Status.NEW)
+            row.go(stage, self.now, StageStatus.NEW)
             row.attempts[stage], row.due = 0, min(row.due, self.now)
 
     @rule()
@@ -296,12 +302,12 @@ class PipelineLifecycle(RuleBasedStateMachine):
     @invariant()
     def counts_equal_a_full_count(self) -> None:
         """T7: the counters tell exactly what counting every row tells."""
-        expected: Counter[tuple[Stage, Status, bool, int]] = Counter()
+        expected: Counter[tuple[Stage, StageStatus, bool, int]] = Counter()
         for (_, shard), row in self.rows.items():
             for stage in Stage:
                 place = shard if stage is Stage.MYSQL_SENDER else -1
                 expected[stage, row.status[stage], row.is_ready(stage), place] += 1
-        told: list[Count] = self.run(self.tracking.counts())
+        told: list[StageCount] = self.run(self.tracking.counts())
         assert {(one.stage, one.status, one.is_ready, one.shard): one.rows for one in told} == dict(expected)
 
     @invariant()

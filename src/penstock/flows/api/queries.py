@@ -8,10 +8,10 @@ import asyncpg
 
 from penstock.flows import store
 from penstock.flows.api import schemas
-from penstock.flows.api.explain import AHEAD_LIMIT, Facts, explain
-from penstock.flows.contract import MAP, RunStatus, StepStatus
+from penstock.flows.api.explain import AHEAD_LIMIT, StepFacts, explain
+from penstock.flows.contract import MAP, FlowRunStatus, StepStatus
 from penstock.flows.definition import schedule
-from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.definition.render import mermaid
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.model import RUN, STEP, no_run, no_step
@@ -20,8 +20,8 @@ from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.db.page import Page, page
 from penstock.kernel.errors import Conflict
 from penstock.kernel.states import journal
-from penstock.kernel.states.event_stream import Live
-from penstock.kernel.states.journal import Noted
+from penstock.kernel.states.event_stream import LiveEvents
+from penstock.kernel.states.journal import StoredEntry
 
 SQL = sql.load(__package__, {"run": RUN, "step": STEP})
 LAST = 2**63 - 1
@@ -43,7 +43,7 @@ _STEP = {
 Json = dict[str, Any]
 
 
-class Ready(NamedTuple):
+class WaitingSteps(NamedTuple):
     """Steps of a kind that wait for a worker, and how long the oldest does."""
 
     kind: str
@@ -60,14 +60,14 @@ class FailedRun(NamedTuple):
     finished_at: datetime
 
 
-class FlowEvents(Live):
+class FlowEvents(LiveEvents):
     """The stream of changes of runs and steps."""
 
 
 class FlowViews:
     """Flows as they are seen through the API."""
 
-    def __init__(self, db: Database, catalogue: Catalogue) -> None:
+    def __init__(self, db: Database, catalogue: FlowCatalogue) -> None:
         self._db = db
         self._catalogue = catalogue
 
@@ -75,13 +75,13 @@ class FlowViews:
         """The time that all of this is told by."""
         return self._db.clock.now()
 
-    async def under_way(self) -> tuple[dict[RunStatus, int], list[Ready]]:
+    async def under_way(self) -> tuple[dict[FlowRunStatus, int], list[WaitingSteps]]:
         """How many runs are under way, and which steps wait for a worker."""
         active = await self._db.fetch(store.SQL["active_runs"])
         ready = await self._db.fetch(store.SQL["ready_by_kind"], self.now())
         return (
-            {RunStatus(status): count for status, count in active},
-            [Ready(kind, count, timedelta(seconds=seconds)) for kind, count, seconds in ready],
+            {FlowRunStatus(status): count for status, count in active},
+            [WaitingSteps(kind, count, timedelta(seconds=seconds)) for kind, count, seconds in ready],
         )
 
     async def failed(self, since: datetime, limit: int) -> list[FailedRun]:
@@ -89,15 +89,15 @@ class FlowViews:
         return [FailedRun(*row) for row in await self._db.fetch(SQL["failed_runs"], since, limit)]
 
     async def runs(
-        self, flow: str | None, status: RunStatus | None, since: datetime | None, before: int, limit: int
-    ) -> Page[schemas.RunHead]:
+        self, flow: str | None, status: FlowRunStatus | None, since: datetime | None, before: int, limit: int
+    ) -> Page[schemas.FlowRunHead]:
         """Runs, the latest first."""
         asked = (before, limit + 1, status and status.value, since)
         rows = await (
             self._db.fetch(SQL["runs"], *asked) if flow is None else self._db.fetch(SQL["runs_of_flow"], *asked, flow)
         )
         found = page(rows, limit, lambda row: [row["id"]])
-        return Page([schemas.RunHead.model_validate(dict(row)) for row in found.items], found.next)
+        return Page([schemas.FlowRunHead.model_validate(dict(row)) for row in found.items], found.next)
 
     async def run(self, run_id: str, *, with_steps: bool = True) -> Json:
         """F1: a run in the document's shape, as it stood at one moment."""
@@ -105,16 +105,16 @@ class FlowViews:
             head = await _run(tx, run_id)
             rows = await tx.fetch(SQL["steps"], head["id"]) if with_steps else []
             counts = await tx.fetch(SQL["counts"], head["id"])
-        told = schemas.Run.model_validate({**head, "counts": {row["status"]: row["steps"] for row in counts}})
+        told = schemas.FlowRun.model_validate({**head, "counts": {row["status"]: row["steps"] for row in counts}})
         # The steps are told as they are: there may be many, and each was checked when it came in.
         names = {row["n"]: row["step_id"] for row in rows}
         steps = {row["step_id"]: _step(row, names) for row in rows} if with_steps else None
         return {**told.model_dump(by_alias=True), "steps": steps}
 
-    async def status(self, run_id: str) -> RunStatus:
+    async def status(self, run_id: str) -> FlowRunStatus:
         """Where a run stands."""
         async with self._db.connection() as connection:
-            return RunStatus((await _run(connection, run_id))["status"])
+            return FlowRunStatus((await _run(connection, run_id))["status"])
 
     async def step(self, run_id: str, step_id: str) -> asyncpg.Record:
         """One step; NotFound when there is none."""
@@ -135,16 +135,18 @@ class FlowViews:
         rows = await self._db.fetch(SQL["statuses"], *([name[n] for name in names] for n in (0, 1)))
         return {(row["run_id"], row["step_id"]): StepStatus(row["status"]) for row in rows}
 
-    async def why(self, run_id: str, step_id: str, limits: Mapping[str, int]) -> schemas.Why:
+    async def why(self, run_id: str, step_id: str, limits: Mapping[str, int]) -> schemas.StepExplanationView:
         """F18: in words, why a step is where it is; *limits* say how many of a kind may be under way."""
         row = await self.step(run_id, step_id)
         facts = await self._facts(row, limits.get(row["kind"]))
         found = explain(facts, self._db.clock.now())
-        return schemas.Why(run_id=run_id, step_id=step_id, status=facts.status, why=found.why, hint=found.hint)
+        return schemas.StepExplanationView(
+            run_id=run_id, step_id=step_id, status=facts.status, why=found.why, hint=found.hint
+        )
 
-    async def _facts(self, row: asyncpg.Record, limit: int | None) -> Facts:
+    async def _facts(self, row: asyncpg.Record, limit: int | None) -> StepFacts:
         told = {name: value for name, value in row.items() if name not in ("run", "n", "fence", "max_attempts")}
-        told |= {"status": StepStatus(row["status"]), "run_status": RunStatus(row["run_status"]), "limit": limit}
+        told |= {"status": StepStatus(row["status"]), "run_status": FlowRunStatus(row["run_status"]), "limit": limit}
         async with self._db.connection() as connection:
             if row["status"] == StepStatus.PENDING:
                 unmet = await connection.fetch(SQL["unmet"], row["run"], row["n"])
@@ -158,9 +160,9 @@ class FlowViews:
                 told |= dict(queue or {})
             elif row["kind"] == MAP:
                 told["items"] = tuple(await connection.fetchrow(SQL["items"], row["run"], row["n"]) or (0, 0))
-        return Facts(**told)
+        return StepFacts(**told)
 
-    async def history(self, run_id: str, after: tuple[int, int], limit: int) -> schemas.History:
+    async def history(self, run_id: str, after: tuple[int, int], limit: int) -> schemas.FlowHistory:
         """F18: every move of a run and of its steps, oldest first."""
         async with self._db.connection() as connection:
             head = await _run(connection, run_id)
@@ -169,29 +171,29 @@ class FlowViews:
             subjects = [run_id, *(f"{run_id}/{row['step_id']}" for row in steps)]
             found = await journal.history(connection, sorted(numbers), subjects, after=after, limit=limit + 1)
         cut = page(found, limit, lambda noted: noted.position[1:])
-        return schemas.History(run_id=run_id, moves=[move(noted) for noted in cut.items], next=cut.next)
+        return schemas.FlowHistory(run_id=run_id, moves=[move(noted) for noted in cut.items], next=cut.next)
 
-    async def logs(self, run_id: str, step_id: str, attempt: int | None, after: int, limit: int) -> schemas.Logs:
+    async def logs(self, run_id: str, step_id: str, attempt: int | None, after: int, limit: int) -> schemas.LogPage:
         """F18: what a step told, of all its attempts or of one."""
         row = await self.step(run_id, step_id)
         rows = await self._db.fetch(SQL["logs"], row["run"], row["n"], after, limit + 1, attempt)
         found = page(rows, limit, lambda one: [one["id"]])
-        lines = [schemas.Line.model_validate(dict(one)) for one in found.items]
-        return schemas.Logs(run_id=run_id, step_id=step_id, lines=lines, next=found.next)
+        lines = [schemas.LogLine.model_validate(dict(one)) for one in found.items]
+        return schemas.LogPage(run_id=run_id, step_id=step_id, lines=lines, next=found.next)
 
-    async def flows(self) -> schemas.Flows:
+    async def flows(self) -> schemas.FlowList:
         """F15: all flows by name, and the files that hold none."""
         known = self._catalogue.flows()
         kept = await self._kept([name for name, spec in known.items() if spec.schedule])
         heads = [schemas.FlowHead(**self._head(spec, kept)) for _, spec in sorted(known.items())]
-        return schemas.Flows(flows=heads, troubles=dict(self._catalogue.troubles()))
+        return schemas.FlowList(flows=heads, troubles=dict(self._catalogue.troubles()))
 
-    async def flow(self, name: str) -> schemas.Flow:
+    async def flow(self, name: str) -> schemas.FlowView:
         """F15: one flow as it is written, and drawn."""
         spec = self._catalogue.flow(name)
         document = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         head = self._head(spec, await self._kept([name]))
-        return schemas.Flow(**head, spec=document, mermaid=mermaid(spec.steps))
+        return schemas.FlowView(**head, spec=document, mermaid=mermaid(spec.steps))
 
     async def _kept(self, names: Sequence[str]) -> Mapping[str, asyncpg.Record]:
         return {row["flow"]: row for row in await self._db.fetch(SQL["schedules"], names)}
@@ -205,12 +207,12 @@ class FlowViews:
             "schedule": self._schedule(spec, kept.get(spec.name)),
         }
 
-    def _schedule(self, spec: FlowSpec, kept: asyncpg.Record | None) -> schemas.Schedule | None:
+    def _schedule(self, spec: FlowSpec, kept: asyncpg.Record | None) -> schemas.ScheduleView | None:
         plan = spec.schedule
         if plan is None:
             return None
         is_paused = kept is not None and kept["is_paused"]
-        return schemas.Schedule(
+        return schemas.ScheduleView(
             cron=plan.cron,
             timezone=plan.timezone,
             overlap=plan.overlap,
@@ -222,11 +224,11 @@ class FlowViews:
         )
 
 
-def move(noted: Noted) -> schemas.Move:
+def move(noted: StoredEntry) -> schemas.FlowMove:
     """F18: a move as it is told."""
     entry = noted.entry
     run_id, _, step_id = entry.subject.partition("/")
-    return schemas.Move(
+    return schemas.FlowMove(
         run_id=run_id,
         step_id=step_id or None,
         source=entry.source,

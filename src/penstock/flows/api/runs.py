@@ -9,19 +9,19 @@ from fastapi.responses import StreamingResponse
 
 from penstock.flows.api import schemas
 from penstock.flows.api.queries import LAST, FlowEvents, FlowViews, move
-from penstock.flows.contract import NAME, PREFIX, RunStatus, StepStatus
+from penstock.flows.contract import NAME, PREFIX, FlowRunStatus, StepStatus
 from penstock.flows.definition.json_values import refuse_repeated
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.engine.engine import FlowEngine
-from penstock.flows.engine.operations import Management
+from penstock.flows.engine.operations import RunOperations
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http.app import of_the_house, service
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import Moment
-from penstock.kernel.states.event_stream import EVENT_STREAM, Live
-from penstock.kernel.states.journal import Noted
+from penstock.kernel.states.event_stream import EVENT_STREAM, LiveEvents
+from penstock.kernel.states.journal import StoredEntry
 from penstock.kernel.telemetry.telemetry import current_trace
 
 EVENTS = "events"  # where a run of that name would be
@@ -39,8 +39,8 @@ async def _engine(request: Request, _caller: Operator) -> FlowEngine:
     return service(request, FlowEngine)
 
 
-async def _management(request: Request, _caller: Operator) -> Management:
-    return service(request, Management)
+async def _management(request: Request, _caller: Operator) -> RunOperations:
+    return service(request, RunOperations)
 
 
 async def _views(request: Request, _caller: Operator) -> FlowViews:
@@ -48,7 +48,7 @@ async def _views(request: Request, _caller: Operator) -> FlowViews:
 
 
 Engine = Annotated[FlowEngine, Depends(_engine)]
-Decisions = Annotated[Management, Depends(_management)]
+Decisions = Annotated[RunOperations, Depends(_management)]
 Views = Annotated[FlowViews, Depends(_views)]
 
 
@@ -60,25 +60,25 @@ async def _named_once(request: Request, _caller: Operator) -> None:
     refuse_repeated(await request.body())
 
 
-async def _watching(request: Request, _caller: Operator) -> AsyncIterator[Live]:
+async def _watching(request: Request, _caller: Operator) -> AsyncIterator[LiveEvents]:
     """The journal's tail, with room for one more event stream."""
     live = service(request, FlowEvents)
     async with live.watching():
         yield live
 
 
-Watching = Annotated[Live, Depends(_watching)]
+Watching = Annotated[LiveEvents, Depends(_watching)]
 
 
 @routes.post(
     "/flow_runs",
     status_code=201,
     dependencies=[Depends(_named_once)],
-    responses={200: {"model": schemas.Created, "description": "The same was asked for before"}},
+    responses={200: {"model": schemas.RunCreated, "description": "The same was asked for before"}},
 )
 async def create(
     wanted: RunRequest, engine: Engine, views: Views, caller: Operator, response: Response
-) -> schemas.Created:
+) -> schemas.RunCreated:
     """F2: a run of a named flow, or of steps given inline. With a `runId` asking again makes no second one."""
     _refuse_reserved(wanted.run_id)
     run_id, is_new = await engine.create(wanted, caller.subject, trace=current_trace())
@@ -90,15 +90,15 @@ async def create(
 async def runs(
     views: Views,
     flow: Annotated[str | None, Query(pattern=NAME)] = None,
-    status: Annotated[RunStatus | None, Query()] = None,
+    status: Annotated[FlowRunStatus | None, Query()] = None,
     since: Annotated[Moment | None, Query(description="Made then or later.")] = None,
     limit: Limit = 20,
     cursor: Cursor = None,
-) -> schemas.Runs:
+) -> schemas.FlowRunList:
     """The runs there were, the latest first."""
     (before,) = page.after(cursor, [int], [LAST])
     found = await views.runs(flow, status, since, before, limit)
-    return schemas.Runs(runs=list(found.items), next=found.next)
+    return schemas.FlowRunList(runs=list(found.items), next=found.next)
 
 
 @routes.get(f"/flow_runs/{EVENTS}", response_class=StreamingResponse, responses=_STREAM)
@@ -107,7 +107,7 @@ async def watch(live: Watching, last_event_id: LastEvent = None) -> StreamingRes
     return await _streamed(live, last_event_id, move)
 
 
-@routes.get("/flow_runs/{runId}", response_model=schemas.Run)
+@routes.get("/flow_runs/{runId}", response_model=schemas.FlowRun)
 async def run(
     run_id: RunId,
     views: Views,
@@ -128,7 +128,7 @@ async def watch_run(run_id: RunId, views: Views, live: Watching, last_event_id: 
 
 
 @routes.get("/flow_runs/{runId}/history")
-async def history(run_id: RunId, views: Views, limit: Limit = 1000, cursor: Cursor = None) -> schemas.History:
+async def history(run_id: RunId, views: Views, limit: Limit = 1000, cursor: Cursor = None) -> schemas.FlowHistory:
     """F18: every move of a run and its steps, oldest first: who, when, why."""
     entry, place = page.after(cursor, [int, int], (0, 0))
     return await views.history(run_id, (entry, place), limit)
@@ -136,24 +136,24 @@ async def history(run_id: RunId, views: Views, limit: Limit = 1000, cursor: Curs
 
 @routes.post("/flow_runs/{runId}/cancel")
 async def cancel(
-    run_id: RunId, management: Decisions, caller: Operator, because: schemas.Because | None = None
-) -> schemas.Cancelled:
+    run_id: RunId, management: Decisions, caller: Operator, because: schemas.FlowActionRequest | None = None
+) -> schemas.RunCancelled:
     """F9: what waits does not begin; what is under way is told at its next heartbeat. The first end wins."""
     reason = (because and because.reason) or f"cancelled by {caller.subject}"
     status = await management.cancel(run_id, caller.subject, reason)
-    return schemas.Cancelled(run_id=run_id, status=status)
+    return schemas.RunCancelled(run_id=run_id, status=status)
 
 
 @routes.post("/flow_runs/{runId}/retry")
-async def retry(run_id: RunId, management: Decisions, caller: Operator) -> schemas.Retried:
+async def retry(run_id: RunId, management: Decisions, caller: Operator) -> schemas.RetriedSteps:
     """F10: try all that failed again, with what was cancelled because of it; the run goes on."""
-    return schemas.Retried(run_id=run_id, steps=await management.retry(run_id, caller.subject))
+    return schemas.RetriedSteps(run_id=run_id, steps=await management.retry(run_id, caller.subject))
 
 
 @routes.post("/flow_runs/{runId}/resume", status_code=201)
 async def resume(
-    run_id: RunId, where: schemas.Resume, management: Decisions, views: Views, caller: Operator
-) -> schemas.Created:
+    run_id: RunId, where: schemas.ResumeRequest, management: Decisions, views: Views, caller: Operator
+) -> schemas.RunCreated:
     """F19: a new run that begins at a step, with what the old one did before it, as far as it still holds."""
     _refuse_reserved(where.run_id)
     name = await management.resume(run_id, where.from_, caller.subject, where.run_id)
@@ -161,14 +161,18 @@ async def resume(
 
 
 @routes.post("/flow_runs/{runId}/steps/{stepId}/retry")
-async def retry_step(run_id: RunId, step_id: StepId, management: Decisions, caller: Operator) -> schemas.Retried:
+async def retry_step(run_id: RunId, step_id: StepId, management: Decisions, caller: Operator) -> schemas.RetriedSteps:
     """F10: try one step again, with what was cancelled because of it; the run goes on."""
-    return schemas.Retried(run_id=run_id, steps=await management.retry(run_id, caller.subject, step_id))
+    return schemas.RetriedSteps(run_id=run_id, steps=await management.retry(run_id, caller.subject, step_id))
 
 
 @routes.post("/flow_runs/{runId}/steps/{stepId}/skip")
 async def skip(
-    run_id: RunId, step_id: StepId, management: Decisions, caller: Operator, because: schemas.Because | None = None
+    run_id: RunId,
+    step_id: StepId,
+    management: Decisions,
+    caller: Operator,
+    because: schemas.FlowActionRequest | None = None,
 ) -> schemas.StepState:
     """F10: do without a step; what comes after it has its turn. A step under way cannot be skipped."""
     await management.skip(run_id, step_id, caller.subject, (because and because.reason) or "skipped by hand")
@@ -176,7 +180,7 @@ async def skip(
 
 
 @routes.get("/flow_runs/{runId}/steps/{stepId}/why")
-async def why(run_id: RunId, step_id: StepId, views: Views, engine: Engine) -> schemas.Why:
+async def why(run_id: RunId, step_id: StepId, views: Views, engine: Engine) -> schemas.StepExplanationView:
     """F18: in words, why a step is where it is, and what would move it."""
     return await views.why(run_id, step_id, engine.section.limits)
 
@@ -189,48 +193,48 @@ async def logs(
     attempt: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Only of this one.")] = None,
     limit: Limit = 200,
     cursor: Cursor = None,
-) -> schemas.Logs:
+) -> schemas.LogPage:
     """F18: what a step told while it ran, oldest first."""
     (after,) = page.after(cursor, [int], [0])
     return await views.logs(run_id, step_id, attempt, after, limit)
 
 
 @routes.get("/flows")
-async def flows(views: Views) -> schemas.Flows:
+async def flows(views: Views) -> schemas.FlowList:
     """F15: the flows there are by name, and files that cannot be used."""
     return await views.flows()
 
 
 @routes.get("/flows/{flow}")
-async def flow(name: FlowName, views: Views) -> schemas.Flow:
+async def flow(name: FlowName, views: Views) -> schemas.FlowView:
     """F15: a flow as it is written, and as a Mermaid chart; and when it runs by itself."""
     return await views.flow(name)
 
 
 @routes.post("/flows/{flow}/schedule/pause")
-async def pause(name: FlowName, management: Decisions, views: Views) -> schemas.Flow:
+async def pause(name: FlowName, management: Decisions, views: Views) -> schemas.FlowView:
     """F16: do not start the flow by itself for the time being."""
     await management.pause_schedule(name, is_paused=True)
     return await views.flow(name)
 
 
 @routes.post("/flows/{flow}/schedule/resume")
-async def resume_schedule(name: FlowName, management: Decisions, views: Views) -> schemas.Flow:
+async def resume_schedule(name: FlowName, management: Decisions, views: Views) -> schemas.FlowView:
     """F16: start the flow by itself again; what passed meanwhile is not caught up."""
     await management.pause_schedule(name, is_paused=False)
     return await views.flow(name)
 
 
 async def _streamed(
-    live: Live, last_event_id: str | None, told: Callable[[Noted], schemas.Move | None]
+    live: LiveEvents, last_event_id: str | None, told: Callable[[StoredEntry], schemas.FlowMove | None]
 ) -> StreamingResponse:
     # Asked before the first word is sent: who has heard it misses nothing from then on.
     start = await live.start(last_event_id)
     return StreamingResponse(live.stream(start, told, "flows"), media_type=EVENT_STREAM)
 
 
-def _created(run_id: str, status: RunStatus, *, is_new: bool) -> schemas.Created:
-    return schemas.Created(run_id=run_id, status=status, created=is_new, url=f"{PREFIX}/flow_runs/{run_id}")
+def _created(run_id: str, status: FlowRunStatus, *, is_new: bool) -> schemas.RunCreated:
+    return schemas.RunCreated(run_id=run_id, status=status, created=is_new, url=f"{PREFIX}/flow_runs/{run_id}")
 
 
 def _refuse_reserved(run_id: str | None) -> None:

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from penstock.flows.contract import NAME, RunStatus, StepStatus
+from penstock.flows.contract import NAME, FlowRunStatus, StepStatus
 from penstock.flows.definition.spec import Name
-from penstock.kernel.http.schemas import Camel, CamelBody, Moved, Text
+from penstock.kernel.http.schemas import Camel, CamelBody, MoveSchema, Text
 
 # Runs inside of steps are named after them: `nightly~load[3]`.
 RUN_ID = r"^[A-Za-z0-9][A-Za-z0-9_.~\[\]-]{0,1999}$"
@@ -20,27 +20,27 @@ RunId = Annotated[str, Field(pattern=RUN_ID)]
 StepId = Annotated[str, Field(pattern=STEP_ID)]
 
 
-class Because(CamelBody):
+class FlowActionRequest(CamelBody):
     """Why somebody does what is kept with the run."""
 
     reason: Reason | None = None
 
 
-class Resume(CamelBody):
+class ResumeRequest(CamelBody):
     """F19: where a new run begins."""
 
     from_: Annotated[str, Field(alias="from", pattern=STEP_ID)]
     run_id: Name | None = Field(None, description="Of the new run.")
 
 
-class Created(Camel):
+class RunCreated(Camel):
     run_id: str
-    status: RunStatus
+    status: FlowRunStatus
     created: bool = Field(description="False when the same was asked for before.")
     url: str
 
 
-class Error(Camel):
+class StepErrorView(Camel):
     """F5: why a step failed."""
 
     code: str
@@ -48,7 +48,7 @@ class Error(Camel):
     details: Any = None
 
 
-class Artifact(Camel):
+class ArtifactView(Camel):
     """F6: what a step left."""
 
     name: str
@@ -57,7 +57,7 @@ class Artifact(Camel):
     size: int
 
 
-class Step(Camel):
+class StepView(Camel):
     """F1: a step as it stands."""
 
     status: StepStatus
@@ -66,7 +66,7 @@ class Step(Camel):
     required: bool
     inputs: dict[str, Any] = Field(description="With all references filled in, once it has had its turn.")
     outputs: dict[str, Any] | None
-    error: Error | None
+    error: StepErrorView | None
     reason: str | None = Field(description="Why it was skipped, cancelled, or is tried again.")
     attempts: int
     max_attempts: int | None
@@ -76,16 +76,16 @@ class Step(Camel):
     due_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    artifacts: list[Artifact]
+    artifacts: list[ArtifactView]
     map: str | None = Field(description="F14: the map it is an item of.")
 
 
-class RunHead(Camel):
+class FlowRunHead(Camel):
     """A run without its steps."""
 
     run_id: str
     flow: str | None
-    status: RunStatus
+    status: FlowRunStatus
     reason: str | None
     created_at: datetime
     started_at: datetime | None
@@ -96,26 +96,26 @@ class RunHead(Camel):
     parent_step_id: str | None
 
 
-class Runs(Camel):
-    runs: list[RunHead]
+class FlowRunList(Camel):
+    runs: list[FlowRunHead]
     next: str | None
 
 
-class Run(RunHead):
+class FlowRun(FlowRunHead):
     """F1: a run as it stands."""
 
     scope: dict[str, Any]
     fail_fast: bool
     counts: dict[str, int] = Field(description="How many steps stand how.")
-    steps: dict[str, Step] | None = Field(None, description="Null when they were not asked for.")
+    steps: dict[str, StepView] | None = Field(None, description="Null when they were not asked for.")
 
 
-class Cancelled(Camel):
+class RunCancelled(Camel):
     run_id: str
-    status: RunStatus
+    status: FlowRunStatus
 
 
-class Retried(Camel):
+class RetriedSteps(Camel):
     run_id: str
     steps: list[str] = Field(description="What is tried again, and what was cancelled because of it.")
 
@@ -126,27 +126,27 @@ class StepState(Camel):
     status: StepStatus
 
 
-class Why(StepState):
+class StepExplanationView(StepState):
     """F18: why a step is where it is, and what would move it."""
 
     why: str
     hint: str | None
 
 
-class Move(Moved, Camel):
+class FlowMove(MoveSchema, Camel):
     """F18: a move of a run, or of one of its steps."""
 
     run_id: str
     step_id: str | None
 
 
-class History(Camel):
+class FlowHistory(Camel):
     run_id: str
-    moves: list[Move]
+    moves: list[FlowMove]
     next: str | None
 
 
-class Line(Camel):
+class LogLine(Camel):
     """F18: a line of a step's log."""
 
     at: datetime
@@ -156,14 +156,14 @@ class Line(Camel):
     message: str
 
 
-class Logs(Camel):
+class LogPage(Camel):
     run_id: str
     step_id: str
-    lines: list[Line]
+    lines: list[LogLine]
     next: str | None
 
 
-class Schedule(Camel):
+class ScheduleView(Camel):
     """F16: when a flow runs by itself."""
 
     cron: str
@@ -181,15 +181,15 @@ class FlowHead(Camel):
     description: str
     steps: int
     max_active_runs: int | None
-    schedule: Schedule | None
+    schedule: ScheduleView | None
 
 
-class Flows(Camel):
+class FlowList(Camel):
     flows: list[FlowHead]
     troubles: dict[str, str] = Field(description="Files that cannot be used as they are, and why.")
 
 
-class Flow(FlowHead):
+class FlowView(FlowHead):
     """F15: a flow by its name."""
 
     spec: dict[str, Any]

@@ -16,9 +16,9 @@ from penstock.flows.contract import (
     LEASE_LIMIT,
     LOG_LIMIT,
     WAIT_LIMIT,
-    Answer,
-    Hold,
-    Said,
+    RunHold,
+    StepReportAnswer,
+    StepReportKind,
     StepStatus,
 )
 from penstock.flows.definition.json_values import plain
@@ -47,23 +47,23 @@ Details = Annotated[Any, AfterValidator(plain), AfterValidator(_small)]
 ArtifactName = Annotated[str, Field(min_length=1, max_length=ARTIFACT_NAME_LIMIT), AfterValidator(_artifact)]
 
 
-class NewLine(CamelBody):
+class NewLogLine(CamelBody):
     level: Annotated[str, Field(pattern="^[A-Za-z]{1,16}$")] = "info"
     message: Annotated[str, Field(max_length=100_000)] = Field(description="Long ones are cut.")
 
 
-class NewLines(CamelBody):
+class NewLogLines(CamelBody):
     fence: Fence
-    lines: Annotated[list[NewLine], Field(min_length=1, max_length=LOG_LIMIT)]
+    lines: Annotated[list[NewLogLine], Field(min_length=1, max_length=LOG_LIMIT)]
 
 
-class Kept(Camel):
+class AttemptRecord(Camel):
     """What was kept with an attempt."""
 
     lines: int
 
 
-class Written(Camel):
+class WrittenArtifact(Camel):
     """F6: what was kept under an attempt; it is an artifact once the report that names it counts."""
 
     name: str
@@ -71,7 +71,7 @@ class Written(Camel):
     sha256: str
 
 
-class Claim(CamelBody):
+class StepClaimRequest(CamelBody):
     worker: Worker
     kinds: Annotated[list[Name], Field(min_length=1, max_length=100)]
     limit: Annotated[int, Field(strict=True, ge=1, le=BATCH_LIMIT), WHOLE] = 1
@@ -79,7 +79,7 @@ class Claim(CamelBody):
     wait_seconds: Annotated[float, Field(ge=0, le=WAIT_LIMIT)] = Field(0, description="How long to wait for a step.")
 
 
-class Claimed(Camel):
+class ClaimedStepView(Camel):
     """F4: a step that is its worker's alone until the lease runs out."""
 
     run_id: str
@@ -94,45 +94,47 @@ class Claimed(Camel):
     trace: str | None = Field(description="The `traceparent` the step belongs to.")
 
 
-class Claims(Camel):
-    items: list[Claimed]
+class StepClaimResponse(Camel):
+    items: list[ClaimedStepView]
 
 
-class Held(CamelBody):
+class StepLease(CamelBody):
     run_id: RunId
     step_id: StepId
     fence: Fence
 
 
-class Heartbeat(CamelBody):
-    items: Annotated[list[Held], Field(max_length=BATCH_LIMIT)]
+class StepHeartbeatRequest(CamelBody):
+    items: Annotated[list[StepLease], Field(max_length=BATCH_LIMIT)]
     lease_seconds: LeaseSeconds | None = None
 
 
-class Beaten(Camel):
+class StepHeartbeatResult(Camel):
     run_id: str
     step_id: str
     fence: int
-    state: Hold
+    state: RunHold
 
 
-class Beats(Camel):
-    items: list[Beaten]
+class StepHeartbeatResponse(Camel):
+    items: list[StepHeartbeatResult]
 
 
-class NewError(CamelBody):
+class StepErrorBody(CamelBody):
     code: Annotated[str, Field(pattern=CODE)]
     message: Annotated[Text, Field(max_length=10_000)]
     details: Details = None
 
 
-class Outcome(CamelBody):
+class StepOutcomeBase(CamelBody):
     """F5: how a step ended."""
 
     fence: Fence
-    status: Said
+    status: StepReportKind
     outputs: Document = Field(default_factory=dict)
-    error: NewError | None = Field(None, description="Why it failed; or what is away, when it is given back for that.")
+    error: StepErrorBody | None = Field(
+        None, description="Why it failed; or what is away, when it is given back for that."
+    )
     artifacts: Annotated[list[ArtifactName], Field(max_length=ARTIFACT_LIMIT)] = Field(
         default_factory=list, description="Names written under this attempt."
     )
@@ -142,25 +144,27 @@ class Outcome(CamelBody):
 
     @model_validator(mode="after")
     def _fails_with_an_error(self) -> Self:
-        if self.status is not Said.RELEASED and (self.status is Said.FAILED) != (self.error is not None):
+        if self.status is not StepReportKind.RELEASED and (self.status is StepReportKind.FAILED) != (
+            self.error is not None
+        ):
             raise ValueError("a step that FAILED has an `error`, one that SUCCEEDED or was CANCELLED has none")
         return self
 
 
-class StepOutcome(Outcome):
+class StepOutcome(StepOutcomeBase):
     """The same, of a step that is named."""
 
     worker: Worker | None = None
 
 
-class Reported(Outcome):
+class StepReportItem(StepOutcomeBase):
     run_id: RunId
     step_id: StepId
 
 
-class Reports(CamelBody):
+class StepReportRequest(CamelBody):
     worker: Worker | None = None
-    items: Annotated[list[Reported], Field(min_length=1, max_length=BATCH_LIMIT)]
+    items: Annotated[list[StepReportItem], Field(min_length=1, max_length=BATCH_LIMIT)]
 
     @model_validator(mode="after")
     def _of_each_step_once(self) -> Self:
@@ -169,15 +173,15 @@ class Reports(CamelBody):
         return self
 
 
-class Result(Camel):
+class StepReportResult(Camel):
     """What became of a report."""
 
     run_id: str
     step_id: str
     fence: int
-    result: Answer
+    result: StepReportAnswer
     status: StepStatus | None = Field(description="Where the step stands now; null when there is none.")
 
 
-class Results(Camel):
-    items: list[Result]
+class StepReportResponse(Camel):
+    items: list[StepReportResult]

@@ -14,8 +14,8 @@ from fastapi.responses import StreamingResponse
 from penstock.flows import artifacts
 from penstock.flows.api import step_schemas
 from penstock.flows.api.runs import Engine, Operator, RunId, StepId, Views
-from penstock.flows.contract import ARTIFACT_NAME_LIMIT, ENGINE_KINDS, PREFIX, Answer, Hold
-from penstock.flows.model import Claimed, Report, StepError
+from penstock.flows.contract import ARTIFACT_NAME_LIMIT, ENGINE_KINDS, PREFIX, RunHold, StepReportAnswer
+from penstock.flows.model import ClaimedStep, StepError, StepReport
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 
 routes = APIRouter(prefix=PREFIX, tags=["flows"])
@@ -33,8 +33,8 @@ ArtifactName = Annotated[str, Path(max_length=ARTIFACT_NAME_LIMIT, description="
 Fence = Annotated[int, Query(ge=0, le=2**63 - 1, description="Of the claim.")]
 
 
-@routes.post("/flow_steps/claim", response_model=step_schemas.Claims)
-async def claim(wanted: step_schemas.Claim, request: Request, engine: Engine) -> Response:
+@routes.post("/flow_steps/claim", response_model=step_schemas.StepClaimResponse)
+async def claim(wanted: step_schemas.StepClaimRequest, request: Request, engine: Engine) -> Response:
     """F4: steps that are now this worker's alone, each under a fence that grows with every claim."""
     if own := sorted(ENGINE_KINDS.intersection(wanted.kinds)):
         hint = "the engine runs these itself"
@@ -53,14 +53,16 @@ async def claim(wanted: step_schemas.Claim, request: Request, engine: Engine) ->
 
 
 @routes.post("/flow_steps/heartbeat")
-async def heartbeat(beat: step_schemas.Heartbeat, engine: Engine) -> step_schemas.Beats:
+async def heartbeat(beat: step_schemas.StepHeartbeatRequest, engine: Engine) -> step_schemas.StepHeartbeatResponse:
     """F9: hold on to steps for another lease; and hear which are to be stopped."""
     names = [(one.run_id, one.step_id, one.fence) for one in beat.items]
     told = await engine.heartbeat(names, _seconds(beat.lease_seconds))
-    by_is_cancelled = {None: Hold.LOST, True: Hold.CANCELLED, False: Hold.HELD}
-    return step_schemas.Beats(
+    by_is_cancelled = {None: RunHold.LOST, True: RunHold.CANCELLED, False: RunHold.HELD}
+    return step_schemas.StepHeartbeatResponse(
         items=[
-            step_schemas.Beaten(run_id=name[0], step_id=name[1], fence=name[2], state=by_is_cancelled[told.get(name)])
+            step_schemas.StepHeartbeatResult(
+                run_id=name[0], step_id=name[1], fence=name[2], state=by_is_cancelled[told.get(name)]
+            )
             for name in names
         ]
     )
@@ -68,14 +70,14 @@ async def heartbeat(beat: step_schemas.Heartbeat, engine: Engine) -> step_schema
 
 @routes.post("/flow_steps/report")
 async def report_many(
-    said: step_schemas.Reports, engine: Engine, views: Views, caller: Operator
-) -> step_schemas.Results:
+    said: step_schemas.StepReportRequest, engine: Engine, views: Views, caller: Operator
+) -> step_schemas.StepReportResponse:
     """F5: how steps ended, each with a result of its own. An old fence is superseded and changes nothing."""
     reports = [_report(one.run_id, one.step_id, one) for one in said.items]
     answers = await engine.report(reports, said.worker or caller.subject)
     stands = await views.statuses([(one.run_id, one.step_id) for one in said.items])
     results = [
-        step_schemas.Result(
+        step_schemas.StepReportResult(
             run_id=one.run_id,
             step_id=one.step_id,
             fence=one.fence,
@@ -84,45 +86,47 @@ async def report_many(
         )
         for one, answer in zip(said.items, answers, strict=True)
     ]
-    return step_schemas.Results(items=results)
+    return step_schemas.StepReportResponse(items=results)
 
 
 @routes.post("/flow_runs/{runId}/steps/{stepId}/report")
 async def report(
     run_id: RunId, step_id: StepId, said: step_schemas.StepOutcome, engine: Engine, views: Views, caller: Operator
-) -> step_schemas.Result:
+) -> step_schemas.StepReportResult:
     """F5: how a step ended. The same again is a success; anything else of a step that has ended is 409."""
     worker = said.worker or caller.subject
     [answer] = await engine.report([_report(run_id, step_id, said)], worker)
     row = await views.step(run_id, step_id)
-    if answer is Answer.CONFLICT:
+    if answer is StepReportAnswer.CONFLICT:
         told = f"step {step_id} of run {run_id} is {row['status']}, and was not reported so under fence {said.fence}"
         raise Conflict("STEP_ENDED", told, hint="what was reported first counts")
-    if answer is Answer.SUPERSEDED:
+    if answer is StepReportAnswer.SUPERSEDED:
         told = f"step {step_id} of run {run_id} is no longer held under fence {said.fence}"
         raise Conflict("SUPERSEDED", told, hint="stop working on it: it is somebody else's, or has ended")
-    return step_schemas.Result(run_id=run_id, step_id=step_id, fence=said.fence, result=answer, status=row["status"])
+    return step_schemas.StepReportResult(
+        run_id=run_id, step_id=step_id, fence=said.fence, result=answer, status=row["status"]
+    )
 
 
 @routes.post("/flow_runs/{runId}/steps/{stepId}/logs")
 async def log(
-    run_id: RunId, step_id: StepId, told: step_schemas.NewLines, engine: Engine, views: Views
-) -> step_schemas.Kept:
+    run_id: RunId, step_id: StepId, told: step_schemas.NewLogLines, engine: Engine, views: Views
+) -> step_schemas.AttemptRecord:
     """F18: keep lines with an attempt; 409 when it no longer holds its step."""
     await views.must_hold(run_id, step_id, told.fence)
     await engine.log(run_id, step_id, told.fence, [(one.level, one.message) for one in told.lines])
-    return step_schemas.Kept(lines=len(told.lines))
+    return step_schemas.AttemptRecord(lines=len(told.lines))
 
 
 @routes.put("/flow_runs/{runId}/steps/{stepId}/artifacts/{name:path}", openapi_extra=_BODY)
 async def write(
     run_id: RunId, step_id: StepId, name: ArtifactName, fence: Fence, request: Request, engine: Engine, views: Views
-) -> step_schemas.Written:
+) -> step_schemas.WrittenArtifact:
     """F6: write under an attempt; it is published when a report that counts names it. 409 under an old fence."""
     await views.must_hold(run_id, step_id, fence)
     data = await request.body()
     await artifacts.write(engine.publisher.storage, run_id, step_id, fence, name, data)
-    return step_schemas.Written(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return step_schemas.WrittenArtifact(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 @routes.get("/flow_runs/{runId}/steps/{stepId}/artifacts/{name:path}", response_class=StreamingResponse, responses=_ANY)
@@ -144,7 +148,7 @@ async def read(run_id: RunId, step_id: StepId, name: ArtifactName, engine: Engin
     return StreamingResponse(storage.stream(known.path, etag=found.etag), media_type=media_type, headers=headers)
 
 
-def _claimed(held: Claimed) -> Mapping[str, Any]:
+def _claimed(held: ClaimedStep) -> Mapping[str, Any]:
     return {
         "runId": held.run_id,
         "stepId": held.step_id,
@@ -159,10 +163,10 @@ def _claimed(held: Claimed) -> Mapping[str, Any]:
     }
 
 
-def _report(run_id: str, step_id: str, said: step_schemas.Outcome) -> Report:
+def _report(run_id: str, step_id: str, said: step_schemas.StepOutcomeBase) -> StepReport:
     error = StepError(said.error.code, said.error.message, said.error.details) if said.error else None
     names = tuple(said.artifacts)
-    return Report(run_id, step_id, said.fence, said.status, said.outputs, error, names, said.retryable)
+    return StepReport(run_id, step_id, said.fence, said.status, said.outputs, error, names, said.retryable)
 
 
 def _seconds(number: float | None) -> timedelta | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.flows.config import FlowsSection
 from penstock.flows.definition.graph import did_you_mean, within_itself
-from penstock.flows.definition.loader import Module, load_file, load_module, made_workers
+from penstock.flows.definition.loader import FlowModule, load_file, load_module, made_workers
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.definition.validation import KindChecks
 from penstock.flows.step import KindContext, ReportCheck, Workers
@@ -22,7 +22,7 @@ Stamp = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _File:
+class _FlowFile:
     """What became of a file: the flow it held when it was good last, and what is wrong with it now."""
 
     stamp: Stamp
@@ -30,7 +30,7 @@ class _File:
     trouble: str | None
 
 
-class Catalogue:
+class FlowCatalogue:
     """All named flows. A file that turns bad keeps the flow it had; a flow goes when its file does."""
 
     def __init__(
@@ -51,12 +51,12 @@ class Catalogue:
         for flow in self._fixed.values():
             if error := within_itself(flow, self._fixed):
                 raise error
-        self._files: dict[Path, _File] = {}
+        self._files: dict[Path, _FlowFile] = {}
         self._flows: Mapping[str, FlowSpec] = {}
         self._troubles: Mapping[str, str] = {}
         self._look()
 
-    def _load(self, name: str) -> Module:
+    def _load(self, name: str) -> FlowModule:
         module = load_module(name, self.input_checks)
         # The checks of built-in kinds stay: a module cannot weaken them.
         self.input_checks = {**module.input_checks, **self.input_checks}
@@ -102,17 +102,17 @@ class Catalogue:
         self._files = {path: self._read(self._folder, path, stamp) for path, stamp in found.items()}
         self._take_stock()
 
-    def _read(self, folder: Path, path: Path, stamp: Stamp) -> _File:
+    def _read(self, folder: Path, path: Path, stamp: Stamp) -> _FlowFile:
         known = self._files.get(path)
         if known is not None and known.stamp == stamp:
             return known
         kept = known.flow if known is not None else None
         if not path.resolve().is_relative_to(folder.resolve()):
-            return _File(stamp, None, "leads out of the folder")
+            return _FlowFile(stamp, None, "leads out of the folder")
         try:
-            return _File(stamp, load_file(path, self.input_checks), None)
+            return _FlowFile(stamp, load_file(path, self.input_checks), None)
         except PenstockError as error:
-            return _File(stamp, kept, error.message)
+            return _FlowFile(stamp, kept, error.message)
 
     def _take_stock(self) -> None:
         flows, troubles, holders = dict(self._fixed), dict[str, str](), dict[str, str]()

@@ -7,7 +7,7 @@ from math import isfinite
 from operator import add, ge, gt, le, lt, mod, mul, sub, truediv
 from typing import Any, Final
 
-from penstock.flows.definition.expression_syntax import CONSTANTS, LARGEST, Parsed, bad, key
+from penstock.flows.definition.expression_syntax import CONSTANTS, LARGEST, ParsedExpression, bad, key
 from penstock.kernel.errors import Invalid
 
 SIZE_LIMIT: Final = 256_000  # characters of a text, or members of a list, that an expression makes
@@ -20,18 +20,18 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-class Missing:
+class MissingValue:
     """What is not there; null counts as there."""
 
     def __repr__(self) -> str:
         return "MISSING"
 
 
-MISSING: Final = Missing()
+MISSING: Final = MissingValue()
 
 
 @dataclass(frozen=True)
-class Context:
+class EvaluationContext:
     """What expressions can ask for. A step that was skipped has no outputs: {}."""
 
     run_id: str
@@ -42,7 +42,7 @@ class Context:
     index: int | None = None
 
 
-def worth(expression: Parsed, context: Context, *, is_strict: bool) -> Any:
+def worth(expression: ParsedExpression, context: EvaluationContext, *, is_strict: bool) -> Any:
     """What *expression* gives. What is missing is null, or Invalid UNRESOLVED where that *is_strict*."""
     try:
         return _Evaluation(expression.text, context).worth(expression.tree, is_strict)
@@ -51,7 +51,7 @@ def worth(expression: Parsed, context: Context, *, is_strict: bool) -> Any:
 
 
 class _Evaluation:
-    def __init__(self, text: str, context: Context) -> None:
+    def __init__(self, text: str, context: EvaluationContext) -> None:
         self._text, self._context = text, context
 
     def worth(self, node: ast.expr, is_strict: bool) -> Any:

@@ -45,7 +45,7 @@ _FORBIDDEN = {
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedExpression:
     """An expression that may be worked out."""
 
     text: str
@@ -61,7 +61,7 @@ def bad(text: str, said: str, hint: str = _HINT) -> Invalid:
 
 
 @lru_cache(maxsize=4_096)
-def parsed(text: str) -> Parsed:
+def parsed(text: str) -> ParsedExpression:
     """The expression *text*; Invalid BAD_EXPRESSION for all that is not of the language."""
     if len(text) > LENGTH_LIMIT:
         raise bad(text, f"an expression has at most {LENGTH_LIMIT} characters")
@@ -75,7 +75,7 @@ def parsed(text: str) -> Parsed:
             uses_item |= node.id in ("item", "index")
         if (step := _step_of(text, node)) is not None:
             steps.add(step)
-    return Parsed(text, tree, frozenset(steps), uses_item)
+    return ParsedExpression(text, tree, frozenset(steps), uses_item)
 
 
 def _tree(text: str, line: str) -> ast.expr:

@@ -18,7 +18,7 @@ _KNOWN = 1_000  # names looked through for one that was meant
 
 
 @dataclass(frozen=True)
-class Graph:
+class StepGraph:
     """Steps in an order they can run in, that of writing where they are free; the numbers are places in *ids*."""
 
     ids: Sequence[str]
@@ -36,7 +36,7 @@ class Graph:
         return layers
 
 
-def ordered(steps: Mapping[str, StepSpec]) -> Graph:
+def ordered(steps: Mapping[str, StepSpec]) -> StepGraph:
     """The graph of *steps*; Invalid for dependencies that are unknown, come twice or go round in a ring."""
     if len(steps) > STEP_LIMIT:
         raise Invalid("TOO_MANY_STEPS", f"there are {len(steps):,} steps, at most {STEP_LIMIT:,} make a run")
@@ -49,7 +49,7 @@ def ordered(steps: Mapping[str, StepSpec]) -> Graph:
         raise _ring_found(ids, before, set(range(len(ids))) - set(order))
     renumbered = {old: place for place, old in enumerate(order)}
     depends_on = [[renumbered[other] for other in before[old]] for old in order]
-    return Graph([ids[old] for old in order], depends_on, _turned(depends_on))
+    return StepGraph([ids[old] for old in order], depends_on, _turned(depends_on))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

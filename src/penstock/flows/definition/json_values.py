@@ -16,7 +16,7 @@ _VALUE_LIMIT = 200_000  # YAML can say one thing a billion times
 _LARGEST = 2**63 - 1
 
 
-class Reference:
+class ValueReference:
     """Something known only once a run is under way; its text is what YAML would have."""
 
     __slots__ = ("_expression",)
@@ -24,17 +24,17 @@ class Reference:
     def __init__(self, expression: str) -> None:
         self._expression = expression
 
-    def __getattr__(self, name: str) -> "Reference":
+    def __getattr__(self, name: str) -> "ValueReference":
         if name.startswith("_"):  # Python asks for such names on its own account
             raise AttributeError(f"write [{name!r}] for what begins with an underscore")
         return self[name]
 
-    def __getitem__(self, key: str | int) -> "Reference":
+    def __getitem__(self, key: str | int) -> "ValueReference":
         if isinstance(key, str) and key.isascii() and key.isidentifier() and not iskeyword(key) and key[:2] != "__":
-            return Reference(f"{self._expression}.{key}")
-        return Reference(f"{self._expression}[{json.dumps(key, ensure_ascii=False)}]")
+            return ValueReference(f"{self._expression}.{key}")
+        return ValueReference(f"{self._expression}[{json.dumps(key, ensure_ascii=False)}]")
 
-    def __iter__(self) -> Iterator["Reference"]:
+    def __iter__(self) -> Iterator["ValueReference"]:
         raise TypeError("what a reference gives is not known yet: use a map to go through it")
 
     def __str__(self) -> str:
@@ -44,9 +44,9 @@ class Reference:
         return f"<{self}>"
 
 
-def of_step(step_id: str) -> Reference:
+def of_step(step_id: str) -> ValueReference:
     """What there is to know of a step: `outputs` and `status`."""
-    return Reference("steps")[step_id]
+    return ValueReference("steps")[step_id]
 
 
 def plain(document: Any) -> Any:
@@ -88,7 +88,7 @@ def _scalar(value: Any, path: tuple[str, ...]) -> Any:
         return float(value)
     if isinstance(value, datetime | date):
         return value.isoformat()
-    if isinstance(value, Reference):
+    if isinstance(value, ValueReference):
         return _text(str(value), path)
     what = "a number that is too large, or none" if isinstance(value, int | float) else f"a {type(value).__name__}"
     raise ValueError(f"{_place(path)}: {what} has no form in JSON")

@@ -17,7 +17,7 @@ from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.definition.validation import KindChecks
 from penstock.flows.step import KindContext, MakeWorkers, ReportCheck, Workers
 from penstock.kernel.config import loader
-from penstock.kernel.config.loader import Misplaced
+from penstock.kernel.config.loader import MisplacedKey
 from penstock.kernel.errors import BadConfig, Invalid, PenstockError
 
 _HINT = "`penstock flow validate FILE` checks a flow without running it"
@@ -26,7 +26,7 @@ _SCHEDULED_NAME = 80
 
 
 @dataclass(frozen=True)
-class Module:
+class FlowModule:
     """What a Python module defines."""
 
     flows: Sequence[FlowSpec]
@@ -39,7 +39,7 @@ class Module:
 def load_file(path: Path, kind_checks: KindChecks = _NO_CHECKS) -> FlowSpec:
     """The flow in *path*; BadConfig with the line and the place of every mistake."""
 
-    class Checked(FlowSpec):
+    class ValidatedFlowSpec(FlowSpec):
         """A flow whose graph is right, so that what is wrong with it is told with its line as all else is."""
 
         @model_validator(mode="after")
@@ -47,7 +47,7 @@ def load_file(path: Path, kind_checks: KindChecks = _NO_CHECKS) -> FlowSpec:
             try:
                 validation.checked_steps(self.steps, kind_checks)
             except Invalid as error:
-                raise Misplaced(_path(error), _told(error)) from None
+                raise MisplacedKey(_path(error), _told(error)) from None
             return self
 
         @model_validator(mode="after")
@@ -55,11 +55,11 @@ def load_file(path: Path, kind_checks: KindChecks = _NO_CHECKS) -> FlowSpec:
             try:
                 _check_schedule(self)
             except Invalid as error:
-                raise Misplaced(("schedule",), _told(error)) from None
+                raise MisplacedKey(("schedule",), _told(error)) from None
             return self
 
     try:
-        found = loader.load(Checked, path, {})
+        found = loader.load(ValidatedFlowSpec, path, {})
     except BadConfig as error:
         code = "FLOW_UNREADABLE" if error.code == "CONFIG_UNREADABLE" else "FLOW_INVALID"
         raise BadConfig(code, error.message, hint=_HINT, **error.details) from None
@@ -68,7 +68,7 @@ def load_file(path: Path, kind_checks: KindChecks = _NO_CHECKS) -> FlowSpec:
     )
 
 
-def load_module(name: str, kind_checks: KindChecks = _NO_CHECKS) -> Module:
+def load_module(name: str, kind_checks: KindChecks = _NO_CHECKS) -> FlowModule:
     """What the module *name*, or the file of that name, defines; BadConfig when it cannot be imported."""
     try:
         module = _imported(name)
@@ -90,7 +90,7 @@ def load_module(name: str, kind_checks: KindChecks = _NO_CHECKS) -> Module:
     report_checks = {kind: check for one in workers for kind, check in one.report_checks.items()}
     for flow in flows.values():
         _check(name, flow, {**input_checks, **kind_checks})
-    return Module(list(flows.values()), workers, vars(module).get("make_workers"), input_checks, report_checks)
+    return FlowModule(list(flows.values()), workers, vars(module).get("make_workers"), input_checks, report_checks)
 
 
 def made_workers(name: str, make: MakeWorkers, context: KindContext) -> Workers:

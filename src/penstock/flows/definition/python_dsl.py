@@ -8,16 +8,16 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from penstock.flows.contract import MAP
-from penstock.flows.definition.json_values import Reference, of_step
-from penstock.flows.definition.spec import FlowSpec, Policy, Retry, Schedule, StepSpec, Work
+from penstock.flows.definition.json_values import ValueReference, of_step
+from penstock.flows.definition.spec import FlowSpec, RetryPolicy, ScheduleSpec, StepPolicy, StepSpec, WorkSpec
 from penstock.kernel.errors import Invalid
 
-item = Reference("item")  # within `do` of a map
-index = Reference("index")
+item = ValueReference("item")  # within `do` of a map
+index = ValueReference("index")
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 
 
-class Built:
+class BuiltFlow:
     """A step of a flow being written; others come after it, and refer to its outputs."""
 
     def __init__(self, step_id: str) -> None:
@@ -35,17 +35,17 @@ class Flow:
         *,
         description: str = "",
         scope: Mapping[str, Any] | None = None,
-        policy: Policy | None = None,
+        policy: StepPolicy | None = None,
         max_active_runs: int | None = None,
-        schedule: Schedule | None = None,
+        schedule: ScheduleSpec | None = None,
     ) -> None:
         self.name = name
-        self.scope = Reference("scope")
+        self.scope = ValueReference("scope")
         self._steps: dict[str, StepSpec] = {}
         self._rest = {
             "description": description,
             "scope": dict(scope or {}),
-            "policy": policy or Policy(),
+            "policy": policy or StepPolicy(),
             "max_active_runs": max_active_runs,
             "schedule": schedule,
         }
@@ -55,14 +55,14 @@ class Flow:
         step_id: str,
         kind: str,
         *,
-        after: Iterable[Built | str] = (),
+        after: Iterable[BuiltFlow | str] = (),
         inputs: Mapping[str, Any] | None = None,
-        when: str | Reference | None = None,
+        when: str | ValueReference | None = None,
         on_skip: Literal["run", "skip"] = "run",
         required: bool = True,
-        retry: Retry | None = None,
+        retry: RetryPolicy | None = None,
         timeout: timedelta | float | None = None,
-    ) -> Built:
+    ) -> BuiltFlow:
         """Add a step; Invalid when it is none, or its id is taken."""
         about = {"retry": retry, "timeout": timeout, "required": required, "on_skip": on_skip}
         return self._add(step_id, after, when, {"kind": kind, "inputs": dict(inputs or {}), **about})
@@ -71,13 +71,13 @@ class Flow:
         self,
         step_id: str,
         *,
-        over: Reference | str | list[Any],
-        do: Work,
-        after: Iterable[Built | str] = (),
-        when: str | Reference | None = None,
+        over: ValueReference | str | list[Any],
+        do: WorkSpec,
+        after: Iterable[BuiltFlow | str] = (),
+        when: str | ValueReference | None = None,
         on_skip: Literal["run", "skip"] = "run",
         required: bool = True,
-    ) -> Built:
+    ) -> BuiltFlow:
         """Add a step that does the same with each item of a list, known only once the run is under way."""
         about = {"over": over, "do": do, "required": required, "on_skip": on_skip}
         return self._add(step_id, after, when, {"kind": MAP, **about})
@@ -90,18 +90,18 @@ class Flow:
             raise _refused(f"flow {self.name!r}", error) from None
 
     def _add(
-        self, step_id: str, after: Iterable[Built | str], when: str | Reference | None, about: dict[str, Any]
-    ) -> Built:
+        self, step_id: str, after: Iterable[BuiltFlow | str], when: str | ValueReference | None, about: dict[str, Any]
+    ) -> BuiltFlow:
         if step_id in self._steps:
             raise Invalid("DUPLICATE_STEP", f"flow {self.name!r} has a step {step_id!r} already", step=step_id)
-        before = [one.id if isinstance(one, Built) else one for one in after]
+        before = [one.id if isinstance(one, BuiltFlow) else one for one in after]
         # In a condition references stand as they are: it is an expression as a whole.
         condition = None if when is None else _REFERENCE.sub(r"\1", str(when))
         try:
             self._steps[step_id] = StepSpec.model_validate({**about, "depends_on": before, "when": condition})
         except ValidationError as error:
             raise _refused(f"step {step_id!r}", error) from None
-        return Built(step_id)
+        return BuiltFlow(step_id)
 
 
 def _refused(what: str, error: ValidationError) -> Invalid:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.flows.contract import FLOW, MAP
-from penstock.flows.definition.graph import Graph, ordered
+from penstock.flows.definition.graph import StepGraph, ordered
 from penstock.flows.definition.spec import StepSpec
 
 WIDTH = 110
@@ -32,12 +32,12 @@ _CORNERS = {
 
 
 @dataclass(eq=False)
-class Node:
+class GraphNode:
     """A box, or without a *label* a line that passes its layer by."""
 
     label: Sequence[str]
-    parents: list["Node"] = field(default_factory=list)
-    children: list["Node"] = field(default_factory=list)
+    parents: list["GraphNode"] = field(default_factory=list)
+    children: list["GraphNode"] = field(default_factory=list)
     left: int = 0
     width: int = _LANE
     port: int = 0  # the column its lines leave by
@@ -51,11 +51,11 @@ class Node:
 class _Net:
     """All from *tops* to all of *bottoms*: one line, whoever follows it goes right."""
 
-    tops: Sequence[Node]
-    bottoms: Sequence[Node]
+    tops: Sequence[GraphNode]
+    bottoms: Sequence[GraphNode]
 
 
-def drawn(layers: Sequence[Sequence[Node]], edges: Iterable[tuple[Node, Node]]) -> list[str]:
+def drawn(layers: Sequence[Sequence[GraphNode]], edges: Iterable[tuple[GraphNode, GraphNode]]) -> list[str]:
     """The lines of a drawing: each node below those it comes after."""
     rows = [list(layer) for layer in layers]
     _connect(rows, edges)
@@ -71,28 +71,28 @@ def drawn(layers: Sequence[Sequence[Node]], edges: Iterable[tuple[Node, Node]]) 
     return canvas.lines()
 
 
-def _connect(rows: list[list[Node]], edges: Iterable[tuple[Node, Node]]) -> None:
+def _connect(rows: list[list[GraphNode]], edges: Iterable[tuple[GraphNode, GraphNode]]) -> None:
     """Join neighbouring layers; an edge over several goes by a line that all edges of its beginning share."""
     layer_of = {node: number for number, row in enumerate(rows) for node in row}
-    passing: dict[tuple[Node, int], Node] = {}
+    passing: dict[tuple[GraphNode, int], GraphNode] = {}
     for start, end in edges:
         above = start
         for number in range(layer_of[start] + 1, layer_of[end]):
             lane = passing.get((start, number))
             if lane is None:
-                lane = passing[start, number] = Node(())
+                lane = passing[start, number] = GraphNode(())
                 rows[number].append(lane)
                 _join(above, lane)
             above = lane
         _join(above, end)
 
 
-def _join(above: Node, below: Node) -> None:
+def _join(above: GraphNode, below: GraphNode) -> None:
     above.children.append(below)
     below.parents.append(above)
 
 
-def _arrange(rows: list[list[Node]]) -> None:
+def _arrange(rows: list[list[GraphNode]]) -> None:
     """Put each node near what it hangs together with, so that few lines cross."""
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
@@ -102,22 +102,22 @@ def _arrange(rows: list[list[Node]]) -> None:
             rows[number].sort(key=lambda node: _middle(node, places, current, down=down))
 
 
-def _middle(node: Node, places: Mapping[Node, int], current: Mapping[Node, int], *, down: bool) -> float:
+def _middle(node: GraphNode, places: Mapping[GraphNode, int], current: Mapping[GraphNode, int], *, down: bool) -> float:
     near = [places[other] for other in (node.parents if down else node.children)]
     return sum(near) / len(near) if near else current[node]
 
 
-def _nets(row: Sequence[Node]) -> list[_Net]:
-    grouped: dict[frozenset[Node], list[Node]] = defaultdict(list)
+def _nets(row: Sequence[GraphNode]) -> list[_Net]:
+    grouped: dict[frozenset[GraphNode], list[GraphNode]] = defaultdict(list)
     for node in row:
         if node.children:
             grouped[frozenset(node.children)].append(node)
     return [_Net(tops, tops[0].children) for tops in grouped.values()]
 
 
-def _size(nets: Sequence[Sequence[_Net]], rows: Sequence[Sequence[Node]]) -> None:
+def _size(nets: Sequence[Sequence[_Net]], rows: Sequence[Sequence[GraphNode]]) -> None:
     """Make every box wide enough for its label, and for the lines that come in."""
-    coming: dict[Node, int] = defaultdict(int)
+    coming: dict[GraphNode, int] = defaultdict(int)
     for net in (net for some in nets for net in some):
         for node in net.bottoms:
             coming[node] += 1
@@ -125,7 +125,7 @@ def _size(nets: Sequence[Sequence[_Net]], rows: Sequence[Sequence[Node]]) -> Non
         node.width = max(max(map(len, node.label)) + 4, 2 * coming[node] + 3)
 
 
-def _place(rows: Sequence[Sequence[Node]]) -> None:
+def _place(rows: Sequence[Sequence[GraphNode]]) -> None:
     """Give each node its column: below its parents, then above its children, as near as the others let it."""
     for row in rows:
         _settle(row, [0.0] * len(row))
@@ -143,7 +143,7 @@ def _place(rows: Sequence[Sequence[Node]]) -> None:
         node.left -= first
 
 
-def _settle(row: Sequence[Node], wanted: Sequence[float]) -> None:
+def _settle(row: Sequence[GraphNode], wanted: Sequence[float]) -> None:
     right: int | None = None
     for node, left in zip(row, wanted, strict=True):
         node.left = round(left) if right is None else max(round(left), right + _GAP)
@@ -168,7 +168,7 @@ class _Canvas:
             for row in range(self._height)
         ]
 
-    def put(self, row: Sequence[Node]) -> None:
+    def put(self, row: Sequence[GraphNode]) -> None:
         """Draw the boxes of a layer, all of one height."""
         height = max((len(node.label) for node in row), default=0) + 2
         for node in row:
@@ -185,7 +185,7 @@ class _Canvas:
             self._cells[self._height + height - 1, node.port] = end
         self._height += height
 
-    def join(self, nets: Sequence[_Net], below: Sequence[Node]) -> None:
+    def join(self, nets: Sequence[_Net], below: Sequence[GraphNode]) -> None:
         """Draw the lines from the layer above to the one *below*."""
         ports = _ports(nets, below)
         spans = [[*(node.port for node in net.tops), *ports[number].values()] for number, net in enumerate(nets)]
@@ -203,7 +203,7 @@ class _Canvas:
         if track >= 0:
             self._write(min(columns), self._height + track, "─" * (max(columns) - min(columns) + 1))
 
-    def _verticals(self, net: _Net, ports: Mapping[Node, int], track: int, height: int) -> None:
+    def _verticals(self, net: _Net, ports: Mapping[GraphNode, int], track: int, height: int) -> None:
         for node in net.tops:
             self._down(node.port, self._height, self._height + (height if track < 0 else track))
         for node, column in ports.items():
@@ -212,7 +212,7 @@ class _Canvas:
             if not node.label:
                 node.port = column
 
-    def _corners(self, net: _Net, ports: Mapping[Node, int], track: int) -> None:
+    def _corners(self, net: _Net, ports: Mapping[GraphNode, int], track: int) -> None:
         if track < 0:
             return
         ways: dict[int, int] = defaultdict(int)
@@ -233,11 +233,11 @@ class _Canvas:
             self._cells[row, column + place] = glyph
 
 
-def _ports(nets: Sequence[_Net], below: Sequence[Node]) -> list[dict[Node, int]]:
+def _ports(nets: Sequence[_Net], below: Sequence[GraphNode]) -> list[dict[GraphNode, int]]:
     """The column by which each net comes to each of its ends: never one another net leaves by, or comes by."""
-    ports: list[dict[Node, int]] = [{} for _ in nets]
+    ports: list[dict[GraphNode, int]] = [{} for _ in nets]
     leaving = {node.port: number for number, net in enumerate(nets) for node in net.tops}
-    coming: dict[Node, list[int]] = defaultdict(list)
+    coming: dict[GraphNode, list[int]] = defaultdict(list)
     for number in sorted(range(len(nets)), key=lambda number: sum(top.port for top in nets[number].tops)):
         for node in nets[number].bottoms:
             coming[node].append(number)
@@ -254,7 +254,7 @@ def _ports(nets: Sequence[_Net], below: Sequence[Node]) -> list[dict[Node, int]]
     return ports
 
 
-def _top_edge(node: Node) -> range:
+def _top_edge(node: GraphNode) -> range:
     return range(node.left + 1, node.left + node.width - 1)
 
 
@@ -325,8 +325,8 @@ def _short(text: str) -> str:
     return shown if len(shown) <= _TEXT else f"{shown[: _TEXT - 1]}…"
 
 
-def _boxes(graph: Graph, steps: Mapping[str, StepSpec], layers: Sequence[Sequence[int]], width: int) -> list[str]:
-    boxes: dict[int, Node] = {}
+def _boxes(graph: StepGraph, steps: Mapping[str, StepSpec], layers: Sequence[Sequence[int]], width: int) -> list[str]:
+    boxes: dict[int, GraphNode] = {}
     rows = []
     for layer in layers:
         row = _row([(place, _label(graph.ids[place], steps[graph.ids[place]])) for place in layer], width)
@@ -336,21 +336,21 @@ def _boxes(graph: Graph, steps: Mapping[str, StepSpec], layers: Sequence[Sequenc
     return drawn(rows, edges)
 
 
-def _row(labels: Sequence[tuple[int, list[str]]], width: int) -> dict[int, Node]:
+def _row(labels: Sequence[tuple[int, list[str]]], width: int) -> dict[int, GraphNode]:
     """A box for each, or one for all that would make the row too wide."""
-    row: dict[int, Node] = {}
+    row: dict[int, GraphNode] = {}
     used = 0
     for number, (place, label) in enumerate(labels):
         used += max(map(len, label)) + _BOX
         is_last = number == len(labels) - 1
         if number and used + (0 if is_last else _TEXT // 2 + _BOX) > width:
-            rest = Node([f"… and {len(labels) - number:,} more"])
+            rest = GraphNode([f"… and {len(labels) - number:,} more"])
             return row | {other: rest for other, _ in labels[number:]}
-        row[place] = Node(label)
+        row[place] = GraphNode(label)
     return row
 
 
-def _listed(graph: Graph, steps: Mapping[str, StepSpec], layers: Sequence[Sequence[int]]) -> list[str]:
+def _listed(graph: StepGraph, steps: Mapping[str, StepSpec], layers: Sequence[Sequence[int]]) -> list[str]:
     """One line a step, by layer, with what it waits for."""
     lines = []
     order = [(number, place) for number, layer in enumerate(layers, start=1) for place in layer]

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from penstock.flows.definition.spec import Schedule
+from penstock.flows.definition.spec import ScheduleSpec
 from penstock.kernel.errors import Invalid
 
 AT_ONCE = 1_000  # missed times that are told together
@@ -18,7 +18,7 @@ _LOOKS = [timedelta(hours=1), timedelta(days=1), timedelta(days=32), timedelta(d
 _WHOLE = ("0-59", "0-23")
 
 
-def checked(schedule: Schedule) -> None:
+def checked(schedule: ScheduleSpec) -> None:
     """Invalid BAD_CRON or BAD_TIMEZONE when nothing could ever come of it."""
     zone = _zone(schedule.timezone)
     try:
@@ -29,7 +29,7 @@ def checked(schedule: Schedule) -> None:
         raise _bad_cron(schedule.cron, "no such day ever comes")
 
 
-def due(schedule: Schedule, kept_until: datetime, now: datetime) -> Sequence[datetime]:
+def due(schedule: ScheduleSpec, kept_until: datetime, now: datetime) -> Sequence[datetime]:
     """The times after *kept_until*, up to *now*, a run is to be started for, as `catchUp` says; in order.
 
     Of `all` there are at most AT_ONCE, the earliest: whoever keeps the schedule up to the last of them gets the rest.
@@ -42,12 +42,12 @@ def due(schedule: Schedule, kept_until: datetime, now: datetime) -> Sequence[dat
     return [last]
 
 
-def upcoming(schedule: Schedule, now: datetime, count: int) -> Sequence[datetime]:
+def upcoming(schedule: ScheduleSpec, now: datetime, count: int) -> Sequence[datetime]:
     """The next *count* times after *now*."""
     return list(islice(_after(schedule, now), count))
 
 
-def _last(schedule: Schedule, kept_until: datetime, now: datetime) -> datetime | None:
+def _last(schedule: ScheduleSpec, kept_until: datetime, now: datetime) -> datetime | None:
     """The last time after *kept_until*, up to *now*."""
     for span in [*(span for span in _LOOKS if now - span > kept_until), now - kept_until]:
         last = None
@@ -58,14 +58,14 @@ def _last(schedule: Schedule, kept_until: datetime, now: datetime) -> datetime |
     return None
 
 
-def _between(schedule: Schedule, after: datetime, upto: datetime) -> Iterator[datetime]:
+def _between(schedule: ScheduleSpec, after: datetime, upto: datetime) -> Iterator[datetime]:
     for moment in _after(schedule, after):
         if moment > upto:
             return
         yield moment
 
 
-def _after(schedule: Schedule, after: datetime) -> Iterator[datetime]:
+def _after(schedule: ScheduleSpec, after: datetime) -> Iterator[datetime]:
     for moment in CronSim(_expression(schedule.cron), after.astimezone(_zone(schedule.timezone))):
         # In the hour that comes twice it may begin with the first one, although it is the second.
         if (found := moment.astimezone(UTC)) > after:

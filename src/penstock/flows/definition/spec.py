@@ -17,13 +17,13 @@ _LONG = timedelta(days=366)
 Expression = Annotated[str, Field(min_length=1, max_length=2_000)]
 
 
-class Written(BaseModel):
+class SpecModel(BaseModel):
     """What people write: camelCase names, nothing unknown."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
 
-class Retry(Written):
+class RetryPolicy(SpecModel):
     """F10: how often a step is tried, and how long between; which errors are worth it."""
 
     max_attempts: int = Field(3, ge=1, le=1_000, description="All attempts, the first among them.")
@@ -35,17 +35,17 @@ class Retry(Written):
     final: list[Code] = Field(default_factory=list, description="These are not.")
 
 
-class Work(Written):
+class WorkSpec(SpecModel):
     """What a step, or each item of a map, does."""
 
     kind: Name = Field(description="Who does it.")
     inputs: Json = Field(default_factory=dict, description="May hold ${…} over scope and the outputs of steps before.")
     required: bool = Field(True, description="F7: false turns a failure into SKIPPED.")
-    retry: Retry | None = None
+    retry: RetryPolicy | None = None
     timeout: Annotated[Duration, Field(gt=timedelta(0), le=_LONG)] | None = Field(None, description="Of one attempt.")
 
 
-class StepSpec(Work):
+class StepSpec(WorkSpec):
     """One step."""
 
     depends_on: list[str] = Field(default_factory=list, description="All of them end before it begins.")
@@ -54,16 +54,16 @@ class StepSpec(Work):
     over: Annotated[Any, AfterValidator(plain)] = Field(
         None, description="F14, for kind `map`: a list, or ${…} that gives one."
     )
-    do: Work | None = Field(None, description="F14, for kind `map`: what is done with each ${item}.")
+    do: WorkSpec | None = Field(None, description="F14, for kind `map`: what is done with each ${item}.")
 
 
-class Policy(Written):
+class StepPolicy(SpecModel):
     """F7: what a failure does to the others."""
 
     fail_fast: bool = Field(False, description="Steps under way are told to stop.")
 
 
-class Schedule(Written):
+class ScheduleSpec(SpecModel):
     """F16: when a flow runs by itself."""
 
     cron: Annotated[str, Field(min_length=1, max_length=200)] = Field(description="When, as cron has it.")
@@ -90,23 +90,23 @@ def _named(steps: Any) -> Any:
 Steps = Annotated[dict[Name, StepSpec], BeforeValidator(_named)]
 
 
-class FlowSpec(Written):
+class FlowSpec(SpecModel):
     """A flow: its steps, and how its runs behave."""
 
     name: Name = Field(description="What it is called.")
     description: str = Field("", max_length=2_000, description="For people.")
     scope: Json = Field(default_factory=dict, description="Defaults; a run's own scope goes before.")
-    policy: Policy = Policy()
+    policy: StepPolicy = StepPolicy()
     steps: Steps = Field(default_factory=dict)
     max_active_runs: int | None = Field(None, ge=1, le=100_000, description="F16: further runs wait as PENDING.")
-    schedule: Schedule | None = None
+    schedule: ScheduleSpec | None = None
 
 
-class RunRequest(Written):
+class RunRequest(SpecModel):
     """F2: what a run is made of: a named flow, or steps given inline."""
 
     run_id: Name | None = None
     flow: Name | None = None
     steps: Steps | None = None
     scope: Json = Field(default_factory=dict)
-    policy: Policy | None = None
+    policy: StepPolicy | None = None

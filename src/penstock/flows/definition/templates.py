@@ -6,22 +6,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.flows.definition.expression_eval import Context, worth
-from penstock.flows.definition.expression_syntax import CODE, Parsed, bad, parsed
+from penstock.flows.definition.expression_eval import EvaluationContext, worth
+from penstock.flows.definition.expression_syntax import CODE, ParsedExpression, bad, parsed
 from penstock.kernel.errors import Invalid
 
 FILLED_LIMIT: Final = 1_000_000  # characters and members that references may put into one document
 _DEPTH_LIMIT = 100
 _OPENING = re.compile(r"\$\$\{|\$\{")
 _INSIDE = re.compile(r"""[^'"{}]+|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'""", re.DOTALL)  # texts may hold a brace
-Part = str | Parsed
+Part = str | ParsedExpression
 
 
 @dataclass(frozen=True)
-class Condition:
+class StepCondition:
     """A step's `when`."""
 
-    expression: Parsed
+    expression: ParsedExpression
 
     @property
     def references(self) -> frozenset[str]:
@@ -33,14 +33,14 @@ class Condition:
         """Whether it makes sense only within a map."""
         return self.expression.uses_item
 
-    def holds(self, context: Context) -> bool:
+    def holds(self, context: EvaluationContext) -> bool:
         """Whether the step is to run. What is missing is null, and null is false."""
         return bool(worth(self.expression, context, is_strict=False))
 
 
-def condition(text: str) -> Condition:
+def condition(text: str) -> StepCondition:
     """The condition *text*; Invalid BAD_EXPRESSION when it is none."""
-    return Condition(parsed(text))
+    return StepCondition(parsed(text))
 
 
 def references(template: Any) -> frozenset[str]:
@@ -58,7 +58,7 @@ def has_references(template: Any) -> bool:
     return any("${" in text for text in _texts(template))
 
 
-def fill(template: Any, context: Context) -> Any:
+def fill(template: Any, context: EvaluationContext) -> Any:
     """*template* with every ${…} replaced: one alone by what it gives, one within a text by its text.
 
     `$${` stands for `${`. What was put in is not looked at again. Invalid UNRESOLVED names what is not there.
@@ -67,7 +67,7 @@ def fill(template: Any, context: Context) -> Any:
 
 
 class _Filling:
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: EvaluationContext) -> None:
         self._context, self._left = context, FILLED_LIMIT
 
     def filled(self, template: Any, depth: int) -> Any:
@@ -83,11 +83,11 @@ class _Filling:
 
     def _text(self, text: str) -> Any:
         parts = list(_parts(text))
-        if len(parts) == 1 and isinstance(parts[0], Parsed):
+        if len(parts) == 1 and isinstance(parts[0], ParsedExpression):
             return self._value(parts[0])
         return "".join(part if isinstance(part, str) else _as_text(part, self._value(part)) for part in parts)
 
-    def _value(self, expression: Parsed) -> Any:
+    def _value(self, expression: ParsedExpression) -> Any:
         value = worth(expression, self._context, is_strict=True)
         for one in _values(value):
             self._left -= len(one) + 1 if isinstance(one, str) else 1
@@ -97,10 +97,10 @@ class _Filling:
         return value
 
 
-def _expressions(template: Any) -> Iterator[Parsed]:
+def _expressions(template: Any) -> Iterator[ParsedExpression]:
     for text in _texts(template):
         if "${" in text:
-            yield from (part for part in _parts(text) if isinstance(part, Parsed))
+            yield from (part for part in _parts(text) if isinstance(part, ParsedExpression))
 
 
 def _texts(template: Any) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _end(text: str, start: int) -> int:
     raise bad(text[start - 2 :], said, "`$${` stands for a ${ that is meant as text")
 
 
-def _as_text(expression: Parsed, value: Any) -> str:
+def _as_text(expression: ParsedExpression, value: Any) -> str:
     if isinstance(value, str):
         return value
     try:

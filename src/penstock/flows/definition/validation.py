@@ -9,9 +9,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from penstock.flows.contract import DEPTH_LIMIT, ENGINE_KINDS, FLOW, MAP, STEP_LIMIT
 from penstock.flows.definition import templates as expressions
-from penstock.flows.definition.expression_eval import Context
-from penstock.flows.definition.graph import Graph, did_you_mean, ordered
-from penstock.flows.definition.spec import Steps, StepSpec, Work
+from penstock.flows.definition.expression_eval import EvaluationContext
+from penstock.flows.definition.graph import StepGraph, did_you_mean, ordered
+from penstock.flows.definition.spec import Steps, StepSpec, WorkSpec
 from penstock.kernel.errors import Invalid
 
 BAD_INPUTS = "BAD_INPUTS"
@@ -24,14 +24,14 @@ KindChecks = Mapping[str, Callable[[Mapping[str, Any]], None]]
 _NO_CHECKS: KindChecks = {}
 
 
-def templates(work: Work) -> Mapping[str, Any]:
+def templates(work: WorkSpec) -> Mapping[str, Any]:
     """What of the inputs is filled before *work* begins: not the steps of a flow within, which have a run to come."""
     if work.kind == FLOW and "steps" in work.inputs:
         return {name: value for name, value in work.inputs.items() if name != "steps"}
     return work.inputs
 
 
-def filled(work: Work, context: Context) -> Mapping[str, Any]:
+def filled(work: WorkSpec, context: EvaluationContext) -> Mapping[str, Any]:
     """The inputs *work* begins with; Invalid UNRESOLVED where something is not there."""
     return {**work.inputs, **expressions.fill(templates(work), context)}
 
@@ -84,7 +84,7 @@ def _item_outside() -> Invalid:
     return Invalid("BAD_REFERENCE", "there are `item` and `index` only in `do.inputs` of a map", hint=_MAP_HINT)
 
 
-def _check_work(step_id: str, part: str, work: Work, kind_checks: KindChecks) -> None:
+def _check_work(step_id: str, part: str, work: WorkSpec, kind_checks: KindChecks) -> None:
     """What its kind says of inputs as they are written; it leaves out what is referred to."""
     check = kind_checks.get(work.kind)
     if check is None:
@@ -157,7 +157,7 @@ def _place(path: tuple[int | str, ...]) -> str:
     return ".".join(map(str, ("inputs", *path)))
 
 
-def checked_steps(steps: Mapping[str, StepSpec], kind_checks: KindChecks = _NO_CHECKS, *, depth: int = 1) -> Graph:
+def checked_steps(steps: Mapping[str, StepSpec], kind_checks: KindChecks = _NO_CHECKS, *, depth: int = 1) -> StepGraph:
     """The graph of *steps*; Invalid naming the step and what is wrong with it, or with how they hang together."""
     graph = ordered(steps)
     references = {step_id: referred_to(step_id, step, kind_checks) for step_id, step in steps.items()}
@@ -180,7 +180,9 @@ def _check_within(steps: Any, kind_checks: KindChecks, depth: int) -> None:
         raise Invalid("BAD_INPUTS", f"{place}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
-def _check_references(steps: Mapping[str, StepSpec], graph: Graph, references: Mapping[str, Mapping[str, str]]) -> None:
+def _check_references(
+    steps: Mapping[str, StepSpec], graph: StepGraph, references: Mapping[str, Mapping[str, str]]
+) -> None:
     """Outputs must be there before they are asked for: Invalid where a reference is not to a step before."""
     names = (name for step_id, found in references.items() for name in set(found) - set(steps[step_id].depends_on))
     far = {name: 1 << number for number, name in enumerate(sorted(set(names)))}
@@ -191,7 +193,7 @@ def _check_references(steps: Mapping[str, StepSpec], graph: Graph, references: M
                 raise _not_before(step_id, name, part, steps)
 
 
-def _before(graph: Graph, far: Mapping[str, int]) -> Mapping[str, int]:
+def _before(graph: StepGraph, far: Mapping[str, int]) -> Mapping[str, int]:
     """Which of the steps *far* away come before each step, as a set of bits: one pass, whatever the graph."""
     bits = [far.get(step_id, 0) for step_id in graph.ids]
     reached: list[int] = []

@@ -18,18 +18,18 @@ from penstock.flows.contract import (
     MAP,
     SCOPE_LIMIT,
     STEP_LIMIT,
-    RunStatus,
+    FlowRunStatus,
     StepStatus,
 )
 from penstock.flows.definition import validation
-from penstock.flows.definition.expression_eval import Context
-from penstock.flows.definition.spec import FlowSpec, Policy, RunRequest, StepSpec
+from penstock.flows.definition.expression_eval import EvaluationContext
+from penstock.flows.definition.spec import FlowSpec, RunRequest, StepPolicy, StepSpec
 from penstock.flows.definition.templates import condition, fill, references
 from penstock.flows.definition.validation import checked_inputs, templates
 from penstock.flows.engine import plan
 from penstock.flows.engine.decide import given_up
 from penstock.flows.engine.plan import ADVANCE, Checks
-from penstock.flows.model import STEP, UPSTREAM_FAILED, End, NewRun, NewStep, Place, Settled, StepError
+from penstock.flows.model import STEP, UPSTREAM_FAILED, NewRun, NewStep, Place, StepEnd, StepError, StepSettlement
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Invalid, NotFound, TooLarge
 
@@ -38,18 +38,18 @@ _NAME_LIMIT = 200
 
 
 @dataclass
-class Sight:
+class RunSnapshot:
     """What the steps of one run that are looked at together refer to: asked for once, however many they are."""
 
     outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     statuses: dict[str, str] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
 
-    def context(self, row: asyncpg.Record) -> Context:
+    def context(self, row: asyncpg.Record) -> EvaluationContext:
         """What the expressions of a step can see."""
-        return Context(run_id=row["run_id"], scope=row["scope"], outputs=self.outputs, statuses=self.statuses)
+        return EvaluationContext(run_id=row["run_id"], scope=row["scope"], outputs=self.outputs, statuses=self.statuses)
 
-    def why_skipped(self, row: asyncpg.Record, spec: StepSpec, context: Context) -> str | None:
+    def why_skipped(self, row: asyncpg.Record, spec: StepSpec, context: EvaluationContext) -> str | None:
         """Why a step is skipped that waits for nothing; None when it is not."""
         if spec.on_skip == "skip":
             for n in row["depends_on"]:
@@ -60,7 +60,7 @@ class Sight:
         return None
 
 
-async def look(tx: Connection, rows: Sequence[tuple[asyncpg.Record, StepSpec]]) -> dict[int, Sight]:
+async def look(tx: Connection, rows: Sequence[tuple[asyncpg.Record, StepSpec]]) -> dict[int, RunSnapshot]:
     """What can be seen, by run."""
     named: dict[int, set[str]] = defaultdict(set)
     before: dict[int, set[int]] = defaultdict(set)
@@ -70,9 +70,9 @@ async def look(tx: Connection, rows: Sequence[tuple[asyncpg.Record, StepSpec]]) 
         if spec.when:
             named[row["run"]] |= condition(spec.when).references
         before[row["run"]] |= set(row["depends_on"]) if spec.on_skip == "skip" else set()
-    sights: dict[int, Sight] = {}
+    sights: dict[int, RunSnapshot] = {}
     for run, names in named.items():
-        sight = sights[run] = Sight()
+        sight = sights[run] = RunSnapshot()
         for one in await tx.fetch(store.SQL["outputs_of"], run, sorted(names)) if names else []:
             sight.outputs[one["step_id"]] = one["outputs"] or {}
             sight.statuses[one["step_id"]] = one["status"]
@@ -81,7 +81,7 @@ async def look(tx: Connection, rows: Sequence[tuple[asyncpg.Record, StepSpec]]) 
     return sights
 
 
-def items(spec: StepSpec, context: Context, row: asyncpg.Record, first: int) -> list[NewStep]:
+def items(spec: StepSpec, context: EvaluationContext, row: asyncpg.Record, first: int) -> list[NewStep]:
     """The items of a map as steps; Invalid when what it goes over is no list, or too much."""
     over = fill(spec.over, context)
     if not isinstance(over, list) or spec.do is None:
@@ -109,7 +109,7 @@ def items(spec: StepSpec, context: Context, row: asyncpg.Record, first: int) -> 
     ]
 
 
-def _given(inputs: Mapping[str, Any], over: Sequence[Any], context: Context) -> list[str]:
+def _given(inputs: Mapping[str, Any], over: Sequence[Any], context: EvaluationContext) -> list[str]:
     """The inputs of each item; TooLarge before there is no memory left."""
     found: list[str] = []
     left = ITEMS_LIMIT
@@ -122,43 +122,43 @@ def _given(inputs: Mapping[str, Any], over: Sequence[Any], context: Context) -> 
     return found
 
 
-class Flows(Protocol):
+class FlowLookup(Protocol):
     """Flows by their names."""
 
     def flow(self, name: str) -> FlowSpec: ...
 
 
 @dataclass
-class Verdicts:
+class StepDecisions:
     """What was found of steps that were looked at."""
 
-    ends: list[End] = field(default_factory=list)
+    ends: list[StepEnd] = field(default_factory=list)
     ready: list[tuple[int, int, Mapping[str, Any] | None]] = field(default_factory=list)
     grown: set[int] = field(default_factory=set)  # runs that got more steps
-    begun: list[Settled] = field(default_factory=list)  # of runs inside
+    begun: list[StepSettlement] = field(default_factory=list)  # of runs inside
 
 
 class Advance:
     """The engine. It works on runs that are held, in the transaction that made the change."""
 
-    def __init__(self, flows: Flows, checks: Checks) -> None:
+    def __init__(self, flows: FlowLookup, checks: Checks) -> None:
         self._flows = flows
         self._checks = checks
 
-    async def follow(self, tx: Connection, told: Settled, now: datetime) -> None:
+    async def follow(self, tx: Connection, told: StepSettlement, now: datetime) -> None:
         """Do all that follows from *told*, which grows by it, until nothing follows any more."""
         news = told
         while news.looks or news.runs or any(one.status is StepStatus.FAILED for one in news.ended):
             news = await self._once(tx, news, now)
             told.add(news)
 
-    async def _once(self, tx: Connection, news: Settled, now: datetime) -> Settled:
+    async def _once(self, tx: Connection, news: StepSettlement, now: datetime) -> StepSettlement:
         for run, _, status in news.runs:
-            if status is RunStatus.FAILED:
+            if status is FlowRunStatus.FAILED:
                 await self._fail(tx, run, news, now)
         ends = await self._failed_maps(tx, news, now)
         verdicts = await self._looked_at(tx, list(dict.fromkeys(news.looks)), now)
-        more = Settled()
+        more = StepSettlement()
         for begun in verdicts.begun:
             more.add(begun)
         if verdicts.ready:
@@ -169,21 +169,21 @@ class Advance:
             more.add(await store.settle(tx, [*ends, *verdicts.ends], now, ADVANCE))
         return more
 
-    async def _fail(self, tx: Connection, run: int, news: Settled, now: datetime) -> None:
+    async def _fail(self, tx: Connection, run: int, news: StepSettlement, now: datetime) -> None:
         """F7: what has not begun does not begin; what is under way may end."""
         named = [one.name for one in news.ended if one.place[0] == run and one.status is StepStatus.FAILED]
         reason = f"step {named[0]} failed" if named else "a step failed"
         await tx.execute(store.SQL["explain_run"], run, reason)
         await store.cancel_waiting(tx, run, UPSTREAM_FAILED, ADVANCE, now)
 
-    async def _failed_maps(self, tx: Connection, news: Settled, now: datetime) -> list[End]:
+    async def _failed_maps(self, tx: Connection, news: StepSettlement, now: datetime) -> list[StepEnd]:
         """F14: with one of its items a map has failed; the others that have not begun are cancelled."""
         failed = {
             (one.place[0], one.map_n): one.name
             for one in news.ended
             if one.status is StepStatus.FAILED and one.map_n is not None
         }
-        ends: list[End] = []
+        ends: list[StepEnd] = []
         for row in await store.steps_at(tx, list(failed)) if failed else []:
             if row["status"] == StepStatus.RUNNING:
                 name = failed[row["run"], row["n"]]
@@ -192,11 +192,11 @@ class Advance:
                 await _recount(tx, row)
         return ends
 
-    async def _looked_at(self, tx: Connection, places: Sequence[Place], now: datetime) -> Verdicts:
-        verdicts = Verdicts()
+    async def _looked_at(self, tx: Connection, places: Sequence[Place], now: datetime) -> StepDecisions:
+        verdicts = StepDecisions()
         waiting: list[tuple[asyncpg.Record, StepSpec]] = []
         for row in await store.steps_at(tx, places) if places else []:
-            if row["run_status"] != RunStatus.RUNNING:
+            if row["run_status"] != FlowRunStatus.RUNNING:
                 continue
             if row["status"] == StepStatus.PENDING:
                 waiting.append((row, StepSpec.model_validate(row["spec"])))
@@ -209,7 +209,13 @@ class Advance:
         return verdicts
 
     async def _judge(
-        self, tx: Connection, row: asyncpg.Record, spec: StepSpec, sight: Sight, verdicts: Verdicts, now: datetime
+        self,
+        tx: Connection,
+        row: asyncpg.Record,
+        spec: StepSpec,
+        sight: RunSnapshot,
+        verdicts: StepDecisions,
+        now: datetime,
     ) -> None:
         """F8: whether a step that waits for nothing is skipped, has its turn, or makes no sense."""
         context = sight.context(row)
@@ -231,7 +237,13 @@ class Advance:
             verdicts.ends.append(given_up(row, told))
 
     async def _expand(
-        self, tx: Connection, row: asyncpg.Record, spec: StepSpec, context: Context, verdicts: Verdicts, now: datetime
+        self,
+        tx: Connection,
+        row: asyncpg.Record,
+        spec: StepSpec,
+        context: EvaluationContext,
+        verdicts: StepDecisions,
+        now: datetime,
     ) -> None:
         """F14: a step per item of a list that is known only now; a map that is tried again keeps its items."""
         place = (row["run"], row["n"])
@@ -250,7 +262,7 @@ class Advance:
         verdicts.grown.add(row["run"])
 
     async def _begin_inner(
-        self, tx: Connection, row: asyncpg.Record, given: Mapping[str, Any], verdicts: Verdicts, now: datetime
+        self, tx: Connection, row: asyncpg.Record, given: Mapping[str, Any], verdicts: StepDecisions, now: datetime
     ) -> None:
         """F14: a run inside a step, by a name that nothing but the step and its attempt decides."""
         if row["depth"] >= DEPTH_LIMIT:
@@ -280,7 +292,7 @@ class Advance:
             raise Invalid("RUN_EXISTS", f"there is a run {name} already", hint="choose other run ids")
         await store.expand(tx, (row["run"], row["n"]), 0, {**given, "runId": name}, now)
         # One that has a name may have to wait for others of it, as any run of it: who admits them begins it.
-        begun = Settled(has_waiting=True) if flow else await plan.begin(tx, made[0], now)
+        begun = StepSettlement(has_waiting=True) if flow else await plan.begin(tx, made[0], now)
         verdicts.begun.append(begun)
 
 
@@ -292,12 +304,14 @@ def _inner_name(run_id: str, step_id: str, fence: int) -> str:
     return f"{run_id.split('~')[0]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
-def resolved(request: RunRequest, flows: Flows) -> tuple[str | None, Mapping[str, StepSpec], dict[str, Any], Policy]:
+def resolved(
+    request: RunRequest, flows: FlowLookup
+) -> tuple[str | None, Mapping[str, StepSpec], dict[str, Any], StepPolicy]:
     """What a request means: the name of the flow, its steps, its scope, its policy."""
     if (request.flow is None) == (request.steps is None):
         raise Invalid("BAD_RUN", "a run is made of a `flow` or of `steps`", hint="give exactly one of them")
     if request.flow is None:
-        return None, request.steps or {}, checked_scope(request.scope), request.policy or Policy()
+        return None, request.steps or {}, checked_scope(request.scope), request.policy or StepPolicy()
     spec = flows.flow(request.flow)
     return spec.name, spec.steps, checked_scope({**spec.scope, **request.scope}), request.policy or spec.policy
 
@@ -324,9 +338,9 @@ async def _map_outputs(tx: Connection, place: Place) -> dict[str, Any]:
     return {"count": len(items), "items": given if is_whole else None, "truncated": not is_whole}
 
 
-def _outcome(row: asyncpg.Record, fence: int, outputs: Mapping[str, Any]) -> End:
-    return End(row["run"], row["n"], fence, StepStatus.RUNNING, StepStatus.SUCCEEDED, outputs=outputs)
+def _outcome(row: asyncpg.Record, fence: int, outputs: Mapping[str, Any]) -> StepEnd:
+    return StepEnd(row["run"], row["n"], fence, StepStatus.RUNNING, StepStatus.SUCCEEDED, outputs=outputs)
 
 
-def _skip(row: asyncpg.Record, reason: str) -> End:
-    return End(row["run"], row["n"], row["fence"], StepStatus.PENDING, StepStatus.SKIPPED, reason=reason)
+def _skip(row: asyncpg.Record, reason: str) -> StepEnd:
+    return StepEnd(row["run"], row["n"], row["fence"], StepStatus.PENDING, StepStatus.SKIPPED, reason=reason)

@@ -8,9 +8,9 @@ from typing import Any
 import asyncpg
 import orjson
 
-from penstock.flows.contract import LATE_OUTPUTS, Answer, RunStatus, Said, StepStatus
-from penstock.flows.definition.spec import Retry
-from penstock.flows.model import LEASE_EXPIRED, End, Report, StepError
+from penstock.flows.contract import LATE_OUTPUTS, FlowRunStatus, StepReportAnswer, StepReportKind, StepStatus
+from penstock.flows.definition.spec import RetryPolicy
+from penstock.flows.model import LEASE_EXPIRED, StepEnd, StepError, StepReport
 from penstock.flows.store import error_document
 from penstock.kernel.tasks.backoff import delay
 
@@ -18,7 +18,7 @@ CANCELLED_REASON = "the run was ended"
 _LATER = timedelta(seconds=2)
 
 
-def digest(report: Report) -> str:
+def digest(report: StepReport) -> str:
     """The same for the same report, whatever it says of what may change later."""
     outputs = {name: value for name, value in report.outputs.items() if name not in LATE_OUTPUTS}
     told = [report.said, outputs, error_document(report.error), sorted(report.artifacts)]
@@ -30,31 +30,33 @@ def is_held(row: asyncpg.Record, fence: int) -> bool:
     return row["status"] == StepStatus.RUNNING and row["fence"] == fence and row["lease_until"] is not None
 
 
-def answered(row: asyncpg.Record, report: Report) -> Answer:
+def answered(row: asyncpg.Record, report: StepReport) -> StepReportAnswer:
     """What is said of a report on a step that is no longer held."""
     if row["fence"] == report.fence and row["sealed"] is not None:
-        return Answer.UNCHANGED if row["sealed"]["digest"] == digest(report) else Answer.CONFLICT
+        return StepReportAnswer.UNCHANGED if row["sealed"]["digest"] == digest(report) else StepReportAnswer.CONFLICT
     if row["said_fence"] == report.fence:
-        return Answer.UNCHANGED if row["said_digest"] == digest(report) else Answer.CONFLICT
-    return Answer.SUPERSEDED
+        return StepReportAnswer.UNCHANGED if row["said_digest"] == digest(report) else StepReportAnswer.CONFLICT
+    return StepReportAnswer.SUPERSEDED
 
 
-def decided(row: asyncpg.Record, report: Report, now: datetime) -> End | Answer:
+def decided(row: asyncpg.Record, report: StepReport, now: datetime) -> StepEnd | StepReportAnswer:
     """F5: how a step that is held ends."""
     match report.said:
-        case Said.SUCCEEDED:
+        case StepReportKind.SUCCEEDED:
             return _end(row, StepStatus.SUCCEEDED, report)
-        case Said.FAILED:
+        case StepReportKind.FAILED:
             return _failed(row, report, now)
-        case Said.CANCELLED if is_to_stop(row):
+        case StepReportKind.CANCELLED if is_to_stop(row):
             return _end(row, StepStatus.CANCELLED, report, reason=CANCELLED_REASON)
-        case Said.CANCELLED | Said.RELEASED:  # who stopped for a run that goes on again gives its step back
+        case (
+            StepReportKind.CANCELLED | StepReportKind.RELEASED
+        ):  # who stopped for a run that goes on again gives its step back
             if is_over(row):
                 return _end(row, StepStatus.CANCELLED, report, reason=CANCELLED_REASON)
             return _given_back(row, report, now)
 
 
-def _given_back(row: asyncpg.Record, report: Report, now: datetime) -> End:
+def _given_back(row: asyncpg.Record, report: StepReport, now: datetime) -> StepEnd:
     """Handed out again as if never claimed; a little later, when something it needs is away."""
     error = report.error
     reason = f"{error.code}: {error.message}" if error else "given back"
@@ -62,7 +64,7 @@ def _given_back(row: asyncpg.Record, report: Report, now: datetime) -> End:
     return _end(row, StepStatus.READY, report, reason=reason, due_at=due, uncounted=1)
 
 
-def expired(row: asyncpg.Record, now: datetime, max_lost: int) -> End:
+def expired(row: asyncpg.Record, now: datetime, max_lost: int) -> StepEnd:
     """F11: READY again under a new fence; FAILED when it has been tried often enough; nothing in a run that ended."""
     if is_over(row):
         return _end(row, StepStatus.CANCELLED, reason=CANCELLED_REASON, skips=1)
@@ -73,29 +75,31 @@ def expired(row: asyncpg.Record, now: datetime, max_lost: int) -> End:
     return _end(row, StepStatus.READY, reason=message, due_at=now, skips=1)
 
 
-def given_up(row: asyncpg.Record, error: StepError) -> End:
+def given_up(row: asyncpg.Record, error: StepError) -> StepEnd:
     """A step that cannot be done: FAILED, or SKIPPED where nobody needs it."""
     return _end(row, _given_up(row), error=error_document(error), reason=_why_given_up(row))
 
 
 def is_to_stop(row: asyncpg.Record) -> bool:
     """F7, F9: whether a step under way is told to stop."""
-    is_ended = row["run_status"] == RunStatus.CANCELLED or (row["run_status"] == RunStatus.FAILED and row["fail_fast"])
+    is_ended = row["run_status"] == FlowRunStatus.CANCELLED or (
+        row["run_status"] == FlowRunStatus.FAILED and row["fail_fast"]
+    )
     return is_ended or _map_has_ended(row)
 
 
 def is_over(row: asyncpg.Record) -> bool:
     """Whether a step under way may end, but is not begun again."""
-    return row["run_status"] != RunStatus.RUNNING or _map_has_ended(row)
+    return row["run_status"] != FlowRunStatus.RUNNING or _map_has_ended(row)
 
 
 def _map_has_ended(row: asyncpg.Record) -> bool:
     return row["map_n"] is not None and row["map_status"] != StepStatus.RUNNING
 
 
-def is_worth_another(retry: Mapping[str, Any] | None, report: Report) -> bool:
+def is_worth_another(retry: Mapping[str, Any] | None, report: StepReport) -> bool:
     """F10: whether the error is one that is tried again: the step's own word comes before the worker's."""
-    policy = Retry.model_validate(retry or {})
+    policy = RetryPolicy.model_validate(retry or {})
     code = report.error.code if report.error else ""
     if policy.retryable is not None:
         return code in policy.retryable
@@ -104,13 +108,13 @@ def is_worth_another(retry: Mapping[str, Any] | None, report: Report) -> bool:
 
 def wait_after(retry: Mapping[str, Any] | None, attempt: int) -> timedelta:
     """F10: how long until the next attempt."""
-    policy = Retry.model_validate(retry or {})
+    policy = RetryPolicy.model_validate(retry or {})
     if not policy.backoff:
         return timedelta(0)
     return delay(attempt, first=policy.backoff, most=max(policy.backoff, policy.max_backoff))
 
 
-def _failed(row: asyncpg.Record, report: Report, now: datetime) -> End:
+def _failed(row: asyncpg.Record, report: StepReport, now: datetime) -> StepEnd:
     retry = row["spec"].get("retry")
     is_left = row["attempts"] < (row["max_attempts"] or 1) and not is_over(row)
     if is_left and is_worth_another(retry, report):
@@ -129,10 +133,10 @@ def _given_up(row: asyncpg.Record) -> StepStatus:
     return StepStatus.FAILED if row["required"] else StepStatus.SKIPPED
 
 
-def _end(row: asyncpg.Record, target: StepStatus, report: Report | None = None, **more: Any) -> End:
+def _end(row: asyncpg.Record, target: StepStatus, report: StepReport | None = None, **more: Any) -> StepEnd:
     told: dict[str, Any] = {}
     if report is not None:
         told["digest"], told["error"] = digest(report), error_document(report.error)
         if target is not StepStatus.READY:
             told["outputs"] = dict(report.outputs)
-    return End(row["run"], row["n"], row["fence"], StepStatus(row["status"]), target, **(told | more))
+    return StepEnd(row["run"], row["n"], row["fence"], StepStatus(row["status"]), target, **(told | more))

@@ -9,29 +9,29 @@ import asyncpg
 
 from penstock.flows import artifacts, store
 from penstock.flows.config import FlowsSection
-from penstock.flows.contract import LATE_OUTPUTS, LOG_LINES, Answer, Said, StepStatus
+from penstock.flows.contract import LATE_OUTPUTS, LOG_LINES, StepReportAnswer, StepReportKind, StepStatus
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.engine import decide, plan
-from penstock.flows.engine.advance import Advance, Flows, resolved
+from penstock.flows.engine.advance import Advance, FlowLookup, resolved
 from penstock.flows.engine.plan import Checks
-from penstock.flows.engine.publish import Publisher
+from penstock.flows.engine.publish import FlowPublisher
 from penstock.flows.model import (
-    Appetite,
-    Artifact,
-    Claimed,
-    End,
+    ClaimedStep,
     NewRun,
     NewStep,
     Place,
-    Report,
-    Settled,
+    Prefetch,
+    StepArtifact,
+    StepEnd,
+    StepReport,
+    StepSettlement,
     no_run,
     no_step,
 )
 from penstock.flows.step import ReportCheck
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.db.locks import transaction_lock, try_advisory_lock
-from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.errors import Conflict, NotFound, Transient
 from penstock.kernel.ids import new_id
 from penstock.kernel.storage import Storage
@@ -54,9 +54,9 @@ class FlowEngine:
     def __init__(
         self,
         db: Database,
-        bell: Bell,
+        bell: Notifier,
         storage: Storage,
-        flows: Flows,
+        flows: FlowLookup,
         checks: Checks,
         section: FlowsSection,
         report_checks: Mapping[str, ReportCheck] = _NO_CHECKS,
@@ -68,8 +68,8 @@ class FlowEngine:
         self.checks = checks
         self.report_checks = report_checks
         self.advance = Advance(flows, checks)
-        self.publisher = Publisher(storage, report_checks)
-        self._plans = plan.Plans()
+        self.publisher = FlowPublisher(storage, report_checks)
+        self._plans = plan.RunPlans()
         self._publishings = asyncio.Semaphore(_AT_ONCE)
 
     @classmethod
@@ -78,13 +78,13 @@ class FlowEngine:
         cls,
         db: Database,
         storage: Storage,
-        flows: Flows,
+        flows: FlowLookup,
         checks: Checks,
         section: FlowsSection,
         report_checks: Mapping[str, ReportCheck] = _NO_CHECKS,
     ) -> "AsyncIterator[FlowEngine]":
         """The engine, with a bell that wakes workers of all processes."""
-        async with Bell.hung(db, store.CHANNEL) as bell:
+        async with Notifier.hung(db, store.CHANNEL) as bell:
             yield cls(db, bell, storage, flows, checks, section, report_checks)
 
     async def create(
@@ -106,7 +106,7 @@ class FlowEngine:
         self.announce(told)
         return run_id, True
 
-    async def _create(self, new: NewRun, steps: Sequence[NewStep]) -> Settled | None:
+    async def _create(self, new: NewRun, steps: Sequence[NewStep]) -> StepSettlement | None:
         """A run that begins at once: in one statement, unless a step must be looked at first."""
         now = self.db.clock.now()
         is_looked_at = any(step.is_looked_at and not step.depends_on for step in steps)
@@ -114,23 +114,23 @@ class FlowEngine:
             made = await store.insert_run(connection, new, steps, now, is_begun=True)
             if made is None:
                 return None
-            told = Settled(ready={step.kind for step in steps if not step.depends_on}, looks=made[1])
+            told = StepSettlement(ready={step.kind for step in steps if not step.depends_on}, looks=made[1])
             await self.advance.follow(connection, told, now)
         return told
 
-    async def _create_to_wait(self, new: NewRun, steps: Sequence[NewStep]) -> Settled | None:
+    async def _create_to_wait(self, new: NewRun, steps: Sequence[NewStep]) -> StepSettlement | None:
         """A run that may have to wait for others of its flow, or has nothing to do."""
         async with self.db.transaction() as tx:
             made = await store.insert_run(tx, new, steps, self.db.clock.now(), is_begun=False)
             return None if made is None else await self.begin(tx, made[0], new.flow)
 
-    async def begin(self, tx: Connection, run: int, flow: str | None) -> Settled:
+    async def begin(self, tx: Connection, run: int, flow: str | None) -> StepSettlement:
         """F16: begin, unless as many runs of the flow are under way as there may be."""
         now = self.db.clock.now()
         if flow is not None and (most := self.most_active(flow)) is not None:
             await transaction_lock(tx, f"flows admit {flow}")
             if await store.count_active(tx, flow) >= most:
-                return Settled()
+                return StepSettlement()
         told = await plan.begin(tx, run, now)
         await self.advance.follow(tx, told, now)
         return told
@@ -161,11 +161,11 @@ class FlowEngine:
         lease_for: timedelta | None = None,
         wait: float = 0,
         is_gone: Callable[[], Awaitable[bool]] | None = None,
-    ) -> list[Claimed]:
+    ) -> list[ClaimedStep]:
         """F4: steps that are now *worker*'s alone; waits up to *wait* seconds for one, unless its caller goes."""
         lasts = lease_for or self.section.lease
 
-        async def claim() -> list[Claimed]:
+        async def claim() -> list[ClaimedStep]:
             held = await self._claim(worker, rooms, limit, lasts)
             if held:
                 self.bell.ring(MOVES)
@@ -173,7 +173,9 @@ class FlowEngine:
 
         return await self.bell.claim(STEPS, claim, wait=wait, is_gone=is_gone)
 
-    async def _claim(self, worker: str, rooms: Mapping[str, int], limit: int, lease_for: timedelta) -> list[Claimed]:
+    async def _claim(
+        self, worker: str, rooms: Mapping[str, int], limit: int, lease_for: timedelta
+    ) -> list[ClaimedStep]:
         limited = sorted(kind for kind in rooms if kind in self.section.limits)
         now = self.db.clock.now()
         if not limited:
@@ -209,7 +211,7 @@ class FlowEngine:
         """F6: an artifact of a step; NotFound ARTIFACT_NOT_FOUND when it has none of that name."""
         return (await self.publisher.storage.get((await self.artifact(run_id, step_id, name)).path)).data
 
-    async def artifact(self, run_id: str, step_id: str, name: str) -> Artifact:
+    async def artifact(self, run_id: str, step_id: str, name: str) -> StepArtifact:
         """What is known of an artifact of a step."""
         async with self.db.connection() as connection:
             found = await store.places_of(connection, [(run_id, step_id)])
@@ -229,10 +231,12 @@ class FlowEngine:
             raise no_run(run_id)
         return int(row["id"])
 
-    async def succeed(self, held: Sequence[tuple[Claimed, Report]], appetite: Appetite) -> tuple[list[Answer], Settled]:
+    async def succeed(
+        self, held: Sequence[tuple[ClaimedStep, StepReport]], appetite: Prefetch
+    ) -> tuple[list[StepReportAnswer], StepSettlement]:
         """F5: end steps that succeeded and left nothing behind; plain ones in one statement."""
         ends = [
-            End(
+            StepEnd(
                 one.run,
                 one.n,
                 one.fence,
@@ -251,7 +255,7 @@ class FlowEngine:
                 following = await store.pass_on(connection, one, end.outputs or {}, end.digest or "", now, appetite)
             if following is not None:
                 self.bell.ring(MOVES)
-                return [Answer.SETTLED], Settled(handed=following)
+                return [StepReportAnswer.SETTLED], StepSettlement(handed=following)
         async with self.db.connection() if is_plain else self.db.transaction() as connection:
             told = await store.settle(connection, ends, now, appetite.worker, appetite)
             if not is_plain:
@@ -259,19 +263,19 @@ class FlowEngine:
         self.announce(told)
         settled = {one.place for one in told.ended}
         if len(settled) == len(held):
-            return [Answer.SETTLED] * len(held), told
+            return [StepReportAnswer.SETTLED] * len(held), told
         lost = [(one.run, one.n) not in settled for one, _ in held]
         answers = iter(await self._answered([report for (_, report), gone in zip(held, lost, strict=True) if gone]))
-        return [next(answers) if is_lost else Answer.SETTLED for is_lost in lost], told
+        return [next(answers) if is_lost else StepReportAnswer.SETTLED for is_lost in lost], told
 
-    async def _answered(self, reports: Sequence[Report]) -> list[Answer]:
+    async def _answered(self, reports: Sequence[StepReport]) -> list[StepReportAnswer]:
         """What became of reports that settled nothing; whatever happens, what was handed over must not be forgotten."""
         try:
             return await self.report(reports)
         except Transient:
-            return [Answer.SUPERSEDED] * len(reports)
+            return [StepReportAnswer.SUPERSEDED] * len(reports)
 
-    async def report(self, reports: Sequence[Report], worker: str = "worker") -> list[Answer]:
+    async def report(self, reports: Sequence[StepReport], worker: str = "worker") -> list[StepReportAnswer]:
         """F5: what workers say of steps they held; each is answered for itself."""
         async with self.db.connection() as connection:
             found = await store.places_of(connection, [(one.run_id, one.step_id) for one in reports])
@@ -281,36 +285,40 @@ class FlowEngine:
         answers = dict(zip(plain, settled, strict=True))
         for n, (one, place, _) in enumerate(known):
             if place is None:
-                answers[n] = Answer.UNKNOWN
+                answers[n] = StepReportAnswer.UNKNOWN
             elif n not in answers:
                 answers[n] = await self._settle_with_artifacts(one, place, worker)
         return [answers[n] for n in range(len(reports))]
 
-    def _leaves_something(self, report: Report, kind: str) -> bool:
+    def _leaves_something(self, report: StepReport, kind: str) -> bool:
         """Return whether there are artifacts to publish, or a document to check."""
-        return report.said in (Said.SUCCEEDED, Said.FAILED) and (bool(report.artifacts) or kind in self.report_checks)
+        return report.said in (StepReportKind.SUCCEEDED, StepReportKind.FAILED) and (
+            bool(report.artifacts) or kind in self.report_checks
+        )
 
-    async def _settle(self, reports: Sequence[tuple[Report, Place]], worker: str) -> list[Answer]:
+    async def _settle(self, reports: Sequence[tuple[StepReport, Place]], worker: str) -> list[StepReportAnswer]:
         if not reports:
             return []
         async with self.db.transaction() as tx:
             now = self.db.clock.now()
             rows = await self._held(tx, [place for _, place in reports])
-            ends: dict[Place, End] = {}
-            decisions: list[End | Answer] = []
+            ends: dict[Place, StepEnd] = {}
+            decisions: list[StepEnd | StepReportAnswer] = []
             for report, place in reports:
                 decision = await self._decided(tx, rows[place], report, now)
-                if isinstance(decision, End):
+                if isinstance(decision, StepEnd):
                     first = ends.setdefault(place, decision)
                     if first is not decision:  # of two reports in one batch the first counts
-                        decision = Answer.UNCHANGED if first.digest == decision.digest else Answer.CONFLICT
+                        decision = (
+                            StepReportAnswer.UNCHANGED if first.digest == decision.digest else StepReportAnswer.CONFLICT
+                        )
                 decisions.append(decision)
-            told = await store.settle(tx, list(ends.values()), now, worker) if ends else Settled()
+            told = await store.settle(tx, list(ends.values()), now, worker) if ends else StepSettlement()
             await self.advance.follow(tx, told, now)
         self.announce(told)
-        return [one if isinstance(one, Answer) else Answer.SETTLED for one in decisions]
+        return [one if isinstance(one, StepReportAnswer) else StepReportAnswer.SETTLED for one in decisions]
 
-    async def _settle_with_artifacts(self, report: Report, place: Place, worker: str) -> Answer:
+    async def _settle_with_artifacts(self, report: StepReport, place: Place, worker: str) -> StepReportAnswer:
         """F6: decide first which report counts, then publish what it left, then end the step."""
         row = await self._row(place)
         believed = await self.publisher.judged(row, report) if decide.is_held(row, report.fence) else report
@@ -318,22 +326,22 @@ class FlowEngine:
             now = self.db.clock.now()
             row = (await self._held(tx, [place]))[place]
             decision = await self._decided(tx, row, believed, now)
-            if isinstance(decision, End):
+            if isinstance(decision, StepEnd):
                 decision = decision._replace(digest=decide.digest(report))
-            if isinstance(decision, End) and decision.target is StepStatus.READY:
+            if isinstance(decision, StepEnd) and decision.target is StepStatus.READY:
                 told = await store.settle(tx, [decision], now, worker)
                 await self.advance.follow(tx, told, now)
-            elif isinstance(decision, End):
+            elif isinstance(decision, StepEnd):
                 await self.publisher.seal(tx, decision, believed, worker, now)
-        if isinstance(decision, Answer) and row["sealed"] is None:
+        if isinstance(decision, StepReportAnswer) and row["sealed"] is None:
             return decision
-        if isinstance(decision, End) and decision.target is StepStatus.READY:
+        if isinstance(decision, StepEnd) and decision.target is StepStatus.READY:
             self.announce(told)
-            return Answer.SETTLED
-        if decision is not Answer.CONFLICT:
+            return StepReportAnswer.SETTLED
+        if decision is not StepReportAnswer.CONFLICT:
             with suppress(Conflict):  # somebody else has published it
                 await self.finish_sealed(place)
-        return Answer.SETTLED if isinstance(decision, End) else decision
+        return StepReportAnswer.SETTLED if isinstance(decision, StepEnd) else decision
 
     async def finish_sealed(self, place: Place) -> None:
         """F6: publish what the report that counts left, and end its step; again and again, if need be.
@@ -364,11 +372,13 @@ class FlowEngine:
         if told.ended:
             await artifacts.forget_attempts(self.publisher.storage, row["run_id"], row["step_id"])
 
-    async def _decided(self, tx: Connection, row: asyncpg.Record, report: Report, now: datetime) -> End | Answer:
+    async def _decided(
+        self, tx: Connection, row: asyncpg.Record, report: StepReport, now: datetime
+    ) -> StepEnd | StepReportAnswer:
         if decide.is_held(row, report.fence):
             return decide.decided(row, report, now)
         answer = decide.answered(row, report)
-        if answer is Answer.UNCHANGED:
+        if answer is StepReportAnswer.UNCHANGED:
             late = {name: value for name, value in report.outputs.items() if name in LATE_OUTPUTS}
             if late:
                 await tx.execute(store.SQL["add_late_outputs"], row["run"], row["n"], row["fence"], late)
@@ -396,12 +406,12 @@ class FlowEngine:
                 for row in rows.values()
                 if row["status"] == StepStatus.RUNNING and row["lease_until"] is not None and row["lease_until"] < now
             ]
-            told = await store.settle(tx, ends, now, "reaper") if ends else Settled()
+            told = await store.settle(tx, ends, now, "reaper") if ends else StepSettlement()
             await self.advance.follow(tx, told, now)
         self.announce(told)
         return len(ends)
 
-    def announce(self, told: Settled) -> None:
+    def announce(self, told: StepSettlement) -> None:
         """Wake those who wait for steps whose turn has come, or for runs that ended, and those who watch."""
         if told.ended or told.ready or told.runs:
             self.bell.ring(MOVES)

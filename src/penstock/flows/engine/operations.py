@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import asyncpg
 
 from penstock.flows import artifacts, store
-from penstock.flows.contract import RunStatus, StepStatus
+from penstock.flows.contract import FlowRunStatus, StepStatus
 from penstock.flows.definition.spec import StepSpec
 from penstock.flows.engine import plan
 from penstock.flows.engine.engine import FlowEngine
-from penstock.flows.model import RUN, STEP, End, NewRun, NewStep, Settled, no_run, no_step
+from penstock.flows.model import RUN, STEP, NewRun, NewStep, StepEnd, StepSettlement, no_run, no_step
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict
 from penstock.kernel.ids import new_id
@@ -19,7 +19,7 @@ from penstock.kernel.storage import Storage
 
 
 @dataclass(frozen=True)
-class Shape:
+class RunShape:
     """All steps of a run, and what hangs on what."""
 
     rows: Mapping[int, asyncpg.Record]
@@ -66,7 +66,7 @@ class Shape:
         return found
 
 
-class Management:
+class RunOperations:
     """Decisions of people about runs."""
 
     def __init__(self, engine: FlowEngine, storage: Storage) -> None:
@@ -74,26 +74,26 @@ class Management:
         self._db = engine.db
         self._storage = storage
 
-    async def cancel(self, run_id: str, by: str, reason: str = "cancelled") -> RunStatus:
+    async def cancel(self, run_id: str, by: str, reason: str = "cancelled") -> FlowRunStatus:
         """F9: what waits does not begin; what is under way is told at its next heartbeat. The first end wins."""
         async with self._db.transaction() as tx:
             run, status = await self._held(tx, run_id)
-            if status is RunStatus.CANCELLED:
+            if status is FlowRunStatus.CANCELLED:
                 return status
             if status not in RUN.groups["active"]:
                 raise Conflict("RUN_ENDED", f"run {run_id} has {status.value}", hint="there is nothing to cancel")
             now = self._db.clock.now()
-            await store.move_run(tx, run, status, RunStatus.CANCELLED, by, now, reason)
+            await store.move_run(tx, run, status, FlowRunStatus.CANCELLED, by, now, reason)
             await store.cancel_waiting(tx, run, reason, by, now)
-        self._engine.announce(Settled(runs=[(run, run_id, RunStatus.CANCELLED)]))
-        return RunStatus.CANCELLED
+        self._engine.announce(StepSettlement(runs=[(run, run_id, FlowRunStatus.CANCELLED)]))
+        return FlowRunStatus.CANCELLED
 
     async def retry(self, run_id: str, by: str, step_id: str | None = None) -> list[str]:
         """F10: try a step again, or all that failed, with what was cancelled because of it; the run goes on."""
         async with self._db.transaction() as tx:
             run, status = await self._held(tx, run_id)
             await self._refuse_inner(tx, run, run_id)
-            if status is RunStatus.SUCCEEDED:
+            if status is FlowRunStatus.SUCCEEDED:
                 hint = "resume it from a step: that makes a new run"
                 raise Conflict("CANNOT_RETRY", f"run {run_id} has succeeded", hint=hint)
             shape = await _shape(tx, run)
@@ -116,9 +116,9 @@ class Management:
             if current in (StepStatus.RUNNING, StepStatus.SUCCEEDED) or row["map_n"] is not None:
                 hint = "cancel the run, or wait for the step" if current is StepStatus.RUNNING else "leave it as it is"
                 raise Conflict("CANNOT_SKIP", f"step {step_id} is {current.value}", hint=hint)
-            if status is RunStatus.CANCELLED:
+            if status is FlowRunStatus.CANCELLED:
                 raise Conflict("RUN_CANCELLED", f"run {run_id} was cancelled", hint="retry it first")
-            if status is RunStatus.PENDING:
+            if status is FlowRunStatus.PENDING:
                 raise Conflict("RUN_NOT_BEGUN", f"run {run_id} has not begun", hint="wait until it has")
             if current in STEP.groups["waiting"]:
                 await tx.fetch(store.SQL["recount_run"], run, True)
@@ -127,7 +127,7 @@ class Management:
                 await self._reopen(tx, run, status, shape, {row["n"]}, by, "reopened to be skipped", is_skipped=True)
                 current = StepStatus.PENDING
             now = self._db.clock.now()
-            end = End(run, row["n"], row["fence"], current, StepStatus.SKIPPED, reason=reason)
+            end = StepEnd(run, row["n"], row["fence"], current, StepStatus.SKIPPED, reason=reason)
             told = await store.settle(tx, [end], now, by)
             if not told.ended:
                 raise Conflict(
@@ -202,14 +202,14 @@ class Management:
         left = [artifact for row in rows for artifact in artifacts.known(row["artifacts"])]
         return all([await artifacts.holds(self._storage, one) for one in left])
 
-    async def _held(self, tx: Connection, run_id: str) -> tuple[int, RunStatus]:
+    async def _held(self, tx: Connection, run_id: str) -> tuple[int, FlowRunStatus]:
         run = await self._engine.run_named(tx, run_id)
-        return run, RunStatus((await store.lock_runs(tx, [run]))[run]["status"])
+        return run, FlowRunStatus((await store.lock_runs(tx, [run]))[run]["status"])
 
     async def _refuse_inner(self, tx: Connection, run: int, run_id: str) -> None:
         """An inner run that has ended goes on with its step, not by itself."""
         head = await tx.fetchrow(store.SQL["run_document"], run)
-        if head is not None and head["parent_run"] is not None and RunStatus(head["status"]) in RUN.groups["ended"]:
+        if head is not None and head["parent_run"] is not None and FlowRunStatus(head["status"]) in RUN.groups["ended"]:
             hint = "retry the step it belongs to"
             raise Conflict("INNER_RUN", f"run {run_id} is the inside of a step of another run", hint=hint)
 
@@ -217,8 +217,8 @@ class Management:
         self,
         tx: Connection,
         run: int,
-        status: RunStatus,
-        shape: Shape,
+        status: FlowRunStatus,
+        shape: RunShape,
         wanted: set[int],
         by: str,
         why: str,
@@ -236,13 +236,13 @@ class Management:
         maps = opened - wanted if is_skipped else opened
         opened |= {n for n in shape.items_within(maps) if shape.rows[n]["status"] in again}
         if status in RUN.groups["ended"]:
-            await store.move_run(tx, run, status, RunStatus.RUNNING, by, now, why)
+            await store.move_run(tx, run, status, FlowRunStatus.RUNNING, by, now, why)
         await tx.fetch(store.SQL["reopen"], run, sorted(opened), now, by, why)
         await tx.fetch(store.SQL["recount"], run)
         await tx.fetch(store.SQL["recount_run"], run, True)
         return opened
 
-    async def _go_on(self, tx: Connection, run: int) -> Settled:
+    async def _go_on(self, tx: Connection, run: int) -> StepSettlement:
         now = self._db.clock.now()
         told = await store.advance(tx, [run], now)
         await self._engine.advance.follow(tx, told, now)
@@ -257,7 +257,7 @@ def _why_kept(row: asyncpg.Record, why: str) -> str:
     return why if row["status"] == StepStatus.SUCCEEDED else f"{why}: {row['reason'] or 'skipped'}"
 
 
-def _to_retry(shape: Shape, run_id: str, step_id: str | None) -> set[int]:
+def _to_retry(shape: RunShape, run_id: str, step_id: str | None) -> set[int]:
     """What is to be tried again; Conflict when nothing of it can be."""
     if step_id is None:
         wanted = shape.within([StepStatus.FAILED])
@@ -280,18 +280,18 @@ def _to_retry(shape: Shape, run_id: str, step_id: str | None) -> set[int]:
     return {row["n"]}
 
 
-def _refuse_behind_failure(shape: Shape, row: asyncpg.Record) -> None:
+def _refuse_behind_failure(shape: RunShape, row: asyncpg.Record) -> None:
     """A step that waits for one that failed would wait for ever."""
     if failed := sorted(shape.before(row["n"]) & shape.within([StepStatus.FAILED])):
         name = shape.rows[failed[0]]["step_id"]
         raise Conflict("BEHIND_FAILURE", f"step {row['step_id']} waits for {name}, which failed", hint=f"retry {name}")
 
 
-def _has_begun(shape: Shape, n: int) -> bool:
+def _has_begun(shape: RunShape, n: int) -> bool:
     """A map that was cancelled may have items under way."""
     waits = shape.rows[n]["status"] in (StepStatus.PENDING, StepStatus.CANCELLED)
     return not waits or bool(shape.items_within([n]))
 
 
-async def _shape(tx: Connection, run: int) -> Shape:
-    return Shape({row["n"]: row for row in await tx.fetch(store.SQL["graph_of"], run)})
+async def _shape(tx: Connection, run: int) -> RunShape:
+    return RunShape({row["n"]: row for row in await tx.fetch(store.SQL["graph_of"], run)})

@@ -10,10 +10,10 @@ import orjson
 from pydantic import BaseModel
 
 from penstock.flows import store
-from penstock.flows.contract import RunStatus
+from penstock.flows.contract import FlowRunStatus
 from penstock.flows.definition import validation
 from penstock.flows.definition.spec import RunRequest, StepSpec
-from penstock.flows.model import NewStep, Settled
+from penstock.flows.model import NewStep, StepSettlement
 from penstock.kernel.db.database import Connection
 
 Checks = Mapping[str, Callable[[Mapping[str, Any]], None]]
@@ -58,7 +58,7 @@ def digest(request: RunRequest) -> str:
     return hashlib.sha256(document(request.model_copy(update={"run_id": None})).encode()).hexdigest()
 
 
-class Plans:
+class RunPlans:
     """Steps as they are kept, made once for flows that are run again and again."""
 
     def __init__(self) -> None:
@@ -80,14 +80,14 @@ def open_ends(steps: Sequence[NewStep]) -> int:
     return sum(not step.children for step in steps)
 
 
-async def begin(tx: Connection, run: int, now: datetime) -> Settled:
+async def begin(tx: Connection, run: int, now: datetime) -> StepSettlement:
     """Let a run that waits begin; one without steps has succeeded."""
-    await store.move_run(tx, run, RunStatus.PENDING, RunStatus.RUNNING, ADVANCE, now)
+    await store.move_run(tx, run, FlowRunStatus.PENDING, FlowRunStatus.RUNNING, ADVANCE, now)
     told = await store.advance(tx, [run], now)
     standing = await tx.fetchrow(store.SQL["standing_of"], run)
     if standing is not None and standing["open"] == 0:
-        await store.move_run(tx, run, RunStatus.RUNNING, RunStatus.SUCCEEDED, ADVANCE, now)
-        told.runs.append((run, "", RunStatus.SUCCEEDED))
+        await store.move_run(tx, run, FlowRunStatus.RUNNING, FlowRunStatus.SUCCEEDED, ADVANCE, now)
+        told.runs.append((run, "", FlowRunStatus.SUCCEEDED))
     return told
 
 

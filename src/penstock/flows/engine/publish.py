@@ -10,36 +10,36 @@ import structlog
 
 from penstock.flows import artifacts, store
 from penstock.flows.artifacts import IsOurs
-from penstock.flows.contract import Said, StepStatus, artifact_folder
+from penstock.flows.contract import StepReportKind, StepStatus, artifact_folder
 from penstock.flows.engine.decide import given_up
-from penstock.flows.model import End, Report, StepError
+from penstock.flows.model import StepEnd, StepError, StepReport
 from penstock.flows.step import ReportCheck
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Invalid
 from penstock.kernel.storage import Storage
 
 
-class Publisher:
+class FlowPublisher:
     """Makes artifacts of what attempts wrote."""
 
     def __init__(self, storage: Storage, report_checks: Mapping[str, ReportCheck]) -> None:
         self.storage = storage
         self._report_checks = report_checks
 
-    async def judged(self, row: asyncpg.Record, report: Report) -> Report:
+    async def judged(self, row: asyncpg.Record, report: StepReport) -> StepReport:
         """F12: the report as it is believed: by what is there, not by what is said."""
         try:
             names = artifacts.checked_names(report.artifacts)
         except Invalid as error:  # what makes no sense is a failure of the step, not of those reported with it
             return _refused(replace(report, artifacts=()), StepError(error.code, error.message))
         gone = await artifacts.missing(self.storage, row["run_id"], row["step_id"], report.fence, names)
-        if gone and report.said is Said.SUCCEEDED:
+        if gone and report.said is StepReportKind.SUCCEEDED:
             report = _refused(report, artifacts.missing_error(gone))
         report = replace(report, artifacts=names)
         check = self._report_checks.get(row["kind"])
         return report if check is None else await self._by_document(row, report, check)
 
-    async def _by_document(self, row: asyncpg.Record, report: Report, check: ReportCheck) -> Report:
+    async def _by_document(self, row: asyncpg.Record, report: StepReport, check: ReportCheck) -> StepReport:
         name = check.document
         data = await artifacts.read_attempt(self.storage, row["run_id"], row["step_id"], report.fence, name)
         outputs = {output: value for output, value in report.outputs.items() if output != check.output}
@@ -48,14 +48,14 @@ class Publisher:
             outputs[check.output] = self.storage.uri(f"{folder}/{name}")
             report = replace(report, artifacts=sorted({*report.artifacts, name}))
         report = replace(report, outputs=outputs)
-        if report.said is not Said.SUCCEEDED:
+        if report.said is not StepReportKind.SUCCEEDED:
             return report
         found = _found(check, data, row["given"] or row["spec"].get("inputs", {}), report)
         if isinstance(found, StepError):
             return _refused(report, found)
         return replace(report, outputs={**outputs, **found})
 
-    async def seal(self, tx: Connection, end: End, report: Report, worker: str, now: datetime) -> None:
+    async def seal(self, tx: Connection, end: StepEnd, report: StepReport, worker: str, now: datetime) -> None:
         """From here on nobody else gets the step."""
         sealed = {
             "target": end.target.value,
@@ -69,7 +69,7 @@ class Publisher:
         }
         await tx.fetchval(store.SQL["seal"], end.run, end.n, end.fence, sealed)
 
-    async def publish(self, row: asyncpg.Record, is_ours: IsOurs) -> tuple[End, str]:
+    async def publish(self, row: asyncpg.Record, is_ours: IsOurs) -> tuple[StepEnd, str]:
         """The end of a sealed step, once what it left is where it belongs; and who reported it.
 
         *is_ours* raises when somebody else has ended the step: then nothing is touched any more.
@@ -80,7 +80,7 @@ class Publisher:
         await is_ours()
         await artifacts.make_room(self.storage, row["kind"], row["run_id"], row["step_id"], there, is_ours)
         found = await artifacts.publish(self.storage, row["kind"], *name, there, is_ours)
-        end = End(
+        end = StepEnd(
             row["run"],
             row["n"],
             row["fence"],
@@ -96,7 +96,7 @@ class Publisher:
 
 
 def _found(
-    check: ReportCheck, data: bytes | None, inputs: Mapping[str, Any], report: Report
+    check: ReportCheck, data: bytes | None, inputs: Mapping[str, Any], report: StepReport
 ) -> Mapping[str, Any] | StepError:
     try:
         return check.verdict(data, inputs, frozenset(report.artifacts))
@@ -105,6 +105,6 @@ def _found(
         return StepError("WORKER_ERROR", f"the check of the report: {type(error).__name__}: {error}")
 
 
-def _refused(report: Report, error: StepError) -> Report:
+def _refused(report: StepReport, error: StepError) -> StepReport:
     """A success that is none."""
-    return replace(report, said=Said.FAILED, error=error, is_retryable=None)
+    return replace(report, said=StepReportKind.FAILED, error=error, is_retryable=None)

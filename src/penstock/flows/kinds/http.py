@@ -12,13 +12,13 @@ from yarl import URL
 
 from penstock.flows.config import HttpSection
 from penstock.flows.contract import DOCUMENT_LIMIT
-from penstock.flows.definition.spec import Written
+from penstock.flows.definition.spec import SpecModel
 from penstock.flows.kinds.inputs import read
-from penstock.flows.step import Handler, Outputs, Step, StepFailed
+from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.kernel.config.loader import resolve
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.http.external_api import BodyTooLarge, bare, exchange
-from penstock.kernel.text import Hiding, is_storable, storable
+from penstock.kernel.text import SecretMask, is_storable, storable
 
 KIND = "http"
 BODY_LIMIT = 64_000_000  # bytes of an answer
@@ -32,7 +32,7 @@ HeaderValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x08\x0a-\x1f\x
 Param = str | int | float | bool
 
 
-class HttpInputs(Written):
+class HttpInputs(SpecModel):
     """A request, and what is taken for success."""
 
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = "GET"
@@ -66,7 +66,7 @@ async def http_worker(section: HttpSection) -> AsyncIterator[Handler]:
     """The worker that makes requests, its connections closed at the end."""
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
 
-        async def work(step: Step) -> Outputs:
+        async def work(step: FlowStep) -> Outputs:
             given = read(HttpInputs, step.inputs)
             url = _allowed(given, section)
             request = _Request(given, url, _secrets(given, section, url))
@@ -143,7 +143,7 @@ class _Request:
         self._given = given
         self._url = url
         self._secrets = secrets
-        self.hiding = Hiding(secrets.values())
+        self.hiding = SecretMask(secrets.values())
         self._named = f"{given.method} {bare(url)}"
 
     async def answer(self, session: aiohttp.ClientSession, key: str) -> tuple[int, Mapping[str, str], bytes]:
@@ -187,7 +187,7 @@ class _Request:
         return None if self._given.body is None else self._given.body.encode()
 
 
-async def _kept(step: Step, status: int, headers: Mapping[str, str], body: bytes, hiding: Hiding) -> Outputs:
+async def _kept(step: FlowStep, status: int, headers: Mapping[str, str], body: bytes, hiding: SecretMask) -> Outputs:
     """The answer as outputs, its body as JSON or text where it can be, else as an artifact."""
     outputs: dict[str, Any] = {"status": status, "headers": dict(headers)}
     if not body:

@@ -5,12 +5,12 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from penstock.flows.definition.spec import Written
+from penstock.flows.definition.spec import SpecModel
 from penstock.flows.definition.validation import bad_inputs, checked_inputs
 from penstock.flows.step import CheckInputs, StepFailed
 from penstock.kernel.errors import Invalid
 
-M = TypeVar("M", bound=Written)
+M = TypeVar("M", bound=SpecModel)
 _CERTAIN = frozenset({"missing", "extra_forbidden"})  # whatever is referred to
 
 
@@ -22,7 +22,7 @@ def read(model: type[M], inputs: Mapping[str, Any]) -> M:
         raise StepFailed(error.code, error.message, retryable=False) from None
 
 
-def checks(model: type[Written]) -> CheckInputs:
+def checks(model: type[SpecModel]) -> CheckInputs:
     """How inputs of *model* are looked over before their run: Invalid BAD_INPUTS, unless a reference is in the way."""
 
     def check(inputs: Mapping[str, Any]) -> None:

@@ -15,9 +15,9 @@ import orjson
 from pydantic import Field, StringConstraints
 
 from penstock.flows.contract import DOCUMENT_LIMIT
-from penstock.flows.definition.spec import Json, Written
+from penstock.flows.definition.spec import Json, SpecModel
 from penstock.flows.kinds.inputs import read
-from penstock.flows.step import Handler, Outputs, Step, StepFailed
+from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.kernel.text import storable
 
 KIND = "python"
@@ -55,7 +55,7 @@ def _settle(future: "asyncio.Future[T]", how: Callable[[Any], None], what: Any) 
         how(what)
 
 
-class PythonInputs(Written):
+class PythonInputs(SpecModel):
     """What is called, and with what."""
 
     call: Annotated[str, StringConstraints(pattern=r"^[A-Za-z]\w*(\.[A-Za-z_]\w*)*:[A-Za-z]\w*\z", max_length=500)]
@@ -65,7 +65,7 @@ class PythonInputs(Written):
 def python_worker(allowed: Sequence[str]) -> Handler:
     """The worker that calls functions of the modules *allowed*, and of those below them."""
 
-    async def work(step: Step) -> Outputs:
+    async def work(step: FlowStep) -> Outputs:
         given = read(PythonInputs, step.inputs)
         module, _, name = given.call.partition(":")
         if not _is_below(module, allowed):
@@ -92,7 +92,7 @@ def _found(module: str, name: str, allowed: Sequence[str]) -> Callable[..., Any]
     return found  # type: ignore[no-any-return]
 
 
-def _bound(function: Callable[..., Any], given: PythonInputs, step: Step) -> dict[str, Any]:
+def _bound(function: Callable[..., Any], given: PythonInputs, step: FlowStep) -> dict[str, Any]:
     signature = inspect.signature(function)
     wanted = [one.name for one in signature.parameters.values() if _wants_step(one)]
     arguments = {**given.args, **dict.fromkeys(wanted, step)}
@@ -104,7 +104,7 @@ def _bound(function: Callable[..., Any], given: PythonInputs, step: Step) -> dic
 
 
 def _wants_step(parameter: inspect.Parameter) -> bool:
-    is_annotated = parameter.annotation is Step or str(parameter.annotation).rpartition(".")[2] == Step.__name__
+    is_annotated = parameter.annotation is FlowStep or str(parameter.annotation).rpartition(".")[2] == FlowStep.__name__
     return is_annotated or parameter.name == "step"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.kinds import http, python
 from penstock.flows.kinds.inputs import checks
 from penstock.flows.kinds.platform import harvest, ingest, refdata, tracking
@@ -21,6 +21,6 @@ BUILT_IN_MODULES = ("penstock.flows.kinds.market.workers",)  # loaded by name, a
 WAITING = frozenset({harvest.KIND, ingest.KIND, refdata.KIND, tracking.KIND})  # they wait for others, and do little
 
 
-def open_catalogue(section: FlowsSection) -> Catalogue:
+def open_catalogue(section: FlowsSection) -> FlowCatalogue:
     """Return the catalogue of *section*, with the kinds that come with Penstock."""
-    return Catalogue(section, kind_checks=check_inputs, built_in_modules=BUILT_IN_MODULES)
+    return FlowCatalogue(section, kind_checks=check_inputs, built_in_modules=BUILT_IN_MODULES)

@@ -10,17 +10,17 @@ from typing import Any, Protocol
 
 import structlog
 
-from penstock.flows.contract import BATCH_LIMIT, Answer, Said
+from penstock.flows.contract import BATCH_LIMIT, StepReportAnswer, StepReportKind
 from penstock.flows.metrics import FlowMetrics
-from penstock.flows.model import Claimed, Report, StepError
-from penstock.flows.step import Desk, Handler, Step, StepFailed, Workers
+from penstock.flows.model import ClaimedStep, StepError, StepReport
+from penstock.flows.step import FlowStep, Handler, StepFailed, StepIO, Workers
 from penstock.flows.worker.reports import checked_outputs, failed, given_back, said, set_aside
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.wait import ended, happens
 from penstock.kernel.telemetry.telemetry import Telemetry
 
-Ended = tuple[Claimed, Report]
+Ended = tuple[ClaimedStep, StepReport]
 Name = tuple[str, str, int]  # run, step, fence
 _WAIT = 1.0  # seconds a claim waits
 _BATCHES = 2  # that are handed in at once: while the database works on one, the next is being done
@@ -28,10 +28,10 @@ _FEW = 10  # steps are not worth two batches
 CANCELLED = "CANCELLED"  # the code of a handler that stopped because it was told to
 
 
-class Counter(Desk, Protocol):
+class StepWorkSource(StepIO, Protocol):
     """Where a worker gets its steps and hands in what became of them: the database, or the API."""
 
-    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[Claimed]:
+    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
         """F4: steps that are now *worker*'s alone; waits up to *wait* seconds for one, or until it is to hurry."""
 
     def hurry(self) -> None:
@@ -39,7 +39,7 @@ class Counter(Desk, Protocol):
 
     async def settle(
         self, worker: str, done: Sequence[Ended], kinds: Sequence[str], room: int
-    ) -> tuple[Sequence[Answer], Sequence[Claimed]]:
+    ) -> tuple[Sequence[StepReportAnswer], Sequence[ClaimedStep]]:
         """F5: what became of each report; and up to *room* steps of *kinds* whose turn came by them."""
 
     async def heartbeat(self, held: Sequence[Name]) -> Mapping[Name, bool]:
@@ -51,7 +51,7 @@ class StepWorker:
 
     def __init__(
         self,
-        counter: Counter,
+        counter: StepWorkSource,
         workers: Workers,
         telemetry: Telemetry,
         metrics: FlowMetrics | None = None,
@@ -67,7 +67,7 @@ class StepWorker:
         self._name = name
         self._concurrency = concurrency
         self._lease_for = lease_for.total_seconds()
-        self._running: dict[Name, tuple[Step, asyncio.Task[None]]] = {}
+        self._running: dict[Name, tuple[FlowStep, asyncio.Task[None]]] = {}
         self._done: list[Ended] = []
         self._finished, self._freed, self._stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._settled, self._settling = asyncio.Event(), 0  # steps that are being handed in
@@ -148,7 +148,7 @@ class StepWorker:
             self._settled.set()
             self._freed.set()
 
-    async def _settle(self, done: Sequence[Ended]) -> Sequence[Claimed]:
+    async def _settle(self, done: Sequence[Ended]) -> Sequence[ClaimedStep]:
         """What comes back for *done*; a queue that is down is asked for as long as a lease."""
         room = 0 if self._stopping.is_set() else len(done)
         backoff, deadline = Backoff(), monotonic() + self._lease_for
@@ -162,11 +162,11 @@ class StepWorker:
                     return []  # the leases run out, and the steps are handed out again
             await asyncio.sleep(backoff.next().total_seconds())
         for (held, _), answer in zip(done, answers, strict=True):
-            if answer not in (Answer.SETTLED, Answer.UNCHANGED):
+            if answer not in (StepReportAnswer.SETTLED, StepReportAnswer.UNCHANGED):
                 self._log.warning("step_superseded", run=held.run_id, step=held.step_id, answer=answer)
         return handed
 
-    def _begin(self, held: Sequence[Claimed]) -> None:
+    def _begin(self, held: Sequence[ClaimedStep]) -> None:
         """Start what was claimed or handed over; a worker that is going gives it back."""
         if self._stopping.is_set():
             self._done += [(one, given_back(one)) for one in held]
@@ -194,13 +194,13 @@ class StepWorker:
                 if inspect.iscoroutinefunction(self._handlers[step.kind]):
                     task.cancel()
 
-    def _start(self, held: Sequence[Claimed]) -> None:
+    def _start(self, held: Sequence[ClaimedStep]) -> None:
         for one in held:
             name = (one.run_id, one.step_id, one.fence)
-            step = Step(one, self._counter)
+            step = FlowStep(one, self._counter)
             self._running[name] = (step, asyncio.create_task(self._work(name, step)))
 
-    async def _work(self, name: Name, step: Step) -> None:
+    async def _work(self, name: Name, step: FlowStep) -> None:
         began = time_ns()
         try:
             report = await self._reported(step)
@@ -218,14 +218,14 @@ class StepWorker:
         self._done.append((held, report))
         self._finished.set()
 
-    async def _reported(self, step: Step) -> Report | None:
+    async def _reported(self, step: FlowStep) -> StepReport | None:
         """What is to be said of a step; nothing, when it is somebody else's."""
         seconds = step.held.time_limit.total_seconds() if step.held.time_limit else None
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
                 outputs = await _called(self._handlers[step.kind], step)
-            return said(step, Said.SUCCEEDED, checked_outputs(outputs))
+            return said(step, StepReportKind.SUCCEEDED, checked_outputs(outputs))
         except asyncio.CancelledError:
             return self._stopped(step)
         except TimeoutError as error:
@@ -234,19 +234,19 @@ class StepWorker:
             return self._crashed(step, error)
         except StepFailed as error:
             if step.is_lost or (step.cancelled.is_set() and error.error.code == CANCELLED):
-                return None if step.is_lost else said(step, Said.CANCELLED)
+                return None if step.is_lost else said(step, StepReportKind.CANCELLED)
             return failed(step, error.error, error.retryable)
         except Exception as error:  # noqa: BLE001 - the edge: a handler's bug is its step's failure
             return self._crashed(step, error)
 
-    def _stopped(self, step: Step) -> Report | None:
+    def _stopped(self, step: FlowStep) -> StepReport | None:
         if step.is_lost:
             return None
         if step.cancelled.is_set() or self._stopping.is_set():
-            return said(step, Said.CANCELLED if step.cancelled.is_set() else Said.RELEASED)
+            return said(step, StepReportKind.CANCELLED if step.cancelled.is_set() else StepReportKind.RELEASED)
         return failed(step, StepError("WORKER_ERROR", "something the handler waited for was cancelled"))
 
-    def _crashed(self, step: Step, error: Exception) -> Report:
+    def _crashed(self, step: FlowStep, error: Exception) -> StepReport:
         if isinstance(error, PenstockError):
             told = StepError(error.code, error.message, {"hint": error.hint} if error.hint else None)
             # What the step stands on is away: not its fault, and tried again for as long as it takes.
@@ -261,7 +261,7 @@ class StepWorker:
             self._log.error(event, exc_info=error)
 
 
-async def _called(handler: Handler, step: Step) -> Any:
+async def _called(handler: Handler, step: FlowStep) -> Any:
     if inspect.iscoroutinefunction(handler):
         return await handler(step)
     # In a thread, which nobody can stop: a sync handler looks at `step.cancelled` itself.

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from penstock.flows.client import FlowClient
-from penstock.flows.contract import Answer, Hold, Said
-from penstock.flows.model import Claimed, Report, StepError
+from penstock.flows.contract import RunHold, StepReportAnswer, StepReportKind
+from penstock.flows.model import ClaimedStep, StepError, StepReport
 from penstock.flows.worker.loop import Ended, Name
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http.client import Json
@@ -13,14 +13,14 @@ from penstock.kernel.http.client import Json
 LEASE = timedelta(seconds=60)
 
 
-class HttpCounter:
+class HttpWorkSource:
     """F17: steps from a server, by its API."""
 
     def __init__(self, client: FlowClient, lease_for: timedelta = LEASE) -> None:
         self._client = client
         self._lease = lease_for.total_seconds()
 
-    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[Claimed]:
+    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
         found = await self._client.claim(worker, list(rooms), limit=limit, lease=self._lease, wait=wait)
         return [_claimed(one) for one in found]
 
@@ -29,7 +29,7 @@ class HttpCounter:
 
     async def settle(
         self, worker: str, done: Sequence[Ended], kinds: Sequence[str], room: int
-    ) -> tuple[Sequence[Answer], Sequence[Claimed]]:
+    ) -> tuple[Sequence[StepReportAnswer], Sequence[ClaimedStep]]:
         """What became of each report. The server hands nothing out along with it: *kinds* and *room* are not used."""
         del kinds, room
         reports = [report for _, report in done]
@@ -41,34 +41,36 @@ class HttpCounter:
                 return alone, ()
             [told] = reports
             refused = StepError("BAD_REPORT", f"the server refused what the worker said: {error.message}"[:2_000])
-            failed = Report(told.run_id, told.step_id, told.fence, Said.FAILED, error=refused, is_retryable=False)
+            failed = StepReport(
+                told.run_id, told.step_id, told.fence, StepReportKind.FAILED, error=refused, is_retryable=False
+            )
             return await self._reported(worker, [failed]), ()
 
-    async def _reported(self, worker: str, reports: Sequence[Report]) -> list[Answer]:
+    async def _reported(self, worker: str, reports: Sequence[StepReport]) -> list[StepReportAnswer]:
         results = await self._client.report([_said(one) for one in reports], worker)
-        return [Answer(one["result"]) for one in results]
+        return [StepReportAnswer(one["result"]) for one in results]
 
     async def heartbeat(self, held: Sequence[Name]) -> Mapping[Name, bool]:
         found = await self._client.heartbeat(held, lease=self._lease)
         return {
-            (one["runId"], one["stepId"], one["fence"]): one["state"] == Hold.CANCELLED
+            (one["runId"], one["stepId"], one["fence"]): one["state"] == RunHold.CANCELLED
             for one in found
-            if one["state"] != Hold.LOST
+            if one["state"] != RunHold.LOST
         }
 
-    async def log(self, held: Claimed, level: str, message: str) -> None:
+    async def log(self, held: ClaimedStep, level: str, message: str) -> None:
         await self._client.log(held.run_id, held.step_id, held.fence, [(level, message)])
 
-    async def write(self, held: Claimed, name: str, data: bytes) -> None:
+    async def write(self, held: ClaimedStep, name: str, data: bytes) -> None:
         await self._client.write(held.run_id, held.step_id, held.fence, name, data)
 
     async def read(self, run_id: str, step_id: str, name: str) -> bytes:
         return await self._client.read(run_id, step_id, name)
 
 
-def _claimed(told: Json) -> Claimed:
+def _claimed(told: Json) -> ClaimedStep:
     limit = told["timeoutSeconds"]
-    return Claimed(
+    return ClaimedStep(
         run=0,  # known to the server alone
         n=0,
         run_id=told["runId"],
@@ -85,7 +87,7 @@ def _claimed(told: Json) -> Claimed:
     )
 
 
-def _said(report: Report) -> Json:
+def _said(report: StepReport) -> Json:
     told: Json = {
         "runId": report.run_id,
         "stepId": report.step_id,

@@ -6,9 +6,9 @@ from typing import Any
 
 import orjson
 
-from penstock.flows.contract import DOCUMENT_LIMIT, Said
-from penstock.flows.model import Claimed, Report, StepError
-from penstock.flows.step import Step, StepFailed
+from penstock.flows.contract import DOCUMENT_LIMIT, StepReportKind
+from penstock.flows.model import ClaimedStep, StepError, StepReport
+from penstock.flows.step import FlowStep, StepFailed
 from penstock.kernel.tasks.outcome import REASON_LIMIT
 from penstock.kernel.text import storable
 
@@ -40,23 +40,25 @@ def _trouble(document: Any) -> str | None:
     return None
 
 
-def said(step: Step, said: Said, outputs: Mapping[str, Any] | None = None) -> Report:
-    return Report(step.run_id, step.step_id, step.fence, said, outputs or {}, artifacts=tuple(step.artifacts))
+def said(step: FlowStep, said: StepReportKind, outputs: Mapping[str, Any] | None = None) -> StepReport:
+    return StepReport(step.run_id, step.step_id, step.fence, said, outputs or {}, artifacts=tuple(step.artifacts))
 
 
-def given_back(held: Claimed) -> Report:
-    return Report(held.run_id, held.step_id, held.fence, Said.RELEASED)
+def given_back(held: ClaimedStep) -> StepReport:
+    return StepReport(held.run_id, held.step_id, held.fence, StepReportKind.RELEASED)
 
 
-def set_aside(step: Step, error: StepError) -> Report:
+def set_aside(step: FlowStep, error: StepError) -> StepReport:
     """A step that cannot be done now, for no fault of its own."""
-    return Report(step.run_id, step.step_id, step.fence, Said.RELEASED, error=_kept(error))
+    return StepReport(step.run_id, step.step_id, step.fence, StepReportKind.RELEASED, error=_kept(error))
 
 
-def failed(step: Step, error: StepError, retryable: bool | None = None) -> Report:
+def failed(step: FlowStep, error: StepError, retryable: bool | None = None) -> StepReport:
     """A step that cannot be done."""
     artifacts = tuple(step.artifacts)
-    return Report(step.run_id, step.step_id, step.fence, Said.FAILED, {}, _kept(error), artifacts, retryable)
+    return StepReport(
+        step.run_id, step.step_id, step.fence, StepReportKind.FAILED, {}, _kept(error), artifacts, retryable
+    )
 
 
 def _kept(error: StepError) -> StepError:

@@ -40,15 +40,15 @@ class HarvestViews:
         """The time that all of this is told by."""
         return self._db.clock.now()
 
-    async def feeds(self) -> schemas.Feeds:
+    async def feeds(self) -> schemas.FeedList:
         """Every feed that is configured."""
-        return schemas.Feeds(feeds=[await self.feed(name) for name in sorted(self._section.feeds)])
+        return schemas.FeedList(feeds=[await self.feed(name) for name in sorted(self._section.feeds)])
 
-    async def feed(self, name: str) -> schemas.Feed:
+    async def feed(self, name: str) -> schemas.FeedView:
         section = known_feed(self._section, name)
         row = await self._db.fetchrow(SQL["feeds"], [name], self._db.clock.now())
         runs = await self.runs(name, START, 1)
-        return schemas.Feed(
+        return schemas.FeedView(
             feed=name,
             source=section.source.kind,
             url=section.source.url,
@@ -61,27 +61,29 @@ class HarvestViews:
             last_run=runs.items[0] if runs.items else None,
         )
 
-    async def runs(self, feed: str | None, after: Position, limit: int) -> Page[schemas.Run]:
+    async def runs(self, feed: str | None, after: Position, limit: int) -> Page[schemas.HarvestRun]:
         """Runs, the latest first."""
         asked = (*after, limit + 1)
         rows = await (
             self._db.fetch(SQL["runs"], *asked) if feed is None else self._db.fetch(SQL["runs_of_feed"], *asked, feed)
         )
         found = page(rows, limit, lambda row: (row["requested_at"], str(row["run_id"])))
-        return Page([schemas.Run.model_validate(dict(row)) for row in found.items], found.next)
+        return Page([schemas.HarvestRun.model_validate(dict(row)) for row in found.items], found.next)
 
-    async def run(self, run_id: UUID) -> schemas.OneRun:
+    async def run(self, run_id: UUID) -> schemas.HarvestRunDetails:
         """A run with its proof and its history."""
         row = await self._run(run_id)
         heatmap = await self._db.fetchval(SQL["heatmap"], run_id)
-        return schemas.OneRun(**dict(row), heatmap=heatmap, history=await self._history(run_id, row["moves"]))
+        return schemas.HarvestRunDetails(
+            **dict(row), heatmap=heatmap, history=await self._history(run_id, row["moves"])
+        )
 
-    async def partitions(self, run_id: UUID) -> schemas.Partitions:
+    async def partitions(self, run_id: UUID) -> schemas.PartitionList:
         await self._run(run_id)
         rows = await self._db.fetch(SQL["partitions"], run_id)
-        return schemas.Partitions(run_id=run_id, partitions=[schemas.Partition(**dict(row)) for row in rows])
+        return schemas.PartitionList(run_id=run_id, partitions=[schemas.PartitionView(**dict(row)) for row in rows])
 
-    async def watermarks(self, feed: str, limit: int) -> schemas.Watermarks:
+    async def watermarks(self, feed: str, limit: int) -> schemas.WatermarkList:
         """H13: the watermark, its copy, and what it was."""
         known_feed(self._section, feed)
         row = await self._db.fetchrow(SQL["feeds"], [feed], self._db.clock.now())
@@ -89,7 +91,7 @@ class HarvestViews:
         if row and row["watermark"]:
             current = _watermark(row["watermark"], row["watermark_run"], row["watermark_at"])
         history = await self._db.fetch(SQL["watermarks"], feed, limit)
-        return schemas.Watermarks(
+        return schemas.WatermarkList(
             feed=feed,
             current=current,
             blob=await self._blob(feed),
@@ -100,20 +102,22 @@ class HarvestViews:
             ],
         )
 
-    async def rejects(self, run_id: UUID, after: int, limit: int) -> schemas.Rejects:
+    async def rejects(self, run_id: UUID, after: int, limit: int) -> schemas.RejectList:
         await self._run(run_id)
         rows = await self._db.fetch(SQL["rejects"], run_id, after, limit + 1)
         found = page(rows, limit, lambda row: [row["id"]])
-        return schemas.Rejects(
-            run_id=run_id, rejects=[schemas.Rejected(**dict(row)) for row in found.items], next=found.next
+        return schemas.RejectList(
+            run_id=run_id, rejects=[schemas.RejectedRecord(**dict(row)) for row in found.items], next=found.next
         )
 
-    async def alerts(self, feed: str, limit: int) -> schemas.Alerts:
+    async def alerts(self, feed: str, limit: int) -> schemas.HarvestAlertList:
         known_feed(self._section, feed)
         rows = await self._db.fetch(SHARED["latest_alerts"], feed, limit)
-        return schemas.Alerts(feed=feed, alerts=[schemas.Alert.model_validate(dict(row)) for row in rows])
+        return schemas.HarvestAlertList(
+            feed=feed, alerts=[schemas.HarvestAlert.model_validate(dict(row)) for row in rows]
+        )
 
-    async def record(self, feed: str, key: str) -> schemas.Record:
+    async def record(self, feed: str, key: str) -> schemas.RecordView:
         """Where one record is."""
         known_feed(self._section, feed)
         row = await self._db.fetchrow(SQL["record"], feed, key)
@@ -122,14 +126,16 @@ class HarvestViews:
             raise NotFound("RECORD_NOT_FOUND", f"{feed} has no record {key!r}", hint=hint)
         told = {**row, "feed": feed, "payload": _exact(row["payload"])}
         if row["fields"] is not None:
-            told["canonical"] = schemas.Canonical.model_validate({**row, "fields": _exact(row["fields"])})
-        return schemas.Record.model_validate(told)
+            told["canonical"] = schemas.CanonicalRecord.model_validate({**row, "fields": _exact(row["fields"])})
+        return schemas.RecordView.model_validate(told)
 
-    async def pricing(self, feed: str, limit: int) -> schemas.Pricing:
+    async def pricing(self, feed: str, limit: int) -> schemas.PricingResult:
         """H7: the rules there were, the latest first."""
         known_feed(self._section, feed)
         rows = await self._db.fetch(SQL["pricing"], feed, limit)
-        return schemas.Pricing(feed=feed, versions=[schemas.Rules.model_validate(dict(row)) for row in rows])
+        return schemas.PricingResult(
+            feed=feed, versions=[schemas.PricingRules.model_validate(dict(row)) for row in rows]
+        )
 
     async def _run(self, run_id: UUID) -> asyncpg.Record:
         row = await seen_run(self._db, run_id)
@@ -137,17 +143,17 @@ class HarvestViews:
             raise no_run(run_id)
         return row
 
-    async def _history(self, run_id: UUID, numbers: list[int]) -> list[schemas.Noted]:
+    async def _history(self, run_id: UUID, numbers: list[int]) -> list[schemas.HarvestMove]:
         async with self._db.connection() as connection:
             partitions = await connection.fetch(SQL["partitions"], run_id)
             subjects = [str(run_id), *(f"{run_id}/{row['partition_id']}" for row in partitions)]
             found = await journal.history(connection, numbers, subjects)
-        return [schemas.Noted.model_validate(one.entry) for one in found]
+        return [schemas.HarvestMove.model_validate(one.entry) for one in found]
 
-    async def _blob(self, feed: str) -> schemas.Watermark | None:
+    async def _blob(self, feed: str) -> schemas.WatermarkView | None:
         try:
             stored = await self._storage.get(watermark.path(feed))
-            return schemas.Watermark.model_validate_json(stored.data)
+            return schemas.WatermarkView.model_validate_json(stored.data)
         except (NotFound, ValidationError):  # somebody else may have written there
             return None
 
@@ -157,8 +163,8 @@ async def seen_run(db: Database, run_id: UUID) -> asyncpg.Record | None:
     return await db.fetchrow(SQL["run"], run_id)
 
 
-def _watermark(moment: datetime, run_id: UUID, completed_at: datetime) -> schemas.Watermark:
-    return schemas.Watermark(last_updated_at=moment, last_run_id=run_id, last_run_completed_at=completed_at)
+def _watermark(moment: datetime, run_id: UUID, completed_at: datetime) -> schemas.WatermarkView:
+    return schemas.WatermarkView(last_updated_at=moment, last_run_id=run_id, last_run_completed_at=completed_at)
 
 
 def _exact(text: str) -> Any:

@@ -38,40 +38,40 @@ Views = Annotated[HarvestViews, Depends(_views)]
 
 
 @routes.get("/feeds")
-async def feeds(views: Views) -> schemas.Feeds:
+async def feeds(views: Views) -> schemas.FeedList:
     """Where every feed stands."""
     return await views.feeds()
 
 
 @routes.get("/feeds/{feed}")
-async def feed(feed: FeedName, views: Views) -> schemas.Feed:
+async def feed(feed: FeedName, views: Views) -> schemas.FeedView:
     """Where one feed stands."""
     return await views.feed(feed)
 
 
 @routes.post("/feeds/{feed}/runs", status_code=202)
 async def start(
-    feed: FeedName, harvest: Service, caller: Operator, wanted: schemas.Wanted | None = None
-) -> schemas.Started:
+    feed: FeedName, harvest: Service, caller: Operator, wanted: schemas.RunRequestBody | None = None
+) -> schemas.RunStarted:
     """H2: start a run, incremental where there is a watermark unless `full`; 409 while one is under way."""
     run_id = await harvest.start(feed, caller.subject, full=wanted is not None and wanted.full)
-    return schemas.Started(run_id=run_id, status_url=f"{PREFIX}/runs/{run_id}")
+    return schemas.RunStarted(run_id=run_id, status_url=f"{PREFIX}/runs/{run_id}")
 
 
 @routes.get("/feeds/{feed}/watermarks")
-async def watermarks(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.Watermarks:
+async def watermarks(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.WatermarkList:
     """H13: the watermark, its copy on object storage, and what it was before."""
     return await views.watermarks(feed, limit)
 
 
 @routes.get("/feeds/{feed}/pricing")
-async def pricing(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.Pricing:
+async def pricing(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.PricingResult:
     """H7: the pricing rules runs used, by version, the latest first."""
     return await views.pricing(feed, limit)
 
 
 @routes.get("/feeds/{feed}/alerts")
-async def alerts(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.Alerts:
+async def alerts(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.HarvestAlertList:
     """H12: what somebody was told of, the latest first."""
     return await views.alerts(feed, limit)
 
@@ -79,7 +79,7 @@ async def alerts(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.Ale
 @routes.get("/feeds/{feed}/record")
 async def record(
     feed: FeedName, views: Views, key: Annotated[Text, Query(min_length=1, max_length=500)]
-) -> schemas.Record:
+) -> schemas.RecordView:
     """Where one record is: as the source told it, and as it is served."""
     return await views.record(feed, key)
 
@@ -90,50 +90,50 @@ async def runs(
     feed: Annotated[str | None, Query(pattern=NAME)] = None,
     limit: Limit = 20,
     cursor: Cursor = None,
-) -> schemas.Runs:
+) -> schemas.HarvestRunList:
     """The runs there were, the latest first."""
     moment, run_id = page.after(cursor, [datetime, UUID], START)
     found = await views.runs(feed, (moment, run_id), limit)
-    return schemas.Runs(runs=list(found.items), next=found.next)
+    return schemas.HarvestRunList(runs=list(found.items), next=found.next)
 
 
 @routes.get("/runs/{runId}")
-async def run(run_id: RunId, views: Views) -> schemas.OneRun:
+async def run(run_id: RunId, views: Views) -> schemas.HarvestRunDetails:
     """A run with the proof of its heatmap and its history."""
     return await views.run(run_id)
 
 
 @routes.get("/runs/{runId}/partitions")
-async def partitions(run_id: RunId, views: Views) -> schemas.Partitions:
+async def partitions(run_id: RunId, views: Views) -> schemas.PartitionList:
     """How far the partitions of a run are."""
     return await views.partitions(run_id)
 
 
 @routes.get("/runs/{runId}/rejects")
-async def rejects(run_id: RunId, views: Views, limit: Limit = 20, cursor: Cursor = None) -> schemas.Rejects:
+async def rejects(run_id: RunId, views: Views, limit: Limit = 20, cursor: Cursor = None) -> schemas.RejectList:
     """The records of a run that could not be kept or mapped, and why."""
     (after,) = page.after(cursor, [int], [0])
     return await views.rejects(run_id, after, limit)
 
 
 @routes.post("/runs/{runId}/retry", status_code=202)
-async def retry(run_id: RunId, harvest: Service, caller: Operator) -> schemas.Retried:
+async def retry(run_id: RunId, harvest: Service, caller: Operator) -> schemas.RetriedPartitions:
     """H11: take up what failed: partitions where they stopped, or consolidation."""
-    return schemas.Retried(partitions=await harvest.retry(run_id, caller.subject))
+    return schemas.RetriedPartitions(partitions=await harvest.retry(run_id, caller.subject))
 
 
 @routes.post("/runs/{runId}/partitions/{partitionId}/retry", status_code=202)
 async def retry_partition(
     run_id: RunId, partition_id: PartitionId, harvest: Service, caller: Operator
-) -> schemas.Retried:
+) -> schemas.RetriedPartitions:
     """H11: take up one failed partition where it stopped."""
-    return schemas.Retried(partitions=await harvest.retry(run_id, caller.subject, partition_id))
+    return schemas.RetriedPartitions(partitions=await harvest.retry(run_id, caller.subject, partition_id))
 
 
 @routes.post("/runs/{runId}/force", status_code=202)
 async def force(
-    run_id: RunId, because: schemas.Because, harvest: Service, views: Views, caller: Operator
-) -> schemas.Run:
+    run_id: RunId, because: schemas.HarvestActionRequest, harvest: Service, views: Views, caller: Operator
+) -> schemas.HarvestRun:
     """H5: consolidate in spite of failures; who and why is kept. The watermark stays where it is."""
     await harvest.force(run_id, caller.subject, because.reason)
     return await views.run(run_id)
@@ -141,8 +141,8 @@ async def force(
 
 @routes.post("/runs/{runId}/cancel", status_code=202)
 async def cancel(
-    run_id: RunId, because: schemas.Because, harvest: Service, views: Views, caller: Operator
-) -> schemas.Run:
+    run_id: RunId, because: schemas.HarvestActionRequest, harvest: Service, views: Views, caller: Operator
+) -> schemas.HarvestRun:
     """Stop a run that is being planned or fetched; what it has not fetched counts as failed."""
     await harvest.cancel(run_id, caller.subject, because.reason)
     return await views.run(run_id)

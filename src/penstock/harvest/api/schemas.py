@@ -7,43 +7,43 @@ from uuid import UUID
 
 from pydantic import Field, PlainSerializer
 
-from penstock.harvest.contract import RunType
-from penstock.kernel.http.schemas import Camel, CamelBody, Moved, Text
+from penstock.harvest.contract import HarvestRunType
+from penstock.kernel.http.schemas import Camel, CamelBody, MoveSchema, Text
 
 Number = Annotated[Decimal, PlainSerializer(str, return_type=str)]  # as text: JSON's numbers lose digits
 
 
-class Wanted(CamelBody):
+class RunRequestBody(CamelBody):
     """How a run is asked for."""
 
     full: bool = Field(False, description="Take all there is, even where there is a watermark.")
 
 
-class Because(CamelBody):
+class HarvestActionRequest(CamelBody):
     """Why somebody does what is kept with the run."""
 
     reason: Text = Field(min_length=1, max_length=1_000)
 
 
-class Started(Camel):
+class RunStarted(Camel):
     """202: a run is being planned."""
 
     run_id: UUID
     status_url: str
 
 
-class Retried(Camel):
+class RetriedPartitions(Camel):
     """What is worked on again; no partition: consolidation."""
 
     partitions: list[str]
 
 
-class Run(Camel):
+class HarvestRun(Camel):
     """A run. `status` is as the founding document computes it, `state` is all there is to know."""
 
     run_id: UUID
     feed: str
-    run_type: RunType | None
+    run_type: HarvestRunType | None
     state: str
     status: str
     expected_workers: int | None
@@ -70,26 +70,26 @@ class Run(Camel):
     error: str | None
 
 
-class Runs(Camel):
-    runs: list[Run]
+class HarvestRunList(Camel):
+    runs: list[HarvestRun]
     next: str | None
 
 
-class Noted(Moved, Camel):
+class HarvestMove(MoveSchema, Camel):
     """A move of the run, or of one of its partitions."""
 
     machine: str
     subject: str
 
 
-class OneRun(Run):
+class HarvestRunDetails(HarvestRun):
     """A run with the proof of its heatmap and its history."""
 
     heatmap: dict[str, Any] | None
-    history: list[Noted]
+    history: list[HarvestMove]
 
 
-class Partition(Camel):
+class PartitionView(Camel):
     """A partition: what it holds, and how far it is."""
 
     partition_id: str
@@ -110,12 +110,12 @@ class Partition(Camel):
     updated_at: datetime
 
 
-class Partitions(Camel):
+class PartitionList(Camel):
     run_id: UUID
-    partitions: list[Partition]
+    partitions: list[PartitionView]
 
 
-class Watermark(Camel):
+class WatermarkView(Camel):
     """H8: as the blob tells it."""
 
     last_updated_at: datetime
@@ -123,15 +123,15 @@ class Watermark(Camel):
     last_run_completed_at: datetime
 
 
-class Watermarks(Camel):
+class WatermarkList(Camel):
     feed: str
-    current: Watermark | None
-    blob: Watermark | None = Field(description="The copy on object storage.")
+    current: WatermarkView | None
+    blob: WatermarkView | None = Field(description="The copy on object storage.")
     blob_url: str
-    history: list[Watermark]
+    history: list[WatermarkView]
 
 
-class Feed(Camel):
+class FeedView(Camel):
     """A feed, and where it stands."""
 
     feed: str
@@ -143,14 +143,14 @@ class Feed(Camel):
     paused_until: datetime | None
     paused_because: str | None
     pending: int = Field(description="Raw records that are not consolidated.")
-    last_run: Run | None
+    last_run: HarvestRun | None
 
 
-class Feeds(Camel):
-    feeds: list[Feed]
+class FeedList(Camel):
+    feeds: list[FeedView]
 
 
-class Rules(Camel):
+class PricingRules(Camel):
     """A version of a feed's pricing rules."""
 
     version: int
@@ -158,12 +158,12 @@ class Rules(Camel):
     created_at: datetime
 
 
-class Pricing(Camel):
+class PricingResult(Camel):
     feed: str
-    versions: list[Rules]
+    versions: list[PricingRules]
 
 
-class Alert(Camel):
+class HarvestAlert(Camel):
     """Something somebody had to be told of."""
 
     id: int
@@ -177,12 +177,12 @@ class Alert(Camel):
     error: str | None
 
 
-class Alerts(Camel):
+class HarvestAlertList(Camel):
     feed: str
-    alerts: list[Alert]
+    alerts: list[HarvestAlert]
 
 
-class Rejected(Camel):
+class RejectedRecord(Camel):
     """A record that was set aside."""
 
     id: int
@@ -192,13 +192,13 @@ class Rejected(Camel):
     rejected_at: datetime
 
 
-class Rejects(Camel):
+class RejectList(Camel):
     run_id: UUID
-    rejects: list[Rejected]
+    rejects: list[RejectedRecord]
     next: str | None
 
 
-class Canonical(Camel):
+class CanonicalRecord(Camel):
     """A record as it is served."""
 
     fields: dict[str, Any]
@@ -212,7 +212,7 @@ class Canonical(Camel):
     deleted_at: datetime | None
 
 
-class Record(Camel):
+class RecordView(Camel):
     """Where one record is: as the source told it, and as it is served."""
 
     feed: str
@@ -225,4 +225,4 @@ class Record(Camel):
     seen_in: str
     is_gone: bool
     is_pending: bool
-    canonical: Canonical | None = None
+    canonical: CanonicalRecord | None = None

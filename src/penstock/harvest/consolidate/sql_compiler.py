@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.harvest.config import FieldType
-from penstock.harvest.feed.recipe import DECIMAL, INTEGER, MISSING, SHOWN, CanonicalField, Condition, Recipe, in_order
+from penstock.harvest.feed.recipe import (
+    DECIMAL,
+    INTEGER,
+    MISSING,
+    SHOWN,
+    CanonicalField,
+    FeedMapping,
+    FieldCondition,
+    in_order,
+)
 from penstock.kernel.db.sql import load
 from penstock.kernel.errors import BadConfig
 
@@ -21,7 +30,7 @@ _PATTERNS = {
 
 
 @dataclass(frozen=True)
-class Statement:
+class CompiledStatement:
     """A text, and the arguments the recipe has for it; they come after those of a call."""
 
     text: str
@@ -40,13 +49,13 @@ class _Arguments:
         number = self._numbers.setdefault((type_, value), self._taken + len(self._numbers) + 1)
         return f"${number}::{type_}"
 
-    def statement(self, text: str) -> Statement:
+    def statement(self, text: str) -> CompiledStatement:
         if self._taken + len(self._numbers) > _MOST_ARGUMENTS:
             raise BadConfig("RECIPE_TOO_LARGE", "the rules have too many conditions for one statement")
-        return Statement(text, [value for _, value in self._numbers])
+        return CompiledStatement(text, [value for _, value in self._numbers])
 
 
-def compile_set(recipe: Recipe) -> Statement:
+def compile_set(recipe: FeedMapping) -> CompiledStatement:
     """Its own arguments are: feed, after which key, how many, run, version of the pricing, the time."""
     bound = _Arguments(taken=6)
     text = _SQL["consolidate_set"].format(
@@ -62,13 +71,13 @@ def compile_set(recipe: Recipe) -> Statement:
     return bound.statement(text)
 
 
-def compile_fetch(recipe: Recipe) -> Statement:
+def compile_fetch(recipe: FeedMapping) -> CompiledStatement:
     """Its own arguments are: feed, after which key, how many."""
     bound = _Arguments(taken=3)
     return bound.statement(_SQL["fetch_batch"].format(texts=", ".join(_texts(recipe, bound))))
 
 
-def _texts(recipe: Recipe, bound: _Arguments) -> list[str]:
+def _texts(recipe: FeedMapping, bound: _Arguments) -> list[str]:
     return [f"payload #>> {bound.bind('text[]', field.path)}" for field in recipe.read]
 
 
@@ -83,7 +92,7 @@ def _value(field: CanonicalField, n: int) -> str:
     return f"t{n}"
 
 
-def _problem(recipe: Recipe, bound: _Arguments) -> str:
+def _problem(recipe: FeedMapping, bound: _Arguments) -> str:
     found = []
     for n, field in enumerate(recipe.read):
         name = bound.bind("text", field.name)
@@ -95,7 +104,7 @@ def _problem(recipe: Recipe, bound: _Arguments) -> str:
     return f"CASE {' '.join(found)} END" if found else "NULL::text"
 
 
-def _rule(recipe: Recipe, bound: _Arguments) -> str:
+def _rule(recipe: FeedMapping, bound: _Arguments) -> str:
     """The number of the rule that makes the price, counted from 1 as arrays are."""
     if not recipe.rules:
         return "NULL::integer"
@@ -106,7 +115,7 @@ def _rule(recipe: Recipe, bound: _Arguments) -> str:
     return f"CASE WHEN v{len(recipe.fields)} IS NULL THEN NULL {' '.join(cases)} END"
 
 
-def _holds(recipe: Recipe, condition: Condition, bound: _Arguments) -> str:
+def _holds(recipe: FeedMapping, condition: FieldCondition, bound: _Arguments) -> str:
     field, value = recipe.fields[condition.field], f"v{condition.field}"
     if condition.any_of is not None:
         type_ = "numeric[]" if field.is_number else f"{field.type.value}[]"
@@ -115,13 +124,13 @@ def _holds(recipe: Recipe, condition: Condition, bound: _Arguments) -> str:
     return " AND ".join(f"{value} {sign} {bound.bind('numeric', end)}" for sign, end in ends if end is not None)
 
 
-def _price(recipe: Recipe, bound: _Arguments) -> str:
+def _price(recipe: FeedMapping, bound: _Arguments) -> str:
     factors = bound.bind("numeric[]", tuple(rule.factor for rule in recipe.rules))
     adds = bound.bind("numeric[]", tuple(rule.add for rule in recipe.rules))
     return f"round(cost * ({factors})[rule] + ({adds})[rule], {bound.bind('integer', recipe.decimals)})"
 
 
-def _fields(recipe: Recipe, bound: _Arguments) -> str:
+def _fields(recipe: FeedMapping, bound: _Arguments) -> str:
     pairs = [f"{bound.bind('text', field.name)}, v{n}" for n, field in enumerate(recipe.fields)]
     parts = [", ".join(pairs[start : start + _AT_ONCE]) for start in range(0, len(pairs), _AT_ONCE)]
     return " || ".join(f"jsonb_build_object({part})" for part in parts) or "jsonb_build_object()"

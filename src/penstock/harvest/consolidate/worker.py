@@ -14,21 +14,21 @@ import orjson
 import structlog
 
 from penstock.harvest import model, store
-from penstock.harvest.alerts import Code, Severity, raise_alert
+from penstock.harvest.alerts import AlertCode, AlertSeverity, raise_alert
 from penstock.harvest.config import ConsolidationMode, ConsolidationSection
 from penstock.harvest.consolidate import watermark
-from penstock.harvest.consolidate.late_changes import Stopped, sweep
+from penstock.harvest.consolidate.late_changes import LateChangesStopped, sweep
 from penstock.harvest.consolidate.sql_compiler import compile_fetch, compile_set
 from penstock.harvest.consolidate.watermark import WatermarkNotSaved
-from penstock.harvest.contract import Consolidate, RunState, RunType, read
-from penstock.harvest.feed.feeds import Feed, Feeds
-from penstock.harvest.feed.recipe import Mapped, Problem, Recipe
+from penstock.harvest.contract import ConsolidateMessage, HarvestRunState, HarvestRunType, read
+from penstock.harvest.feed.feeds import Feed, FeedRegistry
+from penstock.harvest.feed.recipe import FeedMapping, MappedRecord, MappingProblem
 from penstock.harvest.fetch.worker import LONGEST_WAIT
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.store import AT_EASE, SQL, RunRow
 from penstock.kernel import canonical
-from penstock.kernel.bus import Bus, Delivery
+from penstock.kernel.bus import Bus, BusDelivery
 from penstock.kernel.db.database import Connection, Database, plan_freely
 from penstock.kernel.db.sql import load
 from penstock.kernel.errors import Corrupt, PenstockError, Transient
@@ -44,35 +44,35 @@ T = TypeVar("T")
 OnPublished = Callable[[Connection, str, int], Awaitable[None]]
 
 
-class Consolidated(NamedTuple):
+class ConsolidationResult(NamedTuple):
     """What became of raw records."""
 
     consolidated: int = 0
     rejected: int = 0
     is_complete: bool = True  # whether nothing was pending in the end; not so when it was stopped before
 
-    def plus(self, other: "Consolidated") -> "Consolidated":
+    def plus(self, other: "ConsolidationResult") -> "ConsolidationResult":
         is_complete = self.is_complete and other.is_complete
-        return Consolidated(self.consolidated + other.consolidated, self.rejected + other.rejected, is_complete)
+        return ConsolidationResult(self.consolidated + other.consolidated, self.rejected + other.rejected, is_complete)
 
 
 # Called in each transaction that consolidates, with what this one did: what it writes is as true as the records are.
-Progress = Callable[[Connection, Consolidated], Awaitable[None]]
+Progress = Callable[[Connection, ConsolidationResult], Awaitable[None]]
 
 
-class _Step(NamedTuple):
+class _PricingStep(NamedTuple):
     """What one transaction did: it took so many rows, up to *last*."""
 
     taken: int
     last: str | None
-    done: Consolidated
+    done: ConsolidationResult
 
 
 @dataclass(frozen=True)
-class _Job:
+class _ConsolidationJob:
     db: Database
     feed: str
-    recipe: Recipe
+    recipe: FeedMapping
     section: ConsolidationSection
     run_id: UUID
     pricing_version: int
@@ -90,21 +90,21 @@ class _Job:
             hint = "processes with different configurations work on this feed"
             raise Transient("RECIPE_CHANGED", f"{self.feed} is made by another recipe meanwhile", hint=hint)
 
-    async def tell(self, tx: Connection, done: Consolidated) -> None:
+    async def tell(self, tx: Connection, done: ConsolidationResult) -> None:
         if self.progress is not None and (done.consolidated or done.rejected):
             await self.progress(tx, done)
 
 
-class _Way(Protocol):
+class _ReadStrategy(Protocol):
     """How some pending rows are consolidated."""
 
     limit: int
 
-    async def step(self, after: str) -> _Step:
+    async def step(self, after: str) -> _PricingStep:
         """Consolidate up to *limit* rows after a key, but none that somebody else has locked."""
 
 
-async def use_recipe(tx: Connection, feed: str, recipe: Recipe, now: datetime) -> int:
+async def use_recipe(tx: Connection, feed: str, recipe: FeedMapping, now: datetime) -> int:
     """The version of the rules, kept when they are new. If canonical records were made otherwise, all are due again.
 
     The caller has locked the row of the feed.
@@ -127,27 +127,27 @@ async def use_recipe(tx: Connection, feed: str, recipe: Recipe, now: datetime) -
 async def consolidate(
     db: Database,
     feed: str,
-    recipe: Recipe,
+    recipe: FeedMapping,
     section: ConsolidationSection,
     *,
     run_id: UUID,
     pricing_version: int,
     progress: Progress | None = None,
     stopping: asyncio.Event | None = None,
-) -> Consolidated:
+) -> ConsolidationResult:
     """Consolidate until nothing of *feed* is pending: what this call did of it, others may have done the rest."""
-    job = _Job(db, feed, recipe, section, run_id, pricing_version, progress, stopping)
+    job = _ConsolidationJob(db, feed, recipe, section, run_id, pricing_version, progress, stopping)
     if section.mode is ConsolidationMode.BATCHES:
-        return await _drain(job, _Batches(job))
+        return await _drain(job, _BatchReader(job))
     way = _Sets(job)
-    total = Consolidated()
+    total = ConsolidationResult()
     for done in await gather_or_cancel(_drain(job, way) for _ in range(section.sets_at_once)):
         total = total.plus(done)
     return total
 
 
-async def _drain(job: _Job, way: _Way) -> Consolidated:
-    total, fruitless = Consolidated(), 0
+async def _drain(job: _ConsolidationJob, way: _ReadStrategy) -> ConsolidationResult:
+    total, fruitless = ConsolidationResult(), 0
     while not job.is_stopping:
         taken, done = await _walk(job, way)
         total = total.plus(done)
@@ -165,9 +165,9 @@ async def _drain(job: _Job, way: _Way) -> Consolidated:
     return total._replace(is_complete=False)
 
 
-async def _walk(job: _Job, way: _Way) -> tuple[int, Consolidated]:
+async def _walk(job: _ConsolidationJob, way: _ReadStrategy) -> tuple[int, ConsolidationResult]:
     """Once through the keys. Going on after the last one spares looking again at what is dead or locked before it."""
-    taken, total, after = 0, Consolidated(), ""
+    taken, total, after = 0, ConsolidationResult(), ""
     while not job.is_stopping:
         step = await way.step(after)
         taken, total = taken + step.taken, total.plus(step.done)
@@ -180,23 +180,23 @@ async def _walk(job: _Job, way: _Way) -> tuple[int, Consolidated]:
 class _Sets:
     """One statement does it all."""
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, job: _ConsolidationJob) -> None:
         self.limit = job.section.set_size
         self._job = job
         self._statement = compile_set(job.recipe)
 
-    async def step(self, after: str) -> _Step:
+    async def step(self, after: str) -> _PricingStep:
         job = self._job
         call = (job.feed, after, self.limit, job.run_id, job.pricing_version, job.db.clock.now())
         async with job.db.transaction() as tx:
             await job.begin(tx)
             [row] = await tx.fetch(self._statement.text, *call, *self._statement.arguments)
-            done = Consolidated(row["consolidated"], row["rejected"])
+            done = ConsolidationResult(row["consolidated"], row["rejected"])
             await job.tell(tx, done)
-        return _Step(row["taken"], row["last"], done)
+        return _PricingStep(row["taken"], row["last"], done)
 
 
-class _Made(NamedTuple):
+class _BatchResult(NamedTuple):
     """A row of `upsert`."""
 
     key: str
@@ -208,15 +208,15 @@ class _Made(NamedTuple):
     is_gone: bool
 
 
-class _Batches:
+class _BatchReader:
     """The founding document's way: fetched and locked, mapped here, upserted by other connections, then marked."""
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, job: _ConsolidationJob) -> None:
         self.limit = job.section.batch_size
         self._job = job
         self._fetch = compile_fetch(job.recipe)
 
-    async def step(self, after: str) -> _Step:
+    async def step(self, after: str) -> _PricingStep:
         job = self._job
         async with job.db.transaction() as tx:
             await job.begin(tx)
@@ -226,26 +226,26 @@ class _Batches:
             await self._upsert(made)
             await self._reject(tx, problems)
             await tx.execute(_SQL["mark"], [row["tid"] for row in current])
-            done = Consolidated(len(made), len(problems))
+            done = ConsolidationResult(len(made), len(problems))
             await job.tell(tx, done)
-        return _Step(len(rows), rows[-1]["key"] if rows else None, done)
+        return _PricingStep(len(rows), rows[-1]["key"] if rows else None, done)
 
-    def _map(self, rows: Iterable[asyncpg.Record]) -> tuple[list[_Made], list[tuple[str, str]]]:
+    def _map(self, rows: Iterable[asyncpg.Record]) -> tuple[list[_BatchResult], list[tuple[str, str]]]:
         made, problems = [], []
         for row in rows:
             found = self._job.recipe.map(row["texts"])
-            if isinstance(found, Problem):
+            if isinstance(found, MappingProblem):
                 problems.append((row["key"], found.reason))
             else:
                 made.append(_made(row, found))
         return made, problems
 
-    async def _upsert(self, made: Sequence[_Made]) -> None:
+    async def _upsert(self, made: Sequence[_BatchResult]) -> None:
         size, slots = self._job.section.upsert_size, asyncio.Semaphore(self._job.section.upserts_at_once)
         parts = (made[start : start + size] for start in range(0, len(made), size))
         await gather_or_cancel(self._upsert_some(part, slots) for part in parts)
 
-    async def _upsert_some(self, made: Sequence[_Made], slots: asyncio.Semaphore) -> None:
+    async def _upsert_some(self, made: Sequence[_BatchResult], slots: asyncio.Semaphore) -> None:
         job = self._job
         call = (job.feed, job.run_id, job.pricing_version, job.db.clock.now())
         async with slots:
@@ -258,14 +258,14 @@ class _Batches:
             await tx.execute(_SQL["reject"], job.feed, job.run_id, job.db.clock.now(), keys, reasons)
 
 
-def _made(row: asyncpg.Record, mapped: Mapped) -> _Made:
+def _made(row: asyncpg.Record, mapped: MappedRecord) -> _BatchResult:
     # A decimal keeps all its digits: it is written as it is, not by way of a float.
     fields = {
         name: orjson.Fragment(format(value, "f")) if isinstance(value, Decimal) else value
         for name, value in mapped.fields.items()
     }
     text = orjson.dumps(fields).decode()
-    return _Made(row["key"], text, mapped.cost, mapped.price, mapped.rule, row["version"], row["is_gone"])
+    return _BatchResult(row["key"], text, mapped.cost, mapped.price, mapped.rule, row["version"], row["is_gone"])
 
 
 class TooManyRejects(Exception):
@@ -280,7 +280,7 @@ class Consolidator:
         db: Database,
         bus: Bus,
         storage: Storage,
-        feeds: Feeds,
+        feeds: FeedRegistry,
         metrics: HarvestMetrics,
         worker: str,
         on_published: OnPublished,
@@ -298,18 +298,18 @@ class Consolidator:
         """End after the set that is being consolidated."""
         self._stopping.set()
 
-    async def handle(self, delivery: Delivery) -> Outcome:
+    async def handle(self, delivery: BusDelivery) -> Outcome:
         """Consolidate the run a message is about, unless it is not, or not any more, to be consolidated."""
-        item = read(delivery.message.value, Consolidate)
+        item = read(delivery.message.value, ConsolidateMessage)
         async with self._db.connection() as connection:
             run = await store.run(connection, item.run_id)
-        if run is None or run.state is not RunState.CONSOLIDATING:
+        if run is None or run.state is not HarvestRunState.CONSOLIDATING:
             return Done()
         try:
             return await self._consolidate(run, self._feeds.get(run.feed))
         except SourcePaused as paused:
             return Retry(str(paused), after=paused.after and min(paused.after, LONGEST_WAIT), counts=False)
-        except Stopped:
+        except LateChangesStopped:
             return Retry("the consolidator was stopped", counts=False)
         except Transient:
             raise  # the database's trouble, and nobody's failure
@@ -317,11 +317,11 @@ class Consolidator:
             return await self._failed(run, error, delivery.attempt)
 
     async def _consolidate(self, run: RunRow, feed: Feed) -> Outcome:
-        is_whole = run.run_type is RunType.FULL and run.failed == 0
+        is_whole = run.run_type is HarvestRunType.FULL and run.failed == 0
         is_certain = is_whole and await self._sweep(run, feed)
         version = await self._price(run, feed)
 
-        async def note(tx: Connection, done: Consolidated) -> None:
+        async def note(tx: Connection, done: ConsolidationResult) -> None:
             now = self._db.clock.now()
             await tx.execute(SQL["note_consolidated"], run.run_id, done.consolidated, done.rejected, now)
 
@@ -375,7 +375,7 @@ class Consolidator:
         async with self._db.transaction() as tx:
             known = await store.lock_feed(tx, run.feed)
             held = await store.run(tx, run.run_id, lock=True)
-            if held is None or held.state is not RunState.CONSOLIDATING:
+            if held is None or held.state is not HarvestRunState.CONSOLIDATING:
                 return True  # another replica was quicker
             if await tx.fetchval(SQL["is_pending"], run.feed):
                 return False
@@ -406,7 +406,7 @@ class Consolidator:
 
     async def _delete(self, tx: Connection, run: RunRow, feed: Feed, *, is_certain: bool) -> int | None:
         """H10: what a whole full run did not see is gone, unless that is too much to be believed."""
-        if run.run_type is not RunType.FULL:
+        if run.run_type is not HarvestRunType.FULL:
             return None
         runs = [run.run_id]
         if not feed.source.has_windows:
@@ -429,7 +429,7 @@ class Consolidator:
         else:
             return int(await tx.fetchval(SQL["soft_delete"], run.feed, runs, now, run.run_id, timeout=AT_EASE))
         message = f"Run {run.run_id} of {run.feed} did not see {unseen:,} of {live:,} records; {why}. None was deleted."
-        await raise_alert(tx, run.feed, run.run_id, Code.DELETION_SKIPPED, Severity.WARNING, message, now)
+        await raise_alert(tx, run.feed, run.run_id, AlertCode.DELETION_SKIPPED, AlertSeverity.WARNING, message, now)
         return 0
 
     async def _failed(self, run: RunRow, error: Exception, attempt: int) -> Outcome:
@@ -444,12 +444,14 @@ class Consolidator:
 
     async def fail(self, run: RunRow, reason: str, *, is_critical: bool = False) -> None:
         """H8, H12: the run has failed, the watermark stays, and somebody is told."""
-        code = Code.WATERMARK_NOT_SAVED if is_critical else Code.CONSOLIDATION_FAILED
-        severity = Severity.CRITICAL if is_critical else Severity.ERROR
+        code = AlertCode.WATERMARK_NOT_SAVED if is_critical else AlertCode.CONSOLIDATION_FAILED
+        severity = AlertSeverity.CRITICAL if is_critical else AlertSeverity.ERROR
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
             await store.lock_feed(tx, run.feed)
-            if not await store.move_run(tx, run.run_id, RunState.CONSOLIDATING, "fail", self._worker, now, reason):
+            if not await store.move_run(
+                tx, run.run_id, HarvestRunState.CONSOLIDATING, "fail", self._worker, now, reason
+            ):
                 return
             await tx.execute(SQL["make_rejects_pending"], run.feed, run.run_id)
             message = f"Run {run.run_id} of {run.feed} failed: {reason}. Watermark NOT advanced."

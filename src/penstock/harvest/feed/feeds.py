@@ -5,13 +5,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.harvest.config import FeedSection, HarvestSection, NivodaSource
-from penstock.harvest.feed.reader import Reader
-from penstock.harvest.feed.recipe import Recipe
+from penstock.harvest.config import FeedSection, HarvestSection, NivodaSourceSection
+from penstock.harvest.feed.reader import RecordReader
+from penstock.harvest.feed.recipe import FeedMapping
 from penstock.harvest.sources import nivoda, rest
-from penstock.harvest.sources.http import Caller
-from penstock.harvest.sources.port import Source, SourcePaused
-from penstock.harvest.sources.rate_limiter import Gate
+from penstock.harvest.sources.http import SourceClient
+from penstock.harvest.sources.port import HarvestSource, SourcePaused
+from penstock.harvest.sources.rate_limiter import RateLimiter
 from penstock.kernel.config.loader import resolve
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound
@@ -20,18 +20,18 @@ _ANOTHER = timedelta(seconds=30)
 
 
 @asynccontextmanager
-async def open_source(feed: str, section: FeedSection, db: Database) -> AsyncIterator[Source]:
+async def open_source(feed: str, section: FeedSection, db: Database) -> AsyncIterator[HarvestSource]:
     """The source of *feed*, its gate shared with all processes over *db*; closed at the end."""
     place = f"harvest.feeds.{feed}.source"
     source = section.source
-    gate = Gate(feed, source.call, db)
-    if isinstance(source, NivodaSource):
+    gate = RateLimiter(feed, source.call, db)
+    if isinstance(source, NivodaSourceSection):
         password = resolve(source.password, f"{place}.password")
-        async with Caller.open(gate, source.call, {"Content-Type": "application/json"}) as caller:
+        async with SourceClient.open(gate, source.call, {"Content-Type": "application/json"}) as caller:
             yield nivoda.NivodaSource(source, password, caller, db.clock)
     else:
         secrets = {name: resolve(ref, f"{place}.secret_headers.{name}") for name, ref in source.secret_headers.items()}
-        async with Caller.open(gate, source.call, {**source.headers, **secrets}) as caller:
+        async with SourceClient.open(gate, source.call, {**source.headers, **secrets}) as caller:
             caller.api.secrets.update(secrets.values())
             yield rest.RestSource(source, caller)
 
@@ -42,12 +42,12 @@ class Feed:
 
     name: str
     section: FeedSection
-    source: Source
-    reader: Reader
-    recipe: Recipe
+    source: HarvestSource
+    reader: RecordReader
+    recipe: FeedMapping
 
 
-class Feeds:
+class FeedRegistry:
     """All that are configured."""
 
     def __init__(self, feeds: Mapping[str, Feed]) -> None:
@@ -55,12 +55,12 @@ class Feeds:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, section: HarvestSection, db: Database) -> "AsyncIterator[Feeds]":
+    async def open(cls, section: HarvestSection, db: Database) -> "AsyncIterator[FeedRegistry]":
         async with AsyncExitStack() as stack:
             feeds = {}
             for name, feed in section.feeds.items():
                 source = await stack.enter_async_context(open_source(name, feed, db))
-                feeds[name] = Feed(name, feed, source, Reader(feed), Recipe.of(feed))
+                feeds[name] = Feed(name, feed, source, RecordReader(feed), FeedMapping.of(feed))
             yield cls(feeds)
 
     def get(self, name: str) -> Feed:

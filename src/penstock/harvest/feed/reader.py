@@ -16,7 +16,7 @@ _SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StoredRecord:
     """One record, by its key."""
 
     key: str
@@ -25,7 +25,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Reject:
+class StoredReject:
     """A record that cannot be kept."""
 
     key: str | None
@@ -33,7 +33,7 @@ class Reject:
     text: str
 
 
-class Reader:
+class RecordReader:
     """Finds key and time in a feed's records, without looking at the rest of them."""
 
     def __init__(self, section: FeedSection) -> None:
@@ -44,38 +44,38 @@ class Reader:
         shape, self._places = envelope(*((path, Any) for path in paths))
         self._decoder = msgspec.json.Decoder(shape)
 
-    def read(self, raws: Iterable[bytes]) -> tuple[list[Record], list[Reject]]:
+    def read(self, raws: Iterable[bytes]) -> tuple[list[StoredRecord], list[StoredReject]]:
         """The records among *raws*, and what is none."""
         records, rejects = [], []
         for raw in raws:
             found = self._one(raw)
-            if isinstance(found, Record):
+            if isinstance(found, StoredRecord):
                 records.append(found)
             else:
                 rejects.append(found)
         return records, rejects
 
-    def _one(self, raw: bytes) -> Record | Reject:
+    def _one(self, raw: bytes) -> StoredRecord | StoredReject:
         try:
             text = raw.decode()
             document = self._decoder.decode(raw)
         except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
-            return Reject(None, f"it is no record: {error}", raw.decode(errors="replace"))
+            return StoredReject(None, f"it is no record: {error}", raw.decode(errors="replace"))
         key, *moments = (place(document) for place in self._places)
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
         if not isinstance(key, str) or not 0 < len(key) <= KEY_LIMIT or not is_storable(key):
             shown = storable(repr(key), 100)
-            return Reject(None, f"its key ({self._key}) is no text of 1 to {KEY_LIMIT}: {shown}", text)
+            return StoredReject(None, f"its key ({self._key}) is no text of 1 to {KEY_LIMIT}: {shown}", text)
         if len(raw) > self._limit:
             reason = f"it has {len(raw):,} bytes, more than limits.record_bytes ({self._limit:,})"
-            return Reject(key, reason, text[:_SHOWN])
-        return Record(key, text, _moment(moments[0]) if moments else None)
+            return StoredReject(key, reason, text[:_SHOWN])
+        return StoredRecord(key, text, _moment(moments[0]) if moments else None)
 
 
-def newest(records: Iterable[Record]) -> list[Record]:
+def newest(records: Iterable[StoredRecord]) -> list[StoredRecord]:
     """H16: duplicates collapse by key: of each the newest, in the order of keys."""
-    found: dict[str, Record] = {}
+    found: dict[str, StoredRecord] = {}
     for record in records:
         known = found.get(record.key)
         if known is None or _is_newer(record, known):
@@ -83,7 +83,7 @@ def newest(records: Iterable[Record]) -> list[Record]:
     return [found[key] for key in sorted(found)]
 
 
-def _is_newer(record: Record, known: Record) -> bool:
+def _is_newer(record: StoredRecord, known: StoredRecord) -> bool:
     return record.updated_at is None or known.updated_at is None or record.updated_at >= known.updated_at
 
 

@@ -11,7 +11,7 @@ from penstock.harvest.config import ConditionSection, FeedSection, FieldType, Ru
 from penstock.kernel import canonical
 from penstock.kernel.errors import BadConfig
 
-# What counts as a number, here and in PostgreSQL: `Recipe.map` and the compiled statement must agree to the last digit.
+# The form of a number, here and in PostgreSQL: `FeedMapping.map` and the compiled statement must agree to the last digit.
 INTEGER = "-?[0-9]{1,18}"
 DECIMAL = "-?[0-9]{1,30}([.][0-9]{1,20})?"
 SHOWN = 100  # characters of a value that is not what it should be
@@ -49,7 +49,7 @@ class CanonicalField:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class FieldCondition:
     """A field is one of *any_of*, or a number at least *lower* and below *upper*; one without a value is neither."""
 
     field: int  # which of the recipe's
@@ -68,17 +68,17 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PricingRule:
     """Makes a price, cost × *factor* + *add*, where all conditions hold."""
 
     name: str
-    conditions: tuple[Condition, ...]
+    conditions: tuple[FieldCondition, ...]
     factor: Decimal
     add: Decimal
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
+class MappedRecord:
     """What a raw record became."""
 
     fields: Mapping[str, Value | None]
@@ -88,25 +88,25 @@ class Mapped:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class MappingProblem:
     """Why a raw record could not become anything."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Recipe:
+class FeedMapping:
     """Everything that decides what a canonical record looks like."""
 
     fields: tuple[CanonicalField, ...]
     cost: CanonicalField | None
     unit: Decimal  # what one is worth in which the source tells costs
-    rules: tuple[Rule, ...]
+    rules: tuple[PricingRule, ...]
     decimals: int  # of a price
     document: Mapping[str, Any]
 
     @classmethod
-    def of(cls, feed: FeedSection) -> "Recipe":
+    def of(cls, feed: FeedSection) -> "FeedMapping":
         """The recipe of *feed*; BadConfig for a rule that compares what cannot be compared."""
         fields = tuple(
             CanonicalField(name, tuple(field.path.split(".")), field.type, field.required)
@@ -136,28 +136,28 @@ class Recipe:
         """The rules as data."""
         return self.document["pricing"]
 
-    def map(self, texts: Sequence[str | None]) -> Mapped | Problem:
+    def map(self, texts: Sequence[str | None]) -> MappedRecord | MappingProblem:
         """What a record becomes that has these *texts*, one for each that is `read`."""
         values: list[Value | None] = []
         for field, text in zip(self.read, texts, strict=True):
             value = None if text is None else field.parse(text)
             if value is None and (text is not None or field.required):
                 complaint = MISSING if text is None else f"'{text[:SHOWN]}' {field.complaint}"
-                return Problem(f"{field.name}: {complaint}")
+                return MappingProblem(f"{field.name}: {complaint}")
             values.append(value)
         cost = self._cost(values.pop()) if self.cost else None
         rule = self._rule_for(values) if cost is not None else None
         price = None if cost is None or rule is None else self._price(cost, rule)
         fields = {field.name: value for field, value in zip(self.fields, values, strict=True)}
-        return Mapped(fields, cost, price, rule.name if rule else None)
+        return MappedRecord(fields, cost, price, rule.name if rule else None)
 
     def _cost(self, told: Value | None) -> Decimal | None:
         return None if told is None else _EXACT.multiply(Decimal(told), self.unit)
 
-    def _rule_for(self, values: Sequence[Value | None]) -> Rule | None:
+    def _rule_for(self, values: Sequence[Value | None]) -> PricingRule | None:
         return next((rule for rule in self.rules if all(one.holds(values) for one in rule.conditions)), None)
 
-    def _price(self, cost: Decimal, rule: Rule) -> Decimal:
+    def _price(self, cost: Decimal, rule: PricingRule) -> Decimal:
         exact = _EXACT.add(_EXACT.multiply(cost, rule.factor), rule.add)
         return exact.quantize(_unit(self.decimals), context=_EXACT)
 
@@ -179,22 +179,22 @@ def _unit(decimals: int) -> Decimal:
     return Decimal(1).scaleb(-decimals)
 
 
-def _rule(rule: RuleSection, fields: Sequence[CanonicalField]) -> Rule:
+def _rule(rule: RuleSection, fields: Sequence[CanonicalField]) -> PricingRule:
     numbers = {field.name: number for number, field in enumerate(fields)}
     conditions = tuple(
         _condition(rule.name, asked, numbers[name], fields[numbers[name]]) for name, asked in rule.when.items()
     )
-    return Rule(rule.name, conditions, _EXACT.multiply(100 + rule.markup_percent, _unit(2)), rule.add)
+    return PricingRule(rule.name, conditions, _EXACT.multiply(100 + rule.markup_percent, _unit(2)), rule.add)
 
 
-def _condition(rule: str, asked: ConditionSection, number: int, field: CanonicalField) -> Condition:
+def _condition(rule: str, asked: ConditionSection, number: int, field: CanonicalField) -> FieldCondition:
     if asked.any_of is not None:
-        return Condition(number, any_of=frozenset(_comparable(rule, field, value) for value in asked.any_of))
+        return FieldCondition(number, any_of=frozenset(_comparable(rule, field, value) for value in asked.any_of))
     if not field.is_number:
         hint = "use any_of, or make it an integer or a decimal"
         raise _bad(rule, f"{field.name} is a {field.type.value}: it has no `from` and `below`", hint)
     lower, upper = (None if end is None else _number(rule, field, end) for end in (asked.from_, asked.below))
-    return Condition(number, lower=lower, upper=upper)
+    return FieldCondition(number, lower=lower, upper=upper)
 
 
 def _comparable(rule: str, field: CanonicalField, value: Value) -> Value:
@@ -219,7 +219,7 @@ def _bad(rule: str, said: str, hint: str | None) -> BadConfig:
     return BadConfig("PRICING_RULE", f"rule {rule!r}: {said}", hint=hint)
 
 
-def _document(feed: FeedSection, rules: Sequence[Rule]) -> Mapping[str, Any]:
+def _document(feed: FeedSection, rules: Sequence[PricingRule]) -> Mapping[str, Any]:
     """Numbers are texts in it: canonical JSON has none that are not whole, nor large ones."""
     names = list(feed.fields)
     return {
@@ -240,7 +240,7 @@ def _document(feed: FeedSection, rules: Sequence[Rule]) -> Mapping[str, Any]:
     }
 
 
-def _as_data(condition: Condition) -> Mapping[str, Any]:
+def _as_data(condition: FieldCondition) -> Mapping[str, Any]:
     if condition.any_of is not None:
         return {"any_of": [value if isinstance(value, bool) else str(value) for value in in_order(condition.any_of)]}
     ends = {"from": condition.lower, "below": condition.upper}

@@ -10,37 +10,37 @@ import asyncpg
 import msgspec
 
 from penstock.harvest import store
-from penstock.harvest.alerts import Code, Severity, raise_alert
+from penstock.harvest.alerts import AlertCode, AlertSeverity, raise_alert
 from penstock.harvest.contract import (
     CONSOLIDATIONS,
     WORK_DONE,
     WORK_ITEMS,
-    Consolidate,
+    ConsolidateMessage,
+    HarvestRunState,
+    HarvestRunType,
     PartitionState,
-    RunState,
-    RunType,
-    WorkDone,
-    WorkItem,
+    WorkDoneMessage,
+    WorkMessage,
 )
-from penstock.harvest.model import PARTITION, Kind, Position, Range
+from penstock.harvest.model import PARTITION, PagePosition, PartitionKind, PartitionRange
 from penstock.harvest.store import SQL
-from penstock.kernel.bus import Bus, Message
+from penstock.kernel.bus import Bus, BusMessage
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Corrupt, Transient
 from penstock.kernel.states import journal
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PartitionTask:
     """A partition as it stands when a message about it comes."""
 
     run_id: UUID
     partition_id: str
     feed: str
-    run_type: RunType
-    run_state: RunState
-    range: Range
-    position: Position
+    run_type: HarvestRunType
+    run_state: HarvestRunState
+    range: PartitionRange
+    position: PagePosition
     scan: int
     scan_started_at: datetime
     last_scan_at: datetime | None
@@ -58,10 +58,10 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class HarvestPosition:
     """Where a turn leaves its partition: further on in its pass, or at the beginning of the next."""
 
-    position: Position
+    position: PagePosition
     scan: int
     counted: int
     told: int = 0
@@ -71,7 +71,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedPartition:
     """A partition that has come to its end, well or not."""
 
     partition_id: str
@@ -81,7 +81,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class PartitionCounters:
     """H5: how many partitions of a run have ended."""
 
     completed: int
@@ -93,20 +93,22 @@ class Counters:
         return self.completed + self.failed == self.expected
 
 
-async def task(connection: Connection, run_id: UUID, partition_id: str) -> Task | None:
+async def task(connection: Connection, run_id: UUID, partition_id: str) -> PartitionTask | None:
     """A partition, as it stands."""
     row = await connection.fetchrow(SQL["task"], run_id, partition_id)
     return _task(row) if row else None
 
 
-async def hold(tx: Connection, run_id: UUID, partition_id: str) -> Task | None:
+async def hold(tx: Connection, run_id: UUID, partition_id: str) -> PartitionTask | None:
     """Hold a partition until the end of the transaction; as it stands then."""
     await tx.fetchval(SQL["lock_partition"], run_id, partition_id)
     # Asked anew: while we waited for it, its run may have been cancelled.
     return await task(tx, run_id, partition_id)
 
 
-async def advance(tx: Connection, task: Task, step: Step, now: datetime, *, is_complete: bool = False) -> None:
+async def advance(
+    tx: Connection, task: PartitionTask, step: HarvestPosition, now: datetime, *, is_complete: bool = False
+) -> None:
     """H4: the compare-and-set; its caller holds the partition, and has seen that it stands where *task* says."""
     await tx.execute(
         SQL["advance"],
@@ -129,7 +131,7 @@ async def advance(tx: Connection, task: Task, step: Step, now: datetime, *, is_c
 async def note_work(
     tx: Connection,
     run_id: UUID,
-    one: Ended,
+    one: EndedPartition,
     row_id: UUID,
     worker: str,
     now: datetime,
@@ -143,11 +145,11 @@ async def note_work(
 
 
 async def note_partitions(
-    tx: Connection, run_id: UUID, ended: Sequence[Ended], move_from: PartitionState, by: str, now: datetime
+    tx: Connection, run_id: UUID, ended: Sequence[EndedPartition], move_from: PartitionState, by: str, now: datetime
 ) -> None:
     """The history of partitions is kept with their run's."""
     entries = [
-        journal.Entry(
+        journal.JournalEntry(
             PARTITION.name, f"{run_id}/{one.partition_id}", move_from.value, one.status.value, by, now, one.error
         )
         for one in ended
@@ -156,11 +158,13 @@ async def note_partitions(
         await tx.execute(SQL["note_moves"], run_id, await journal.append(tx, entries))
 
 
-async def count_ended(tx: Connection, run_id: UUID, ended: Sequence[Ended], now: datetime) -> Counters | None:
+async def count_ended(
+    tx: Connection, run_id: UUID, ended: Sequence[EndedPartition], now: datetime
+) -> PartitionCounters | None:
     """H5: once per partition, in the transaction that ends it; None when the run is not fetching any more."""
     failed = sum(one.status is PartitionState.FAILED for one in ended)
     row = await tx.fetchrow(SQL["count_ended"], run_id, len(ended) - failed, failed, now)
-    return Counters(row["completed_workers"], row["expected_workers"], row["failed_workers"]) if row else None
+    return PartitionCounters(row["completed_workers"], row["expected_workers"], row["failed_workers"]) if row else None
 
 
 async def failed_partitions(tx: Connection, run_id: UUID, only: str | None) -> list[tuple[str, int, int]]:
@@ -183,15 +187,15 @@ async def revive(tx: Connection, run_id: UUID, names: Sequence[str], now: dateti
     await tx.execute(SQL["revive_partitions"], run_id, list(names), now)
 
 
-def _task(row: asyncpg.Record) -> Task:
-    return Task(
+def _task(row: asyncpg.Record) -> PartitionTask:
+    return PartitionTask(
         run_id=row["run_id"],
         partition_id=row["partition_id"],
         feed=row["feed"],
-        run_type=RunType(row["run_type"]),
-        run_state=RunState(row["state"]),
-        range=Range(Kind(row["kind"]), row["lower_bound"], row["upper_bound"]),
-        position=Position(row["next_offset"], row["next_cursor"]),
+        run_type=HarvestRunType(row["run_type"]),
+        run_state=HarvestRunState(row["state"]),
+        range=PartitionRange(PartitionKind(row["kind"]), row["lower_bound"], row["upper_bound"]),
+        position=PagePosition(row["next_offset"], row["next_cursor"]),
         scan=row["scan"],
         scan_started_at=row["scan_started_at"],
         last_scan_at=row["last_scan_at"],
@@ -215,17 +219,24 @@ async def hurry(bus: Bus) -> None:
         await bus.relay()
 
 
-def work_item(run_id: UUID, partition_id: str, offset: int, scan: int, trace_id: str) -> Message:
-    item = WorkItem(run_id, partition_id, offset, trace_id, scan)
-    return Message(WORK_ITEMS, f"{run_id}/{partition_id}", msgspec.json.encode(item))
+def work_item(run_id: UUID, partition_id: str, offset: int, scan: int, trace_id: str) -> BusMessage:
+    item = WorkMessage(run_id, partition_id, offset, trace_id, scan)
+    return BusMessage(WORK_ITEMS, f"{run_id}/{partition_id}", msgspec.json.encode(item))
 
 
-def consolidation(run_id: UUID, trace_id: str, *, force: bool = False) -> Message:
-    return Message(CONSOLIDATIONS, str(run_id), msgspec.json.encode(Consolidate(run_id, trace_id, force)))
+def consolidation(run_id: UUID, trace_id: str, *, force: bool = False) -> BusMessage:
+    return BusMessage(CONSOLIDATIONS, str(run_id), msgspec.json.encode(ConsolidateMessage(run_id, trace_id, force)))
 
 
 async def end_partitions(
-    tx: Connection, bus: Bus, feed: str, run_id: UUID, trace_id: str, ended: Sequence[Ended], by: str, now: datetime
+    tx: Connection,
+    bus: Bus,
+    feed: str,
+    run_id: UUID,
+    trace_id: str,
+    ended: Sequence[EndedPartition],
+    by: str,
+    now: datetime,
 ) -> None:
     """Count partitions, already marked as ended, and tell of them; the last of a run triggers consolidation."""
     await note_partitions(tx, run_id, ended, PartitionState.RUNNING, by, now)
@@ -233,21 +244,29 @@ async def end_partitions(
     if counters is None:
         raise Corrupt("RUN_NOT_FETCHING", f"a partition of run {run_id} ended after the run did")
     done = [
-        WorkDone(run_id, feed, one.partition_id, one.status, one.records, now, trace_id, one.error) for one in ended
+        WorkDoneMessage(run_id, feed, one.partition_id, one.status, one.records, now, trace_id, one.error)
+        for one in ended
     ]
-    await bus.publish([Message(WORK_DONE, str(run_id), msgspec.json.encode(one)) for one in done], tx=tx)
+    await bus.publish([BusMessage(WORK_DONE, str(run_id), msgspec.json.encode(one)) for one in done], tx=tx)
     if counters.is_all:
         await _end_fetching(tx, bus, feed, run_id, trace_id, counters, by, now)
 
 
 async def _end_fetching(
-    tx: Connection, bus: Bus, feed: str, run_id: UUID, trace_id: str, counters: Counters, by: str, now: datetime
+    tx: Connection,
+    bus: Bus,
+    feed: str,
+    run_id: UUID,
+    trace_id: str,
+    counters: PartitionCounters,
+    by: str,
+    now: datetime,
 ) -> None:
     if counters.failed == 0:
-        await store.move_run(tx, run_id, RunState.WORKERS_RUNNING, "trigger", by, now)
+        await store.move_run(tx, run_id, HarvestRunState.WORKERS_RUNNING, "trigger", by, now)
         await bus.publish([consolidation(run_id, trace_id)], tx=tx)
         return
     reason = f"{counters.failed} of {counters.expected} partitions failed"
-    await store.move_run(tx, run_id, RunState.WORKERS_RUNNING, "skip", by, now, reason)
+    await store.move_run(tx, run_id, HarvestRunState.WORKERS_RUNNING, "skip", by, now, reason)
     message = f"Run {run_id} of {feed}: {reason}. Consolidation skipped, watermark NOT advanced."
-    await raise_alert(tx, feed, run_id, Code.CONSOLIDATION_SKIPPED, Severity.ERROR, message, now)
+    await raise_alert(tx, feed, run_id, AlertCode.CONSOLIDATION_SKIPPED, AlertSeverity.ERROR, message, now)

@@ -6,8 +6,8 @@ from datetime import datetime
 
 import asyncpg
 
-from penstock.harvest.feed.reader import Record, Reject, newest
-from penstock.harvest.fetch.partitions import Task
+from penstock.harvest.feed.reader import StoredRecord, StoredReject, newest
+from penstock.harvest.fetch.partitions import PartitionTask
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
 from penstock.kernel.text import storable
@@ -18,14 +18,16 @@ _REFUSED = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoreResult:
     """What keeping records came to: how many their pass had not seen yet, and how many an earlier one should have."""
 
     seen: int = 0
     missed: int = 0
 
 
-async def keep(tx: Connection, task: Task, records: Iterable[Record], now: datetime) -> tuple[Kept, list[Reject]]:
+async def keep(
+    tx: Connection, task: PartitionTask, records: Iterable[StoredRecord], now: datetime
+) -> tuple[StoreResult, list[StoredReject]]:
     """Keep the records of a turn; what that came to, and what PostgreSQL could not keep."""
     given = newest(records)
     try:
@@ -36,7 +38,7 @@ async def keep(tx: Connection, task: Task, records: Iterable[Record], now: datet
         return await _keep(tx, task, good, now), rejects
 
 
-async def reject(tx: Connection, task: Task, rejects: Sequence[Reject], now: datetime) -> None:
+async def reject(tx: Connection, task: PartitionTask, rejects: Sequence[StoredReject], now: datetime) -> None:
     """Set records aside, with the reason. Those whose keys are known are seen: they are not gone."""
     if not rejects:
         return
@@ -47,7 +49,7 @@ async def reject(tx: Connection, task: Task, rejects: Sequence[Reject], now: dat
     await tx.execute(SQL["see"], task.feed, task.run_id, task.partition_id, task.scan, known)
 
 
-async def _keep(tx: Connection, task: Task, given: Sequence[Record], now: datetime) -> Kept:
+async def _keep(tx: Connection, task: PartitionTask, given: Sequence[StoredRecord], now: datetime) -> StoreResult:
     row = await tx.fetchrow(
         SQL["keep"],
         task.feed,
@@ -60,18 +62,18 @@ async def _keep(tx: Connection, task: Task, given: Sequence[Record], now: dateti
         task.last_scan_at,
         now,
     )
-    return Kept(row["seen"], row["missed"]) if row else Kept()
+    return StoreResult(row["seen"], row["missed"]) if row else StoreResult()
 
 
-async def _part(tx: Connection, given: Sequence[Record]) -> tuple[list[Record], list[Reject]]:
+async def _part(tx: Connection, given: Sequence[StoredRecord]) -> tuple[list[StoredRecord], list[StoredReject]]:
     """One by one: what PostgreSQL takes, and what it does not."""
-    good: list[Record] = []
-    rejects: list[Reject] = []
+    good: list[StoredRecord] = []
+    rejects: list[StoredReject] = []
     for record in given:
         try:
             async with tx.transaction():
                 await tx.execute(SQL["is_storable"], record.text)
             good.append(record)
         except _REFUSED as error:
-            rejects.append(Reject(record.key, f"PostgreSQL cannot keep it: {error}", record.text))
+            rejects.append(StoredReject(record.key, f"PostgreSQL cannot keep it: {error}", record.text))
     return good, rejects

@@ -8,17 +8,24 @@ import msgspec
 import structlog
 
 from penstock.harvest import store
-from penstock.harvest.contract import PartitionState, RunState, WorkItem, read
-from penstock.harvest.feed.feeds import Feeds
+from penstock.harvest.contract import HarvestRunState, PartitionState, WorkMessage, read
+from penstock.harvest.feed.feeds import FeedRegistry
 from penstock.harvest.fetch import partitions, raw_store
-from penstock.harvest.fetch.completeness import Pass, Verdict, is_clean, judge
-from penstock.harvest.fetch.partitions import Ended, Step, Task, end_partitions, hurry, work_item
-from penstock.harvest.fetch.turn import Turn, take_turn
+from penstock.harvest.fetch.completeness import CompletenessVerdict, PassCounts, is_clean, judge
+from penstock.harvest.fetch.partitions import (
+    EndedPartition,
+    HarvestPosition,
+    PartitionTask,
+    end_partitions,
+    hurry,
+    work_item,
+)
+from penstock.harvest.fetch.turn import FetchTurn, take_turn
 from penstock.harvest.metrics import HarvestMetrics
-from penstock.harvest.model import RUN, Position
+from penstock.harvest.model import RUN, PagePosition
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.store import SQL
-from penstock.kernel.bus import Bus, Delivery
+from penstock.kernel.bus import Bus, BusDelivery
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import Transient
 from penstock.kernel.ids import new_id
@@ -27,13 +34,13 @@ from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 ATTEMPTS = 4  # H6: redelivered at most 3 times
 LONGEST_WAIT = timedelta(minutes=1)  # of a message that is put back: those behind it wait as long
 _SHORTEST_PARK = timedelta(seconds=1)
-_STATES = {Verdict.COMPLETE: PartitionState.COMPLETED, Verdict.FAILED: PartitionState.FAILED}
+_STATES = {CompletenessVerdict.COMPLETE: PartitionState.COMPLETED, CompletenessVerdict.FAILED: PartitionState.FAILED}
 
 
 class Fetcher:
     """Works on partitions, whoever worked on them before."""
 
-    def __init__(self, db: Database, bus: Bus, feeds: Feeds, metrics: HarvestMetrics, worker: str) -> None:
+    def __init__(self, db: Database, bus: Bus, feeds: FeedRegistry, metrics: HarvestMetrics, worker: str) -> None:
         self._db = db
         self._bus = bus
         self._feeds = feeds
@@ -46,9 +53,9 @@ class Fetcher:
         """End turns at their next page."""
         self._stopping.set()
 
-    async def handle(self, delivery: Delivery) -> Outcome:
+    async def handle(self, delivery: BusDelivery) -> Outcome:
         """One turn at the partition a message is about, unless it was made already."""
-        item = read(delivery.message.value, WorkItem)
+        item = read(delivery.message.value, WorkMessage)
         async with self._db.connection() as connection:
             task = await partitions.task(connection, item.run_id, item.partition_id)
         if task is None or not _is_due(task, item):
@@ -64,7 +71,7 @@ class Fetcher:
             failure = SourceFailed("INTERNAL", f"{type(error).__name__}: {error}")
         return Done() if failure is None else await self._put_back(task, failure, delivery.attempt)
 
-    async def _turn(self, task: Task) -> SourceFailed | None:
+    async def _turn(self, task: PartitionTask) -> SourceFailed | None:
         """One turn, kept; why nothing came of it, when it did."""
         began, feed = self._db.clock.now(), self._feeds.get(task.feed)
         turn = await take_turn(feed, task, self._stopping)
@@ -79,22 +86,26 @@ class Fetcher:
             kept, refused = await raw_store.keep(tx, task, found, now)
             aside = [*rejects, *refused]
             await raw_store.reject(tx, task, aside, now)
-            await self._advance(tx, task, turn, Pass.after(task, len(turn.raws), len(aside), kept), began)
+            await self._advance(tx, task, turn, PassCounts.after(task, len(turn.raws), len(aside), kept), began)
         self._metrics.fetched(task.feed, len(turn.pages), len(turn.raws), len(aside))
         await hurry(self._bus)
         return None
 
-    async def _advance(self, tx: Connection, task: Task, turn: Turn, done: Pass, began: datetime) -> None:
+    async def _advance(
+        self, tx: Connection, task: PartitionTask, turn: FetchTurn, done: PassCounts, began: datetime
+    ) -> None:
         """Move the partition on as its pass is judged, with the message for whoever goes on."""
         now, passes = self._db.clock.now(), self._feeds.get(task.feed).section.limits.passes
         verdict, error = judge(task, done, turn.ending, passes)
-        step = Step(turn.position, task.scan, task.counted, done.told, done.seen, done.missed, task.was_clean)
-        if turn.ending is not None and verdict is not Verdict.COMPLETE:
-            step = Step(Position(), task.scan + 1, turn.ending.count, was_clean=is_clean(task, done))
-        await partitions.advance(tx, task, step, now, is_complete=verdict is Verdict.COMPLETE)
-        if task.run_state is RunState.CREATED:
-            await store.move_run(tx, task.run_id, RunState.CREATED, "begin", self._worker, now)
-        one = Ended(task.partition_id, _STATES.get(verdict, PartitionState.RUNNING), done.seen, error)
+        step = HarvestPosition(
+            turn.position, task.scan, task.counted, done.told, done.seen, done.missed, task.was_clean
+        )
+        if turn.ending is not None and verdict is not CompletenessVerdict.COMPLETE:
+            step = HarvestPosition(PagePosition(), task.scan + 1, turn.ending.count, was_clean=is_clean(task, done))
+        await partitions.advance(tx, task, step, now, is_complete=verdict is CompletenessVerdict.COMPLETE)
+        if task.run_state is HarvestRunState.CREATED:
+            await store.move_run(tx, task.run_id, HarvestRunState.CREATED, "begin", self._worker, now)
+        one = EndedPartition(task.partition_id, _STATES.get(verdict, PartitionState.RUNNING), done.seen, error)
         message = work_item(task.run_id, task.partition_id, step.position.offset, step.scan, task.trace_id)
         payload = msgspec.json.decode(message.value)
         row_id = new_id(self._db.clock)
@@ -104,7 +115,7 @@ class Fetcher:
         else:
             await end_partitions(tx, self._bus, task.feed, task.run_id, task.trace_id, [one], self._worker, now)
 
-    async def _put_back(self, task: Task, failure: SourceFailed, attempt: int) -> Outcome:
+    async def _put_back(self, task: PartitionTask, failure: SourceFailed, attempt: int) -> Outcome:
         """Nothing came of the turn: try again later, or give the partition up."""
         self._metrics.failed(task.feed, failure.code)
         if isinstance(failure, SourcePaused):
@@ -116,7 +127,7 @@ class Fetcher:
         await self.fail(task.run_id, task.partition_id, str(failure), expected=task)
         return Failed(str(failure))
 
-    async def _park(self, task: Task, pause: timedelta) -> Outcome:
+    async def _park(self, task: PartitionTask, pause: timedelta) -> Outcome:
         """H15: the partition waits in its row: a message that waits would hold up those of other feeds."""
         until = self._db.clock.now() + max(pause, _SHORTEST_PARK)
         await self._db.execute(SQL["park"], task.run_id, task.partition_id, task.position.offset, until)
@@ -131,7 +142,7 @@ class Fetcher:
             await hurry(self._bus)
         return len(rows)
 
-    async def _begin_again(self, task: Task, refused: SourceRefused) -> Outcome:
+    async def _begin_again(self, task: PartitionTask, refused: SourceRefused) -> Outcome:
         """A cursor may have run out: then a new pass is needed, as long as there may be one."""
         if task.scan >= self._feeds.get(task.feed).section.limits.passes:
             await self.fail(task.run_id, task.partition_id, str(refused), expected=task)
@@ -139,7 +150,7 @@ class Fetcher:
         async with self._db.transaction() as tx:
             held = await partitions.hold(tx, task.run_id, task.partition_id)
             if held is not None and _is_same(held, task):
-                step = Step(Position(), task.scan + 1, task.counted)
+                step = HarvestPosition(PagePosition(), task.scan + 1, task.counted)
                 await partitions.advance(tx, task, step, self._db.clock.now())
                 message = work_item(task.run_id, task.partition_id, 0, step.scan, task.trace_id)
                 await self._bus.publish([message], tx=tx)
@@ -147,7 +158,7 @@ class Fetcher:
         return Done()
 
     async def fail(
-        self, run_id: UUID, partition_id: str, error: str, *, expected: Task | None = None, rescues: int = 0
+        self, run_id: UUID, partition_id: str, error: str, *, expected: PartitionTask | None = None, rescues: int = 0
     ) -> None:
         """Give a partition up, unless it moved on meanwhile."""
         async with self._db.transaction() as tx:
@@ -157,24 +168,24 @@ class Fetcher:
                 return
             if expected is not None and not _is_same(task, expected):
                 return
-            if task.run_state is RunState.CREATED:
-                await store.move_run(tx, run_id, RunState.CREATED, "begin", self._worker, now)
-            one = Ended(partition_id, PartitionState.FAILED, task.seen, error)
+            if task.run_state is HarvestRunState.CREATED:
+                await store.move_run(tx, run_id, HarvestRunState.CREATED, "begin", self._worker, now)
+            one = EndedPartition(partition_id, PartitionState.FAILED, task.seen, error)
             await partitions.note_work(tx, run_id, one, new_id(self._db.clock), self._worker, now)
             await end_partitions(tx, self._bus, task.feed, run_id, task.trace_id, [one], self._worker, now)
         self._log.error("partition_failed", run=str(run_id), partition=partition_id, error=error)
         await hurry(self._bus)
 
 
-def _is_open(task: Task) -> bool:
+def _is_open(task: PartitionTask) -> bool:
     fetching = task.run_state in RUN.groups["fetching"]
     return fetching and not task.completed and task.status in (None, PartitionState.RUNNING)
 
 
-def _is_due(task: Task, item: WorkItem) -> bool:
+def _is_due(task: PartitionTask, item: WorkMessage) -> bool:
     """H4: matching → process; completed → skip; other → skip as duplicate."""
     return _is_open(task) and (task.position.offset, task.scan) == (item.offset, item.scan)
 
 
-def _is_same(held: Task, task: Task) -> bool:
+def _is_same(held: PartitionTask, task: PartitionTask) -> bool:
     return _is_open(held) and (held.position, held.scan) == (task.position, task.scan)

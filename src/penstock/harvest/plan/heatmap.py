@@ -8,11 +8,11 @@ from itertools import accumulate, pairwise
 from math import ceil, log2
 
 from penstock.harvest.config import PartitionsSection
-from penstock.harvest.model import EVERYTHING, WITHOUT_VALUE, Heatmap, Kind, Part, Range
+from penstock.harvest.model import EVERYTHING, WITHOUT_VALUE, Heatmap, PartitionKind, PartitionRange, PlannedPartition
 from penstock.kernel.errors import Corrupt, Transient
 from penstock.kernel.tasks.wait import gather_or_cancel
 
-Count = Callable[[Range], Awaitable[int]]
+Count = Callable[[PartitionRange], Awaitable[int]]
 Progress = Callable[[int], Awaitable[None]]
 
 _FARTHEST = 1 << 62  # no cut is made beyond: bounds are kept as 64 bits
@@ -27,7 +27,7 @@ _FEW = 3  # cuts of a cell that did not come apart the first time
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
+class _HeatmapCell:
     lower: int | None
     upper: int | None
     count: int
@@ -47,11 +47,11 @@ async def scan(
     At most 10 calls to begin with, for each of n - 1 cuts 81 (4 + log2(highest - lowest) when all lies between and
     holds still), and n + 3 for each round of the proof. Transient HEATMAP_UNSTABLE when the parts do not add up.
     """
-    asking = _Asking(count, at_once, progress)
+    asking = _HeatmapBuilder(count, at_once, progress)
     total = await asking.one(EVERYTHING)
     parts = min(-(-total // section.least), section.count)
     if parts <= 1:
-        return Heatmap((Part(EVERYTHING, total),), total, counts=asking.asked, rounds=1)
+        return Heatmap((PlannedPartition(EVERYTHING, total),), total, counts=asking.asked, rounds=1)
     cells = await _first_cells(asking, section)
     if (found := sum(cell.count for cell in cells)) > 2 * total:
         raise _unstable(found, total, total)  # not worth more calls: it does not heed the bounds
@@ -66,7 +66,7 @@ async def scan(
     return await _proven(asking, [*merged, WITHOUT_VALUE] if len(merged) > 1 else [EVERYTHING], section)
 
 
-class _Asking:
+class _HeatmapBuilder:
     """Asks the source, *at_once* times at a time, and tells how often it was asked."""
 
     def __init__(self, count: Count, at_once: int, progress: Progress | None) -> None:
@@ -76,7 +76,7 @@ class _Asking:
         self._telling = asyncio.Lock()
         self.asked = 0
 
-    async def one(self, range_: Range) -> int:
+    async def one(self, range_: PartitionRange) -> int:
         async with self._slots:
             self.asked += 1
             found = await self._count(range_)
@@ -91,26 +91,26 @@ class _Asking:
                 await self._progress(self.asked)
         return found
 
-    async def all(self, ranges: Iterable[Range]) -> list[int]:
+    async def all(self, ranges: Iterable[PartitionRange]) -> list[int]:
         return await gather_or_cancel(map(self.one, ranges))
 
 
-async def _first_cells(asking: _Asking, section: PartitionsSection) -> list[_Cell]:
+async def _first_cells(asking: _HeatmapBuilder, section: PartitionsSection) -> list[_HeatmapCell]:
     """Below the lowest, magnitudes up to the highest, and from there on."""
     span = section.highest - section.lowest
     inner = {section.lowest + (span >> _OCTAVES * step) for step in range(_FIRST_CUTS + 1)}
     bounds = [None, *sorted(inner | {section.lowest}), None]
-    counts = await asking.all(Range(Kind.RANGE, lower, upper) for lower, upper in pairwise(bounds))
-    return [_Cell(lower, upper, count) for (lower, upper), count in zip(pairwise(bounds), counts, strict=True)]
+    counts = await asking.all(PartitionRange(PartitionKind.RANGE, lower, upper) for lower, upper in pairwise(bounds))
+    return [_HeatmapCell(lower, upper, count) for (lower, upper), count in zip(pairwise(bounds), counts, strict=True)]
 
 
-def _ranges(cells: Sequence[_Cell], total: int, parts: int) -> int:
+def _ranges(cells: Sequence[_HeatmapCell], total: int, parts: int) -> int:
     """How many ranges *cells* make when each has its share of the total; the others are those without a value."""
     valued = sum(cell.count for cell in cells)
     return max(1, min(parts, -(-valued * parts // total)))
 
 
-def _missed(cells: Sequence[_Cell], ranges: int) -> Iterator[list[float]]:
+def _missed(cells: Sequence[_HeatmapCell], ranges: int) -> Iterator[list[float]]:
     """Where in each cell, from 0 to 1, ranges of the same size would part, when both of its ends are far from there."""
     ends = list(accumulate((cell.count for cell in cells), initial=0))
     share = max(ends[-1], 1) / ranges
@@ -120,7 +120,7 @@ def _missed(cells: Sequence[_Cell], ranges: int) -> Iterator[list[float]]:
         yield [(place - begin) / cell.count for place in places if begin + slack < place < end - slack]
 
 
-def _cuts(cell: _Cell, missed: Sequence[float], origin: int) -> Iterator[int]:
+def _cuts(cell: _HeatmapCell, missed: Sequence[float], origin: int) -> Iterator[int]:
     """Where to cut *cell*, inside of it and in order; nowhere if it is one value wide."""
     if not missed:
         return
@@ -137,7 +137,7 @@ def _cuts(cell: _Cell, missed: Sequence[float], origin: int) -> Iterator[int]:
         yield from sorted(inside - {cell.lower, cell.upper})
 
 
-def _leap(cell: _Cell, origin: int) -> Iterator[int]:
+def _leap(cell: _HeatmapCell, origin: int) -> Iterator[int]:
     """A cut far out in a cell without a bound; none when there is nowhere left to leap to."""
     if cell.lower is not None:
         cut = min(origin + _at_octave(_octave(cell.lower - origin) + _LEAP), _FARTHEST)
@@ -159,31 +159,36 @@ def _at_octave(octave: float) -> int:
     return round(2**octave) - 1 if octave >= 0 else 1 - round(2**-octave)
 
 
-async def _split(asking: _Asking, cells: Sequence[_Cell], cuts: Sequence[Sequence[int]]) -> list[_Cell]:
+async def _split(
+    asking: _HeatmapBuilder, cells: Sequence[_HeatmapCell], cuts: Sequence[Sequence[int]]
+) -> list[_HeatmapCell]:
     """The cells after they were cut. The last piece of each is what the others leave: a proof comes at the end."""
     edges = [[cell.lower, *inner, cell.upper] for cell, inner in zip(cells, cuts, strict=True)]
-    asked = [Range(Kind.RANGE, *pair) for bounds in edges for pair in list(pairwise(bounds))[:-1]]
+    asked = [PartitionRange(PartitionKind.RANGE, *pair) for bounds in edges for pair in list(pairwise(bounds))[:-1]]
     counts = iter(await asking.all(asked))
-    pieces: list[_Cell] = []
+    pieces: list[_HeatmapCell] = []
     for cell, bounds in zip(cells, edges, strict=True):
         left, depth = cell.count, cell.depth + (len(bounds) > 2 and None not in bounds)
         for lower, upper in pairwise(bounds[:-1]):
             found = next(counts)
-            pieces.append(_Cell(lower, upper, found, depth))
+            pieces.append(_HeatmapCell(lower, upper, found, depth))
             left -= found
-        pieces.append(_Cell(bounds[-2], bounds[-1], max(left, 0), depth))
+        pieces.append(_HeatmapCell(bounds[-2], bounds[-1], max(left, 0), depth))
     return pieces
 
 
-def _merged(cells: Sequence[_Cell], ranges: int) -> list[Range]:
+def _merged(cells: Sequence[_HeatmapCell], ranges: int) -> list[PartitionRange]:
     """Neighbours put together to at most so many *ranges*, with the smallest limit that does it."""
     total = sum(cell.count for cell in cells)
     limits = range(-(-total // ranges), total + 1)
     enough = bisect_left(limits, True, key=lambda limit: len(_filled(cells, limit)) <= ranges)
-    return [Range(Kind.RANGE, lower, upper) for lower, upper in pairwise([*_filled(cells, limits[enough]), None])]
+    return [
+        PartitionRange(PartitionKind.RANGE, lower, upper)
+        for lower, upper in pairwise([*_filled(cells, limits[enough]), None])
+    ]
 
 
-def _filled(cells: Sequence[_Cell], most: int) -> list[int | None]:
+def _filled(cells: Sequence[_HeatmapCell], most: int) -> list[int | None]:
     """Where ranges begin when each takes neighbours up to *most* records; a cell with more takes only empty ones."""
     starts, held = [cells[0].lower], 0
     for cell in cells:
@@ -194,7 +199,7 @@ def _filled(cells: Sequence[_Cell], most: int) -> list[int | None]:
     return starts
 
 
-async def _proven(asking: _Asking, ranges: Sequence[Range], section: PartitionsSection) -> Heatmap:
+async def _proven(asking: _HeatmapBuilder, ranges: Sequence[PartitionRange], section: PartitionsSection) -> Heatmap:
     """Count the parts until their sum is the total before and after; else near enough, in the last round."""
     after = await asking.one(EVERYTHING)
     for number in range(1, section.rounds + 1):
@@ -202,7 +207,7 @@ async def _proven(asking: _Asking, ranges: Sequence[Range], section: PartitionsS
         after = await asking.one(EVERYTHING)
         off = max(abs(sum(counts) - before), abs(sum(counts) - after))
         if off == 0 or (number == section.rounds and off <= section.tolerance * after):
-            parts = tuple(Part(range_, count) for range_, count in zip(ranges, counts, strict=True))
+            parts = tuple(PlannedPartition(range_, count) for range_, count in zip(ranges, counts, strict=True))
             return Heatmap(parts, after, counts=asking.asked, rounds=number)
     raise _unstable(sum(counts), before, after)
 

@@ -7,16 +7,16 @@ from uuid import UUID
 import structlog
 
 from penstock.harvest import store
-from penstock.harvest.alerts import Code, Severity, raise_alert
-from penstock.harvest.contract import Plan, PlanState, RunType, read
-from penstock.harvest.feed.feeds import Feed, Feeds
+from penstock.harvest.alerts import AlertCode, AlertSeverity, raise_alert
+from penstock.harvest.contract import HarvestRunType, PlanMessage, PlanState, read
+from penstock.harvest.feed.feeds import Feed, FeedRegistry
 from penstock.harvest.fetch.partitions import hurry, work_item
 from penstock.harvest.fetch.worker import ATTEMPTS, LONGEST_WAIT
-from penstock.harvest.model import ALWAYS, Heatmap, Range, Window
+from penstock.harvest.model import ALWAYS, Heatmap, PartitionRange, TimeWindow
 from penstock.harvest.plan.heatmap import UNSTABLE, scan
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.store import SQL, PlanRow
-from penstock.kernel.bus import Bus, Delivery
+from penstock.kernel.bus import Bus, BusDelivery
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
@@ -27,15 +27,15 @@ _TELL = 0.5  # seconds between notes of how far the counting is
 class Planner:
     """Makes runs of what is asked for."""
 
-    def __init__(self, db: Database, bus: Bus, feeds: Feeds, worker: str) -> None:
+    def __init__(self, db: Database, bus: Bus, feeds: FeedRegistry, worker: str) -> None:
         self._db = db
         self._bus = bus
         self._feeds = feeds
         self._worker = worker
 
-    async def handle(self, delivery: Delivery) -> Outcome:
+    async def handle(self, delivery: BusDelivery) -> Outcome:
         """Plan the run a message asks for, unless that was done already."""
-        asked = read(delivery.message.value, Plan)
+        asked = read(delivery.message.value, PlanMessage)
         async with self._db.connection() as connection:
             row = await store.plan(connection, asked.run_id)
         if row is None or row.state is not PlanState.PLANNING:
@@ -51,7 +51,7 @@ class Planner:
         # Before anything is counted: what changes from now on is the next run's.
         upper_bound = self._db.clock.now()
         run_type = _run_type(row, feed)
-        window = ALWAYS if run_type is RunType.FULL else Window(row.watermark, upper_bound)
+        window = ALWAYS if run_type is HarvestRunType.FULL else TimeWindow(row.watermark, upper_bound)
         heatmap = await self._count(feed, row, window)
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
@@ -69,7 +69,7 @@ class Planner:
         )
         await hurry(self._bus)
 
-    async def _count(self, feed: Feed, row: PlanRow, window: Window) -> Heatmap:
+    async def _count(self, feed: Feed, row: PlanRow, window: TimeWindow) -> Heatmap:
         last = monotonic()
 
         async def tell(counts: int) -> None:
@@ -78,7 +78,7 @@ class Planner:
                 last = monotonic()
                 await self._db.execute(SQL["count_progress"], row.run_id, counts, self._db.clock.now())
 
-        async def count(range_: Range) -> int:
+        async def count(range_: PartitionRange) -> int:
             return await feed.source.count(range_, window)
 
         return await scan(count, feed.section.partitions, progress=tell)
@@ -108,11 +108,11 @@ class Planner:
             row = await store.plan(tx, run_id)
             if row and await store.settle_plan(tx, run_id, PlanState.FAILED, self._worker, now, error=error):
                 message = f"Run {run_id} of {row.feed} could not begin: {error}. Watermark NOT advanced."
-                await raise_alert(tx, row.feed, run_id, Code.PLAN_FAILED, Severity.ERROR, message, now)
+                await raise_alert(tx, row.feed, run_id, AlertCode.PLAN_FAILED, AlertSeverity.ERROR, message, now)
 
 
-def _run_type(row: PlanRow, feed: Feed) -> RunType:
+def _run_type(row: PlanRow, feed: Feed) -> HarvestRunType:
     """H2: full when there is no watermark, or when it is asked for, or when the source knows nothing else."""
-    if row.run_type is RunType.FULL or row.watermark is None or not feed.source.has_windows:
-        return RunType.FULL
-    return RunType.INCREMENTAL
+    if row.run_type is HarvestRunType.FULL or row.watermark is None or not feed.source.has_windows:
+        return HarvestRunType.FULL
+    return HarvestRunType.INCREMENTAL

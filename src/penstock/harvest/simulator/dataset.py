@@ -50,7 +50,7 @@ _DEPTHS = [
 ]
 
 
-class Prices(StrEnum):
+class PriceFormat(StrEnum):
     """Distribution of prices."""
 
     HEAVY = "heavy"
@@ -58,7 +58,7 @@ class Prices(StrEnum):
     UNIFORM = "uniform"
 
 
-class Order(StrEnum):
+class RecordOrder(StrEnum):
     """Sort order of pages."""
 
     PRICE = "price"
@@ -66,7 +66,7 @@ class Order(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class RecordFilter:
     """Select prices in [*lower*, *upper*), or only records without (True) or with (False) a price, and changes in
     (*after*, *upto*], in microseconds."""
 
@@ -78,7 +78,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RecordSlice:
     """Result of a filter: a slice of a list of sorted keys, valid until the next change."""
 
     keys: list[int]
@@ -99,7 +99,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class DatasetChange:
     """Ids of the records of one change."""
 
     updated: Sequence[str]
@@ -110,7 +110,7 @@ class Changed:
 class Dataset:
     """Records and changes that depend on the seed only, except for the time of a change."""
 
-    def __init__(self, size: int, seed: int, prices: Prices, order: Order, clock: Clock) -> None:
+    def __init__(self, size: int, seed: int, prices: PriceFormat, order: RecordOrder, clock: Clock) -> None:
         self.order = order
         self.generation = 0
         self._clock = clock
@@ -124,13 +124,13 @@ class Dataset:
         numbers = range(1, size + 1)
         self._by_price = sorted(map(self._price_key, numbers))
         self._by_moment = list(map(self._moment_key, numbers))
-        self._selections: dict[Filter, Rows] = {}
+        self._selections: dict[RecordFilter, RecordSlice] = {}
 
     @property
     def total(self) -> int:
         return len(self._by_price)
 
-    def select(self, asked: Filter) -> Rows:
+    def select(self, asked: RecordFilter) -> RecordSlice:
         """Return the rows of a filter, valid until the next change."""
         rows = self._selections.get(asked)
         if rows is None:
@@ -150,10 +150,10 @@ class Dataset:
 
     def ids_after(self, moment: datetime) -> set[str]:
         """Return the ids of the present records that were inserted or updated after *moment*."""
-        rows = self.select(Filter(after=micros(moment)))
+        rows = self.select(RecordFilter(after=micros(moment)))
         return {_record_id(key & _NUMBER) for key in rows.some(0, rows.total)}
 
-    def change(self, updates: int = 0, inserts: int = 0, deletes: int = 0) -> Changed:
+    def change(self, updates: int = 0, inserts: int = 0, deletes: int = 0) -> DatasetChange:
         """Change random records at once, at most all present ones."""
         chosen = self._random.sample(range(self.total), min(updates + deletes, self.total))
         numbers = [self._by_price[place] & _NUMBER for place in chosen]
@@ -170,7 +170,7 @@ class Dataset:
         if numbers or come:
             self.generation += 1
             self._selections.clear()
-        return Changed(*([_record_id(number) for number in some] for some in (changed, come, gone)))
+        return DatasetChange(*([_record_id(number) for number in some] for some in (changed, come, gone)))
 
     def _make(self, moment: int) -> int:
         number, bits = len(self._bodies), self._random.getrandbits(_BITS)
@@ -197,23 +197,23 @@ class Dataset:
     def _moment_key(self, number: int) -> int:
         return self._moments[number] << _SHIFT | number
 
-    def _select(self, asked: Filter) -> Rows:
+    def _select(self, asked: RecordFilter) -> RecordSlice:
         low, high = _price_keys(asked)
         first, end = bisect_left(self._by_price, low), bisect_left(self._by_price, high)
         since = 0 if asked.after is None else bisect_left(self._by_moment, asked.after + 1 << _SHIFT)
         until = self.total if asked.upto is None else bisect_left(self._by_moment, asked.upto + 1 << _SHIFT)
         until = max(since, until)
         is_always = until - since == self.total
-        if is_always and self.order is Order.PRICE:
-            return Rows(self._by_price, first, max(first, end))
+        if is_always and self.order is RecordOrder.PRICE:
+            return RecordSlice(self._by_price, first, max(first, end))
         if until - since < end - first:
             found = (key & _NUMBER for key in self._by_moment[since:until])
             keys = [key for key in map(self._price_key, found) if low <= key < high]
         else:
             after, upto = asked.after or 0, self._last_moment if asked.upto is None else asked.upto
             keys = [key for key in self._by_price[first:end] if after < self._moments[key & _NUMBER] <= upto]
-        keys = sorted(key & _NUMBER for key in keys) if self.order is Order.ID else sorted(keys)
-        return Rows(keys, 0, len(keys))
+        keys = sorted(key & _NUMBER for key in keys) if self.order is RecordOrder.ID else sorted(keys)
+        return RecordSlice(keys, 0, len(keys))
 
 
 def micros(moment: datetime) -> int:
@@ -221,7 +221,7 @@ def micros(moment: datetime) -> int:
     return (moment - _EPOCH) // _MICROSECOND
 
 
-def _price_keys(asked: Filter) -> tuple[int, int]:
+def _price_keys(asked: RecordFilter) -> tuple[int, int]:
     """Return the first key of the price range of a filter, and the first key after the range."""
     if asked.is_null:
         return _NO_PRICE << _SHIFT, _NO_PRICE + 1 << _SHIFT
@@ -273,12 +273,12 @@ def _change_record(record: bytes, bits: int, price: int | None, moment: int) -> 
     return orjson.dumps(changed)
 
 
-def _price_function(prices: Prices) -> Callable[[int], int | None]:
+def _price_function(prices: PriceFormat) -> Callable[[int], int | None]:
     """Return the function from bits to a price. Of 1,000 records about two have no price, and about one costs 0."""
-    spread: dict[Prices, Callable[[int], int]] = {
-        Prices.HEAVY: _heavy_prices(),
-        Prices.EQUAL: lambda _: 500_000,
-        Prices.UNIFORM: lambda bits: bits % 10_000_000,
+    spread: dict[PriceFormat, Callable[[int], int]] = {
+        PriceFormat.HEAVY: _heavy_prices(),
+        PriceFormat.EQUAL: lambda _: 500_000,
+        PriceFormat.UNIFORM: lambda bits: bits % 10_000_000,
     }
     usual = spread[prices]
 

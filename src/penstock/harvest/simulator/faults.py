@@ -17,7 +17,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 Speed = Annotated[float, msgspec.Meta(ge=0, le=100_000)]
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """Kind of fault of one request."""
 
     THROTTLED = "429"
@@ -49,23 +49,23 @@ NO_FAULTS = Faults()
 class Fault:
     """Fault of one request. *share* is the part of a short page that is sent."""
 
-    kind: Kind
+    kind: FaultKind
     share: float
 
 
-class Dealer:
+class FaultInjector:
     """Assigns at most one fault to each request, and counts the faults that took effect."""
 
     def __init__(self, faults: Faults, seed: int) -> None:
         self._seed = seed
-        self.given: Counter[Kind] = Counter()
+        self.given: Counter[FaultKind] = Counter()
         self.set(faults)
 
     def set(self, faults: Faults) -> None:
         """Apply *faults* from now on, and restart the random sequence."""
         self.faults = faults
         self._random = Random(self._seed)  # noqa: S311 - repeatable on purpose
-        rates = ((kind, getattr(faults, f"rate_{kind.value}")) for kind in Kind)
+        rates = ((kind, getattr(faults, f"rate_{kind.value}")) for kind in FaultKind)
         self._rates = [(kind, rate) for kind, rate in rates if rate > 0]
 
     def deal(self) -> Fault | None:
@@ -76,9 +76,9 @@ class Dealer:
 
     def left_of(self, rows: int, fault: Fault | None) -> int:
         """Return the number of rows to send: a short page lacks at least one row, and has at least one."""
-        if fault is None or fault.kind is not Kind.SHORT or rows < 2:
+        if fault is None or fault.kind is not FaultKind.SHORT or rows < 2:
             return rows
-        self.given[Kind.SHORT] += 1
+        self.given[FaultKind.SHORT] += 1
         return 1 + int(fault.share * (rows - 1))
 
 

@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 import orjson
 
-from penstock.harvest.simulator.dataset import Dataset, Filter
-from penstock.harvest.simulator.faults import Dealer, Fault
-from penstock.harvest.simulator.rest import BadRequest, read_moment
+from penstock.harvest.simulator.dataset import Dataset, RecordFilter
+from penstock.harvest.simulator.faults import Fault, FaultInjector
+from penstock.harvest.simulator.rest import InvalidQuery, read_moment
 from penstock.kernel.clock import Clock
 
 MOST = 50
@@ -43,15 +43,15 @@ class _Variables(msgspec.Struct, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=MOST)] = MOST
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _ParsedQuery(msgspec.Struct, frozen=True):
     query: str
     variables: _Variables | None = None
 
 
-_asked = msgspec.json.Decoder(_Asked)
+_asked = msgspec.json.Decoder(_ParsedQuery)
 
 
-class Refused(Exception):
+class GraphqlError(Exception):
     """Error that GraphQL reports in an answer with status 200."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -59,7 +59,7 @@ class Refused(Exception):
         self.code = code
 
 
-class Tokens:
+class AccessTokens:
     """Tokens of authenticated clients and their times of expiry."""
 
     def __init__(self, username: str, password: str, lifetime: timedelta, clock: Clock) -> None:
@@ -70,7 +70,7 @@ class Tokens:
 
     def give(self, username: str, password: str) -> str:
         if (username, password) != self._known:
-            raise Refused("UNAUTHENTICATED", "wrong username or password")
+            raise GraphqlError("UNAUTHENTICATED", "wrong username or password")
         token = secrets.token_hex(16)
         self._until[token] = self._clock.now() + self._lifetime
         return token
@@ -79,7 +79,7 @@ class Tokens:
         until = self._until.get(token)
         if until is None or until <= self._clock.now():
             self._until.pop(token, None)
-            raise Refused("UNAUTHENTICATED", "the token is not known, or has expired")
+            raise GraphqlError("UNAUTHENTICATED", "the token is not known, or has expired")
 
     def expire(self) -> int:
         """Expire all tokens and return their number."""
@@ -88,7 +88,9 @@ class Tokens:
         return expired
 
 
-def answer(dataset: Dataset, tokens: Tokens, dealer: Dealer, body: bytes, fault: Fault | None) -> tuple[str, bytes]:
+def answer(
+    dataset: Dataset, tokens: AccessTokens, dealer: FaultInjector, body: bytes, fault: Fault | None
+) -> tuple[str, bytes]:
     """Return the kind of the request and the answer, as JSON."""
     kind = "graphql"
     try:
@@ -103,8 +105,8 @@ def answer(dataset: Dataset, tokens: Tokens, dealer: Dealer, body: bytes, fault:
     except msgspec.ValidationError as error:
         return kind, _errors("BAD_USER_INPUT", str(error))
     except msgspec.DecodeError as error:
-        raise BadRequest("BAD_JSON", f"the body is not JSON: {error}") from error
-    except Refused as error:
+        raise InvalidQuery("BAD_JSON", f"the body is not JSON: {error}") from error
+    except GraphqlError as error:
         return kind, _errors(error.code, str(error))
 
 
@@ -112,13 +114,13 @@ def answer(dataset: Dataset, tokens: Tokens, dealer: Dealer, body: bytes, fault:
 def _kind_of(query: str) -> str:
     fields = set(_FIELD.findall(query))
     if len(fields) != 1:
-        raise Refused("GRAPHQL_VALIDATION_FAILED", "ask for one of authenticate, diamonds_by_query(_count)")
+        raise GraphqlError("GRAPHQL_VALIDATION_FAILED", "ask for one of authenticate, diamonds_by_query(_count)")
     field = fields.pop()
     kinds = {"username_and_password": "authenticate", "diamonds_by_query_count": "count", "diamonds_by_query": "page"}
     return kinds[field]
 
 
-def _page(dataset: Dataset, dealer: Dealer, variables: _Variables, fault: Fault | None) -> bytes:
+def _page(dataset: Dataset, dealer: FaultInjector, variables: _Variables, fault: Fault | None) -> bytes:
     rows = dataset.select(_filter(variables.query))
     keys = rows.some(variables.offset, variables.limit)
     keys = keys[: dealer.left_of(len(keys), fault)]
@@ -126,26 +128,26 @@ def _page(dataset: Dataset, dealer: Dealer, variables: _Variables, fault: Fault 
     return b'{"data":{"as":{"diamonds_by_query":{"items":[%b],"total_count":%d}}}}' % (items, rows.total)
 
 
-def _count(dataset: Dataset, _dealer: Dealer, variables: _Variables, _fault: Fault | None) -> bytes:
+def _count(dataset: Dataset, _dealer: FaultInjector, variables: _Variables, _fault: Fault | None) -> bytes:
     return b'{"data":{"as":{"diamonds_by_query_count":%d}}}' % dataset.select(_filter(variables.query)).total
 
 
-def _filter(query: _Query | None) -> Filter:
+def _filter(query: _Query | None) -> RecordFilter:
     if query is None:
-        return Filter()
+        return RecordFilter()
     value, moments = query.dollar_value or _Value(), query.updated_at or _Moments()
     if query.has_price is False and (value.from_ is not None or value.to is not None):
-        raise Refused("BAD_USER_INPUT", "has_price: false and dollar_value have no record in common")
+        raise GraphqlError("BAD_USER_INPUT", "has_price: false and dollar_value have no record in common")
     upper = None if value.to is None else value.to + 1  # a GraphQL range includes both ends
     is_null = None if query.has_price is None else not query.has_price
-    return Filter(value.from_, upper, is_null, _moment(moments.after), _moment(moments.upto))
+    return RecordFilter(value.from_, upper, is_null, _moment(moments.after), _moment(moments.upto))
 
 
 def _moment(text: str | None) -> int | None:
     try:
         return None if text is None else read_moment(text)
     except ValueError as error:
-        raise Refused("BAD_USER_INPUT", f"{text!r} is no moment in ISO 8601 with a zone") from error
+        raise GraphqlError("BAD_USER_INPUT", f"{text!r} is no moment in ISO 8601 with a zone") from error
 
 
 def _errors(code: str, message: str) -> bytes:

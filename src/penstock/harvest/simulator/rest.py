@@ -6,8 +6,8 @@ from datetime import datetime
 from functools import lru_cache
 from urllib.parse import unquote_plus
 
-from penstock.harvest.simulator.dataset import Dataset, Filter, Order, micros
-from penstock.harvest.simulator.faults import Dealer, Fault
+from penstock.harvest.simulator.dataset import Dataset, RecordFilter, RecordOrder, micros
+from penstock.harvest.simulator.faults import Fault, FaultInjector
 from penstock.kernel.errors import Invalid
 
 USUAL_LIMIT, MOST = 30, 1_000
@@ -19,13 +19,13 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _CURSOR = re.compile(r"(price|id):([0-9a-f]{1,20})")
 
 
-class BadRequest(Invalid):
+class InvalidQuery(Invalid):
     """The request does not match the API."""
 
     status, title = 400, "Bad request"
 
 
-def page(dataset: Dataset, dealer: Dealer, query: bytes, fault: Fault | None) -> bytes:
+def page(dataset: Dataset, dealer: FaultInjector, query: bytes, fault: Fault | None) -> bytes:
     """Return a page of records with the cursor of the next page, as JSON."""
     parameters = _read(query)
     rows = dataset.select(_filter(parameters))
@@ -54,19 +54,21 @@ def _read(query: bytes) -> Parameters:
             continue
         if name not in _KNOWN:
             hint = f"there is {', '.join(sorted(_KNOWN))}"
-            raise BadRequest("BAD_PARAMETER", f"{name} is not known here", hint=hint)
+            raise InvalidQuery("BAD_PARAMETER", f"{name} is not known here", hint=hint)
         if name in parameters:
             raise _bad(name, "comes once")
         parameters[name] = unquote_plus(value) if "%" in value or "+" in value else value
     return parameters
 
 
-def _filter(parameters: Parameters) -> Filter:
+def _filter(parameters: Parameters) -> RecordFilter:
     lower, upper = _integer(parameters, "price_from"), _integer(parameters, "price_below")
     is_null = _truth(parameters, "price_null")
     if is_null and (lower is not None or upper is not None):
         raise _bad("price_null", "and a range of prices have no record in common")
-    return Filter(lower, upper, is_null, _moment(parameters, "updated_after"), _moment(parameters, "updated_upto"))
+    return RecordFilter(
+        lower, upper, is_null, _moment(parameters, "updated_after"), _moment(parameters, "updated_upto")
+    )
 
 
 def _offset(parameters: Parameters, limit: int) -> int:
@@ -121,11 +123,11 @@ def read_moment(text: str) -> int:
     return micros(moment)
 
 
-def _cursor(key: int, order: Order) -> bytes:
+def _cursor(key: int, order: RecordOrder) -> bytes:
     return urlsafe_b64encode(b"%b:%x" % (order.value.encode(), key)).rstrip(b"=")
 
 
-def _cursor_key(cursor: str, order: Order) -> int:
+def _cursor_key(cursor: str, order: RecordOrder) -> int:
     """Return the key of the row that precedes the page."""
     try:
         text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
@@ -137,5 +139,5 @@ def _cursor_key(cursor: str, order: Order) -> int:
     return int(found[2], 16)
 
 
-def _bad(name: str, what: str) -> BadRequest:
-    return BadRequest("BAD_PARAMETER", f"{name} {what}")
+def _bad(name: str, what: str) -> InvalidQuery:
+    return InvalidQuery("BAD_PARAMETER", f"{name} {what}")

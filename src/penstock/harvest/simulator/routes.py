@@ -12,9 +12,9 @@ import structlog
 
 from penstock.harvest.simulator import graphql, rest
 from penstock.harvest.simulator.dataset import Dataset
-from penstock.harvest.simulator.faults import Churn, Dealer, Fault, Faults, Kind, Rates
-from penstock.harvest.simulator.graphql import Tokens
-from penstock.harvest.simulator.rest import BadRequest
+from penstock.harvest.simulator.faults import Churn, Fault, FaultInjector, FaultKind, Faults, Rates
+from penstock.harvest.simulator.graphql import AccessTokens
+from penstock.harvest.simulator.rest import InvalidQuery
 from penstock.kernel.errors import Invalid, NotFound, PenstockError
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class WrongMethod(Invalid):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SimulatedRequest:
     """Request with the complete body."""
 
     method: str
@@ -44,7 +44,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SimulatedResponse:
     """Answer with a body, or with lines. *delay* is in seconds, or None for never. *is_cut* sends half of the body."""
 
     body: bytes = b""
@@ -66,7 +66,7 @@ class Answer:
             yield b"\n".join((*self.lines[start : start + _LINES_AT_ONCE], b""))
 
 
-class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ChangeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `POST /admin/changes`."""
 
     updates: Amount = 0
@@ -78,30 +78,33 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Routes:
     """Answers all requests of the simulator."""
 
-    def __init__(self, dataset: Dataset, dealer: Dealer, tokens: Tokens, churn: Churn) -> None:
+    def __init__(self, dataset: Dataset, dealer: FaultInjector, tokens: AccessTokens, churn: Churn) -> None:
         self.dataset = dataset
         self.dealer = dealer
         self.tokens = tokens
         self.churn = churn
         self.requests: Counter[str] = Counter()
-        self._sources: dict[str, tuple[str, Callable[[Request, Fault | None], bytes]]] = {
+        self._sources: dict[str, tuple[str, Callable[[SimulatedRequest, Fault | None], bytes]]] = {
             "/records": ("GET", self._page),
             "/records/count": ("GET", self._count),
             "/graphql": ("POST", self._graphql),
         }
-        self._others: dict[str, tuple[str, Callable[[Request], Answer]]] = {
-            "/": ("GET", lambda _: Answer(_ABOUT, media_type=b"text/plain; charset=utf-8")),
+        self._others: dict[str, tuple[str, Callable[[SimulatedRequest], SimulatedResponse]]] = {
+            "/": ("GET", lambda _: SimulatedResponse(_ABOUT, media_type=b"text/plain; charset=utf-8")),
             "/admin/stats": ("GET", lambda _: _json(self.stats())),
-            "/admin/records": ("GET", lambda _: Answer(media_type=b"application/x-ndjson", lines=self.dataset.truth())),
+            "/admin/records": (
+                "GET",
+                lambda _: SimulatedResponse(media_type=b"application/x-ndjson", lines=self.dataset.truth()),
+            ),
             "/admin/faults": ("POST", self._set_faults),
             "/admin/changes": ("POST", self._change),
             "/admin/expire-tokens": ("POST", lambda _: _json({"expired": self.tokens.expire()})),
         }
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: SimulatedRequest) -> SimulatedResponse:
         """Return the answer to a request. Errors are answers as well."""
         if len(request.body) > BODY_LIMIT:
-            return _refusal(BadRequest("BAD_REQUEST", f"a body has at most {BODY_LIMIT} bytes"))
+            return _refusal(InvalidQuery("BAD_REQUEST", f"a body has at most {BODY_LIMIT} bytes"))
         try:
             if request.path in self._sources:
                 return self._answer_source(request)
@@ -121,18 +124,18 @@ class Routes:
             "generation": self.dataset.generation,
         }
 
-    def _answer_source(self, request: Request) -> Answer:
+    def _answer_source(self, request: SimulatedRequest) -> SimulatedResponse:
         method, make = self._sources[request.path]
         _check_method(method, request)
         faults, fault = self.dealer.faults, self.dealer.deal()
-        if fault is None or fault.kind is Kind.SHORT:
-            answer = Answer(make(request, fault))
+        if fault is None or fault.kind is FaultKind.SHORT:
+            answer = SimulatedResponse(make(request, fault))
         else:
             self.dealer.given[fault.kind] += 1
-            answer = _fail(Answer(make(request, None)), fault.kind, faults)
+            answer = _fail(SimulatedResponse(make(request, None)), fault.kind, faults)
         return answer if answer.delay is None else replace(answer, delay=answer.delay + faults.latency_ms / 1_000)
 
-    def _answer_other(self, request: Request) -> Answer:
+    def _answer_other(self, request: SimulatedRequest) -> SimulatedResponse:
         if request.path not in self._others:
             raise NotFound("NO_SUCH_PATH", "there is nothing here", hint="GET / tells what there is")
         self.requests["admin"] += 1
@@ -140,26 +143,26 @@ class Routes:
         _check_method(method, request)
         return make(request)
 
-    def _page(self, request: Request, fault: Fault | None) -> bytes:
+    def _page(self, request: SimulatedRequest, fault: Fault | None) -> bytes:
         self.requests["page"] += 1
         return rest.page(self.dataset, self.dealer, request.query, fault)
 
-    def _count(self, request: Request, _fault: Fault | None) -> bytes:
+    def _count(self, request: SimulatedRequest, _fault: Fault | None) -> bytes:
         self.requests["count"] += 1
         return rest.count(self.dataset, request.query)
 
-    def _graphql(self, request: Request, fault: Fault | None) -> bytes:
+    def _graphql(self, request: SimulatedRequest, fault: Fault | None) -> bytes:
         kind, body = graphql.answer(self.dataset, self.tokens, self.dealer, request.body, fault)
         self.requests[kind] += 1
         return body
 
-    def _set_faults(self, request: Request) -> Answer:
+    def _set_faults(self, request: SimulatedRequest) -> SimulatedResponse:
         """Replace all faults: a field that the body lacks has the default value."""
         self.dealer.set(_decode(request, Faults))
         return _json(msgspec.to_builtins(self.dealer.faults))
 
-    def _change(self, request: Request) -> Answer:
-        asked = _decode(request, Changes)
+    def _change(self, request: SimulatedRequest) -> SimulatedResponse:
+        asked = _decode(request, ChangeRequest)
         if asked.churn is not None:
             self.churn.set(asked.churn)
         changed = self.dataset.change(asked.updates, asked.inserts, asked.deletes)
@@ -167,35 +170,35 @@ class Routes:
         return _json({**asdict(changed), **state, "churn": msgspec.to_builtins(self.churn.rates)})
 
 
-def _check_method(method: str, request: Request) -> None:
+def _check_method(method: str, request: SimulatedRequest) -> None:
     if request.method != method:
         raise WrongMethod("WRONG_METHOD", f"{request.path} takes {method}")
 
 
-def _decode(request: Request, shape: type[T]) -> T:
+def _decode(request: SimulatedRequest, shape: type[T]) -> T:
     try:
         return msgspec.json.decode(request.body, type=shape)
     except msgspec.DecodeError as error:
-        raise BadRequest("BAD_BODY", str(error)) from error
+        raise InvalidQuery("BAD_BODY", str(error)) from error
 
 
-def _fail(answer: Answer, kind: Kind, faults: Faults) -> Answer:
+def _fail(answer: SimulatedResponse, kind: FaultKind, faults: Faults) -> SimulatedResponse:
     """Return the answer with a fault instead of *answer*."""
-    if kind is Kind.THROTTLED:
+    if kind is FaultKind.THROTTLED:
         error = {"error": {"code": "TOO_MANY_REQUESTS", "detail": "slower, please"}}
         return _json(error, 429, [(b"retry-after", b"%d" % ceil(faults.retry_after))])
-    if kind is Kind.ERROR:
+    if kind is FaultKind.ERROR:
         return _refusal(PenstockError("INTERNAL", "this is one of the faults that were asked for"))
-    if kind is Kind.TIMEOUT:
+    if kind is FaultKind.TIMEOUT:
         return replace(answer, delay=faults.timeout_for)
-    if kind is Kind.GARBAGE:
+    if kind is FaultKind.GARBAGE:
         return replace(answer, body=answer.body[: len(answer.body) // 2])
     return replace(answer, is_cut=True)
 
 
-def _json(data: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> Answer:
-    return Answer(orjson.dumps(data), status, headers=headers)
+def _json(data: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> SimulatedResponse:
+    return SimulatedResponse(orjson.dumps(data), status, headers=headers)
 
 
-def _refusal(error: PenstockError) -> Answer:
+def _refusal(error: PenstockError) -> SimulatedResponse:
     return _json({"error": error.as_dict()}, error.status)

@@ -15,10 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from penstock.harvest.simulator.dataset import Changed, Dataset, Order, Prices
-from penstock.harvest.simulator.faults import NO_FAULTS, STILL, Churn, Dealer, Faults, Rates
-from penstock.harvest.simulator.graphql import Tokens
-from penstock.harvest.simulator.routes import BODY_LIMIT, Request, Routes
+from penstock.harvest.simulator.dataset import Dataset, DatasetChange, PriceFormat, RecordOrder
+from penstock.harvest.simulator.faults import NO_FAULTS, STILL, Churn, FaultInjector, Faults, Rates
+from penstock.harvest.simulator.graphql import AccessTokens
+from penstock.harvest.simulator.routes import BODY_LIMIT, Routes, SimulatedRequest
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import Conflict, Invalid
 
@@ -33,8 +33,8 @@ class LocalOptions:
 
     records: int = 500_000
     seed: int = 7
-    prices: Prices = Prices.HEAVY
-    order: Order = Order.PRICE
+    prices: PriceFormat = PriceFormat.HEAVY
+    order: RecordOrder = RecordOrder.PRICE
     host: str = "127.0.0.1"
     port: int = 0
     username: str = "demo@example.com"
@@ -55,7 +55,7 @@ class LocalSource:
         """Apply *faults* from now on."""
         self._routes.dealer.set(faults)
 
-    def change(self, updates: int = 0, inserts: int = 0, deletes: int = 0) -> Changed:
+    def change(self, updates: int = 0, inserts: int = 0, deletes: int = 0) -> DatasetChange:
         """Change random records at once."""
         return self._routes.dataset.change(updates, inserts, deletes)
 
@@ -83,8 +83,8 @@ async def local_source(options: LocalOptions | None = None, clock: Clock | None 
     options, clock = options or LocalOptions(), clock or SystemClock()
     check_host(options.host)
     dataset = Dataset(options.records, options.seed, options.prices, options.order, clock)
-    tokens = Tokens(options.username, options.password, options.token_lifetime, clock)
-    routes = Routes(dataset, Dealer(options.faults, options.seed), tokens, Churn(dataset))
+    tokens = AccessTokens(options.username, options.password, options.token_lifetime, clock)
+    routes = Routes(dataset, FaultInjector(options.faults, options.seed), tokens, Churn(dataset))
     async with _serve(make_app(routes), options.host, options.port) as url:
         routes.churn.set(options.churn)
         try:
@@ -110,7 +110,7 @@ def make_app(routes: Routes) -> ASGIApp:
         body = await _read_body(receive)
         if body is None:
             return
-        answer = routes.answer(Request(scope["method"], scope["path"], scope["query_string"], body))
+        answer = routes.answer(SimulatedRequest(scope["method"], scope["path"], scope["query_string"], body))
         if answer.delay != 0:
             await _await_disconnect(receive, answer.delay)
         await send({"type": "http.response.start", "status": answer.status, "headers": answer.all_headers()})

@@ -14,8 +14,8 @@ from yarl import URL
 
 from penstock.harvest.config import CallSection
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
-from penstock.harvest.sources.rate_limiter import CLOSED, Gate
-from penstock.kernel.http.external_api import CallFailed, ExternalApi, Failure, bare
+from penstock.harvest.sources.rate_limiter import CLOSED, RateLimiter
+from penstock.kernel.http.external_api import ApiFailure, CallFailed, ExternalApi, bare
 from penstock.kernel.tasks.backoff import delay
 
 T = TypeVar("T")
@@ -23,16 +23,18 @@ UNAUTHORIZED = "SOURCE_UNAUTHORIZED"
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class SourceClient:
     """Calls one source. Messages never contain one of the secrets of its *api*."""
 
     api: ExternalApi
     session: aiohttp.ClientSession
-    gate: Gate
+    gate: RateLimiter
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, gate: Gate, call: CallSection, headers: Mapping[str, str]) -> "AsyncIterator[Caller]":
+    async def open(
+        cls, gate: RateLimiter, call: CallSection, headers: Mapping[str, str]
+    ) -> "AsyncIterator[SourceClient]":
         """With connections of its own, closed at the end."""
         sent = {"Accept": "application/json", **headers}
         limits = (call.timeout, call.attempts, call.page_bytes)
@@ -60,19 +62,19 @@ class Caller:
         """A failed attempt as a failure of the source."""
         failure, said, place = failed.failure, f"{method} {failed.message}", f"{method} {bare(url)}"
         is_pause = failed.status == HTTPStatus.SERVICE_UNAVAILABLE and failed.after is not None
-        if is_pause or failure is Failure.THROTTLED:
+        if is_pause or failure is ApiFailure.THROTTLED:
             return SourcePaused("SOURCE_THROTTLED", said, after=failed.after)
-        if failure is Failure.MOVED:
+        if failure is ApiFailure.MOVED:
             return SourceRefused("SOURCE_MOVED", f"{place} answered {failed.status}: give its new address as url")
-        if failure is Failure.TOO_LARGE:
+        if failure is ApiFailure.TOO_LARGE:
             said = f"{place} answered with more than {self.api.limit} bytes: ask for fewer records, or raise page_bytes"
             return SourceRefused("SOURCE_TOO_LARGE", said)
         if not failed.is_retryable:
-            return SourceRefused(UNAUTHORIZED if failure is Failure.UNAUTHORIZED else "SOURCE_REFUSED", said)
-        if failure is Failure.TIMEOUT:
+            return SourceRefused(UNAUTHORIZED if failure is ApiFailure.UNAUTHORIZED else "SOURCE_REFUSED", said)
+        if failure is ApiFailure.TIMEOUT:
             limit = self.api.timeout.total_seconds()
             return SourceFailed("SOURCE_TIMEOUT", f"{place} did not answer within {limit:g} s")
-        return SourceFailed("SOURCE_UNREACHABLE" if failure is Failure.UNREACHABLE else "SOURCE_ERROR", said)
+        return SourceFailed("SOURCE_UNREACHABLE" if failure is ApiFailure.UNREACHABLE else "SOURCE_ERROR", said)
 
 
 def _wait(error: Exception, attempt: int) -> timedelta | None:

@@ -7,9 +7,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from yarl import URL
 
-from penstock.harvest.config import NivodaSource as NivodaSection
-from penstock.harvest.model import Kind, Page, Position, Range, Window
-from penstock.harvest.sources.http import UNAUTHORIZED, Caller, instant
+from penstock.harvest.config import NivodaSourceSection as NivodaSection
+from penstock.harvest.model import PagePosition, PartitionKind, PartitionRange, RecordPage, TimeWindow
+from penstock.harvest.sources.http import UNAUTHORIZED, SourceClient, instant
 from penstock.harvest.sources.json_envelope import garbage, reader, records
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.kernel.clock import Clock
@@ -44,47 +44,47 @@ _THROTTLED = {"RATE_LIMITED", "THROTTLED", "TOO_MANY_REQUESTS"}
 T = TypeVar("T")
 
 
-class _Problem(msgspec.Struct):
+class _GraphqlProblem(msgspec.Struct):
     message: str = ""
     extensions: dict[str, Any] | None = None
 
 
-class _Answer(msgspec.Struct, Generic[T]):
+class _GraphqlResponse(msgspec.Struct, Generic[T]):
     data: T | None = None
-    errors: list[_Problem] | None = None
+    errors: list[_GraphqlProblem] | None = None
 
 
-class _Token(msgspec.Struct):
+class _AccessToken(msgspec.Struct):
     token: str
 
 
 class _LogIn(msgspec.Struct):
-    username_and_password: _Token | None = None
+    username_and_password: _AccessToken | None = None
 
 
-class _LoggedIn(msgspec.Struct):
+class _LogInResult(msgspec.Struct):
     authenticate: _LogIn | None = None
 
 
-class _As(msgspec.Struct, Generic[T], rename={"as_": "as"}):
+class _AsUser(msgspec.Struct, Generic[T], rename={"as_": "as"}):
     as_: T | None = None
 
 
-class _Count(msgspec.Struct):
+class _CountResult(msgspec.Struct):
     diamonds_by_query_count: int | None = None
 
 
-class _Items(msgspec.Struct):
+class _ItemsResult(msgspec.Struct):
     items: list[msgspec.Raw]
 
 
-class _Page(msgspec.Struct):
-    diamonds_by_query: _Items | None = None
+class _PageResult(msgspec.Struct):
+    diamonds_by_query: _ItemsResult | None = None
 
 
-_decode_token = reader(msgspec.json.Decoder(_Answer[_LoggedIn]))
-_decode_count = reader(msgspec.json.Decoder(_Answer[_As[_Count]]))
-_decode_page = reader(msgspec.json.Decoder(_Answer[_As[_Page]]))
+_decode_token = reader(msgspec.json.Decoder(_GraphqlResponse[_LogInResult]))
+_decode_count = reader(msgspec.json.Decoder(_GraphqlResponse[_AsUser[_CountResult]]))
+_decode_page = reader(msgspec.json.Decoder(_GraphqlResponse[_AsUser[_PageResult]]))
 
 
 class NivodaSource:
@@ -93,7 +93,7 @@ class NivodaSource:
     is_seekable = True
     has_windows = True
 
-    def __init__(self, section: NivodaSection, password: str, caller: Caller, clock: Clock) -> None:
+    def __init__(self, section: NivodaSection, password: str, caller: SourceClient, clock: Clock) -> None:
         self._section = section
         self._password = password
         self._caller = caller
@@ -104,15 +104,15 @@ class NivodaSource:
         self._logging_in = asyncio.Lock()
         caller.api.secrets.add(password)
 
-    async def count(self, range_: Range, window: Window) -> int:
+    async def count(self, range_: PartitionRange, window: TimeWindow) -> int:
         return await self._ask(_COUNT, {"query": _query(range_, window)}, self._read_count)
 
-    async def fetch(self, range_: Range, window: Window, position: Position, limit: int) -> Page:
+    async def fetch(self, range_: PartitionRange, window: TimeWindow, position: PagePosition, limit: int) -> RecordPage:
         most = min(limit, MOST)
 
-        def read(answer: bytes) -> Page:
+        def read(answer: bytes) -> RecordPage:
             texts = records(self._read_items(answer), most)
-            return Page(texts, Position(position.offset + len(texts)) if texts else None)
+            return RecordPage(texts, PagePosition(position.offset + len(texts)) if texts else None)
 
         variables = {"query": _query(range_, window), "offset": position.offset, "limit": most}
         return await self._ask(_PAGE, variables, read)
@@ -165,7 +165,7 @@ class NivodaSource:
             raise garbage("an answer without items")
         return given.diamonds_by_query.items
 
-    def _told(self, answer: _Answer[T]) -> T:
+    def _told(self, answer: _GraphqlResponse[T]) -> T:
         """The data; a GraphQL error, which comes with status 200, is raised as what it means."""
         if answer.errors:
             raise _failure(answer.errors[0], self._caller.api.said(answer.errors[0].message))
@@ -174,18 +174,18 @@ class NivodaSource:
         return answer.data
 
 
-def _query(range_: Range, window: Window) -> dict[str, Any]:
+def _query(range_: PartitionRange, window: TimeWindow) -> dict[str, Any]:
     """Nivoda's ranges have both their ends, ours begin with their lower end and stop before their upper."""
     ends = {"from": range_.lower, "to": None if range_.upper is None else range_.upper - 1}
     value = {name: end for name, end in ends.items() if end is not None}
     changed = {name: instant(at) for name, at in (("after", window.after), ("upto", window.upto)) if at}
     query: dict[str, Any] = {"dollar_value": value, "updated_at": changed}
-    if range_.kind is Kind.NULL:
+    if range_.kind is PartitionKind.NULL:
         query["has_price"] = False
     return {name: value for name, value in query.items() if value != {}}
 
 
-def _failure(problem: _Problem, message: str) -> SourceFailed:
+def _failure(problem: _GraphqlProblem, message: str) -> SourceFailed:
     code = str((problem.extensions or {}).get("code"))
     if code == "UNAUTHENTICATED":
         return SourceRefused(UNAUTHORIZED, message)

@@ -3,19 +3,19 @@
 from datetime import timedelta
 from typing import Protocol
 
-from penstock.harvest.model import Page, Position, Range, Window
+from penstock.harvest.model import PagePosition, PartitionRange, RecordPage, TimeWindow
 
 
-class Source(Protocol):
+class HarvestSource(Protocol):
     """A paged API. Every call is one request, throttled together with all others of the feed (H15)."""
 
     is_seekable: bool  # whether any offset can be fetched; else pages come one after another, each by its cursor
     has_windows: bool  # whether it can be asked for what changed
 
-    async def count(self, range_: Range, window: Window) -> int:
+    async def count(self, range_: PartitionRange, window: TimeWindow) -> int:
         """How many records there are in *range_* that changed in *window*."""
 
-    async def fetch(self, range_: Range, window: Window, position: Position, limit: int) -> Page:
+    async def fetch(self, range_: PartitionRange, window: TimeWindow, position: PagePosition, limit: int) -> RecordPage:
         """Up to *limit* records at *position*, in an order that changes only when records do."""
 
 

@@ -34,7 +34,7 @@ _SQL = load("penstock.harvest.sources", file="rate_limiter.sql")
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _QueueState:
     """How the feed stood at *at*."""
 
     at: datetime = _NEVER
@@ -46,14 +46,14 @@ class _Standing:
 
 
 @dataclass(eq=False, slots=True)
-class _Turn:
+class _RequestSlot:
     """A request that wants a slot, and when it may go."""
 
     at: datetime = _NEVER
     is_taken: bool = False
 
 
-class Gate:
+class RateLimiter:
     """Lets the requests of one process pass, in step with all others of the feed."""
 
     def __init__(self, feed: str, call: CallSection, db: Database, *, patience: timedelta = PATIENCE) -> None:
@@ -64,8 +64,8 @@ class Gate:
         self._patience = patience
         self._room = asyncio.Semaphore(call.at_once)
         self._asking = asyncio.Lock()
-        self._turns: list[_Turn] = []
-        self._standing = _Standing()
+        self._turns: list[_RequestSlot] = []
+        self._standing = _QueueState()
         self._throttled = 0  # pauses without a length, in a row
 
     @asynccontextmanager
@@ -136,7 +136,7 @@ class Gate:
 
     async def _wait_for_slot(self, rate: float) -> None:
         """Sleep until this request may go. All that ask while one question is under way share the next."""
-        turn = _Turn()
+        turn = _RequestSlot()
         self._turns.append(turn)
         try:
             async with self._asking:
@@ -219,7 +219,7 @@ class Gate:
         """One statement over the feed's row, and how it stands after it; None when it did not apply."""
         row = await self._db.fetchrow(_SQL[name], self._feed, *args)
         if row is not None:
-            self._standing = _Standing(
+            self._standing = _QueueState(
                 self.clock.now(),
                 row["paused_until"] or _NEVER,
                 row["paused_because"] or "",

@@ -8,7 +8,7 @@ from fastapi.responses import StreamingResponse
 
 from penstock.ingest.api import schemas
 from penstock.ingest.api.queries import IngestViews
-from penstock.ingest.contract import PREFIX, RunState
+from penstock.ingest.contract import PREFIX, IngestRunState
 from penstock.ingest.run.store import START
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
@@ -28,63 +28,65 @@ Views = Annotated[IngestViews, Depends(_views)]
 
 
 @routes.get("/suppliers")
-async def suppliers(views: Views) -> schemas.Suppliers:
+async def suppliers(views: Views) -> schemas.SupplierList:
     """Where every supplier stands."""
-    return schemas.Suppliers(suppliers=[schemas.Supplier(**one.as_dict()) for one in await views.suppliers()])
+    return schemas.SupplierList(suppliers=[schemas.SupplierView(**one.as_dict()) for one in await views.suppliers()])
 
 
 @routes.get("/suppliers/{supplier}")
-async def supplier(supplier: Supplier, views: Views) -> schemas.Supplier:
+async def supplier(supplier: Supplier, views: Views) -> schemas.SupplierView:
     """Where one supplier stands."""
-    return schemas.Supplier(**(await views.supplier(supplier)).as_dict())
+    return schemas.SupplierView(**(await views.supplier(supplier)).as_dict())
 
 
 @routes.get("/suppliers/{supplier}/moves")
-async def moves(supplier: Supplier, views: Views, limit: Limit = 100) -> schemas.Moves:
+async def moves(supplier: Supplier, views: Views, limit: Limit = 100) -> schemas.FileMoveList:
     """Where the files of a supplier went, the latest first."""
     found = await views.moves(supplier, limit)
-    return schemas.Moves(moves=[schemas.Move.model_validate(one, from_attributes=True) for one in found])
+    return schemas.FileMoveList(moves=[schemas.FileMove.model_validate(one, from_attributes=True) for one in found])
 
 
 @routes.get("/runs")
 async def runs(
     views: Views,
     supplier: Annotated[str | None, Query(max_length=64)] = None,
-    status: RunState | None = None,
+    status: IngestRunState | None = None,
     limit: Limit = 100,
     cursor: Cursor = None,
-) -> schemas.Runs:
+) -> schemas.IngestRunList:
     """The runs there were, the latest first."""
     moment, run_id = page.after(cursor, [datetime, str], START)
     found = await views.runs(supplier, status, (moment, run_id), limit)
-    items = [schemas.Run.model_validate(one, from_attributes=True) for one in found.items]
-    return schemas.Runs(runs=items, next=found.next)
+    items = [schemas.IngestRun.model_validate(one, from_attributes=True) for one in found.items]
+    return schemas.IngestRunList(runs=items, next=found.next)
 
 
 @routes.get("/runs/{runId}")
-async def run(run_id: Annotated[RunId, Path(alias="runId")], views: Views) -> schemas.OneRun:
+async def run(run_id: Annotated[RunId, Path(alias="runId")], views: Views) -> schemas.IngestRunDetails:
     """A run with its manifest, the files it moved, and its history."""
     row, moved, history = await views.run(run_id)
-    known = schemas.Run.model_validate(row, from_attributes=True).model_dump()
-    return schemas.OneRun(
+    known = schemas.IngestRun.model_validate(row, from_attributes=True).model_dump()
+    return schemas.IngestRunDetails(
         **known,
-        moves=[schemas.Move.model_validate(one, from_attributes=True) for one in moved],
-        history=[schemas.Noted.model_validate(one.entry, from_attributes=True) for one in history],
+        moves=[schemas.FileMove.model_validate(one, from_attributes=True) for one in moved],
+        history=[schemas.IngestMove.model_validate(one.entry, from_attributes=True) for one in history],
     )
 
 
 @routes.get("/runs/{runId}/bad-rows")
-async def bad_rows(run_id: Annotated[RunId, Path(alias="runId")], views: Views, limit: Limit = 100) -> schemas.BadRows:
+async def bad_rows(
+    run_id: Annotated[RunId, Path(alias="runId")], views: Views, limit: Limit = 100
+) -> schemas.BadRowList:
     """The first bad rows of a run, and how often each reason came."""
     manifest, stats, rows = await views.bad_rows(run_id, limit)
-    return schemas.BadRows(run_id=run_id, bad_rows=manifest["bad_rows"], reasons=stats.get("reasons", {}), rows=rows)
+    return schemas.BadRowList(run_id=run_id, bad_rows=manifest["bad_rows"], reasons=stats.get("reasons", {}), rows=rows)
 
 
 @routes.get("/state/{supplier}")
-async def state(supplier: Supplier, views: Views) -> schemas.State:
+async def state(supplier: Supplier, views: Views) -> schemas.StateView:
     """Which state of a supplier is current, where it comes from and what it changed."""
     pointer, manifest = await views.state(supplier)
-    return schemas.State(supplier=supplier, manifest=manifest, **pointer.as_dict())
+    return schemas.StateView(supplier=supplier, manifest=manifest, **pointer.as_dict())
 
 
 @routes.get("/state/{supplier}/facts", response_class=StreamingResponse, responses={200: {"content": {NDJSON: {}}}})

@@ -5,11 +5,11 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from penstock.ingest.contract import RunState
-from penstock.kernel.http.schemas import Moved
+from penstock.ingest.contract import IngestRunState
+from penstock.kernel.http.schemas import MoveSchema
 
 
-class Supplier(BaseModel):
+class SupplierView(BaseModel):
     """Where a supplier stands."""
 
     supplier: str
@@ -29,11 +29,11 @@ class Supplier(BaseModel):
     alerts: list[str]
 
 
-class Suppliers(BaseModel):
-    suppliers: list[Supplier]
+class SupplierList(BaseModel):
+    suppliers: list[SupplierView]
 
 
-class Move(BaseModel):
+class FileMove(BaseModel):
     """A file that went somewhere."""
 
     file_name: str
@@ -43,16 +43,16 @@ class Move(BaseModel):
     run_id: str | None
 
 
-class Moves(BaseModel):
-    moves: list[Move]
+class FileMoveList(BaseModel):
+    moves: list[FileMove]
 
 
-class Run(BaseModel):
+class IngestRun(BaseModel):
     """A run as it is listed."""
 
     run_id: str
     supplier: str
-    status: RunState
+    status: IngestRunState
     holder: str
     failure_code: str | None
     started_at: datetime
@@ -60,30 +60,30 @@ class Run(BaseModel):
     manifest: dict[str, Any] | None = Field(description="Once it has ended.")
 
 
-class Runs(BaseModel):
-    runs: list[Run]
+class IngestRunList(BaseModel):
+    runs: list[IngestRun]
     next: str | None
 
 
-class Noted(Moved):
+class IngestMove(MoveSchema):
     """One move of a run's state."""
 
 
-class OneRun(Run):
+class IngestRunDetails(IngestRun):
     """A run with all that is known of it."""
 
-    moves: list[Move]
-    history: list[Noted]
+    moves: list[FileMove]
+    history: list[IngestMove]
 
 
-class BadRows(BaseModel):
+class BadRowList(BaseModel):
     run_id: str
     bad_rows: int
     reasons: dict[str, int]
     rows: list[dict[str, Any]]
 
 
-class State(BaseModel):
+class StateView(BaseModel):
     """Which state is current, and where it comes from."""
 
     supplier: str

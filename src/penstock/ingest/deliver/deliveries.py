@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from penstock.ingest.deliver.targets import Refused, call_webhook, fill_dictionary, start_flow
-from penstock.ingest.run.publish import Current, current_state
+from penstock.ingest.deliver.targets import DeliveryRefused, call_webhook, fill_dictionary, start_flow
+from penstock.ingest.run.publish import CurrentState, current_state
 from penstock.ingest.state.reader import open_state
-from penstock.ingest.supplier import Supplier, Target
+from penstock.ingest.supplier import DeliveryTarget, Supplier
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.async_bridge import Bridge
+from penstock.ingest.tree.async_bridge import AsyncBridge
 from penstock.ingest.tree.documents import document, small
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import FileTree
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Invalid, PenstockError, Transient
 from penstock.kernel.tasks.backoff import delay
@@ -20,7 +20,7 @@ _FIRST, _LONGEST = timedelta(seconds=5), timedelta(hours=1)
 
 
 @dataclass
-class Delivery:
+class TargetDelivery:
     """How far telling one target has come; kept beside the run, so that it survives us."""
 
     target: str
@@ -33,10 +33,10 @@ class Delivery:
         return dict(vars(self))
 
 
-class Deliveries:
+class TargetDeliveries:
     """The targets of one supplier's current state."""
 
-    def __init__(self, tree: Tree, name: str, supplier: Supplier, bridge: Bridge, clock: Clock) -> None:
+    def __init__(self, tree: FileTree, name: str, supplier: Supplier, bridge: AsyncBridge, clock: Clock) -> None:
         self._tree = tree
         self._name = name
         self._supplier = supplier
@@ -51,7 +51,7 @@ class Deliveries:
         came: dict[str, str] = {}
         for target in self._supplier.targets:
             path = paths.run(current.pointer.run_id, f"deliveries/{target.digest}.json")
-            known = Delivery(**{"target": target.name, **document(self._tree.read(path))})
+            known = TargetDelivery(**{"target": target.name, **document(self._tree.read(path))})
             if known.is_done:
                 continue
             now = self._clock.now()
@@ -60,12 +60,12 @@ class Deliveries:
                 self._tree.write(path, small(known.as_dict()))
         return came
 
-    def _try(self, target: Target, current: Current, known: Delivery) -> str:
+    def _try(self, target: DeliveryTarget, current: CurrentState, known: TargetDelivery) -> str:
         """Tell one target; what it answers may be lost with us, and then it is told again, under the same ids."""
         known.attempts += 1
         try:
             known.told = self._tell(target, current)
-        except Refused as error:
+        except DeliveryRefused as error:
             known.is_done, known.told = True, error.as_dict()
             return f"refused: {error.code}: {error.message}"
         except PenstockError as error:
@@ -76,7 +76,7 @@ class Deliveries:
         known.is_done, known.again_at = True, None
         return "done"
 
-    def _tell(self, target: Target, current: Current) -> Any:
+    def _tell(self, target: DeliveryTarget, current: CurrentState) -> Any:
         if target.webhook is not None:
             key = f"{current.pointer.run_id}:{target.digest}"
             return self._bridge.call(call_webhook(target.webhook, self._name, current, key))

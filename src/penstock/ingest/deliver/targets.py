@@ -12,14 +12,14 @@ import orjson
 from msgspec import Raw
 
 from penstock.flows.contract import PREFIX as FLOWS
-from penstock.ingest.run.publish import Current
-from penstock.ingest.state.reader import State
+from penstock.ingest.run.publish import CurrentState
+from penstock.ingest.state.reader import PublishedState
 from penstock.ingest.supplier import DictionaryTarget, FlowTarget, WebhookTarget
 from penstock.kernel.config.loader import resolve
 from penstock.kernel.errors import Conflict, Invalid, PenstockError, Transient
 from penstock.kernel.http.client import ApiClient, Json
 from penstock.kernel.http.webhook import post_webhook
-from penstock.refdata.contract import PREFIX, Command, EventType, Item, Status, chunk_sizes, encode
+from penstock.refdata.contract import PREFIX, Command, CommandItem, EventType, UpdateState, chunk_sizes, encode
 
 _NAMESPACE = UUID("6f1f0c1e-3f53-4a57-9c0e-0d9a7c2f6f11")
 _AROUND = 40  # bytes around one item
@@ -28,15 +28,15 @@ _POLL = 0.2
 _TIMEOUT = 30.0
 
 
-class Refused(PenstockError):
+class DeliveryRefused(PenstockError):
     """The target will say the same again, to the same content."""
 
 
-async def fill_dictionary(target: DictionaryTarget, key: str, state: State) -> Json:
+async def fill_dictionary(target: DictionaryTarget, key: str, state: PublishedState) -> Json:
     """Make a dictionary what *state* is. The ids come from the run, so that whoever repeats this changes nothing."""
     snapshot_id = uuid5(_NAMESPACE, f"{state.pointer.run_id}:{target.tenant}:{target.code}")
     token = resolve(target.token, "targets.dictionary.token") if target.token else None
-    async with _Commands(target.url, token=token) as commands:
+    async with _CommandSender(target.url, token=token) as commands:
         sizes = list(chunk_sizes(map(_size, _items(state, key))))
         items = _items(state, key)
         for index, size in enumerate(sizes, start=1):
@@ -54,7 +54,7 @@ async def fill_dictionary(target: DictionaryTarget, key: str, state: State) -> J
         return await commands.ended(target.tenant, uuid5(snapshot_id, str(len(sizes))))
 
 
-class _Commands(ApiClient):
+class _CommandSender(ApiClient):
     """The command API of refdata, as far as a snapshot needs it."""
 
     def __init__(self, url: str, *, token: str | None) -> None:
@@ -68,42 +68,42 @@ class _Commands(ApiClient):
         deadline = monotonic() + _COMMIT_WITHIN
         while True:
             told = await self._get(f"/{quote(tenant, safe='')}/updates/{event_id}")
-            if told["status"] == Status.COMMITTED:
+            if told["status"] == UpdateState.COMMITTED:
                 return {"event_id": str(event_id), "version": told["committedVersion"]}
-            if told["status"] == Status.FAILED:
-                raise Refused(told.get("errorCode") or "FAILED", told.get("error") or "the update failed")
+            if told["status"] == UpdateState.FAILED:
+                raise DeliveryRefused(told.get("errorCode") or "FAILED", told.get("error") or "the update failed")
             if monotonic() > deadline:
                 raise Transient("NOT_YET_COMMITTED", "the commit takes longer", hint="it is looked at again")
             await asyncio.sleep(_POLL)
 
 
-def _size(item: Item) -> int:
+def _size(item: CommandItem) -> int:
     """Return at least the encoded size of *item* in bytes."""
     # Do not refine: the event ids are those of the chunk numbers, and a delivery under way must find its chunks again.
     return len(item.key.encode()) * 2 + len(item.payload) + _AROUND  # type: ignore[arg-type]
 
 
-def _items(state: State, key: str) -> Iterator[Item]:
+def _items(state: PublishedState, key: str) -> Iterator[CommandItem]:
     for fact in state:
         name = fact["payload"].get(key)
         if name is None:
             raise Invalid("KEY_MISSING", f"a fact has no {key}", hint="the key of a dictionary is in every fact")
-        yield Item(str(name), payload=Raw(orjson.dumps(fact["payload"])))
+        yield CommandItem(str(name), payload=Raw(orjson.dumps(fact["payload"])))
 
 
-async def start_flow(target: FlowTarget, supplier: str, current: Current) -> Json:
+async def start_flow(target: FlowTarget, supplier: str, current: CurrentState) -> Json:
     """Start a run of a flow. Its id comes from ours and the flow's name: whoever repeats this finds it there, however
     the server's address is written by then."""
     pointer = current.pointer
     told = {"supplier": supplier, "runId": pointer.run_id, "fence": pointer.fence, "facts": current.before.facts}
     run_id = f"{pointer.run_id}.{uuid5(_NAMESPACE, target.name).hex[:8]}"
     token = resolve(target.token, "targets.flow.token") if target.token else None
-    async with _Runs(target.url, token=token) as runs:
+    async with _FlowStarter(target.url, token=token) as runs:
         await runs.start({"runId": run_id, "flow": target.name, "scope": {**target.scope, **told}})
     return {"run_id": run_id}
 
 
-class _Runs(ApiClient):
+class _FlowStarter(ApiClient):
     """The API of flows, as far as a start needs it."""
 
     def __init__(self, url: str, *, token: str | None) -> None:
@@ -117,7 +117,7 @@ class _Runs(ApiClient):
                 raise
 
 
-async def call_webhook(target: WebhookTarget, supplier: str, current: Current, key: str) -> Json:
+async def call_webhook(target: WebhookTarget, supplier: str, current: CurrentState, key: str) -> Json:
     """Post a note of the publication; the same key every time, so that the receiver can tell a repetition."""
     pointer = current.pointer
     note = {

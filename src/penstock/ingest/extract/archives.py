@@ -17,12 +17,12 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, cast
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Failed
-from penstock.ingest.supplier import Sheets
+from penstock.ingest.model import RunFailed
+from penstock.ingest.supplier import SheetSelection
 
 if TYPE_CHECKING:
-    from penstock.ingest.extract.tables import Gauge
-    from penstock.ingest.supplier import Limits
+    from penstock.ingest.extract.tables import BatchSizer
+    from penstock.ingest.supplier import SupplierLimits
 
 _FREE = 64 << 20  # what may be unpacked from however little
 PEEK = 1 << 16
@@ -46,7 +46,7 @@ _IS_UTF8 = 0x800
 
 
 @dataclass(frozen=True)
-class Member:
+class ArchiveMember:
     """One file to read, packed or not. *path* is set when it lies on the disk as it is.
 
     *category* tells it from the others of its archive, and is empty when there are none.
@@ -64,10 +64,10 @@ class Member:
         return len(self.head) < PEEK
 
 
-class Allowance:
+class ExtractionLimits:
     """What a file may unpack to, all that is in it together; what is read again counts once."""
 
-    def __init__(self, name: str, packed: int | None, limits: "Limits") -> None:
+    def __init__(self, name: str, packed: int | None, limits: "SupplierLimits") -> None:
         self._name = name
         ratio = limits.max_bytes if packed is None else max(_FREE, packed * limits.max_ratio)
         self._limit = min(limits.max_bytes, ratio)
@@ -84,13 +84,13 @@ class Allowance:
         if self._total > self._limit:
             hint = "if it is meant, raise limits.max_bytes and limits.max_ratio"
             said = f"{self._name} unpacks to more than {self._limit} bytes"
-            raise Failed(FailureCode.FILE_TOO_LARGE, said, hint)
+            raise RunFailed(FailureCode.FILE_TOO_LARGE, said, hint)
 
 
-class Bounded(io.RawIOBase):
+class BoundedReader(io.RawIOBase):
     """A stream that ends the run when it grows beyond what is allowed, or turns out to be broken."""
 
-    def __init__(self, content: IO[bytes], name: str, number: int, allowance: Allowance) -> None:
+    def __init__(self, content: IO[bytes], name: str, number: int, allowance: ExtractionLimits) -> None:
         self._content = content
         self._name = name
         self._number = number
@@ -126,25 +126,29 @@ def unpacking(name: str) -> Iterator[None]:
         raise unreadable(name, str(error)) from error
 
 
-def unreadable(name: str, why: str) -> Failed:
+def unreadable(name: str, why: str) -> RunFailed:
     said = why.strip() or "it ends too early"
-    return Failed(FailureCode.FILE_UNREADABLE, f"{name} cannot be read: {said}", "ask the supplier to send it again")
+    return RunFailed(FailureCode.FILE_UNREADABLE, f"{name} cannot be read: {said}", "ask the supplier to send it again")
 
 
 def members(
-    file: Path, limits: "Limits", gauge: "Gauge", name: str | None = None, sheets: "Sheets | None" = None
-) -> Iterator[Member]:
+    file: Path,
+    limits: "SupplierLimits",
+    gauge: "BatchSizer",
+    name: str | None = None,
+    sheets: "SheetSelection | None" = None,
+) -> Iterator[ArchiveMember]:
     """What is in *file*, which people call *name*: itself, what it unpacks to, or each file of an archive."""
     name = name or file.name
     with file.open("rb") as content:
         start = content.read(4)
-    packed = Allowance(name, file.stat().st_size, limits)
+    packed = ExtractionLimits(name, file.stat().st_size, limits)
     if start[:2] == b"\x1f\x8b":
         yield from _spilled(_member(name, 1, lambda: _gunzipped(file, gauge), packed))
     elif start in (ZIPPED, b"PK\x05\x06") and not parts_of_office(file):
-        yield from _archived(file, name, sheets or Sheets(), packed, gauge)
+        yield from _archived(file, name, sheets or SheetSelection(), packed, gauge)
     else:
-        plain = Allowance(name, None, limits)
+        plain = ExtractionLimits(name, None, limits)
         yield replace(_member(name, 1, lambda: gauge.follow(file.open("rb")), plain), path=file)
 
 
@@ -153,25 +157,27 @@ def parts_of_office(file: Path) -> set[str]:
     try:
         with unpacking(file.name), zipfile.ZipFile(file) as archive:
             names = {name.replace("\\", "/").lstrip("/").lower() for name in archive.namelist()}
-    except Failed:
+    except RunFailed:
         return set()  # who reads it will tell
     return names.intersection(_OFFICE)
 
 
-def _gunzipped(file: Path, gauge: "Gauge") -> IO[bytes]:
+def _gunzipped(file: Path, gauge: "BatchSizer") -> IO[bytes]:
     content = gzip.GzipFile(fileobj=gauge.follow(file.open("rb")), mode="rb")
     content.myfileobj = content.fileobj  # type: ignore[assignment]  # so that it is closed with what is read from it
     return cast("IO[bytes]", content)
 
 
-def _archived(file: Path, name: str, sheets: Sheets, allowance: Allowance, gauge: "Gauge") -> Iterator[Member]:
+def _archived(
+    file: Path, name: str, sheets: SheetSelection, allowance: ExtractionLimits, gauge: "BatchSizer"
+) -> Iterator[ArchiveMember]:
     with gauge.follow(file.open("rb")) as content:
         with unpacking(name):
             archive = zipfile.ZipFile(content)
         found = {one: _named(one) for one in archive.infolist()}
         files = {one: path for one, path in found.items() if _counts(one, path)}
         if not files:
-            raise Failed(FailureCode.FORMAT_UNKNOWN, f"{name} is an archive without files", "what should be in it?")
+            raise RunFailed(FailureCode.FORMAT_UNKNOWN, f"{name} is an archive without files", "what should be in it?")
         wanted = _wanted(name, list(files.values()), sheets)
         for number, (one, path) in enumerate(files.items(), start=1):
             if path in wanted:
@@ -179,7 +185,9 @@ def _archived(file: Path, name: str, sheets: Sheets, allowance: Allowance, gauge
                 yield from _spilled(replace(member, category=wanted[path]))
 
 
-def _packed(archive: zipfile.ZipFile, one: zipfile.ZipInfo, name: str, number: int, allowance: Allowance) -> Member:
+def _packed(
+    archive: zipfile.ZipFile, one: zipfile.ZipInfo, name: str, number: int, allowance: ExtractionLimits
+) -> ArchiveMember:
     if one.flag_bits & 1:
         raise unreadable(name, "it needs a password")
     return _member(name, number, lambda: archive.open(one), allowance)
@@ -202,7 +210,7 @@ def _counts(one: zipfile.ZipInfo, path: PurePosixPath) -> bool:
     return not one.is_dir() and path.parts[:1] != ("__MACOSX",) and bool(path.name) and not path.name.startswith(".")
 
 
-def _wanted(name: str, files: list[PurePosixPath], sheets: Sheets) -> dict[PurePosixPath, str]:
+def _wanted(name: str, files: list[PurePosixPath], sheets: SheetSelection) -> dict[PurePosixPath, str]:
     """The files that count, and their categories."""
     if len(files) == 1:
         return dict.fromkeys(files, "")
@@ -215,7 +223,7 @@ def _wanted(name: str, files: list[PurePosixPath], sheets: Sheets) -> dict[PureP
     }
 
 
-def _chosen(name: str, files: list[PurePosixPath], sheets: Sheets) -> list[PurePosixPath]:
+def _chosen(name: str, files: list[PurePosixPath], sheets: SheetSelection) -> list[PurePosixPath]:
     """Files are chosen as sheets are; where no file is called so, sheets of workbooks are meant."""
     chosen = [path for path in files if not _is_among(path, sheets.skip)]
     if sheets.only is not None:
@@ -223,7 +231,7 @@ def _chosen(name: str, files: list[PurePosixPath], sheets: Sheets) -> list[PureP
         chosen = named or [path for path in chosen if path.suffix.lower() in _WORKBOOKS]
     if not chosen:
         said = f"none of its files is asked for: {', '.join(map(str, files))}"
-        raise Failed(FailureCode.FORMAT_UNKNOWN, f"{name}: {said}", "see source.sheets.only and source.sheets.skip")
+        raise RunFailed(FailureCode.FORMAT_UNKNOWN, f"{name}: {said}", "see source.sheets.only and source.sheets.skip")
     return chosen
 
 
@@ -231,7 +239,7 @@ def _is_among(path: PurePosixPath, names: list[str]) -> bool:
     return not {path.stem, path.name, str(path)}.isdisjoint(names)
 
 
-def _spilled(member: Member) -> Iterator[Member]:
+def _spilled(member: ArchiveMember) -> Iterator[ArchiveMember]:
     """A workbook that was packed once more is read from a file, as all workbooks are."""
     if not member.head.startswith((ZIPPED, OLE)):
         yield member
@@ -243,10 +251,10 @@ def _spilled(member: Member) -> Iterator[Member]:
         yield replace(member, path=path)
 
 
-def _member(name: str, number: int, unpack: Callable[[], IO[bytes]], allowance: Allowance) -> Member:
+def _member(name: str, number: int, unpack: Callable[[], IO[bytes]], allowance: ExtractionLimits) -> ArchiveMember:
     def opened() -> IO[bytes]:
         with unpacking(name):
-            return io.BufferedReader(Bounded(unpack(), name, number, allowance), PEEK)
+            return io.BufferedReader(BoundedReader(unpack(), name, number, allowance), PEEK)
 
     with opened() as content:
-        return Member(name, number, content.read(PEEK), opened)
+        return ArchiveMember(name, number, content.read(PEEK), opened)

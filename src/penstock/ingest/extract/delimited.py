@@ -11,13 +11,13 @@ from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 import polars as pl
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract.archives import Member, unreadable
+from penstock.ingest.extract.archives import ArchiveMember, unreadable
 from penstock.ingest.extract.detect import encoding_of, marked_encoding, without_mark
-from penstock.ingest.extract.tables import BATCH, CELLS, COLUMNS, HEAD, Batch, Table, gathered
-from penstock.ingest.model import Failed
+from penstock.ingest.extract.tables import BATCH, CELLS, COLUMNS, HEAD, RowBatch, SourceTable, gathered
+from penstock.ingest.model import RunFailed
 
 if TYPE_CHECKING:
-    from penstock.ingest.supplier import Source
+    from penstock.ingest.supplier import SupplierSource
 
 PIECE = 2 << 20
 _RECORD_LIMIT = 16 << 20
@@ -37,7 +37,7 @@ class Dialect(NamedTuple):
     is_mac: bool = False  # lines are ended by carriage returns
 
 
-def table(member: Member, source: "Source") -> Table:
+def table(member: ArchiveMember, source: "SupplierSource") -> SourceTable:
     """The one table a delimited text is."""
     dialect, text = dialect_of(member, source)
     head = list(islice(_rows(_split(text), dialect), HEAD + 1))
@@ -46,12 +46,14 @@ def table(member: Member, source: "Source") -> Table:
     width = max((len(row) for row in head), default=1)
     if width > COLUMNS:
         said = f"{member.name} has more than {COLUMNS} columns"
-        raise Failed(FailureCode.FILE_TOO_LARGE, said, f"is {dialect.delimiter!r} what delimits it? source.delimiter")
+        raise RunFailed(
+            FailureCode.FILE_TOO_LARGE, said, f"is {dialect.delimiter!r} what delimits it? source.delimiter"
+        )
     batches = _batches(member, dialect, width)
-    return Table(member.category, member.number, head[:HEAD], batches, is_delimited=True, file=member.name)
+    return SourceTable(member.category, member.number, head[:HEAD], batches, is_delimited=True, file=member.name)
 
 
-def dialect_of(member: Member, source: "Source") -> tuple[Dialect, str]:
+def dialect_of(member: ArchiveMember, source: "SupplierSource") -> tuple[Dialect, str]:
     """What is configured, else what the beginning of the text looks like; and that beginning."""
     encoding = _encoding(member, source)
     # What cannot be read is told when it is reached; here it only must not be in the way.
@@ -62,7 +64,7 @@ def dialect_of(member: Member, source: "Source") -> tuple[Dialect, str]:
     return Dialect(encoding, delimiter, source.quote, is_mac), text
 
 
-def _encoding(member: Member, source: "Source") -> str:
+def _encoding(member: ArchiveMember, source: "SupplierSource") -> str:
     """A byte order mark is never there by chance, whatever is configured."""
     if (marked := marked_encoding(member.head)) is not None:
         return marked
@@ -86,7 +88,7 @@ def _delimiter(text: str, quote: str) -> str:
     return best if score(best) > 0 else ","
 
 
-def _batches(member: Member, dialect: Dialect, width: int) -> Iterator[Batch]:
+def _batches(member: ArchiveMember, dialect: Dialect, width: int) -> Iterator[RowBatch]:
     with member.open() as content:
         pieces = _pieces(_decoded(content, dialect, member.name), dialect, width)
         row = 1
@@ -97,7 +99,7 @@ def _batches(member: Member, dialect: Dialect, width: int) -> Iterator[Batch]:
                 return
             frame = _by_columns(piece, dialect, _reached(piece, dialect, width), member.name)
             if frame.height:  # a second byte order mark may be all there is
-                yield Batch(frame, row)
+                yield RowBatch(frame, row)
             row += frame.height
 
 
@@ -213,13 +215,13 @@ def _by_columns(piece: bytes, dialect: Dialect, width: int, name: str) -> pl.Dat
 
 def _by_rows(
     piece: bytes, rest: Iterator[bytes], dialect: Dialect, width: int, first_row: int, name: str
-) -> Iterator[Batch]:
+) -> Iterator[RowBatch]:
     rows = _whole_rows(_lines(chain([piece], rest), name), dialect)
     # Cells beyond the one behind *width* are not kept: that one tells that the row is too long.
     kept = (row[: width + 1] for row in _told(rows, first_row, name))
     for batch in gathered(kept, BATCH, list):
         for frame in _frames(batch):
-            yield Batch(frame, first_row)
+            yield RowBatch(frame, first_row)
             first_row += frame.height
 
 

@@ -4,9 +4,9 @@ import re
 import zipfile
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract.archives import OLE, ZIPPED, Member, parts_of_office, unpacking
-from penstock.ingest.model import Failed
-from penstock.ingest.supplier import WORKBOOKS, Format
+from penstock.ingest.extract.archives import OLE, ZIPPED, ArchiveMember, parts_of_office, unpacking
+from penstock.ingest.model import RunFailed
+from penstock.ingest.supplier import WORKBOOKS, FileFormat
 
 _BOMS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _KNOWN = {
@@ -31,19 +31,19 @@ _HTML = re.compile(
 _XHTML = re.compile(r"<html\b[^>]*xhtml", re.IGNORECASE)
 
 
-def detected(member: Member, wanted: Format = Format.AUTO) -> Format:
+def detected(member: ArchiveMember, wanted: FileFormat = FileFormat.AUTO) -> FileFormat:
     """The format of *member*; Failed FORMAT_UNKNOWN when it is none of ours, or not what is *wanted*."""
     if not without_mark(member.head).strip(b"\0 \t\r\n") and member.is_all_in_head:
-        raise Failed(FailureCode.FILE_EMPTY, f"{member.name} is empty", "ask the supplier to send it again")
+        raise RunFailed(FailureCode.FILE_EMPTY, f"{member.name} is empty", "ask the supplier to send it again")
     found = _found(member)
     if found is None:
         raise _unknown(f"{member.name} is {_looks_like(member)}")
     # A text may be anything its supplier calls it: one record alone is JSON, and NDJSON too.
-    texts = (Format.CSV, Format.JSON, Format.NDJSON, Format.XML)
+    texts = (FileFormat.CSV, FileFormat.JSON, FileFormat.NDJSON, FileFormat.XML)
     can_pass = found in texts and wanted in texts and found not in WORKBOOKS
-    if wanted is not Format.AUTO and wanted is not found and not can_pass:
+    if wanted is not FileFormat.AUTO and wanted is not found and not can_pass:
         raise _unknown(f"{member.name} is {found.value}, not {wanted.value} as its configuration says")
-    return found if wanted is Format.AUTO else wanted
+    return found if wanted is FileFormat.AUTO else wanted
 
 
 def encoding_of(head: bytes, *, is_all: bool = False) -> str:
@@ -83,27 +83,27 @@ def without_mark(head: bytes) -> bytes:
     return head
 
 
-def _found(member: Member) -> Format | None:
+def _found(member: ArchiveMember) -> FileFormat | None:
     head = member.head
     if head.startswith(OLE):
-        return Format.XLS
+        return FileFormat.XLS
     if head.startswith(ZIPPED):
         return _workbook(member)
     return None if _known(head) else _text_format(head)
 
 
-def _workbook(member: Member) -> Format | None:
+def _workbook(member: ArchiveMember) -> FileFormat | None:
     if member.path is None:
         return None
     parts = parts_of_office(member.path)
     if "xl/workbook.xml" in parts:
-        return Format.XLSX
+        return FileFormat.XLSX
     if "xl/workbook.bin" in parts:
-        return Format.XLSB
+        return FileFormat.XLSB
     if "mimetype" not in parts:
         return None
     with unpacking(member.name), zipfile.ZipFile(member.path) as archive, archive.open("mimetype") as kind:
-        return Format.ODS if b"opendocument.spreadsheet" in kind.read(100) else None
+        return FileFormat.ODS if b"opendocument.spreadsheet" in kind.read(100) else None
 
 
 def _known(head: bytes) -> str | None:
@@ -114,22 +114,22 @@ def _known(head: bytes) -> str | None:
     return None
 
 
-def _text_format(head: bytes) -> Format | None:
+def _text_format(head: bytes) -> FileFormat | None:
     encoding = encoding_of(head)
     text = without_mark(head).decode(encoding, errors="replace")
     if _is_binary(text, encoding):
         return None
     start = text.lstrip()
     if start[:1] == "<":
-        return None if _is_html(start) else Format.XML
+        return None if _is_html(start) else FileFormat.XML
     if start[:1] == "[":
-        return Format.JSON
+        return FileFormat.JSON
     if start[:1] != "{":
-        return Format.CSV
+        return FileFormat.CSV
     # Objects line by line are records, one alone is a document, which holds some.
     lines = [line for line in start.split("\n", 20) if line.strip()]
     is_lines = len(lines) > 1 and lines[0].rstrip().endswith("}") and lines[1].lstrip()[:1] == "{"
-    return Format.NDJSON if is_lines else Format.JSON
+    return FileFormat.NDJSON if is_lines else FileFormat.JSON
 
 
 def _is_html(start: str) -> bool:
@@ -143,7 +143,7 @@ def _is_binary(text: str, encoding: str) -> bool:
     return strange > max(1, len(text) * _FEW)
 
 
-def _looks_like(member: Member) -> str:
+def _looks_like(member: ArchiveMember) -> str:
     head = member.head
     if head.startswith(ZIPPED):
         is_office = member.path is not None and parts_of_office(member.path)
@@ -152,6 +152,6 @@ def _looks_like(member: Member) -> str:
     return _known(head) or ("an HTML page" if _is_html(text) else "nothing we know")
 
 
-def _unknown(said: str) -> Failed:
+def _unknown(said: str) -> RunFailed:
     hint = "send CSV, XLSX, XLS, XLSB, ODS, JSON, NDJSON or XML, plain or packed with gzip or zip"
-    return Failed(FailureCode.FORMAT_UNKNOWN, said, hint)
+    return RunFailed(FailureCode.FORMAT_UNKNOWN, said, hint)

@@ -3,18 +3,18 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.ingest.extract.tables import Gauge, Table
-from penstock.ingest.supplier import WORKBOOKS, Format, Limits, Source
+from penstock.ingest.extract.tables import BatchSizer, SourceTable
+from penstock.ingest.supplier import WORKBOOKS, FileFormat, SupplierLimits, SupplierSource
 
 
 def open_tables(
     file: Path,
-    source: Source,
-    limits: Limits,
+    source: SupplierSource,
+    limits: SupplierLimits,
     wanted: list[str] | None = None,
-    gauge: Gauge | None = None,
+    gauge: BatchSizer | None = None,
     name: str | None = None,
-) -> Iterator[Table]:
+) -> Iterator[SourceTable]:
     """The tables of *file*, each to be read before the next; Failed when it cannot be read, which calls it *name*.
 
     Of JSON and XML only what is *wanted* is read, without it all of a record.
@@ -22,11 +22,11 @@ def open_tables(
     # Imports the parsers of JSON and XML, which no command but one that reads a file needs.
     from penstock.ingest.extract import archives, delimited, detect, records, workbook
 
-    for member in archives.members(file, limits, gauge or Gauge(0), name, source.sheets):
+    for member in archives.members(file, limits, gauge or BatchSizer(0), name, source.sheets):
         form = detect.detected(member, source.format)
         if form in WORKBOOKS:
             yield from workbook.tables(member, source, limits)
-        elif form is Format.CSV:
+        elif form is FileFormat.CSV:
             yield delimited.table(member, source)
         else:
             yield records.table(member, form, source, wanted)

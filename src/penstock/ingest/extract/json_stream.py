@@ -23,11 +23,11 @@ Event = tuple[str, Any]
 Path = list[str]
 
 
-class TooLong(ValueError):
+class ValueTooLong(ValueError):
     """A text or a record is larger than anybody means it to be."""
 
 
-class Sane:
+class JsonGuard:
     """A stream in which no number, no text and no record is endless."""
 
     def __init__(self, content: IO[bytes]) -> None:
@@ -46,7 +46,7 @@ class Sane:
         if self.record is not None:
             self.record += len(piece)
             if self.record > LIMIT:
-                raise TooLong(f"a record is over {LIMIT} bytes; if it holds the records, set source.records")
+                raise ValueTooLong(f"a record is over {LIMIT} bytes; if it holds the records, set source.records")
         return piece
 
     def _check_number(self, piece: bytes) -> None:
@@ -67,14 +67,14 @@ class Sane:
         self._is_in_text ^= quotes % 2 == 1
         self._text = 0 if quotes or not self._is_in_text else self._text + len(piece)
         if self._text > LIMIT:
-            raise TooLong(f"a text is over {LIMIT} bytes")
+            raise ValueTooLong(f"a text is over {LIMIT} bytes")
 
 
 def place_of_records(content: IO[bytes]) -> Path | None:
     """Where the records of a document are: in the first list of objects; without any, it is a record itself."""
     path: Path = []
     before, is_record = "", False
-    for event, value in ijson.basic_parse(Sane(content)):
+    for event, value in ijson.basic_parse(JsonGuard(content)):
         if (event == "start_array" and not path) or (event == "start_map" and before == "start_array"):
             return path or [_ITEM]
         is_record = is_record or event in _SCALARS
@@ -86,7 +86,7 @@ def place_of_records(content: IO[bytes]) -> Path | None:
 def objects(content: IO[bytes]) -> Iterator[Path]:
     """Where each object of a document begins."""
     path: Path = []
-    for event, value in ijson.basic_parse(Sane(content)):
+    for event, value in ijson.basic_parse(JsonGuard(content)):
         if event == "start_map":
             yield list(path)
         _step(path, event, value)
@@ -100,7 +100,7 @@ def path_of(place: str) -> Path:
 def items(content: IO[bytes], place: Path) -> Iterator[Any]:
     """What is at *place*: of an object its values by their dotted names, of anything else what it is."""
     path: Path = []
-    sane = Sane(content)
+    sane = JsonGuard(content)
     events = ijson.basic_parse(sane)
     for event, value in events:
         if path == place and event not in _BETWEEN:

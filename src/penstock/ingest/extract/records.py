@@ -14,14 +14,24 @@ from lxml import etree
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import json_stream
-from penstock.ingest.extract.archives import Member, unreadable
+from penstock.ingest.extract.archives import ArchiveMember, unreadable
 from penstock.ingest.extract.detect import encoding_of, without_mark
-from penstock.ingest.extract.tables import BATCH, COLUMNS, FIGURES, HEAD, MALFORMED, Batch, Table, gathered, rows_of
-from penstock.ingest.model import Failed
-from penstock.ingest.supplier import Format
+from penstock.ingest.extract.tables import (
+    BATCH,
+    COLUMNS,
+    FIGURES,
+    HEAD,
+    MALFORMED,
+    RowBatch,
+    SourceTable,
+    gathered,
+    rows_of,
+)
+from penstock.ingest.model import RunFailed
+from penstock.ingest.supplier import FileFormat
 
 if TYPE_CHECKING:
-    from penstock.ingest.supplier import Source
+    from penstock.ingest.supplier import SupplierSource
 
 Record = dict[str, str]
 _DIGITS = 400
@@ -30,13 +40,13 @@ _PIECE = 1 << 20
 _LINE_LIMIT = 16 << 20
 
 
-class _Figure(str):
+class _NumberText(str):
     """The text of a number that looks like 1.234."""
 
     __slots__ = ()
 
 
-def table(member: Member, form: Format, source: "Source", wanted: list[str] | None) -> Table:
+def table(member: ArchiveMember, form: FileFormat, source: "SupplierSource", wanted: list[str] | None) -> SourceTable:
     """The one table the records make. Without *wanted*, its columns are what the first records have."""
     records = _records(member, form, source)
     first = next(gathered(records, BATCH if wanted is None else HEAD, dict.values), [])
@@ -44,40 +54,40 @@ def table(member: Member, form: Format, source: "Source", wanted: list[str] | No
     names = list(dict.fromkeys(present if wanted is None else wanted))
     if len(names) > COLUMNS:
         said = f"the records of {member.name} have more than {COLUMNS} names"
-        raise Failed(FailureCode.FILE_TOO_LARGE, said, "map those that count: columns")
+        raise RunFailed(FailureCode.FILE_TOO_LARGE, said, "map those that count: columns")
     head = [[one.get(name, "") for name in names] for one in first[:HEAD]]
     # A name no record has is as good as a header that lacks it; where there are no records, nobody can tell.
     absent = frozenset(names).difference(present) if first else frozenset()
     batches = _batches(chain(first, records), names)
-    return Table(member.category, member.number, head, batches, names=names, absent=absent, file=member.name)
+    return SourceTable(member.category, member.number, head, batches, names=names, absent=absent, file=member.name)
 
 
-def _batches(records: Iterator[Record], names: list[str]) -> Iterator[Batch]:
+def _batches(records: Iterator[Record], names: list[str]) -> Iterator[RowBatch]:
     row = 1
     for batch in gathered(records, rows_of(len(names)), dict.values):
         columns = {str(n): [one.get(name, "") for one in batch] for n, name in enumerate(names)}
-        figures = {n: [cell.__class__ is _Figure for cell in cells] for n, cells in columns.items()}
+        figures = {n: [cell.__class__ is _NumberText for cell in cells] for n, cells in columns.items()}
         columns[MALFORMED] = [one.get(MALFORMED, "") for one in batch]
         frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
         told = [pl.Series(FIGURES + n, found) for n, found in figures.items() if any(found)]
-        yield Batch(frame.with_columns(told), row)
+        yield RowBatch(frame.with_columns(told), row)
         row += len(batch)
 
 
-def _records(member: Member, form: Format, source: "Source") -> Iterator[Record]:
-    readers = {Format.JSON: _json, Format.NDJSON: _ndjson, Format.XML: _xml}
+def _records(member: ArchiveMember, form: FileFormat, source: "SupplierSource") -> Iterator[Record]:
+    readers = {FileFormat.JSON: _json, FileFormat.NDJSON: _ndjson, FileFormat.XML: _xml}
     with member.open() as content:
         yield from readers[form](content, member, source.records)
 
 
-def _json(content: IO[bytes], member: Member, place: str | None) -> Iterator[Record]:
+def _json(content: IO[bytes], member: ArchiveMember, place: str | None) -> Iterator[Record]:
     with _said("JSON", member):
         path = json_stream.path_of(place) if place else _place(member)
         for item in json_stream.items(_marked_out(content, member), path):
             yield _texts(item) if isinstance(item, dict) else _malformed(item)
 
 
-def _place(member: Member) -> json_stream.Path:
+def _place(member: ArchiveMember) -> json_stream.Path:
     with member.open() as content:
         found = json_stream.place_of_records(_marked_out(content, member))
     if found is None:
@@ -94,26 +104,26 @@ def _malformed(item: Any) -> Record:
 
 
 @contextmanager
-def _said(form: str, member: Member) -> Iterator[None]:
+def _said(form: str, member: ArchiveMember) -> Iterator[None]:
     """What a parser does not like, in our words."""
     try:
         yield
-    except json_stream.TooLong as error:
+    except json_stream.ValueTooLong as error:
         raise unreadable(member.name, str(error)) from error
     except (ijson.JSONError, etree.XMLSyntaxError, ValueError, ArithmeticError, RecursionError) as error:
         raise unreadable(member.name, f"it is not {form}: {error}") from error
 
 
-def _marked_out(content: IO[bytes], member: Member) -> IO[bytes]:
+def _marked_out(content: IO[bytes], member: ArchiveMember) -> IO[bytes]:
     """UTF-8, whatever it was, without a byte order mark."""
     encoding = encoding_of(member.head)
     content.read(len(member.head) - len(without_mark(member.head)))
     if encoding == "utf-8":
         return content
-    return _Recoded(content, encoding)  # type: ignore[return-value]
+    return _RecodedText(content, encoding)  # type: ignore[return-value]
 
 
-class _Recoded:
+class _RecodedText:
     """A stream in another encoding, read as UTF-8."""
 
     def __init__(self, content: IO[bytes], encoding: str) -> None:
@@ -128,7 +138,7 @@ class _Recoded:
                 return text
 
 
-def _ndjson(content: IO[bytes], member: Member, _place: str | None) -> Iterator[Record]:
+def _ndjson(content: IO[bytes], member: ArchiveMember, _place: str | None) -> Iterator[Record]:
     stream = _marked_out(content, member)
     left = b""
     with _said("NDJSON", member):
@@ -178,7 +188,7 @@ def _text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, Decimal):
         text = format(value, "f") if abs(value.adjusted()) < _DIGITS else str(value)
-        return _Figure(text) if text[-4:-3] == "." else text
+        return _NumberText(text) if text[-4:-3] == "." else text
     return str(value) if isinstance(value, int) else _valid(json.dumps(value, default=_text, ensure_ascii=False))
 
 
@@ -187,7 +197,7 @@ def _valid(text: str) -> str:
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def _xml(content: IO[bytes], member: Member, place: str | None) -> Iterator[Record]:
+def _xml(content: IO[bytes], member: ArchiveMember, place: str | None) -> Iterator[Record]:
     with _said("XML", member):
         for _, element in _walk(content, place or _repeated(member)):
             found: Record = {}
@@ -206,7 +216,7 @@ def _walk(content: IO[bytes], tag: str | None = None, events: tuple[str, ...] = 
     )  # fmt: skip
 
 
-def _repeated(member: Member) -> str:
+def _repeated(member: ArchiveMember) -> str:
     """The element that comes twice under one parent first, and holds something but text."""
     seen: list[set[str]] = [set()]  # for every element that is open, the names in it
     with member.open() as content:
@@ -222,7 +232,7 @@ def _repeated(member: Member) -> str:
     raise unreadable(member.name, "no element comes twice; set source.records to the one that is a record")
 
 
-def _gather(element: Any, name: str, found: Record, member: Member) -> None:
+def _gather(element: Any, name: str, found: Record, member: ArchiveMember) -> None:
     """Of what comes more than once the first counts."""
     before = f"{name}." if name else ""
     for key, value in element.attrib.items():

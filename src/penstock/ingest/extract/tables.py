@@ -20,7 +20,7 @@ Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class Batch:
+class RowBatch:
     """Some rows, every cell a text; columns are called "0", "1" …. *first_row* is the first one's number, from 1.
 
     A number of a file, 12.345, has no mark of thousands, whatever its supplier's texts have: `FIGURES` tells where.
@@ -31,20 +31,20 @@ class Batch:
 
 
 @dataclass
-class Table:
+class SourceTable:
     """A sheet, or a whole file: its first rows to find the header in, and then all of them."""
 
     name: str
     number: int
     head: list[list[str]]
-    batches: Iterator[Batch]
+    batches: Iterator[RowBatch]
     is_delimited: bool = False  # cells beyond the header mean that a row is torn
     names: list[str] | None = None  # records name their cells themselves; then there is no header
     absent: frozenset[str] = frozenset()  # those of the names that none of the first records has
     file: str = "the file"
 
 
-class Gauge:
+class BatchSizer:
     """How much of a file was read, by where its reader stands."""
 
     def __init__(self, size: int) -> None:

@@ -12,18 +12,18 @@ import msgspec
 import polars as pl
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract.archives import Member, unreadable
-from penstock.ingest.extract.tables import BATCH, FIGURES, HEAD, Batch, Table
-from penstock.ingest.model import Failed
+from penstock.ingest.extract.archives import ArchiveMember, unreadable
+from penstock.ingest.extract.tables import BATCH, FIGURES, HEAD, RowBatch, SourceTable
+from penstock.ingest.model import RunFailed
 
 if TYPE_CHECKING:
-    from penstock.ingest.supplier import Limits, Sheets, Source
+    from penstock.ingest.supplier import SheetSelection, SupplierLimits, SupplierSource
 
 _CHILD = "penstock.ingest.extract.workbook_child"
 Message = dict[str, Any]
 
 
-def tables(member: Member, source: "Source", limits: "Limits") -> Iterator[Table]:
+def tables(member: ArchiveMember, source: "SupplierSource", limits: "SupplierLimits") -> Iterator[SourceTable]:
     """Every sheet that counts and holds anything, in the order of the workbook."""
     if member.path is None:
         raise unreadable(member.name, "a workbook has to be a file")
@@ -31,14 +31,14 @@ def tables(member: Member, source: "Source", limits: "Limits") -> Iterator[Table
         message = next(messages, None)
         if message is None:
             said = f"{member.name} has no sheet that holds anything"
-            raise Failed(FailureCode.FILE_EMPTY, said, "hidden sheets count when source.sheets.only names them")
+            raise RunFailed(FailureCode.FILE_EMPTY, said, "hidden sheets count when source.sheets.only names them")
         while message is not None:
             begun = _Sheet(messages)
             number = message["number"]
             name = message["sheet"] if source.sheets.category == "name" else f"sheet{number}"
             # Workbooks of one archive have sheets of the same names.
             category = f"{member.category} / {name}" if member.category else name
-            yield Table(category, number, begun.head(), begun.batches(), file=member.name)
+            yield SourceTable(category, number, begun.head(), begun.batches(), file=member.name)
             message = begun.next_sheet()
 
 
@@ -54,7 +54,7 @@ class _Sheet:
         columns = self._first["columns"] if self._first else []
         return [list(row) for row in zip(*(column[:HEAD] for column in columns), strict=True)]
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[RowBatch]:
         message = self._first
         while message is not None:
             columns = message["columns"]
@@ -63,7 +63,7 @@ class _Sheet:
                 FIGURES + n: pl.repeat(False, frame.height, dtype=pl.Boolean, eager=True).scatter(rows, True)
                 for n, rows in message["figures"].items()
             }
-            yield Batch(frame.with_columns(**figures), message["first_row"])
+            yield RowBatch(frame.with_columns(**figures), message["first_row"])
             message = self._take()
 
     def next_sheet(self) -> Message | None:
@@ -81,7 +81,7 @@ class _Sheet:
 
 
 @contextmanager
-def _reading(path: Path, sheets: "Sheets", limits: "Limits", name: str) -> Iterator[Iterator[Message]]:
+def _reading(path: Path, sheets: "SheetSelection", limits: "SupplierLimits", name: str) -> Iterator[Iterator[Message]]:
     wanted = {"path": str(path), "only": sheets.only, "skip": sheets.skip}
     order = msgspec.json.encode({**wanted, "memory": limits.workbook_memory, "batch": BATCH})
     child = subprocess.Popen(
@@ -105,7 +105,9 @@ def _reading(path: Path, sheets: "Sheets", limits: "Limits", name: str) -> Itera
             child.stdout.close()
 
 
-def _messages(child: "subprocess.Popen[bytes]", out: IO[bytes], name: str, limits: "Limits") -> Iterator[Message]:
+def _messages(
+    child: "subprocess.Popen[bytes]", out: IO[bytes], name: str, limits: "SupplierLimits"
+) -> Iterator[Message]:
     decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
     while length := out.read(4):
         packed = out.read(int.from_bytes(length))
@@ -122,6 +124,6 @@ def _messages(child: "subprocess.Popen[bytes]", out: IO[bytes], name: str, limit
         raise _too_large(name, f"it takes more than {cost} to be read, or breaks its reader")
 
 
-def _too_large(name: str, why: str) -> Failed:
+def _too_large(name: str, why: str) -> RunFailed:
     hint = "if the workbook is right, raise limits.workbook_memory or limits.workbook_seconds"
-    return Failed(FailureCode.FILE_TOO_LARGE, f"{name} is too large: {why}", hint)
+    return RunFailed(FailureCode.FILE_TOO_LARGE, f"{name} is too large: {why}", hint)

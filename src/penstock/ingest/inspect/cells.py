@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from penstock.ingest.supplier import Column
+from penstock.ingest.supplier import SupplierColumn
 from penstock.ingest.transform.values import typed
 
 # What people write when there is nothing to write.
@@ -16,7 +16,7 @@ NOTHING = (
 )  # fmt: skip
 
 
-class Cells:
+class CellTexts:
     """What stands in a column, without what is empty."""
 
     def __init__(self, texts: pl.Series) -> None:
@@ -26,9 +26,9 @@ class Cells:
         self.counts: pl.Series = counted["count"]
         self.total = len(filled)
 
-    def without(self, values: list[str]) -> "Cells":
+    def without(self, values: list[str]) -> "CellTexts":
         keep = ~self.values.is_in(values)
-        other = Cells.__new__(Cells)
+        other = CellTexts.__new__(CellTexts)
         other.values, other.counts = self.values.filter(keep), self.counts.filter(keep)
         other.total = int(other.counts.sum())
         return other
@@ -67,7 +67,7 @@ class Cells:
         return longest if isinstance(longest, int) else 0
 
     def _is_unread(self, options: dict[str, Any]) -> pl.Series:
-        found = typed(Column.model_validate({"from": 1, **options}), self.values, is_required=False).is_bad
+        found = typed(SupplierColumn.model_validate({"from": 1, **options}), self.values, is_required=False).is_bad
         return pl.repeat(False, len(self.values), dtype=pl.Boolean, eager=True) if found is None else found
 
     def _part(self, mask: pl.Series) -> float:

@@ -6,12 +6,12 @@ from typing import Any
 
 import polars as pl
 
-from penstock.ingest.inspect.cells import Cells
-from penstock.ingest.inspect.fields import Field
-from penstock.ingest.inspect.tables import Shaped
-from penstock.ingest.inspect.types import Guess, Known, guess
-from penstock.ingest.inspect.vocabulary import Hint
-from penstock.ingest.supplier import Column
+from penstock.ingest.inspect.cells import CellTexts
+from penstock.ingest.inspect.fields import InspectedField
+from penstock.ingest.inspect.tables import ShapedTable
+from penstock.ingest.inspect.types import KnownFormats, TypeGuess, guess
+from penstock.ingest.inspect.vocabulary import ColumnHint
+from penstock.ingest.supplier import SupplierColumn
 from penstock.ingest.transform.values import typed
 
 EXAMPLES = 3
@@ -23,12 +23,12 @@ _LONG = 10
 
 
 @dataclass(frozen=True)
-class Typed:
+class TypedField:
     """A field with its type; *texts* and *is_bad* are of all tables, one behind the other."""
 
-    field: Field
+    field: InspectedField
     name: str
-    guess: Guess
+    guess: TypeGuess
     texts: pl.Series
     is_bad: pl.Series
     ends: list[int]
@@ -49,7 +49,7 @@ class Typed:
     def only_counts(self) -> bool:
         """Whether it numbers the rows: such a number is another one as soon as a row is added."""
         filled = self.texts.filter(~self.is_empty)
-        return self.field.hint is Hint.COUNTER and bool(filled.str.contains(r"^[0-9]{1,7}\.?$").all())
+        return self.field.hint is ColumnHint.COUNTER and bool(filled.str.contains(r"^[0-9]{1,7}\.?$").all())
 
     def part(self, table: int | None) -> slice:
         """Where the cells of a table are; None: of all."""
@@ -81,40 +81,40 @@ def shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_EXAMPLE else f"{text[: _LONGEST_EXAMPLE - 1]}…"
 
 
-def typed_fields(fields: list[Field], tables: list[Shaped]) -> list[Typed]:
+def typed_fields(fields: list[InspectedField], tables: list[ShapedTable]) -> list[TypedField]:
     """Every field with the type that reads it best."""
     is_english = all(name.isascii() for table in tables for name in table.names)
     return [_typed(one, tables, is_english=is_english) for one in fields]
 
 
-def _typed(field: Field, tables: list[Shaped], *, is_english: bool) -> Typed:
+def _typed(field: InspectedField, tables: list[ShapedTable], *, is_english: bool) -> TypedField:
     parts = [table.texts(field.columns.get(number)) for number, table in enumerate(tables)]
     texts = pl.concat([part.rename("text") for part in parts]) if parts else pl.Series("text", [], dtype=pl.String)
     ends = pl.Series([len(part) for part in parts], dtype=pl.Int64).cum_sum().to_list()
     # Only tables that have the column can say what it holds.
-    found = guess(Cells(texts), Known(field.hint, is_english))
+    found = guess(CellTexts(texts), KnownFormats(field.hint, is_english))
     if _is_merged_down(field, texts):
         options = {**found.options, "fill_down": True}
         found = replace(found, options=options, doubts=(*found.doubts, "empty cells are filled from the one above"))
-    bad = typed(Column.model_validate({"from": 1, **found.options}), texts, is_required=False).is_bad
+    bad = typed(SupplierColumn.model_validate({"from": 1, **found.options}), texts, is_required=False).is_bad
     is_bad = pl.repeat(False, len(texts), dtype=pl.Boolean, eager=True) if bad is None else bad
-    return Typed(field, _final_name(field, found), found, texts, is_bad, ends)
+    return TypedField(field, _final_name(field, found), found, texts, is_bad, ends)
 
 
-def _is_merged_down(field: Field, texts: pl.Series) -> bool:
+def _is_merged_down(field: InspectedField, texts: pl.Series) -> bool:
     """A category or brand that is written once above all it applies to."""
     low, high = _FILLED_DOWN
-    if field.hint is not Hint.GROUP or not len(texts) or len(field.columns) != 1 or texts[0] == "":
+    if field.hint is not ColumnHint.GROUP or not len(texts) or len(field.columns) != 1 or texts[0] == "":
         return False
     empty = _mean(texts == "")
     filled = texts.filter(texts != "")
     return low <= empty <= high and filled.n_unique() >= len(filled) * 0.8 and len(filled) > 1
 
 
-def _final_name(field: Field, found: Guess) -> str:
+def _final_name(field: InspectedField, found: TypeGuess) -> str:
     if found.type == "money":
         return f"{field.name}_minor"
-    if field.hint is not Hint.QUANTITY or found.type not in ("enum", "string"):
+    if field.hint is not ColumnHint.QUANTITY or found.type not in ("enum", "string"):
         return field.name
     is_boolean = isinstance(found.options.get("values"), dict)
     return field.name.replace("qty", "in_stock" if is_boolean else "availability", 1)
@@ -124,10 +124,10 @@ def _mean(mask: pl.Series) -> float:
     return int(mask.sum()) / len(mask) if len(mask) else 0.0
 
 
-def named_by_content(columns: list[Typed]) -> tuple[list[Typed], list[str]]:
+def named_by_content(columns: list[TypedField]) -> tuple[list[TypedField], list[str]]:
     """The same columns: codes, texts, prices and dates called so, each name given once."""
     taken: set[str] = set()
-    found: list[Typed] = []
+    found: list[TypedField] = []
     for one in columns:
         name, hint = _name(one, taken)
         taken.add(name)
@@ -137,13 +137,13 @@ def named_by_content(columns: list[Typed]) -> tuple[list[Typed], list[str]]:
     return found, [*told, *([f"names are guesses by what the columns hold: {', '.join(guessed)}"] if guessed else [])]
 
 
-def _name(one: Typed, taken: set[str]) -> tuple[str, Hint]:
+def _name(one: TypedField, taken: set[str]) -> tuple[str, ColumnHint]:
     choices = {
-        "barcode": (one.guess.type == "string" and _share(one, _BARCODE) > 0.9, Hint.CODE),
-        "sku": (one.guess.type == "string" and _is_code(one), Hint.CODE),
-        "price_minor": (one.guess.type == "money", Hint.MONEY),
-        "date": (one.guess.type in ("date", "datetime"), Hint.MOMENT),
-        "name": (one.guess.type == "string" and _length(one) > _LONG, Hint.TEXT),
+        "barcode": (one.guess.type == "string" and _share(one, _BARCODE) > 0.9, ColumnHint.CODE),
+        "sku": (one.guess.type == "string" and _is_code(one), ColumnHint.CODE),
+        "price_minor": (one.guess.type == "money", ColumnHint.MONEY),
+        "date": (one.guess.type in ("date", "datetime"), ColumnHint.MOMENT),
+        "name": (one.guess.type == "string" and _length(one) > _LONG, ColumnHint.TEXT),
     }
     for name, (holds, hint) in choices.items():
         if holds and name not in taken:
@@ -151,27 +151,27 @@ def _name(one: Typed, taken: set[str]) -> tuple[str, Hint]:
     return f"{one.field.name}_minor" if one.guess.type == "money" else one.field.name, one.field.hint
 
 
-def _priced(columns: list[Typed], taken: set[str]) -> tuple[list[Typed], list[str]]:
+def _priced(columns: list[TypedField], taken: set[str]) -> tuple[list[TypedField], list[str]]:
     """The only column with a point and two digits is most likely a price."""
     decimals = [one for one in columns if one.guess.type == "decimal" and one.options.get("scale") == 2]
     if len(decimals) != 1 or "price_minor" in taken:
         return columns, []
     options = {key: value for key, value in decimals[0].options.items() if key != "scale"} | {"type": "money"}
-    price = replace(decimals[0], name="price_minor", guess=Guess(options, decimals[0].guess.doubts))
+    price = replace(decimals[0], name="price_minor", guess=TypeGuess(options, decimals[0].guess.doubts))
     told = f"column {price.field.number} is taken for a price: its numbers have two digits behind the point"
     return [price if one is decimals[0] else one for one in columns], [told]
 
 
-def _is_code(one: Typed) -> bool:
+def _is_code(one: TypedField) -> bool:
     filled = one.texts.filter(~one.is_empty)
     return len(filled) > 1 and filled.n_unique() >= len(filled) * 0.98 and _share(one, _CODE) > 0.95
 
 
-def _share(one: Typed, pattern: str) -> float:
+def _share(one: TypedField, pattern: str) -> float:
     filled = one.texts.filter(~one.is_empty)
     return int(filled.str.contains(pattern).sum()) / len(filled) if len(filled) else 0.0
 
 
-def _length(one: Typed) -> float:
+def _length(one: TypedField) -> float:
     lengths = one.texts.filter(~one.is_empty).str.len_chars()
     return int(lengths.sum()) / len(lengths) if len(lengths) else 0.0

@@ -3,18 +3,18 @@
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from penstock.ingest.inspect.vocabulary import DATED, Hint, Meaning, meaning_of
+from penstock.ingest.inspect.vocabulary import DATED, ColumnHint, ColumnMeaning, meaning_of
 from penstock.ingest.transform.gate import normal
 
 _LONGEST_SPELLING = 200
 
 
 @dataclass
-class Field:
+class InspectedField:
     """A field of the payload before it has a type: its spellings, and its column in each table that has one."""
 
     name: str
-    hint: Hint
+    hint: ColumnHint
     spellings: list[str] = field(default_factory=list)
     number: int | None = None  # of the column, where its name does not tell it from others
     columns: dict[int, int] = field(default_factory=dict)
@@ -34,15 +34,15 @@ class _Heading:
     """A header as it is compared, with where it is."""
 
     text: str
-    meaning: Meaning
+    meaning: ColumnMeaning
     columns: dict[int, int]
 
 
-def fields_of(tables: list[list[str]], *, has_numbers: bool = True) -> tuple[list[Field], list[str]]:
+def fields_of(tables: list[list[str]], *, has_numbers: bool = True) -> tuple[list[InspectedField], list[str]]:
     """The fields behind the column names of *tables*, in the order of their columns; and what is doubtful."""
     headings, places = _headings(tables)
     doubled, warnings = _by_number(places, has_numbers=has_numbers)
-    fields: dict[str, Field] = {}
+    fields: dict[str, InspectedField] = {}
     lone, crowded = _lone_rests(headings), _crowded(headings)
     for heading in sorted(headings, key=lambda one: (one.meaning.rank, bool(one.meaning.rest), -len(one.columns))):
         meaning = heading.meaning
@@ -51,14 +51,14 @@ def fields_of(tables: list[list[str]], *, has_numbers: bool = True) -> tuple[lis
         _place(heading, f"{meaning.name}_{rest}" if rest else meaning.name, fields)
     for heading, number in doubled:
         taken = _free(heading.meaning.name, fields)
-        fields[taken] = Field(taken, heading.meaning.hint, [heading.text], number, heading.columns)
+        fields[taken] = InspectedField(taken, heading.meaning.hint, [heading.text], number, heading.columns)
     ordered = sorted(fields.values(), key=lambda one: one.order)
     return ordered, [*warnings, *_dated(ordered, is_alone=len(tables) == 1 and has_numbers)]
 
 
-def numbered_fields(width: int) -> list[Field]:
+def numbered_fields(width: int) -> list[InspectedField]:
     """Fields of a table without a header."""
-    return [Field(f"column_{n}", Hint.NONE, [], n, {0: n - 1}) for n in range(1, width + 1)]
+    return [InspectedField(f"column_{n}", ColumnHint.NONE, [], n, {0: n - 1}) for n in range(1, width + 1)]
 
 
 def _headings(tables: list[list[str]]) -> tuple[list[_Heading], list[_Heading]]:
@@ -105,7 +105,7 @@ def _lone_rests(headings: list[_Heading]) -> set[str]:
     rests: dict[str, set[str]] = defaultdict(set)
     for heading in headings:
         rests[heading.meaning.name].add(heading.meaning.rest)
-    prices = {heading.meaning.name for heading in headings if heading.meaning.hint is Hint.MONEY}
+    prices = {heading.meaning.name for heading in headings if heading.meaning.hint is ColumnHint.MONEY}
     kept_apart = prices if len(prices) > 1 else set()
     return {name for name, found in rests.items() if len(found) == 1} - kept_apart
 
@@ -122,7 +122,7 @@ def _crowded(headings: list[_Heading]) -> set[tuple[str, str]]:
     return crowded
 
 
-def _dated(fields: list[Field], *, is_alone: bool) -> list[str]:
+def _dated(fields: list[InspectedField], *, is_alone: bool) -> list[str]:
     """A header with a date in it is another one tomorrow."""
     told: list[str] = []
     for one in fields:
@@ -136,22 +136,22 @@ def _dated(fields: list[Field], *, is_alone: bool) -> list[str]:
     return told
 
 
-def _place(heading: _Heading, usual: str, fields: dict[str, Field]) -> None:
+def _place(heading: _Heading, usual: str, fields: dict[str, InspectedField]) -> None:
     meaning = heading.meaning
     for name in (usual, meaning.other):
         known = fields.get(name)
         if known is None:
-            fields[name] = Field(name, meaning.hint, [heading.text], None, dict(heading.columns))
+            fields[name] = InspectedField(name, meaning.hint, [heading.text], None, dict(heading.columns))
             return
         if known.hint is meaning.hint and not known.columns.keys() & heading.columns.keys() and name == usual:
             known.spellings.append(heading.text)
             known.columns.update(heading.columns)
             return
     name = _free(usual, fields)
-    fields[name] = Field(name, meaning.hint, [heading.text], None, dict(heading.columns))
+    fields[name] = InspectedField(name, meaning.hint, [heading.text], None, dict(heading.columns))
 
 
-def _free(name: str, fields: dict[str, Field]) -> str:
+def _free(name: str, fields: dict[str, InspectedField]) -> str:
     number, free = 1, name
     while free in fields:
         number += 1

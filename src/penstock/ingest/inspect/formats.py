@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.ingest.inspect.cells import Cells
+from penstock.ingest.inspect.cells import CellTexts
 
 _BLANK = r"[ \x{00a0}\x{2009}\x{202f}'’]"
 _GROUPED = rf"[0-9]{{1,3}}(?:{_BLANK}[0-9]{{3}})+"
@@ -44,7 +44,7 @@ _FORMS = (
 _COMPACT = (rf"{_YEAR}(?:0[1-9]|1[0-2]){_DAY}", "%Y%m%d")  # a date only when the header says so
 
 
-def quantity_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any], list[str]] | None:
+def quantity_options(cells: CellTexts, *, is_named_so: bool) -> tuple[dict[str, Any], list[str]] | None:
     """Options of an integer column, with words and units taken care of; None when there are too few whole numbers."""
     options: dict[str, Any] = {"type": "integer"}
     doubts: list[str] = []
@@ -69,7 +69,7 @@ def quantity_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any]
     return (options, [*doubts, *more]) if is_counted else None
 
 
-def money_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any], list[str]] | None:
+def money_options(cells: CellTexts, *, is_named_so: bool) -> tuple[dict[str, Any], list[str]] | None:
     """Options of a money column; None when neither the header nor the cells speak of money."""
     if not is_named_so and cells.share(WITH_CURRENCY) < 0.3:
         return None
@@ -81,7 +81,7 @@ def money_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any], l
     return (options, doubts) if cells.read_by(options) >= (0.5 if is_named_so else 0.9) else None
 
 
-def measure_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any], list[str]] | None:
+def measure_options(cells: CellTexts, *, is_named_so: bool) -> tuple[dict[str, Any], list[str]] | None:
     """Options of a decimal column; None when too few are numbers."""
     options, doubts = _separator(cells, is_fraction=True)
     options = {"type": "decimal", **options}
@@ -94,11 +94,11 @@ def measure_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any],
     return (options, doubts) if cells.read_by(options) >= (0.7 if is_named_so else 0.95) else None
 
 
-def is_fractional(cells: Cells) -> bool:
+def is_fractional(cells: CellTexts) -> bool:
     return cells.has(rf"{FRACTION}(?:{PERCENT})?") and cells.share(INTEGER) < 1.0
 
 
-def _separator(cells: Cells, *, is_fraction: bool) -> tuple[dict[str, Any], list[str]]:
+def _separator(cells: CellTexts, *, is_fraction: bool) -> tuple[dict[str, Any], list[str]]:
     """Which of comma and point is the decimal one, if any cell needs to be told."""
     by_comma = cells.matching(rf"(?:{CURRENCY}{_BLANK}*)?{_DOUBTFUL_COMMA}{_TAIL}")
     by_point = cells.matching(rf"(?:{CURRENCY}{_BLANK}*)?{_DOUBTFUL_POINT}{_TAIL}")
@@ -115,7 +115,7 @@ def _separator(cells: Cells, *, is_fraction: bool) -> tuple[dict[str, Any], list
     return {"decimal": decimal}, [f"nothing proves whether {doubtful[0]!r} is {meant}; that is a guess"]
 
 
-def _proven(cells: Cells) -> str | None:
+def _proven(cells: CellTexts) -> str | None:
     before = rf"(?:{CURRENCY}{_BLANK}*)?[+-]?"
     ways = {",": (r",[0-9]{1,2}", r"\.[0-9]{3}(?:,[0-9]+)"), ".": (r"\.[0-9]{1,2}", r",[0-9]{3}(?:\.[0-9]+)")}
     for mark, (short, grouped) in ways.items():
@@ -124,7 +124,7 @@ def _proven(cells: Cells) -> str | None:
     return None
 
 
-def _digits(cells: Cells, decimal: str | None) -> int:
+def _digits(cells: CellTexts, decimal: str | None) -> int:
     """The most digits behind a point or comma that is no mark of thousands."""
     tails = cells.values.str.extract(rf"[{decimal or '.,'}]([0-9]+)(?:{PERCENT}|{_TAIL})$").str.strip_chars_end("0")
     if decimal is None:
@@ -134,7 +134,7 @@ def _digits(cells: Cells, decimal: str | None) -> int:
     return most if isinstance(most, int) else 0
 
 
-def moment_options(cells: Cells, *, is_named_so: bool, is_english: bool) -> tuple[dict[str, Any], list[str]] | None:
+def moment_options(cells: CellTexts, *, is_named_so: bool, is_english: bool) -> tuple[dict[str, Any], list[str]] | None:
     """Options of a date column that read most of *cells*, and what is doubtful; None when they are no dates."""
     formats, doubts = _formats(cells, is_english=is_english)
     if is_named_so and cells.has(_COMPACT[0]):
@@ -148,7 +148,7 @@ def moment_options(cells: Cells, *, is_named_so: bool, is_english: bool) -> tupl
     return (options, doubts) if cells.read_by(options) >= (0.5 if is_named_so else 0.9) else None
 
 
-def _formats(cells: Cells, *, is_english: bool) -> tuple[list[str], list[str]]:
+def _formats(cells: CellTexts, *, is_english: bool) -> tuple[list[str], list[str]]:
     formats: list[str] = []
     doubts: list[str] = []
     for shape, orders in _FORMS:

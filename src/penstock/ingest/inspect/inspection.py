@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from penstock.ingest.inspect.columns import Typed, named_by_content, shortened, typed_fields
+from penstock.ingest.inspect.columns import TypedField, named_by_content, shortened, typed_fields
 from penstock.ingest.inspect.proposal import chosen_key, config_of, doubts_of, settled_header
-from penstock.ingest.inspect.report import ColumnFound, Inspection, TableFound, percent
+from penstock.ingest.inspect.report import InspectedColumn, InspectedTable, Inspection, percent
 from penstock.ingest.inspect.rows import patterns_for
-from penstock.ingest.inspect.sample import Read, read
-from penstock.ingest.inspect.tables import Plan, Shaped, planned
+from penstock.ingest.inspect.sample import FileSample, read
+from penstock.ingest.inspect.tables import ShapedTable, TablePlan, planned
 from penstock.ingest.inspect.vocabulary import snake
 
 _PREAMBLE_ROWS = 12
@@ -37,7 +37,7 @@ def inspect(path: Path, name: str | None = None) -> Inspection:
     )
 
 
-def _columns(plan: Plan) -> tuple[list[Typed], list[str]]:
+def _columns(plan: TablePlan) -> tuple[list[TypedField], list[str]]:
     typed = typed_fields(plan.fields, plan.tables)
     if not plan.has_header:
         return named_by_content(typed)
@@ -45,7 +45,7 @@ def _columns(plan: Plan) -> tuple[list[Typed], list[str]]:
     return [one for one in typed if not one.only_counts], [*warnings, *_unnamed(plan)]
 
 
-def _unnamed(plan: Plan) -> list[str]:
+def _unnamed(plan: TablePlan) -> list[str]:
     """Columns with values but without a header."""
     told = []
     for table in plan.tables:
@@ -59,7 +59,7 @@ def _unnamed(plan: Plan) -> list[str]:
     return told[:5]
 
 
-def _unseen(found: Read) -> list[str]:
+def _unseen(found: FileSample) -> list[str]:
     """What the sample cannot tell."""
     number = sum(sample.malformed for sample in found.samples)
     told = [f"{number} lines are no records and will be bad rows"] if number else []
@@ -68,24 +68,24 @@ def _unseen(found: Read) -> list[str]:
     return told
 
 
-def _comment(one: Typed) -> str:
+def _comment(one: TypedField) -> str:
     header = " | ".join(one.field.spellings[:3])
     shown = ", ".join(one.examples()) or "always empty"
     empty = f", {one.empty():.0%} empty" if one.empty() >= 0.005 else ""
     return "; ".join(part for part in (header, shown, f"{percent(one.read())} read{empty}") if part)
 
 
-def _tables(found: Read, plan: Plan, columns: list[Typed]) -> list[TableFound]:
+def _tables(found: FileSample, plan: TablePlan, columns: list[TypedField]) -> list[InspectedTable]:
     shaped = {id(one.sample): (one, number) for number, one in enumerate(plan.tables)}
     shaped |= {id(one.sample): (one, -1) for one in plan.skipped}
     known = [shaped[id(sample)] for sample in found.samples]
     return [_table(table, number, columns) for table, number in known]
 
 
-def _table(table: Shaped, number: int, columns: list[Typed]) -> TableFound:
+def _table(table: ShapedTable, number: int, columns: list[TypedField]) -> InspectedTable:
     above = table.sample.head[: table.header.above] if table.header else []
     preamble = [" ".join(cell.strip() for cell in row if cell.strip()) for row in above]
-    return TableFound(
+    return InspectedTable(
         name=table.sample.name,
         rows_looked_at=table.sample.rows.height,
         rows=table.sample.total,
@@ -98,17 +98,17 @@ def _table(table: Shaped, number: int, columns: list[Typed]) -> TableFound:
     )
 
 
-def _found_columns(table: Shaped, number: int, columns: list[Typed]) -> list[ColumnFound]:
+def _found_columns(table: ShapedTable, number: int, columns: list[TypedField]) -> list[InspectedColumn]:
     known = {one.field.columns[number]: one for one in columns if number in one.field.columns}
     names = table.names or [str(place) for place in range(1, table.width + 1)]
     return [_column(place, name, known.get(place), number) for place, name in enumerate(names) if name]
 
 
-def _column(place: int, header: str, one: Typed | None, table: int) -> ColumnFound:
+def _column(place: int, header: str, one: TypedField | None, table: int) -> InspectedColumn:
     if one is None:
-        return ColumnFound(place + 1, header, None, None, {}, None, 0.0, False, [])
+        return InspectedColumn(place + 1, header, None, None, {}, None, 0.0, False, [])
     options = {key: value for key, value in one.options.items() if key != "type"}
-    return ColumnFound(
+    return InspectedColumn(
         number=place + 1,
         header=header,
         field=one.name,

@@ -5,20 +5,20 @@ from typing import Any
 
 import polars as pl
 
-from penstock.ingest.extract.tables import Table
-from penstock.ingest.inspect.columns import Typed
-from penstock.ingest.inspect.rows import Skipping
-from penstock.ingest.inspect.sample import FIRST, ROW, Read
-from penstock.ingest.inspect.tables import Plan, Shaped
-from penstock.ingest.inspect.vocabulary import Hint
-from penstock.ingest.model import Failed
-from penstock.ingest.supplier import CATEGORY, WORKBOOKS, Format, Supplier
+from penstock.ingest.extract.tables import SourceTable
+from penstock.ingest.inspect.columns import TypedField
+from penstock.ingest.inspect.rows import SkipRules
+from penstock.ingest.inspect.sample import FIRST, ROW, FileSample
+from penstock.ingest.inspect.tables import ShapedTable, TablePlan
+from penstock.ingest.inspect.vocabulary import ColumnHint
+from penstock.ingest.model import RunFailed
+from penstock.ingest.supplier import CATEGORY, WORKBOOKS, FileFormat, Supplier
 from penstock.ingest.transform.gate import bind
 
 _PREFERRED = ("sku", "barcode", "vendor_code", "code", "id")
 _TOLERATED = 0.02  # of cells that are empty or come again, in a column that is called as keys are
 _TEXTS = ("string", "integer")
-_HINTS = (Hint.CODE, Hint.COUNTER, Hint.NONE, Hint.TEXT)
+_HINTS = (ColumnHint.CODE, ColumnHint.COUNTER, ColumnHint.NONE, ColumnHint.TEXT)
 _LONGEST = 60
 _BAD_RATIO = 0.10
 _ALMOST_ALWAYS = 0.98
@@ -29,11 +29,11 @@ _NOUNS = {"integer": "whole numbers", "money": "money", "decimal": "numbers", "e
 
 
 @dataclass(frozen=True)
-class Candidate:
+class KeyCandidate:
     """A field that could be the key: which table, and which text, each of its cells has."""
 
     name: str
-    hint: Hint
+    hint: ColumnHint
     type: str
     is_everywhere: bool
     cells: pl.DataFrame  # table, hash (null: empty), length
@@ -51,19 +51,19 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Key:
+class KeyProposal:
     """The fields that make it, and what a person should know."""
 
     names: list[str]
     warnings: list[str]
 
 
-def key_of(candidates: list[Candidate], *, has_sheets: bool) -> Key:
+def key_of(candidates: list[KeyCandidate], *, has_sheets: bool) -> KeyProposal:
     """The key, the category beside it if that makes it unique; none with a warning."""
     usable = [one for one in candidates if one.is_everywhere and one.type in _TEXTS and one.hint in _HINTS]
     rejected: list[str] = []
     for one in sorted(usable, key=_preference):
-        is_code = one.hint is Hint.CODE
+        is_code = one.hint is ColumnHint.CODE
         allowed = _TOLERATED if is_code else 0.0
         if not is_code and not one.is_short:
             continue
@@ -71,19 +71,21 @@ def key_of(candidates: list[Candidate], *, has_sheets: bool) -> Key:
             repeats = one.repeats(within_tables=within)
             if repeats <= allowed:
                 said = f"{repeats:.1%} of the cells of the key {one.name} are empty or come again: such rows are bad"
-                return Key(names, [*rejected, *([said] if repeats else [])])
+                return KeyProposal(names, [*rejected, *([said] if repeats else [])])
         if one.name in _PREFERRED:
             rejected.append(f"{one.name} is no key: {repeats:.1%} of its cells are empty or come again")
-    return Key([], [*rejected, "no unique column: no key proposed, so rows that come twice are not noticed"])
+    return KeyProposal([], [*rejected, "no unique column: no key proposed, so rows that come twice are not noticed"])
 
 
-def _preference(one: Candidate) -> tuple[int, int]:
+def _preference(one: KeyCandidate) -> tuple[int, int]:
     order = _PREFERRED.index(one.name) if one.name in _PREFERRED else len(_PREFERRED)
     return order, _HINTS.index(one.hint)
 
 
-def config_of(read: Read, plan: Plan, columns: list[Typed], key: Key, skipping: Skipping) -> dict[str, Any]:
-    """What `Supplier.model_validate` takes, keys in the order people read them."""
+def config_of(
+    read: FileSample, plan: TablePlan, columns: list[TypedField], key: KeyProposal, skipping: SkipRules
+) -> dict[str, Any]:
+    """What `SupplierView.model_validate` takes, keys in the order people read them."""
     # The main price, if it is almost always there: a row without one is seldom an offer.
     prices = [one for name in _PRICES for one in columns if one.field.name == name or one.name == f"{name}_minor"]
     needed = {*key.names, *(one.name for one in prices[:1] if 1 - one.empty() >= _ALMOST_ALWAYS)}
@@ -101,14 +103,14 @@ def config_of(read: Read, plan: Plan, columns: list[Typed], key: Key, skipping: 
     }
 
 
-def chosen_key(plan: Plan, columns: list[Typed]) -> Key:
+def chosen_key(plan: TablePlan, columns: list[TypedField]) -> KeyProposal:
     if not columns:
-        return Key([], [])
+        return KeyProposal([], [])
     candidates = [_candidate(one, plan) for one in columns]
     return key_of(candidates, has_sheets=len(plan.tables) > 1)
 
 
-def settled_header(config: dict[str, Any], plan: Plan) -> list[str]:
+def settled_header(config: dict[str, Any], plan: TablePlan) -> list[str]:
     """Let the header be looked for if that finds it in every table, else say where it is; tell which it misses."""
     supplier = Supplier.model_validate(config)
     missed = [one for one in plan.tables if one.header is not None and _header_end(one, supplier) != one.header.end]
@@ -124,7 +126,7 @@ def settled_header(config: dict[str, Any], plan: Plan) -> list[str]:
     return [f"sheet {name!r} cannot be read like the others and is skipped: give it a supplier" for name in names]
 
 
-def doubts_of(columns: list[Typed], plan: Plan) -> list[str]:
+def doubts_of(columns: list[TypedField], plan: TablePlan) -> list[str]:
     """What to look at in each column."""
     told: list[str] = []
     for one in columns:
@@ -134,11 +136,11 @@ def doubts_of(columns: list[Typed], plan: Plan) -> list[str]:
     return told
 
 
-def _source(read: Read, plan: Plan, skip_rows: list[str]) -> dict[str, Any]:
+def _source(read: FileSample, plan: TablePlan, skip_rows: list[str]) -> dict[str, Any]:
     source: dict[str, Any] = {"format": read.format.value}
-    if read.format is Format.CSV and read.delimiter:
+    if read.format is FileFormat.CSV and read.delimiter:
         source["delimiter"] = read.delimiter
-    if read.format in (Format.CSV, *WORKBOOKS):
+    if read.format in (FileFormat.CSV, *WORKBOOKS):
         source["header"] = "auto" if plan.has_header else "none"
     if plan.header_rows > 1:
         source["header_rows"] = plan.header_rows
@@ -151,7 +153,7 @@ def _source(read: Read, plan: Plan, skip_rows: list[str]) -> dict[str, Any]:
     return source
 
 
-def _column(one: Typed, needed: set[str], plan: Plan) -> dict[str, Any]:
+def _column(one: TypedField, needed: set[str], plan: TablePlan) -> dict[str, Any]:
     places = one.field.places
     options = {"from": places if len(places) > 1 else places[0], **one.options}
     is_everywhere = len(one.field.columns) == len(plan.tables)
@@ -159,7 +161,7 @@ def _column(one: Typed, needed: set[str], plan: Plan) -> dict[str, Any]:
     return {**options, "required": True} if is_needed else options
 
 
-def _candidate(one: Typed, plan: Plan) -> Candidate:
+def _candidate(one: TypedField, plan: TablePlan) -> KeyCandidate:
     """Its cells in the rows looked at, and the hashes of those behind them."""
     parts = []
     for number, table in enumerate(plan.tables):
@@ -173,18 +175,18 @@ def _candidate(one: Typed, plan: Plan) -> Candidate:
         parts.append(pl.DataFrame({"table": pl.repeat(number, len(hashes), eager=True), "hash": hashes}))
     cells = pl.concat(parts).with_columns(pl.lit(one.texts.str.len_chars().max()).alias("length"))
     is_everywhere = len(one.field.columns) == len(plan.tables)
-    return Candidate(one.name, one.field.hint, one.guess.type, is_everywhere, cells)
+    return KeyCandidate(one.name, one.field.hint, one.guess.type, is_everywhere, cells)
 
 
-def _header_end(table: Shaped, supplier: Supplier) -> int | None:
+def _header_end(table: ShapedTable, supplier: Supplier) -> int | None:
     sample = table.sample
     try:
-        return bind(Table(sample.name, 1, sample.head, iter(()), names=sample.names), supplier).rows
-    except Failed:
+        return bind(SourceTable(sample.name, 1, sample.head, iter(()), names=sample.names), supplier).rows
+    except RunFailed:
         return None
 
 
-def _unread(one: Typed) -> list[str]:
+def _unread(one: TypedField) -> list[str]:
     bad = one.texts.filter(one.is_bad)
     if not len(bad):
         return []
@@ -194,15 +196,15 @@ def _unread(one: Typed) -> list[str]:
     return [f"column {one.header!r} has {number} not {noun}: {shown}; such rows are bad, unless `empty` names them"]
 
 
-def _missing(one: Typed, plan: Plan) -> list[str]:
+def _missing(one: TypedField, plan: TablePlan) -> list[str]:
     lacking = [table.sample.name for number, table in enumerate(plan.tables) if number not in one.field.columns]
-    if not lacking or one.field.hint not in (Hint.CODE, Hint.MONEY) or len(lacking) * 2 > len(plan.tables):
+    if not lacking or one.field.hint not in (ColumnHint.CODE, ColumnHint.MONEY) or len(lacking) * 2 > len(plan.tables):
         return []
     more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
     return [f"column {one.header!r} is not on sheet {', '.join(map(repr, lacking[:_SHOWN]))}{more}: empty there"]
 
 
-def _rows(table: Shaped) -> int:
+def _rows(table: ShapedTable) -> int:
     """How many rows of data there are, as far as it is known."""
     looked_at = table.rows.data.height
     beyond = table.sample.total - table.sample.rows.height

@@ -106,7 +106,7 @@ def _one_line(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class ColumnFound:
+class InspectedColumn:
     """A column of a table, and what is proposed for it; *field* is None when it is left out."""
 
     number: int
@@ -121,7 +121,7 @@ class ColumnFound:
 
 
 @dataclass(frozen=True)
-class TableFound:
+class InspectedTable:
     """A sheet, or a whole file. Row numbers count from 1."""
 
     name: str
@@ -132,7 +132,7 @@ class TableFound:
     header_rows: list[int]
     preamble: list[str]
     totals: list[int]
-    columns: list[ColumnFound]
+    columns: list[InspectedColumn]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Inspection:
     encoding: str | None
     delimiter: str | None
     records: str | None
-    tables: list[TableFound]
+    tables: list[InspectedTable]
     warnings: list[str]
     config: dict[str, Any]
     comments: dict[str, str] = field(default_factory=dict)

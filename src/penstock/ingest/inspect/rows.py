@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from penstock.ingest.inspect.headers import HeaderRows
-from penstock.ingest.inspect.sample import ROW, Sample
+from penstock.ingest.inspect.sample import ROW, SampleBuffer
 from penstock.ingest.transform.gate import normal
 
 TOTAL = r"(?i)^(итого|итог|всего|total|grand total|subtotal|sum)(?:[\s:.]|$)"
@@ -21,7 +21,7 @@ _NOT_COUNTED = r"^[^0-9]"
 
 
 @dataclass(frozen=True)
-class Rows:
+class SampleRows:
     """The rows of a sample, sorted; of those that are no data, their numbers and first texts."""
 
     data: pl.DataFrame
@@ -31,12 +31,12 @@ class Rows:
     repeats: dict[int, str] = field(default_factory=dict)
 
 
-def sorted_rows(sample: Sample, header: HeaderRows | None) -> Rows:
+def sorted_rows(sample: SampleBuffer, header: HeaderRows | None) -> SampleRows:
     """What each row of *sample* below *header* is."""
     cells = [name for name in sample.rows.columns if name != ROW]
     if not cells or sample.names is not None:
         data = sample.rows.filter(pl.any_horizontal(pl.col(cells) != "")) if cells else sample.rows
-        return Rows(data, pl.Series([], dtype=pl.String))
+        return SampleRows(data, pl.Series([], dtype=pl.String))
     end = header.end if header else 0
     last = sample.last.filter(pl.col(ROW) > sample.rows[ROW].max()) if sample.rows.height else sample.last
     frame = pl.concat([sample.rows, last], how="diagonal").filter(pl.col(ROW) > end)
@@ -53,7 +53,7 @@ def sorted_rows(sample: Sample, header: HeaderRows | None) -> Rows:
     # Totals may stand far behind the sample; data there is not looked at, so that the sample stays one.
     kept = data.filter(pl.col(ROW).is_in(sample.rows[ROW].implode()))
     told = {name: _told(frame.filter(kinds[name])) for name in kinds.columns}
-    return Rows(kept.drop(_FIRST, _FILLED), data[_FIRST], told["total"], told["section"], told["repeat"])
+    return SampleRows(kept.drop(_FIRST, _FILLED), data[_FIRST], told["total"], told["section"], told["repeat"])
 
 
 def _totals(frame: pl.DataFrame, usual: float) -> pl.Expr:
@@ -79,7 +79,7 @@ def _told(frame: pl.DataFrame) -> dict[int, str]:
 
 
 @dataclass(frozen=True)
-class Skipping:
+class SkipRules:
     """Patterns of `source.skip_rows`, and what a person should know."""
 
     patterns: list[str]
@@ -87,7 +87,7 @@ class Skipping:
     leaves_sections: bool = False
 
 
-def patterns_for(tables: list[Rows]) -> Skipping:
+def patterns_for(tables: list[SampleRows]) -> SkipRules:
     """What to skip in all of *tables*."""
     firsts = pl.concat([rows.firsts for rows in tables]) if tables else pl.Series([], dtype=pl.String)
     totals = _texts([rows.totals for rows in tables])
@@ -100,7 +100,7 @@ def patterns_for(tables: list[Rows]) -> Skipping:
         patterns, told = propose(texts, firsts) if texts else ([], [])
         found += [pattern for pattern in patterns if pattern not in found]
         warnings += told
-    return Skipping(found, warnings, leaves_sections=bool(sections) and not patterns)
+    return SkipRules(found, warnings, leaves_sections=bool(sections) and not patterns)
 
 
 def _for_totals(texts: list[str], firsts: pl.Series) -> tuple[list[str], list[str]]:

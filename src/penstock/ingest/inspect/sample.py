@@ -10,11 +10,11 @@ import polars as pl
 from lxml import etree
 
 from penstock.ingest.extract import archives, delimited, detect, json_stream
-from penstock.ingest.extract.archives import Member
+from penstock.ingest.extract.archives import ArchiveMember
 from penstock.ingest.extract.detect import encoding_of, without_mark
 from penstock.ingest.extract.files import open_tables
-from penstock.ingest.extract.tables import MALFORMED, Gauge, Table
-from penstock.ingest.supplier import WORKBOOKS, Format, Limits, Source
+from penstock.ingest.extract.tables import MALFORMED, BatchSizer, SourceTable
+from penstock.ingest.supplier import WORKBOOKS, FileFormat, SupplierLimits, SupplierSource
 
 ROW = "\x00row"  # the number of a row in its table, from 1
 FIRST = 2_000  # rows looked at from the beginning
@@ -28,14 +28,14 @@ _OBJECTS = 200_000
 _ITEM = "item"  # what ijson calls what is in a list
 
 
-def place_of_records(member: Member, form: Format) -> str | None:
+def place_of_records(member: ArchiveMember, form: FileFormat) -> str | None:
     """What `source.records` should be; None when the extractor finds it by itself, or says that it cannot."""
-    if form is Format.JSON and encoding_of(member.head) == "utf-8":
+    if form is FileFormat.JSON and encoding_of(member.head) == "utf-8":
         return _in_json(member)
-    return _in_xml(member) if form is Format.XML else None
+    return _in_xml(member) if form is FileFormat.XML else None
 
 
-def _in_json(member: Member) -> str | None:
+def _in_json(member: ArchiveMember) -> str | None:
     """The list of objects, not itself in a list, that has the most of them."""
     counts: Counter[str] = Counter()
     with member.open() as content:
@@ -50,7 +50,7 @@ def _in_json(member: Member) -> str | None:
     return None if best == _ITEM else best.removesuffix(f".{_ITEM}")
 
 
-def _in_xml(member: Member) -> str | None:
+def _in_xml(member: ArchiveMember) -> str | None:
     """The element with the most attributes and children in all, if it comes more than once."""
     seen: Counter[str] = Counter()
     held: Counter[str] = Counter()
@@ -81,7 +81,7 @@ def _forget_before(element: "etree._Element") -> None:
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleBuffer:
     """Some rows of a table. *beyond* has hashes of what is behind the first rows, of columns that may be unique."""
 
     name: str
@@ -96,36 +96,36 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Read:
+class FileSample:
     """What a file is, and what is in it."""
 
-    format: Format
+    format: FileFormat
     encoding: str | None
     delimiter: str | None
     records: str | None
-    samples: list[Sample]
+    samples: list[SampleBuffer]
 
 
-def read(path: Path) -> Read:
+def read(path: Path) -> FileSample:
     """All tables of *path*, sampled; Failed when the extractor cannot read it."""
     form, encoding, delimiter, records = _known(path)
-    source = Source(records=records)
+    source = SupplierSource(records=records)
     is_cheap = form in WORKBOOKS or path.stat().st_size < (_CHEAP_PACKED if _is_packed(path) else _CHEAP)
-    samples = [_sampled(table, is_cheap=is_cheap) for table in open_tables(path, source, Limits())]
-    return Read(form, encoding, delimiter, records, samples)
+    samples = [_sampled(table, is_cheap=is_cheap) for table in open_tables(path, source, SupplierLimits())]
+    return FileSample(form, encoding, delimiter, records, samples)
 
 
-def _known(path: Path) -> tuple[Format, str | None, str | None, str | None]:
+def _known(path: Path) -> tuple[FileFormat, str | None, str | None, str | None]:
     """The format of the first file in *path*, with what else can be told of it before it is read."""
-    for member in archives.members(path, Limits(), Gauge(0)):
+    for member in archives.members(path, SupplierLimits(), BatchSizer(0)):
         form = detect.detected(member)
-        if form is Format.CSV:
-            dialect, _ = delimited.dialect_of(member, Source())
+        if form is FileFormat.CSV:
+            dialect, _ = delimited.dialect_of(member, SupplierSource())
             return form, dialect.encoding, dialect.delimiter, None
         if form in WORKBOOKS:
             return form, None, None, None
         return form, detect.encoding_of(member.head), None, place_of_records(member, form)
-    return Format.AUTO, None, None, None
+    return FileFormat.AUTO, None, None, None
 
 
 def _is_packed(path: Path) -> bool:
@@ -133,7 +133,7 @@ def _is_packed(path: Path) -> bool:
         return content.read(2) in (b"\x1f\x8b", b"PK")
 
 
-def _sampled(table: Table, *, is_cheap: bool) -> Sample:
+def _sampled(table: SourceTable, *, is_cheap: bool) -> SampleBuffer:
     taken: list[pl.DataFrame] = []
     beyond: list[pl.DataFrame] = []
     last, rows, total, malformed, is_whole = pl.DataFrame(), 0, 0, 0, True
@@ -153,7 +153,7 @@ def _sampled(table: Table, *, is_cheap: bool) -> Sample:
             is_whole = False
             break
     names = None if table.names is None else ["" if name == MALFORMED else name for name in table.names]
-    return Sample(
+    return SampleBuffer(
         table.name, table.head, names, _joined(taken), last, _joined(beyond), total, malformed, is_whole
     )  # fmt: skip
 

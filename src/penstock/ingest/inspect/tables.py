@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from penstock.ingest.inspect.fields import Field, fields_of, numbered_fields
+from penstock.ingest.inspect.fields import InspectedField, fields_of, numbered_fields
 from penstock.ingest.inspect.headers import HeaderRows, header_of
-from penstock.ingest.inspect.rows import Rows, sorted_rows
-from penstock.ingest.inspect.sample import ROW, Sample
+from penstock.ingest.inspect.rows import SampleRows, sorted_rows
+from penstock.ingest.inspect.sample import ROW, SampleBuffer
 from penstock.ingest.inspect.vocabulary import meaning_of
 from penstock.ingest.transform.gate import normal
 
@@ -18,12 +18,12 @@ _MOST_SKIPPED = 40
 
 
 @dataclass(frozen=True)
-class Shaped:
+class ShapedTable:
     """A table with its header and its rows told apart."""
 
-    sample: Sample
+    sample: SampleBuffer
     header: HeaderRows | None
-    rows: Rows
+    rows: SampleRows
 
     @property
     def names(self) -> list[str]:
@@ -44,18 +44,18 @@ class Shaped:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """The tables that are read and their fields; those that are skipped; how headers are found."""
 
-    tables: list[Shaped]
-    skipped: list[Shaped]
-    fields: list[Field]
+    tables: list[ShapedTable]
+    skipped: list[ShapedTable]
+    fields: list[InspectedField]
     header_rows: int
     has_header: bool
     warnings: list[str]
 
 
-def planned(samples: list[Sample]) -> Plan:
+def planned(samples: list[SampleBuffer]) -> TablePlan:
     """One way to read as many of the tables as possible."""
     shaped = [_shaped(sample) for sample in samples]
     tables = [one for one in shaped if one.names]
@@ -75,15 +75,15 @@ def planned(samples: list[Sample]) -> Plan:
     fields, told = fields_of([one.names for one in kept], has_numbers=has_numbers)
     if not any(one.rows.data.height for one in kept):
         told.append("there are no rows below the header: types are guessed by names")
-    return Plan(kept, _but(shaped, kept), fields, depth, True, warnings + told)
+    return TablePlan(kept, _but(shaped, kept), fields, depth, True, warnings + told)
 
 
-def _shaped(sample: Sample) -> Shaped:
+def _shaped(sample: SampleBuffer) -> ShapedTable:
     header = None if sample.names is not None else header_of(sample.head)
-    return Shaped(sample, header, sorted_rows(sample, header))
+    return ShapedTable(sample, header, sorted_rows(sample, header))
 
 
-def _ambiguous(tables: list[Shaped]) -> list[Shaped]:
+def _ambiguous(tables: list[ShapedTable]) -> list[ShapedTable]:
     """The few tables that have a column twice, when it is one that matters to all."""
     counts = [Counter(normal(name) for name in one.names if meaning_of(name).is_known) for one in tables]
     once = Counter(name for found in counts for name, count in found.items() if count == 1)
@@ -95,11 +95,11 @@ def _ambiguous(tables: list[Shaped]) -> list[Shaped]:
     ]
 
 
-def _but(tables: list[Shaped], kept: list[Shaped]) -> list[Shaped]:
+def _but(tables: list[ShapedTable], kept: list[ShapedTable]) -> list[ShapedTable]:
     return [one for one in tables if not any(one is other for other in kept)]
 
 
-def _without_header(shaped: list[Shaped]) -> Plan:
+def _without_header(shaped: list[ShapedTable]) -> TablePlan:
     """Columns by their numbers, when no table says what they are."""
     filled = [one for one in shaped if one.rows.data.height]
     width = max((one.width for one in filled), default=0)
@@ -108,16 +108,16 @@ def _without_header(shaped: list[Shaped]) -> Plan:
     for one in used:
         one.columns = dict.fromkeys(range(len(filled)), (one.number or 1) - 1)
     warnings = ["no table was found"] if not used else ["no header was found: columns are known by their numbers"]
-    return Plan(filled, [one for one in shaped if not one.rows.data.height], used, 1, False, warnings)
+    return TablePlan(filled, [one for one in shaped if not one.rows.data.height], used, 1, False, warnings)
 
 
-def _depth(tables: list[Shaped]) -> int:
+def _depth(tables: list[ShapedTable]) -> int:
     """The number of header rows with which the most rows can be read."""
     depths = sorted({one.header.depth for one in tables if one.header}) or [1]
     return max(depths, key=lambda depth: sum(1 + one.rows.data.height for one in tables if _fits(one, depth)))
 
 
-def _fits(table: Shaped, depth: int) -> bool:
+def _fits(table: ShapedTable, depth: int) -> bool:
     """Blank rows above a header may be taken for its first ones: they add nothing to its names."""
     if table.header is None:
         return True
@@ -126,7 +126,7 @@ def _fits(table: Shaped, depth: int) -> bool:
     return more == 0 or (more > 0 and len(above) == more and not any(cell.strip() for row in above for cell in row))
 
 
-def _alike(tables: list[Shaped]) -> list[Shaped]:
+def _alike(tables: list[ShapedTable]) -> list[ShapedTable]:
     """The tables that have some of the fields most of them have."""
     if len(tables) < 2:
         return tables
@@ -137,5 +137,5 @@ def _alike(tables: list[Shaped]) -> list[Shaped]:
     return kept or [max(tables, key=lambda one: one.rows.data.height)]
 
 
-def _skipped_told(tables: list[Shaped], why: str) -> list[str]:
+def _skipped_told(tables: list[ShapedTable], why: str) -> list[str]:
     return [f"sheet {one.sample.name!r} {why}" for one in tables[:_MOST_SKIPPED] if one.sample.name]

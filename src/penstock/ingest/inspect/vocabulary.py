@@ -25,7 +25,7 @@ DATED = re.compile(r"(?:(?:на|от|от даты)? )?\b\d{1,2}[./]\d{1,2}[./](
 _LONGEST = 60
 
 
-class Hint(StrEnum):
+class ColumnHint(StrEnum):
     """What a name lets one expect of a column."""
 
     CODE = "code"
@@ -40,7 +40,7 @@ class Hint(StrEnum):
 
 
 @dataclass(frozen=True)
-class Meaning:
+class ColumnMeaning:
     """*name* is the usual one, *rest* what the header says beside it, *all_rest* that with units and the like.
 
     *other* is a name for when the usual one is taken.
@@ -50,61 +50,65 @@ class Meaning:
     rest: str
     all_rest: str
     other: str
-    hint: Hint
+    hint: ColumnHint
     rank: int
 
     @property
     def is_known(self) -> bool:
-        return self.hint is not Hint.NONE
+        return self.hint is not ColumnHint.NONE
 
 
 # The first that is found counts: the particular stands before the general.
-_WORDS: tuple[tuple[str, str, str, Hint], ...] = (
-    (r"^(?:№|n|no\.?|#|№ ?п ?/ ?п|п ?/ ?п|номер п/п|row|line)$", "number", "number", Hint.COUNTER),
-    (r"штрих[- ]?код\w*|\bean(?:[- ]?13)?\b|\bgtin\b|\bupc\b|bar ?code", "barcode", "barcode", Hint.CODE),
+_WORDS: tuple[tuple[str, str, str, ColumnHint], ...] = (
+    (r"^(?:№|n|no\.?|#|№ ?п ?/ ?п|п ?/ ?п|номер п/п|row|line)$", "number", "number", ColumnHint.COUNTER),
+    (r"штрих[- ]?код\w*|\bean(?:[- ]?13)?\b|\bgtin\b|\bupc\b|bar ?code", "barcode", "barcode", ColumnHint.CODE),
     (r"\bррц\b|\bмрц\b|рекоменд\w* (?:розничн\w* )?цен\w*|\brrp\b|\bmsrp\b|цен\w* / розн\w*|розничн\w*(?: цен\w*)?"
-     r"|цен\w* розн\w*\.?|^розница$|retail(?: price)?|price retail", "retail_price", "rrp", Hint.MONEY),
+     r"|цен\w* розн\w*\.?|^розница$|retail(?: price)?|price retail", "retail_price", "rrp", ColumnHint.MONEY),
     (r"цен\w* / опт\w*|оптов\w*(?: цен\w*)?|цен\w* опт\w*\.?|^опт\.?$|wholesale(?: price)?|dealer price|price wholesale"
-     r"|дилер\w* цен\w*|закуп\w*(?: цен\w*)?|цен\w* закуп\w*", "wholesale_price", "dealer_price", Hint.MONEY),
-    (r"\.currency\w*$|^валют\w*|^currency", "currency", "currency", Hint.GROUP),
-    (r"\bцен[аыу]?\b|\bprices?\b|стоимост\w*|\bcost\b|\bсумма\b|\bamount\b|\bпрайс\b", "price", "cost", Hint.MONEY),
-    (r"\bед\.? ?(?:изм\w*\.?)?$|единиц\w*(?: измерения)?|\bunits?\b|\buom\b", "unit", "unit", Hint.GROUP),
-    (r"^мин\w*\.? (?:партия|заказ|кол)\S*|^min\.? (?:order|qty|quantity)|^moq$", "min_order", "min_qty", Hint.QUANTITY),
-    (r"^(?:кратность|упаковк\w*|pack(?: size)?$)", "pack", "pack_size", Hint.QUANTITY),
+     r"|дилер\w* цен\w*|закуп\w*(?: цен\w*)?|цен\w* закуп\w*", "wholesale_price", "dealer_price", ColumnHint.MONEY),
+    (r"\.currency\w*$|^валют\w*|^currency", "currency", "currency", ColumnHint.GROUP),
+    (r"\bцен[аыу]?\b|\bprices?\b|стоимост\w*|\bcost\b|\bсумма\b|\bamount\b|\bпрайс\b",
+     "price", "cost", ColumnHint.MONEY),
+    (r"\bед\.? ?(?:изм\w*\.?)?$|единиц\w*(?: измерения)?|\bunits?\b|\buom\b", "unit", "unit", ColumnHint.GROUP),
+    (r"^мин\w*\.? (?:партия|заказ|кол)\S*|^min\.? (?:order|qty|quantity)|^moq$",
+     "min_order", "min_qty", ColumnHint.QUANTITY),
+    (r"^(?:кратность|упаковк\w*|pack(?: size)?$)", "pack", "pack_size", ColumnHint.QUANTITY),
     (r"остат\w*|кол-?во\b|кол\.|количеств\w*|наличи\w*|\bсклад\w*|\bstock\b|\bqty\b|quantity|availab\w*|on hand"
-     r"|in stock", "qty", "stock", Hint.QUANTITY),
+     r"|in stock", "qty", "stock", ColumnHint.QUANTITY),
     (r"артикул\w*|\bарт\b\.?|\bsku\b|^article(?: no\.?| number)?$|vendor ?code|part ?(?:number|no)\.?|\bmpn\b"
-     r"|item ?(?:no\.?|number|code)", "sku", "vendor_code", Hint.CODE),
-    (r"^код(?: товара| номенклатуры| позиции)?$|^(?:product |item )?code$", "sku", "code", Hint.CODE),
-    (r"сер(?:ийный|\.) номер|serial(?: no\.?| number)?", "serial", "serial", Hint.CODE),
-    (r"телефон\w*|phone", "phone", "phone", Hint.CODE),
-    (r"\bинн\b", "inn", "inn", Hint.CODE),
-    (r"тн ?вэд", "tnved", "tnved", Hint.CODE),
-    (r"\bид\b|\bid\b|\bкод\b", "id", "code", Hint.CODE),
-    (r"бренд\w*|производител\w*|\bмарка\b|brand|manufacturer|\bvendor\b|\bmake\b", "brand", "manufacturer", Hint.GROUP),
+     r"|item ?(?:no\.?|number|code)", "sku", "vendor_code", ColumnHint.CODE),
+    (r"^код(?: товара| номенклатуры| позиции)?$|^(?:product |item )?code$", "sku", "code", ColumnHint.CODE),
+    (r"сер(?:ийный|\.) номер|serial(?: no\.?| number)?", "serial", "serial", ColumnHint.CODE),
+    (r"телефон\w*|phone", "phone", "phone", ColumnHint.CODE),
+    (r"\bинн\b", "inn", "inn", ColumnHint.CODE),
+    (r"тн ?вэд", "tnved", "tnved", ColumnHint.CODE),
+    (r"\bид\b|\bid\b|\bкод\b", "id", "code", ColumnHint.CODE),
+    (r"бренд\w*|производител\w*|\bмарка\b|brand|manufacturer|\bvendor\b|\bmake\b",
+     "brand", "manufacturer", ColumnHint.GROUP),
     (r"категори\w*|\bгруппа\b|подгруппа|раздел|categor(?:y|ies)|\bgroup\b|product type",
-     "category", "group", Hint.GROUP),
-    (r"описани\w*|примечани\w*|коммент\w*|description|comments?\b|\bnotes?\b", "description", "comment", Hint.TEXT),
+     "category", "group", ColumnHint.GROUP),
+    (r"описани\w*|примечани\w*|коммент\w*|description|comments?\b|\bnotes?\b",
+     "description", "comment", ColumnHint.TEXT),
     (r"наименован\w*|названи\w*|номенклатура|^товар(?:ы)?$|\bname\b|^title$|^product$|^item$",
-     "name", "title", Hint.TEXT),
-    (r"^модель|\bmodel\b", "model", "model", Hint.TEXT),
-    (r"дата|\bdate\b|обновлен\w*|updated?(?: ?at)?\b|срок годности|^поступление", "date", "date", Hint.MOMENT),
-    (r"\bвес\b|\bмасса\b|weight", "weight", "weight", Hint.MEASURE),
-    (r"\bобъ[её]м\b|volume", "volume", "volume", Hint.MEASURE),
-    (r"\bширина\b|\bwidth\b", "width", "width", Hint.MEASURE),
-    (r"\bвысота\b|\bheight\b|\bпрофиль\b", "height", "height", Hint.MEASURE),
-    (r"\bдлина\b|\blength\b", "length", "length", Hint.MEASURE),
-    (r"\bдиаметр\b|\bdiameter\b", "diameter", "diameter", Hint.MEASURE),
-    (r"^сезон\w*|\bseason\b", "season", "season", Hint.GROUP),
-    (r"^страна\w*(?: происхождения)?|country(?: of origin)?", "country", "country", Hint.GROUP),
-    (r"^цвет|colou?r", "color", "color", Hint.GROUP),
-    (r"^(?:фото|картинка|изображение|ссылка|url|link|image|picture)\w*", "url", "image", Hint.TEXT),
+     "name", "title", ColumnHint.TEXT),
+    (r"^модель|\bmodel\b", "model", "model", ColumnHint.TEXT),
+    (r"дата|\bdate\b|обновлен\w*|updated?(?: ?at)?\b|срок годности|^поступление", "date", "date", ColumnHint.MOMENT),
+    (r"\bвес\b|\bмасса\b|weight", "weight", "weight", ColumnHint.MEASURE),
+    (r"\bобъ[её]м\b|volume", "volume", "volume", ColumnHint.MEASURE),
+    (r"\bширина\b|\bwidth\b", "width", "width", ColumnHint.MEASURE),
+    (r"\bвысота\b|\bheight\b|\bпрофиль\b", "height", "height", ColumnHint.MEASURE),
+    (r"\bдлина\b|\blength\b", "length", "length", ColumnHint.MEASURE),
+    (r"\bдиаметр\b|\bdiameter\b", "diameter", "diameter", ColumnHint.MEASURE),
+    (r"^сезон\w*|\bseason\b", "season", "season", ColumnHint.GROUP),
+    (r"^страна\w*(?: происхождения)?|country(?: of origin)?", "country", "country", ColumnHint.GROUP),
+    (r"^цвет|colou?r", "color", "color", ColumnHint.GROUP),
+    (r"^(?:фото|картинка|изображение|ссылка|url|link|image|picture)\w*", "url", "image", ColumnHint.TEXT),
 )  # fmt: skip
 _COMPILED = tuple((re.compile(pattern), name, other, hint) for pattern, name, other, hint in _WORDS)
 
 
 @lru_cache(maxsize=20_000)
-def meaning_of(header: str) -> Meaning:
+def meaning_of(header: str) -> ColumnMeaning:
     """What *header* most likely stands for."""
     text = DATED.sub(" ", _COUNT.sub("", normal(_HUMP.sub(" ", header)).replace("_", " "))).strip()
     own = snake(text) or "column"
@@ -112,8 +116,8 @@ def meaning_of(header: str) -> Meaning:
         for rank, (pattern, name, other, hint) in enumerate(_COMPILED):
             if found := pattern.search(text):
                 beside = f"{text[: found.start()]} {text[found.end() :]}"
-                return Meaning(name, _latin(_NOISE.sub(" ", beside)), _latin(beside), other, hint, rank)
-    return Meaning(snake(_NOISE.sub(" ", text)) or own, "", "", own, Hint.NONE, len(_COMPILED))
+                return ColumnMeaning(name, _latin(_NOISE.sub(" ", beside)), _latin(beside), other, hint, rank)
+    return ColumnMeaning(snake(_NOISE.sub(" ", text)) or own, "", "", own, ColumnHint.NONE, len(_COMPILED))
 
 
 def snake(text: str) -> str:

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.ingest.contract import Status
-from penstock.ingest.model import Manifest
+from penstock.ingest.contract import IngestRunStatus
+from penstock.ingest.model import RunManifest
 from penstock.ingest.run.publish import OnStep
 from penstock.ingest.transform.pipeline import Progress
 
 
-class Recorder(Protocol):
+class RunRecorder(Protocol):
     """Told of what happens, so that others can see it."""
 
     def started(self, run_id: str, supplier: str) -> None: ...
@@ -20,7 +20,7 @@ class Recorder(Protocol):
     def ended(self, manifest: dict[str, Any]) -> None: ...
 
 
-class Unrecorded:
+class NullRecorder:
     """A folder is enough."""
 
     def started(self, run_id: str, supplier: str) -> None:
@@ -34,11 +34,11 @@ class Unrecorded:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What a call came to: a run with its manifest, or nothing to do and why."""
 
     supplier: str
-    manifest: Manifest | None = None
+    manifest: RunManifest | None = None
     nothing: str | None = None
     moved: dict[str, str] = field(default_factory=dict)
     deliveries: dict[str, str] = field(default_factory=dict)
@@ -46,14 +46,14 @@ class Outcome:
 
     @property
     def is_pass(self) -> bool:
-        return self.manifest is None or self.manifest.status is Status.PASS
+        return self.manifest is None or self.manifest.status is IngestRunStatus.PASS
 
 
 @dataclass(frozen=True)
-class Hooks:
+class RunHooks:
     """Who is told on the way, and who may stop it."""
 
-    recorder: Recorder = field(default_factory=Unrecorded)
+    recorder: RunRecorder = field(default_factory=NullRecorder)
     progress: Progress = lambda _rows, _part: None
     waiting: Callable[[list[str], float], None] = lambda _names, _seconds: None
     should_stop: Callable[[], bool] = lambda: False

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import orjson
 
-from penstock.ingest.contract import Status
+from penstock.ingest.contract import IngestRunStatus
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import FileTree
 
 
 @dataclass
-class Sighting:
+class FileSighting:
     """A file of the inbox: when it was first seen, and since when it has not changed. Seconds of the tree's clock."""
 
     signature: str
@@ -26,7 +26,7 @@ class Ledger:
     """Hints, not truth: all of it may be lost, and a file only waits a little longer."""
 
     running: str | None = None
-    seen: dict[str, Sighting] = field(default_factory=dict)
+    seen: dict[str, FileSighting] = field(default_factory=dict)
     equal_shas: int = 0
     fails: int = 0
     last: dict[str, Any] | None = None
@@ -40,7 +40,7 @@ class Ledger:
         told = {name: manifest[name] for name in names}
         if self.last == told:
             return
-        if manifest["status"] == Status.PASS.value:
+        if manifest["status"] == IngestRunStatus.PASS.value:
             self.fails = self.equal_shas = 0
             self.fence = max(self.fence, manifest["fence"] or 0)
         else:
@@ -53,7 +53,7 @@ class Ledger:
         self.killed_by = sha256
 
 
-def load(tree: Tree, supplier: str) -> Ledger:
+def load(tree: FileTree, supplier: str) -> Ledger:
     """The ledger as it was left; an empty one when there is none, or it makes no sense."""
     content = tree.read(paths.ledger(supplier))
     try:
@@ -62,5 +62,5 @@ def load(tree: Tree, supplier: str) -> Ledger:
         return Ledger()
 
 
-def save(tree: Tree, supplier: str, ledger: Ledger) -> None:
+def save(tree: FileTree, supplier: str, ledger: Ledger) -> None:
     tree.write(paths.ledger(supplier), orjson.dumps(asdict(ledger)))

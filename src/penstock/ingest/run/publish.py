@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from penstock import __version__
-from penstock.ingest.model import Artifact, Changes, Manifest, Pointer, Stats, alive
-from penstock.ingest.run.quality import Before
+from penstock.ingest.model import CurrentPointer, PublicationDiff, RunArtifact, RunManifest, RunStats, alive
+from penstock.ingest.run.quality import PreviousState
 from penstock.ingest.supplier import Supplier
 from penstock.ingest.transform import key_index as indexes
-from penstock.ingest.transform.key_index import Difference
-from penstock.ingest.transform.ndjson import Lines, at, changed_lines, parsed, text_of
-from penstock.ingest.transform.pipeline import Processed
+from penstock.ingest.transform.key_index import KeyDifference
+from penstock.ingest.transform.ndjson import NdjsonLines, at, changed_lines, parsed, text_of
+from penstock.ingest.transform.pipeline import ProcessedFile
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.documents import digest_of, document, small
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import FileTree
 from penstock.kernel.errors import Corrupt
 
 _LIBRARIES = ("polars", "python-calamine")
 
 
-class Step(StrEnum):
+class PublishStep(StrEnum):
     """Where a run can be stopped: after each of these it can be killed, and nothing is lost."""
 
     LOCKED = "locked"
@@ -48,24 +48,24 @@ class Step(StrEnum):
     MOVED = "moved"
 
 
-OnStep = Callable[[Step], None]
+OnStep = Callable[[PublishStep], None]
 
 
 @dataclass(frozen=True)
-class Current:
+class CurrentState:
     """The state that is current when a run begins, with what is told of it."""
 
-    pointer: Pointer
+    pointer: CurrentPointer
     manifest: dict[str, Any]
     stats: dict[str, Any]
 
     @property
-    def before(self) -> Before:
+    def before(self) -> PreviousState:
         facts = self.stats["good_rows"] + self.stats["held_rows"]
-        return Before(self.pointer.run_id, facts, alive(self.stats["categories"]))
+        return PreviousState(self.pointer.run_id, facts, alive(self.stats["categories"]))
 
 
-def current_state(tree: Tree, supplier: str) -> Current | None:
+def current_state(tree: FileTree, supplier: str) -> CurrentState | None:
     """What is published, or None."""
     pointer = tree.pointer(supplier)
     if pointer is None:
@@ -77,10 +77,10 @@ def current_state(tree: Tree, supplier: str) -> Current | None:
         raise Corrupt(
             "STATE_DAMAGED", f"{' or '.join(files)} of the state {pointer.run_id} is gone or damaged", hint=hint
         )
-    return Current(pointer, manifest, stats)
+    return CurrentState(pointer, manifest, stats)
 
 
-def next_fence(tree: Tree, supplier: str, current: Current | None, remembered: int) -> int:
+def next_fence(tree: FileTree, supplier: str, current: CurrentState | None, remembered: int) -> int:
     """I11: one more than any before, even when the current state was lost."""
     if current is not None:
         return current.pointer.fence + 1
@@ -88,23 +88,25 @@ def next_fence(tree: Tree, supplier: str, current: Current | None, remembered: i
     return 1 + max([remembered, *(int(one.get("fence") or 0) for one in noted)])
 
 
-def compare(tree: Tree, made: Processed, supplier: Supplier, name: str, current: Current | None, work: Path) -> Changes:
+def compare(
+    tree: FileTree, made: ProcessedFile, supplier: Supplier, name: str, current: CurrentState | None, work: Path
+) -> PublicationDiff:
     """I21: what *made* changes against the current state; the keys that change are listed beside the facts."""
-    keys = Lines(work / paths.CHANGED_KEYS)
+    keys = NdjsonLines(work / paths.CHANGED_KEYS)
     with ExitStack() as stack:
         stack.callback(keys.close)
         if current is None:
-            return Changes(added=made.index.count)
+            return PublicationDiff(added=made.index.count)
         old_facts = stack.enter_context(tree.open(paths.state(name, current.pointer.run_id, paths.FACTS)))
         old = indexes.index_of(old_facts, supplier, work / "index-before")
         found = indexes.difference(old, made.index)
         made.facts.flush()
         _list_keys(keys, found, old_facts, made.facts.path, supplier)
     counts = {name: sum(map(len, getattr(found, name))) for name in ("added", "removed", "changed")}
-    return Changes(**counts, unchanged=found.unchanged, previous=current.pointer.run_id)
+    return PublicationDiff(**counts, unchanged=found.unchanged, previous=current.pointer.run_id)
 
 
-def _list_keys(keys: Lines, found: Difference, old_facts: Any, new: Path, supplier: Supplier) -> None:
+def _list_keys(keys: NdjsonLines, found: KeyDifference, old_facts: Any, new: Path, supplier: Supplier) -> None:
     old_facts.seek(0)
     for lines, _ in at(old_facts, indexes.together(found.removed)):
         keys.write(text_of(changed_lines("removed", parsed(lines, supplier), supplier)))
@@ -117,17 +119,19 @@ def _list_keys(keys: Lines, found: Difference, old_facts: Any, new: Path, suppli
 class Publication:
     """A run that has passed, on its way to being the current state."""
 
-    def __init__(self, tree: Tree, manifest: Manifest, stats: Stats, current: Current | None, on_step: OnStep) -> None:
+    def __init__(
+        self, tree: FileTree, manifest: RunManifest, stats: RunStats, current: CurrentState | None, on_step: OnStep
+    ) -> None:
         self._tree = tree
         self._manifest = manifest
         self._stats = stats
         self._seen = current.pointer if current else None
         self._on_step = on_step
 
-    def publish(self, facts: Path, bad: Path, keys: Path, work: Path) -> Manifest:
+    def publish(self, facts: Path, bad: Path, keys: Path, work: Path) -> RunManifest:
         """I11: artifacts, state, switch, manifest, in this order. Failed SUPERSEDED when another was quicker."""
         manifest = self._manifest
-        pointer = Pointer(
+        pointer = CurrentPointer(
             manifest.run_id,
             manifest.artifacts[paths.FACTS].sha256,
             manifest.fence or 1,
@@ -135,19 +139,19 @@ class Publication:
         )
         state = self._state_folder(facts, keys, pointer, work)
         keep_artifacts(self._tree, manifest.run_id, facts, bad, self._stats)
-        self._on_step(Step.KEPT)
+        self._on_step(PublishStep.KEPT)
         self._tree.publish(state, manifest.supplier, manifest.run_id)
-        self._on_step(Step.STORED)
-        self._on_step(Step.SWITCHING)
+        self._on_step(PublishStep.STORED)
+        self._on_step(PublishStep.SWITCHING)
         self._tree.switch(manifest.supplier, pointer, self._seen)
-        self._on_step(Step.SWITCHED)
+        self._on_step(PublishStep.SWITCHED)
         note(self._tree, manifest)
-        self._on_step(Step.NOTED)
+        self._on_step(PublishStep.NOTED)
         accept(self._tree, manifest.as_dict())
-        self._on_step(Step.ACCEPTED)
+        self._on_step(PublishStep.ACCEPTED)
         return manifest
 
-    def _state_folder(self, facts: Path, keys: Path, pointer: Pointer, work: Path) -> Path:
+    def _state_folder(self, facts: Path, keys: Path, pointer: CurrentPointer, work: Path) -> Path:
         folder = work / "state"
         folder.mkdir()
         link(facts, folder / paths.FACTS)
@@ -163,19 +167,19 @@ class Publication:
         return folder
 
 
-def keep_artifacts(tree: Tree, run_id: str, facts: Path, bad: Path, stats: Stats) -> None:
+def keep_artifacts(tree: FileTree, run_id: str, facts: Path, bad: Path, stats: RunStats) -> None:
     """§9: what a run made of its file, published or not."""
     tree.write(paths.run(run_id, paths.STATS), small(stats.as_dict()))
     tree.keep(bad, paths.run(run_id, paths.BAD))
     tree.keep(facts, paths.run(run_id, paths.FACTS))
 
 
-def note(tree: Tree, manifest: Manifest) -> None:
+def note(tree: FileTree, manifest: RunManifest) -> None:
     """§10: the manifest, which makes a run complete."""
     tree.write(paths.run(manifest.run_id, paths.MANIFEST), small(manifest.as_dict()))
 
 
-def accept(tree: Tree, manifest: dict[str, Any]) -> None:
+def accept(tree: FileTree, manifest: dict[str, Any]) -> None:
     """I10, §11: this content need not be looked at again."""
     path = paths.accepted(manifest["supplier"], manifest["input_sha256"])
     told = {
@@ -187,7 +191,7 @@ def accept(tree: Tree, manifest: dict[str, Any]) -> None:
     tree.write(path, small(told))
 
 
-def artifacts(made: Processed) -> dict[str, Artifact]:
+def artifacts(made: ProcessedFile) -> dict[str, RunArtifact]:
     """I8: every file of a run with its hash and size."""
     stats = small(made.stats.as_dict())
     return {paths.FACTS: made.facts.artifact, paths.BAD: made.bad.artifact, paths.STATS: digest_of(io.BytesIO(stats))}

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.ingest.run import store
-from penstock.ingest.tree.async_bridge import Bridge
+from penstock.ingest.tree.async_bridge import AsyncBridge
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.locks import try_advisory_lock
 from penstock.kernel.errors import Conflict
@@ -14,7 +14,7 @@ from penstock.kernel.errors import Conflict
 class DatabaseRecorder:
     """Writes down what happens, each thing in a transaction of its own."""
 
-    def __init__(self, bridge: Bridge, db: Database, holder: str) -> None:
+    def __init__(self, bridge: AsyncBridge, db: Database, holder: str) -> None:
         self._bridge = bridge
         self._db = db
         self._holder = holder

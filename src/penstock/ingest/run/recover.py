@@ -3,18 +3,18 @@
 from datetime import datetime
 from typing import Any
 
-from penstock.ingest.contract import FailureCode, Status
-from penstock.ingest.model import Arrival, Failed, Failure, Manifest, Pointer
+from penstock.ingest.contract import FailureCode, IngestRunStatus
+from penstock.ingest.model import CurrentPointer, InboxFile, RunFailed, RunFailure, RunManifest
 from penstock.ingest.run import publish
 from penstock.ingest.run.ledger import Ledger
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.documents import digest_of, document, small
-from penstock.ingest.tree.port import Changed, Tree
+from penstock.ingest.tree.port import FileChanged, FileTree
 from penstock.kernel.clock import Clock
 from penstock.kernel.telemetry.build import code_commit
 
 
-def recover(tree: Tree, supplier: str, known: Ledger, clock: Clock) -> dict[str, Any] | None:
+def recover(tree: FileTree, supplier: str, known: Ledger, clock: Clock) -> dict[str, Any] | None:
     """Bring everything in line with the current state, which alone is the truth; how a run ended that was killed."""
     current = publish.current_state(tree, supplier)
     was_running = known.running
@@ -33,7 +33,7 @@ def recover(tree: Tree, supplier: str, known: Ledger, clock: Clock) -> dict[str,
     return ended
 
 
-def _accept(tree: Tree, supplier: str, manifest: dict[str, Any]) -> None:
+def _accept(tree: FileTree, supplier: str, manifest: dict[str, Any]) -> None:
     marked = document(tree.read(paths.accepted(supplier, manifest["input_sha256"])))
     # I22: it may have been accepted before, by a run whose mark grows old.
     if marked.get("run_id") != manifest["run_id"]:
@@ -41,14 +41,14 @@ def _accept(tree: Tree, supplier: str, manifest: dict[str, Any]) -> None:
         publish.accept(tree, manifest)
 
 
-def _note(tree: Tree, manifest: dict[str, Any]) -> None:
+def _note(tree: FileTree, manifest: dict[str, Any]) -> None:
     """What is current has passed, even if another machine gave its run up."""
     path = paths.run(manifest["run_id"], paths.MANIFEST)
-    if document(tree.read(path)).get("status") != Status.PASS.value:
+    if document(tree.read(path)).get("status") != IngestRunStatus.PASS.value:
         tree.write(path, small(manifest))
 
 
-def _complete(tree: Tree, supplier: str, manifest: dict[str, Any]) -> dict[str, Any]:
+def _complete(tree: FileTree, supplier: str, manifest: dict[str, Any]) -> dict[str, Any]:
     """A run whose state is current has passed, whatever came after the switch."""
     _note(tree, manifest)
     for arrival in tree.arrivals(supplier):
@@ -57,7 +57,7 @@ def _complete(tree: Tree, supplier: str, manifest: dict[str, Any]) -> dict[str, 
     return _noted_move(tree, manifest, _moved_before(tree, paths.archive(supplier), manifest))
 
 
-def _noted_move(tree: Tree, manifest: dict[str, Any], moved_to: str | None) -> dict[str, Any]:
+def _noted_move(tree: FileTree, manifest: dict[str, Any], moved_to: str | None) -> dict[str, Any]:
     if moved_to is None:
         return manifest
     manifest = {**manifest, "moved_to": moved_to}
@@ -65,7 +65,7 @@ def _noted_move(tree: Tree, manifest: dict[str, Any], moved_to: str | None) -> d
     return manifest
 
 
-def _moved_before(tree: Tree, folder: str, manifest: dict[str, Any]) -> str | None:
+def _moved_before(tree: FileTree, folder: str, manifest: dict[str, Any]) -> str | None:
     """Where a file went whose run was killed before it could note that."""
     for found in tree.files(folder):
         path, _, name = found.path.rpartition("/")
@@ -77,14 +77,16 @@ def _moved_before(tree: Tree, folder: str, manifest: dict[str, Any]) -> str | No
     return None
 
 
-def _is_it(tree: Tree, arrival: Arrival, sha256: str) -> bool:
+def _is_it(tree: FileTree, arrival: InboxFile, sha256: str) -> bool:
     try:
         return tree.take(arrival) == sha256
-    except (Changed, Failed):  # written anew, or gone
+    except (FileChanged, RunFailed):  # written anew, or gone
         return False
 
 
-def _give_up(tree: Tree, supplier: str, known: Ledger, current: Pointer | None, clock: Clock) -> dict[str, Any]:
+def _give_up(
+    tree: FileTree, supplier: str, known: Ledger, current: CurrentPointer | None, clock: Clock
+) -> dict[str, Any]:
     """A run that was killed before the switch has published nothing; its file is where it was."""
     run_id = known.running or ""
     if noted := document(tree.read(paths.run(run_id, paths.MANIFEST))):
@@ -94,15 +96,15 @@ def _give_up(tree: Tree, supplier: str, known: Ledger, current: Pointer | None, 
     known.note_kill(started.get("input_sha256"))
     now = clock.now()
     said = "the run was killed, or the machine went down, before it published anything"
-    manifest = Manifest(
+    manifest = RunManifest(
         run_id=run_id,
         supplier=supplier,
         input_filename=started.get("input_filename"),
         input_sha256=started.get("input_sha256"),
         started_at=datetime.fromisoformat(started["started_at"]) if "started_at" in started else now,
         finished_at=now,
-        status=Status.FAIL,
-        failure=Failure(FailureCode.INTERRUPTED, said, "nothing is to be done: the next run takes the file again"),
+        status=IngestRunStatus.FAIL,
+        failure=RunFailure(FailureCode.INTERRUPTED, said, "nothing is to be done: the next run takes the file again"),
         previous_run=current.run_id if current else None,
         code_commit=code_commit(),
         versions=publish.versions(),

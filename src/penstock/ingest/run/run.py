@@ -9,21 +9,30 @@ from typing import Any
 
 import structlog
 
-from penstock.ingest.contract import FailureCode, Status
-from penstock.ingest.model import Arrival, Artifact, Failed, Failure, Manifest, Stats, checked_supplier, new_run_id
+from penstock.ingest.contract import FailureCode, IngestRunStatus
+from penstock.ingest.model import (
+    InboxFile,
+    RunArtifact,
+    RunFailed,
+    RunFailure,
+    RunManifest,
+    RunStats,
+    checked_supplier,
+    new_run_id,
+)
 from penstock.ingest.run import ledger, publish, recover, select
-from penstock.ingest.run.hooks import Hooks, Outcome
+from penstock.ingest.run.hooks import RunHooks, RunOutcome
 from penstock.ingest.run.ledger import Ledger
-from penstock.ingest.run.publish import Current, Publication, Step, versions
+from penstock.ingest.run.publish import CurrentState, Publication, PublishStep, versions
 from penstock.ingest.run.quality import check_guards, check_quality
-from penstock.ingest.run.select import Chosen, Ready
+from penstock.ingest.run.select import ReadableFiles, SelectedFile
 from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.transform.gate import check_size
 from penstock.ingest.transform.key_index import index_of
-from penstock.ingest.transform.pipeline import Names, Processed, hold, process, settle_repeated
+from penstock.ingest.transform.pipeline import ColumnNames, ProcessedFile, hold, process, settle_repeated
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.documents import digest_of, small
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import FileTree
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import NotFound, PenstockError, Transient
 from penstock.kernel.telemetry.build import code_commit
@@ -41,10 +50,10 @@ _STAYS = (
 _MOST_KILLS = 10  # a machine that is restarted may kill some; a file that does it every time must not do so for ever
 
 
-class Run:
+class RunExecution:
     """One run, from the lock to its end."""
 
-    def __init__(self, tree: Tree, supplier: str, known: Ledger, hooks: Hooks, clock: Clock) -> None:
+    def __init__(self, tree: FileTree, supplier: str, known: Ledger, hooks: RunHooks, clock: Clock) -> None:
         self._tree = tree
         self._supplier = supplier
         self._ledger = known
@@ -52,25 +61,25 @@ class Run:
         self._clock = clock
         self._moved: dict[str, str] = {}
 
-    def run(self, *, waits: bool) -> Outcome:
+    def run(self, *, waits: bool) -> RunOutcome:
         try:
             with self._tree.config(self._supplier) as file:
                 config, digest = load_supplier(file, self._tree.uri(paths.config(self._supplier)))
-        except Failed as failed:
+        except RunFailed as failed:
             return self._without_config(failed)
         ready = self._ready(config, waits=waits)
         if self._hooks.should_stop():
-            return Outcome(self._supplier, nothing="it was asked to stop", was_stopped=True)
+            return RunOutcome(self._supplier, nothing="it was asked to stop", was_stopped=True)
         if not ready.arrivals:
             names = ", ".join(one.name for one in ready.waiting[:5])
             why = f"{len(ready.waiting)} files may still be written: {names}" if ready.waiting else "the inbox is empty"
-            return Outcome(self._supplier, nothing=why)
+            return RunOutcome(self._supplier, nothing=why)
         run_id = new_run_id(self._supplier, self._clock)
         with self._tree.work(self._supplier, run_id) as work:
             current = publish.current_state(self._tree, self._supplier)
-            return self._choose(Begun(run_id, config, digest, current, work, self._clock), ready)
+            return self._choose(RunContext(run_id, config, digest, current, work, self._clock), ready)
 
-    def _ready(self, config: Supplier, *, waits: bool) -> Ready:
+    def _ready(self, config: Supplier, *, waits: bool) -> ReadableFiles:
         window = config.file_stability_window
         ready = select.look(self._tree, self._supplier, self._ledger, window)
         if ready.arrivals or not ready.waiting or not waits:
@@ -79,20 +88,20 @@ class Run:
         ledger.save(self._tree, self._supplier, self._ledger)
         return select.wait(self._tree, self._supplier, self._ledger, window, self._hooks.should_stop)
 
-    def _without_config(self, failed: Failed) -> Outcome:
+    def _without_config(self, failed: RunFailed) -> RunOutcome:
         """I7, I14: no run without quality asked for; the files wait in the inbox until it is."""
         ready = select.look(self._tree, self._supplier, self._ledger, 0)
         if not ready.arrivals:
-            return Outcome(self._supplier, nothing=f"the inbox is empty; {failed.message}")
+            return RunOutcome(self._supplier, nothing=f"the inbox is empty; {failed.message}")
         run_id = new_run_id(self._supplier, self._clock)
         newest = ready.arrivals[0]
-        begun = Begun(run_id, None, None, None, Path(), self._clock)
+        begun = RunContext(run_id, None, None, None, Path(), self._clock)
         self._start(begun, newest)
-        return self._fail(begun, newest, None, Stats(), failed)
+        return self._fail(begun, newest, None, RunStats(), failed)
 
-    def _choose(self, begun: "Begun", ready: Ready) -> Outcome:
+    def _choose(self, begun: "RunContext", ready: ReadableFiles) -> RunOutcome:
         found = select.sort(self._tree, ready.arrivals, self._is_known(begun), begun.work)
-        self._hooks.on_step(Step.COPIED)
+        self._hooks.on_step(PublishStep.COPIED)
         for arrival, sha256 in found.duplicates:
             is_current = begun.current is not None and begun.current.manifest.get("input_sha256") == sha256
             self._ledger.equal_shas += is_current
@@ -100,16 +109,16 @@ class Run:
         if found.failed is not None:
             arrival, failed = found.failed
             self._start(begun, arrival)
-            return self._fail(begun, arrival, None, Stats(), failed)
+            return self._fail(begun, arrival, None, RunStats(), failed)
         if found.chosen is None:
             said = "only files that were accepted before" if found.duplicates else "the files are still being written"
-            return Outcome(self._supplier, nothing=said, moved=self._moved)
+            return RunOutcome(self._supplier, nothing=said, moved=self._moved)
         for arrival in found.obsolete:
             self._move(arrival, paths.obsolete(self._supplier), "a newer file is there", None)
-        self._hooks.on_step(Step.SORTED)
+        self._hooks.on_step(PublishStep.SORTED)
         return self._ingest(begun, found.chosen)
 
-    def _is_known(self, begun: "Begun") -> Callable[[str], bool]:
+    def _is_known(self, begun: "RunContext") -> Callable[[str], bool]:
         """I22: accepted ever, or, where a supplier may go back to an older file, the one that is current."""
         current = begun.current.manifest.get("input_sha256") if begun.current else None
 
@@ -121,17 +130,17 @@ class Run:
 
         return is_known
 
-    def _ingest(self, begun: "Begun", chosen: Chosen) -> Outcome:
+    def _ingest(self, begun: "RunContext", chosen: SelectedFile) -> RunOutcome:
         self._start(begun, chosen.arrival, chosen.sha256)
         out = begun.work / "run"
         out.mkdir()
-        stats = Stats()
+        stats = RunStats()
         try:
-            with closing(Processed(out)) as made:
+            with closing(ProcessedFile(out)) as made:
                 stats = made.stats
                 published = self._process(begun, chosen, made, out)
             return self._passed(begun, chosen, published)
-        except Failed as failed:
+        except RunFailed as failed:
             if failed.code not in _STAYS:
                 self._keep_what_there_is(begun, out, stats)
             return self._fail(begun, chosen.arrival, chosen.sha256, stats, failed)
@@ -140,7 +149,7 @@ class Run:
         except Exception as error:  # noqa: BLE001 - an edge: it would come again with every run, and nobody knew why
             return self._crashed(begun, chosen, stats, error)
 
-    def _crashed(self, begun: "Begun", chosen: Chosen, stats: Stats, error: Exception) -> Outcome:
+    def _crashed(self, begun: "RunContext", chosen: SelectedFile, stats: RunStats, error: Exception) -> RunOutcome:
         pointer = self._tree.pointer(self._supplier)
         if pointer is not None and pointer.run_id == begun.run_id:
             raise error  # what is published has passed: the next run finishes it
@@ -148,17 +157,17 @@ class Run:
         told = "".join(traceback.format_exception(error))
         self._tree.write(paths.run(begun.run_id, paths.ERROR), told.encode(errors="replace"))
         hint = f"this is a mistake in Penstock; {paths.ERROR} of the run tells where"
-        failed = Failed(FailureCode.INTERNAL, f"{type(error).__name__}: {error}", hint)
+        failed = RunFailed(FailureCode.INTERNAL, f"{type(error).__name__}: {error}", hint)
         return self._fail(begun, chosen.arrival, chosen.sha256, stats, failed)
 
-    def _process(self, begun: "Begun", chosen: Chosen, made: Processed, out: Path) -> Manifest:
-        config, names = begun.configured, Names(begun.run_id, self._supplier)
+    def _process(self, begun: "RunContext", chosen: SelectedFile, made: ProcessedFile, out: Path) -> RunManifest:
+        config, names = begun.configured, ColumnNames(begun.run_id, self._supplier)
         check_size(chosen.arrival.name, chosen.arrival.size)
         if self._ledger.killed_by == chosen.sha256 and self._ledger.kills >= _MOST_KILLS:
             said = f"{self._ledger.kills} runs in a row died on {chosen.arrival.name}"
-            raise Failed(FailureCode.FILE_KILLS_RUNS, said, "see what killed them; then put it into the inbox again")
+            raise RunFailed(FailureCode.FILE_KILLS_RUNS, said, "see what killed them; then put it into the inbox again")
         process(chosen.copy, config, names, made, self._told)
-        self._hooks.on_step(Step.PROCESSED)
+        self._hooks.on_step(PublishStep.PROCESSED)
         settle_repeated(made, config, names, out)
         self._hold(begun, made, names)
         check_quality(made.stats, config)
@@ -166,7 +175,7 @@ class Run:
         if begun.current is not None:
             check_guards(made.stats, changes, begun.current.before, config)
         made.close()
-        self._hooks.on_step(Step.JUDGED)
+        self._hooks.on_step(PublishStep.JUDGED)
         manifest = replace(
             begun.manifest(self._supplier, chosen.arrival, chosen.sha256, made.stats),
             artifacts=publish.artifacts(made),
@@ -176,7 +185,7 @@ class Run:
         publication = Publication(self._tree, manifest, made.stats, begun.current, self._hooks.on_step)
         return publication.publish(made.facts.path, made.bad.path, begun.work / paths.CHANGED_KEYS, begun.work)
 
-    def _hold(self, begun: "Begun", made: Processed, names: Names) -> None:
+    def _hold(self, begun: "RunContext", made: ProcessedFile, names: ColumnNames) -> None:
         if begun.current is None or not made.held.count:
             return
         run_id = begun.current.pointer.run_id
@@ -187,63 +196,67 @@ class Run:
 
     def _told(self, rows: int, part: float | None) -> None:
         if self._hooks.should_stop():
-            raise Failed(FailureCode.INTERRUPTED, "it was asked to stop", "the next run takes the file again")
+            raise RunFailed(FailureCode.INTERRUPTED, "it was asked to stop", "the next run takes the file again")
         self._hooks.progress(rows, part)
 
-    def _start(self, begun: "Begun", arrival: Arrival, sha256: str | None = None) -> None:
+    def _start(self, begun: "RunContext", arrival: InboxFile, sha256: str | None = None) -> None:
         self._ledger.running = begun.run_id
         ledger.save(self._tree, self._supplier, self._ledger)
         told = {"run_id": begun.run_id, "input_filename": arrival.name, "input_sha256": sha256}
         started = {**told, "started_at": begun.started_at.isoformat()}
         self._tree.write(paths.run(begun.run_id, paths.STARTED), small(started))
         self._hooks.recorder.started(begun.run_id, self._supplier)
-        self._hooks.on_step(Step.STARTED)
+        self._hooks.on_step(PublishStep.STARTED)
 
-    def _passed(self, begun: "Begun", chosen: Chosen, manifest: Manifest) -> Outcome:
+    def _passed(self, begun: "RunContext", chosen: SelectedFile, manifest: RunManifest) -> RunOutcome:
         try:
             moved = self._move(chosen.arrival, paths.archive(self._supplier), "published", begun.run_id)
         except Transient as error:
             # It is published all the same; the next run finds the file, and knows its content.
             structlog.get_logger().warning("ingest_file_not_moved", file=chosen.arrival.name, error=error.message)
             moved = None
-        self._hooks.on_step(Step.MOVED)
+        self._hooks.on_step(PublishStep.MOVED)
         return self._end(replace(manifest, moved_to=moved))
 
-    def _fail(self, begun: "Begun", arrival: Arrival, sha256: str | None, stats: Stats, failed: Failed) -> Outcome:
+    def _fail(
+        self, begun: "RunContext", arrival: InboxFile, sha256: str | None, stats: RunStats, failed: RunFailed
+    ) -> RunOutcome:
         manifest = begun.manifest(self._supplier, arrival, sha256, stats)
-        failure = Failure(failed.code, failed.message, failed.hint)
-        manifest = replace(manifest, status=Status.FAIL, failure=failure, artifacts=self._artifacts(begun.run_id))
+        failure = RunFailure(failed.code, failed.message, failed.hint)
+        manifest = replace(
+            manifest, status=IngestRunStatus.FAIL, failure=failure, artifacts=self._artifacts(begun.run_id)
+        )
         publish.note(self._tree, manifest)
-        self._hooks.on_step(Step.NOTED)
+        self._hooks.on_step(PublishStep.NOTED)
         moved = None
         if failed.code not in _STAYS:
             moved = self._move(arrival, paths.broken(self._supplier), failed.code.value, begun.run_id, ".failed")
-        self._hooks.on_step(Step.MOVED)
+        self._hooks.on_step(PublishStep.MOVED)
         return self._end(replace(manifest, moved_to=moved))
 
-    def _keep_what_there_is(self, begun: "Begun", out: Path, stats: Stats) -> None:
+    def _keep_what_there_is(self, begun: "RunContext", out: Path, stats: RunStats) -> None:
         """A run that failed leaves what it made, so that people see why."""
         facts, bad = out / paths.FACTS, out / paths.BAD
         if facts.exists() and bad.exists() and stats.good_rows + stats.bad_rows:
             publish.keep_artifacts(self._tree, begun.run_id, facts, bad, stats)
 
-    def _artifacts(self, run_id: str) -> dict[str, Artifact]:
+    def _artifacts(self, run_id: str) -> dict[str, RunArtifact]:
         found = {}
         for name in (paths.FACTS, paths.BAD, paths.STATS):
             with suppress(NotFound), self._tree.open(paths.run(run_id, name)) as content:
                 found[name] = digest_of(content)
         return found
 
-    def _end(self, manifest: Manifest) -> Outcome:
+    def _end(self, manifest: RunManifest) -> RunOutcome:
         publish.note(self._tree, manifest)
         self._ledger.note(manifest.as_dict())
         self._hooks.recorder.ended(manifest.as_dict())
         # Last: what could not be recorded is found again by the next run.
         self._ledger.running = None
         was_stopped = manifest.failure is not None and manifest.failure.code is FailureCode.INTERRUPTED
-        return Outcome(self._supplier, manifest, moved=self._moved, was_stopped=was_stopped)
+        return RunOutcome(self._supplier, manifest, moved=self._moved, was_stopped=was_stopped)
 
-    def _move(self, arrival: Arrival, folder: str, why: str, run_id: str | None, suffix: str = "") -> str | None:
+    def _move(self, arrival: InboxFile, folder: str, why: str, run_id: str | None, suffix: str = "") -> str | None:
         to = self._tree.move(arrival, folder, suffix)
         if to is not None:
             self._moved[arrival.name] = to
@@ -251,7 +264,7 @@ class Run:
         return to
 
 
-class Begun:
+class RunContext:
     """What is known of a run before its file is read."""
 
     def __init__(
@@ -259,7 +272,7 @@ class Begun:
         run_id: str,
         config: Supplier | None,
         digest: str | None,
-        current: Current | None,
+        current: CurrentState | None,
         work: Path,
         clock: Clock,
     ) -> None:
@@ -277,8 +290,8 @@ class Begun:
             raise RuntimeError("a run without a configuration does not get here")
         return self.config
 
-    def manifest(self, supplier: str, arrival: Arrival, sha256: str | None, stats: Stats) -> Manifest:
-        return Manifest(
+    def manifest(self, supplier: str, arrival: InboxFile, sha256: str | None, stats: RunStats) -> RunManifest:
+        return RunManifest(
             run_id=self.run_id,
             supplier=supplier,
             input_filename=arrival.name,
@@ -286,7 +299,7 @@ class Begun:
             input_size=arrival.size,
             started_at=self.started_at,
             finished_at=max(self._clock.now(), self.started_at),
-            status=Status.PASS,
+            status=IngestRunStatus.PASS,
             good_rows=stats.good_rows,
             bad_rows=stats.bad_rows,
             config_sha256=self._digest,
@@ -300,25 +313,25 @@ class Begun:
 class Ingestion:
     """Runs of the suppliers of one tree."""
 
-    def __init__(self, tree: Tree, holder: str, hooks: Hooks | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, tree: FileTree, holder: str, hooks: RunHooks | None = None, clock: Clock | None = None) -> None:
         self._tree = tree
         self._holder = holder
-        self._hooks = hooks or Hooks()
+        self._hooks = hooks or RunHooks()
         self._clock = clock or SystemClock()
 
-    def run(self, supplier: str, *, waits: bool = True) -> Outcome:
+    def run(self, supplier: str, *, waits: bool = True) -> RunOutcome:
         """I4: one run, alone for its supplier; Conflict LOCKED when another is under way."""
         checked_supplier(supplier)
         with self._tree.lock(supplier, self._holder):
-            self._hooks.on_step(Step.LOCKED)
+            self._hooks.on_step(PublishStep.LOCKED)
             self._tree.prepare(supplier)
             known = ledger.load(self._tree, supplier)
             if (ended := recover.recover(self._tree, supplier, known, self._clock)) is not None:
                 known.note(ended)
                 self._record(ended)
                 known.running = None
-            self._hooks.on_step(Step.RECOVERED)
-            run = Run(self._tree, supplier, known, self._hooks, self._clock)
+            self._hooks.on_step(PublishStep.RECOVERED)
+            run = RunExecution(self._tree, supplier, known, self._hooks, self._clock)
             try:
                 return run.run(waits=waits)
             finally:
@@ -327,6 +340,6 @@ class Ingestion:
     def _record(self, ended: dict[str, Any]) -> None:
         """Tell of a run that was killed what it could not tell itself."""
         recorder, supplier, name = self._hooks.recorder, ended["supplier"], ended["input_filename"]
-        if ended["status"] == Status.PASS.value and ended["moved_to"] is not None:
+        if ended["status"] == IngestRunStatus.PASS.value and ended["moved_to"] is not None:
             recorder.moved(supplier, ended["run_id"], name, ended["moved_to"], "published")
         recorder.ended(ended)

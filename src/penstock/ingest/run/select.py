@@ -6,34 +6,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Arrival, Failed
-from penstock.ingest.run.ledger import Ledger, Sighting
+from penstock.ingest.model import InboxFile, RunFailed
+from penstock.ingest.run.ledger import FileSighting, Ledger
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.disk import free_names
-from penstock.ingest.tree.port import Changed, Tree
+from penstock.ingest.tree.port import FileChanged, FileTree
 
 _LONG_AGO = 0.0  # since when a file has not changed that was finished when it got its name
 _LOOK = 1.0  # seconds between two looks at a file that is not ready
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedFile:
     """The file to process: a private copy of it, hashed while it was copied."""
 
-    arrival: Arrival
+    arrival: InboxFile
     sha256: str
     copy: Path
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadableFiles:
     """The files that can be read now, the newest first, and those that may still be written."""
 
-    arrivals: list[Arrival]
-    waiting: list[Arrival]
+    arrivals: list[InboxFile]
+    waiting: list[InboxFile]
 
 
-def look(tree: Tree, supplier: str, ledger: Ledger, window: float) -> Ready:
+def look(tree: FileTree, supplier: str, ledger: Ledger, window: float) -> ReadableFiles:
     """I3: what is in the inbox; *ledger* remembers what was seen."""
     now = tree.now()
     found = tree.arrivals(supplier)
@@ -43,10 +43,10 @@ def look(tree: Tree, supplier: str, ledger: Ledger, window: float) -> Ready:
     finished = [one for one in found if not paths.is_temporary(one.name)]
     ready = [one for one in finished if _is_ready(one, ledger.seen[one.name], now, window)]
     ready.sort(key=lambda one: (-one.modified_at.timestamp(), ledger.seen[one.name].first_seen, one.name))
-    return Ready(ready, [one for one in finished if one not in ready])
+    return ReadableFiles(ready, [one for one in finished if one not in ready])
 
 
-def wait(tree: Tree, supplier: str, ledger: Ledger, window: float, stop: Callable[[], bool]) -> Ready:
+def wait(tree: FileTree, supplier: str, ledger: Ledger, window: float, stop: Callable[[], bool]) -> ReadableFiles:
     """What `look` tells once something is ready, or nothing is there any more; at most about one window."""
     deadline = time.monotonic() + window + _LOOK
     watched: dict[str, tuple[str, float]] = {}
@@ -59,25 +59,25 @@ def wait(tree: Tree, supplier: str, ledger: Ledger, window: float, stop: Callabl
                 watched[one.name] = (one.signature, now)
         calm = [one for one in found.waiting if now - watched[one.name][1] >= window]
         if found.arrivals or calm or not found.waiting or now > deadline or stop():
-            return Ready([*found.arrivals, *calm], [one for one in found.waiting if one not in calm])
+            return ReadableFiles([*found.arrivals, *calm], [one for one in found.waiting if one not in calm])
         time.sleep(min(_LOOK, max(0.01, window / 20)))
 
 
-def _sighted(arrival: Arrival, known: dict[str, Sighting], now: float) -> Sighting:
+def _sighted(arrival: InboxFile, known: dict[str, FileSighting], now: float) -> FileSighting:
     before = known.get(arrival.name)
     # Seen under a name that said it was not finished: whoever renames has finished.
     drafts = (name for name, one in known.items() if one.identity == arrival.identity and paths.is_temporary(name))
     was_renamed = arrival.identity is not None and any(name.lstrip(".").startswith(arrival.name) for name in drafts)
     if was_renamed:
-        return Sighting(arrival.signature, arrival.identity, now, _LONG_AGO)
+        return FileSighting(arrival.signature, arrival.identity, now, _LONG_AGO)
     if before is None or before.identity != arrival.identity:
-        return Sighting(arrival.signature, arrival.identity, now, now)
+        return FileSighting(arrival.signature, arrival.identity, now, now)
     if before.signature != arrival.signature or before.since > now:  # changed, or the clock was set back
-        return Sighting(arrival.signature, arrival.identity, min(before.first_seen, now), now)
+        return FileSighting(arrival.signature, arrival.identity, min(before.first_seen, now), now)
     return before
 
 
-def _is_ready(arrival: Arrival, seen: Sighting, now: float, window: float) -> bool:
+def _is_ready(arrival: InboxFile, seen: FileSighting, now: float, window: float) -> bool:
     if arrival.changed_at is None or window == 0:
         return True
     touched = max(arrival.modified_at.timestamp(), arrival.changed_at.timestamp())
@@ -85,42 +85,42 @@ def _is_ready(arrival: Arrival, seen: Sighting, now: float, window: float) -> bo
 
 
 @dataclass(frozen=True)
-class Sorted:
+class SortedInbox:
     """What an inbox holds: the file to process, and which others go where."""
 
-    chosen: Chosen | None
-    duplicates: list[tuple[Arrival, str]]
-    obsolete: list[Arrival]
-    failed: tuple[Arrival, Failed] | None = None  # one that cannot even be hashed
+    chosen: SelectedFile | None
+    duplicates: list[tuple[InboxFile, str]]
+    obsolete: list[InboxFile]
+    failed: tuple[InboxFile, RunFailed] | None = None  # one that cannot even be hashed
 
 
-def sort(tree: Tree, ready: list[Arrival], is_known: Callable[[str], bool], work: Path) -> Sorted:
+def sort(tree: FileTree, ready: list[InboxFile], is_known: Callable[[str], bool], work: Path) -> SortedInbox:
     """I2: the newest unique file wins; what is known, or the same as it, is a duplicate; the rest is obsolete."""
     (work / "input").mkdir()
-    chosen: Chosen | None = None
-    failed: tuple[Arrival, Failed] | None = None
-    duplicates: list[tuple[Arrival, str]] = []
-    obsolete: list[Arrival] = []
+    chosen: SelectedFile | None = None
+    failed: tuple[InboxFile, RunFailed] | None = None
+    duplicates: list[tuple[InboxFile, str]] = []
+    obsolete: list[InboxFile] = []
     for arrival in ready:
         copy = work / "input" / next(free_names(arrival.name, "")) if chosen is None else None
         try:
             sha256 = tree.take(arrival, copy)
-        except Changed:
+        except FileChanged:
             _forget(copy)
             continue  # it is being written after all: next time
-        except Failed as error:
+        except RunFailed as error:
             failed = (arrival, error)
             if error.code is FailureCode.FILE_MISSING:
                 continue  # taken back, or another machine was quicker; perhaps there are others
-            return Sorted(None, duplicates, [], failed)
+            return SortedInbox(None, duplicates, [], failed)
         if is_known(sha256) or (chosen is not None and sha256 == chosen.sha256):
             duplicates.append((arrival, sha256))
             _forget(copy)
         elif chosen is None and copy is not None:
-            chosen = Chosen(arrival, sha256, copy)
+            chosen = SelectedFile(arrival, sha256, copy)
         else:
             obsolete.append(arrival)
-    return Sorted(chosen, duplicates, obsolete, failed if chosen is None else None)
+    return SortedInbox(chosen, duplicates, obsolete, failed if chosen is None else None)
 
 
 def _forget(copy: Path | None) -> None:

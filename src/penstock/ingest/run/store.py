@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from penstock.ingest.contract import RunState
+from penstock.ingest.contract import IngestRunState
 from penstock.ingest.model import RUN
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
@@ -16,12 +16,12 @@ START: Position = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
-class RunRow:
+class IngestRunRow:
     """A run as it is listed."""
 
     run_id: str
     supplier: str
-    status: RunState
+    status: IngestRunState
     holder: str
     failure_code: str | None
     started_at: datetime
@@ -42,21 +42,23 @@ class MoveRow:
 
 async def start(tx: Connection, run_id: str, supplier: str, holder: str, now: datetime) -> None:
     """Note that a run begins."""
-    entry = journal.Entry(RUN.name, run_id, None, RunState.RUNNING.value, holder, now)
+    entry = journal.JournalEntry(RUN.name, run_id, None, IngestRunState.RUNNING.value, holder, now)
     numbers = await journal.append(tx, [entry])
     await tx.execute(SQL["start"], run_id, supplier, holder, now, numbers)
 
 
 async def end(tx: Connection, manifest: dict[str, Any], holder: str, now: datetime) -> bool:
     """Note how a run ended; whether that was news."""
-    status = RunState(manifest["status"])
-    RUN.check(RunState.RUNNING, status)
+    status = IngestRunState(manifest["status"])
+    RUN.check(IngestRunState.RUNNING, status)
     moments = (datetime.fromisoformat(manifest[name]) for name in ("started_at", "finished_at"))
     run_id, code = manifest["run_id"], manifest["failure_code"]
     ended = await tx.fetchval(SQL["end"], run_id, manifest["supplier"], status.value, holder, code, *moments, manifest)
     if ended is None:
         return False
-    entry = journal.Entry(RUN.name, run_id, RunState.RUNNING.value, status.value, holder, now, code, manifest["fence"])
+    entry = journal.JournalEntry(
+        RUN.name, run_id, IngestRunState.RUNNING.value, status.value, holder, now, code, manifest["fence"]
+    )
     await tx.execute(SQL["note"], run_id, await journal.append(tx, [entry]))
     return True
 
@@ -73,14 +75,14 @@ async def running(connection: Connection, supplier: str) -> tuple[str, str, date
 
 
 async def runs(
-    connection: Connection, supplier: str | None, status: RunState | None, after: Position, limit: int
-) -> list[RunRow]:
+    connection: Connection, supplier: str | None, status: IngestRunState | None, after: Position, limit: int
+) -> list[IngestRunRow]:
     """The runs there were, the latest first."""
     rows = await connection.fetch(SQL["runs"], supplier, status and status.value, *after, limit)
     return [_run(row) for row in rows]
 
 
-async def run(connection: Connection, run_id: str) -> tuple[RunRow, list[int]] | None:
+async def run(connection: Connection, run_id: str) -> tuple[IngestRunRow, list[int]] | None:
     """One run, and the numbers of what the journal noted of it."""
     row = await connection.fetchrow(SQL["run"], run_id)
     return None if row is None else (_run(row), row["moves"])
@@ -100,6 +102,6 @@ async def prune(tx: Connection, before: datetime, limit: int) -> int:
     return int(await tx.fetchval(SQL["prune"], before, limit))
 
 
-def _run(row: Any) -> RunRow:
-    known = {name: row[name] for name in RunRow.__slots__}
-    return RunRow(**{**known, "status": RunState(row["status"])})
+def _run(row: Any) -> IngestRunRow:
+    known = {name: row[name] for name in IngestRunRow.__slots__}
+    return IngestRunRow(**{**known, "status": IngestRunState(row["status"])})

@@ -9,26 +9,26 @@ from typing import Any, BinaryIO
 import orjson
 import polars as pl
 
-from penstock.ingest.model import Changes, supplier_of
+from penstock.ingest.model import PublicationDiff, supplier_of
 from penstock.ingest.state.reader import open_facts
 from penstock.ingest.supplier import Supplier
 from penstock.ingest.transform import key_index as indexes
 from penstock.ingest.transform.ndjson import at, keys_of, parsed
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import FileTree
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StateComparison:
     """How many facts differ, and the first of them with what they were and what they are."""
 
-    changes: Changes
+    changes: PublicationDiff
     shown: list[dict[str, Any]]
 
     def as_dict(self) -> dict[str, Any]:
         return {**self.changes.as_dict(), "shown": self.shown}
 
 
-def compare_runs(tree: Tree, config: Supplier, before: str, after: str, limit: int) -> Comparison:
+def compare_runs(tree: FileTree, config: Supplier, before: str, after: str, limit: int) -> StateComparison:
     """What *after* changed against *before*, two runs of one supplier; the first *limit* changes of each kind."""
     if supplier_of(before) != supplier_of(after):
         raise ValueError("runs of two suppliers cannot be compared")
@@ -45,11 +45,11 @@ def compare_runs(tree: Tree, config: Supplier, before: str, after: str, limit: i
         shown += [{"change": "removed", "before": fact} for fact in _facts(old, removed)]
         shown += _changed(old, new, changed, config, old_index)
     counts = {name: sum(map(len, getattr(found, name))) for name in ("added", "removed", "changed")}
-    return Comparison(Changes(**counts, unchanged=found.unchanged, previous=before), shown)
+    return StateComparison(PublicationDiff(**counts, unchanged=found.unchanged, previous=before), shown)
 
 
 def _changed(
-    old: BinaryIO, new: BinaryIO, places: pl.Series, config: Supplier, old_index: indexes.Index
+    old: BinaryIO, new: BinaryIO, places: pl.Series, config: Supplier, old_index: indexes.KeyIndex
 ) -> list[dict[str, Any]]:
     """The changed facts of *new* beside those of *old* with the same key."""
     after = _keyed(new, places, config)

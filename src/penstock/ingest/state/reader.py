@@ -7,19 +7,19 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from penstock.ingest.model import Pointer, checked_supplier, no_run, supplier_of
+from penstock.ingest.model import CurrentPointer, checked_supplier, no_run, supplier_of
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.documents import digest_of, document
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import FileTree
 from penstock.kernel.errors import Corrupt, NotFound
 
 
 @dataclass(frozen=True)
-class State:
+class PublishedState:
     """A published state, open for reading; whatever is published meanwhile, it stays this one."""
 
     supplier: str
-    pointer: Pointer
+    pointer: CurrentPointer
     content: BinaryIO
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -28,7 +28,7 @@ class State:
         return (orjson.loads(line) for line in self.content)
 
 
-def current(tree: Tree, supplier: str) -> Pointer:
+def current(tree: FileTree, supplier: str) -> CurrentPointer:
     """Which state of *supplier* is current; NotFound STATE_NOT_FOUND when nothing was published."""
     pointer = tree.pointer(checked_supplier(supplier))
     if pointer is None:
@@ -38,7 +38,7 @@ def current(tree: Tree, supplier: str) -> Pointer:
 
 
 @contextmanager
-def open_state(tree: Tree, supplier: str) -> Iterator[State]:
+def open_state(tree: FileTree, supplier: str) -> Iterator[PublishedState]:
     """The current state of *supplier*, its hash verified."""
     with _opened(tree, supplier) as (pointer, content):
         found = digest_of(content).sha256
@@ -47,11 +47,11 @@ def open_state(tree: Tree, supplier: str) -> Iterator[State]:
             said = f"the state {pointer.run_id} is damaged: its sha256 is {found}, not {pointer.sha256}"
             raise Corrupt("STATE_DAMAGED", said, hint=hint)
         content.seek(0)
-        yield State(supplier, pointer, content)
+        yield PublishedState(supplier, pointer, content)
 
 
 @contextmanager
-def _opened(tree: Tree, supplier: str) -> Iterator[tuple[Pointer, BinaryIO]]:
+def _opened(tree: FileTree, supplier: str) -> Iterator[tuple[CurrentPointer, BinaryIO]]:
     """The current state; one that was replaced, and removed, since it was looked up is not it any more."""
     with ExitStack() as stack:
         pointer = current(tree, supplier)
@@ -66,7 +66,7 @@ def _opened(tree: Tree, supplier: str) -> Iterator[tuple[Pointer, BinaryIO]]:
         yield pointer, content
 
 
-def manifest_of(tree: Tree, run_id: str) -> dict[str, Any]:
+def manifest_of(tree: FileTree, run_id: str) -> dict[str, Any]:
     """What is remembered of a run; NotFound RUN_NOT_FOUND when nothing is."""
     supplier = supplier_of(run_id)
     content = tree.read(paths.run(run_id, paths.MANIFEST)) or tree.read(paths.state(supplier, run_id, paths.MANIFEST))
@@ -75,13 +75,13 @@ def manifest_of(tree: Tree, run_id: str) -> dict[str, Any]:
     return document(content)
 
 
-def stats_of(tree: Tree, run_id: str) -> dict[str, Any]:
+def stats_of(tree: FileTree, run_id: str) -> dict[str, Any]:
     """§9.4: what became of the rows of a run; nothing when it read none."""
     return document(tree.read(paths.run(run_id, paths.STATS)))
 
 
 @contextmanager
-def open_facts(tree: Tree, run_id: str) -> Iterator[BinaryIO]:
+def open_facts(tree: FileTree, run_id: str) -> Iterator[BinaryIO]:
     """The facts of a run, as its state if it has one, else as its artifacts."""
     supplier = supplier_of(run_id)
     folder = paths.state(supplier, run_id) if run_id in tree.states(supplier) else paths.run(run_id)
@@ -89,7 +89,7 @@ def open_facts(tree: Tree, run_id: str) -> Iterator[BinaryIO]:
         yield content
 
 
-def quarantined(tree: Tree, supplier: str) -> Iterator[dict[str, Any]]:
+def quarantined(tree: FileTree, supplier: str) -> Iterator[dict[str, Any]]:
     """The files that were set aside; of the broken ones why, as the run that did it noted."""
     failed = {one["moved_to"]: one for one in _manifests(tree, supplier) if one["moved_to"]}
     for found in tree.files(f"{paths.QUARANTINE}/{supplier}"):
@@ -102,13 +102,13 @@ def quarantined(tree: Tree, supplier: str) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _manifests(tree: Tree, supplier: str) -> Iterator[dict[str, Any]]:
+def _manifests(tree: FileTree, supplier: str) -> Iterator[dict[str, Any]]:
     for run_id in tree.runs(supplier):
         if manifest := document(tree.read(paths.run(run_id, paths.MANIFEST))):
             yield manifest
 
 
-def bad_rows(tree: Tree, run_id: str) -> Iterator[dict[str, Any]]:
+def bad_rows(tree: FileTree, run_id: str) -> Iterator[dict[str, Any]]:
     """§9.3: the bad rows of a run."""
     manifest_of(tree, run_id)
     try:

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from penstock.ingest.config import RetentionSection
-from penstock.ingest.contract import Status
-from penstock.ingest.model import Pointer
+from penstock.ingest.config import IngestRetentionSection
+from penstock.ingest.contract import IngestRunStatus
+from penstock.ingest.model import CurrentPointer
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.documents import document
-from penstock.ingest.tree.port import Found, Tree
+from penstock.ingest.tree.port import FileTree, FoundFile
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Conflict, Corrupt, Transient
 
 
 @dataclass(frozen=True)
-class Old:
+class ExpiredEntry:
     """Something that may go."""
 
     path: str
@@ -29,17 +29,19 @@ class Old:
 
 
 @dataclass(frozen=True)
-class Swept:
+class RetentionResult:
     """What was found, and whom it was not asked of: a run was under way, or the current state is damaged."""
 
-    found: list[Old]
+    found: list[ExpiredEntry]
     busy: list[str]
     damaged: list[str] = field(default_factory=list)
 
 
-def sweep(tree: Tree, section: RetentionSection, clock: Clock, holder: str, *, is_dry: bool = False) -> Swept:
+def sweep(
+    tree: FileTree, section: IngestRetentionSection, clock: Clock, holder: str, *, is_dry: bool = False
+) -> RetentionResult:
     """Remove what is too old for every supplier; with *is_dry* only tell."""
-    found: list[Old] = []
+    found: list[ExpiredEntry] = []
     busy: list[str] = []
     damaged: list[str] = []
     for supplier in tree.suppliers():
@@ -49,15 +51,15 @@ def sweep(tree: Tree, section: RetentionSection, clock: Clock, holder: str, *, i
                 for old in list(_old(tree, supplier, section, clock.now())):
                     is_gone = not is_dry and tree.remove(old.path)
                     why = old.why if is_dry or is_gone else f"{old.why}; somebody reads it, so it stays"
-                    found.append(Old(old.path, old.size, why, is_gone))
+                    found.append(ExpiredEntry(old.path, old.size, why, is_gone))
         except Conflict:
             busy.append(supplier)
         except (Corrupt, Transient):
             damaged.append(supplier)  # which state must stay is not known, or nothing can be removed
-    return Swept(found, busy, damaged)
+    return RetentionResult(found, busy, damaged)
 
 
-def _old(tree: Tree, supplier: str, section: RetentionSection, now: datetime) -> Iterator[Old]:
+def _old(tree: FileTree, supplier: str, section: IngestRetentionSection, now: datetime) -> Iterator[ExpiredEntry]:
     current = tree.pointer(supplier)
     yield from _files(tree, f"{paths.QUARANTINE}/{supplier}", section.quarantine, now)
     yield from _files(tree, paths.archive(supplier), section.archive, now)
@@ -68,13 +70,15 @@ def _old(tree: Tree, supplier: str, section: RetentionSection, now: datetime) ->
     yield from _runs(tree, supplier, section, now, current)
 
 
-def _files(tree: Tree, folder: str, age: timedelta, now: datetime) -> Iterator[Old]:
+def _files(tree: FileTree, folder: str, age: timedelta, now: datetime) -> Iterator[ExpiredEntry]:
     for one in tree.files(folder):
         if now - one.since > age:
-            yield Old(one.path, one.size, f"there for more than {_days(age)}")
+            yield ExpiredEntry(one.path, one.size, f"there for more than {_days(age)}")
 
 
-def _accepted(tree: Tree, supplier: str, age: timedelta, now: datetime, current: Pointer | None) -> Iterator[Old]:
+def _accepted(
+    tree: FileTree, supplier: str, age: timedelta, now: datetime, current: CurrentPointer | None
+) -> Iterator[ExpiredEntry]:
     kept = None
     if current is not None:
         # Found by its content: a run that was killed after the switch has not renewed the mark an earlier run left.
@@ -84,36 +88,38 @@ def _accepted(tree: Tree, supplier: str, age: timedelta, now: datetime, current:
         kept = paths.accepted(supplier, manifest["input_sha256"])
     for one in tree.files(f"{paths.ACCEPTED}/{supplier}"):
         if one.path != kept and now - one.since > age and not _is_draft(one):
-            yield Old(one.path, one.size, f"accepted more than {_days(age)} ago")
+            yield ExpiredEntry(one.path, one.size, f"accepted more than {_days(age)} ago")
 
 
-def _drafts(tree: Tree, supplier: str, age: timedelta, now: datetime) -> Iterator[Old]:
+def _drafts(tree: FileTree, supplier: str, age: timedelta, now: datetime) -> Iterator[ExpiredEntry]:
     """What was being written when somebody was killed."""
     for folder in (f"{paths.ACCEPTED}/{supplier}", paths.LEDGERS):
         for one in tree.files(folder):
             if _is_draft(one) and now - one.since > age:
-                yield Old(one.path, one.size, f"begun more than {_days(age)} ago and never finished")
+                yield ExpiredEntry(one.path, one.size, f"begun more than {_days(age)} ago and never finished")
 
 
-def _is_draft(found: Found) -> bool:
+def _is_draft(found: FoundFile) -> bool:
     return paths.is_temporary(found.path.rpartition("/")[2])
 
 
 def _runs(
-    tree: Tree, supplier: str, section: RetentionSection, now: datetime, current: Pointer | None
-) -> Iterator[Old]:
+    tree: FileTree, supplier: str, section: IngestRetentionSection, now: datetime, current: CurrentPointer | None
+) -> Iterator[ExpiredEntry]:
     for run_id in tree.runs(supplier):
         files = list(tree.files(paths.run(run_id)))
         if not files or (current is not None and run_id == current.run_id):
             continue
         age = now - max(one.since for one in files)
         if age > section.runs:
-            yield Old(paths.run(run_id), _size(files), f"ended more than {_days(section.runs)} ago")
+            yield ExpiredEntry(paths.run(run_id), _size(files), f"ended more than {_days(section.runs)} ago")
         elif diag := [one for one in files if "/diag/" in one.path and now - one.since > section.diag]:
-            yield Old(paths.run(run_id, "diag"), _size(diag), f"kept for {_days(section.diag)}")
+            yield ExpiredEntry(paths.run(run_id, "diag"), _size(diag), f"kept for {_days(section.diag)}")
 
 
-def _states(tree: Tree, supplier: str, age: timedelta, now: datetime, current: Pointer | None) -> Iterator[Old]:
+def _states(
+    tree: FileTree, supplier: str, age: timedelta, now: datetime, current: CurrentPointer | None
+) -> Iterator[ExpiredEntry]:
     """A state goes so long after the next one became current; one that never became current, after it was made."""
     states = {run_id: _json(tree, paths.state(supplier, run_id, paths.POINTER)) for run_id in tree.states(supplier)}
     passed = {run_id: one for run_id, one in states.items() if one and _has_passed(tree, run_id, current)}
@@ -133,21 +139,23 @@ def _states(tree: Tree, supplier: str, age: timedelta, now: datetime, current: P
                 f"never published, for more than {_hours(age)}",
             )
         if now - replaced > age:
-            yield Old(paths.state(supplier, run_id), _size(files), why)
+            yield ExpiredEntry(paths.state(supplier, run_id), _size(files), why)
 
 
-def _has_passed(tree: Tree, run_id: str, current: Pointer | None) -> bool:
+def _has_passed(tree: FileTree, run_id: str, current: CurrentPointer | None) -> bool:
     if current is not None and run_id == current.run_id:
         return True
     told = _json(tree, paths.run(run_id, paths.MANIFEST))
-    return not told or told.get("status") == Status.PASS.value  # a run that is gone had passed, or its state would be
+    return (
+        not told or told.get("status") == IngestRunStatus.PASS.value
+    )  # a run that is gone had passed, or its state would be
 
 
-def _json(tree: Tree, path: str) -> dict[str, Any]:
+def _json(tree: FileTree, path: str) -> dict[str, Any]:
     return document(tree.read(path))
 
 
-def _size(files: list[Found]) -> int:
+def _size(files: list[FoundFile]) -> int:
     return sum(one.size for one in files)
 
 

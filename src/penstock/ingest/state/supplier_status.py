@@ -5,37 +5,37 @@ from datetime import datetime, timedelta
 
 from penstock.ingest.config import AlertSection
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Alert, Failed, Standing
+from penstock.ingest.model import IngestAlert, RunFailed, SupplierStatus
 from penstock.ingest.run import ledger, publish
 from penstock.ingest.supplier import load_supplier
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.documents import document
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import FileTree
 from penstock.kernel.errors import Corrupt
 
 
-def standing(tree: Tree, supplier: str, section: AlertSection, now: datetime) -> Standing:
+def standing(tree: FileTree, supplier: str, section: AlertSection, now: datetime) -> SupplierStatus:
     """How *supplier* stands."""
     known = ledger.load(tree, supplier)
     arrivals = [one.name for one in tree.arrivals(supplier)]
     config, most, targets = _configured(tree, supplier, section.state_age)
-    alerts: list[Alert] = []
+    alerts: list[IngestAlert] = []
     try:
         current = publish.current_state(tree, supplier)
     except Corrupt:
         current = None
-        alerts.append(Alert.STATE_LOST)
+        alerts.append(IngestAlert.STATE_LOST)
     published = datetime.fromisoformat(current.pointer.published_at) if current else None
     age = max((now - published).total_seconds(), 0.0) if published else None
     undelivered = list(_undelivered(tree, current.pointer.run_id, targets)) if current else []
     is_so = {
-        Alert.UNDELIVERED: bool(undelivered),
-        Alert.STATE_OLD: age is not None and age > most.total_seconds(),
-        Alert.SAME_FILE_AGAIN: known.equal_shas >= section.equal_shas,
-        Alert.REPEATED_FAIL: known.fails >= section.fails,
-        Alert.CONFIG_BROKEN: config is not None,
+        IngestAlert.UNDELIVERED: bool(undelivered),
+        IngestAlert.STATE_OLD: age is not None and age > most.total_seconds(),
+        IngestAlert.SAME_FILE_AGAIN: known.equal_shas >= section.equal_shas,
+        IngestAlert.REPEATED_FAIL: known.fails >= section.fails,
+        IngestAlert.CONFIG_BROKEN: config is not None,
     }
-    return Standing(
+    return SupplierStatus(
         supplier=supplier,
         run_id=current.pointer.run_id if current else None,
         fence=current.pointer.fence if current else None,
@@ -54,7 +54,7 @@ def standing(tree: Tree, supplier: str, section: AlertSection, now: datetime) ->
     )
 
 
-def _undelivered(tree: Tree, run_id: str, targets: Collection[str]) -> Iterator[str]:
+def _undelivered(tree: FileTree, run_id: str, targets: Collection[str]) -> Iterator[str]:
     """Targets that could not be told of a run, and why."""
     for one in tree.files(paths.run(run_id, "deliveries")):
         told = document(tree.read(one.path))
@@ -63,12 +63,12 @@ def _undelivered(tree: Tree, run_id: str, targets: Collection[str]) -> Iterator[
             yield f"{told['target']}: {answer['code']}"
 
 
-def _configured(tree: Tree, supplier: str, usual: timedelta) -> tuple[str | None, timedelta, list[str]]:
+def _configured(tree: FileTree, supplier: str, usual: timedelta) -> tuple[str | None, timedelta, list[str]]:
     """What is wrong with the configuration, if anything; how old the state may get; and who is told of it."""
     try:
         with tree.config(supplier) as file:
             config, _ = load_supplier(file, tree.uri(paths.config(supplier)))
-    except Failed as failed:
+    except RunFailed as failed:
         said = failed.message if failed.code is FailureCode.CONFIG_INVALID else failed.code.value
         return said, usual, []
     hours = config.max_state_age_hours

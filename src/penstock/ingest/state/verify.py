@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.ingest.contract import Status
+from penstock.ingest.contract import IngestRunStatus
 from penstock.ingest.run import ledger
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.documents import digest_of, document
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import FileTree
 from penstock.kernel.errors import Conflict, Corrupt, NotFound
 
 _GONE = "it is not there"
@@ -16,7 +16,7 @@ _NONE = "it is not what was written there"
 
 
 @dataclass(frozen=True)
-class Checked:
+class FileCheck:
     """One file, and what is wrong with it; None when nothing is."""
 
     path: str
@@ -26,7 +26,7 @@ class Checked:
         return asdict(self)
 
 
-def verify(tree: Tree, suppliers: list[str]) -> Iterator[Checked]:
+def verify(tree: FileTree, suppliers: list[str]) -> Iterator[FileCheck]:
     """Every file that a manifest or a pointer of these *suppliers* vouches for."""
     for supplier in suppliers:
         yield from _current(tree, supplier)
@@ -37,60 +37,60 @@ def verify(tree: Tree, suppliers: list[str]) -> Iterator[Checked]:
             yield from _run(tree, run_id, under_way)
 
 
-def _current(tree: Tree, supplier: str) -> Iterator[Checked]:
+def _current(tree: FileTree, supplier: str) -> Iterator[FileCheck]:
     path = f"{paths.CURRENT}/{supplier}"
     try:
         pointer = tree.pointer(supplier)
     except Corrupt as error:
-        yield Checked(path, error.message)
+        yield FileCheck(path, error.message)
         return
     if pointer is None:
         return
-    yield Checked(path, None)
+    yield FileCheck(path, None)
     path = paths.state(supplier, pointer.run_id, paths.MANIFEST)
     sha256 = document(tree.read(path)).get("input_sha256")
     if sha256 is None:
-        yield Checked(path, _NONE)
+        yield FileCheck(path, _NONE)
     elif tree.read(paths.accepted(supplier, sha256)) is None:
-        yield Checked(paths.accepted(supplier, sha256), "the current state's file is not marked as accepted")
+        yield FileCheck(paths.accepted(supplier, sha256), "the current state's file is not marked as accepted")
 
 
-def _state(tree: Tree, supplier: str, run_id: str) -> Iterator[Checked]:
+def _state(tree: FileTree, supplier: str, run_id: str) -> Iterator[FileCheck]:
     path = paths.state(supplier, run_id, paths.FACTS)
     told = tree.read(paths.state(supplier, run_id, paths.POINTER))
     if told is None:
-        yield Checked(paths.state(supplier, run_id), "there is no pointer.json in it")
+        yield FileCheck(paths.state(supplier, run_id), "there is no pointer.json in it")
         return
     sha256 = document(told).get("sha256")
     if sha256 is None:
-        yield Checked(paths.state(supplier, run_id, paths.POINTER), _NONE)
+        yield FileCheck(paths.state(supplier, run_id, paths.POINTER), _NONE)
     else:
         yield _compared(tree, path, sha256, None)
 
 
-def _run(tree: Tree, run_id: str, under_way: str | None) -> Iterator[Checked]:
+def _run(tree: FileTree, run_id: str, under_way: str | None) -> Iterator[FileCheck]:
     told = tree.read(paths.run(run_id, paths.MANIFEST))
     if told is None:
         killed = "it has no manifest: it was killed, which the next run notes"
-        yield Checked(paths.run(run_id), None if run_id == under_way else killed)
+        yield FileCheck(paths.run(run_id), None if run_id == under_way else killed)
         return
     manifest = document(told)
     artifacts = manifest.get("artifacts")
     if artifacts is None:
-        yield Checked(paths.run(run_id, paths.MANIFEST), _NONE)
+        yield FileCheck(paths.run(run_id, paths.MANIFEST), _NONE)
         return
-    if manifest.get("status") == Status.PASS.value and paths.FACTS not in artifacts:
-        yield Checked(paths.run(run_id, paths.MANIFEST), "it passed, but names no facts")
+    if manifest.get("status") == IngestRunStatus.PASS.value and paths.FACTS not in artifacts:
+        yield FileCheck(paths.run(run_id, paths.MANIFEST), "it passed, but names no facts")
     for name, known in artifacts.items():
         yield _compared(tree, paths.run(run_id, name), known["sha256"], known["size"])
     moved, sha256 = manifest.get("moved_to"), manifest.get("input_sha256")
     if moved and sha256:
         checked = _compared(tree, moved, sha256, manifest.get("input_size"))
         # Files go before what is told of them.
-        yield Checked(moved, None) if checked.problem == _GONE else checked
+        yield FileCheck(moved, None) if checked.problem == _GONE else checked
 
 
-def _under_way(tree: Tree, supplier: str) -> str | None:
+def _under_way(tree: FileTree, supplier: str) -> str | None:
     """The run somebody works on; one that was killed is named in the ledger too, but holds no lock."""
     try:
         with tree.lock(supplier, "verify"):
@@ -99,12 +99,12 @@ def _under_way(tree: Tree, supplier: str) -> str | None:
         return ledger.load(tree, supplier).running
 
 
-def _compared(tree: Tree, path: str, sha256: str, size: int | None) -> Checked:
+def _compared(tree: FileTree, path: str, sha256: str, size: int | None) -> FileCheck:
     try:
         with tree.open(path) as content:
             found = digest_of(content)
     except NotFound:
-        return Checked(path, _GONE)
+        return FileCheck(path, _GONE)
     if size is not None and found.size != size:
-        return Checked(path, f"it has {found.size} bytes, not {size}")
-    return Checked(path, None if found.sha256 == sha256 else f"its sha256 is {found.sha256}, not {sha256}")
+        return FileCheck(path, f"it has {found.size} bytes, not {size}")
+    return FileCheck(path, None if found.sha256 == sha256 else f"its sha256 is {found.sha256}, not {sha256}")

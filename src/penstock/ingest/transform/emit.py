@@ -7,11 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from penstock.ingest.contract import Reason
-from penstock.ingest.extract.tables import FIGURES, MALFORMED, Batch, Table
+from penstock.ingest.contract import IngestReason
+from penstock.ingest.extract.tables import FIGURES, MALFORMED, RowBatch, SourceTable
 from penstock.ingest.supplier import CATEGORY, Supplier
 from penstock.ingest.transform import ndjson
-from penstock.ingest.transform.gate import Header
+from penstock.ingest.transform.gate import TableHeader
 from penstock.ingest.transform.values import Check, any_of, read, reading
 
 # No column of anybody's is called that.
@@ -21,7 +21,7 @@ ROWS, CELLS = 32_768, 1 << 18  # judged together: what is made of them is held a
 
 
 @dataclass(frozen=True)
-class Emitted:
+class EmittedRows:
     """What became of some rows. *index* has a row per fact; *held* one per bad row whose key is known."""
 
     facts: pl.Series
@@ -34,7 +34,7 @@ class Emitted:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedTable:
     """Rows that are judged together, and how many of their batch are not."""
 
     frame: pl.DataFrame
@@ -42,10 +42,10 @@ class Prepared:
     skipped: int = 0
 
 
-class Emitter:
+class RecordEmitter:
     """Turns the batches of one table into lines of facts.ndjson and bad.ndjson."""
 
-    def __init__(self, run_id: str, name: str, supplier: Supplier, header: Header, table: Table) -> None:
+    def __init__(self, run_id: str, name: str, supplier: Supplier, header: TableHeader, table: SourceTable) -> None:
         self._supplier = supplier
         self._header = header
         self._table = table
@@ -74,7 +74,7 @@ class Emitter:
         ]
         self._hashes = ndjson.hashes(key, pl.col(_ID))
 
-    def prepare(self, batch: Batch) -> Iterator[Prepared]:
+    def prepare(self, batch: RowBatch) -> Iterator[PreparedTable]:
         """The rows of *batch* that count; batches are prepared in their order."""
         lost = [pl.lit("").alias(name) for name in self._cells if name not in batch.frame.columns]
         frame = batch.frame.with_columns(pl.int_range(pl.len()).alias(_ROW) + batch.first_row, *lost)
@@ -83,11 +83,11 @@ class Emitter:
         rows = self._without_blank(kept)
         filled = self._filled_down(rows)
         together = max(1, min(ROWS, CELLS // len(self._readings)))
-        yield Prepared(filled.head(together), blank=kept.height - rows.height, skipped=frame.height - kept.height)
+        yield PreparedTable(filled.head(together), blank=kept.height - rows.height, skipped=frame.height - kept.height)
         for begun in range(together, filled.height, together):
-            yield Prepared(filled.slice(begun, together))
+            yield PreparedTable(filled.slice(begun, together))
 
-    def emit(self, prepared: Prepared) -> Emitted:
+    def emit(self, prepared: PreparedTable) -> EmittedRows:
         """Judge every row; any number of batches may be judged at once."""
         torn = self._torn(prepared.frame)
         frame = read(prepared.frame, list(self._readings.values()))
@@ -96,7 +96,7 @@ class Emitter:
         facts = self._facts(judged.filter(~pl.col(_BAD)))
         bad = frame.filter(judged[_BAD])
         told = self._told(bad, torn)
-        return Emitted(
+        return EmittedRows(
             facts=facts[_LINE],
             bad=ndjson.bad_lines(self._start, told),
             index=facts.drop(_LINE),
@@ -110,10 +110,10 @@ class Emitter:
         """What can be wrong with a row as such."""
         checks: list[Check] = []
         if MALFORMED in frame.columns:
-            checks.append((pl.col(MALFORMED) != "", Reason.RECORD_MALFORMED))
+            checks.append((pl.col(MALFORMED) != "", IngestReason.RECORD_MALFORMED))
         beyond = [name for name in frame.columns if name.isdigit() and int(name) >= self._header.width]
         if self._table.is_delimited and beyond:
-            checks.append((any_of([~_is_blank(name) for name in beyond]), Reason.ROW_TOO_LONG))
+            checks.append((any_of([~_is_blank(name) for name in beyond]), IngestReason.ROW_TOO_LONG))
         return checks
 
     def _without_skipped(self, frame: pl.DataFrame) -> pl.DataFrame:

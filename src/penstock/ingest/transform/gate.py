@@ -6,11 +6,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Failed
-from penstock.ingest.supplier import CATEGORY, Column, Supplier
+from penstock.ingest.model import RunFailed
+from penstock.ingest.supplier import CATEGORY, Supplier, SupplierColumn
 
 if TYPE_CHECKING:
-    from penstock.ingest.extract.tables import Table
+    from penstock.ingest.extract.tables import SourceTable
 
 JOINED = " / "
 _SPACES = re.compile(r"\s+")
@@ -18,21 +18,21 @@ _NUMBER = re.compile(r"[\d\s.,%+-]*")
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundColumn:
     """A field of the payload, and the column it comes from; None: this table has none, and it is always empty."""
 
     name: str
-    column: Column
+    column: SupplierColumn
     index: int | None
 
 
 @dataclass(frozen=True)
-class Header:
+class TableHeader:
     """What is above the data, and what the columns below it are."""
 
     rows: int
     names: list[str]
-    fields: list[Bound]
+    fields: list[BoundColumn]
 
     @property
     def width(self) -> int:
@@ -42,27 +42,27 @@ class Header:
 def check_size(name: str, size: int) -> None:
     """Failed FILE_EMPTY when there is nothing to read."""
     if size == 0:
-        raise Failed(FailureCode.FILE_EMPTY, f"{name} is empty", "ask the supplier to send it again")
+        raise RunFailed(FailureCode.FILE_EMPTY, f"{name} is empty", "ask the supplier to send it again")
 
 
-def bind(table: "Table", supplier: Supplier) -> Header:
+def bind(table: "SourceTable", supplier: Supplier) -> TableHeader:
     """Every field of the payload with its column; Failed COLUMNS_MISSING or HEADER_MISMATCH."""
     rows, names = _located(table, supplier)
     if supplier.columns:
-        fields = [Bound(name, column, _index(table, names, column)) for name, column in supplier.columns.items()]
+        fields = [BoundColumn(name, column, _index(table, names, column)) for name, column in supplier.columns.items()]
     else:
         own = _own_names(names)
-        fields = [Bound(name, Column.model_validate({"from": place}), place - 1) for place, name in own]
+        fields = [BoundColumn(name, SupplierColumn.model_validate({"from": place}), place - 1) for place, name in own]
     if not fields:
-        raise Failed(FailureCode.HEADER_MISMATCH, f"{_where(table)} has no columns", "map them: columns")
+        raise RunFailed(FailureCode.HEADER_MISMATCH, f"{_where(table)} has no columns", "map them: columns")
     _check_missing(table, names, fields, supplier)
     if all(one.index is None or (table.absent and names[one.index] in table.absent) for one in fields):
         # None of the columns is there: this is another file, whatever is required of it.
         said = f"{_where(table)} has none of the columns that are mapped; it has {_have(table, names)}"
-        raise Failed(FailureCode.HEADER_MISMATCH, said, "is it the right file? if so, map its columns")
+        raise RunFailed(FailureCode.HEADER_MISMATCH, said, "is it the right file? if so, map its columns")
     if supplier.source.exact:
         _check_extra(table, names, fields)
-    return Header(rows, names, fields)
+    return TableHeader(rows, names, fields)
 
 
 def normal(name: str) -> str:
@@ -90,7 +90,7 @@ def looks_like_header(row: list[str]) -> int:
     return len(cells)
 
 
-def _located(table: "Table", supplier: Supplier) -> tuple[int, list[str]]:
+def _located(table: "SourceTable", supplier: Supplier) -> tuple[int, list[str]]:
     """How many rows are above the data, and the names of the columns."""
     source = supplier.source
     if table.names is not None:
@@ -102,7 +102,7 @@ def _located(table: "Table", supplier: Supplier) -> tuple[int, list[str]]:
     names = joined(table.head[row - 1 : row - 1 + source.header_rows])
     if not any(names):
         said = f"{_where(table)} has no header in row {row}"
-        raise Failed(FailureCode.HEADER_MISMATCH, said, "say where: source.header")
+        raise RunFailed(FailureCode.HEADER_MISMATCH, said, "say where: source.header")
     while names and not names[-1]:
         names.pop()
     return row - 1 + source.header_rows, names
@@ -144,7 +144,7 @@ def _own_names(names: list[str]) -> list[tuple[int, str]]:
     return [(place, name) for name, place in found.items()]
 
 
-def _index(table: "Table", names: list[str], column: Column) -> int | None:
+def _index(table: "SourceTable", names: list[str], column: SupplierColumn) -> int | None:
     if table.names is not None:
         # Records may have anything later on: a name the first ones lack is looked for in all of them.
         places = [str(place) for place in column.places if str(place) in names]
@@ -156,13 +156,13 @@ def _index(table: "Table", names: list[str], column: Column) -> int | None:
             return place - 1
         if compared.count(normal(place)) > 1:
             said = f"{_where(table)} has more than one column {place!r}"
-            raise Failed(FailureCode.HEADER_MISMATCH, said, "say which by its number: `from: 3`")
+            raise RunFailed(FailureCode.HEADER_MISMATCH, said, "say which by its number: `from: 3`")
         if normal(place) in compared:
             return compared.index(normal(place))
     return None
 
 
-def _check_missing(table: "Table", names: list[str], fields: list[Bound], supplier: Supplier) -> None:
+def _check_missing(table: "SourceTable", names: list[str], fields: list[BoundColumn], supplier: Supplier) -> None:
     known = {field.name for field in fields}
     if lost := [name for name in supplier.key if name not in known and name != CATEGORY]:
         raise _missing(table, names, lost)
@@ -177,23 +177,23 @@ def _check_missing(table: "Table", names: list[str], fields: list[Bound], suppli
         raise _missing(table, names, lost)
 
 
-def _have(table: "Table", names: list[str]) -> str:
+def _have(table: "SourceTable", names: list[str]) -> str:
     return ", ".join(repr(name) for name in names if name and name not in table.absent)[:500] or "none"
 
 
-def _missing(table: "Table", names: list[str], lost: list[str]) -> Failed:
+def _missing(table: "SourceTable", names: list[str], lost: list[str]) -> RunFailed:
     have = _have(table, names)
     said = f"{_where(table)} has no column {', '.join(lost)}; it has {have}"
     hint = "has the supplier renamed it? list its spellings: `from: [old, new]`; skip a sheet with source.sheets.skip"
-    return Failed(FailureCode.COLUMNS_MISSING, said, hint)
+    return RunFailed(FailureCode.COLUMNS_MISSING, said, hint)
 
 
-def _check_extra(table: "Table", names: list[str], fields: list[Bound]) -> None:
+def _check_extra(table: "SourceTable", names: list[str], fields: list[BoundColumn]) -> None:
     mapped = {one.index for one in fields}
     if extra := [name for index, name in enumerate(names) if name and index not in mapped]:
         said = f"{_where(table)} has columns nobody expects: {', '.join(map(repr, extra))}"
-        raise Failed(FailureCode.HEADER_MISMATCH, said, "map them, or leave out source.exact")
+        raise RunFailed(FailureCode.HEADER_MISMATCH, said, "map them, or leave out source.exact")
 
 
-def _where(table: "Table") -> str:
+def _where(table: "SourceTable") -> str:
     return f"{table.file}, sheet {table.name!r}," if table.name else table.file

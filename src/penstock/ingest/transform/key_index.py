@@ -16,7 +16,7 @@ _KEY = ["a", "b"]
 _SCHEMA = {"a": pl.UInt64, "b": pl.UInt64, "r": pl.UInt64, "at": pl.Int64}
 
 
-class Index:
+class KeyIndex:
     """The keys of some facts: two hashes of the key, one of the content, and the fact's place in its file.
 
     The last ones wait in memory; an index of one part is never on disk.
@@ -59,7 +59,7 @@ class Index:
 
 
 @dataclass
-class Difference:
+class KeyDifference:
     """I21: the places of what is new or changed (in the new facts), and of what is gone (in the old ones)."""
 
     added: list[pl.Series] = field(default_factory=list)
@@ -68,15 +68,15 @@ class Difference:
     unchanged: int = 0
 
 
-def index_of(content: BinaryIO, supplier: Supplier, folder: Path) -> Index:
+def index_of(content: BinaryIO, supplier: Supplier, folder: Path) -> KeyIndex:
     """The index of facts that were published before."""
-    index = Index(folder)
+    index = KeyIndex(folder)
     for lines in lines_of(content):
         index.add(keys_of(parsed(lines, supplier), supplier))
     return index
 
 
-def repeated(index: Index, *, keeps_last: bool) -> pl.Series:
+def repeated(index: KeyIndex, *, keeps_last: bool) -> pl.Series:
     """The places of facts whose key another fact has that is kept."""
     found = [pl.Series("at", [], pl.Int64)]
     for part in _parts(index):
@@ -86,12 +86,12 @@ def repeated(index: Index, *, keeps_last: bool) -> pl.Series:
     return pl.concat(found).sort()
 
 
-def difference(old: Index, new: Index) -> Difference:
+def difference(old: KeyIndex, new: KeyIndex) -> KeyDifference:
     """What became of the facts of *old* in *new*: each is the same as one that is equal, else by its key.
 
     A fact that comes twice is two facts, wherever they stand.
     """
-    found = Difference()
+    found = KeyDifference()
     parts = _count(max(old.count, new.count))
     for number in range(parts):
         before, after = old.part(number, parts), new.part(number, parts)
@@ -115,7 +115,7 @@ def _apart(before: pl.DataFrame, after: pl.DataFrame, same: list[str]) -> tuple[
     return gone.select(list(_SCHEMA)), come.select(list(_SCHEMA))
 
 
-def places_of(keys: pl.DataFrame, index: Index) -> pl.Series:
+def places_of(keys: pl.DataFrame, index: KeyIndex) -> pl.Series:
     """Where the facts with one of *keys* are."""
     return together([part.join(keys, on=_KEY, how="semi")["at"] for part in _parts(index)])
 
@@ -125,7 +125,7 @@ def together(places: list[pl.Series]) -> pl.Series:
     return pl.concat(places or [pl.Series("at", [], pl.Int64)]).sort()
 
 
-def to_hold(bad: Index, old: Index, new: Index) -> pl.Series:
+def to_hold(bad: KeyIndex, old: KeyIndex, new: KeyIndex) -> pl.Series:
     """I20: the places in *old* of facts whose rows went bad and that *new* has not otherwise."""
     found = [pl.Series("at", [], pl.Int64)]
     parts = _count(max(old.count, new.count))
@@ -135,7 +135,7 @@ def to_hold(bad: Index, old: Index, new: Index) -> pl.Series:
     return pl.concat(found).sort()
 
 
-def _parts(index: Index) -> Iterator[pl.DataFrame]:
+def _parts(index: KeyIndex) -> Iterator[pl.DataFrame]:
     parts = _count(index.count)
     for number in range(parts):
         yield index.part(number, parts)

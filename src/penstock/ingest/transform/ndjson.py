@@ -9,8 +9,8 @@ from typing import IO, BinaryIO
 import orjson
 import polars as pl
 
-from penstock.ingest.contract import Reason
-from penstock.ingest.model import Artifact
+from penstock.ingest.contract import IngestReason
+from penstock.ingest.model import RunArtifact
 from penstock.ingest.supplier import CATEGORY, Supplier
 
 PIECE = 4 << 20
@@ -20,7 +20,7 @@ _SEEDS = (1, 2, 3)
 _KEY_PART = "\x1f"
 
 
-class Lines:
+class NdjsonLines:
     """A file of lines under way; what it is in the end is told by `artifact`."""
 
     def __init__(self, path: Path) -> None:
@@ -48,8 +48,8 @@ class Lines:
         self._out.close()
 
     @property
-    def artifact(self) -> Artifact:
-        return Artifact(self._digest.hexdigest(), self._size)
+    def artifact(self) -> RunArtifact:
+        return RunArtifact(self._digest.hexdigest(), self._size)
 
 
 def text_of(lines: pl.Series) -> bytes:
@@ -110,7 +110,7 @@ def bad_lines(start: str, told: pl.DataFrame) -> pl.Series:
 
 def repeated_lines(start: str, row_number: pl.Series) -> pl.Series:
     """The bad rows whose key another row has."""
-    reason = pl.repeat(Reason.KEY_DUPLICATE.value, len(row_number), dtype=pl.String, eager=True)
+    reason = pl.repeat(IngestReason.KEY_DUPLICATE.value, len(row_number), dtype=pl.String, eager=True)
     return bad_lines(start, pl.DataFrame([row_number.alias("row_number"), reason.alias("reason_code")]))
 
 
@@ -156,7 +156,7 @@ def payloads(lines: pl.Series) -> pl.Series:
 
 
 def keys_of(known: pl.DataFrame, supplier: Supplier) -> pl.DataFrame:
-    """The keys of facts that were read back, hashed as `Emitter` hashes them."""
+    """The keys of facts that were read back, hashed as `RecordEmitter` hashes them."""
     parts = [field.fill_null("") for field in _key_fields(supplier).values()]
     return known.select(hashes(parts, pl.col("row_id")))
 

@@ -2,9 +2,9 @@
 
 import polars as pl
 
-from penstock.ingest.supplier import Column, Kind
+from penstock.ingest.supplier import ColumnType, SupplierColumn
 
-KINDS = (Kind.INTEGER, Kind.MONEY, Kind.DECIMAL)
+KINDS = (ColumnType.INTEGER, ColumnType.MONEY, ColumnType.DECIMAL)
 _BLANK_CHARACTERS = " \t\u00a0\u2009\u202f'’`"
 _BLANK = f"[{_BLANK_CHARACTERS}]"
 _CURRENCY = r"(?:₽|\$|€|£|¥|₸|руб(?:\.|лей|ля|ль)?|р\.?|тг\.?|rub|usd|eur|kzt|byn|cny|gbp)"
@@ -25,7 +25,7 @@ TEXT, _BARE, _NUMBER = pl.col("text"), pl.col("bare"), pl.col("number")
 Way = list[pl.Expr]
 
 
-def ways(column: Column) -> list[Way]:
+def ways(column: SupplierColumn) -> list[Way]:
     """How a text is read, the cheapest first: each way reads what those before it could not, and more.
 
     Most integers are plain, and most money is but for blanks; only the rest is looked at closely.
@@ -34,30 +34,30 @@ def ways(column: Column) -> list[Way]:
     if column.at_least:
         bare = bare.str.replace(_MORE, "").str.replace(rf"{_BLANK}*\+$", "")
     plain = _plain(column, is_parted=True)
-    usual = _plain(column, is_parted=False) if column.type is Kind.INTEGER else plain
+    usual = _plain(column, is_parted=False) if column.type is ColumnType.INTEGER else plain
     return [[TEXT.alias("bare"), usual], [bare.alias("bare"), plain], _looked_at(column, bare)]
 
 
-def scale_of(column: Column) -> int:
-    return 0 if column.type is Kind.INTEGER else column.scale
+def scale_of(column: SupplierColumn) -> int:
+    return 0 if column.type is ColumnType.INTEGER else column.scale
 
 
-def _plain(column: Column, *, is_parted: bool) -> pl.Expr:
+def _plain(column: SupplierColumn, *, is_parted: bool) -> pl.Expr:
     """Numbers that are written in the plainest way: at most two digits behind the point cannot be a group."""
     scale = scale_of(column)
     behind = f"(?:[.,][0-9]{{1,{min(scale, 2)}}})?" if scale else ""
     whole = "(?:[0-9]{1,15}|[1-9][0-9]{0,2}(?: [0-9]{3}){1,4})" if is_parted else "[0-9]{1,15}"
     bare = _BARE.str.replace_all(" ", "", literal=True) if is_parted else _BARE
     number: pl.Expr = pl.when(_BARE.str.contains(f"^-?{whole}{behind}$")).then(bare)
-    if column.type is Kind.INTEGER:
+    if column.type is ColumnType.INTEGER:
         return number.cast(pl.Int64, strict=False).alias("value")
     number = number.str.replace(",", ".", literal=True) if scale else number
     return _kept(column, number.cast(pl.Decimal(_DIGITS, scale), strict=False))
 
 
-def _looked_at(column: Column, text: pl.Expr) -> Way:
+def _looked_at(column: SupplierColumn, text: pl.Expr) -> Way:
     """Numbers with something around them or grouped in any way."""
-    if column.type is Kind.MONEY:
+    if column.type is ColumnType.MONEY:
         text = text.str.replace(f"(?i)^{_CURRENCY}", "").str.replace(f"(?i){_CURRENCY}$", "")
     text = text.str.strip_chars(_BLANK_CHARACTERS).str.replace("−", "-", literal=True)
     bare = pl.when(text.str.contains(_PARTED)).then(text.str.replace_all(_BLANK, ""))
@@ -70,7 +70,7 @@ def _looked_at(column: Column, text: pl.Expr) -> Way:
     ]
 
 
-def _with_point(column: Column) -> pl.Expr:
+def _with_point(column: SupplierColumn) -> pl.Expr:
     """The number with a point, however it was grouped."""
     is_plain, is_lone, by_commas, by_points = (pl.col(name) for name in _FORMS)
     lone = _BARE.str.replace(",", ".", literal=True)
@@ -89,14 +89,14 @@ def _with_point(column: Column) -> pl.Expr:
     )  # fmt: skip
 
 
-def _exact(column: Column, number: pl.Expr) -> pl.Expr:
+def _exact(column: SupplierColumn, number: pl.Expr) -> pl.Expr:
     """Null for what has more digits than it may."""
     scale = scale_of(column)
     has_more = number.str.contains(rf"\.[0-9]{{{scale}}}[0-9]*[1-9]")
     return pl.when(~has_more).then(number).cast(pl.Decimal(_DIGITS, scale), strict=False)
 
 
-def _rounded(column: Column, number: pl.Expr) -> pl.Expr:
+def _rounded(column: SupplierColumn, number: pl.Expr) -> pl.Expr:
     """Half away from zero, as people round: the first digit that goes decides, and must not be rounded itself."""
     scale = scale_of(column)
     cut = number.str.replace(rf"(\.[0-9]{{{scale + 1}}})[0-9]+$", "$1")
@@ -104,7 +104,11 @@ def _rounded(column: Column, number: pl.Expr) -> pl.Expr:
     return finer.round(scale, mode="half_away_from_zero").cast(pl.Decimal(_DIGITS, scale), strict=False)
 
 
-def _kept(column: Column, number: pl.Expr) -> pl.Expr:
+def _kept(column: SupplierColumn, number: pl.Expr) -> pl.Expr:
     """A decimal is kept as a text; anything else as the integer of its last digits: money of minor units."""
-    kept = number.cast(pl.String) if column.type is Kind.DECIMAL else number.to_physical().cast(pl.Int64, strict=False)
+    kept = (
+        number.cast(pl.String)
+        if column.type is ColumnType.DECIMAL
+        else number.to_physical().cast(pl.Int64, strict=False)
+    )
     return kept.alias("value")

@@ -11,17 +11,17 @@ from typing import BinaryIO, TypeVar
 
 import polars as pl
 
-from penstock.ingest.contract import FailureCode, Reason
+from penstock.ingest.contract import FailureCode, IngestReason
 from penstock.ingest.extract.files import open_tables
-from penstock.ingest.extract.tables import Gauge
-from penstock.ingest.model import Failed, Stats
+from penstock.ingest.extract.tables import BatchSizer
+from penstock.ingest.model import RunFailed, RunStats
 from penstock.ingest.supplier import CATEGORY, Supplier
 from penstock.ingest.transform import key_index as indexes
-from penstock.ingest.transform.emit import Emitted, Emitter
+from penstock.ingest.transform.emit import EmittedRows, RecordEmitter
 from penstock.ingest.transform.gate import bind
-from penstock.ingest.transform.key_index import Index
+from penstock.ingest.transform.key_index import KeyIndex
 from penstock.ingest.transform.ndjson import (
-    Lines,
+    NdjsonLines,
     at,
     held_lines,
     keys_of,
@@ -42,26 +42,26 @@ Progress = Callable[[int, float | None], None]  # rows so far, and which part of
 
 
 @dataclass(frozen=True)
-class Names:
+class ColumnNames:
     """Whose run it is."""
 
     run_id: str
     supplier: str
 
 
-class Processed:
+class ProcessedFile:
     """What a file becomes, in a folder."""
 
     def __init__(self, out: Path) -> None:
-        self.stats = Stats()
-        self.index = Index(out / "index")
-        self.held = Index(out / "held")
+        self.stats = RunStats()
+        self.index = KeyIndex(out / "index")
+        self.held = KeyIndex(out / "held")
         with ExitStack() as opened:
-            self.facts = opened.enter_context(closing(Lines(out / paths.FACTS)))
-            self.bad = Lines(out / paths.BAD)
+            self.facts = opened.enter_context(closing(NdjsonLines(out / paths.FACTS)))
+            self.bad = NdjsonLines(out / paths.BAD)
             opened.pop_all()
 
-    def add(self, emitted: Emitted, category: str | None) -> None:
+    def add(self, emitted: EmittedRows, category: str | None) -> None:
         self.facts.add(emitted.facts)
         self.bad.add(emitted.bad)
         self.index.add(emitted.index)
@@ -75,14 +75,14 @@ class Processed:
             self.facts.close()
 
 
-def process(file: Path, supplier: Supplier, names: Names, made: Processed, progress: Progress) -> None:
+def process(file: Path, supplier: Supplier, names: ColumnNames, made: ProcessedFile, progress: Progress) -> None:
     """Facts and bad rows of *file*; Failed when the Gate refuses it."""
-    gauge = Gauge(file.stat().st_size)
+    gauge = BatchSizer(file.stat().st_size)
     # Of records only the names that are mapped are read, in all spellings; without a mapping all are.
     wanted = [str(place) for column in supplier.columns.values() for place in column.places] or None
     with ThreadPoolExecutor(_JUDGES, "ingest-judge") as pool, _yielding_often():
         for table in open_tables(file, supplier.source, supplier.limits, wanted, gauge):
-            emitter = Emitter(names.run_id, names.supplier, supplier, bind(table, supplier), table)
+            emitter = RecordEmitter(names.run_id, names.supplier, supplier, bind(table, supplier), table)
             if table.name:
                 made.stats.count(table.name, 0, {})  # a sheet without rows is a category all the same
             prepared = (part for batch in table.batches for part in emitter.prepare(batch))
@@ -117,7 +117,7 @@ def _yielding_often() -> Iterator[None]:
         sys.setswitchinterval(usual)
 
 
-def settle_repeated(made: Processed, supplier: Supplier, names: Names, out: Path) -> None:
+def settle_repeated(made: ProcessedFile, supplier: Supplier, names: ColumnNames, out: Path) -> None:
     """I18: of facts with the same key one stays, or the run fails."""
     if not supplier.key or supplier.duplicate_keys == "keep":
         return
@@ -126,16 +126,18 @@ def settle_repeated(made: Processed, supplier: Supplier, names: Names, out: Path
         return
     if supplier.duplicate_keys == "fail":
         said = f"{len(places)} rows repeat the key ({', '.join(supplier.key)}) of another"
-        raise Failed(FailureCode.DQ_DUPLICATE_KEYS, said, "duplicate_keys: first or last would keep one of each")
+        raise RunFailed(FailureCode.DQ_DUPLICATE_KEYS, said, "duplicate_keys: first or last would keep one of each")
     made.facts.close()
     whole = made.facts.path.rename(out / "all.ndjson")
-    made.facts, made.index = Lines(out / paths.FACTS), Index(out / "index-kept")
+    made.facts, made.index = NdjsonLines(out / paths.FACTS), KeyIndex(out / "index-kept")
     with whole.open("rb") as content:
         _keep_one(made, content, places, supplier, names)
     whole.unlink()
 
 
-def _keep_one(made: Processed, content: BinaryIO, places: pl.Series, supplier: Supplier, names: Names) -> None:
+def _keep_one(
+    made: ProcessedFile, content: BinaryIO, places: pl.Series, supplier: Supplier, names: ColumnNames
+) -> None:
     begun = 0
     for lines in lines_of(content):
         known = parsed(lines, supplier)
@@ -149,10 +151,12 @@ def _keep_one(made: Processed, content: BinaryIO, places: pl.Series, supplier: S
             category = None if found is None else str(found)
             start = start_of(names.run_id, names.supplier, category)
             made.bad.add(repeated_lines(start, rows["row_number"]))
-            made.stats.count(category, -rows.height, {Reason.KEY_DUPLICATE.value: rows.height})
+            made.stats.count(category, -rows.height, {IngestReason.KEY_DUPLICATE.value: rows.height})
 
 
-def hold(made: Processed, old: Index, content: BinaryIO, supplier: Supplier, names: Names, held_from: str) -> None:
+def hold(
+    made: ProcessedFile, old: KeyIndex, content: BinaryIO, supplier: Supplier, names: ColumnNames, held_from: str
+) -> None:
     """I20: add the last good facts of keys whose rows went bad."""
     for lines, _ in at(content, indexes.to_hold(made.held, old, made.index)):
         known = parsed(lines, supplier)

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 import polars as pl
 
-from penstock.ingest.contract import Reason
+from penstock.ingest.contract import IngestReason
 from penstock.ingest.extract.tables import FIGURES
-from penstock.ingest.supplier import LARGEST, Column, Kind
+from penstock.ingest.supplier import LARGEST, ColumnType, SupplierColumn
 from penstock.ingest.transform import numbers
 from penstock.ingest.transform.numbers import TEXT, Way
 
@@ -20,19 +20,19 @@ _ISO_TIMES = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m
 _ISO_TAIL = r"^([0-9-]{10}[T ][0-9]{2}:[0-9]{2})(?:(:[0-9]{2})(?:\.[0-9]+)?)?Z?$"
 _MORNING, _EVENING = datetime(2025, 3, 4, 5, 6, 7), datetime(2025, 3, 4, 21, 34, 56)  # noqa: DTZ001 - of no zone
 _UNREAD = {
-    Kind.INTEGER: Reason.NOT_INTEGER,
-    Kind.MONEY: Reason.NOT_MONEY,
-    Kind.DECIMAL: Reason.NOT_DECIMAL,
-    Kind.DATE: Reason.NOT_DATE,
-    Kind.DATETIME: Reason.NOT_DATE,
-    Kind.ENUM: Reason.NOT_IN_ENUM,
+    ColumnType.INTEGER: IngestReason.NOT_INTEGER,
+    ColumnType.MONEY: IngestReason.NOT_MONEY,
+    ColumnType.DECIMAL: IngestReason.NOT_DECIMAL,
+    ColumnType.DATE: IngestReason.NOT_DATE,
+    ColumnType.DATETIME: IngestReason.NOT_DATE,
+    ColumnType.ENUM: IngestReason.NOT_IN_ENUM,
 }
 
-Check = tuple[pl.Expr, Reason]
+Check = tuple[pl.Expr, IngestReason]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ValueFormats:
     """How a column's cells are read: expressions made once for a table, over columns named by *place*.
 
     Of the *ways* from a text to a value each reads what those before it could not. *checks* are in the order in
@@ -54,14 +54,14 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Typed:
+class TypedColumn:
     """A column's values, and where they are bad."""
 
     value: pl.Series
     is_bad: pl.Series
 
 
-def reading(place: int, column: Column, name: str, *, is_required: bool) -> Reading:
+def reading(place: int, column: SupplierColumn, name: str, *, is_required: bool) -> ValueFormats:
     """How the cells called *name* are read as *column* says."""
     names, cell = _Names(place), pl.col(name)
     ways = _WAYS[column.type](column)
@@ -72,7 +72,7 @@ def reading(place: int, column: Column, name: str, *, is_required: bool) -> Read
     if column.extract:
         text = _cased(column, _extracted(column.extract, present))
         checks = [
-            (pl.col(names.present).is_not_null() & pl.col(names.text).is_null(), Reason.PATTERN_MISMATCH),
+            (pl.col(names.present).is_not_null() & pl.col(names.text).is_null(), IngestReason.PATTERN_MISMATCH),
             *checks,
         ]
     else:
@@ -81,12 +81,12 @@ def reading(place: int, column: Column, name: str, *, is_required: bool) -> Read
     if column.default is not None:
         value = pl.when(known.is_null()).then(pl.lit(column.default).cast(_dtype(column))).otherwise(value)
     elif is_required:
-        checks = [(known.is_null(), Reason.REQUIRED_MISSING), *checks]
+        checks = [(known.is_null(), IngestReason.REQUIRED_MISSING), *checks]
     figures = FIGURES + name if column.type in numbers.KINDS else None
-    return Reading(place, cell, present, text, ways, checks, value, figures)
+    return ValueFormats(place, cell, present, text, ways, checks, value, figures)
 
 
-def read(frame: pl.DataFrame, readings: Sequence[Reading]) -> pl.DataFrame:
+def read(frame: pl.DataFrame, readings: Sequence[ValueFormats]) -> pl.DataFrame:
     """*frame* with what its cells say."""
     frame = frame.with_columns([expression for one in readings for expression in _texts(one)])
     return frame.with_columns(
@@ -94,11 +94,11 @@ def read(frame: pl.DataFrame, readings: Sequence[Reading]) -> pl.DataFrame:
     )
 
 
-def typed(column: Column, cells: pl.Series, *, is_required: bool) -> Typed:
+def typed(column: SupplierColumn, cells: pl.Series, *, is_required: bool) -> TypedColumn:
     """What *column* alone makes of *cells*."""
     one = reading(0, column, "cell", is_required=is_required)
     made = read(cells.alias("cell").to_frame(), [one]).select(one.value.alias("value"), one.is_bad.alias("bad"))
-    return Typed(made["value"], made["bad"])
+    return TypedColumn(made["value"], made["bad"])
 
 
 def any_of(checks: Sequence[pl.Expr]) -> pl.Expr:
@@ -113,14 +113,14 @@ class _Names:
         self.present, self.text, self.value = f"present {place}", f"text {place}", f"value {place}"
 
 
-def _texts(one: Reading) -> list[pl.Expr]:
+def _texts(one: ValueFormats) -> list[pl.Expr]:
     names = _Names(one.place)
     if one.text is None:
         return [one.present.alias(names.text)]
     return [one.present.alias(names.present), one.text.alias(names.text)]
 
 
-def _readable(frame: pl.DataFrame, one: Reading) -> pl.Series:
+def _readable(frame: pl.DataFrame, one: ValueFormats) -> pl.Series:
     """The texts; a number has a zero put behind it, so that its point cannot be taken for a mark of thousands."""
     text = frame[_Names(one.place).text]
     if one.figures not in frame.columns:
@@ -148,7 +148,7 @@ def _made(text: pl.Series, way: Way) -> pl.Series:
     return frame.to_series(-1)
 
 
-def _present(column: Column, cell: pl.Expr) -> pl.Expr:
+def _present(column: SupplierColumn, cell: pl.Expr) -> pl.Expr:
     """The text after what is replaced in it, null where nothing is there."""
     for pattern, by in column.replace.items():
         cell = cell.str.replace_all(pattern, by)
@@ -161,19 +161,19 @@ def _extracted(pattern: str, text: pl.Expr) -> pl.Expr:
     return text.str.extract(f"({pattern})", 2 if has_group else 1).str.strip_chars()
 
 
-def _cased(column: Column, text: pl.Expr) -> pl.Expr:
+def _cased(column: SupplierColumn, text: pl.Expr) -> pl.Expr:
     if column.case is None:
         return text
     return text.str.to_uppercase() if column.case == "upper" else text.str.to_lowercase()
 
 
-def _date(column: Column) -> list[Way]:
+def _date(column: SupplierColumn) -> list[Way]:
     iso = pl.when(TEXT.str.contains(_ISO_DATE)).then(TEXT.str.slice(0, 10)).str.to_date("%Y-%m-%d", strict=False)
     days = [*(_moment(form) for form in column.formats), iso]
     return [[day.cast(pl.Date).alias("moment"), _in_our_time().cast(pl.String).alias("value")] for day in days]
 
 
-def _datetime(column: Column) -> list[Way]:
+def _datetime(column: SupplierColumn) -> list[Way]:
     forms = (*column.formats, *_ISO_TIMES, "%Y-%m-%d")
     value = _in_our_time().dt.strftime("%Y-%m-%dT%H:%M:%S").alias("value")
     moments = {form: _moment(form).cast(pl.Datetime("us")).alias("moment") for form in forms}
@@ -203,7 +203,7 @@ def _in_our_time() -> pl.Expr:
     return pl.when(moment.is_between(date(1000, 1, 1), date(9999, 12, 31))).then(moment)
 
 
-def _enum(column: Column) -> list[Way]:
+def _enum(column: SupplierColumn) -> list[Way]:
     values = column.values if isinstance(column.values, dict) else {value: value for value in column.values or []}
     known = {key.strip().lower(): value for key, value in values.items()}
     low = TEXT.str.to_lowercase()
@@ -211,38 +211,38 @@ def _enum(column: Column) -> list[Way]:
     return [[value.alias("value")]]
 
 
-def _dtype(column: Column) -> type[pl.DataType]:
+def _dtype(column: SupplierColumn) -> type[pl.DataType]:
     """What a column's values are."""
-    if column.type is Kind.ENUM and isinstance(column.values, dict):
+    if column.type is ColumnType.ENUM and isinstance(column.values, dict):
         return {str: pl.String, int: pl.Int64, bool: pl.Boolean}[type(next(iter(column.values.values())))]
-    return pl.Int64 if column.type in (Kind.INTEGER, Kind.MONEY) else pl.String
+    return pl.Int64 if column.type in (ColumnType.INTEGER, ColumnType.MONEY) else pl.String
 
 
-_WAYS: dict[Kind, Callable[[Column], list[Way]]] = {
-    Kind.STRING: lambda _column: [],
-    Kind.INTEGER: numbers.ways,
-    Kind.MONEY: numbers.ways,
-    Kind.DECIMAL: numbers.ways,
-    Kind.DATE: _date,
-    Kind.DATETIME: _datetime,
-    Kind.ENUM: _enum,
+_WAYS: dict[ColumnType, Callable[[SupplierColumn], list[Way]]] = {
+    ColumnType.STRING: lambda _column: [],
+    ColumnType.INTEGER: numbers.ways,
+    ColumnType.MONEY: numbers.ways,
+    ColumnType.DECIMAL: numbers.ways,
+    ColumnType.DATE: _date,
+    ColumnType.DATETIME: _datetime,
+    ColumnType.ENUM: _enum,
 }
 
 
-def _checks(column: Column, text: pl.Expr, value: pl.Expr) -> list[Check]:
+def _checks(column: SupplierColumn, text: pl.Expr, value: pl.Expr) -> list[Check]:
     """What is asked of a value, in this order."""
     checks: list[Check] = []
     if column.type in _UNREAD:
         checks.append((text.is_not_null() & value.is_null(), _UNREAD[column.type]))
-    if column.type in (Kind.INTEGER, Kind.MONEY):  # beyond 53 bits a number is not the same everywhere
-        checks.append((~value.is_between(-LARGEST, LARGEST), Reason.OUT_OF_RANGE))
-    number = value.cast(pl.Decimal(38, column.scale), strict=False) if column.type is Kind.DECIMAL else value
+    if column.type in (ColumnType.INTEGER, ColumnType.MONEY):  # beyond 53 bits a number is not the same everywhere
+        checks.append((~value.is_between(-LARGEST, LARGEST), IngestReason.OUT_OF_RANGE))
+    number = value.cast(pl.Decimal(38, column.scale), strict=False) if column.type is ColumnType.DECIMAL else value
     if column.min is not None:
-        checks.append((number < column.min, Reason.OUT_OF_RANGE))
+        checks.append((number < column.min, IngestReason.OUT_OF_RANGE))
     if column.max is not None:
-        checks.append((number > column.max, Reason.OUT_OF_RANGE))
+        checks.append((number > column.max, IngestReason.OUT_OF_RANGE))
     if column.pattern:
-        checks.append((~text.str.contains(f"^(?:{column.pattern})$"), Reason.PATTERN_MISMATCH))
+        checks.append((~text.str.contains(f"^(?:{column.pattern})$"), IngestReason.PATTERN_MISMATCH))
     if column.max_length is not None:
-        checks.append((text.str.len_chars() > column.max_length, Reason.TOO_LONG))
+        checks.append((text.str.len_chars() > column.max_length, IngestReason.TOO_LONG))
     return checks

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Bridge:
+class AsyncBridge:
     """Any number of threads may call; never the loop's own, which would wait for itself."""
 
     def __init__(self, name: str = "bridge") -> None:

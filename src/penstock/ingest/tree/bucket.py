@@ -13,10 +13,10 @@ from typing import Any, BinaryIO, TypeVar
 import orjson
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Arrival, Failed, Pointer, is_run_of
+from penstock.ingest.model import CurrentPointer, InboxFile, RunFailed, is_run_of
 from penstock.ingest.tree import disk, paths
-from penstock.ingest.tree.async_bridge import Bridge
-from penstock.ingest.tree.port import Changed, Found, is_supplier, pointer_in, superseded
+from penstock.ingest.tree.async_bridge import AsyncBridge
+from penstock.ingest.tree.port import FileChanged, FoundFile, is_supplier, pointer_in, superseded
 from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, PenstockError
 from penstock.kernel.storage import ObjectInfo, Storage
@@ -34,7 +34,7 @@ class BucketTree:
 
     def __init__(self, storage: Storage, name: str, locks: Path | None = None) -> None:
         self._storage = storage
-        self._bridge = Bridge(f"bucket {name}")
+        self._bridge = AsyncBridge(f"bucket {name}")
         self._locks = locks
         self._key = hashlib.sha256(name.rstrip("/").encode()).hexdigest()[:16]
 
@@ -71,23 +71,25 @@ class BucketTree:
                 file.write_bytes(content)
             yield file
 
-    def arrivals(self, supplier: str) -> list[Arrival]:
+    def arrivals(self, supplier: str) -> list[InboxFile]:
         folder = paths.inbox(supplier)
         found = ((one.path.removeprefix(f"{folder}/"), one) for one in self._objects(folder))
-        return [Arrival(supplier, name, one.size, one.modified_at, one.etag) for name, one in found if "/" not in name]
+        return [
+            InboxFile(supplier, name, one.size, one.modified_at, one.etag) for name, one in found if "/" not in name
+        ]
 
-    def take(self, arrival: Arrival, target: Path | None = None) -> str:
+    def take(self, arrival: InboxFile, target: Path | None = None) -> str:
         try:
             digest = self._download(_inbox_file(arrival), target, arrival.signature)
         except Conflict:
-            raise Changed(arrival.name) from None
+            raise FileChanged(arrival.name) from None
         except NotFound:
-            raise Failed(FailureCode.FILE_MISSING, f"{arrival.name} is gone", "the supplier took it back") from None
+            raise RunFailed(FailureCode.FILE_MISSING, f"{arrival.name} is gone", "the supplier took it back") from None
         if not self._is_there(arrival):
-            raise Changed(arrival.name)
+            raise FileChanged(arrival.name)
         return digest
 
-    def move(self, arrival: Arrival, folder: str, suffix: str = "") -> str | None:
+    def move(self, arrival: InboxFile, folder: str, suffix: str = "") -> str | None:
         source = _inbox_file(arrival)
         with self._beside_work(arrival.supplier) as place:
             copy = place / "copy"
@@ -121,9 +123,9 @@ class BucketTree:
             copy.seek(0)
             yield copy
 
-    def files(self, folder: str) -> Iterator[Found]:
+    def files(self, folder: str) -> Iterator[FoundFile]:
         for one in self._objects(folder):
-            yield Found(one.path, one.size, one.modified_at)
+            yield FoundFile(one.path, one.size, one.modified_at)
 
     def folders(self, folder: str) -> list[str]:
         below = (one.path.removeprefix(f"{folder}/") for one in self._objects(folder))
@@ -146,11 +148,11 @@ class BucketTree:
         for file in sorted(source.iterdir(), key=lambda file: (file.name == paths.POINTER, file.name)):
             self.keep(file, paths.state(supplier, run_id, file.name))
 
-    def pointer(self, supplier: str) -> Pointer | None:
+    def pointer(self, supplier: str) -> CurrentPointer | None:
         found = self._pointer(supplier)
         return found[0] if found else None
 
-    def switch(self, supplier: str, pointer: Pointer, seen: Pointer | None) -> None:
+    def switch(self, supplier: str, pointer: CurrentPointer, seen: CurrentPointer | None) -> None:
         found = self._pointer(supplier)
         now = found[0] if found else None
         if now != seen:
@@ -186,7 +188,7 @@ class BucketTree:
         with disk.reported(target or path), closing(self._pieces(path, etag)) as pieces:
             return disk.copied(pieces, target)
 
-    def _is_there(self, arrival: Arrival) -> bool:
+    def _is_there(self, arrival: InboxFile) -> bool:
         found = self._call(self._storage.info(_inbox_file(arrival)))
         return found is not None and found.etag == arrival.signature
 
@@ -213,7 +215,7 @@ class BucketTree:
                 self._call(self._storage.delete(target))
             raise
 
-    def _pointer(self, supplier: str) -> tuple[Pointer, str] | None:
+    def _pointer(self, supplier: str) -> tuple[CurrentPointer, str] | None:
         """The pointer, and the etag of just this content."""
         try:
             stored = self._call(self._storage.get(_pointer_file(supplier)))
@@ -237,7 +239,7 @@ class BucketTree:
             yield Path(folder)
 
 
-def _inbox_file(arrival: Arrival) -> str:
+def _inbox_file(arrival: InboxFile) -> str:
     return f"{paths.inbox(arrival.supplier)}/{arrival.name}"
 
 

@@ -5,16 +5,16 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from penstock.ingest.model import Artifact
+from penstock.ingest.model import RunArtifact
 
 
-def digest_of(content: BinaryIO) -> Artifact:
+def digest_of(content: BinaryIO) -> RunArtifact:
     """The hash and size of all that is left in *content*."""
     digest, size = hashlib.sha256(), 0
     while piece := content.read(1 << 20):
         digest.update(piece)
         size += len(piece)
-    return Artifact(digest.hexdigest(), size)
+    return RunArtifact(digest.hexdigest(), size)
 
 
 def small(data: object) -> bytes:

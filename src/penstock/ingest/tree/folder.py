@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Arrival, Failed, Pointer, is_run_of
+from penstock.ingest.model import CurrentPointer, InboxFile, RunFailed, is_run_of
 from penstock.ingest.tree import disk, paths
-from penstock.ingest.tree.port import Changed, Found, is_supplier, pointer_in, superseded
+from penstock.ingest.tree.port import FileChanged, FoundFile, is_supplier, pointer_in, superseded
 from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import Corrupt, NotFound
 
@@ -76,22 +76,22 @@ class FolderTree:
     def config(self, supplier: str) -> Iterator[Path]:
         yield self._at(paths.config(supplier))
 
-    def arrivals(self, supplier: str) -> list[Arrival]:
+    def arrivals(self, supplier: str) -> list[InboxFile]:
         folder = self._at(paths.inbox(supplier))
         with self._reported():
             if not folder.is_dir():
                 return []
             return [found for entry in os.scandir(folder) if (found := _arrival(supplier, entry)) is not None]
 
-    def take(self, arrival: Arrival, target: Path | None = None) -> str:
+    def take(self, arrival: InboxFile, target: Path | None = None) -> str:
         file = self._inbox_file(arrival)
         with self._reported(), self._opened(file, arrival.name) as content:
             digest = disk.copied(disk.pieces(content), target)
             if {disk.signature(os.fstat(content.fileno())), disk.signature_of(file)} != {arrival.signature}:
-                raise Changed(arrival.name)
+                raise FileChanged(arrival.name)
         return digest
 
-    def move(self, arrival: Arrival, folder: str, suffix: str = "") -> str | None:
+    def move(self, arrival: InboxFile, folder: str, suffix: str = "") -> str | None:
         source = self._inbox_file(arrival)
         with self._reported():
             if disk.signature_of(source) != arrival.signature:
@@ -149,7 +149,7 @@ class FolderTree:
             fcntl.flock(file, fcntl.LOCK_SH)  # I12: `remove` leaves it alone meanwhile
             yield file
 
-    def files(self, folder: str) -> Iterator[Found]:
+    def files(self, folder: str) -> Iterator[FoundFile]:
         place = self._at(folder)
         with self._reported():
             for path in sorted(place.rglob("*")) if place.is_dir() else []:
@@ -157,7 +157,7 @@ class FolderTree:
                 if stat.S_ISREG(known.st_mode):
                     # Not the time of its content, which a rename keeps.
                     since = datetime.fromtimestamp(known.st_ctime, UTC)
-                    yield Found(path.relative_to(self._root).as_posix(), known.st_size, since)
+                    yield FoundFile(path.relative_to(self._root).as_posix(), known.st_size, since)
 
     def folders(self, folder: str) -> list[str]:
         place = self._at(folder)
@@ -199,7 +199,7 @@ class FolderTree:
             target.chmod(0o555)
             disk.sync_folder(target.parent)
 
-    def pointer(self, supplier: str) -> Pointer | None:
+    def pointer(self, supplier: str) -> CurrentPointer | None:
         run_id = self._current(supplier)
         while run_id is not None:
             told = self.read(paths.state(supplier, run_id, paths.POINTER))
@@ -219,7 +219,7 @@ class FolderTree:
             except FileNotFoundError:
                 return None
 
-    def switch(self, supplier: str, pointer: Pointer, seen: Pointer | None) -> None:
+    def switch(self, supplier: str, pointer: CurrentPointer, seen: CurrentPointer | None) -> None:
         current = self._at(paths.CURRENT)
         link = current / f".{supplier}.{uuid.uuid4().hex}"
         with self._reported():
@@ -239,7 +239,7 @@ class FolderTree:
     def _at(self, path: str) -> Path:
         return self._root / path
 
-    def _inbox_file(self, arrival: Arrival) -> Path:
+    def _inbox_file(self, arrival: InboxFile) -> Path:
         folder = self._at(paths.inbox(arrival.supplier))
         if "\\" not in arrival.name:
             return folder / arrival.name
@@ -252,20 +252,20 @@ class FolderTree:
         try:
             return os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
         except FileNotFoundError:
-            raise Failed(FailureCode.FILE_MISSING, f"{name} is gone", "the supplier took it back") from None
+            raise RunFailed(FailureCode.FILE_MISSING, f"{name} is gone", "the supplier took it back") from None
         except PermissionError as error:
             hint = "let the user Penstock runs as read it"
-            raise Failed(FailureCode.FILE_UNREADABLE, f"{name}: {error.strerror}", hint) from error
+            raise RunFailed(FailureCode.FILE_UNREADABLE, f"{name}: {error.strerror}", hint) from error
         except OSError as error:
             if error.errno == errno.ELOOP:  # a link took its place
-                raise Changed(name) from None
+                raise FileChanged(name) from None
             raise
 
     def _reported(self) -> AbstractContextManager[None]:
         return disk.reported(self._root)
 
 
-def _arrival(supplier: str, entry: os.DirEntry[str]) -> Arrival | None:
+def _arrival(supplier: str, entry: os.DirEntry[str]) -> InboxFile | None:
     """Only regular files: what a link leads to is none of the supplier's business."""
     try:
         known = entry.stat(follow_symlinks=False)
@@ -274,7 +274,7 @@ def _arrival(supplier: str, entry: os.DirEntry[str]) -> Arrival | None:
     if not stat.S_ISREG(known.st_mode):
         return None
     modified, changed = disk.moment(known.st_mtime), disk.moment(known.st_ctime)
-    return Arrival(
+    return InboxFile(
         supplier, _told(entry.name), known.st_size, modified, disk.signature(known), str(known.st_ino), changed
     )
 

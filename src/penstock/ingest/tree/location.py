@@ -6,11 +6,11 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.ingest.config import IngestSection
 from penstock.ingest.tree.folder import FolderTree
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import FileTree
 from penstock.kernel.config.loader import resolve
 
 
-def open_tree(root: str, options: Mapping[str, str] | None = None) -> Tree:
+def open_tree(root: str, options: Mapping[str, str] | None = None) -> FileTree:
     """The tree in a folder, or in a bucket where *root* is the URL of one, with the *options* of its store."""
     parts = urlsplit(root)
     if parts.scheme in ("", "file"):
@@ -21,7 +21,7 @@ def open_tree(root: str, options: Mapping[str, str] | None = None) -> Tree:
     return BucketTree(ObjectStorage(root, options or {}), root)
 
 
-def make_tree(root: str, section: IngestSection) -> Tree:
+def make_tree(root: str, section: IngestSection) -> FileTree:
     """Return the tree at *root* with the options and the secrets of *section*."""
     secrets = {key: resolve(reference, f"ingest.secrets.{key}") for key, reference in section.secrets.items()}
     return open_tree(root, {**section.options, **secrets})

@@ -10,16 +10,16 @@ from typing import BinaryIO, Protocol
 import orjson
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Arrival, Failed, Pointer, checked_supplier
+from penstock.ingest.model import CurrentPointer, InboxFile, RunFailed, checked_supplier
 from penstock.kernel.errors import Corrupt, Invalid
 
 
-class Changed(Exception):
+class FileChanged(Exception):
     """A file is no longer the one that was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundFile:
     """A file somewhere in the tree."""
 
     path: str
@@ -27,7 +27,7 @@ class Found:
     since: datetime  # when it came to be there
 
 
-class Tree(Protocol):
+class FileTree(Protocol):
     """Blocking; one process per supplier writes at a time. What fails below comes as Transient STORAGE_DOWN."""
 
     def close(self) -> None:
@@ -51,13 +51,13 @@ class Tree(Protocol):
     def config(self, supplier: str) -> AbstractContextManager[Path]:
         """The supplier's configuration as a local file, which may not be there."""
 
-    def arrivals(self, supplier: str) -> list[Arrival]:
+    def arrivals(self, supplier: str) -> list[InboxFile]:
         """The files in the inbox, unfinished ones too."""
 
-    def take(self, arrival: Arrival, target: Path | None = None) -> str:
+    def take(self, arrival: InboxFile, target: Path | None = None) -> str:
         """The sha256 of a file, copied to *target* in the same go; Changed when it did while it was read."""
 
-    def move(self, arrival: Arrival, folder: str, suffix: str = "") -> str | None:
+    def move(self, arrival: InboxFile, folder: str, suffix: str = "") -> str | None:
         """I2: put it into *folder*, under another name rather than over another file; None when it is another now."""
 
     def read(self, path: str) -> bytes | None:
@@ -72,7 +72,7 @@ class Tree(Protocol):
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
         """A file to read from, all of one content; NotFound OBJECT_NOT_FOUND. While it is open it is not removed."""
 
-    def files(self, folder: str) -> Iterator[Found]:
+    def files(self, folder: str) -> Iterator[FoundFile]:
         """Every file below *folder*."""
 
     def folders(self, folder: str) -> list[str]:
@@ -90,31 +90,31 @@ class Tree(Protocol):
     def publish(self, source: Path, supplier: str, run_id: str) -> None:
         """I11: make a local folder, all of it synced, a state that is never changed again; it is not current yet."""
 
-    def pointer(self, supplier: str) -> Pointer | None:
+    def pointer(self, supplier: str) -> CurrentPointer | None:
         """Which state is current."""
 
-    def switch(self, supplier: str, pointer: Pointer, seen: Pointer | None) -> None:
+    def switch(self, supplier: str, pointer: CurrentPointer, seen: CurrentPointer | None) -> None:
         """I11: make a state the current one, unless another became it since *seen*: then Failed SUPERSEDED."""
 
     def uri(self, path: str) -> str:
         """Where a file is, for people."""
 
 
-def superseded(supplier: str, now: Pointer | None) -> Failed:
+def superseded(supplier: str, now: CurrentPointer | None) -> RunFailed:
     current = f"{now.run_id} is current (fence {now.fence})" if now else "the state is gone"
-    return Failed(
+    return RunFailed(
         FailureCode.SUPERSEDED,
         f"another run published {supplier} meanwhile: {current}",
         "nothing is to be done: the file is looked at again by the next run",
     )
 
 
-def pointer_in(content: bytes, where: str) -> Pointer:
+def pointer_in(content: bytes, where: str) -> CurrentPointer:
     """The pointer that is written there; Corrupt POINTER_DAMAGED when it is none."""
     try:
         told = orjson.loads(content)
         # A later release may tell more.
-        return Pointer(**{one.name: told[one.name] for one in fields(Pointer)})
+        return CurrentPointer(**{one.name: told[one.name] for one in fields(CurrentPointer)})
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         hint = "restore it from a backup; state_store keeps a pointer.json beside every state"
         raise Corrupt("POINTER_DAMAGED", f"{where} is no pointer: {error}", hint=hint) from error

@@ -16,7 +16,7 @@ from typing import Protocol
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Invalid
 from penstock.kernel.text import is_storable
-from penstock.kernel.work.worker import Queue
+from penstock.kernel.work.worker import WorkSource
 
 KEY_LIMIT = 1_000
 _TOPIC = re.compile(r"^[A-Za-z0-9._-]{1,200}$")  # what Kafka takes, with room for a suffix
@@ -24,7 +24,7 @@ VALUE_LIMIT = 900_000  # Kafka's own default limit is a million bytes with every
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class BusMessage:
     """What is published: *key* decides what it is ordered with."""
 
     topic: str
@@ -34,10 +34,10 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class BusDelivery:
     """A message held by a worker. *attempt* is 1 at first; a higher one means it may have been handled before."""
 
-    message: Message
+    message: BusMessage
     attempt: int
     partition: int
     position: int
@@ -48,14 +48,14 @@ class Delivery:
 class DeadLetter:
     """A message set aside, and why."""
 
-    message: Message
+    message: BusMessage
     reason: str
     attempts: int
     died_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
-class Delivering:
+class DeliveryStream:
     """How a topic is handed out."""
 
     max_attempts: int = 5
@@ -65,7 +65,7 @@ class Delivering:
     on_dead: Callable[[int], None] = lambda _count: None  # so many were set aside
 
 
-class Subscription(Queue[Delivery], Protocol):
+class Subscription(WorkSource[BusDelivery], Protocol):
     """A worker's hold on a topic: a queue for the work loop, whose lanes are the partitions.
 
     A worker that dies leaves its messages to the others, once its lease ran out. A message that was out when its
@@ -74,7 +74,7 @@ class Subscription(Queue[Delivery], Protocol):
 
 
 class Bus(Protocol):
-    async def publish(self, messages: Sequence[Message], *, tx: Connection | None = None) -> None:
+    async def publish(self, messages: Sequence[BusMessage], *, tx: Connection | None = None) -> None:
         """Keep *messages* durably before returning; with *tx*, they are seen if and only if it commits."""
 
     async def relay(self) -> int:
@@ -85,7 +85,7 @@ class Bus(Protocol):
         topic: str,
         *,
         worker: str,
-        delivering: Delivering = Delivering(),  # noqa: B008 - frozen
+        delivering: DeliveryStream = DeliveryStream(),  # noqa: B008 - frozen
     ) -> AbstractAsyncContextManager[Subscription]:
         """Take part in the work on *topic* as *worker*; leaving gives back what is held."""
 
@@ -101,7 +101,7 @@ class Bus(Protocol):
     async def close(self) -> None: ...
 
 
-def checked(messages: Sequence[Message]) -> Sequence[Message]:
+def checked(messages: Sequence[BusMessage]) -> Sequence[BusMessage]:
     """*messages* themselves when every implementation can carry them; else Invalid BAD_MESSAGE."""
     for message in messages:
         if not _TOPIC.match(message.topic):

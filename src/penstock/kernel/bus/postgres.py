@@ -8,11 +8,11 @@ from zlib import crc32
 
 import structlog
 
-from penstock.kernel.bus import DeadLetter, Delivering, Delivery, Message, checked
-from penstock.kernel.bus.settlement import Settled, settle
+from penstock.kernel.bus import BusDelivery, BusMessage, DeadLetter, DeliveryStream, checked
+from penstock.kernel.bus.settlement import PartitionSettlement, settle
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection, Database
-from penstock.kernel.db.listener import Inbox, listen
+from penstock.kernel.db.listener import NotificationInbox, listen
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.outcome import Failed, Outcome
 
@@ -29,7 +29,7 @@ class PostgresBus:
         self._partitions = partitions
         self._declared: set[str] = set()
 
-    async def publish(self, messages: Sequence[Message], *, tx: Connection | None = None) -> None:
+    async def publish(self, messages: Sequence[BusMessage], *, tx: Connection | None = None) -> None:
         if not messages:
             return
         for topic in {message.topic for message in checked(messages)} - self._declared:
@@ -56,7 +56,7 @@ class PostgresBus:
         topic: str,
         *,
         worker: str,
-        delivering: Delivering = Delivering(),  # noqa: B008 - frozen
+        delivering: DeliveryStream = DeliveryStream(),  # noqa: B008 - frozen
     ) -> "AsyncIterator[PostgresSubscription]":
         await self._declare(topic)
         async with listen(self._db.dsn, CHANNEL) as wake:
@@ -78,7 +78,7 @@ class PostgresBus:
         rows = await self._db.fetch(SQL["dead_letters"], topic, limit)
         return [
             DeadLetter(
-                Message(row["topic"], row["key"], row["value"], row["headers"]),
+                BusMessage(row["topic"], row["key"], row["value"], row["headers"]),
                 row["reason"],
                 row["attempts"],
                 row["died_at"],
@@ -99,16 +99,18 @@ class PostgresBus:
 class PostgresSubscription:
     """What one worker holds of a topic: whole partitions, for the length of a batch."""
 
-    def __init__(self, db: Database, wake: Inbox, topic: str, worker: str, delivering: Delivering) -> None:
+    def __init__(
+        self, db: Database, wake: NotificationInbox, topic: str, worker: str, delivering: DeliveryStream
+    ) -> None:
         self.name = topic
         self.lease_for = delivering.lease_for
         self._db = db
         self._wake = wake
         self._worker = worker
         self._delivering = delivering
-        self._out: dict[tuple[int, int], list[Delivery]] = defaultdict(list)
+        self._out: dict[tuple[int, int], list[BusDelivery]] = defaultdict(list)
 
-    async def take(self, limit: int) -> Sequence[Delivery]:
+    async def take(self, limit: int) -> Sequence[BusDelivery]:
         while taken := await self._take(limit):
             killers = [delivery for delivery in taken if delivery.attempt > self._delivering.max_attempts]
             if not killers:
@@ -125,12 +127,12 @@ class PostgresSubscription:
         until_due = timeout if due is None else (due - now).total_seconds()
         await self._wake.wait(max(0.001, min(timeout, until_due)))
 
-    async def extend(self, items: Sequence[Delivery]) -> None:
+    async def extend(self, items: Sequence[BusDelivery]) -> None:
         held = list({(item.partition, item.fence) for item in items})
         until = self._db.clock.now() + self.lease_for
         await self._db.execute(SQL["extend"], self.name, [p for p, _ in held], [fence for _, fence in held], until)
 
-    async def settle(self, results: Sequence[tuple[Delivery, Outcome | None]]) -> int:
+    async def settle(self, results: Sequence[tuple[BusDelivery, Outcome | None]]) -> int:
         now = self._db.clock.now()
         lanes = settle(results, self._delivering, now)
         finished = [(lane.partition, position) for lane in lanes for position in lane.finished]
@@ -156,7 +158,7 @@ class PostgresSubscription:
         self._delivering.on_dead(sum(delivery.partition in freed for delivery, _ in dead))
         return sum(delivery.partition not in freed for delivery, _ in results)
 
-    def lane(self, item: Delivery) -> Hashable:
+    def lane(self, item: BusDelivery) -> Hashable:
         return item.partition
 
     async def give_back(self) -> None:
@@ -165,12 +167,12 @@ class PostgresSubscription:
             for held in list(self._out.values()):
                 await self.settle([(delivery, None) for delivery in held])
 
-    async def _take(self, limit: int) -> Sequence[Delivery]:
+    async def _take(self, limit: int) -> Sequence[BusDelivery]:
         now = self._db.clock.now()
         rows = await self._db.fetch(SQL["take"], self.name, limit, self._worker, now, now + self.lease_for, LANES)
         taken = [
-            Delivery(
-                Message(self.name, row["key"], row["value"], row["headers"]),
+            BusDelivery(
+                BusMessage(self.name, row["key"], row["value"], row["headers"]),
                 row["attempt"],
                 row["partition"],
                 row["id"],
@@ -182,7 +184,7 @@ class PostgresSubscription:
             self._out[delivery.partition, delivery.fence].append(delivery)
         return taken
 
-    async def _set_aside(self, killers: Sequence[Delivery]) -> None:
+    async def _set_aside(self, killers: Sequence[BusDelivery]) -> None:
         """A message that was alone with every worker that died is not given to another."""
         for delivery in killers:
             structlog.get_logger().error("message_killed_its_workers", topic=self.name, key=delivery.message.key)
@@ -190,7 +192,7 @@ class PostgresSubscription:
         await self.settle([(delivery, reason) for delivery in killers])
 
 
-def _columns(lanes: Sequence[Settled]) -> tuple[list[object], ...]:
+def _columns(lanes: Sequence[PartitionSettlement]) -> tuple[list[object], ...]:
     return (
         [lane.partition for lane in lanes],
         [lane.fence for lane in lanes],

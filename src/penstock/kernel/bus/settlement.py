@@ -5,33 +5,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from penstock.kernel.bus import Delivering, Delivery
+from penstock.kernel.bus import BusDelivery, DeliveryStream
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry, readable
 
 
 @dataclass(slots=True)
-class Settled:
+class PartitionSettlement:
     """One partition's part of a batch. *attempts* and *due_at* are those of *head*, the first message not ended."""
 
     partition: int
     fence: int
     finished: list[int] = field(default_factory=list)
-    dead: list[tuple[Delivery, str]] = field(default_factory=list)
+    dead: list[tuple[BusDelivery, str]] = field(default_factory=list)
     head: int | None = None
     attempts: int = 0
     due_at: datetime | None = None
 
 
-def settle(results: Sequence[tuple[Delivery, Outcome | None]], delivering: Delivering, now: datetime) -> list[Settled]:
+def settle(
+    results: Sequence[tuple[BusDelivery, Outcome | None]], delivering: DeliveryStream, now: datetime
+) -> list[PartitionSettlement]:
     """Per partition: what ended, up to the first that did not. Whatever follows that one stays, in order."""
-    lanes: dict[int, list[tuple[Delivery, Outcome | None]]] = defaultdict(list)
+    lanes: dict[int, list[tuple[BusDelivery, Outcome | None]]] = defaultdict(list)
     for delivery, outcome in results:
         lanes[delivery.partition].append((delivery, outcome))
     return [_settle_lane(lane, delivering, now) for lane in lanes.values()]
 
 
-def _settle_lane(lane: Sequence[tuple[Delivery, Outcome | None]], delivering: Delivering, now: datetime) -> Settled:
-    settled = Settled(lane[0][0].partition, lane[0][0].fence)
+def _settle_lane(
+    lane: Sequence[tuple[BusDelivery, Outcome | None]], delivering: DeliveryStream, now: datetime
+) -> PartitionSettlement:
+    settled = PartitionSettlement(lane[0][0].partition, lane[0][0].fence)
     for delivery, outcome in lane:
         match outcome:
             case Done():

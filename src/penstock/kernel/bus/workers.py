@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
-from penstock.kernel.bus import Bus, Delivering, Delivery, Subscription
+from penstock.kernel.bus import Bus, BusDelivery, DeliveryStream, Subscription
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Handler, Worker
 
@@ -16,8 +16,8 @@ async def working(
     telemetry: Telemetry,
     topic: str,
     name: str,
-    handler_of: Callable[[Subscription], Handler[Delivery]],
-    delivering: Delivering,
+    handler_of: Callable[[Subscription], Handler[BusDelivery]],
+    delivering: DeliveryStream,
     *,
     batch: int,
     count: int = 1,
@@ -25,7 +25,7 @@ async def working(
     """*count* workers on *topic*, until the end; what they are at is finished, what they hold is given back."""
     delivering = replace(delivering, on_dead=telemetry.work.dead_letters(topic))
     async with AsyncExitStack() as stack:
-        workers: list[Worker[Delivery]] = []
+        workers: list[Worker[BusDelivery]] = []
         for _ in range(count):
             queue = await stack.enter_async_context(bus.subscribe(topic, worker=name, delivering=delivering))
             workers.append(Worker(queue, handler_of(queue), telemetry, batch=batch))

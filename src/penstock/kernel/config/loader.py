@@ -36,7 +36,7 @@ def _reference(value: str) -> str:
     return value
 
 
-class Misplaced(ValueError):
+class MisplacedKey(ValueError):
     """A mistake only the whole can see, told where it can be mended."""
 
     def __init__(self, path: KeyPath, message: str) -> None:
@@ -61,7 +61,7 @@ def resolve(reference: str, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ConfigProblem:
     """One thing wrong, and where."""
 
     place: str
@@ -92,7 +92,7 @@ def load(
         raise _bad([_problem(model, document, file, places, dict(detail)) for detail in error.errors()]) from None
 
 
-def _bad(problems: Sequence[Problem]) -> BadConfig:
+def _bad(problems: Sequence[ConfigProblem]) -> BadConfig:
     listed = [{"place": p.place, "path": p.path, "message": p.message} for p in problems]
     hint = "`penstock config schema` prints all that can be set"
     return BadConfig("CONFIG_INVALID", "\n".join(map(str, problems)), hint=hint, problems=listed)
@@ -111,13 +111,13 @@ def _read(file: Path) -> CommentedMap:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
-        raise _bad([Problem(place, "", f"not valid YAML: {error.problem or error.context}")]) from None
+        raise _bad([ConfigProblem(place, "", f"not valid YAML: {error.problem or error.context}")]) from None
     except (YAMLError, ValueError) as error:
-        raise _bad([Problem(str(file), "", f"not valid YAML: {error}")]) from None
+        raise _bad([ConfigProblem(str(file), "", f"not valid YAML: {error}")]) from None
     if document is None:
         return CommentedMap()
     if not isinstance(document, CommentedMap):
-        raise _bad([Problem(f"{file}:1:1", "", "the file must hold a mapping of sections")])
+        raise _bad([ConfigProblem(f"{file}:1:1", "", "the file must hold a mapping of sections")])
     return document
 
 
@@ -139,7 +139,7 @@ def _scalar(name: str, text: str) -> Any:
         return _yaml(text, "safe")
     except (YAMLError, ValueError):  # without its words: they repeat the value, which may be a secret
         message = "not a YAML value; quote it if it is meant as text"
-        raise _bad([Problem(f"environment variable {name}", "", message)]) from None
+        raise _bad([ConfigProblem(f"environment variable {name}", "", message)]) from None
 
 
 def _spelled(model: type[BaseModel], keys: Sequence[str]) -> KeyPath:
@@ -154,24 +154,24 @@ def _spelled(model: type[BaseModel], keys: Sequence[str]) -> KeyPath:
 def _put(document: Any, path: KeyPath, value: Any, place: str) -> None:
     for key in path[:-1]:
         if not isinstance(document, dict):
-            raise _bad([Problem(place, ".".join(map(str, path)), "there is no such place")])
+            raise _bad([ConfigProblem(place, ".".join(map(str, path)), "there is no such place")])
         if document.get(key) is None:
             document[key] = CommentedMap()
         document = document[key]
     if not isinstance(document, dict):
-        raise _bad([Problem(place, ".".join(map(str, path)), "there is no such place")])
+        raise _bad([ConfigProblem(place, ".".join(map(str, path)), "there is no such place")])
     document[path[-1]] = value
 
 
 def _problem(
     model: type[BaseModel], document: Any, file: Path | None, places: Mapping[KeyPath, str], detail: dict[str, Any]
-) -> Problem:
+) -> ConfigProblem:
     cause = detail.get("ctx", {}).get("error")
-    path: KeyPath = (*detail["loc"], *(cause.path if isinstance(cause, Misplaced) else ()))
+    path: KeyPath = (*detail["loc"], *(cause.path if isinstance(cause, MisplacedKey) else ()))
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
         message = "unknown key" + _did_you_mean(str(path[-1]), _fields(model, path[:-1]))
-    return Problem(_place(document, file, places, path), ".".join(map(str, path)), message)
+    return ConfigProblem(_place(document, file, places, path), ".".join(map(str, path)), message)
 
 
 def _did_you_mean(word: str, known: Sequence[str]) -> str:

@@ -21,14 +21,14 @@ _PR_CAPBSET_READ, _DAC_READ_SEARCH = 23, 2
 
 
 @dataclass(frozen=True)
-class Account:
+class OsAccount:
     """Starts processes as *entry*, or as the present user when there is none."""
 
     entry: pwd.struct_passwd | None
     can_enter: bool  # whether the account may walk down to the folders it needs
 
     @classmethod
-    def for_folders(cls, data: Path, programs: Path) -> "Account":
+    def for_folders(cls, data: Path, programs: Path) -> "OsAccount":
         """The account to run *programs* on *data*; root's data folder becomes that account's."""
         if os.geteuid() != 0:
             return cls(None, can_enter=True)

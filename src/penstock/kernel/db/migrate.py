@@ -49,7 +49,7 @@ class Migration:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MigrationPlan:
     """What a database lacks, and what it has that this release does not know."""
 
     pending: Sequence[Migration]
@@ -112,7 +112,7 @@ async def _is_applied(connection: Connection, migration: Migration) -> bool:
     return True
 
 
-async def plan(db: Database, migrations: Iterable[Migration]) -> Plan:
+async def plan(db: Database, migrations: Iterable[Migration]) -> MigrationPlan:
     """What `migrate` would do; changes nothing."""
     async with db.connection() as connection:
         try:
@@ -126,7 +126,7 @@ async def _applied(connection: Connection) -> list[asyncpg.Record]:
     return await connection.fetch("SELECT part, version, name, checksum FROM schema_migration ORDER BY part, version")
 
 
-def _compare(wanted: Sequence[Migration], applied: Sequence[asyncpg.Record]) -> Plan:
+def _compare(wanted: Sequence[Migration], applied: Sequence[asyncpg.Record]) -> MigrationPlan:
     """An older release may run on a newer database (a rolling upgrade), so what is unknown is told, not refused."""
     known = {(migration.part, migration.version): migration for migration in wanted}
     if len(known) != len(wanted):
@@ -143,4 +143,4 @@ def _compare(wanted: Sequence[Migration], applied: Sequence[asyncpg.Record]) -> 
     newer = [
         f"{part} {version:04} {row['name']}" for (part, version), row in done.items() if (part, version) not in known
     ]
-    return Plan(pending, newer)
+    return MigrationPlan(pending, newer)

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TypeVar
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.listener import Heard, Inbox, listen
+from penstock.kernel.db.listener import HeardNotification, NotificationInbox, listen
 from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.tasks.wait import ended, happens
 
@@ -21,7 +21,7 @@ _POLL = 1.0  # seconds after which a waiting claim looks by itself
 QUIET = timedelta(milliseconds=50)  # a NOTIFY takes a lock all commits of the server pass: never one per move
 
 
-class Bell:
+class Notifier:
     """One NOTIFY channel; its payloads are the topics something happened in."""
 
     def __init__(self, db: Database, channel: str) -> None:
@@ -33,7 +33,7 @@ class Bell:
 
     @classmethod
     @asynccontextmanager
-    async def hung(cls, db: Database, channel: str) -> "AsyncIterator[Bell]":
+    async def hung(cls, db: Database, channel: str) -> "AsyncIterator[Notifier]":
         """A bell that hears the other processes and is heard by them."""
         bell = cls(db, channel)
         async with AsyncExitStack() as stack:
@@ -70,11 +70,11 @@ class Bell:
             query = "SELECT pg_notify($1, topic) FROM unnest($2::text[]) AS topic"
             await self._db.execute(query, self._channel, sorted(topics))
 
-    async def hear(self, inbox: Inbox) -> None:
+    async def hear(self, inbox: NotificationInbox) -> None:
         """Wake those who wait for what another process rang; for all, when some may have been missed."""
         while True:
             heard = await inbox.get()
-            self._wake([heard.payload] if isinstance(heard, Heard) else list(self._rung))
+            self._wake([heard.payload] if isinstance(heard, HeardNotification) else list(self._rung))
 
     async def claim(
         self,

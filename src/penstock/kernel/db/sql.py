@@ -5,21 +5,21 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from penstock.kernel.machine import Machine
+from penstock.kernel.machine import StateMachine
 
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _STATE = re.compile(r"\{([a-z]\w*)\.(\w+)\}")
 
 
 def load(
-    package: str, machines: Mapping[str, Machine[Any]] | None = None, *, file: str = "queries.sql"
+    package: str, machines: Mapping[str, StateMachine[Any]] | None = None, *, file: str = "queries.sql"
 ) -> Mapping[str, str]:
-    """The statements of *package*'s file by name, `{machine.WORD}` replaced by what `Machine.sql` says."""
+    """The statements of *package*'s file by name, `{machine.WORD}` replaced by what `StateMachine.sql` says."""
     text = files(package).joinpath(file).read_text(encoding="utf-8")
     return parse(text, machines or {})
 
 
-def parse(text: str, machines: Mapping[str, Machine[Any]]) -> Mapping[str, str]:
+def parse(text: str, machines: Mapping[str, StateMachine[Any]]) -> Mapping[str, str]:
     """Cut *text* at its `-- name:` lines."""
     _, *pieces = _NAME.split(text)
     names, bodies = pieces[::2], pieces[1::2]
@@ -28,7 +28,7 @@ def parse(text: str, machines: Mapping[str, Machine[Any]]) -> Mapping[str, str]:
     return {name: fill(body, machines).strip() for name, body in zip(names, bodies, strict=True)}
 
 
-def fill(body: str, machines: Mapping[str, Machine[Any]]) -> str:
+def fill(body: str, machines: Mapping[str, StateMachine[Any]]) -> str:
     """Put the machines' literals in place of `{machine.WORD}`; a machine nobody gave is a mistake."""
 
     def literal(match: re.Match[str]) -> str:

@@ -13,13 +13,13 @@ from penstock import __version__
 from penstock.kernel.errors import Forbidden
 from penstock.kernel.http import problems
 from penstock.kernel.http.auth import Authenticator, Principal
-from penstock.kernel.http.middleware import Gate, HttpMetrics, Observed
+from penstock.kernel.http.middleware import HttpMetrics, RequestLimits, RequestObserver
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 T = TypeVar("T")
 
 
-class Services:
+class ServiceRegistry:
     """The objects that the routes of an application call, each found by its class."""
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class Services:
         return cast("T", self._by_class[kind])
 
 
-def services_of(app: FastAPI) -> Services:
+def services_of(app: FastAPI) -> ServiceRegistry:
     """Return the services of *app*."""
-    return cast("Services", app.state.services)
+    return cast("ServiceRegistry", app.state.services)
 
 
 def service(request: Request, kind: type[T]) -> T:
@@ -82,10 +82,10 @@ def create_app(
         telemetry={"tracer_provider": telemetry.provider, "metrics": False, "logs": False},
     )
     app.state.authenticator = authenticator
-    app.state.services = Services()
+    app.state.services = ServiceRegistry()
     problems.install(app)
-    app.add_middleware(Gate, body_limit=body_limit, local_name=local_name)
-    app.add_middleware(Observed, metrics=metrics)
+    app.add_middleware(RequestLimits, body_limit=body_limit, local_name=local_name)
+    app.add_middleware(RequestObserver, metrics=metrics)
     _add_page(app)
     return app
 

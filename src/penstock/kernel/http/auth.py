@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from penstock.kernel.config.loader import SecretRef, Section, resolve
 from penstock.kernel.config.sections import Duration, Url
 from penstock.kernel.errors import Forbidden, Unauthorized
-from penstock.kernel.http.keys import KeyFile, Keys, KeyUrl, SharedSecret
+from penstock.kernel.http.keys import KeyFile, KeySource, KeyUrl, SharedSecret
 
 CACHE_SIZE = 10_000
 TOKEN_LIMIT = 16_000
@@ -92,7 +92,7 @@ class JwtAuthenticator:
 
     def __init__(
         self,
-        keys: Keys,
+        keys: KeySource,
         *,
         algorithms: list[str],
         issuer: str | None = None,
@@ -182,7 +182,7 @@ def make_authenticator(section: AuthSection) -> Authenticator:
     )
 
 
-def _keys(section: JwtSection) -> Keys:
+def _keys(section: JwtSection) -> KeySource:
     if section.secret is not None:
         return SharedSecret(resolve(section.secret, "auth.jwt.secret"))
     return KeyFile(section.jwks_file) if section.jwks_file is not None else KeyUrl(section.jwks_url or "")

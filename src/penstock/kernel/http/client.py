@@ -26,7 +26,7 @@ _PROBLEM = ("type", "title", "status", "code", "detail", "hint")
 Json = dict[str, Any]
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """What came back."""
 
     status: int
@@ -89,7 +89,7 @@ class ApiClient:
         params: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         wait: float = 0,
-    ) -> "Answer":
+    ) -> "HttpResponse":
         """The server's answer as it came; its failure as the error it is."""
         data = body if body is None or isinstance(body, bytes) else orjson.dumps(body)
         given = {"content-type": "application/json", **(headers or {})}
@@ -99,7 +99,7 @@ class ApiClient:
             async with self._opened.request(
                 method, self._address(path, params), data=data, headers=given, timeout=limit
             ) as response:
-                answer = Answer(response.status, response.headers, await response.read())
+                answer = HttpResponse(response.status, response.headers, await response.read())
         if answer.status >= 400:
             raise failure(answer.status, answer.body)
         return answer

@@ -17,7 +17,7 @@ from penstock import __version__
 from penstock.kernel.clock import Clock
 from penstock.kernel.http.retry_after import retry_after
 from penstock.kernel.tasks.backoff import Sleep, delay
-from penstock.kernel.text import Hiding, storable
+from penstock.kernel.text import SecretMask, storable
 
 LONGEST_PAUSE = timedelta(seconds=60)  # a longer Retry-After ends the call
 _SAID = 200  # characters of an answer in a message
@@ -27,7 +27,7 @@ Around = Callable[[], AbstractAsyncContextManager[object]]
 Wait = Callable[[Exception, int], timedelta | None]
 
 
-class Failure(StrEnum):
+class ApiFailure(StrEnum):
     """Why a call failed."""
 
     TIMEOUT = "TIMEOUT"
@@ -41,13 +41,13 @@ class Failure(StrEnum):
     BAD_ANSWER = "BAD_ANSWER"
 
 
-_FINAL = frozenset({Failure.UNAUTHORIZED, Failure.MOVED, Failure.REFUSED, Failure.TOO_LARGE})
+_FINAL = frozenset({ApiFailure.UNAUTHORIZED, ApiFailure.MOVED, ApiFailure.REFUSED, ApiFailure.TOO_LARGE})
 
 
 class CallFailed(Exception):
     """A call failed. *status* (0 without an answer) and *after*, its Retry-After, are those of the answer."""
 
-    def __init__(self, failure: Failure, message: str, status: int = 0, after: timedelta | None = None) -> None:
+    def __init__(self, failure: ApiFailure, message: str, status: int = 0, after: timedelta | None = None) -> None:
         super().__init__(message)
         self.failure, self.message, self.status, self.after = failure, message, status, after
         self.attempts = 1
@@ -63,7 +63,7 @@ class BodyTooLarge(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ApiResponse:
     """An answer with its whole body."""
 
     status: int
@@ -78,7 +78,7 @@ class Answered:
 
 async def exchange(
     session: aiohttp.ClientSession, method: str, url: URL, *, timeout: float, limit: int, **sent: Any
-) -> Answered:
+) -> ApiResponse:
     """Send one request and read its answer, whatever its status; BodyTooLarge beyond *limit* bytes, the rest unread."""
     total = aiohttp.ClientTimeout(total=timeout)
     # Redirects are not followed: the secrets in a request are for the host that is configured.
@@ -90,7 +90,7 @@ async def exchange(
                 raise BodyTooLarge
             chunks.append(chunk)
     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    return Answered(response.status, response.headers, body)
+    return ApiResponse(response.status, response.headers, body)
 
 
 def bare(url: URL) -> str:
@@ -139,7 +139,7 @@ class ExternalApi:
         session: aiohttp.ClientSession,
         method: str,
         url: URL,
-        read: Callable[[Answered], T],
+        read: Callable[[ApiResponse], T],
         data: bytes | None = None,
         *,
         around: Around = nullcontext,
@@ -162,19 +162,19 @@ class ExternalApi:
                 await self.pause(wait.total_seconds())
         raise AssertionError("unreachable")
 
-    async def _attempt(self, session: aiohttp.ClientSession, method: str, url: URL, data: bytes | None) -> Answered:
+    async def _attempt(self, session: aiohttp.ClientSession, method: str, url: URL, data: bytes | None) -> ApiResponse:
         timeout = self.timeout.total_seconds()
         try:
             answered = await exchange(session, method, url, timeout=timeout, limit=self.limit, data=data)
         except TimeoutError as error:
-            raise CallFailed(Failure.TIMEOUT, f"{bare(url)} did not answer within {timeout:g} s") from error
+            raise CallFailed(ApiFailure.TIMEOUT, f"{bare(url)} did not answer within {timeout:g} s") from error
         except BodyTooLarge as error:
-            raise CallFailed(Failure.TOO_LARGE, f"{bare(url)} answered with more than {self.limit} bytes") from error
+            raise CallFailed(ApiFailure.TOO_LARGE, f"{bare(url)} answered with more than {self.limit} bytes") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # The text of some errors of aiohttp contains the whole URL.
             text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
             said = self.said(f"{type(error).__name__}: {text}")
-            raise CallFailed(Failure.UNREACHABLE, f"{bare(url)}: {said}") from error
+            raise CallFailed(ApiFailure.UNREACHABLE, f"{bare(url)}: {said}") from error
         if HTTPStatus.OK <= answered.status < HTTPStatus.MULTIPLE_CHOICES:
             return answered
         said = f"{bare(url)} answered {answered.status}: {self.said(answered.body.decode(errors='replace'))}"
@@ -183,18 +183,18 @@ class ExternalApi:
 
     def hidden(self, text: str) -> str:
         """*text* without secrets."""
-        return Hiding([*self.secrets, self.token or ""]).text(text)
+        return SecretMask([*self.secrets, self.token or ""]).text(text)
 
     def said(self, text: str) -> str:
         """*text* of the API as a message may contain it: without secrets, on one line, short."""
         return storable(" ".join(self.hidden(text).split()), _SAID)
 
 
-def _failure(status: int) -> Failure:
+def _failure(status: int) -> ApiFailure:
     if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return Failure.THROTTLED
+        return ApiFailure.THROTTLED
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.REQUEST_TIMEOUT:
-        return Failure.ERROR
+        return ApiFailure.ERROR
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return Failure.UNAUTHORIZED
-    return Failure.MOVED if status < HTTPStatus.BAD_REQUEST else Failure.REFUSED
+        return ApiFailure.UNAUTHORIZED
+    return ApiFailure.MOVED if status < HTTPStatus.BAD_REQUEST else ApiFailure.REFUSED

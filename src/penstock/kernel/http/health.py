@@ -20,7 +20,7 @@ EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 Status = Literal["UP", "DOWN"]
 
 
-class Component(BaseModel):
+class HealthComponent(BaseModel):
     """One dependency."""
 
     status: Status
@@ -28,14 +28,14 @@ class Component(BaseModel):
     detail: str | None = None
 
 
-class Health(BaseModel):
+class HealthChecks(BaseModel):
     """UP when every component is."""
 
     status: Status
-    components: dict[str, Component] = {}
+    components: dict[str, HealthComponent] = {}
 
 
-class Pulse:
+class LivenessPulse:
     """What a process knows of itself: whether it has begun, is ending, and how its dependencies do."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Pulse:
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         self._checks = {
-            name: _Remembered(check, SELDOM if name in seldom else FRESH_FOR) for name, check in checks.items()
+            name: _CachedCheck(check, SELDOM if name in seldom else FRESH_FOR) for name, check in checks.items()
         }
         self._needs = needs  # without these it cannot serve; the loss of any other must not take it out of service
         self._on_drain = on_drain
@@ -59,11 +59,11 @@ class Pulse:
         self.is_serving, self.is_draining = False, True
         self._on_drain()
 
-    async def health(self) -> Health:
+    async def health(self) -> HealthChecks:
         return _health(await self._ask(self._checks))
 
-    async def readiness(self) -> Health:
-        serving = Component(status="UP" if self.is_serving else "DOWN")
+    async def readiness(self) -> HealthChecks:
+        serving = HealthComponent(status="UP" if self.is_serving else "DOWN")
         return _health({"serving": serving, **await self._ask(self._needs)})
 
     async def exposition(self, telemetry: Telemetry) -> bytes:
@@ -73,23 +73,23 @@ class Pulse:
         telemetry.health.tell(components, is_ready=readiness.status == "UP")
         return telemetry.exposition()
 
-    async def _ask(self, names: Iterable[str]) -> dict[str, Component]:
+    async def _ask(self, names: Iterable[str]) -> dict[str, HealthComponent]:
         wanted = list(names)
         found = await asyncio.gather(*(self._checks[name].ask() for name in wanted))
         return dict(zip(wanted, found, strict=True))
 
 
-class _Remembered:
+class _CachedCheck:
     """A check whose answer is good for a moment; for longer when all is well and to ask costs something."""
 
     def __init__(self, check: Check, well_for: float) -> None:
         self._check = check
         self._well_for = well_for
-        self._answer = Component(status="DOWN")
+        self._answer = HealthComponent(status="DOWN")
         self._asked_at = -FRESH_FOR
         self._asking = asyncio.Lock()
 
-    async def ask(self) -> Component:
+    async def ask(self) -> HealthComponent:
         async with self._asking:
             good_for = self._well_for if self._answer.status == "UP" else FRESH_FOR
             if monotonic() - self._asked_at >= good_for:
@@ -97,22 +97,22 @@ class _Remembered:
             return self._answer
 
 
-def router(pulse: Pulse, telemetry: Telemetry) -> APIRouter:
+def router(pulse: LivenessPulse, telemetry: Telemetry) -> APIRouter:
     """R17: health with liveness and readiness, and the metrics."""
     routes = APIRouter(prefix="/actuator", tags=["actuator"])
-    down: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not now"}}
+    down: dict[int | str, dict[str, Any]] = {503: {"model": HealthChecks, "description": "Not now"}}
 
     @routes.get("/health", responses=down, response_model_exclude_none=True)
-    async def health(response: Response) -> Health:
+    async def health(response: Response) -> HealthChecks:
         return _answer(await pulse.health(), response)
 
     @routes.get("/health/liveness", response_model_exclude_defaults=True)
-    async def liveness() -> Health:
+    async def liveness() -> HealthChecks:
         """UP whenever this can be answered: restarting the process would help nothing that is wrong elsewhere."""
-        return Health(status="UP")
+        return HealthChecks(status="UP")
 
     @routes.get("/health/readiness", responses=down, response_model_exclude_none=True)
-    async def readiness(response: Response) -> Health:
+    async def readiness(response: Response) -> HealthChecks:
         return _answer(await pulse.readiness(), response)
 
     @routes.get("/prometheus", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -122,25 +122,25 @@ def router(pulse: Pulse, telemetry: Telemetry) -> APIRouter:
     return routes
 
 
-def _health(components: dict[str, Component]) -> Health:
+def _health(components: dict[str, HealthComponent]) -> HealthChecks:
     up = all(component.status == "UP" for component in components.values())
-    return Health(status="UP" if up else "DOWN", components=components)
+    return HealthChecks(status="UP" if up else "DOWN", components=components)
 
 
-def _answer(health: Health, response: Response) -> Health:
+def _answer(health: HealthChecks, response: Response) -> HealthChecks:
     response.status_code = 200 if health.status == "UP" else 503
     return health
 
 
-async def _component(check: Check) -> Component:
+async def _component(check: Check) -> HealthComponent:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT):
             await check()
     except PenstockError as error:
-        return Component(status="DOWN", code=error.code, detail=error.hint)
+        return HealthComponent(status="DOWN", code=error.code, detail=error.hint)
     except TimeoutError:
-        return Component(status="DOWN", code="TIMED_OUT", detail=f"no answer within {CHECK_TIMEOUT:g} s")
+        return HealthComponent(status="DOWN", code="TIMED_OUT", detail=f"no answer within {CHECK_TIMEOUT:g} s")
     except Exception:  # noqa: BLE001 - the edge: a check's bug must not hide what the others say
         structlog.get_logger().exception("check_crashed")
-        return Component(status="DOWN", code="CHECK_CRASHED", detail="see the log")
-    return Component(status="UP")
+        return HealthComponent(status="DOWN", code="CHECK_CRASHED", detail="see the log")
+    return HealthComponent(status="UP")

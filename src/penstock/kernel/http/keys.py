@@ -22,7 +22,7 @@ _UNUSABLE = (OSError, ValueError, TypeError, AttributeError, jwt.PyJWTError)
 KeySet = Mapping[str | None, jwt.PyJWK]
 
 
-class Keys(Protocol):
+class KeySource(Protocol):
     async def key_for(self, token: str) -> Any:
         """The key that must have signed *token*."""
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.kernel.errors import PenstockError, TooLarge
 from penstock.kernel.http import problems
 from penstock.kernel.http.headers import LOCAL_NAMES, foreign_page, is_request_id
-from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -29,7 +29,7 @@ class HttpMetrics:
         )
 
 
-class Observed:
+class RequestObserver:
     """Gives every request an id, an answer whatever happens, a log line and its place in the metrics."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
@@ -73,10 +73,10 @@ class Observed:
         )
 
 
-class Draining:
+class DrainState:
     """Sends clients of a process that is about to stop elsewhere: with their answer, not between two requests."""
 
-    def __init__(self, app: ASGIApp, pulse: Pulse) -> None:
+    def __init__(self, app: ASGIApp, pulse: LivenessPulse) -> None:
         self._app = app
         self._pulse = pulse
 
@@ -89,7 +89,7 @@ class Draining:
         await self._app(scope, receive, send_and_part)
 
 
-class Gate:
+class RequestLimits:
     """Refuses bodies over the limit, and, where nobody authenticates, pages of other sites."""
 
     def __init__(self, app: ASGIApp, body_limit: int, local_name: str | None) -> None:

@@ -40,7 +40,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def install(app: FastAPI) -> None:
-    """Answer every failure *app* knows with a problem; `Observed` answers the others."""
+    """Answer every failure *app* knows with a problem; `RequestObserver` answers the others."""
     app.add_exception_handler(PenstockError, _on_known)
     app.add_exception_handler(RequestValidationError, _on_malformed)
     app.add_exception_handler(HTTPException, _on_http)

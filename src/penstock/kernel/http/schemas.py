@@ -39,7 +39,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Moved(BaseModel):
+class MoveSchema(BaseModel):
     """A move of whatever it is: from where to where, who, when, why, and under which fence."""
 
     # Not by these names: `from` is a word of Python's own.

@@ -3,26 +3,26 @@
 from asyncio import Task
 from collections.abc import AsyncIterator, Sequence
 
-from penstock.kernel.db.listener import Heard, Inbox, Missed
+from penstock.kernel.db.listener import HeardNotification, MissedNotifications, NotificationInbox
 from penstock.kernel.signals import Resync, Signal
 
 
-class Feed(AsyncIterator[Signal | Resync]):
+class SignalStream(AsyncIterator[Signal | Resync]):
     """Gives each item once and in order; whoever stops waiting loses none.
 
     *sources* are the tasks that fill the inbox: they never end by themselves, and should one break, the reader is told
     to resync and then given its error.
     """
 
-    def __init__(self, inbox: Inbox, sources: Sequence["Task[None]"] = ()) -> None:
+    def __init__(self, inbox: NotificationInbox, sources: Sequence["Task[None]"] = ()) -> None:
         self._inbox = inbox
         self._sources = sources
         for source in sources:
-            source.add_done_callback(lambda _ended: inbox.put(Missed("the listener broke")))
+            source.add_done_callback(lambda _ended: inbox.put(MissedNotifications("the listener broke")))
 
     async def __anext__(self) -> Signal | Resync:
         for source in self._sources:
             if source.done() and not source.cancelled():
                 source.result()
         item = await self._inbox.get()
-        return Signal(item.payload) if isinstance(item, Heard) else Resync(item.reason)
+        return Signal(item.payload) if isinstance(item, HeardNotification) else Resync(item.reason)

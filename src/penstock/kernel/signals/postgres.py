@@ -7,7 +7,7 @@ from penstock.kernel.db import listener as notifications
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig, Transient
 from penstock.kernel.signals import Resync, Signal, checked_body
-from penstock.kernel.signals.feed import Feed
+from penstock.kernel.signals.feed import SignalStream
 
 CHANNEL_LIMIT = 63  # bytes in a PostgreSQL identifier: a longer one is cut, and would be another channel
 _SWEPT_LATE = 4  # pages PostgreSQL leaves behind its slowest listener before it sweeps the queue
@@ -35,7 +35,7 @@ class PostgresSignals:
     async def listen(self, listener: str) -> AsyncIterator[AsyncIterator[Signal | Resync]]:  # noqa: ARG002
         """Hear everything from now on; PostgreSQL knows listeners by their connection, not by their name."""
         async with notifications.listen(self._db.dsn, self._channel) as inbox:
-            yield Feed(inbox)
+            yield SignalStream(inbox)
 
     async def lag(self) -> int:
         """An estimate, and 0 in all health: the pages of the server's one queue that wait for its slowest listener.

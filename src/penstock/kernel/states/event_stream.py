@@ -10,10 +10,10 @@ import structlog
 from pydantic import BaseModel
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.errors import Invalid, Transient
 from penstock.kernel.states import journal
-from penstock.kernel.states.journal import Noted, Position
+from penstock.kernel.states.journal import Position, StoredEntry
 from penstock.kernel.tasks.wait import any_happens
 
 EVENT_STREAM = "text/event-stream"
@@ -25,11 +25,11 @@ _PAUSE = 0.1  # between two looks: many watchers of a busy part must not take th
 _BREATH = 0.01  # between two pages of what was made before
 
 Positions = tuple[Position, ...]  # how far each journal is told
-Batch = tuple[int, Sequence[Noted]]  # the number of a journal, and what it noted
+Batch = tuple[int, Sequence[StoredEntry]]  # the number of a journal, and what it noted
 
 
 @dataclass(frozen=True)
-class Tail:
+class JournalTail:
     """A journal, as far as it tells of some *machines*."""
 
     db: Database
@@ -37,17 +37,17 @@ class Tail:
 
 
 @dataclass(frozen=True)
-class Ringing:
+class ChangeNotifications:
     """A bell that rings for a topic when something moved; without one, watchers look every second."""
 
-    bell: Bell
+    bell: Notifier
     topic: str
 
 
-class Live:
+class LiveEvents:
     """The moves that *tails* tell of, together."""
 
-    def __init__(self, tails: Sequence[Tail], bells: Sequence[Ringing]) -> None:
+    def __init__(self, tails: Sequence[JournalTail], bells: Sequence[ChangeNotifications]) -> None:
         self._tails = tails
         self.bells = bells
         self._watchers = 0
@@ -78,7 +78,7 @@ class Live:
     async def stream(
         self,
         start: Positions,
-        told: Callable[[Noted], BaseModel | None],
+        told: Callable[[StoredEntry], BaseModel | None],
         about: str,
         *,
         of: Collection[str] = (),
@@ -127,7 +127,7 @@ class Live:
             await asyncio.sleep(_PAUSE if is_all else _BREATH)
 
 
-def _machines(tail: Tail, of: Collection[str]) -> list[str]:
+def _machines(tail: JournalTail, of: Collection[str]) -> list[str]:
     return [one for one in tail.machines if not of or one in of]
 
 

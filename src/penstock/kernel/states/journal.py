@@ -20,7 +20,7 @@ _LOOKED_AT = 20_000  # entries
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One move of one subject. *source* is None for the first, when the subject came into being."""
 
     machine: str
@@ -34,14 +34,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class StoredEntry:
     """An entry as it was kept. Positions grow with visibility: a reader who goes on after one misses nothing."""
 
     position: Position
-    entry: Entry
+    entry: JournalEntry
 
 
-async def append(tx: Connection, entries: Sequence[Entry]) -> list[int]:
+async def append(tx: Connection, entries: Sequence[JournalEntry]) -> list[int]:
     """Keep *entries*, in order, if and only if *tx* commits; the number of each, for its subject to keep."""
     return [await tx.fetchval(SQL["append"], *_alone(entry)) for entry in entries]
 
@@ -53,14 +53,14 @@ async def history(
     *,
     after: tuple[int, int] = (0, 0),
     limit: int = 1000,
-) -> list[Noted]:
+) -> list[StoredEntry]:
     """The moves of *subjects* among the entries they kept the *numbers* of, oldest first, after entry and place."""
     return [_noted(row) for row in await connection.fetch(SQL["history"], numbers, subjects, *after, limit)]
 
 
 async def tail_on(
     connection: Connection, after: Position, *, limit: int, machines: Collection[str] | None = None
-) -> tuple[list[Noted], Position]:
+) -> tuple[list[StoredEntry], Position]:
     """Return what settled transactions noted after position *after*, and the position from which to go on.
 
     Nothing will ever appear before what is returned. With *machines*, entries of other machines up to the returned
@@ -95,11 +95,13 @@ async def prune(tx: Connection, before: datetime, *, limit: int = PRUNE_LIMIT) -
     return int(await tx.fetchval(SQL["prune"], before, limit))
 
 
-def _alone(entry: Entry) -> tuple[object, ...]:
+def _alone(entry: JournalEntry) -> tuple[object, ...]:
     told = (entry.subject, entry.source, entry.target, entry.actor, entry.reason, entry.fence)
     return entry.machine, entry.at, *([value] for value in told)
 
 
-def _noted(row: asyncpg.Record) -> Noted:
+def _noted(row: asyncpg.Record) -> StoredEntry:
     tx, number, place, machine, subject, source, target, actor, at, reason, fence = row
-    return Noted((int(tx), number, place), Entry(machine, subject, source, target, actor, at, reason, fence))
+    return StoredEntry(
+        (int(tx), number, place), JournalEntry(machine, subject, source, target, actor, at, reason, fence)
+    )

@@ -24,7 +24,7 @@ class ObjectInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredObject:
     """An object with its content."""
 
     info: ObjectInfo
@@ -46,7 +46,7 @@ class Storage(Protocol):
     async def put_file(self, path: str, source: Path) -> ObjectInfo:
         """Write or replace from a file of any size, in bounded memory."""
 
-    async def get(self, path: str) -> Stored:
+    async def get(self, path: str) -> StoredObject:
         """The whole object; NotFound OBJECT_NOT_FOUND when there is none."""
 
     def stream(self, path: str, *, etag: str | None = None) -> AsyncIterator[bytes]:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Handler = Callable[[Sequence[T], asyncio.Event], Awaitable[Sequence[Outcome | None]]]
 
 
-class Queue(Protocol[T]):
+class WorkSource(Protocol[T]):
     """Where work comes from: a table under lease, or a topic of the bus."""
 
     name: str
@@ -48,7 +48,7 @@ class Worker(Generic[T]):
 
     def __init__(
         self,
-        queue: Queue[T],
+        queue: WorkSource[T],
         handler: Handler[T],
         telemetry: Telemetry,
         *,
@@ -150,7 +150,7 @@ class Worker(Generic[T]):
             await asyncio.gather(*waits, return_exceptions=True)
 
 
-def each(handle: Callable[[T], Awaitable[Outcome]], queue: Queue[T], *, concurrency: int = 10) -> Handler[T]:
+def each(handle: Callable[[T], Awaitable[Outcome]], queue: WorkSource[T], *, concurrency: int = 10) -> Handler[T]:
     """A handler that calls *handle* per item: lanes side by side, the items of a lane one after another.
 
     A lane stops at its first Retry, or when the worker is told to stop; what follows is given back untouched.

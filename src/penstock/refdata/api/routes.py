@@ -13,21 +13,21 @@ from penstock.kernel.http.app import Caller, service
 from penstock.refdata import contract
 from penstock.refdata.api import schemas
 from penstock.refdata.commands.service import LAST_ID, LATEST, Refdata
-from penstock.refdata.contract import NAME, PREFIX, Status
-from penstock.refdata.model import Dict, Update, Version
+from penstock.refdata.contract import NAME, PREFIX, UpdateState
+from penstock.refdata.model import DictionaryKey, UpdateRecord, VersionRecord
 
 _MOST = 2**63 - 1
 _BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": contract.schema()}}}}
 Code = Annotated[str, Path(alias="dictCode", pattern=NAME)]
 
 
-def accepted(update: Update) -> schemas.Accepted:
+def accepted(update: UpdateRecord) -> schemas.CommandAccepted:
     url = f"{PREFIX}/{update.tenant_id}/updates/{update.event_id}"
-    return schemas.Accepted(event_id=update.event_id, status=update.status, status_url=url)
+    return schemas.CommandAccepted(event_id=update.event_id, status=update.status, status_url=url)
 
 
-def update_status(update: Update) -> schemas.UpdateStatus:
-    return schemas.UpdateStatus(
+def update_status(update: UpdateRecord) -> schemas.UpdateView:
+    return schemas.UpdateView(
         event_id=update.event_id,
         tenant_id=update.tenant_id,
         dict_code=update.dict_code,
@@ -40,7 +40,7 @@ def update_status(update: Update) -> schemas.UpdateStatus:
     )
 
 
-def dictionary_version(version: Version) -> schemas.DictionaryVersion:
+def dictionary_version(version: VersionRecord) -> schemas.DictionaryVersion:
     return schemas.DictionaryVersion(**version._asdict())
 
 
@@ -70,7 +70,7 @@ Tenant = Annotated[str, Depends(_tenant)]
 @routes.post(
     "/{tenantId}/updates",
     status_code=202,
-    responses={200: {"model": schemas.Committed, "description": "Committed"}},
+    responses={200: {"model": schemas.CommandCommitted, "description": "Committed"}},
     openapi_extra=_BODY,
 )
 async def submit(
@@ -80,7 +80,7 @@ async def submit(
     refdata: Service,
     mode: Annotated[schemas.ConsistencyMode, Query(alias="consistencyMode")] = schemas.ConsistencyMode.ASYNC,
     timeout_ms: Annotated[int | None, Query(alias="timeoutMs", ge=50, le=1000)] = None,
-) -> schemas.Accepted | schemas.Committed:
+) -> schemas.CommandAccepted | schemas.CommandCommitted:
     """R6: change a dictionary. WAIT_COMMIT waits for the commit, not for its visibility in pods."""
     command = contract.decode(await request.body())
     waits = mode is schemas.ConsistencyMode.WAIT_COMMIT
@@ -92,7 +92,7 @@ async def submit(
 @routes.get("/{tenantId}/updates/{eventId}")
 async def show_update(
     tenant: Tenant, event_id: Annotated[UUID, Path(alias="eventId")], refdata: Service
-) -> schemas.UpdateStatus:
+) -> schemas.UpdateView:
     """R7: how an update stands."""
     return update_status(await refdata.update(tenant, event_id))
 
@@ -101,13 +101,13 @@ async def show_update(
 async def list_updates(
     tenant: Tenant,
     refdata: Service,
-    status: Annotated[Status, Query(description="PENDING or FAILED.")] = Status.FAILED,
+    status: Annotated[UpdateState, Query(description="PENDING or FAILED.")] = UpdateState.FAILED,
     dict_code: Annotated[str | None, Query(alias="dictCode", pattern=NAME)] = None,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> schemas.UpdatePage:
     """Which updates are under way, or failed and why, the latest first."""
-    if status is Status.COMMITTED:
+    if status is UpdateState.COMMITTED:
         raise Invalid("NOT_LISTED", "committed updates are not listed", hint="the history of a dictionary tells them")
     moment, event_id = page.after(cursor, [datetime, UUID], (LATEST, LAST_ID))
     found = await refdata.updates(tenant, status, dict_code, before=(moment, event_id), limit=limit)
@@ -117,60 +117,62 @@ async def list_updates(
 @routes.get("/{tenantId}/history/{dictCode}")
 async def show_history(
     tenant: Tenant, dict_code: Code, refdata: Service, limit: Limit = 100, cursor: Cursor = None
-) -> schemas.History:
+) -> schemas.VersionHistory:
     """R30: the versions of a dictionary and what made them, the latest first."""
     (before,) = page.after(cursor, [int], [_MOST])
-    found = await refdata.history(Dict(tenant, dict_code), before=before, limit=limit)
+    found = await refdata.history(DictionaryKey(tenant, dict_code), before=before, limit=limit)
     versions = [dictionary_version(version) for version in found.items]
-    return schemas.History(tenant_id=tenant, dict_code=dict_code, versions=versions, next=found.next)
+    return schemas.VersionHistory(tenant_id=tenant, dict_code=dict_code, versions=versions, next=found.next)
 
 
 @routes.get("/{tenantId}/kept/{dictCode}")
-async def list_kept(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.KeptVersions:
+async def list_kept(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.RetainedVersionList:
     """R30: the versions that can be pinned or gone back to, the latest first."""
-    found = await refdata.keeping.kept(Dict(tenant, dict_code))
-    versions = [schemas.KeptVersion(**one._asdict()) for one in found]
-    return schemas.KeptVersions(tenant_id=tenant, dict_code=dict_code, versions=versions)
+    found = await refdata.keeping.kept(DictionaryKey(tenant, dict_code))
+    versions = [schemas.RetainedVersionView(**one._asdict()) for one in found]
+    return schemas.RetainedVersionList(tenant_id=tenant, dict_code=dict_code, versions=versions)
 
 
 @routes.post("/{tenantId}/kept/{dictCode}")
-async def keep(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.Chosen:
+async def keep(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.VersionChoice:
     """R30: keep the last version."""
-    return schemas.Chosen(version=await refdata.keeping.keep(Dict(tenant, dict_code)))
+    return schemas.VersionChoice(version=await refdata.keeping.keep(DictionaryKey(tenant, dict_code)))
 
 
 @routes.put("/{tenantId}/pins/{dictCode}")
-async def pin(tenant: Tenant, dict_code: Code, chosen: schemas.Chosen, refdata: Service) -> schemas.Chosen:
+async def pin(
+    tenant: Tenant, dict_code: Code, chosen: schemas.VersionChoice, refdata: Service
+) -> schemas.VersionChoice:
     """R30: have readers get a version that is kept, or the last as it is now, whatever is committed later."""
-    await refdata.keeping.pin(Dict(tenant, dict_code), chosen.version)
+    await refdata.keeping.pin(DictionaryKey(tenant, dict_code), chosen.version)
     return chosen
 
 
 @routes.delete("/{tenantId}/pins/{dictCode}")
-async def unpin(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.Chosen:
+async def unpin(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.VersionChoice:
     """R30: have readers get the last version again; tells which one was pinned."""
-    return schemas.Chosen(version=await refdata.keeping.unpin(Dict(tenant, dict_code)))
+    return schemas.VersionChoice(version=await refdata.keeping.unpin(DictionaryKey(tenant, dict_code)))
 
 
 @routes.post(
     "/{tenantId}/rollbacks/{dictCode}",
     status_code=202,
-    responses={200: {"model": schemas.Committed, "description": "Committed"}},
+    responses={200: {"model": schemas.CommandCommitted, "description": "Committed"}},
 )
 async def roll_back(
-    tenant: Tenant, dict_code: Code, chosen: schemas.Chosen, response: Response, refdata: Service
-) -> schemas.Accepted | schemas.Committed:
+    tenant: Tenant, dict_code: Code, chosen: schemas.VersionChoice, response: Response, refdata: Service
+) -> schemas.CommandAccepted | schemas.CommandCommitted:
     """R30: make a dictionary what it was in a version that is kept, as a new version."""
     within = timedelta(milliseconds=refdata.section.consistency.wait_commit_timeout_ms)
-    return _outcome(await refdata.roll_back(Dict(tenant, dict_code), chosen.version, within), response)
+    return _outcome(await refdata.roll_back(DictionaryKey(tenant, dict_code), chosen.version, within), response)
 
 
-def _outcome(update: Update, response: Response) -> schemas.Accepted | schemas.Committed:
+def _outcome(update: UpdateRecord, response: Response) -> schemas.CommandAccepted | schemas.CommandCommitted:
     """What a write that was waited for is answered with."""
-    if update.status is Status.PENDING:
+    if update.status is UpdateState.PENDING:
         return accepted(update)
-    if update.status is Status.FAILED:
+    if update.status is UpdateState.FAILED:
         said, code = update.error_message or "it failed", update.error_code or "FAILED"
         raise Invalid(code, said, hint="mend it and send it under another eventId", eventId=str(update.event_id))
     response.status_code = 200
-    return schemas.Committed(event_id=update.event_id, committed_version=update.committed_version or 0)
+    return schemas.CommandCommitted(event_id=update.event_id, committed_version=update.committed_version or 0)

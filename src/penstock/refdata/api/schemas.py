@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import Field
 
 from penstock.kernel.http.schemas import Camel, CamelBody
-from penstock.refdata.contract import Status
+from penstock.refdata.contract import UpdateState
 
 
 class ConsistencyMode(StrEnum):
@@ -18,28 +18,28 @@ class ConsistencyMode(StrEnum):
     WAIT_COMMIT = "WAIT_COMMIT"
 
 
-class Accepted(Camel):
+class CommandAccepted(Camel):
     """202: taken in; where to ask how it stands."""
 
     event_id: UUID
-    status: Status
+    status: UpdateState
     status_url: str
 
 
-class Committed(Camel):
+class CommandCommitted(Camel):
     """200: committed, under the version a reader may now ask for."""
 
     event_id: UUID
     committed_version: int
 
 
-class UpdateStatus(Camel):
+class UpdateView(Camel):
     """How an update stands."""
 
     event_id: UUID
     tenant_id: str
     dict_code: str
-    status: Status
+    status: UpdateState
     committed_version: int | None = None
     error: str | None = None
     error_code: str | None = None
@@ -50,7 +50,7 @@ class UpdateStatus(Camel):
 class UpdatePage(Camel):
     """Updates under way or failed, the latest first."""
 
-    updates: list[UpdateStatus]
+    updates: list[UpdateView]
     next: str | None
 
 
@@ -67,7 +67,7 @@ class DictionaryVersion(Camel):
     committed_at: datetime
 
 
-class History(Camel):
+class VersionHistory(Camel):
     """The versions of a dictionary, the latest first."""
 
     tenant_id: str
@@ -76,7 +76,7 @@ class History(Camel):
     next: str | None
 
 
-class KeptVersion(Camel):
+class RetainedVersionView(Camel):
     """R30: a version that can be pinned or gone back to."""
 
     version: int
@@ -85,15 +85,15 @@ class KeptVersion(Camel):
     is_pinned: bool
 
 
-class KeptVersions(Camel):
+class RetainedVersionList(Camel):
     """The versions of a dictionary that are kept, the latest first."""
 
     tenant_id: str
     dict_code: str
-    versions: list[KeptVersion]
+    versions: list[RetainedVersionView]
 
 
-class Chosen(CamelBody):
+class VersionChoice(CamelBody):
     """Which version is meant."""
 
     version: Annotated[int, Field(ge=0, le=2**63 - 1)]

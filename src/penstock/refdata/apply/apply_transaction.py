@@ -7,27 +7,36 @@ from uuid import UUID
 
 from penstock.kernel.db.database import Connection
 from penstock.refdata import store
-from penstock.refdata.model import Change, Commit, Dict, Event, Standing, Verdict, changed_keys, next_standing
+from penstock.refdata.model import (
+    CommandCommit,
+    CommandEvent,
+    CommandVerdict,
+    DictionaryHead,
+    DictionaryKey,
+    ItemChange,
+    changed_keys,
+    next_standing,
+)
 
 
 @dataclass
-class Judging:
+class ApplyTransaction:
     """The decisions of a transaction that holds the dictionaries in *standings*."""
 
     tx: Connection
     actor: str
     now: datetime
-    standings: dict[Dict, Standing]
-    commits: list[Commit] = field(default_factory=list)
-    ended: list[tuple[Dict, UUID, Verdict]] = field(default_factory=list)
+    standings: dict[DictionaryKey, DictionaryHead]
+    commits: list[CommandCommit] = field(default_factory=list)
+    ended: list[tuple[DictionaryKey, UUID, CommandVerdict]] = field(default_factory=list)
 
-    def commit(self, event: Event, *, items: int) -> Change:
+    def commit(self, event: CommandEvent, *, items: int) -> ItemChange:
         """Give *event* the next version of its dictionary."""
         command, target = event.command, event.target
         standing = next_standing(self.standings[target], command.source_revision)
         self.standings[target] = standing
         self.commits.append(
-            Commit(
+            CommandCommit(
                 target,
                 event.event_id,
                 standing.version,
@@ -40,9 +49,9 @@ class Judging:
             )
         )
         occurred_at = command.occurred_at or self.now
-        return Change(target, event.event_id, command, standing.version, occurred_at, self.now)
+        return ItemChange(target, event.event_id, command, standing.version, occurred_at, self.now)
 
-    def end(self, target: Dict, event_ids: Sequence[UUID], verdict: Verdict) -> Verdict:
+    def end(self, target: DictionaryKey, event_ids: Sequence[UUID], verdict: CommandVerdict) -> CommandVerdict:
         """Let updates end so."""
         self.ended += [(target, event_id, verdict) for event_id in event_ids]
         return verdict

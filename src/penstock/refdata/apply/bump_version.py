@@ -6,13 +6,13 @@ from uuid import UUID, uuid5
 
 from penstock.kernel.db.database import Connection
 from penstock.refdata import store
-from penstock.refdata.model import Commit, Dict, Standing
+from penstock.refdata.model import CommandCommit, DictionaryHead, DictionaryKey
 
 EVENT_TYPE = "RENEWAL"
 _NAMESPACE = UUID("9a1f0f0e-3d0b-5d55-8a53-0d6f7b1c2e44")
 
 
-async def renew(tx: Connection, targets: Collection[Dict], *, source: str, items: int, now: datetime) -> None:
+async def renew(tx: Connection, targets: Collection[DictionaryKey], *, source: str, items: int, now: datetime) -> None:
     """R2: *source* has changed so many *items* in the tables that *targets* only read; of these, who has no version yet
     gets one all the same."""
     await store.create_dictionaries(tx, targets, now=now)
@@ -24,21 +24,27 @@ async def renew(tx: Connection, targets: Collection[Dict], *, source: str, items
 
 
 async def advance(
-    tx: Connection, standings: Mapping[Dict, Standing], *, event_type: str, source: str, items: int, now: datetime
+    tx: Connection,
+    standings: Mapping[DictionaryKey, DictionaryHead],
+    *,
+    event_type: str,
+    source: str,
+    items: int,
+    now: datetime,
 ) -> None:
     """Let dictionaries that *tx* has locked stand at their next versions, and have that announced."""
     if not standings:
         return
-    advanced = {target: Standing(at.version + 1, at.revision) for target, at in standings.items()}
+    advanced = {target: DictionaryHead(at.version + 1, at.revision) for target, at in standings.items()}
     await store.advance(tx, advanced, now=now)
     commits = [
         # Nobody knows which keys `loadSql` makes of what has changed: so pods read it all.
-        Commit(target, _event_id(target, at.version), at.version, event_type, source, None, items, keys=None)
+        CommandCommit(target, _event_id(target, at.version), at.version, event_type, source, None, items, keys=None)
         for target, at in advanced.items()
     ]
     await store.tell(tx, commits, now=now)
     await store.notify(tx)
 
 
-def _event_id(target: Dict, version: int) -> UUID:
+def _event_id(target: DictionaryKey, version: int) -> UUID:
     return uuid5(_NAMESPACE, f"{target.tenant_id}/{target.dict_code}/{version}")

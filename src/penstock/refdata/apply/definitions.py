@@ -10,7 +10,7 @@ from penstock.kernel.errors import Invalid
 from penstock.refdata import store
 from penstock.refdata.apply import bump_version
 from penstock.refdata.dictionaries.catalogue import Dictionary
-from penstock.refdata.model import Dict
+from penstock.refdata.model import DictionaryKey
 
 SOURCE = EVENT_TYPE = "CONFIG"
 
@@ -35,7 +35,7 @@ async def register(db: Database, dictionaries: Sequence[Dictionary], tenants: Co
     async with db.transaction() as tx:
         await transaction_lock(tx, "refdata.definitions")
         now, known = db.clock.now(), await store.definitions(tx)
-        targets = [Dict(tenant, one.section.code) for tenant in tenants for one in dictionaries]
+        targets = [DictionaryKey(tenant, one.section.code) for tenant in tenants for one in dictionaries]
         await store.create_dictionaries(tx, targets, now=now)
         wanted = {one.section.code: one.provider.load_hash for one in dictionaries}
         differing = sorted(code for code, load_hash in wanted.items() if known.get(code) != load_hash)

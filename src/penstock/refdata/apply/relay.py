@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.db.outbox import Outbox
 from penstock.kernel.errors import Transient
 from penstock.kernel.signals import Signals
@@ -22,10 +22,10 @@ OUTBOX = Outbox("outbox_event")
 _POLL = 0.5  # seconds: the net under a notification that was not heard
 
 
-class Relay:
+class OutboxRelay:
     """R15: tells the pods what was committed, in the order of versions, at least once."""
 
-    def __init__(self, db: Database, signals: Signals, bell: Bell, telemetry: Telemetry) -> None:
+    def __init__(self, db: Database, signals: Signals, bell: Notifier, telemetry: Telemetry) -> None:
         self._db = db
         self._telemetry = telemetry
         self._signals = signals

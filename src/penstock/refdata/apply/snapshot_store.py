@@ -7,33 +7,39 @@ from uuid import UUID
 import msgspec
 
 from penstock.kernel.db.database import Connection
-from penstock.refdata.contract import Entry
-from penstock.refdata.model import Dict, Refusal, SetStatus, SnapshotSet, Verdict
+from penstock.refdata.contract import SnapshotEntry
+from penstock.refdata.model import CommandRefusal, CommandVerdict, DictionaryKey, SnapshotSet, SnapshotSetStatus
 from penstock.refdata.store import SQL
 
-_ENTRIES = msgspec.json.Decoder(list[Entry])
+_ENTRIES = msgspec.json.Decoder(list[SnapshotEntry])
 
 
 async def open_set(
-    tx: Connection, target: Dict, snapshot_id: UUID, total: int, revision: int | None, *, now: datetime
+    tx: Connection, target: DictionaryKey, snapshot_id: UUID, total: int, revision: int | None, *, now: datetime
 ) -> SnapshotSet:
     """The set a chunk belongs to, made when it is the first."""
     await tx.execute(SQL["open_set"], *target, snapshot_id, total, revision, now)
-    return await get_set(tx, target, snapshot_id) or SnapshotSet(SetStatus.OPEN, total, revision)
+    return await get_set(tx, target, snapshot_id) or SnapshotSet(SnapshotSetStatus.OPEN, total, revision)
 
 
-async def get_set(tx: Connection, target: Dict, snapshot_id: UUID) -> SnapshotSet | None:
+async def get_set(tx: Connection, target: DictionaryKey, snapshot_id: UUID) -> SnapshotSet | None:
     """The set of a snapshot that comes in chunks, if any came."""
     row = await tx.fetchrow(SQL["get_set"], *target, snapshot_id)
     if row is None:
         return None
-    refusal = Refusal(row["error_code"], row["error_message"]) if row["error_code"] else None
-    status = SetStatus(row["status"])
+    refusal = CommandRefusal(row["error_code"], row["error_message"]) if row["error_code"] else None
+    status = SnapshotSetStatus(row["status"])
     return SnapshotSet(status, row["chunks_total"], row["source_revision"], row["committed_version"], refusal)
 
 
 async def stage_chunk(
-    tx: Connection, target: Dict, snapshot_id: UUID, index: int, count: int, content: bytes, content_hash: bytes
+    tx: Connection,
+    target: DictionaryKey,
+    snapshot_id: UUID,
+    index: int,
+    count: int,
+    content: bytes,
+    content_hash: bytes,
 ) -> bool:
     """Keep a chunk; False when that chunk is there with another content."""
     place = (*target, snapshot_id, index)
@@ -42,54 +48,56 @@ async def stage_chunk(
     return await chunk_hash(tx, target, snapshot_id, index) == content_hash
 
 
-async def chunk_hash(tx: Connection, target: Dict, snapshot_id: UUID, index: int) -> bytes | None:
+async def chunk_hash(tx: Connection, target: DictionaryKey, snapshot_id: UUID, index: int) -> bytes | None:
     """What a chunk was made of."""
     found: bytes | None = await tx.fetchval(SQL["chunk_hash"], *target, snapshot_id, index)
     return found
 
 
 async def join_set(
-    tx: Connection, target: Dict, snapshot_id: UUID, event_id: UUID, *, now: datetime
+    tx: Connection, target: DictionaryKey, snapshot_id: UUID, event_id: UUID, *, now: datetime
 ) -> tuple[int, int]:
     """Count an event among those of a snapshot; how many chunks and items are there."""
     row = await tx.fetchrow(SQL["join_set"], *target, snapshot_id, event_id, now)
     return (row[0], row[1]) if row else (0, 0)
 
 
-async def chunks(tx: Connection, target: Dict, snapshot_id: UUID) -> list[list[Entry]]:
+async def chunks(tx: Connection, target: DictionaryKey, snapshot_id: UUID) -> list[list[SnapshotEntry]]:
     """All that was staged of a snapshot."""
-    found: list[list[Entry]] = []
+    found: list[list[SnapshotEntry]] = []
     async for row in tx.cursor(SQL["chunks"], *target, snapshot_id, prefetch=8):
         found.append(_ENTRIES.decode(row["items"]))
         await asyncio.sleep(0)  # a million items take seconds: let others have their turn
     return found
 
 
-async def chunk_indexes(tx: Connection, target: Dict, snapshot_id: UUID) -> list[int]:
+async def chunk_indexes(tx: Connection, target: DictionaryKey, snapshot_id: UUID) -> list[int]:
     """Which chunks of a snapshot came."""
     return [row[0] for row in await tx.fetch(SQL["chunk_indexes"], *target, snapshot_id)]
 
 
-async def set_events(tx: Connection, target: Dict, snapshot_id: UUID) -> list[UUID]:
+async def set_events(tx: Connection, target: DictionaryKey, snapshot_id: UUID) -> list[UUID]:
     """The events whose chunks make a snapshot."""
     return [row[0] for row in await tx.fetch(SQL["set_events"], *target, snapshot_id)]
 
 
 async def close_set(
-    tx: Connection, target: Dict, snapshot_id: UUID, verdict: Verdict, *, actor: str, now: datetime
+    tx: Connection, target: DictionaryKey, snapshot_id: UUID, verdict: CommandVerdict, *, actor: str, now: datetime
 ) -> None:
     """End a snapshot as *verdict* says."""
-    status = SetStatus.FAILED if verdict.refusal else SetStatus.COMMITTED
+    status = SnapshotSetStatus.FAILED if verdict.refusal else SnapshotSetStatus.COMMITTED
     code, message = verdict.refusal or (None, None)
     await tx.execute(SQL["close_set"], *target, snapshot_id, status.value, verdict.version, code, message, now, actor)
 
 
-async def expired_sets(connection: Connection, before: datetime, *, limit: int = 100) -> list[tuple[Dict, UUID, int]]:
+async def expired_sets(
+    connection: Connection, before: datetime, *, limit: int = 100
+) -> list[tuple[DictionaryKey, UUID, int]]:
     """Incomplete snapshots that got no chunk since *before*: whose, which, and of how many chunks."""
     rows = await connection.fetch(SQL["expired_sets"], before, limit)
-    return [(Dict(tenant, code), snapshot_id, total) for tenant, code, snapshot_id, total in rows]
+    return [(DictionaryKey(tenant, code), snapshot_id, total) for tenant, code, snapshot_id, total in rows]
 
 
-async def is_expired(tx: Connection, target: Dict, snapshot_id: UUID, before: datetime) -> bool:
+async def is_expired(tx: Connection, target: DictionaryKey, snapshot_id: UUID, before: datetime) -> bool:
     """Whether a snapshot is still incomplete and got no chunk since *before*."""
     return bool(await tx.fetchval(SQL["is_expired"], *target, snapshot_id, before))

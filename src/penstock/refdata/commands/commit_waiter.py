@@ -7,25 +7,25 @@ from contextlib import asynccontextmanager, contextmanager
 import structlog
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.wait import ended, happens
 from penstock.refdata import store
-from penstock.refdata.contract import Status
-from penstock.refdata.model import Update
+from penstock.refdata.contract import UpdateState
+from penstock.refdata.model import UpdateRecord
 from penstock.refdata.store import EventKey
 
 SOMETHING = ""  # the one topic of the bell: a commit does not say whose it was
 _LOOK_AGAIN = 0.25  # seconds: the net under a notification that was not heard
 
 
-class Following:
+class CommitWaiter:
     """Those who wait for the end of an update, in this process."""
 
-    def __init__(self, db: Database, bell: Bell) -> None:
+    def __init__(self, db: Database, bell: Notifier) -> None:
         self._db = db
         self._bell = bell
-        self._waiting: dict[EventKey, list[asyncio.Future[Update]]] = {}
+        self._waiting: dict[EventKey, list[asyncio.Future[UpdateRecord]]] = {}
         self._somebody = asyncio.Event()
 
     @asynccontextmanager
@@ -37,7 +37,7 @@ class Following:
             await ended(task)
 
     @contextmanager
-    def following(self, update: Update) -> "Iterator[asyncio.Future[Update]]":
+    def following(self, update: UpdateRecord) -> "Iterator[asyncio.Future[UpdateRecord]]":
         """The end of *update*. Asked for before its command is published: so no commit is too quick to be heard."""
         key, end = (update.tenant_id, update.event_id), asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, []).append(end)
@@ -72,12 +72,12 @@ class Following:
             structlog.get_logger().exception("follow_crashed")
             return
         for key, update in known.items():
-            if update.status is not Status.PENDING:
+            if update.status is not UpdateState.PENDING:
                 for future in self._waiting.get(key, []):
                     if not future.done():
                         future.set_result(update)
 
-    def _forget(self, key: EventKey, future: "asyncio.Future[Update]") -> None:
+    def _forget(self, key: EventKey, future: "asyncio.Future[UpdateRecord]") -> None:
         waiting = self._waiting[key]
         waiting.remove(future)
         if not waiting:

@@ -8,7 +8,7 @@ import msgspec
 import structlog
 from msgspec import Raw
 
-from penstock.kernel.bus import Delivery, Message
+from penstock.kernel.bus import BusDelivery, BusMessage
 from penstock.kernel.errors import Invalid, PenstockError, Transient
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.text import REPLACEMENT
@@ -16,12 +16,12 @@ from penstock.kernel.work.worker import Handler
 from penstock.refdata.commands.messages import derived_id, trace_of
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import ExternalTopicSection
-from penstock.refdata.contract import COMMAND_LIMIT, EXACT, Op, Source, decode
-from penstock.refdata.model import Dict, Event
+from penstock.refdata.contract import COMMAND_LIMIT, EXACT, CommandSource, Op, decode
+from penstock.refdata.model import CommandEvent, DictionaryKey
 
 _ENCODER = msgspec.json.Encoder()
 _MISSING = object()
-Look = Callable[[Message, Any], Any]
+Look = Callable[[BusMessage, Any], Any]
 
 _FIELDS = {
     "event_id": "eventId",
@@ -34,7 +34,7 @@ _FIELDS = {
 _NUMBERS = ("source_revision", "chunk_index", "chunks_total")
 
 
-class Mapped:
+class TopicMapping:
     """One topic's mapping, ready to be used."""
 
     def __init__(self, section: ExternalTopicSection) -> None:
@@ -47,7 +47,7 @@ class Mapped:
         self._op = _source(section.op) if section.op else None
         self._rest = {name: _source(said) for name in _FIELDS if (said := getattr(section, name))}
 
-    def event(self, delivery: Delivery) -> Event:
+    def event(self, delivery: BusDelivery) -> CommandEvent:
         """The event a message stands for, or Invalid with the reason."""
         message = delivery.message
         document = _document(message)
@@ -55,7 +55,7 @@ class Mapped:
             "tenantId": _text("tenantId", self._tenant(message, document)),
             "dictCode": _text("dictCode", self._code(message, document)),
             "eventType": _text("eventType", self._type(message, document)),
-            "source": Source.KAFKA,
+            "source": CommandSource.KAFKA,
             "items": self._item_list(message, document),
         }
         for name, look in self._rest.items():
@@ -71,9 +71,11 @@ class Mapped:
         command, trace = decode(encoded), trace_of(message)
         if command.tenant_id is None or command.event_id is None:
             raise Invalid("UNMAPPED", "tenantId or eventId is missing")
-        return Event(Dict(command.tenant_id, command.dict_code), command.event_id, Source.KAFKA, command, trace)
+        return CommandEvent(
+            DictionaryKey(command.tenant_id, command.dict_code), command.event_id, CommandSource.KAFKA, command, trace
+        )
 
-    def _item_list(self, message: Message, document: Any) -> list[dict[str, Any]]:
+    def _item_list(self, message: BusMessage, document: Any) -> list[dict[str, Any]]:
         if self._items is None:
             return [self._item(message, document)]
         found = self._items(message, document)
@@ -81,7 +83,7 @@ class Mapped:
             raise Invalid("UNMAPPED", f"items: {self._section.items} is no list in this message")
         return [self._item(message, element) for element in found]
 
-    def _item(self, message: Message, element: Any) -> dict[str, Any]:
+    def _item(self, message: BusMessage, element: Any) -> dict[str, Any]:
         key = _text("key", self._key(message, element))
         said = self._op(message, element) if self._op else _MISSING
         # Without a value it is a tombstone, as compacted topics have them.
@@ -93,7 +95,7 @@ class Mapped:
         return {"key": key, "op": Op.UPSERT, "payload": payload}
 
 
-def _document(message: Message) -> Any:
+def _document(message: BusMessage) -> Any:
     if not message.value:
         return _MISSING
     if len(message.value) > COMMAND_LIMIT:
@@ -143,11 +145,11 @@ def _spelt(found: Any) -> str:
     return found if isinstance(found, str) else _ENCODER.encode(found).decode()
 
 
-def adapter_handler(refdata: Refdata, mapped: Mapped) -> Handler[Delivery]:
+def adapter_handler(refdata: Refdata, mapped: TopicMapping) -> Handler[BusDelivery]:
     """R10: the handler of somebody else's topic."""
 
-    async def handle(deliveries: Sequence[Delivery], _stopping: asyncio.Event) -> Sequence[Outcome | None]:
-        events: list[Event] = []
+    async def handle(deliveries: Sequence[BusDelivery], _stopping: asyncio.Event) -> Sequence[Outcome | None]:
+        events: list[CommandEvent] = []
         outcomes: list[Outcome | None] = []
         for delivery in deliveries:
             try:

@@ -6,22 +6,24 @@ from uuid import UUID
 
 import msgspec
 
-from penstock.kernel.bus import Delivery, Message
+from penstock.kernel.bus import BusDelivery, BusMessage
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.telemetry.telemetry import TRACEPARENT, followed
-from penstock.refdata.contract import FILLED_LIMIT, Command, EventType, Name, Source, decode, encode, message_key
-from penstock.refdata.model import Dict, Event, Refusal, readable_error
+from penstock.refdata.contract import FILLED_LIMIT, Command, CommandSource, EventType, Name, decode, encode, message_key
+from penstock.refdata.model import CommandEvent, CommandRefusal, DictionaryKey, readable_error
 
 _GIVE_UP = "penstock-give-up"  # a header: refuse the event that is named, unless it came before
 _NAMESPACE = uuid.UUID("4b1d2f6e-6a0f-5f0b-9d7a-3c1f4a9a6f10")
-_NOT_DELIVERED = Refusal("NOT_DELIVERED", "no command of this id is left on the bus; send it again under another one")
+_NOT_DELIVERED = CommandRefusal(
+    "NOT_DELIVERED", "no command of this id is left on the bus; send it again under another one"
+)
 
 
-class Read(NamedTuple):
+class ParsedMessage(NamedTuple):
     """A message as far as it could be read: an event, a refusal, or both when it is known whose it is."""
 
-    event: Event | None
-    refusal: Refusal | None = None
+    event: CommandEvent | None
+    refusal: CommandRefusal | None = None
     attempt: int = 1
 
     @property
@@ -30,7 +32,7 @@ class Read(NamedTuple):
         return self.refusal is _NOT_DELIVERED
 
 
-class _Identity(msgspec.Struct, rename="camel"):
+class _CommandIdentity(msgspec.Struct, rename="camel"):
     """What must be readable for a refusal to be kept."""
 
     tenant_id: Name
@@ -38,58 +40,60 @@ class _Identity(msgspec.Struct, rename="camel"):
     event_id: UUID | None = None
 
 
-_IDENTITIES = msgspec.json.Decoder(_Identity)
+_IDENTITIES = msgspec.json.Decoder(_CommandIdentity)
 
 
-def read(delivery: Delivery) -> Read:
+def read(delivery: BusDelivery) -> ParsedMessage:
     """What a message of the commands' topic asks for."""
     message = delivery.message
     if message.headers.get(_GIVE_UP):
-        return Read(_named(delivery), _NOT_DELIVERED, delivery.attempt)
+        return ParsedMessage(_named(delivery), _NOT_DELIVERED, delivery.attempt)
     try:
         command = decode(message.value, limit=FILLED_LIMIT)
     except PenstockError as error:
-        return Read(_named(delivery), Refusal(error.code, readable_error(error.message)), delivery.attempt)
+        return ParsedMessage(
+            _named(delivery), CommandRefusal(error.code, readable_error(error.message)), delivery.attempt
+        )
     if command.tenant_id is None:
-        return Read(None, Refusal("MALFORMED", "tenantId is missing"))
-    target = Dict(command.tenant_id, command.dict_code)
-    event_id, source = command.event_id or derived_id(delivery), command.source or Source.KAFKA
-    event = Event(target, event_id, source, command, trace_of(message))
+        return ParsedMessage(None, CommandRefusal("MALFORMED", "tenantId is missing"))
+    target = DictionaryKey(command.tenant_id, command.dict_code)
+    event_id, source = command.event_id or derived_id(delivery), command.source or CommandSource.KAFKA
+    event = CommandEvent(target, event_id, source, command, trace_of(message))
     if message.key != message_key(*target):
         said = f"the message's key is {message.key!r}, its command's {message_key(*target)!r}"
-        return Read(event, Refusal("KEY_MISMATCH", readable_error(said)), delivery.attempt)
-    return Read(event, None, delivery.attempt)
+        return ParsedMessage(event, CommandRefusal("KEY_MISMATCH", readable_error(said)), delivery.attempt)
+    return ParsedMessage(event, None, delivery.attempt)
 
 
-def derived_id(delivery: Delivery) -> UUID:
+def derived_id(delivery: BusDelivery) -> UUID:
     """R10: the id of what came without one: the same whenever the same message is read."""
     return uuid.uuid5(_NAMESPACE, f"{delivery.message.topic}/{delivery.partition}/{delivery.position}")
 
 
-def command_message(topic: str, event: Event) -> Message:
+def command_message(topic: str, event: CommandEvent) -> BusMessage:
     """The message that carries a command."""
     headers = {TRACEPARENT: event.trace} if event.trace else {}
-    return Message(topic, message_key(*event.target), encode(event.command), headers)
+    return BusMessage(topic, message_key(*event.target), encode(event.command), headers)
 
 
-def trace_of(message: Message) -> str | None:
+def trace_of(message: BusMessage) -> str | None:
     """R26: the trace a message belongs to, when somebody follows it."""
     return followed(message.headers.get(TRACEPARENT))
 
 
-def give_up_message(topic: str, target: Dict, event_id: UUID) -> Message:
+def give_up_message(topic: str, target: DictionaryKey, event_id: UUID) -> BusMessage:
     """The message that ends an update whose command is not on the bus: being ordered behind it, it would come later."""
-    identity = _Identity(target.tenant_id, target.dict_code, event_id)
-    return Message(topic, message_key(*target), msgspec.json.encode(identity), {_GIVE_UP: "1"})
+    identity = _CommandIdentity(target.tenant_id, target.dict_code, event_id)
+    return BusMessage(topic, message_key(*target), msgspec.json.encode(identity), {_GIVE_UP: "1"})
 
 
-def _named(delivery: Delivery) -> Event | None:
+def _named(delivery: BusDelivery) -> CommandEvent | None:
     """Whose a message is that cannot be read to its end."""
     try:
         known = _IDENTITIES.decode(delivery.message.value)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
-    target = Dict(known.tenant_id, known.dict_code)
+    target = DictionaryKey(known.tenant_id, known.dict_code)
     nothing = Command(dict_code=known.dict_code, event_type=EventType.DELTA, items=[])
     event_id = known.event_id or derived_id(delivery)
-    return Event(target, event_id, Source.KAFKA, nothing, trace_of(delivery.message))
+    return CommandEvent(target, event_id, CommandSource.KAFKA, nothing, trace_of(delivery.message))

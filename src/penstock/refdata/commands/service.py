@@ -12,26 +12,26 @@ import msgspec
 
 from penstock.kernel.bus import Bus
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.db.page import Page, page
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
 from penstock.kernel.ids import new_id
 from penstock.kernel.telemetry.telemetry import current_trace
 from penstock.refdata import store
-from penstock.refdata.commands.commit_waiter import Following
+from penstock.refdata.commands.commit_waiter import CommitWaiter
 from penstock.refdata.commands.messages import command_message
 from penstock.refdata.config import RefdataSection
-from penstock.refdata.contract import EXACT, Command, Source, Status, encode
-from penstock.refdata.dictionaries.catalogue import Catalogue
-from penstock.refdata.dictionaries.kept_versions import Keeping
-from penstock.refdata.model import Dict, Event, Update, Version
+from penstock.refdata.contract import EXACT, Command, CommandSource, UpdateState, encode
+from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
+from penstock.refdata.dictionaries.kept_versions import VersionRetention
+from penstock.refdata.model import CommandEvent, DictionaryKey, UpdateRecord, VersionRecord
 
 _SORTED = msgspec.json.Encoder(order="sorted")
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 LAST_ID = UUID(int=2**128 - 1)
 
 
-class Overview(NamedTuple):
+class RefdataOverview(NamedTuple):
     """What is under way at a moment, and what failed before it."""
 
     at: datetime
@@ -42,23 +42,25 @@ class Overview(NamedTuple):
 class Refdata:
     """The way in: commands are noted, put on the bus, and followed to their end."""
 
-    def __init__(self, db: Database, bus: Bus, bell: Bell, catalogue: Catalogue, section: RefdataSection) -> None:
+    def __init__(
+        self, db: Database, bus: Bus, bell: Notifier, catalogue: DictionaryCatalogue, section: RefdataSection
+    ) -> None:
         self.catalogue = catalogue
         self.section = section
         self._db = db
         self._bus = bus
         self.bell = bell
-        self._following = Following(db, bell)
-        self.keeping = Keeping(db, catalogue)
+        self._following = CommitWaiter(db, bell)
+        self.keeping = VersionRetention(db, catalogue)
         self._topic = section.kafka.commands_topic
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, db: Database, bus: Bus, catalogue: Catalogue, section: RefdataSection
+        cls, db: Database, bus: Bus, catalogue: DictionaryCatalogue, section: RefdataSection
     ) -> "AsyncIterator[Refdata]":
         """In touch with those who apply."""
-        async with Bell.hung(db, store.CHANNEL) as bell:
+        async with Notifier.hung(db, store.CHANNEL) as bell:
             refdata = cls(db, bus, bell, catalogue, section)
             async with refdata._following.running():
                 yield refdata
@@ -71,15 +73,15 @@ class Refdata:
         """The database's version, or Transient DATABASE_DOWN."""
         return await self._db.check()
 
-    async def overview(self, within: timedelta, limit: int) -> Overview:
+    async def overview(self, within: timedelta, limit: int) -> RefdataOverview:
         """What is under way in all dictionaries, and which had updates that failed *within* so long."""
         now = self._db.clock.now()
         async with self._db.transaction("repeatable_read") as tx:
             counts = await tx.fetchrow(store.SQL["overview"])
             failed = await tx.fetch(store.SQL["failing"], now - within, limit)
-        return Overview(now, dict(counts or {}), [dict(row) for row in failed])
+        return RefdataOverview(now, dict(counts or {}), [dict(row) for row in failed])
 
-    async def submit(self, tenant_id: str, command: Command, wait: timedelta | None = None) -> Update:
+    async def submit(self, tenant_id: str, command: Command, wait: timedelta | None = None) -> UpdateRecord:
         """R6, R8: take a command in; how it stands, at the latest after *wait*. Under a known id it is the same one."""
         event, body_hash = self._accepted(tenant_id, command), content_hash(command)
         try:
@@ -89,7 +91,7 @@ class Refdata:
                 raise
             return _same(known, event, body_hash)  # it was taken in when it could be
         update = await self._noted(event, body_hash)
-        if update.status is not Status.PENDING:
+        if update.status is not UpdateState.PENDING:
             return update
         # Published also when it was known: perhaps it never reached the bus. Twice there it still counts once.
         message = command_message(self._topic, event)
@@ -103,7 +105,7 @@ class Refdata:
                     return await end
         return update
 
-    async def submit_all(self, events: Sequence[Event]) -> None:
+    async def submit_all(self, events: Sequence[CommandEvent]) -> None:
         """R10: take in what came over another topic; what is known already is only published again."""
         if not events:
             return
@@ -114,14 +116,14 @@ class Refdata:
         async with self._db.connection() as connection:
             await store.open_requests(connection, noted, now=self._db.clock.now())
 
-    async def roll_back(self, target: Dict, version: int, wait: timedelta) -> Update:
+    async def roll_back(self, target: DictionaryKey, version: int, wait: timedelta) -> UpdateRecord:
         """R30: make a dictionary what it was in *version*, under a new one; how that stands after *wait*."""
         *first, last = await self.keeping.commands(target, version)
         for command in first:
             await self.submit(target.tenant_id, command)
         return await self.submit(target.tenant_id, last, wait)
 
-    async def update(self, tenant_id: str, event_id: UUID) -> Update:
+    async def update(self, tenant_id: str, event_id: UUID) -> UpdateRecord:
         """R7: how an update stands, or NotFound."""
         async with self._db.connection() as connection:
             found = (await store.requests(connection, [(tenant_id, event_id)])).get((tenant_id, event_id))
@@ -131,49 +133,55 @@ class Refdata:
         return found
 
     async def updates(
-        self, tenant_id: str, status: Status, dict_code: str | None, *, before: tuple[datetime, UUID], limit: int
-    ) -> Page[Update]:
+        self, tenant_id: str, status: UpdateState, dict_code: str | None, *, before: tuple[datetime, UUID], limit: int
+    ) -> Page[UpdateRecord]:
         """A tenant's updates that are under way, or failed, the latest first."""
         async with self._db.connection() as connection:
             rows = await store.listed_requests(connection, status, tenant_id, dict_code, before=before, limit=limit + 1)
-        is_pending = status is Status.PENDING
+        is_pending = status is UpdateState.PENDING
         return page(rows, limit, lambda row: (row.created_at if is_pending else row.updated_at, str(row.event_id)))
 
-    async def history(self, target: Dict, *, before: int, limit: int) -> Page[Version]:
+    async def history(self, target: DictionaryKey, *, before: int, limit: int) -> Page[VersionRecord]:
         """R30: the versions of a dictionary and what made them, the latest first."""
         self.catalogue.get(target)
         async with self._db.connection() as connection:
             rows = await store.history(connection, target, before=before, limit=limit + 1)
         return page(rows, limit, lambda row: (row.version,))
 
-    def _accepted(self, tenant_id: str, command: Command) -> Event:
+    def _accepted(self, tenant_id: str, command: Command) -> CommandEvent:
         if command.tenant_id not in (None, tenant_id):
             hint = "leave tenantId out, or post to the tenant it names"
             raise Invalid("TENANT_MISMATCH", f"the command is for tenant {command.tenant_id!r}", hint=hint)
-        target = Dict(tenant_id, command.dict_code)
+        target = DictionaryKey(tenant_id, command.dict_code)
         now = self._db.clock.now()
         event_id = command.event_id or new_id(self._db.clock)
         filled = msgspec.structs.replace(
-            command, tenant_id=tenant_id, event_id=event_id, source=Source.REST, occurred_at=command.occurred_at or now
+            command,
+            tenant_id=tenant_id,
+            event_id=event_id,
+            source=CommandSource.REST,
+            occurred_at=command.occurred_at or now,
         )
-        return Event(target, event_id, Source.REST, filled, current_trace())
+        return CommandEvent(target, event_id, CommandSource.REST, filled, current_trace())
 
-    async def _noted(self, event: Event, body_hash: bytes) -> Update:
+    async def _noted(self, event: CommandEvent, body_hash: bytes) -> UpdateRecord:
         """The update as it stands, opened when it is new; Conflict when its id was used for something else."""
         target, event_id, now = event.target, event.event_id, self._db.clock.now()
-        opened = Update(target.tenant_id, event_id, target.dict_code, Status.PENDING, None, None, None, now, now)
+        opened = UpdateRecord(
+            target.tenant_id, event_id, target.dict_code, UpdateState.PENDING, None, None, None, now, now
+        )
         async with self._db.connection() as connection:
             if await store.open_requests(connection, [(target, event_id, body_hash)], now=now):
                 return opened
         return _same(await self._known(event) or opened, event, body_hash)
 
-    async def _known(self, event: Event) -> Update | None:
+    async def _known(self, event: CommandEvent) -> UpdateRecord | None:
         key = (event.target.tenant_id, event.event_id)
         async with self._db.connection() as connection:
             return (await store.requests(connection, [key])).get(key)
 
 
-def _same(known: Update, event: Event, body_hash: bytes) -> Update:
+def _same(known: UpdateRecord, event: CommandEvent, body_hash: bytes) -> UpdateRecord:
     """*known*, if it is what is asked for now."""
     if known.dict_code != event.target.dict_code or known.body_hash not in (None, body_hash):
         hint = "repeat a command unchanged, or give a new one a new eventId"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from penstock.kernel.errors import Invalid, NotFound
 from penstock.refdata.config import DictionarySection, RefdataSection
 from penstock.refdata.dictionaries.provider import DictionaryProvider, provider_of, read_only
-from penstock.refdata.model import Dict
+from penstock.refdata.model import DictionaryKey
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Dictionary:
         return self.section.load_sql is None or self.section.apply is not None
 
 
-class Catalogue:
+class DictionaryCatalogue:
     """All dictionaries, and the tenants that may have them."""
 
     def __init__(self, section: RefdataSection) -> None:
@@ -46,7 +46,7 @@ class Catalogue:
     def all(self) -> list[Dictionary]:
         return list(self._dictionaries.values())
 
-    def get(self, target: Dict) -> Dictionary:
+    def get(self, target: DictionaryKey) -> Dictionary:
         """The dictionary of a tenant, or why there is none."""
         if self._tenants is not None and target.tenant_id not in self._tenants:
             hint = "add it to refdata.tenants"
@@ -60,7 +60,7 @@ class Catalogue:
             raise Invalid("DICTIONARY_DISABLED", f"{target.dict_code} is not enabled", hint=hint)
         return found
 
-    def writable(self, target: Dict) -> Dictionary:
+    def writable(self, target: DictionaryKey) -> Dictionary:
         """The dictionary of a tenant, or why it cannot be changed."""
         found = self.get(target)
         if not found.is_writable:

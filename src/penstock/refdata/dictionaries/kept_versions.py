@@ -9,23 +9,25 @@ from msgspec import Raw
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import NotFound
 from penstock.refdata import store
-from penstock.refdata.contract import Command, Item
-from penstock.refdata.dictionaries.catalogue import Catalogue, Dictionary
+from penstock.refdata.contract import Command, CommandItem
+from penstock.refdata.dictionaries.catalogue import Dictionary, DictionaryCatalogue
 from penstock.refdata.item_files import snapshot_commands
-from penstock.refdata.model import Change, Dict, Kept, Refusal
+from penstock.refdata.model import CommandRefusal, DictionaryKey, ItemChange, RetainedVersion
 from penstock.refdata.store import SQL
 
 PRUNED_AT_ONCE = 10_000
 
 
-async def before_snapshot(tx: Connection, dictionary: Dictionary, change: Change, items: int) -> Refusal | None:
+async def before_snapshot(
+    tx: Connection, dictionary: Dictionary, change: ItemChange, items: int
+) -> CommandRefusal | None:
     """Keep what is there, if that is wanted; the refusal of a snapshot that would take too much of it away."""
     section, target = dictionary.section, change.target
     if section.max_drop_percent is not None and not change.command.allow_row_drop:
         now = await dictionary.provider.count(tx, target)
         if items * 100 < now * (100 - section.max_drop_percent):
             said = f"the snapshot has {items} items where {now} are; at most {section.max_drop_percent} % may go"
-            return Refusal("ROW_DROP", f"{said} (maxDropPercent, unless it says allowRowDrop)")
+            return CommandRefusal("ROW_DROP", f"{said} (maxDropPercent, unless it says allowRowDrop)")
     if section.keep_versions and change.version > 1:  # before the first there is nothing to go back to
         await _keep(tx, dictionary, target, change.version - 1, change.applied_at)
     return None
@@ -42,20 +44,20 @@ async def prune(tx: Connection, dictionaries: Sequence[Dictionary]) -> int:
     return pruned
 
 
-class Keeping:
+class VersionRetention:
     """What can be asked of the versions that are kept."""
 
-    def __init__(self, db: Database, catalogue: Catalogue) -> None:
+    def __init__(self, db: Database, catalogue: DictionaryCatalogue) -> None:
         self._db = db
         self._catalogue = catalogue
 
-    async def kept(self, target: Dict) -> list[Kept]:
+    async def kept(self, target: DictionaryKey) -> list[RetainedVersion]:
         """The versions of a dictionary that are kept, the latest first."""
         self._catalogue.get(target)
         async with self._db.connection() as connection:
-            return [Kept(**row) for row in await connection.fetch(SQL["kept_versions"], *target)]
+            return [RetainedVersion(**row) for row in await connection.fetch(SQL["kept_versions"], *target)]
 
-    async def keep(self, target: Dict) -> int:
+    async def keep(self, target: DictionaryKey) -> int:
         """Keep the last version; which one that is."""
         dictionary, now = self._catalogue.get(target), self._db.clock.now()
         async with self._db.transaction() as tx:
@@ -63,7 +65,7 @@ class Keeping:
             await _keep(tx, dictionary, target, standing.version, now)
         return standing.version
 
-    async def pin(self, target: Dict, version: int) -> None:
+    async def pin(self, target: DictionaryKey, version: int) -> None:
         """Have readers get *version* until `unpin`; NotFound unless it is kept, or the last, which then is."""
         dictionary, now = self._catalogue.get(target), self._db.clock.now()
         async with self._db.transaction() as tx:
@@ -73,7 +75,7 @@ class Keeping:
             if not await tx.fetchval(SQL["pin"], *target, version, now):
                 raise _not_kept(target, version)
 
-    async def unpin(self, target: Dict) -> int:
+    async def unpin(self, target: DictionaryKey) -> int:
         """Have readers get the last version again; which one was pinned."""
         self._catalogue.get(target)
         async with self._db.connection() as connection:
@@ -82,26 +84,26 @@ class Keeping:
             raise NotFound("NOT_PINNED", f"{target.dict_code} is not pinned", hint="its last version is read")
         return int(version)
 
-    async def commands(self, target: Dict, version: int) -> list[Command]:
+    async def commands(self, target: DictionaryKey, version: int) -> list[Command]:
         """The commands that make a dictionary what it was in *version*; NotFound unless that is kept."""
         self._catalogue.writable(target)
         async with self._db.transaction("repeatable_read") as tx:
             if version not in [row["version"] for row in await tx.fetch(SQL["kept_versions"], *target)]:
                 raise _not_kept(target, version)
             rows = await tx.fetch(SQL["kept_items"], *target, version)
-        items = [Item(row["item_key"], payload=Raw(row["payload"].encode())) for row in rows]
+        items = [CommandItem(row["item_key"], payload=Raw(row["payload"].encode())) for row in rows]
         commands = snapshot_commands(target.dict_code, items, uuid4(), None)
         for command in commands:
             command.allow_row_drop = True  # it is meant
         return commands
 
 
-async def _keep(tx: Connection, dictionary: Dictionary, target: Dict, version: int, now: datetime) -> None:
+async def _keep(tx: Connection, dictionary: Dictionary, target: DictionaryKey, version: int, now: datetime) -> None:
     if await tx.fetchval(SQL["note_kept"], *target, version, now):
         items = await dictionary.provider.keep(tx, target, version)
         await tx.execute(SQL["count_kept"], *target, version, items)
 
 
-def _not_kept(target: Dict, version: int) -> NotFound:
+def _not_kept(target: DictionaryKey, version: int) -> NotFound:
     hint = "`penstock dict kept` lists those that are; keepVersions in the configuration keeps more"
     return NotFound("VERSION_NOT_KEPT", f"version {version} of {target.dict_code} is not kept", hint=hint)

@@ -12,12 +12,12 @@ from penstock.kernel.errors import Invalid
 from penstock.refdata import sql_template as template
 from penstock.refdata import store
 from penstock.refdata.config import DictionarySection, SqlTemplateSection
-from penstock.refdata.contract import Entry, Op
-from penstock.refdata.dictionaries.reader import Loaded, Loading, Snapshot, prepared
-from penstock.refdata.model import Change, Dict, runs, snapshot_json
-from penstock.refdata.sql_template import Template
+from penstock.refdata.contract import Op, SnapshotEntry
+from penstock.refdata.dictionaries.reader import DictionaryReader, DictionarySnapshot, LoadedVersion, prepared
+from penstock.refdata.model import DictionaryKey, ItemChange, runs, snapshot_json
+from penstock.refdata.sql_template import SqlTemplate
 
-Chunks = Sequence[Sequence[Entry]]
+Chunks = Sequence[Sequence[SnapshotEntry]]
 
 
 class DictionaryProvider(Protocol):
@@ -26,44 +26,44 @@ class DictionaryProvider(Protocol):
     load_hash: str  # changes with the way it is read
     has_exact_keys: bool  # whether a key is read back just as it was written
 
-    def snapshot(self, db: Database, target: Dict) -> AbstractAsyncContextManager[Snapshot]:
+    def snapshot(self, db: Database, target: DictionaryKey) -> AbstractAsyncContextManager[DictionarySnapshot]:
         """The dictionary as it is at one moment, to be read under the version it has then."""
 
-    async def load_all(self, db: Database, target: Dict) -> Loaded:
+    async def load_all(self, db: Database, target: DictionaryKey) -> LoadedVersion:
         """All items and their version, read in one snapshot; Corrupt when a key is null or comes twice."""
 
-    async def get_committed_version(self, db: Database, target: Dict) -> int:
+    async def get_committed_version(self, db: Database, target: DictionaryKey) -> int:
         """The version readers may ask for."""
 
-    async def count(self, tx: Connection, target: Dict) -> int:
+    async def count(self, tx: Connection, target: DictionaryKey) -> int:
         """How many items there are."""
 
-    async def keep(self, tx: Connection, target: Dict, version: int) -> int:
+    async def keep(self, tx: Connection, target: DictionaryKey, version: int) -> int:
         """R30: keep all items as those of *version*; how many."""
 
     async def check(self, connection: Connection) -> None:
         """Invalid, with the statement and what is wrong with it, unless PostgreSQL would take every statement."""
 
-    async def apply_delta(self, tx: Connection, changes: Sequence[Change]) -> None:
+    async def apply_delta(self, tx: Connection, changes: Sequence[ItemChange]) -> None:
         """Write what *changes* say, in their order."""
 
-    async def apply_snapshot(self, tx: Connection, change: Change, chunks: Chunks) -> None:
+    async def apply_snapshot(self, tx: Connection, change: ItemChange, chunks: Chunks) -> None:
         """Make the items just those of *chunks*."""
 
 
-class PostgresSqlProvider(Loading):
+class PostgresSqlProvider(DictionaryReader):
     """A dictionary in the user's own tables; without *apply* others write it, and it is read-only here."""
 
     def __init__(self, load_sql: str, apply: SqlTemplateSection | None) -> None:
         super().__init__(load_sql)
-        self._apply = _Templates(apply) if apply else None
+        self._apply = _DictionaryTemplates(apply) if apply else None
 
     async def check(self, connection: Connection) -> None:
         await super().check(connection)
         for name, statement in self._apply.named() if self._apply else ():
             await prepared(connection, name, statement.sql)
 
-    async def apply_delta(self, tx: Connection, changes: Sequence[Change]) -> None:
+    async def apply_delta(self, tx: Connection, changes: Sequence[ItemChange]) -> None:
         templates = self._templates(changes[0].target)
         ops = [
             (item.op, {**change.values(), "key": item.key, "payload": None if item.payload is UNSET else item.text})
@@ -73,7 +73,7 @@ class PostgresSqlProvider(Loading):
         for op, values in runs(ops):
             await _execute_many(tx, templates.item[Op(op)], values)
 
-    async def apply_snapshot(self, tx: Connection, change: Change, chunks: Chunks) -> None:
+    async def apply_snapshot(self, tx: Connection, change: ItemChange, chunks: Chunks) -> None:
         templates, values = self._templates(change.target), change.values()
         if templates.replace is not None:
             whole = list(chain.from_iterable(chunks))
@@ -84,13 +84,13 @@ class PostgresSqlProvider(Loading):
         if templates.finalize is not None:
             await _execute_many(tx, templates.finalize, [values])
 
-    def _templates(self, target: Dict) -> "_Templates":
+    def _templates(self, target: DictionaryKey) -> "_DictionaryTemplates":
         if self._apply is None:
             raise read_only(target.dict_code)
         return self._apply
 
 
-class _Templates:
+class _DictionaryTemplates:
     """The statements of one dictionary, ready to be bound."""
 
     def __init__(self, apply: SqlTemplateSection) -> None:
@@ -99,7 +99,7 @@ class _Templates:
         self.stage = _parsed(apply.snapshot_stage_sql)
         self.finalize = _parsed(apply.snapshot_finalize_sql)
 
-    def named(self) -> list[tuple[str, Template]]:
+    def named(self) -> list[tuple[str, SqlTemplate]]:
         """Each statement with its key in the configuration."""
         known = {"upsertSql": self.item[Op.UPSERT], "deleteSql": self.item[Op.DELETE]}
         rest = {
@@ -110,7 +110,7 @@ class _Templates:
         return [*known.items(), *((name, found) for name, found in rest.items() if found is not None)]
 
 
-class ItemTableProvider(Loading):
+class ItemTableProvider(DictionaryReader):
     """A dictionary in `dictionary_item`, for those without tables of their own."""
 
     has_exact_keys = True
@@ -123,7 +123,7 @@ class ItemTableProvider(Loading):
         )
         self._code = code
 
-    async def apply_delta(self, tx: Connection, changes: Sequence[Change]) -> None:
+    async def apply_delta(self, tx: Connection, changes: Sequence[ItemChange]) -> None:
         last = {
             (change.target.tenant_id, item.key): item for change in changes for item in change.command.items
         }  # of several with one key the last holds
@@ -133,7 +133,7 @@ class ItemTableProvider(Loading):
         await store.upsert_items(tx, self._code, upserts, now=now)
         await store.delete_items(tx, self._code, deletes, now=now)
 
-    async def apply_snapshot(self, tx: Connection, change: Change, chunks: Chunks) -> None:
+    async def apply_snapshot(self, tx: Connection, change: ItemChange, chunks: Chunks) -> None:
         await store.replace_items(tx, change.target, chain.from_iterable(chunks), now=change.applied_at)
 
 
@@ -149,16 +149,16 @@ def read_only(code: str) -> Invalid:
     return Invalid("DICTIONARY_READ_ONLY", f"{code} takes no updates", hint=hint)
 
 
-def _staged(stage: Template, values: Mapping[str, Any], chunk: Sequence[Entry]) -> list[Mapping[str, Any]]:
+def _staged(stage: SqlTemplate, values: Mapping[str, Any], chunk: Sequence[SnapshotEntry]) -> list[Mapping[str, Any]]:
     """What stages a chunk: all of it at once, or item by item, as the template asks."""
     if "snapshotJson" in stage.names:
         return [{**values, "snapshotJson": snapshot_json(chunk)}]
     return [{**values, "key": entry.key, "payload": entry.text} for entry in chunk]
 
 
-def _parsed(text: str | None) -> Template | None:
+def _parsed(text: str | None) -> SqlTemplate | None:
     return None if text is None else template.parse(text)
 
 
-async def _execute_many(tx: Connection, template: Template, values: Sequence[Mapping[str, Any]]) -> None:
+async def _execute_many(tx: Connection, template: SqlTemplate, values: Sequence[Mapping[str, Any]]) -> None:
     await tx.executemany(template.sql, [template.bind(one) for one in values])

@@ -10,7 +10,7 @@ import asyncpg
 from penstock.kernel.db.database import Connection, Database, is_transient, plan_freely
 from penstock.kernel.errors import Corrupt, Invalid, Transient
 from penstock.refdata import sql_template, store
-from penstock.refdata.model import Dict, Mark, Step
+from penstock.refdata.model import CommitEntry, DictionaryKey, VersionStamp
 
 READ_AT_ONCE = 5_000
 STEPS_FOLLOWED = 2_000  # more, and everything is loaded anew
@@ -18,17 +18,19 @@ _ONE_ROW = "let it return one row per key"
 Rows = list[tuple[str, str]]
 
 
-class Loaded(NamedTuple):
+class LoadedVersion(NamedTuple):
     """A whole dictionary under the version it really has: key to payload, as JSON text."""
 
     version: int
     items: Mapping[str, str]
 
 
-class Snapshot:
+class DictionarySnapshot:
     """A dictionary at one moment: whatever is read of it belongs to its *mark*."""
 
-    def __init__(self, tx: Connection, target: Dict, source: "Loading | _Kept", mark: Mark) -> None:
+    def __init__(
+        self, tx: Connection, target: DictionaryKey, source: "DictionaryReader | _PinnedDictionary", mark: VersionStamp
+    ) -> None:
         self.target = target
         self.mark = mark
         self._tx = tx
@@ -59,7 +61,7 @@ class Snapshot:
             return found
         return [row for key in keys for row in await self.only([key]) or ()]
 
-    async def steps_since(self, mark: Mark) -> list[Step] | None:
+    async def steps_since(self, mark: VersionStamp) -> list[CommitEntry] | None:
         """The commits after *mark* up to this one; None when they are not all known, or *mark* is of another past."""
         if mark == self.mark:
             return []
@@ -68,12 +70,12 @@ class Snapshot:
         is_whole = bool(steps) and versions == list(range(mark.version, self.mark.version + 1))
         return steps[1:] if is_whole and steps[0].mark == mark and steps[-1].mark == self.mark else None
 
-    async def commits_after(self, version: int) -> list[Step]:
+    async def commits_after(self, version: int) -> list[CommitEntry]:
         """The commits after *version* up to this one, the last of them if they are many."""
         first = max(version, self.mark.version - STEPS_FOLLOWED) + 1
         return await store.changes_since(self._tx, self.target, first, limit=STEPS_FOLLOWED)
 
-    async def shares(self, mark: Mark) -> bool:
+    async def shares(self, mark: VersionStamp) -> bool:
         """R24: whether *mark* is of the past of this one, as far as that is remembered."""
         if mark.is_pinned or self.mark.is_pinned:
             return True
@@ -83,7 +85,7 @@ class Snapshot:
         return not then or then[0].mark.version != mark.version or then[0].mark == mark
 
 
-class Loading:
+class DictionaryReader:
     """What every provider reads with."""
 
     has_exact_keys = False
@@ -99,17 +101,19 @@ class Loading:
         await prepared(connection, "loadSql", self.rows)
 
     @asynccontextmanager
-    async def snapshot(self, db: Database, target: Dict) -> AsyncIterator[Snapshot]:
+    async def snapshot(self, db: Database, target: DictionaryKey) -> AsyncIterator[DictionarySnapshot]:
         while True:
             async with db.transaction("repeatable_read") as tx:
                 if (mark := await self._mark(tx, target)) is not None:
-                    yield Snapshot(tx, target, _Kept(target.dict_code, mark) if mark.is_pinned else self, mark)
+                    yield DictionarySnapshot(
+                        tx, target, _PinnedDictionary(target.dict_code, mark) if mark.is_pinned else self, mark
+                    )
                     return
             async with db.connection() as connection:
                 # Also one that nobody writes has a version: it grows when the way to read it changes.
                 await store.create_dictionaries(connection, [target], now=db.clock.now())
 
-    async def load_all(self, db: Database, target: Dict) -> Loaded:
+    async def load_all(self, db: Database, target: DictionaryKey) -> LoadedVersion:
         items: dict[str, str] = {}
         count = 0
         async with self.snapshot(db, target) as snapshot:
@@ -118,17 +122,17 @@ class Loading:
                 count += len(rows)
         if len(items) < count:
             raise twice(target)
-        return Loaded(snapshot.mark.version, items)
+        return LoadedVersion(snapshot.mark.version, items)
 
-    async def get_committed_version(self, db: Database, target: Dict) -> int:
+    async def get_committed_version(self, db: Database, target: DictionaryKey) -> int:
         async with db.connection() as connection:
             return await store.committed_version(connection, target)
 
-    async def count(self, tx: Connection, target: Dict) -> int:
+    async def count(self, tx: Connection, target: DictionaryKey) -> int:
         """How many items there are."""
         return int(await tx.fetchval(f"SELECT count(*) FROM ({self.rows}) AS counted", target.tenant_id))
 
-    async def keep(self, tx: Connection, target: Dict, version: int) -> int:
+    async def keep(self, tx: Connection, target: DictionaryKey, version: int) -> int:
         """R30: keep all items as those of *version*; how many."""
         statement = f"""
             INSERT INTO kept_item (tenant_id, dict_code, version, item_key, payload)
@@ -143,7 +147,7 @@ class Loading:
             self._key_cast = f'::"{kind.schema}"."{kind.name}"[]' if kind.kind == "scalar" else ""
         return self._key_cast
 
-    async def _mark(self, tx: Connection, target: Dict) -> Mark | None:
+    async def _mark(self, tx: Connection, target: DictionaryKey) -> VersionStamp | None:
         found = await store.standing(tx, target)
         if found is None:
             return None
@@ -155,10 +159,10 @@ class Loading:
         return mark
 
 
-class _Kept:
+class _PinnedDictionary:
     """R30: what is read of a dictionary that is pinned."""
 
-    def __init__(self, code: str, mark: Mark) -> None:
+    def __init__(self, code: str, mark: VersionStamp) -> None:
         # A code has no quote in it, see contract.NAME.
         self.rows = (
             "SELECT k, v FROM (SELECT item_key AS k, payload::text AS v FROM kept_item "
@@ -169,7 +173,7 @@ class _Kept:
         return ""
 
 
-def twice(target: Dict) -> Corrupt:
+def twice(target: DictionaryKey) -> Corrupt:
     said = f"loadSql of {target.dict_code} yields a key more than once"
     return Corrupt("LOAD_KEYS", said, hint=_ONE_ROW)
 
@@ -185,7 +189,7 @@ async def prepared(connection: Connection, name: str, statement: str) -> None:
 
 
 @contextmanager
-def _readable(target: Dict) -> Iterator[None]:
+def _readable(target: DictionaryKey) -> Iterator[None]:
     try:
         yield
     except asyncpg.SyntaxOrAccessError as error:
@@ -193,7 +197,7 @@ def _readable(target: Dict) -> Iterator[None]:
         raise Invalid("LOAD_SQL", f"loadSql of {target.dict_code} cannot be run: {error}", hint=hint) from error
 
 
-def _checked(target: Dict, rows: Sequence[asyncpg.Record]) -> Rows:
+def _checked(target: DictionaryKey, rows: Sequence[asyncpg.Record]) -> Rows:
     found = [(row[0], row[1]) for row in rows]
     for key, value in found:
         if key is None:

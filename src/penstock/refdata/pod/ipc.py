@@ -11,14 +11,14 @@ from typing import Literal
 import msgspec
 
 from penstock.kernel.errors import Invalid, Transient
-from penstock.refdata.model import Mark
+from penstock.refdata.model import VersionStamp
 
 _SIZE = Struct(">I")
 _ANSWER_LIMIT = 32_000_000  # bytes of several items
 _LARGEST = 256 * 1024 * 1024
 
 
-class Reach(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ReachRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """R21: let *version* or a later one be read; of *keys*, if it has to be from the primary."""
 
     tenant_id: str
@@ -28,34 +28,34 @@ class Reach(msgspec.Struct, frozen=True, tag=True, array_like=True):
     keys: list[str] = []
 
 
-class Find(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class FindRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Have a dictionary in memory that is not there yet."""
 
     tenant_id: str
     dict_code: str
 
 
-class Audit(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class AuditRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """R32: compare a dictionary with the primary's."""
 
     tenant_id: str
     dict_code: str
 
 
-class Show(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ShowRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A page about the pod itself."""
 
     path: str
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class LoadedReply(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """It is in memory now."""
 
 
-class Items(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ItemsReply(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """What the primary says, under the version it says it for; only the items that there are."""
 
-    mark: Mark
+    mark: VersionStamp
     items: dict[str, str]
 
 
@@ -66,7 +66,7 @@ def check_size(size: int) -> None:
         raise Invalid("ANSWER_TOO_LARGE", f"these items have {size} bytes together", hint=hint)
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RefusedReply(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Why not. The version is the primary's, where it is known."""
 
     status: int
@@ -76,7 +76,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     version: int | None = None
 
 
-class Document(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class DocumentReply(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A page, as it is sent."""
 
     status: int
@@ -84,13 +84,13 @@ class Document(msgspec.Struct, frozen=True, tag=True, array_like=True):
     body: bytes
 
 
-Question = Reach | Find | Audit | Show
-Answer = Ready | Items | Refused | Document
+Question = ReachRequest | FindRequest | AuditRequest | ShowRequest
+Answer = LoadedReply | ItemsReply | RefusedReply | DocumentReply
 _QUESTIONS = msgspec.msgpack.Decoder(tuple[int, Question])
 _ANSWERS = msgspec.msgpack.Decoder(tuple[int, Answer])
 
 
-class Link:
+class LoaderConnection:
     """The serving process's end."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,7 +100,7 @@ class Link:
         self._is_cut = False
 
     @classmethod
-    async def over(cls, sock: socket.socket) -> "Link":
+    async def over(cls, sock: socket.socket) -> "LoaderConnection":
         return cls(*await asyncio.open_connection(sock=sock))
 
     async def ask(self, question: Question, within: float) -> Answer:

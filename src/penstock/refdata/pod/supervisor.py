@@ -17,7 +17,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound, Transient
-from penstock.kernel.http.health import EXPOSITION, Check, Health, Pulse
+from penstock.kernel.http.health import EXPOSITION, Check, HealthChecks, LivenessPulse
 from penstock.kernel.ids import worker_name
 from penstock.kernel.signals import Signals
 from penstock.kernel.tasks.backoff import Backoff
@@ -25,18 +25,18 @@ from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.tasks.wait import ended, happens
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.refdata.dictionaries.catalogue import Catalogue
+from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
 from penstock.refdata.pod.config import PodConfig
-from penstock.refdata.pod.ipc import Answer, Document, Question, answering
-from penstock.refdata.pod.load.auditor import Auditor
-from penstock.refdata.pod.load.barrier import Barrier
-from penstock.refdata.pod.load.dictionary_state import Holding
-from penstock.refdata.pod.load.loader import Loader
+from penstock.refdata.pod.ipc import Answer, DocumentReply, Question, answering
+from penstock.refdata.pod.load.auditor import PodAuditor
+from penstock.refdata.pod.load.barrier import VersionBarrier
+from penstock.refdata.pod.load.dictionary_state import DictionaryState
+from penstock.refdata.pod.load.loader import PodLoader
 from penstock.refdata.pod.load.metrics import PodMetrics
-from penstock.refdata.pod.load.requests import Desk
+from penstock.refdata.pod.load.requests import LoaderRequests
 from penstock.refdata.pod.memory.folder import pod_folder
-from penstock.refdata.pod.memory.shared_counters import Count
-from penstock.refdata.pod.memory.writer import Memory
+from penstock.refdata.pod.memory.shared_counters import PodCounter
+from penstock.refdata.pod.memory.writer import MemoryWriter
 from penstock.refdata.pod.serve.main import LIVENESS, LOG_LEVEL_EVERY
 
 _JSON = "application/json"
@@ -45,25 +45,25 @@ _LIVED_WELL = 10.0  # seconds after which the death of a process is news, not th
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css", "favicon-32x32.png": "image/png"}
 
 
-class Pod:
+class PodSupervisor:
     """The memory, and whom its serving processes ask. They serve before it is loaded: that they do not have it yet."""
 
     def __init__(self, config: PodConfig, telemetry: Telemetry, folder: Path) -> None:
         self.config = config
         self.folder = folder
         section = config.refdata.query
-        self.memory = Memory(folder, limit=section.memory_limit_mb * 1024 * 1024)
+        self.memory = MemoryWriter(folder, limit=section.memory_limit_mb * 1024 * 1024)
         # It needs them once: then it serves, whoever is down.
         checks: dict[str, Check] = {
             "dictionaries": self.check,
             "primary": self._check_primary,
             "signals": self._check_signals,
         }
-        self.pulse = Pulse(checks, needs=["dictionaries"], on_drain=self.memory.state.drain)
-        self.desk = Desk(self._page)
+        self.pulse = LivenessPulse(checks, needs=["dictionaries"], on_drain=self.memory.state.drain)
+        self.desk = LoaderRequests(self._page)
         self._telemetry = telemetry
         self._metrics = PodMetrics(telemetry.registry)
-        self._loader: Loader | None = None
+        self._loader: PodLoader | None = None
         self._primary: tuple[Database, Signals] | None = None
         self._metrics.show(self.memory, self._holdings, section.processes, config.patience)
 
@@ -77,12 +77,14 @@ class Pod:
         self.memory.state.log_level = LOG_LEVEL.number
 
     @asynccontextmanager
-    async def following(self, db: Database, catalogue: Catalogue, signals: Signals) -> AsyncIterator[asyncio.Event]:
+    async def following(
+        self, db: Database, catalogue: DictionaryCatalogue, signals: Signals
+    ) -> AsyncIterator[asyncio.Event]:
         """Keep the memory as the primary is, until the end; what is yielded is set when all of it is loaded."""
         section, self._primary = self.config.refdata.query, (db, signals)
-        loader = self._loader = Loader(db, catalogue, self.memory, section, self._metrics, self._telemetry)
-        auditor = Auditor(loader, self._metrics)
-        self.desk.open(loader, Barrier(loader, section, self._metrics), auditor)
+        loader = self._loader = PodLoader(db, catalogue, self.memory, section, self._metrics, self._telemetry)
+        auditor = PodAuditor(loader, self._metrics)
+        self.desk.open(loader, VersionBarrier(loader, section, self._metrics), auditor)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(loader.running(signals, worker_name("query")))
             if section.audit_every is not None:
@@ -100,34 +102,34 @@ class Pod:
             raise Transient("DATABASE_DOWN", "PostgreSQL was not reached since the start", hint="is it there?")
         return self._primary
 
-    def _holdings(self) -> Sequence[Holding]:
+    def _holdings(self) -> Sequence[DictionaryState]:
         return self._loader.holdings() if self._loader else ()
 
-    async def _page(self, path: str) -> Document:
+    async def _page(self, path: str) -> DocumentReply:
         """R17, R27: how the pod is, and what can be asked of it."""
         if path == LIVENESS:
-            return _health(Health(status="UP"))
+            return _health(HealthChecks(status="UP"))
         if path == "/actuator/health":
             return _health(await self.pulse.health())
         if path == "/actuator/health/readiness":
             return _health(await self.pulse.readiness())
         if path == "/actuator/prometheus":
-            return Document(200, EXPOSITION, await self.pulse.exposition(self._telemetry))
+            return DocumentReply(200, EXPOSITION, await self.pulse.exposition(self._telemetry))
         if path == "/openapi.json":
-            return Document(200, _JSON, files("penstock.refdata.pod").joinpath("openapi.json").read_bytes())
+            return DocumentReply(200, _JSON, files("penstock.refdata.pod").joinpath("openapi.json").read_bytes())
         if path == "/docs":
-            return Document(200, "text/html; charset=utf-8", _docs())
+            return DocumentReply(200, "text/html; charset=utf-8", _docs())
         name = path.removeprefix("/swagger/")
         if path.startswith("/swagger/") and name in _ASSETS:
-            return Document(200, _ASSETS[name], files("fastapi_swagger").joinpath("resources", name).read_bytes())
+            return DocumentReply(200, _ASSETS[name], files("fastapi_swagger").joinpath("resources", name).read_bytes())
         raise NotFound("NOT_FOUND", f"nothing is at {path[:200]}", hint="/docs shows what there is")
 
 
 @asynccontextmanager
-async def open_pod(config: PodConfig, telemetry: Telemetry) -> AsyncIterator[Pod]:
+async def open_pod(config: PodConfig, telemetry: Telemetry) -> AsyncIterator[PodSupervisor]:
     """A pod that nobody is served by yet."""
     with pod_folder(config.refdata.query.memory_dir, config.data_dir, worker_name("query")) as folder:
-        pod = Pod(config, telemetry, folder)
+        pod = PodSupervisor(config, telemetry, folder)
         try:
             async with repeating("log level", pod.tell_log_level, LOG_LEVEL_EVERY):
                 yield pod
@@ -136,9 +138,9 @@ async def open_pod(config: PodConfig, telemetry: Telemetry) -> AsyncIterator[Pod
 
 
 @asynccontextmanager
-async def serving_pod(pod: Pod, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
+async def serving_pod(pod: PodSupervisor, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
     """Serve on *sockets*, one for each process, until the end, then finish what is under way."""
-    processes = [_Process(pod, number, sock) for number, sock in enumerate(sockets)]
+    processes = [_PodProcess(pod, number, sock) for number, sock in enumerate(sockets)]
     try:
         for process in processes:
             process.start()
@@ -151,10 +153,10 @@ async def serving_pod(pod: Pod, sockets: Sequence[socket.socket]) -> AsyncIterat
         await asyncio.gather(*(process.stop() for process in processes))
 
 
-class _Process:
+class _PodProcess:
     """One serving process, started again whenever it dies."""
 
-    def __init__(self, pod: Pod, number: int, listening: socket.socket) -> None:
+    def __init__(self, pod: PodSupervisor, number: int, listening: socket.socket) -> None:
         self.is_up = asyncio.Event()
         self._pod = pod
         self._number = number
@@ -219,7 +221,7 @@ class _Process:
         counters, seen, misses = self._pod.memory.state.counters(self._number), -1, 0
         while misses < _MISSES:  # counted, not timed: we may have been frozen ourselves
             await asyncio.sleep(_LOOK_AFTER_IT)
-            beats = counters[Count.BEATS]
+            beats = counters[PodCounter.BEATS]
             misses = misses + 1 if beats == seen and self.is_up.is_set() else 0
             seen = beats
         structlog.get_logger().error("serving_process_frozen", process=self._number, pid=process.pid)
@@ -234,9 +236,9 @@ class _Process:
             process.kill()
 
 
-def _health(health: Health) -> Document:
+def _health(health: HealthChecks) -> DocumentReply:
     body = health.model_dump_json(exclude_none=True).encode()
-    return Document(200 if health.status == "UP" else 503, _JSON, body)
+    return DocumentReply(200 if health.status == "UP" else 503, _JSON, body)
 
 
 def _docs() -> bytes:

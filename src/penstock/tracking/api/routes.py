@@ -17,15 +17,15 @@ from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import Moment
 from penstock.kernel.states.event_stream import EVENT_STREAM
 from penstock.tracking.api import schemas, views
-from penstock.tracking.contract import PREFIX, Answer, Stage, Status
+from penstock.tracking.contract import PREFIX, Stage, StageReportAnswer, StageStatus
 from penstock.tracking.model import (
     FILE_STAGE,
     MACHINES,
     MOVES,
-    FailedSo,
-    Key,
-    Report,
-    Stands,
+    FailureSample,
+    RowKey,
+    RowPosition,
+    RowReport,
     queue_named,
     stage_named,
 )
@@ -66,18 +66,18 @@ HandedOut = Annotated[Stage, Depends(_queue)]
 
 
 @routes.post("/files/register")
-async def register(body: schemas.Register, tracking: Service, caller: Caller) -> schemas.Registered:
+async def register(body: schemas.RegisterRequest, tracking: Service, caller: Caller) -> schemas.RegisterResult:
     """T1: one row per shard, with event-ingest started. Saying it again is a success."""
     actor = _actor(body.worker, caller)
     created = await tracking.register(body.filename, body.shards, worker=body.worker, actor=actor)
-    return schemas.Registered(filename=body.filename, shards=body.shards, created=created)
+    return schemas.RegisterResult(filename=body.filename, shards=body.shards, created=created)
 
 
 @routes.get("/files")
 async def list_files(
     tracking: Service,
     stage: Annotated[Stage | None, Query(description="With `status`: where the rows must stand so.")] = None,
-    status: Annotated[Status | None, Query(description="Without `stage`: in any of them.")] = None,
+    status: Annotated[StageStatus | None, Query(description="Without `stage`: in any of them.")] = None,
     shard: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     prefix: Annotated[schemas.Prefix, Query(description="How the filename begins.")] = "",
     updated_since: When = None,
@@ -88,7 +88,7 @@ async def list_files(
     """T6: files by name, with the shards the filters leave. `limit` counts shards: a file may go on over pages."""
     if stage is not None and status is None:
         raise Invalid("STATUS_MISSING", "a stage alone filters nothing", hint="give `status` too")
-    stands = Stands(stage, status, shard, prefix, updated_since, updated_before)
+    stands = RowPosition(stage, status, shard, prefix, updated_since, updated_before)
     after = page.after(cursor, [str, int], ("", -1))
     found = await tracking.files(stands, after=after, limit=limit)
     files = [
@@ -107,35 +107,41 @@ async def show_file(filename: Filename, tracking: Service) -> schemas.FileStatus
 @routes.get("/files/{filename}/history")
 async def show_history(
     filename: Filename, tracking: Service, limit: Limit = 1000, cursor: Cursor = None
-) -> schemas.History:
+) -> schemas.TrackingHistory:
     """T15: every move of every shard of a file, oldest first: who, when, why."""
     after = page.after(cursor, [int, int], (0, 0))
     found = await tracking.history(filename, after=after, limit=limit)
-    return schemas.History(filename=filename, moves=[views.event(noted) for noted in found.items], next=found.next)
+    return schemas.TrackingHistory(
+        filename=filename, moves=[views.event(noted) for noted in found.items], next=found.next
+    )
 
 
 @routes.get("/files/{filename}/{shard}/why")
 async def explain(
     filename: Filename, shard: Annotated[int, Path(ge=0, le=2**31 - 1)], tracking: Service
-) -> schemas.Why:
+) -> schemas.RowExplanationView:
     """T16: in words, why a row is where it is, and what would move it."""
     found = await tracking.why(filename, shard)
-    status = found.status or Status.DONE
-    return schemas.Why(filename=filename, shard=shard, stage=found.stage, status=status, why=found.why, hint=found.hint)
+    status = found.status or StageStatus.DONE
+    return schemas.RowExplanationView(
+        filename=filename, shard=shard, stage=found.stage, status=status, why=found.why, hint=found.hint
+    )
 
 
 @routes.post("/stages/{stage}/retry-failed")
 async def retry_failed(
     body: schemas.RetryFilter, tracking: Service, caller: Caller, stage: AnyStage
-) -> schemas.Retried:
+) -> schemas.RetriedRows:
     """T19: set back all rows that failed so."""
-    failed = FailedSo(body.filename_prefix, body.shards, body.failed_since, body.failed_before, body.error_contains)
+    failed = FailureSample(
+        body.filename_prefix, body.shards, body.failed_since, body.failed_before, body.error_contains
+    )
     actor = _actor(body.worker, caller)
     retried = await tracking.retry_failed(stage, failed, limit=body.limit, actor=actor, reason="retried with others")
-    return schemas.Retried(stage=stage, retried=retried)
+    return schemas.RetriedRows(stage=stage, retried=retried)
 
 
-@routes.post("/stages/{stage}/report", response_model=schemas.ReportResults)
+@routes.post("/stages/{stage}/report", response_model=schemas.StageReportResponse)
 async def report(body: schemas.Reports, tracking: Service, stage: HandedOut) -> Response:
     """T13: how claimed rows ended, each with a result of its own. An old fence is superseded and changes nothing."""
     results = await tracking.report(stage, [_report(one) for one in body])
@@ -144,7 +150,7 @@ async def report(body: schemas.Reports, tracking: Service, stage: HandedOut) -> 
 
 @routes.post(f"/stages/{FILE_STAGE}/{{transition}}")
 async def move_file(
-    transition: Transition, body: schemas.FileMove, tracking: Service, caller: Caller
+    transition: Transition, body: schemas.FileMoveRequest, tracking: Service, caller: Caller
 ) -> schemas.FileMoved:
     """T2: a step of event-ingest, with all shards of a file at once."""
     actor = _actor(body.worker, caller)
@@ -156,7 +162,7 @@ async def move_file(
 
 @routes.post("/stages/{stage}/{transition}")
 async def move_row(
-    stage: AnyStage, transition: Transition, body: schemas.RowMove, tracking: Service, caller: Caller
+    stage: AnyStage, transition: Transition, body: schemas.RowMoveRequest, tracking: Service, caller: Caller
 ) -> schemas.RowMoved:
     """T3, T4, T8: a step of one row. Asking for the state it is in changes nothing; `start` is a claim."""
     actor = _actor(body.worker, caller)
@@ -168,10 +174,10 @@ async def move_row(
 
 
 @routes.get("/queues")
-async def list_queues(tracking: Service) -> schemas.Queues:
+async def list_queues(tracking: Service) -> schemas.QueueList:
     """How long each queue is, and whether it is paused."""
     counts, pauses = await tracking.counts(), await tracking.pauses()
-    return schemas.Queues(queues=[views.queue(stage, counts, pauses.get(stage)) for stage in Stage])
+    return schemas.QueueList(queues=[views.queue(stage, counts, pauses.get(stage)) for stage in Stage])
 
 
 @routes.get("/queues/{stage}")
@@ -199,8 +205,8 @@ async def list_queue(
     return schemas.QueuePage(stage=stage, items=items, next=found.next)
 
 
-@routes.post("/queues/{stage}/claim", response_model=schemas.Claims)
-async def claim(body: schemas.Claim, request: Request, tracking: Service, stage: HandedOut) -> Response:
+@routes.post("/queues/{stage}/claim", response_model=schemas.StageClaimResponse)
+async def claim(body: schemas.StageClaimRequest, request: Request, tracking: Service, stage: HandedOut) -> Response:
     """T12: rows that are now this worker's alone, each under a fence that grows with every claim."""
     held = await tracking.claim(
         stage,
@@ -216,11 +222,13 @@ async def claim(body: schemas.Claim, request: Request, tracking: Service, stage:
 
 
 @routes.post("/queues/{stage}/heartbeat")
-async def heartbeat(body: schemas.Heartbeat, tracking: Service, stage: HandedOut) -> schemas.HeartbeatResult:
+async def heartbeat(
+    body: schemas.StageHeartbeatRequest, tracking: Service, stage: HandedOut
+) -> schemas.StageHeartbeatResult:
     """T14: hold on to claimed rows for another lease."""
-    keys = None if body.items is None else [Key(item.filename, item.shard, item.fence) for item in body.items]
+    keys = None if body.items is None else [RowKey(item.filename, item.shard, item.fence) for item in body.items]
     until, kept, lost = await tracking.heartbeat(stage, body.worker, keys, _seconds(body.lease_seconds))
-    return schemas.HeartbeatResult(stage=stage, lease_until=until, extended=_held(kept), lost=_held(lost))
+    return schemas.StageHeartbeatResult(stage=stage, lease_until=until, extended=_held(kept), lost=_held(lost))
 
 
 @routes.post("/queues/{stage}/pause")
@@ -241,7 +249,7 @@ async def resume(stage: AnyStage, tracking: Service) -> schemas.PauseState:
 
 
 @routes.get("/metrics/summary")
-async def summarise(tracking: Service) -> schemas.Summary:
+async def summarise(tracking: Service) -> schemas.TrackingSummary:
     """T7: how many rows stand where, exactly, whatever their number."""
     return views.summary(await tracking.counts())
 
@@ -265,7 +273,7 @@ def _answer(document: Mapping[str, Any]) -> Response:
     return Response(orjson.dumps(document, option=orjson.OPT_UTC_Z), media_type="application/json")
 
 
-def _result(report: Report, answer: Answer, status: Status | None) -> dict[str, Any]:
+def _result(report: RowReport, answer: StageReportAnswer, status: StageStatus | None) -> dict[str, Any]:
     name = {"filename": report.filename, "shard": report.shard, "fence": report.fence}
     return {**name, "result": answer, "status": status}
 
@@ -279,9 +287,9 @@ def _seconds(number: float | None) -> timedelta | None:
     return None if number is None else timedelta(seconds=number)
 
 
-def _report(one: schemas.Reported) -> Report:
-    return Report(one.filename, one.shard, one.fence, one.outcome, one.error, _seconds(one.retry_after_seconds))
+def _report(one: schemas.StageReportRequest) -> RowReport:
+    return RowReport(one.filename, one.shard, one.fence, one.outcome, one.error, _seconds(one.retry_after_seconds))
 
 
-def _held(keys: Sequence[Key]) -> list[schemas.HeldRow]:
-    return [schemas.HeldRow(filename=key.filename, shard=key.shard, fence=key.fence) for key in keys]
+def _held(keys: Sequence[RowKey]) -> list[schemas.LeasedRowView]:
+    return [schemas.LeasedRowView(filename=key.filename, shard=key.shard, fence=key.fence) for key in keys]

@@ -7,7 +7,16 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, Field
 
 from penstock.kernel.http.schemas import WHOLE, Body, Fence, Moment, Text
-from penstock.tracking.contract import BATCH_LIMIT, DELAY_LIMIT, NAME_LIMIT, WAIT_LIMIT, Answer, Said, Stage, Status
+from penstock.tracking.contract import (
+    BATCH_LIMIT,
+    DELAY_LIMIT,
+    NAME_LIMIT,
+    WAIT_LIMIT,
+    Stage,
+    StageReportAnswer,
+    StageReportKind,
+    StageStatus,
+)
 
 SHARDS_LIMIT = 10_000
 
@@ -46,25 +55,25 @@ Shards = Annotated[
 ]
 
 
-class Register(Body):
+class RegisterRequest(Body):
     filename: Filename
     shards: Shards
     worker: Worker | None = Field(None, description="Who produces the file; may then repeat its `start`.")
 
 
-class Registered(BaseModel):
+class RegisterResult(BaseModel):
     filename: str
     shards: list[int]
     created: bool = Field(description="Whether any row is new.")
 
 
-class FileMove(Body):
+class FileMoveRequest(Body):
     filename: Filename
     worker: Worker | None = None
     error: Reason | None = Field(None, description="Why, for the history.")
 
 
-class RowMove(FileMove):
+class RowMoveRequest(FileMoveRequest):
     shard: Shard
 
 
@@ -77,7 +86,7 @@ class RowMoved(BaseModel):
     filename: str
     shard: int
     stage: Stage
-    status: Status
+    status: StageStatus
 
 
 class QueueItem(BaseModel):
@@ -92,7 +101,7 @@ class QueuePage(BaseModel):
     next: str | None = Field(description="The cursor of the next page; null on the last one.")
 
 
-class Queue(BaseModel):
+class QueueView(BaseModel):
     stage: Stage
     paused: bool
     paused_since: datetime | None = None
@@ -103,16 +112,16 @@ class Queue(BaseModel):
     failed: int
 
 
-class Queues(BaseModel):
-    queues: list[Queue]
+class QueueList(BaseModel):
+    queues: list[QueueView]
 
 
 class ShardStatus(BaseModel):
     shard: int
-    event_ingest_status: Status
-    shard_splitter_status: Status
-    shard_worker_status: Status
-    mysql_sender_status: Status
+    event_ingest_status: StageStatus
+    shard_splitter_status: StageStatus
+    shard_worker_status: StageStatus
+    mysql_sender_status: StageStatus
     updated_at: datetime
 
 
@@ -147,20 +156,20 @@ class ShardCounts(BaseModel):
     failed: int
 
 
-class Summary(BaseModel):
+class TrackingSummary(BaseModel):
     total: int
     by_stage: StageCounts
     by_shard: list[ShardCounts] = Field(description="By mysql-sender, the last stage.")
 
 
-class Claim(Body):
+class StageClaimRequest(Body):
     worker: Worker
     limit: Annotated[int, Field(strict=True, ge=1, le=BATCH_LIMIT), WHOLE] = 1
     lease_seconds: LeaseSeconds | None = None
     wait_seconds: Annotated[float, Field(ge=0, le=WAIT_LIMIT)] = Field(0, description="How long to wait for a row.")
 
 
-class Claimed(BaseModel):
+class ClaimedRowView(BaseModel):
     filename: str
     shard: int
     fence: int
@@ -169,18 +178,18 @@ class Claimed(BaseModel):
     lease_until: datetime
 
 
-class Claims(BaseModel):
+class StageClaimResponse(BaseModel):
     stage: Stage
     worker: str
-    items: list[Claimed]
+    items: list[ClaimedRowView]
     paused: bool = Field(description="Whether nothing came because the stage is paused.")
 
 
-class Reported(Body):
+class StageReportRequest(Body):
     filename: Filename
     shard: Shard
     fence: Fence
-    outcome: Said
+    outcome: StageReportKind
     error: Reason | None = None
     retry_after_seconds: Annotated[float, Field(ge=0, le=DELAY_LIMIT)] | None = Field(
         None,
@@ -188,41 +197,41 @@ class Reported(Body):
     )
 
 
-Reports = Annotated[list[Reported], Field(min_length=1, max_length=BATCH_LIMIT)]
+Reports = Annotated[list[StageReportRequest], Field(min_length=1, max_length=BATCH_LIMIT)]
 
 
-class ReportResult(BaseModel):
+class StageReportResult(BaseModel):
     filename: str
     shard: int
     fence: int
-    result: Answer
-    status: Status | None = Field(description="Where the row stands now; null when there is no such row.")
+    result: StageReportAnswer
+    status: StageStatus | None = Field(description="Where the row stands now; null when there is no such row.")
 
 
-class ReportResults(BaseModel):
+class StageReportResponse(BaseModel):
     stage: Stage
-    results: list[ReportResult]
+    results: list[StageReportResult]
 
 
-class HeldRow(Body):
+class LeasedRowView(Body):
     filename: Filename
     shard: Shard
     fence: Fence
 
 
-class Heartbeat(Body):
+class StageHeartbeatRequest(Body):
     worker: Worker
     lease_seconds: LeaseSeconds | None = None
-    items: Annotated[list[HeldRow], Field(max_length=BATCH_LIMIT)] | None = Field(
+    items: Annotated[list[LeasedRowView], Field(max_length=BATCH_LIMIT)] | None = Field(
         None, description="What to hold on to; without it, all this worker holds of the stage."
     )
 
 
-class HeartbeatResult(BaseModel):
+class StageHeartbeatResult(BaseModel):
     stage: Stage
     lease_until: datetime
-    extended: list[HeldRow]
-    lost: list[HeldRow] = Field(description="No longer held: stop working on these.")
+    extended: list[LeasedRowView]
+    lost: list[LeasedRowView] = Field(description="No longer held: stop working on these.")
 
 
 class RetryFilter(Body):
@@ -235,7 +244,7 @@ class RetryFilter(Body):
     worker: Worker | None = None
 
 
-class Retried(BaseModel):
+class RetriedRows(BaseModel):
     stage: Stage
     retried: int = Field(description="Rows set back; files, in event-ingest. Repeat until it is below the limit.")
 
@@ -253,28 +262,28 @@ class PauseState(BaseModel):
     reason: str | None = None
 
 
-class Event(BaseModel):
+class TrackingEvent(BaseModel):
     filename: str
     shard: int
     stage: Stage
-    source: Status | None = Field(serialization_alias="from", description="Null when the row came into being.")
-    target: Status = Field(serialization_alias="to")
+    source: StageStatus | None = Field(serialization_alias="from", description="Null when the row came into being.")
+    target: StageStatus = Field(serialization_alias="to")
     actor: str
     at: datetime
     reason: str | None
     fence: int | None
 
 
-class History(BaseModel):
+class TrackingHistory(BaseModel):
     filename: str
-    moves: list[Event]
+    moves: list[TrackingEvent]
     next: str | None
 
 
-class Why(BaseModel):
+class RowExplanationView(BaseModel):
     filename: str
     shard: int
     stage: Stage | None = Field(description="The first stage that is not done; null when all are.")
-    status: Status
+    status: StageStatus
     why: str
     hint: str | None

@@ -15,7 +15,7 @@ from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.wait import ended, happens
 from penstock.tracking.client import PipelineClient
 from penstock.tracking.contract import BATCH_LIMIT
-from penstock.tracking.model import Claimed, queue_named
+from penstock.tracking.model import ClaimedRow, queue_named
 from penstock.tracking.sdk.item import Item
 from penstock.tracking.sdk.reporter import Reporter
 
@@ -119,7 +119,7 @@ class StageDaemon:
             if task.done():
                 task.result()
 
-    def _item(self, one: Claimed) -> Item:
+    def _item(self, one: ClaimedRow) -> Item:
         item = Item(one.filename, one.shard, one.attempt, one.fence, self._reporter.add)
         self._reporter.held.add(item)
         return item

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from penstock.kernel.tasks.backoff import delay
 from penstock.kernel.tasks.outcome import readable
-from penstock.tracking.client import Ended
-from penstock.tracking.contract import DELAY_LIMIT, Said
+from penstock.tracking.client import RowResult
+from penstock.tracking.contract import DELAY_LIMIT, StageReportKind
 
 
 @dataclass(eq=False)
@@ -19,32 +19,32 @@ class Item:
     shard: int
     attempt: int
     fence: int
-    _end: Callable[["Item", Ended], None] = field(repr=False)
+    _end: Callable[["Item", RowResult], None] = field(repr=False)
     is_ended: bool = False
     is_lost: bool = False  # somebody else may have it by now: stop working on it
 
     def done(self) -> None:
         """The work is finished."""
-        self._say(Said.DONE)
+        self._say(StageReportKind.DONE)
 
     def fail(self, error: str) -> None:
         """It cannot be done; it stays failed until somebody retries it."""
-        self._say(Said.FAILED, error)
+        self._say(StageReportKind.FAILED, error)
 
     def retry(self, error: str, *, after: float | None = None) -> None:
         """Not now: hand it out again, after so many seconds or after a while that grows with its attempts."""
         seconds = delay(self.attempt).total_seconds() if after is None else after
-        self._say(Said.RETRY, error, seconds)
+        self._say(StageReportKind.RETRY, error, seconds)
 
     def release(self, error: str | None = None, *, after: float | None = None) -> None:
         """Not begun, or not its own fault: hand it out again, as if it had never been claimed; costs no attempt."""
-        self._say(Said.RELEASE, error, after)
+        self._say(StageReportKind.RELEASE, error, after)
 
     def ended_from(self, loop: asyncio.AbstractEventLoop, thread: int | None) -> "Item":
         """The item, for another thread than that of *loop*."""
         end = self._end
 
-        def hand_over(item: Item, how: Ended) -> None:
+        def hand_over(item: Item, how: RowResult) -> None:
             if threading.get_ident() == thread:
                 end(item, how)
             else:
@@ -53,9 +53,9 @@ class Item:
         self._end = hand_over
         return self
 
-    def _say(self, outcome: Said, error: str | None = None, after: float | None = None) -> None:
+    def _say(self, outcome: StageReportKind, error: str | None = None, after: float | None = None) -> None:
         if not self.is_ended:
             self.is_ended = True
             said = readable(error) if error else None
             wait = None if after is None else min(max(after, 0.0), DELAY_LIMIT)
-            self._end(self, Ended(self.filename, self.shard, self.fence, outcome, said, wait))
+            self._end(self, RowResult(self.filename, self.shard, self.fence, outcome, said, wait))

@@ -9,8 +9,8 @@ import structlog
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.wait import happens
-from penstock.tracking.client import Ended, PipelineClient
-from penstock.tracking.contract import BATCH_LIMIT, Answer, Stage
+from penstock.tracking.client import PipelineClient, RowResult
+from penstock.tracking.contract import BATCH_LIMIT, Stage, StageReportAnswer
 from penstock.tracking.sdk.item import Item
 
 
@@ -21,14 +21,14 @@ class Reporter:
         self.held: set[Item] = set()
         self._client = client
         self._stage = stage
-        self._said: deque[tuple[Item, Ended]] = deque()
+        self._said: deque[tuple[Item, RowResult]] = deque()
         self._some = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._error: PenstockError | None = None
         self._log = structlog.get_logger().bind(stage=stage.value)
 
-    def add(self, item: Item, how: Ended) -> None:
+    def add(self, item: Item, how: RowResult) -> None:
         self._said.append((item, how))
         self._idle.clear()
         self._some.set()
@@ -68,11 +68,11 @@ class Reporter:
             backoff.reset()
             self._settle(batch, results)
 
-    def _settle(self, batch: list[tuple[Item, Ended]], results: list[dict[str, Any]]) -> None:
+    def _settle(self, batch: list[tuple[Item, RowResult]], results: list[dict[str, Any]]) -> None:
         for (item, how), result in zip(batch, results, strict=True):
             self._said.popleft()
             self.held.discard(item)
-            if result["result"] in (Answer.SUPERSEDED, Answer.UNKNOWN):
+            if result["result"] in (StageReportAnswer.SUPERSEDED, StageReportAnswer.UNKNOWN):
                 item.is_lost = True
                 self._log.warning("report_superseded", filename=how.filename, shard=how.shard, fence=how.fence)
         if not self._said:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.flows.kinds.market.candles import Series
+from penstock.flows.kinds.market.candles import CandleSeries
 from tests.flows.kinds.market.chart_steps import CANDLES
 from tests.flows.kinds.market.run_step_io import RunStepIO
 from tests.flows.market_servers import TOKEN, TOKEN_NAME, ScriptedMarketServer, market_server, picture
@@ -13,7 +13,7 @@ from tests.flows.market_servers import TOKEN, TOKEN_NAME, ScriptedMarketServer, 
 @pytest.fixture
 def step_io() -> RunStepIO:
     step_io = RunStepIO()
-    step_io.artifacts["ohlcv", "1h.json"] = Series("TIDE", "1h", CANDLES).as_bytes()
+    step_io.artifacts["ohlcv", "1h.json"] = CandleSeries("TIDE", "1h", CANDLES).as_bytes()
     return step_io
 
 

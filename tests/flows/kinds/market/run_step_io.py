@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from penstock.flows.model import Claimed, StepError
-from penstock.flows.step import Step, StepFailed, Workers
+from penstock.flows.model import ClaimedStep, StepError
+from penstock.flows.step import FlowStep, StepFailed, Workers
 from penstock.kernel.errors import NotFound
 from tests.support.types import Json
 
@@ -23,10 +23,10 @@ class RunStepIO:
         self.artifacts: dict[tuple[str, str], bytes] = {}
         self.wrote: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
-    async def log(self, held: Claimed, level: str, message: str) -> None:
+    async def log(self, held: ClaimedStep, level: str, message: str) -> None:
         self.logs.setdefault(held.step_id, []).append(f"{level}: {message}")
 
-    async def write(self, held: Claimed, name: str, data: bytes) -> None:
+    async def write(self, held: ClaimedStep, name: str, data: bytes) -> None:
         self.artifacts[held.step_id, name] = data
         self.wrote[name].set()
 
@@ -39,11 +39,11 @@ class RunStepIO:
         """An artifact of JSON."""
         return orjson.loads(self.artifacts[step_id, name])
 
-    def step(self, kind: str, inputs: Mapping[str, Any], step_id: str | None = None) -> Step:
+    def step(self, kind: str, inputs: Mapping[str, Any], step_id: str | None = None) -> FlowStep:
         """A step of this run, as its worker gets it."""
         name = step_id or kind.partition("_")[0].lower()
         late = datetime(2026, 1, 1, tzinfo=UTC)
-        return Step(Claimed(1, 1, "run-1", name, kind, 1, 1, inputs, {}, late, None, None, is_plain=True), self)
+        return FlowStep(ClaimedStep(1, 1, "run-1", name, kind, 1, 1, inputs, {}, late, None, None, is_plain=True), self)
 
     async def do(self, workers: Workers, kind: str, inputs: Mapping[str, Any], step_id: str | None = None) -> Json:
         """The outputs of a step."""

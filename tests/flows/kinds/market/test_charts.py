@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.flows.contract import CHART_EXPORT
-from penstock.flows.kinds.market.candles import Series
+from penstock.flows.kinds.market.candles import CandleSeries
 from penstock.flows.kinds.market.charts import worker_charts
 from penstock.flows.kinds.market.manifest import ChartRequest
-from penstock.flows.kinds.market.renderers import LocalPainter, Painter, Picture
+from penstock.flows.kinds.market.renderers import ChartRenderer, LocalRenderer, Picture
 from penstock.flows.step import Workers
 from penstock.kernel.errors import Transient
 from tests.flows.kinds.market.chart_steps import FILES, HERE, asked, drawn_by, told
@@ -88,18 +88,18 @@ class _Stubborn:
     def __init__(self) -> None:
         self.hanging = asyncio.Event()
 
-    async def draw(self, request: ChartRequest, series: Series | None) -> Picture:
+    async def draw(self, request: ChartRequest, series: CandleSeries | None) -> Picture:
         if request.id == "crash":
             raise ZeroDivisionError("at line 7 of something private")
         if request.id == "hang":
             self.hanging.set()
             await asyncio.Event().wait()
-        return await LocalPainter().draw(request, series)
+        return await LocalRenderer().draw(request, series)
 
 
-def _done_by(painter: Painter) -> Workers:
+def _done_by(painter: ChartRenderer) -> Workers:
     @asynccontextmanager
-    async def opened() -> AsyncIterator[Painter]:
+    async def opened() -> AsyncIterator[ChartRenderer]:
         yield painter
 
     workers = Workers()

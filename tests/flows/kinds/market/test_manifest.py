@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from penstock.flows.kinds.market.manifest import (
     MANIFEST_LIMIT,
     REQUEST_LIMIT,
+    ChartFailure,
+    ChartItem,
     ChartRequest,
-    Failure,
-    Item,
-    Manifest,
+    ChartsManifest,
     chart_inputs,
     check_written,
     judged,
@@ -191,7 +191,7 @@ def test_a_picture_that_is_not_there_does_not_count() -> None:
 def test_a_manifest_of_hundreds_of_failures_fits_an_error() -> None:
     """F12: what is told of failures stays small, however many there are."""
     requests = [ChartRequest(id=f"r{n}") for n in range(REQUEST_LIMIT)]
-    failures = [Failure(id=each.id, code="IMAGE_ERROR", message="x" * 500) for each in requests]
+    failures = [ChartFailure(id=each.id, code="IMAGE_ERROR", message="x" * 500) for each in requests]
     data = manifest_of(requests, [], failures).as_bytes()
     error = verdict(data, {"requests": [{"id": each.id} for each in requests]}, ["manifest.json"])
     assert isinstance(error, StepError)
@@ -216,10 +216,10 @@ def test_a_manifest_is_read_as_it_was_written(data: st.DataObject) -> None:
     )
     came = data.draw(st.sets(st.sampled_from(ids)))
     requests = [ChartRequest(id=name) for name in ids]
-    items = [Item(id=name, name=f"{name}.png") for name in sorted(came)]
-    failures = [Failure(id=name, code="IMAGE_ERROR") for name in sorted({*ids} - came)]
+    items = [ChartItem(id=name, name=f"{name}.png") for name in sorted(came)]
+    failures = [ChartFailure(id=name, code="IMAGE_ERROR") for name in sorted({*ids} - came)]
     read = read_manifest(manifest_of(requests, items, failures).as_bytes())
-    assert isinstance(read, Manifest)
+    assert isinstance(read, ChartsManifest)
     assert [each.id for each in read.requested] == ids
     assert [each.id for each in read.items] == [name for name in ids if name in came]
     least = data.draw(st.integers(0, len(ids)))

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import CHART_EXPORT
 from penstock.flows.definition.spec import FlowSpec
-from penstock.flows.kinds.market.candles import Candle, Series
+from penstock.flows.kinds.market.candles import Candle, CandleSeries
 from penstock.flows.kinds.market.manifest import verdict
 from penstock.flows.kinds.market.ohlcv import OHLCV_EXPORT
 from penstock.flows.kinds.market.report import LLM_REPORT
@@ -50,7 +50,7 @@ TEMPLATE = make_workers(KindContext(FlowsSection()))
 @pytest.fixture
 def step_io() -> RunStepIO:
     step_io = RunStepIO()
-    step_io.artifacts["ohlcv", "1d.json"] = Series("TIDE", "1d", CANDLES).as_bytes()
+    step_io.artifacts["ohlcv", "1d.json"] = CandleSeries("TIDE", "1d", CANDLES).as_bytes()
     return step_io
 
 
@@ -75,7 +75,7 @@ def report(step_io: RunStepIO) -> str:
 async def test_odd_prices_have_facts_too(step_io: RunStepIO, price: float) -> None:
     """F13: what has no percentage has none; the report is written all the same."""
     candles = [Candle(BEGIN + n * DAY, price, price, price, price, 0.0) for n in range(60)]
-    step_io.artifacts["ohlcv", "1d.json"] = Series("", "1d", candles).as_bytes()
+    step_io.artifacts["ohlcv", "1d.json"] = CandleSeries("", "1d", candles).as_bytes()
     await step_io.do(TEMPLATE, LLM_REPORT, INPUTS, "report")
     assert "stood still" in report(step_io)
 
@@ -192,7 +192,7 @@ async def test_candles_that_cannot_be_read(step_io: RunStepIO, data: bytes | Non
 
 async def test_no_symbol_can_break_the_report(step_io: RunStepIO) -> None:
     """F13: symbols, titles and paths are text."""
-    step_io.artifacts["ohlcv", "1d.json"] = Series("<b>|x|\n# y", "1d", CANDLES).as_bytes()
+    step_io.artifacts["ohlcv", "1d.json"] = CandleSeries("<b>|x|\n# y", "1d", CANDLES).as_bytes()
     charts = [{"id": "a", "path": "charts/run-1/c/a) ![x](http.svg"}]
     await step_io.do(TEMPLATE, LLM_REPORT, {"files": FILES, "charts": charts}, "report")
     assert report(step_io).splitlines()[0] == r"# \<b\>\|x\| \# y market report"

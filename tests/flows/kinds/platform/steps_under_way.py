@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from penstock.flows.step import Handler, Step
+from penstock.flows.step import FlowStep, Handler
 from tests.flows.memory_step_io import done, failed
 from tests.support.types import Json
 
 
 @asynccontextmanager
-async def under_way(handler: Handler, step: Step) -> "AsyncIterator[asyncio.Task[Json]]":
+async def under_way(handler: Handler, step: FlowStep) -> "AsyncIterator[asyncio.Task[Json]]":
     """A step being worked on; at the end its worker dies, unless it is done."""
     task = asyncio.create_task(done(handler, step))
     try:
@@ -20,7 +20,7 @@ async def under_way(handler: Handler, step: Step) -> "AsyncIterator[asyncio.Task
         await asyncio.wait([task])
 
 
-async def is_stopped(handler: Handler, step: Step) -> None:
+async def is_stopped(handler: Handler, step: FlowStep) -> None:
     """A step that was told to stop does so where it would wait."""
     step.cancelled.set()
     assert (await failed(handler, step)).error.code == "CANCELLED"

@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from penstock.app.bridges import TiedFeeds
+from penstock.app.bridges import HarvestAdapter
 from penstock.flows.kinds.platform.harvest import harvest_worker
-from penstock.flows.step import Step
+from penstock.flows.step import FlowStep
 from penstock.harvest.contract import PLANS
 from tests.flows.kinds.platform.steps_under_way import is_stopped, under_way
 from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
@@ -25,7 +25,7 @@ async def one(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestStepper
         yield stepper
 
 
-def harvesting(attempt: int = 1, step_io: MemoryStepIO | None = None, **more: Any) -> Step:
+def harvesting(attempt: int = 1, step_io: MemoryStepIO | None = None, **more: Any) -> FlowStep:
     return held("harvest.run", {"feed": FEED, **more}, attempt=attempt, step_io=step_io)
 
 
@@ -45,7 +45,7 @@ async def planned(one: HarvestStepper, count: int = 1) -> UUID:
 
 async def test_a_feed_is_harvested_once_whoever_dies(one: HarvestStepper) -> None:
     """F14: a second attempt takes the run of the first over, under way or ended; the outputs tell what came of it."""
-    worker = harvest_worker(TiedFeeds(one.harvest))
+    worker = harvest_worker(HarvestAdapter(one.harvest))
     async with under_way(worker, harvesting(full=True)):
         run_id = await planned(one)
     async with under_way(worker, harvesting(2, full=True)) as task:
@@ -68,7 +68,7 @@ async def test_a_feed_is_harvested_once_whoever_dies(one: HarvestStepper) -> Non
 async def test_another_run_of_the_feed_comes_first(one: HarvestStepper) -> None:
     """F14: while somebody else's run is under way the step waits; then it has its own."""
     other, step_io = await one.harvest.start(FEED, "somebody"), MemoryStepIO()
-    async with under_way(harvest_worker(TiedFeeds(one.harvest)), harvesting(step_io=step_io)) as task:
+    async with under_way(harvest_worker(HarvestAdapter(one.harvest)), harvesting(step_io=step_io)) as task:
 
         async def waits() -> bool:
             return bool(step_io.logs)
@@ -83,7 +83,7 @@ async def test_another_run_of_the_feed_comes_first(one: HarvestStepper) -> None:
 
 async def test_a_run_that_failed_fails_its_step_and_the_next_attempt_has_another(one: HarvestStepper) -> None:
     """F10, F14: HARVEST_FAILED tells why; whoever tries the step again gets a run of its own."""
-    worker = harvest_worker(TiedFeeds(one.harvest))
+    worker = harvest_worker(HarvestAdapter(one.harvest))
     first = asyncio.create_task(failed(worker, harvesting()))
     run_id = await planned(one)
     await one.harvest.cancel(run_id, "test", "no more")
@@ -99,7 +99,7 @@ async def test_a_run_that_failed_fails_its_step_and_the_next_attempt_has_another
 
 async def test_a_step_that_cannot_harvest_says_so(one: HarvestStepper) -> None:
     """F14: a feed nobody knows is final; a step that is told to stop stops, and its run goes on."""
-    worker = harvest_worker(TiedFeeds(one.harvest))
+    worker = harvest_worker(HarvestAdapter(one.harvest))
     error = await failed(worker, held("harvest.run", {"feed": "pebbles"}))
     assert (error.error.code, error.retryable) == ("FEED_NOT_FOUND", False)
     await is_stopped(worker, harvesting())

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from penstock.app.bridges import TiedSuppliers
+from penstock.app.bridges import IngestAdapter
 from penstock.app.platform import open_workplace
 from penstock.flows.kinds.platform.ingest import ingest_worker
-from penstock.flows.step import Handler, Step
-from penstock.ingest.run.hooks import Hooks, Outcome
-from penstock.ingest.run.publish import Step as Place
+from penstock.flows.step import FlowStep, Handler
+from penstock.ingest.run.hooks import RunHooks, RunOutcome
+from penstock.ingest.run.publish import PublishStep as Place
 from penstock.ingest.run.run import Ingestion
-from penstock.ingest.workspace import Workplace
+from penstock.ingest.workspace import IngestWorkspace
 from penstock.settings import Settings
 from tests.flows.kinds.platform.steps_under_way import under_way
 from tests.flows.memory_step_io import done, failed, held
@@ -33,7 +33,7 @@ def ingest(tmp_path: Path) -> IngestHarness:
 
 
 @pytest.fixture
-def place(ingest: IngestHarness, database_url: str) -> Iterator[Workplace]:
+def place(ingest: IngestHarness, database_url: str) -> Iterator[IngestWorkspace]:
     document = {"database": {"url": database_url}, "ingest": {"root": str(ingest.root)}}
     with open_workplace(Settings.model_validate(document), uses_database=True) as place:
         yield place
@@ -42,14 +42,14 @@ def place(ingest: IngestHarness, database_url: str) -> Iterator[Workplace]:
 class CrashingWorkplace:
     """A workplace whose runs can be made to die at a step, or to do something there."""
 
-    def __init__(self, place: Workplace, at: Place | None = None, act: Callable[[], None] | None = None) -> None:
+    def __init__(self, place: IngestWorkspace, at: Place | None = None, act: Callable[[], None] | None = None) -> None:
         self.tree = place.tree
         self._place, self._at, self._act = place, at, act
 
     def deliver(self, supplier: str) -> dict[str, str]:
         return self._place.deliver(supplier)
 
-    def run(self, supplier: str, hooks: Hooks, *, waits: bool) -> Outcome:
+    def run(self, supplier: str, hooks: RunHooks, *, waits: bool) -> RunOutcome:
         def on_step(step: Place) -> None:
             hooks.on_step(step)
             if step is self._at:
@@ -58,12 +58,12 @@ class CrashingWorkplace:
         return self._place.run(supplier, replace(hooks, on_step=on_step), waits=waits)
 
 
-def ingesting(attempt: int = 1) -> Step:
+def ingesting(attempt: int = 1) -> FlowStep:
     return held("ingest.run", {"supplier": SUPPLIER}, attempt=attempt)
 
 
-def worker_in(place: Workplace | CrashingWorkplace) -> Handler:
-    return ingest_worker(TiedSuppliers(place), at_once=1)  # type: ignore[arg-type]
+def worker_in(place: IngestWorkspace | CrashingWorkplace) -> Handler:
+    return ingest_worker(IngestAdapter(place), at_once=1)  # type: ignore[arg-type]
 
 
 def passed(ingest: IngestHarness) -> list[str]:
@@ -73,7 +73,7 @@ def passed(ingest: IngestHarness) -> list[str]:
     return [one["run_id"] for one in told if one["status"] == "PASS"]
 
 
-async def test_a_file_is_published(ingest: IngestHarness, place: Workplace) -> None:
+async def test_a_file_is_published(ingest: IngestHarness, place: IngestWorkspace) -> None:
     """F14: the newest file of the inbox is published; the next attempt tells of the same run, and takes no other."""
     ingest.drop(snapshot({"A": 1, "B": 2}))
     outputs = await done(worker_in(place), ingesting())
@@ -88,7 +88,7 @@ async def test_a_file_is_published(ingest: IngestHarness, place: Workplace) -> N
 
 
 @pytest.mark.parametrize("at", list(Place))
-async def test_a_file_is_published_once_whoever_dies(ingest: IngestHarness, place: Workplace, at: Place) -> None:
+async def test_a_file_is_published_once_whoever_dies(ingest: IngestHarness, place: IngestWorkspace, at: Place) -> None:
     """F14: wherever the worker dies, the next attempt ends with the file published, by one run."""
     ingest.drop(snapshot({"A": 1}))
     with suppress(Killed):
@@ -98,14 +98,14 @@ async def test_a_file_is_published_once_whoever_dies(ingest: IngestHarness, plac
     assert await done(worker_in(place), ingesting(3)) == outputs
 
 
-async def test_without_a_file_there_is_nothing_to_publish(ingest: IngestHarness, place: Workplace) -> None:
+async def test_without_a_file_there_is_nothing_to_publish(ingest: IngestHarness, place: IngestWorkspace) -> None:
     """F14: FILE_MISSING, worth another try; what was published for others before does not count."""
     ingest.publish(snapshot({"A": 1}))
     error = await failed(worker_in(place), ingesting())
     assert (error.error.code, error.retryable) == ("FILE_MISSING", True)
 
 
-async def test_a_file_that_is_no_good_fails_the_step(ingest: IngestHarness, place: Workplace) -> None:
+async def test_a_file_that_is_no_good_fails_the_step(ingest: IngestHarness, place: IngestWorkspace) -> None:
     """F14: the run's failure is the step's, also at an attempt that finds the file gone; a better file is taken."""
     ingest.drop(snapshot({"A": "none"}))
     for attempt in (1, 2):
@@ -116,7 +116,7 @@ async def test_a_file_that_is_no_good_fails_the_step(ingest: IngestHarness, plac
     assert (await done(worker_in(place), ingesting(3)))["status"] == "PASS"
 
 
-async def test_another_run_of_the_supplier_may_be_quicker(ingest: IngestHarness, place: Workplace) -> None:
+async def test_another_run_of_the_supplier_may_be_quicker(ingest: IngestHarness, place: IngestWorkspace) -> None:
     """F14: while somebody else has the supplier the step waits; when he took the file, his run counts."""
     ingest.drop(snapshot({"A": 1}))
     holds, goes_on = threading.Event(), threading.Event()
@@ -127,7 +127,7 @@ async def test_another_run_of_the_supplier_may_be_quicker(ingest: IngestHarness,
             goes_on.wait()
 
     def somebody() -> None:
-        Ingestion(ingest.tree, "somebody", Hooks(on_step=wait_there)).run(SUPPLIER)
+        Ingestion(ingest.tree, "somebody", RunHooks(on_step=wait_there)).run(SUPPLIER)
 
     thread = threading.Thread(target=somebody)
     thread.start()
@@ -145,7 +145,7 @@ async def test_another_run_of_the_supplier_may_be_quicker(ingest: IngestHarness,
     assert [outputs["runId"]] == passed(ingest)
 
 
-class Refusals(TiedSuppliers):
+class Refusals(IngestAdapter):
     """Counts how often the supplier was locked."""
 
     refused = 0
@@ -158,11 +158,13 @@ class Refusals(TiedSuppliers):
             raise
 
 
-async def test_no_more_files_are_read_at_once_than_there_is_room_for(ingest: IngestHarness, place: Workplace) -> None:
+async def test_no_more_files_are_read_at_once_than_there_is_room_for(
+    ingest: IngestHarness, place: IngestWorkspace
+) -> None:
     """F14, F16: many steps may be handed out; the process reads so many files at a time."""
     busy, most = 0, 0
 
-    class CountingSuppliers(TiedSuppliers):
+    class CountingSuppliers(IngestAdapter):
         def run(self, *asked: Any) -> Any:
             nonlocal busy, most
             busy, most = busy + 1, max(most, busy + 1)
@@ -180,7 +182,7 @@ async def test_no_more_files_are_read_at_once_than_there_is_room_for(ingest: Ing
     assert ([one["status"] for one in ended], most) == (["PASS"] * 4, 1)
 
 
-async def test_a_run_of_ingest_stops_with_its_step(ingest: IngestHarness, place: Workplace) -> None:
+async def test_a_run_of_ingest_stops_with_its_step(ingest: IngestHarness, place: IngestWorkspace) -> None:
     """F9, F14: a step that is told to stop publishes nothing, and its file stays for the next."""
     ingest.drop(snapshot({"A": 1}))
     step = ingesting()

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from penstock.app.bridges import TiedDictionaries
+from penstock.app.bridges import RefdataAdapter
 from penstock.flows.kinds.platform.refdata import refdata_worker
-from penstock.flows.step import Step
+from penstock.flows.step import FlowStep
 from penstock.refdata import contract
-from penstock.refdata.model import Dict
+from penstock.refdata.model import DictionaryKey
 from tests.flows.kinds.platform.steps_under_way import is_stopped, under_way
 from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
 from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
 from tests.support.types import Json
 from tests.support.waiting import becomes
 
-LOOSE = Dict("acme", "LOOSE")
+LOOSE = DictionaryKey("acme", "LOOSE")
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def refdata(database_url: str) -> AsyncIterator[RefdataHarness]:
         yield refdata
 
 
-def publish(attempt: int = 1, step_io: MemoryStepIO | None = None, mode: str = "SNAPSHOT", **more: Any) -> Step:
+def publish(attempt: int = 1, step_io: MemoryStepIO | None = None, mode: str = "SNAPSHOT", **more: Any) -> FlowStep:
     inputs = {"tenant": "acme", "dictionary": "LOOSE", "mode": mode, **more}
     return held("refdata.publish", inputs, attempt=attempt, step_io=step_io)
 
@@ -47,7 +47,7 @@ async def on_the_bus(refdata: RefdataHarness, count: int = 1) -> None:
 
 async def test_a_dictionary_is_published(refdata: RefdataHarness) -> None:
     """F14: a SNAPSHOT replaces all, a DELTA some; the step ends with the version that is committed."""
-    worker = refdata_worker(TiedDictionaries(refdata.refdata))
+    worker = refdata_worker(RefdataAdapter(refdata.refdata))
     for mode, given, version, left in (
         ("SNAPSHOT", items(2), 1, {"k0": {"n": 0}, "k1": {"n": 1}}),
         ("DELTA", [{"key": "k0", "op": "DELETE"}, upsert("k2", 5)], 2, {"k1": {"n": 1}, "k2": 5}),
@@ -67,7 +67,7 @@ async def test_a_dictionary_is_published_once_whoever_dies(
 ) -> None:
     """F14: in chunks, with a worker that died between them and one after, it is the same versions and no more."""
     monkeypatch.setattr(contract, "_ITEM_ROOM", 70)  # bytes: two items
-    worker = refdata_worker(TiedDictionaries(refdata.refdata))
+    worker = refdata_worker(RefdataAdapter(refdata.refdata))
     async with under_way(worker, publish(items=items(5), mode=mode)):
         await on_the_bus(refdata)
     async with under_way(worker, publish(2, items=items(5), mode=mode)) as task:
@@ -93,7 +93,7 @@ async def test_a_dictionary_is_published_from_an_artifact(refdata: RefdataHarnes
     step_io = MemoryStepIO(
         artifacts={("before", "rates"): (f"[{one},\n{two}]{end}" if is_list else f"{one}\n{two}{end}").encode()}
     )
-    worker = refdata_worker(TiedDictionaries(refdata.refdata))
+    worker = refdata_worker(RefdataAdapter(refdata.refdata))
     given: Json = {"from": {"step": "before", "artifact": "rates"}}
     step = publish(step_io=step_io, **given)
     async with under_way(worker, step) as task:
@@ -106,7 +106,7 @@ async def test_a_dictionary_is_published_from_an_artifact(refdata: RefdataHarnes
 
 async def test_what_refdata_refuses_fails_the_step_and_the_next_attempt_sends_it_anew(refdata: RefdataHarness) -> None:
     """F10, F14: the reason is the step's error; once it is mended, a second attempt is a command of its own."""
-    worker = refdata_worker(TiedDictionaries(refdata.refdata))
+    worker = refdata_worker(RefdataAdapter(refdata.refdata))
     first = asyncio.create_task(failed(worker, publish(items=items(3))))
     await on_the_bus(refdata)
     await refdata.apply(max_items=2)
@@ -133,11 +133,11 @@ async def test_what_refdata_refuses_fails_the_step_and_the_next_attempt_sends_it
 )
 async def test_what_cannot_be_published_is_not_sent(refdata: RefdataHarness, more: Json, code: str) -> None:
     """F14: a mistake in the items or the names is final, and told before anything is sent."""
-    error = await failed(refdata_worker(TiedDictionaries(refdata.refdata)), publish(**more))
+    error = await failed(refdata_worker(RefdataAdapter(refdata.refdata)), publish(**more))
     assert (error.error.code, error.retryable) == (code, False)
     assert await refdata.bus.backlog(refdata.topic) == 0
 
 
 async def test_a_step_that_waits_for_a_commit_can_be_stopped(refdata: RefdataHarness) -> None:
     """F9, F14: nobody applies, and the step does not wait for ever."""
-    await is_stopped(refdata_worker(TiedDictionaries(refdata.refdata)), publish(items=items(1)))
+    await is_stopped(refdata_worker(RefdataAdapter(refdata.refdata)), publish(items=items(1)))

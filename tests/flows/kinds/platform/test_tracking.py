@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.app.bridges import TiedFiles
+from penstock.app.bridges import TrackingAdapter
 from penstock.flows.kinds.platform.tracking import tracking_worker
-from penstock.flows.step import Step
+from penstock.flows.step import FlowStep
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Transient
 from penstock.tracking.config import TrackingSection
@@ -30,7 +30,7 @@ async def tracking(db: Database) -> AsyncIterator[Tracking]:
         yield tracking
 
 
-class CountingFiles(TiedFiles):
+class CountingFiles(TrackingAdapter):
     """Counts the looks; the first one is told that nobody answers."""
 
     looks = 0
@@ -48,7 +48,7 @@ async def take(tracking: Tracking, stage: Stage, *shards: int) -> None:
         await tracking.move(stage, "done", "f", shard, actor="test")
 
 
-def waiting(**more: Any) -> Step:
+def waiting(**more: Any) -> FlowStep:
     return held("tracking.wait", {"filename": "f", "pollSeconds": 0.2, **more})
 
 
@@ -88,7 +88,7 @@ async def test_a_shard_that_failed_fails_the_step(tracking: Tracking) -> None:
     await tracking.move(INGEST, "done", "f", actor="test")
     await take(tracking, SPLITTER, 0, 1, 2)
     await tracking.move(WORKER, "fail", "f", 1, actor="test", reason="disk full")
-    worker = tracking_worker(TiedFiles(tracking))
+    worker = tracking_worker(TrackingAdapter(tracking))
     error = await failed(worker, waiting())
     assert (error.error.code, error.retryable) == ("TRACKING_FAILED", True)
     assert list(error.error.details["shards"]) == ["1"]
@@ -98,4 +98,4 @@ async def test_a_shard_that_failed_fails_the_step(tracking: Tracking) -> None:
 
 async def test_a_step_that_waits_for_a_file_can_be_stopped(tracking: Tracking) -> None:
     """F9, F14: a file may never come."""
-    await is_stopped(tracking_worker(TiedFiles(tracking)), waiting())
+    await is_stopped(tracking_worker(TrackingAdapter(tracking)), waiting())

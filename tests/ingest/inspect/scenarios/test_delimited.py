@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.ingest.contract import Status
+from penstock.ingest.contract import IngestRunStatus
 from tests.ingest.inspect.proposals import columns, proposed, ran
 
 MESSY_HEADER = [
@@ -75,7 +75,7 @@ def test_a_messy_semicolon_csv(encoding: str, tmp_path: Path) -> None:
     assert found["qty"]["at_least"] is True
     assert any("'есть' is read as 1" in warning for warning in inspection.warnings)
     result = ran(file, inspection, tmp_path)
-    assert result.manifest.status is Status.PASS
+    assert result.manifest.status is IngestRunStatus.PASS
     assert result.by("sku") == facts
     assert result.manifest.bad_rows == 0
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.ingest.contract import Status
+from penstock.ingest.contract import IngestRunStatus
 from tests.ingest.inspect.proposals import columns, proposed, ran
 
 
@@ -44,7 +44,7 @@ def test_nested_json(tmp_path: Path) -> None:
     assert columns(inspection)["active"]["values"] == {"true": True, "false": False}
     assert inspection.config["key"] == ["sku"]
     result = ran(file, inspection, tmp_path)
-    assert result.manifest.status is Status.PASS
+    assert result.manifest.status is IngestRunStatus.PASS
     assert result.payloads == expected(120)
 
 

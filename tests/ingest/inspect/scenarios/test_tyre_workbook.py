@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest.contract import Status
+from penstock.ingest.contract import IngestRunStatus
 from penstock.ingest.inspect.report import Inspection
 from tests.ingest.inspect.proposals import columns, proposed, ran
 from tests.ingest.inspect.scenarios.tyre_workbook import Truth, tyre_workbook
@@ -64,7 +64,7 @@ def test_a_run_with_the_proposal_gives_the_facts(workbook: tuple[Path, Truth, In
     """I17, I18: what is proposed turns every row of every sheet into the fact it was made from."""
     file, truth, inspection = workbook
     result = ran(file, inspection, tmp_path)
-    assert result.manifest.status is Status.PASS
+    assert result.manifest.status is IngestRunStatus.PASS
     found = {(fact["category_key"], fact["payload"]["sku"]): fact["payload"] for fact in result.facts}
     expected = {key: fact for key, fact in truth.facts.items() if key not in truth.odd}
     assert found.keys() == expected.keys()

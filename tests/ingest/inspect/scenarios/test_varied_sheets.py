@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import xlsxwriter  # type: ignore[import-untyped]
 
-from penstock.ingest.contract import Status
+from penstock.ingest.contract import IngestRunStatus
 from tests.ingest.inspect.proposals import columns, proposed, ran
 
 _SPELLINGS = {
@@ -94,7 +94,7 @@ def test_sheets_of_many_hands_become_one_configuration(seed: int, tmp_path: Path
     assert "sheets" not in inspection.config["source"]
     assert inspection.config["key"] == ["sku"]
     result = ran(file, inspection, tmp_path)
-    assert result.manifest.status is Status.PASS
+    assert result.manifest.status is IngestRunStatus.PASS
     assert result.by("sku") == made.facts
     assert any("rows with a single cell" in warning for warning in inspection.warnings)
     assert result.manifest.bad_rows in (0, made.sections)

@@ -6,7 +6,7 @@ from typing import Any
 
 import xlsxwriter  # type: ignore[import-untyped]
 
-from penstock.ingest.contract import Status
+from penstock.ingest.contract import IngestRunStatus
 from tests.ingest.inspect.proposals import columns, proposed, ran
 
 Sheet = list[list[Any]]
@@ -67,7 +67,7 @@ def test_sections_too_many_to_name_cannot_pass_for_data(tmp_path: Path) -> None:
     assert "skip_rows" not in inspection.config["source"]
     assert any("will be bad rows" in warning for warning in inspection.warnings)
     result = ran(file, inspection, tmp_path)
-    assert result.manifest.status is Status.PASS
+    assert result.manifest.status is IngestRunStatus.PASS
     assert len(result.facts) == 600
     assert result.manifest.bad_rows == 40
 

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka import Message as Record
 
-from penstock.kernel.bus import Delivering, Message
+from penstock.kernel.bus import BusMessage, DeliveryStream
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.outcome import Failed
 from tests.kernel.bus.backends import new_topic
@@ -27,7 +27,7 @@ async def test_what_others_wrote_is_shown_and_kept_byte_for_byte(broker: Kafka) 
         async with asyncio.timeout(WITHIN):
             while not (taken := await subscription.take(10)):
                 await subscription.wait(1)
-        assert taken[0].message == Message(topic, "��", b"", {"h": "�", "none": ""})
+        assert taken[0].message == BusMessage(topic, "��", b"", {"h": "�", "none": ""})
         await subscription.settle([(taken[0], Failed("no JSON"))])
         [letter] = await bus.dead_letters(topic)
         assert (letter.message, letter.reason) == (taken[0].message, "no JSON")
@@ -56,15 +56,15 @@ async def test_a_broker_that_goes_and_comes_back_costs_nothing() -> None:
     topic = new_topic()
     with mock_cluster() as cluster:
         async with bus_on(cluster.kafka, timeout=2 * SECOND) as bus:
-            await bus.publish([Message(topic, "a", str(n).encode()) for n in range(3)])
-            lease = Delivering(lease_for=2 * SECOND)
+            await bus.publish([BusMessage(topic, "a", str(n).encode()) for n in range(3)])
+            lease = DeliveryStream(lease_for=2 * SECOND)
             async with bus.subscribe(topic, worker="unlucky", delivering=lease) as subscription:
                 async with asyncio.timeout(WITHIN):
                     while not await subscription.take(2):
                         await subscription.wait(1)
                 cluster.go_down()
                 with pytest.raises(Transient) as failure:
-                    await bus.publish([Message(topic, "a", b"lost")])
+                    await bus.publish([BusMessage(topic, "a", b"lost")])
                 assert failure.value.code == "BUS_DOWN"
             cluster.come_up()
             handled = await handle_all(bus, topic, 3)

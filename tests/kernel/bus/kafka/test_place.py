@@ -6,32 +6,37 @@ from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.bus.kafka.place import FULL_COUNT, Mark, Place, plan
+from penstock.kernel.bus.kafka.place import FULL_COUNT, CommitMetadata, PartitionOffset, plan
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 offsets = st.none() | st.integers(0, 2**62)
 marks = st.builds(
-    Mark, st.integers(0, 2**62), st.integers(0, 100), offsets, offsets, st.none() | st.datetimes(timezones=st.just(UTC))
+    CommitMetadata,
+    st.integers(0, 2**62),
+    st.integers(0, 100),
+    offsets,
+    offsets,
+    st.none() | st.datetimes(timezones=st.just(UTC)),
 )
 
 
 @given(marks)
-def test_a_mark_is_read_as_it_was_written(mark: Mark) -> None:
+def test_a_mark_is_read_as_it_was_written(mark: CommitMetadata) -> None:
     """What the next holder learns is what the last one knew; and it fits into what a broker keeps, 4096 bytes."""
-    assert Mark.load(mark.dump()) == mark
+    assert CommitMetadata.load(mark.dump()) == mark
     assert len(mark.dump()) < 4_096
 
 
 @given(st.none() | st.text())
 def test_a_mark_of_somebody_else_means_nothing(text: str | None) -> None:
     """Tools that move a group's position leave their own text; that is no death of a worker."""
-    assert Mark.load(text) == Mark()
+    assert CommitMetadata.load(text) == CommitMetadata()
 
 
-def place(partition: int, count: int, mark: Mark | None = None) -> Place:
+def place(partition: int, count: int, mark: CommitMetadata | None = None) -> PartitionOffset:
     """A partition with *count* messages fetched, its last holder's mark at the first."""
-    made = Place(partition)
-    made.learn(0, (mark or Mark()).dump())
+    made = PartitionOffset(partition)
+    made.learn(0, (mark or CommitMetadata()).dump())
     for offset in range(count):
         made.add(Record(topic="t", partition=partition, offset=offset, key=b"k", value=b"v"))
     return made
@@ -39,7 +44,7 @@ def place(partition: int, count: int, mark: Mark | None = None) -> Place:
 
 def test_a_suspect_is_planned_alone() -> None:
     """A message that was out when its worker died goes alone when it has waited longest; until then it waits."""
-    sound, suspect = place(0, 5), place(1, 5, Mark(out_upto=2))
+    sound, suspect = place(0, 5), place(1, 5, CommitMetadata(out_upto=2))
     assert plan([sound, suspect], 10, NOW) == [(sound, 5)]
     sound.taken_at = 1.0
     assert plan([sound, suspect], 10, NOW) == [(suspect, 1)]

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.kernel.bus import Message
+from penstock.kernel.bus import BusMessage
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig, Invalid, Transient
 from tests.kernel.bus.backends import NOWHERE, new_topic
@@ -17,7 +17,7 @@ SECOND = timedelta(seconds=1)
 async def test_the_outbox_keeps_what_could_not_be_sent(broker: Kafka, db: Database) -> None:
     """R8: what a transaction published is sent, in order, when Kafka is back; it is sent once while nothing fails."""
     topic = new_topic()
-    messages = [Message(topic, "a", str(n).encode(), {"n": str(n)}) for n in range(3)]
+    messages = [BusMessage(topic, "a", str(n).encode(), {"n": str(n)}) for n in range(3)]
     async with bus_on(Kafka(NOWHERE, is_real=False), db, timeout=SECOND) as bus:
         async with db.transaction() as tx:
             await bus.publish(messages, tx=tx)
@@ -39,4 +39,4 @@ async def test_a_message_is_measured_with_its_headers(broker: Kafka) -> None:
     """R8: what Kafka would refuse later, and block the outbox with, is refused when it is published."""
     async with bus_on(broker) as bus:
         with pytest.raises(Invalid, match="with its key and headers"):
-            await bus.publish([Message(new_topic(), "a", b"", {"h": "x" * 1_000_000})])
+            await bus.publish([BusMessage(new_topic(), "a", b"", {"h": "x" * 1_000_000})])

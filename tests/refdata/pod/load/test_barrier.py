@@ -9,12 +9,12 @@ from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict
 from penstock.kernel.tasks.wait import ended
 from penstock.refdata import store
-from penstock.refdata.dictionaries.reader import Rows, Snapshot
-from penstock.refdata.model import Dict, Mark
-from penstock.refdata.pod.ipc import Reach
+from penstock.refdata.dictionaries.reader import DictionarySnapshot, Rows
+from penstock.refdata.model import DictionaryKey, VersionStamp
+from penstock.refdata.pod.ipc import ReachRequest
 from penstock.refdata.pod.load import barrier
-from penstock.refdata.pod.load.dictionary_state import Holding
-from penstock.refdata.pod.load.loader import Loads
+from penstock.refdata.pod.load.dictionary_state import DictionaryState
+from penstock.refdata.pod.load.loader import DictionaryLoads
 from tests.refdata.pod.conftest import Pods
 from tests.refdata.pod.harness import PodAnswer, PodHarness
 from tests.support.waiting import becomes
@@ -26,14 +26,14 @@ COUNTRY = {"name": "Ruritania"}
 @pytest.fixture
 def may_load(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """While it is not set, loads are held up."""
-    is_open, load = asyncio.Event(), Loads.__call__
+    is_open, load = asyncio.Event(), DictionaryLoads.__call__
 
-    async def held_up(self: Loads, holding: Holding, *, anew: bool) -> Mark:
+    async def held_up(self: DictionaryLoads, holding: DictionaryState, *, anew: bool) -> VersionStamp:
         await is_open.wait()
         return await load(self, holding, anew=anew)
 
     is_open.set()
-    monkeypatch.setattr(Loads, "__call__", held_up)
+    monkeypatch.setattr(DictionaryLoads, "__call__", held_up)
     return is_open
 
 
@@ -47,7 +47,7 @@ class HeldQuestions:
         self._ask = store.readable_version
         monkeypatch.setattr(store, "readable_version", self)
 
-    async def __call__(self, connection: Connection, target: Dict) -> tuple[int, int | None]:
+    async def __call__(self, connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
         self.count += 1
         await self.may_answer.wait()
         return await self._ask(connection, target)
@@ -180,9 +180,9 @@ async def test_fallbacks_at_once_are_capped(
 ) -> None:
     """R21: the primary reads for a few at a time; the others wait their turn, and all are answered."""
     running: list[int] = [0]
-    may_read, only = asyncio.Event(), Snapshot.only
+    may_read, only = asyncio.Event(), DictionarySnapshot.only
 
-    async def held_up(self: Snapshot, keys: list[str]) -> Rows | None:
+    async def held_up(self: DictionarySnapshot, keys: list[str]) -> Rows | None:
         running.append(running[-1] + 1)
         await may_read.wait()
         try:
@@ -196,7 +196,7 @@ async def test_fallbacks_at_once_are_capped(
     async with pods(fallbacks=2, barrierWaitMs=0, fallbackTimeoutMs=60_000) as pod:
         may_load.clear()
         version = await pod.put("LOOSE", {"a": 2})
-        monkeypatch.setattr(Snapshot, "only", held_up)
+        monkeypatch.setattr(DictionarySnapshot, "only", held_up)
         readers = [asyncio.create_task(pod.get("LOOSE/items/a", least=version)) for _ in range(20)]
         await pod.wait_for_readers(20)
         await becomes(are_reading, "two of them to read")
@@ -230,7 +230,7 @@ async def test_a_fallback_that_finds_less_gives_nothing(
     version = await pod.hold("LOOSE", {"a": 1})
     may_load.clear()
 
-    async def was_there(connection: Connection, target: Dict) -> tuple[int, int | None]:
+    async def was_there(connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
         return version + 5, None
 
     monkeypatch.setattr(store, "readable_version", was_there)
@@ -258,4 +258,4 @@ async def barrier_read(pod: PodHarness) -> None:
     """Wait at the barrier itself, for a version that never comes."""
     assert pod.pod.desk._behind is not None
     with pytest.raises(Conflict):
-        await pod.pod.desk._behind[1].reach(Reach("acme", "LOOSE", ABSURD, "items", ["a"]))
+        await pod.pod.desk._behind[1].reach(ReachRequest("acme", "LOOSE", ABSURD, "items", ["a"]))

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from penstock.kernel.errors import Corrupt, PenstockError, Transient
-from penstock.refdata.model import Dict, Mark
+from penstock.refdata.model import DictionaryKey, VersionStamp
 from penstock.refdata.pod.load import dictionary_state as holdings
-from penstock.refdata.pod.load.dictionary_state import Holding, Pace
+from penstock.refdata.pod.load.dictionary_state import DictionaryState, LoadPace
 
 FOREVER = 3600.0
 PATIENCE = 30.0
@@ -21,14 +21,14 @@ TURNS = 50  # of the loop: enough for whatever is about to happen without waitin
 class Call:
     """One load under way, ended as the test says."""
 
-    def __init__(self, holding: Holding, *, anew: bool) -> None:
+    def __init__(self, holding: DictionaryState, *, anew: bool) -> None:
         self.holding = holding
         self.anew = anew
         self.began_at = asyncio.get_running_loop().time()
-        self.end: asyncio.Future[Mark] = asyncio.get_running_loop().create_future()
+        self.end: asyncio.Future[VersionStamp] = asyncio.get_running_loop().create_future()
 
     def held(self, version: int) -> None:
-        self.end.set_result(Mark(version, version))
+        self.end.set_result(VersionStamp(version, version))
 
     def fail(self, error: PenstockError = DOWN) -> None:
         self.end.set_exception(error)
@@ -44,7 +44,7 @@ class Script:
         self.most_running = 0
         self.parts = False  # whether a load lets the pods part first, as a full one does
 
-    async def __call__(self, holding: Holding, *, anew: bool) -> Mark:
+    async def __call__(self, holding: DictionaryState, *, anew: bool) -> VersionStamp:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -72,12 +72,12 @@ def script() -> Script:
     return Script()
 
 
-def made(script: Script, *, debounce: float = 0.0, jitter: float = 0.0) -> Holding:
-    return Holding(Dict("acme", "LOOSE"), Pace(debounce, jitter, asyncio.Semaphore(1)), script)
+def made(script: Script, *, debounce: float = 0.0, jitter: float = 0.0) -> DictionaryState:
+    return DictionaryState(DictionaryKey("acme", "LOOSE"), LoadPace(debounce, jitter, asyncio.Semaphore(1)), script)
 
 
 @pytest.fixture
-async def held(script: Script) -> AsyncIterator[Holding]:
+async def held(script: Script) -> AsyncIterator[DictionaryState]:
     """Loaded at version 1, with nothing to wait for between loads."""
     holding = made(script)
     await load_first(holding, script)
@@ -85,7 +85,7 @@ async def held(script: Script) -> AsyncIterator[Holding]:
     await holding.end()
 
 
-async def load_first(holding: Holding, script: Script) -> None:
+async def load_first(holding: DictionaryState, script: Script) -> None:
     holding.want(1)
     call = await script.next()
     assert call.anew
@@ -93,14 +93,14 @@ async def load_first(holding: Holding, script: Script) -> None:
     await idle(holding)
 
 
-async def idle(holding: Holding) -> None:
+async def idle(holding: DictionaryState) -> None:
     """Return when nothing is wanted that is not held."""
     async with asyncio.timeout(PATIENCE):
         while holding._task is not None:
             await asyncio.wait([holding._task])
 
 
-async def test_one_load_at_a_time(held: Holding, script: Script) -> None:
+async def test_one_load_at_a_time(held: DictionaryState, script: Script) -> None:
     """R19: whatever is wanted meanwhile is one more load, not many."""
     held.want(2)
     first = await script.next()
@@ -116,7 +116,7 @@ async def test_one_load_at_a_time(held: Holding, script: Script) -> None:
     assert (script.most_running, len(script.calls), held.version, held.lag) == (1, 3, 49, 0)
 
 
-async def test_a_load_begun_before_a_version_is_not_taken_for_it(held: Holding, script: Script) -> None:
+async def test_a_load_begun_before_a_version_is_not_taken_for_it(held: DictionaryState, script: Script) -> None:
     """R19: whoever waits for a version sees no load that began before it, even if nobody else wants another."""
     held.want(2)
     early = await script.next()
@@ -130,7 +130,7 @@ async def test_a_load_begun_before_a_version_is_not_taken_for_it(held: Holding, 
         await waiting
 
 
-async def test_a_version_wanted_again_during_a_load_is_not_lost(held: Holding, script: Script) -> None:
+async def test_a_version_wanted_again_during_a_load_is_not_lost(held: DictionaryState, script: Script) -> None:
     """R19: a load begun before a version was committed does not settle the wish for it, though its number is known."""
     held.want(3)  # somebody told of it too early
     early = await script.next()
@@ -141,7 +141,9 @@ async def test_a_version_wanted_again_during_a_load_is_not_lost(held: Holding, s
     await held.reaches(3)
 
 
-async def test_a_version_the_primary_does_not_have_is_not_waited_for_for_ever(held: Holding, script: Script) -> None:
+async def test_a_version_the_primary_does_not_have_is_not_waited_for_for_ever(
+    held: DictionaryState, script: Script
+) -> None:
     """R19, R24: the primary has the last word, and the lag says so."""
     held.want(10**15)
     assert held.lag == 10**15 - 1
@@ -243,11 +245,11 @@ async def test_what_never_was_loaded_is_tried_until_it_is(script: Script) -> Non
 
 async def test_no_more_loads_at_once_than_there_are_slots(script: Script) -> None:
     """R19: over all dictionaries; those that wait after a failure take no slot."""
-    pace = Pace(0.0, 0.0, asyncio.Semaphore(3))
-    many = [Holding(Dict("acme", str(number)), pace, script) for number in range(40)]
+    pace = LoadPace(0.0, 0.0, asyncio.Semaphore(3))
+    many = [DictionaryState(DictionaryKey("acme", str(number)), pace, script) for number in range(40)]
     for holding in many:
         holding.want(1, at_once=True)
-    failed: set[Holding] = set()
+    failed: set[DictionaryState] = set()
     while not all(holding.version == 1 for holding in many):
         call = await script.next()
         assert script.running <= 3
@@ -261,7 +263,7 @@ async def test_no_more_loads_at_once_than_there_are_slots(script: Script) -> Non
     assert (script.most_running, len(script.calls)) == (3, 50)
 
 
-async def test_anew_during_a_load_is_one_more_load(held: Holding, script: Script) -> None:
+async def test_anew_during_a_load_is_one_more_load(held: DictionaryState, script: Script) -> None:
     """R24: what is under way builds on what cannot be built upon; the next does not."""
     held.want(2)
     first = await script.next()
@@ -277,8 +279,8 @@ async def test_anew_during_a_load_is_one_more_load(held: Holding, script: Script
 
 async def test_the_end_of_a_load_under_way(script: Script) -> None:
     """R19: it is cancelled, gives its slot back, and nothing begins again."""
-    pace = Pace(0.0, 0.0, asyncio.Semaphore(1))
-    first, second = (Holding(Dict("acme", code), pace, script) for code in "AB")
+    pace = LoadPace(0.0, 0.0, asyncio.Semaphore(1))
+    first, second = (DictionaryState(DictionaryKey("acme", code), pace, script) for code in "AB")
     first.want(1)
     second.want(1)
     call = await script.next()

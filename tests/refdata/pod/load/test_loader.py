@@ -11,15 +11,15 @@ from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import NotFound, Transient
 from penstock.refdata import store
 from penstock.refdata.dictionaries import kept_versions
-from penstock.refdata.dictionaries.reader import Rows, Snapshot
-from penstock.refdata.model import Dict
+from penstock.refdata.dictionaries.reader import DictionarySnapshot, Rows
+from penstock.refdata.model import DictionaryKey
 from penstock.refdata.pod.load import loader
-from penstock.refdata.pod.load.loader import Loads
+from penstock.refdata.pod.load.loader import DictionaryLoads
 from penstock.refdata.store import stamp_of
 from tests.refdata.harness import delete
 from tests.refdata.pod.harness import PodHarness
 
-LOOSE = Dict("acme", "LOOSE")
+LOOSE = DictionaryKey("acme", "LOOSE")
 
 
 def loaded(pod: PodHarness, code: str, kind: str) -> float:
@@ -38,23 +38,23 @@ async def test_keys_that_cannot_be_looked_up_in_time_are_loaded_with_all(
     await pod.hold("LOOSE", {"a": 1})
     tries = 0
 
-    async def never(_snapshot: Snapshot, _keys: Sequence[str]) -> Rows | None:
+    async def never(_snapshot: DictionarySnapshot, _keys: Sequence[str]) -> Rows | None:
         nonlocal tries
         tries += 1
         await asyncio.Event().wait()
         return None
 
-    only = Snapshot.only
-    monkeypatch.setattr(Snapshot, "only", never)
+    only = DictionarySnapshot.only
+    monkeypatch.setattr(DictionarySnapshot, "only", never)
     with monkeypatch.context() as impatient:
         impatient.setattr(loader, "_CHANGES_WITHIN", 0.05)
         await pod.hold("LOOSE", {"a": "once"})
-    monkeypatch.setattr(Snapshot, "only", only)
+    monkeypatch.setattr(DictionarySnapshot, "only", only)
     before = loaded(pod, "LOOSE", "delta")
     await pod.hold("LOOSE", {"a": "quick again"})
     assert (tries, loaded(pod, "LOOSE", "delta")) == (1, before + 1)
     monkeypatch.setattr(loader, "_CHANGES_WITHIN", 0.05)
-    monkeypatch.setattr(Snapshot, "only", never)
+    monkeypatch.setattr(DictionarySnapshot, "only", never)
     for number in range(4):
         await pod.hold("LOOSE", {"a": number})
         assert (await pod.get("LOOSE/items/a")).json == number
@@ -79,13 +79,13 @@ async def test_a_load_that_does_not_get_on_makes_old_data(pod: PodHarness, monke
     assert pod.pod._loader is not None
     pod.pod._loader._patience = 0.1
     may_load = asyncio.Event()
-    load = Loads.__call__
+    load = DictionaryLoads.__call__
 
-    async def stuck(self: Loads, holding: Any, *, anew: bool) -> Any:
+    async def stuck(self: DictionaryLoads, holding: Any, *, anew: bool) -> Any:
         await may_load.wait()
         return await load(self, holding, anew=anew)
 
-    monkeypatch.setattr(Loads, "__call__", stuck)
+    monkeypatch.setattr(DictionaryLoads, "__call__", stuck)
     await pod.put("LOOSE", {"a": 2})
     while "X-Data-Age" not in (found := await pod.get("LOOSE/items/a")).headers:
         assert (found.json, found.version) == (1, version)
@@ -124,18 +124,18 @@ async def test_readers_of_a_pinned_dictionary_do_not_load_the_primary(
     """R21, R30: however many ask for a version above the pin, one question answers all of them."""
     await pod.harness.refdata.keeping.pin(LOOSE, await pod.hold("LOOSE", {"a": 1}))
     version = await pod.put("LOOSE", {"a": 2})
-    ask, asked, read = store.readable_version, 0, Snapshot.any_of
+    ask, asked, read = store.readable_version, 0, DictionarySnapshot.any_of
 
-    async def counted(connection: Connection, target: Dict) -> tuple[int, int | None]:
+    async def counted(connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
         nonlocal asked
         asked += 1
         return await ask(connection, target)
 
-    async def unread(_snapshot: Snapshot, _keys: Sequence[str]) -> Rows:
+    async def unread(_snapshot: DictionarySnapshot, _keys: Sequence[str]) -> Rows:
         raise AssertionError(f"{read.__name__} was called")
 
     monkeypatch.setattr(store, "readable_version", counted)
-    monkeypatch.setattr(Snapshot, "any_of", unread)
+    monkeypatch.setattr(DictionarySnapshot, "any_of", unread)
     answers = await asyncio.gather(*(pod.get("LOOSE/items/a", least=version) for _ in range(200)))
     assert {(one.status, one.json["code"]) for one in answers} == {(409, "VERSION_PINNED")}
     assert asked < 100

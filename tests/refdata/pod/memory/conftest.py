@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from penstock.refdata.pod.memory.reader import View
-from penstock.refdata.pod.memory.writer import Memory
+from penstock.refdata.pod.memory.reader import MemoryView
+from penstock.refdata.pod.memory.writer import MemoryWriter
 from tests.refdata.pod.memory.held_memory import LIMIT
 
 
 @pytest.fixture
-def held(tmp_path: Path) -> Iterator[Memory]:
-    kept = Memory(tmp_path, limit=LIMIT)
+def held(tmp_path: Path) -> Iterator[MemoryWriter]:
+    kept = MemoryWriter(tmp_path, limit=LIMIT)
     yield kept
     kept.close()
 
 
 @pytest.fixture
-def view(held: Memory) -> Iterator[View]:
+def view(held: MemoryWriter) -> Iterator[MemoryView]:
     seen = held.view()
     yield seen
     seen.txn.abort()

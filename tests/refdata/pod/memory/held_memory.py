@@ -1,14 +1,14 @@
 """The memory of a pod for tests, and what is in it."""
 
-from penstock.refdata.model import Dict, Mark
-from penstock.refdata.pod.memory.writer import Memory
+from penstock.refdata.model import DictionaryKey, VersionStamp
+from penstock.refdata.pod.memory.writer import MemoryWriter
 
-TARGET = Dict("acme", "LOOSE")
+TARGET = DictionaryKey("acme", "LOOSE")
 LIMIT = 16 * 1024 * 1024
 Items = dict[str, str]
 
 
-def load(held: Memory, mark: Mark, items: Items, target: Dict = TARGET) -> None:
+def load(held: MemoryWriter, mark: VersionStamp, items: Items, target: DictionaryKey = TARGET) -> None:
     generation = held.begin()
     assert held.fill(generation, items.items()) == len(items)
     held.publish(target, generation, mark, len(items))

@@ -9,32 +9,32 @@ import pytest
 
 from penstock.kernel.errors import Transient
 from penstock.refdata.config import TenantSection
-from penstock.refdata.model import Dict, Mark
+from penstock.refdata.model import DictionaryKey, VersionStamp
 from penstock.refdata.pod.memory import layout, writer
-from penstock.refdata.pod.memory.reader import Changed, View
-from penstock.refdata.pod.memory.writer import Memory
+from penstock.refdata.pod.memory.reader import MemoryView, VersionChange
+from penstock.refdata.pod.memory.writer import MemoryWriter
 from penstock.refdata.pod.serve import responses
-from penstock.refdata.pod.serve.handlers import Stream
+from penstock.refdata.pod.serve.handlers import StreamResponse
 from penstock.refdata.pod.serve.request import address_of
-from penstock.refdata.pod.serve.router import Front
-from penstock.refdata.pod.serve.streams import Streams
+from penstock.refdata.pod.serve.router import Router
+from penstock.refdata.pod.serve.streams import ActiveStreams
 from tests.refdata.pod.memory.held_memory import LIMIT, TARGET, Items, load, numbered
 
 LONG_KEY = "k" * 500
 
 
-def items_of(view: View, target: Dict = TARGET) -> Items:
+def items_of(view: MemoryView, target: DictionaryKey = TARGET) -> Items:
     """Everything that is there now."""
     with view.all(target) as found:
         assert found is not None
         return {layout.key_of(*one).decode(): layout.body_of(layout.response_of(*one)).decode() for one in found[1]}
 
 
-def entries(held: Memory) -> int:
+def entries(held: MemoryWriter) -> int:
     return int(held._env.stat()["entries"])
 
 
-def test_a_key_that_comes_twice_is_counted_once(held: Memory) -> None:
+def test_a_key_that_comes_twice_is_counted_once(held: MemoryWriter) -> None:
     """R3: whoever loads can tell that keys were repeated, in one batch or in two, long ones too."""
     generation = held.begin()
     assert held.fill(generation, [("a", "1"), ("b", "2"), ("a", "3"), (LONG_KEY, "4"), (LONG_KEY, "5")]) == 3
@@ -47,9 +47,9 @@ def test_a_full_memory_goes_on_serving_and_recovers(tmp_path: Path, batch: int, 
     """R18, R23: a load that does not fit is refused; what is served stays, and changes again once that is freed."""
     items, payload = numbered(100, '"there"'), '"' + "x" * size + '"'
     with ExitStack() as closing:
-        held = Memory(tmp_path, limit=LIMIT if batch == 5_000 else 2 * 1024 * 1024)
+        held = MemoryWriter(tmp_path, limit=LIMIT if batch == 5_000 else 2 * 1024 * 1024)
         closing.callback(held.close)
-        load(held, Mark(1, 1), items)
+        load(held, VersionStamp(1, 1), items)
         generation = held.begin()
         with pytest.raises(Transient) as refused:
             for start in range(0, 10**6, batch):
@@ -63,35 +63,35 @@ def test_a_full_memory_goes_on_serving_and_recovers(tmp_path: Path, batch: int, 
             view.renew()
         view.renew()
         assert entries(held) == len(items) + 2
-        assert held.change(TARGET, Mark(2, 2), {"k0": '"new"'}, []) == ["k0"]
-        load(held, Mark(3, 3), items | {"k1": '"new"'})
+        assert held.change(TARGET, VersionStamp(2, 2), {"k0": '"new"'}, []) == ["k0"]
+        load(held, VersionStamp(3, 3), items | {"k1": '"new"'})
         assert items_of(view) == items | {"k1": '"new"'}
 
 
 def test_a_change_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     """R18: neither what is read nor what is known of it, however far the change came."""
-    held = Memory(tmp_path, limit=1024 * 1024)
-    load(held, Mark(1, 1), numbered(10))
+    held = MemoryWriter(tmp_path, limit=1024 * 1024)
+    load(held, VersionStamp(1, 1), numbered(10))
     shelf = held.shelf(TARGET)
     with pytest.raises(Transient) as refused:
-        held.change(TARGET, Mark(2, 2), numbered(2_500, '"' + "x" * 20_000 + '"'), ["k1"])
+        held.change(TARGET, VersionStamp(2, 2), numbered(2_500, '"' + "x" * 20_000 + '"'), ["k1"])
     view = held.view()
     assert refused.value.code == "MEMORY_FULL"
     assert (held.shelf(TARGET), view.shelf(TARGET), items_of(view)) == (shelf, shelf, numbered(10))
-    assert held.change(TARGET, Mark(2, 2), {"k1": "2"}, []) == ["k1"]
+    assert held.change(TARGET, VersionStamp(2, 2), {"k1": "2"}, []) == ["k1"]
     view.txn.abort()
     held.close()
 
 
-def test_old_generations_are_freed_in_pieces(held: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_generations_are_freed_in_pieces(held: MemoryWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """R29: a piece at a time, and not before those who page through it had their time."""
     now = 1_000.0
     monkeypatch.setattr(writer, "monotonic", lambda: now)
     monkeypatch.setattr(writer, "_FREED_AT_ONCE", 100)
-    load(held, Mark(1, 1), numbered(950))
+    load(held, VersionStamp(1, 1), numbered(950))
     for version in range(2, 12):
-        held.change(TARGET, Mark(version, version), {"k0": str(version)}, [])
-    load(held, Mark(12, 12), numbered(30))
+        held.change(TARGET, VersionStamp(version, version), {"k0": str(version)}, [])
+    load(held, VersionStamp(12, 12), numbered(30))
     full = entries(held)
     assert (held.free(), entries(held)) == (False, full)
     now += writer.PAGES_FOR
@@ -103,30 +103,30 @@ def test_old_generations_are_freed_in_pieces(held: Memory, monkeypatch: pytest.M
     assert (entries(held), held.free()) == (30 + 2, False)
 
 
-def test_a_long_key_that_came_and_went_is_told_by_its_name(held: Memory, view: View) -> None:
+def test_a_long_key_that_came_and_went_is_told_by_its_name(held: MemoryWriter, view: MemoryView) -> None:
     """R31: what changed is told by key, also when neither what was there before nor what is there now tells it."""
-    load(held, Mark(1, 1), {"a": "1"})
-    held.change(TARGET, Mark(2, 2), {LONG_KEY: "1"}, [])
-    held.change(TARGET, Mark(3, 3), {}, [LONG_KEY])
+    load(held, VersionStamp(1, 1), {"a": "1"})
+    held.change(TARGET, VersionStamp(2, 2), {LONG_KEY: "1"}, [])
+    held.change(TARGET, VersionStamp(3, 3), {}, [LONG_KEY])
     view.renew()
     shelf = view.shelf(TARGET)
     assert shelf is not None
     key = LONG_KEY.encode()
-    assert view.changes(shelf, 1) == [Changed(1, 2, [key]), Changed(2, 3, [key])]
+    assert view.changes(shelf, 1) == [VersionChange(1, 2, [key]), VersionChange(2, 3, [key])]
 
 
-async def test_who_follows_is_told_when_versions_were_lost(held: Memory, view: View) -> None:
+async def test_who_follows_is_told_when_versions_were_lost(held: MemoryWriter, view: MemoryView) -> None:
     """R24, R31: a primary restored from a backup has a lower version: whoever follows has to read anew."""
-    load(held, Mark(9, 9), {"a": "9"})
+    load(held, VersionStamp(9, 9), {"a": "9"})
     changed = asyncio.Event()
-    front = Front(view, held.state, TenantSection(), None, patience=60.0)
+    front = Router(view, held.state, TenantSection(), None, patience=60.0)
     address = address_of(b"/v1/tenants/acme/dictionaries/LOOSE/changes")
-    async with aclosing(Streams(front, lambda: changed).begin(Stream(address, responses.EVENTS))) as feed:
+    async with aclosing(ActiveStreams(front, lambda: changed).begin(StreamResponse(address, responses.EVENTS))) as feed:
         assert b"X-Dict-Version: 9" in await anext(feed)
         assert await anext(feed) == b": 9\n\n"
         event = asyncio.create_task(told(feed))
         await asyncio.sleep(0)
-        load(held, Mark(5, 5), {"a": "5"})
+        load(held, VersionStamp(5, 5), {"a": "5"})
         front.renew()
         before, changed = changed, asyncio.Event()
         before.set()

@@ -23,8 +23,8 @@ from yarl import URL
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.wait import happens
-from penstock.refdata.contract import Status, decode
-from penstock.refdata.model import Dict
+from penstock.refdata.contract import UpdateState, decode
+from penstock.refdata.model import DictionaryKey
 from penstock.refdata.runtime import ROLES
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, command, delete, opened, upsert
@@ -35,7 +35,7 @@ from tests.support.types import Json
 
 # A commit that was answered must outlive a server that is killed, so unlike elsewhere it is written at once.
 SERVER = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}
-TARGETS = [Dict(tenant, code) for tenant in ("acme", "globex") for code in ("LOOSE", "TABLED", "WHOLE")]
+TARGETS = [DictionaryKey(tenant, code) for tenant in ("acme", "globex") for code in ("LOOSE", "TABLED", "WHOLE")]
 PROCESSES, WAITS = (1, 2, 1), (100, 0, 20)  # of each pod: how many serve, and how long a barrier waits for memory
 WRITERS, READERS = 4, 24
 KEYS = [*(f"k{number}" for number in range(10)), "a/b, ü?"]
@@ -115,7 +115,7 @@ class ReadRequest(NamedTuple):
     """What a reader is about to ask."""
 
     pod: CampaignPod
-    target: Dict
+    target: DictionaryKey
     least: int | None
 
 
@@ -130,13 +130,13 @@ class BarrierCampaign:
     pods: list[CampaignPod]
     history: History = field(default_factory=History)
     barriers: int = 0  # answers to those who named a version
-    known: dict[Dict, int] = field(default_factory=lambda: dict.fromkeys(TARGETS, 0))
+    known: dict[DictionaryKey, int] = field(default_factory=lambda: dict.fromkeys(TARGETS, 0))
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     acts: "Counter[str]" = field(default_factory=Counter)
     relay: AsyncExitStack = field(default_factory=AsyncExitStack)
     walks: "count[int]" = field(default_factory=lambda: count(1))
     _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _latest: Dict = TARGETS[0]
+    _latest: DictionaryKey = TARGETS[0]
     _numbers: "count[int]" = field(default_factory=lambda: count(1))
 
     @contextmanager
@@ -166,7 +166,7 @@ class BarrierCampaign:
                 except Transient:
                     await _a_moment()  # also at the end: who spins there keeps the guard from starting the primary
                     continue
-                assert update.status is not Status.FAILED, update
+                assert update.status is not UpdateState.FAILED, update
                 write.version = update.committed_version or 0
             self._learn(write)
             await happens(self.ending, self.random.uniform(0, 0.15))

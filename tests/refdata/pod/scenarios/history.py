@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from penstock.refdata.model import Dict
+from penstock.refdata.model import DictionaryKey
 
 LONGEST = 15.0  # seconds for an answer of a pod that nobody holds
 SOURCES = ("memory", "postgres_fallback")
@@ -21,7 +21,7 @@ DATA = (200, 304, 404)
 class Write:
     """A command: what it puts and deletes, when it was sent, and when its version was known."""
 
-    target: Dict
+    target: DictionaryKey
     puts: Content
     deletes: Sequence[str] = ()
     is_snapshot: bool = False
@@ -44,7 +44,7 @@ class Read:
     """
 
     pod: int
-    target: Dict
+    target: DictionaryKey
     what: str
     least: int | None
     began: float
@@ -101,7 +101,7 @@ class History:
 class _Checker:
     def __init__(self, history: History) -> None:
         self._history = history
-        self._writes: dict[Dict, list[Write]] = defaultdict(list)
+        self._writes: dict[DictionaryKey, list[Write]] = defaultdict(list)
         for write in sorted(history.writes, key=lambda write: write.version):
             self._writes[write.target].append(write)
         pages = [read for read in history.reads if read.what == "page" and read.status == 200]
@@ -171,11 +171,11 @@ class _Checker:
         if found != (whole if is_last else whole[: len(found)]):
             yield f"pages that together are not what version {pages[0].version} is: {whole}"
 
-    def _at(self, target: Dict, version: int) -> Content | None:
+    def _at(self, target: DictionaryKey, version: int) -> Content | None:
         contents = self._contents.get(target, [{}])
         return contents[version] if 0 <= version < len(contents) else None
 
-    def _sent_at(self, target: Dict, version: int) -> float:
+    def _sent_at(self, target: DictionaryKey, version: int) -> float:
         """When the command was sent that made *version*: it cannot have been committed before."""
         writes = self._writes.get(target, ())
         if not 0 <= version <= len(writes):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.refdata.model import Dict
+from penstock.refdata.model import DictionaryKey
 from tests.refdata.pod.scenarios.history import LONGEST, History, Hold, Read, Write
 
-ACME, GLOBEX = Dict("acme", "LOOSE"), Dict("globex", "LOOSE")
+ACME, GLOBEX = DictionaryKey("acme", "LOOSE"), DictionaryKey("globex", "LOOSE")
 # Version 1 is {a: 1, b: 1}, 2 is {a: 2, b: 1}, 3 is {a: 2}, 4 is {c: 4}; of the other tenant 1 is {a: 9}.
 WRITES = [
     Write(ACME, {"a": 1, "b": 1}, sent_at=0, version=1, known_at=1),

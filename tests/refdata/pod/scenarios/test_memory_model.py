@@ -13,14 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from penstock.refdata.model import Dict, Mark
+from penstock.refdata.model import DictionaryKey, VersionStamp
 from penstock.refdata.pod.memory import layout, writer
-from penstock.refdata.pod.memory.reader import Found, PageAt
-from penstock.refdata.pod.memory.writer import Memory
+from penstock.refdata.pod.memory.reader import Found, PageCursor
+from penstock.refdata.pod.memory.writer import MemoryWriter
 from tests.support.soak import Campaign, examples, model_examples
 
 PAGES_FOR = 60.0
-TARGETS = [Dict("acme", "A"), Dict("acme", "AB"), Dict("globex", "A")]
+TARGETS = [DictionaryKey("acme", "A"), DictionaryKey("acme", "AB"), DictionaryKey("globex", "A")]
 LONG = ["k" * 481, "k" * 481 + "é", "ключ" * 100, "\U0001f600" * 130]  # their places do not tell them
 KEYS = ["", "a", "a\0b", "aa", "b", "ключ", "\U0001f600", "k" * 480, *LONG]
 PAYLOADS = ["1", "2", '"x"', '{"n": null}', '"' + "y" * 5_000 + '"']
@@ -73,9 +73,9 @@ class Step(NamedTuple):
 class Kept:
     """What must be in memory of one dictionary."""
 
-    moments: dict[Mark, Moment] = field(default_factory=dict)
+    moments: dict[VersionStamp, Moment] = field(default_factory=dict)
     loads: int = 0
-    mark: Mark | None = None  # None: it is not there
+    mark: VersionStamp | None = None  # None: it is not there
     stale_since: float = 0.0
     steps: list[Step] = field(default_factory=list)  # those that its generation remembers
 
@@ -90,8 +90,8 @@ class Kept:
 
 @dataclass
 class MemoryRead:
-    target: Dict
-    mark: Mark
+    target: DictionaryKey
+    mark: VersionStamp
     items: Items
     found: list[Found] = field(default_factory=list)
 
@@ -115,7 +115,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
         patch.setattr(writer, "monotonic", lambda: self.now)
         patch.setattr(writer, "_FREED_AT_ONCE", 3)
         folder = self.closing.enter_context(tempfile.TemporaryDirectory())
-        self.memory = Memory(Path(folder), limit=2**26, pages_for=PAGES_FOR)
+        self.memory = MemoryWriter(Path(folder), limit=2**26, pages_for=PAGES_FOR)
         self.closing.callback(self.memory.close)
         self.view = self.memory.view()
         self.closing.callback(lambda: self.view.txn.abort())
@@ -128,27 +128,27 @@ class MemoryLifecycle(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.closing.close()
 
-    def new_mark(self, version: int) -> Mark:
+    def new_mark(self, version: int) -> VersionStamp:
         self.stamp += 1
-        return Mark(version, self.stamp)
+        return VersionStamp(version, self.stamp)
 
     @rule(acts=st.lists(ACT, min_size=1, max_size=10))
     def act(self, acts: list[tuple[Any, ...]]) -> None:
         for name, *given in acts:
             getattr(self, name)(*given)
 
-    def load_all(self, whose: Dict, items: Items, version: int) -> None:
+    def load_all(self, whose: DictionaryKey, items: Items, version: int) -> None:
         """A full load; its version may be lower than the one before."""
-        held = self.kept[whose].mark or Mark(1, 0)
+        held = self.kept[whose].mark or VersionStamp(1, 0)
         self.publish(whose, self.new_mark(max(held.version - 1, 0) + version), items)
 
-    def load_all_of_a_mark_again(self, whose: Dict, which: int) -> None:
+    def load_all_of_a_mark_again(self, whose: DictionaryKey, which: int) -> None:
         """A full load of what was there at that mark: a primary restored, or loaded anew without a change."""
         moments = list(self.kept[whose].moments.items())
         for mark, moment in moments[which % (len(moments) or 1) :][:1]:
             self.publish(whose, mark, moment.items)
 
-    def publish(self, target: Dict, mark: Mark, items: Items) -> None:
+    def publish(self, target: DictionaryKey, mark: VersionStamp, items: Items) -> None:
         generation, pairs = self.memory.begin(), list(items.items())
         assert self.memory.fill(generation, pairs[:3]) + self.memory.fill(generation, pairs[2:]) == len(items)
         self.memory.publish(target, generation, mark, len(items))
@@ -158,7 +158,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
         kept.mark, kept.stale_since, kept.steps = mark, 0.0, []
         kept.moments[mark] = Moment(dict(items), kept.loads)
 
-    def change(self, whose: Dict, puts: Items, deletes: list[str], jump: int) -> None:
+    def change(self, whose: DictionaryKey, puts: Items, deletes: list[str], jump: int) -> None:
         kept = self.kept[whose]
         if kept.mark is None:
             return
@@ -172,19 +172,19 @@ class MemoryLifecycle(RuleBasedStateMachine):
         kept.steps = [one for one in kept.steps if one.at >= self.now - PAGES_FOR] + [step]
         kept.mark, kept.stale_since, kept.moments[mark] = mark, 0.0, Moment(items, kept.loads)
 
-    def change_nothing(self, whose: Dict, keys: list[str]) -> None:
+    def change_nothing(self, whose: DictionaryKey, keys: list[str]) -> None:
         kept = self.kept[whose]
         if kept.mark is not None:
             puts = {key: kept.items[key] for key in keys if key in kept.items}
             assert self.memory.change(whose, kept.mark, puts, [key for key in keys if key not in puts]) == []
             kept.stale_since = 0.0
 
-    def mark_stale(self, whose: Dict) -> None:
+    def mark_stale(self, whose: DictionaryKey) -> None:
         self.memory.mark_stale(whose, self.now)
         if self.kept[whose].mark is not None:
             self.kept[whose].stale_since = self.kept[whose].stale_since or self.now
 
-    def drop(self, whose: Dict) -> None:
+    def drop(self, whose: DictionaryKey) -> None:
         self.memory.drop(whose)
         self.kept[whose] = Kept()
 
@@ -211,7 +211,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
         self.looked_at = self.now
         self.seen = {target: deepcopy(kept) for target, kept in self.kept.items()}
 
-    def begin_pages(self, whose: Dict, which: int) -> None:
+    def begin_pages(self, whose: DictionaryKey, which: int) -> None:
         """Read page by page at a mark that there is or was."""
         moments = list(self.seen[whose].moments.items())
         for mark, moment in moments[which % (len(moments) or 1) :][:1]:
@@ -223,7 +223,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
             return
         read = self.reads.pop(which % len(self.reads))
         for _ in range(pages):
-            at = PageAt(read.mark, read.found[-1][0] if read.found else b"")
+            at = PageCursor(read.mark, read.found[-1][0] if read.found else b"")
             page = self.view.page(read.target, at, limit, size)
             if not page:
                 assert page is not None or not self.must_be_kept(read)
@@ -240,13 +240,13 @@ class MemoryLifecycle(RuleBasedStateMachine):
         is_late = moment and moment.replaced_at is not None and moment.replaced_at + PAGES_FOR <= self.looked_at
         return moment is not None and seen.loads <= moment.load + 1 and not is_late
 
-    def forge_pages(self, whose: Dict, other: Dict, which: int, after: bytes) -> None:
+    def forge_pages(self, whose: DictionaryKey, other: DictionaryKey, which: int, after: bytes) -> None:
         """A mark of another dictionary, or of none, leads nowhere."""
         marks = list(self.seen[other].moments)
-        mark = marks[which % len(marks)] if marks and other != whose else Mark(which, -1)
-        assert self.view.page(whose, PageAt(mark, after), 5, 1_000) is None
+        mark = marks[which % len(marks)] if marks and other != whose else VersionStamp(which, -1)
+        assert self.view.page(whose, PageCursor(mark, after), 5, 1_000) is None
 
-    def begin_all(self, whose: Dict) -> None:
+    def begin_all(self, whose: DictionaryKey) -> None:
         """R17: whoever reads everything sees one version, whatever comes meanwhile."""
         found = self.closing.enter_context(self.view.all(whose))
         assert (found and found[0].mark) == self.kept[whose].mark
@@ -258,7 +258,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
             items, expected = self.streams.pop(which % len(self.streams))
             assert shown(list(items)) == expected
 
-    def follow(self, whose: Dict, back: int) -> None:
+    def follow(self, whose: DictionaryKey, back: int) -> None:
         """R31: every change after a version, or that they are not all remembered."""
         seen, shelf = self.seen[whose], self.view.shelf(whose)
         if seen.mark is None or shelf is None:

@@ -1,10 +1,10 @@
 """R30: readers of a dictionary that is pinned."""
 
-from penstock.refdata.model import Dict
+from penstock.refdata.model import DictionaryKey
 from tests.refdata.pod.harness import PodHarness
 from tests.support.waiting import becomes
 
-LOOSE = Dict("acme", "LOOSE")
+LOOSE = DictionaryKey("acme", "LOOSE")
 
 
 async def test_readers_get_what_is_pinned(pod: PodHarness) -> None:

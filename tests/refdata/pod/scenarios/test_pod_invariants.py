@@ -14,13 +14,13 @@ from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict, Transient
 from penstock.kernel.http.auth import Principal
 from penstock.refdata import store
-from penstock.refdata.contract import Status, decode
-from penstock.refdata.model import Dict, Mark
-from penstock.refdata.pod.ipc import Reach
+from penstock.refdata.contract import UpdateState, decode
+from penstock.refdata.model import DictionaryKey, VersionStamp
+from penstock.refdata.pod.ipc import ReachRequest
 from penstock.refdata.pod.load import barrier
-from penstock.refdata.pod.load.auditor import Auditor, Finding
-from penstock.refdata.pod.load.dictionary_state import Holding
-from penstock.refdata.pod.memory.writer import Memory
+from penstock.refdata.pod.load.auditor import AuditResult, PodAuditor
+from penstock.refdata.pod.load.dictionary_state import DictionaryState
+from penstock.refdata.pod.memory.writer import MemoryWriter
 from tests.refdata.harness import (
     DOCUMENT,
     OTHER,
@@ -38,15 +38,15 @@ from tests.support.waiting import becomes
 
 ABSURD = 10**12
 SELDOM = {"reconcileEvery": "PT60S"}  # nothing is looked at but what is asked for
-LOOSE = Dict("acme", "LOOSE")
+LOOSE = DictionaryKey("acme", "LOOSE")
 LIMIT = 16 * 1024 * 1024
 HOLD = """
 import sys
 from pathlib import Path
 
-from penstock.refdata.pod.memory.reader import View
+from penstock.refdata.pod.memory.reader import MemoryView
 
-with View.open(Path(sys.argv[1]), int(sys.argv[2])):
+with MemoryView.open(Path(sys.argv[1]), int(sys.argv[2])):
     print("reading", flush=True)
     sys.stdin.read()
 """
@@ -56,7 +56,7 @@ async def test_an_answer_under_way_is_none_to_who_comes_later(pods: Pods, monkey
     """R21: what the primary said before a version was committed refuses nobody who comes after, though told later."""
     has_read, may_tell, ask = asyncio.Event(), asyncio.Event(), store.readable_version
 
-    async def slow(connection: Connection, target: Dict) -> tuple[int, int | None]:
+    async def slow(connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
         version = await ask(connection, target)
         has_read.set()
         await may_tell.wait()
@@ -79,7 +79,7 @@ async def test_one_reader_after_the_other_is_few_questions(pod: PodHarness, monk
     """R21: nor is the primary overloaded by whoever asks again as soon as it is answered."""
     count = 0
 
-    async def quick(connection: Connection, target: Dict) -> tuple[int, int | None]:
+    async def quick(connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
         nonlocal count
         count += 1
         return 0, None
@@ -89,7 +89,7 @@ async def test_one_reader_after_the_other_is_few_questions(pod: PodHarness, monk
     began = time.monotonic()
     for _ in range(30):
         with pytest.raises(Conflict):
-            await pod.pod.desk._behind[1].reach(Reach(*LOOSE, ABSURD, "items", ["a"]))
+            await pod.pod.desk._behind[1].reach(ReachRequest(*LOOSE, ABSURD, "items", ["a"]))
     assert count <= (time.monotonic() - began) / barrier._ASK_AGAIN + 2
 
 
@@ -135,15 +135,15 @@ def _age(pod: PodHarness) -> float:
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Memory]:
-    made = Memory(tmp_path, limit=LIMIT)
+def memory(tmp_path: Path) -> Iterator[MemoryWriter]:
+    made = MemoryWriter(tmp_path, limit=LIMIT)
     generation = made.begin()
-    made.publish(LOOSE, generation, Mark(1, 1), made.fill(generation, [("a", "1"), ("b", "2")]))
+    made.publish(LOOSE, generation, VersionStamp(1, 1), made.fill(generation, [("a", "1"), ("b", "2")]))
     yield made
     made.close()
 
 
-def test_what_is_stale_is_so_since_the_first_failure(memory: Memory) -> None:
+def test_what_is_stale_is_so_since_the_first_failure(memory: MemoryWriter) -> None:
     """R23: a load that fails again makes nothing younger, and every process is told of the first."""
     before = memory.state.sequence
     memory.mark_stale(LOOSE, 10.0)
@@ -152,7 +152,7 @@ def test_what_is_stale_is_so_since_the_first_failure(memory: Memory) -> None:
     assert memory.shelves()[LOOSE].stale_since == 10.0
 
 
-def test_a_primary_that_nobody_looks_at_is_out_of_sight(memory: Memory) -> None:
+def test_a_primary_that_nobody_looks_at_is_out_of_sight(memory: MemoryWriter) -> None:
     """R23: also a loader that hangs, and says nothing of the primary, makes what is read old."""
     memory.state.looked()
     memory.state.cells[1] -= 100_000
@@ -160,7 +160,7 @@ def test_a_primary_that_nobody_looks_at_is_out_of_sight(memory: Memory) -> None:
     assert 100 <= memory.state.unseen_for(50.0) < 110
 
 
-def test_what_is_dropped_is_gone_for_every_process(memory: Memory) -> None:
+def test_what_is_dropped_is_gone_for_every_process(memory: MemoryWriter) -> None:
     """R1, R29: those that serve it are told, and its room is given back."""
     before = memory.state.sequence
     memory.drop(LOOSE)
@@ -170,7 +170,7 @@ def test_what_is_dropped_is_gone_for_every_process(memory: Memory) -> None:
     assert memory._env.stat()["entries"] == 0
 
 
-def test_a_reader_that_was_killed_holds_nothing(memory: Memory, tmp_path: Path) -> None:
+def test_a_reader_that_was_killed_holds_nothing(memory: MemoryWriter, tmp_path: Path) -> None:
     """R29: else what changes from then on could never be freed."""
     reading = [sys.executable, "-c", HOLD, str(tmp_path), str(LIMIT)]
     with subprocess.Popen(reading, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
@@ -192,14 +192,14 @@ async def test_a_grant_ends_with_its_token(pod: PodHarness) -> None:
 
 async def test_an_audit_that_fails_is_told_and_stops_no_other(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R32: each dictionary is compared, whatever became of those before it, and each result counted."""
-    compare = Auditor._compare
+    compare = PodAuditor._compare
 
-    async def broken(self: Auditor, holding: Holding) -> Finding:
+    async def broken(self: PodAuditor, holding: DictionaryState) -> AuditResult:
         if holding.target.dict_code == "COUNTRY":
             raise Transient("DATABASE_DOWN", "down")
         return await compare(self, holding)
 
-    monkeypatch.setattr(Auditor, "_compare", broken)
+    monkeypatch.setattr(PodAuditor, "_compare", broken)
     assert pod.pod.desk._behind is not None
     await pod.pod.desk._behind[2].audit_all()
     held = [holding.target for holding in pod.pod._holdings()]
@@ -254,7 +254,7 @@ async def _snapshot(harness: RefdataHarness, keys: str, tenant: str = "acme") ->
     items = [upsert(key, {"of": tenant}) for key in keys]
     update = await harness.refdata.submit(tenant, decode(command("LOOSE", *items, event_type="SNAPSHOT")))
     await harness.apply()
-    assert (await harness.update(update.event_id, tenant)).status is Status.COMMITTED
+    assert (await harness.update(update.event_id, tenant)).status is UpdateState.COMMITTED
 
 
 async def test_going_back_to_few_items_is_meant(keeping: RefdataHarness) -> None:
@@ -263,7 +263,7 @@ async def test_going_back_to_few_items_is_meant(keeping: RefdataHarness) -> None
     await _snapshot(keeping, "abcdef")
     update = await keeping.refdata.roll_back(LOOSE, 1, timedelta(0))
     await keeping.apply()
-    assert (await keeping.update(update.event_id)).status is Status.COMMITTED
+    assert (await keeping.update(update.event_id)).status is UpdateState.COMMITTED
     assert sorted(await keeping.items("LOOSE")) == ["a"]
 
 
@@ -273,5 +273,5 @@ async def test_tenants_get_their_own_items_back(keeping: RefdataHarness) -> None
         await _snapshot(keeping, keys, tenant)
         await _snapshot(keeping, "xy", tenant)
     for tenant, keys in (("acme", "a"), ("globex", "b")):
-        await keeping.refdata.keeping.pin(Dict(tenant, "LOOSE"), 1)
+        await keeping.refdata.keeping.pin(DictionaryKey(tenant, "LOOSE"), 1)
         assert await keeping.items("LOOSE", tenant) == {keys: {"of": tenant}}

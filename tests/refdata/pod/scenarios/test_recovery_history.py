@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from penstock.refdata.dictionaries.reader import Rows, Snapshot
+from penstock.refdata.dictionaries.reader import DictionarySnapshot, Rows
 from tests.refdata.harness import RefdataHarness, delete, opened, refdata_settings, upsert
 from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.services.postgres_proxy import PostgresProxy
@@ -119,13 +119,13 @@ async def test_a_primary_that_forgot_a_dictionary_is_followed(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The keys that were looked up on the primary, each time."""
     seen: list[list[str]] = []
-    only = Snapshot.only
+    only = DictionarySnapshot.only
 
-    async def noted(snapshot: Snapshot, keys: list[str]) -> Rows | None:
+    async def noted(snapshot: DictionarySnapshot, keys: list[str]) -> Rows | None:
         seen.append(keys)
         return await only(snapshot, keys)
 
-    monkeypatch.setattr(Snapshot, "only", noted)
+    monkeypatch.setattr(DictionarySnapshot, "only", noted)
     return seen
 
 

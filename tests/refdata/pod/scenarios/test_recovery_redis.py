@@ -14,7 +14,7 @@ import pytest
 from penstock.kernel.signals import Resync, Signal
 from penstock.kernel.signals.redis import RedisSignals
 from penstock.refdata.pod import supervisor as pods
-from penstock.refdata.pod.load.loader import Loader
+from penstock.refdata.pod.load.loader import PodLoader
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
 from tests.refdata.pod.harness import PodHarness, running_pod
@@ -105,16 +105,16 @@ async def recovery_harness(url: str, folder: Path, cluster: RedisCluster) -> Asy
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[Loader]:
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[PodLoader]:
     """Every look at the primary's versions, as it ends."""
-    seen: list[Loader] = []
-    look = Loader.look
+    seen: list[PodLoader] = []
+    look = PodLoader.look
 
-    async def counted(loader: Loader) -> None:
+    async def counted(loader: PodLoader) -> None:
         await look(loader)
         seen.append(loader)
 
-    monkeypatch.setattr(Loader, "look", counted)
+    monkeypatch.setattr(PodLoader, "look", counted)
     return seen
 
 
@@ -129,7 +129,7 @@ async def shows(pod: PodHarness, version: int, value: Any) -> None:
     await becomes(is_so, f"version {version}")
 
 
-async def hear(harness: RedisRecoveryHarness, looks: list[Loader], *pods: PodHarness) -> None:
+async def hear(harness: RedisRecoveryHarness, looks: list[PodLoader], *pods: PodHarness) -> None:
     """Back when a version came to *pods* by word alone: those of before may have caused a look that was still due."""
     values = count(100)
 
@@ -143,7 +143,7 @@ async def hear(harness: RedisRecoveryHarness, looks: list[Loader], *pods: PodHar
     await becomes(hear_one, "a version comes without a look")
 
 
-async def test_without_pubsub_the_stream_tells(harness: RedisRecoveryHarness, looks: list[Loader]) -> None:
+async def test_without_pubsub_the_stream_tells(harness: RedisRecoveryHarness, looks: list[PodLoader]) -> None:
     """R22, R28: a pod that loses Pub/Sub for good hears from the stream, and looks at nothing else."""
     async with harness.pod() as pod:
         await shows(pod, await harness.put(1), 1)
@@ -189,7 +189,7 @@ async def test_a_pod_whose_part_of_the_stream_is_gone_looks_at_everything(harnes
         assert (await pod.get("COUNTRY/items/a")).json["name"] == "Norway"
 
 
-async def test_a_redis_that_lost_everything_is_no_loss(harness: RedisRecoveryHarness, looks: list[Loader]) -> None:
+async def test_a_redis_that_lost_everything_is_no_loss(harness: RedisRecoveryHarness, looks: list[PodLoader]) -> None:
     """R22: FLUSHALL, with a version announced before it and not heard: reconciled; later ones are heard again."""
     async with harness.pod() as pod:
         harness.allow("off")
@@ -259,7 +259,7 @@ async def test_a_pod_needs_neither_redis_nor_kafka(harness: RedisRecoveryHarness
 
 
 async def test_every_pod_hears_everything_in_a_group_of_its_own(
-    harness: RedisRecoveryHarness, looks: list[Loader], monkeypatch: pytest.MonkeyPatch
+    harness: RedisRecoveryHarness, looks: list[PodLoader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R22: one group per pod under the configured prefix; each is handed every message; none outlives its pod."""
     numbers = count()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.refdata.pod.serve.connection import Head
+from penstock.refdata.pod.serve.connection import ResponseHead
 from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.raw_client import ACME, LOCAL, asking, connected
 
@@ -94,10 +94,10 @@ packets = st.sampled_from(
 )
 
 
-class Forgetful(dict[bytes, Head]):
+class Forgetful(dict[bytes, ResponseHead]):
     """Heads that are never known again."""
 
-    def __setitem__(self, head: bytes, known: Head) -> None:
+    def __setitem__(self, head: bytes, known: ResponseHead) -> None:
         pass
 
 

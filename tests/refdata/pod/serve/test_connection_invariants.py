@@ -7,12 +7,12 @@ from time import monotonic
 
 import pytest
 
-from penstock.kernel.http.client import Answer
+from penstock.kernel.http.client import HttpResponse
 from penstock.refdata.client import PodClient
-from penstock.refdata.model import Dict, Mark
-from penstock.refdata.pod.memory.writer import Memory
-from penstock.refdata.pod.serve.connection import Connection
-from penstock.refdata.pod.serve.router import Front
+from penstock.refdata.model import DictionaryKey, VersionStamp
+from penstock.refdata.pod.memory.writer import MemoryWriter
+from penstock.refdata.pod.serve.connection import PodConnection
+from penstock.refdata.pod.serve.router import Router
 from penstock.refdata.sdk import Dictionaries
 from penstock.settings import Settings
 from tests.refdata.pod.harness import PodHarness, running_pod
@@ -21,7 +21,7 @@ from tests.refdata.pod.serve.test_router import bearer, guard, token
 from tests.support.waiting import becomes
 
 A = asking(f"{ACME}/items/a")
-LOOSE = Dict("acme", "LOOSE")
+LOOSE = DictionaryKey("acme", "LOOSE")
 
 
 async def warm(raw: RawConnection, request: bytes = A) -> None:
@@ -35,7 +35,7 @@ async def filled(pod: PodHarness) -> PodHarness:
     return pod
 
 
-def _only(pod: PodHarness) -> Connection:
+def _only(pod: PodHarness) -> PodConnection:
     (connection,) = pod.server._connections
     return connection
 
@@ -61,7 +61,7 @@ async def test_a_warm_connection_sees_a_swap_at_once(filled: PodHarness, monkeyp
     """R18: the next request after a swap sees it, not the next after the pod looked at its clock."""
     async with connected(filled.address) as raw:
         await warm(raw)
-        monkeypatch.setattr(Front, "tick", lambda _front: None)
+        monkeypatch.setattr(Router, "tick", lambda _front: None)
         version = await filled.hold("LOOSE", {"a": 2})
         answer = await raw.ask(A)
         assert (answer.body, answer.headers["x-dict-version"]) == (b"2", str(version))
@@ -172,9 +172,9 @@ async def test_a_client_reads_no_older_than_it_read(monkeypatch: pytest.MonkeyPa
     asked: list[int | None] = []
     told = iter([5, 9, 7, 9])
 
-    async def item(_pod: PodClient, _tenant: str, _code: str, _key: str, *, least: int | None = None) -> Answer:
+    async def item(_pod: PodClient, _tenant: str, _code: str, _key: str, *, least: int | None = None) -> HttpResponse:
         asked.append(least)
-        return Answer(200, {"X-Dict-Version": str(next(told))}, b"1")
+        return HttpResponse(200, {"X-Dict-Version": str(next(told))}, b"1")
 
     monkeypatch.setattr(PodClient, "item", item)
     client = Dictionaries("http://localhost", "http://localhost", "acme")
@@ -279,10 +279,10 @@ async def test_who_left_is_counted_no_more(filled: PodHarness) -> None:
 
 def test_one_generation_before_is_kept_and_no_more(tmp_path: Path) -> None:
     """R29: however fast full loads follow each other, memory has the last two of them, not all of a minute."""
-    memory = Memory(tmp_path, limit=16 * 1024 * 1024)
+    memory = MemoryWriter(tmp_path, limit=16 * 1024 * 1024)
     for version in range(1, 6):
         generation = memory.begin()
-        memory.publish(LOOSE, generation, Mark(version, version), memory.fill(generation, [("a", "1")]))
+        memory.publish(LOOSE, generation, VersionStamp(version, version), memory.fill(generation, [("a", "1")]))
     while memory.free():
         pass
     assert memory._env.stat()["entries"] == 1 + 2 * 2  # the shelf, and of each generation its record and its item

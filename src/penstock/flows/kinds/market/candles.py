@@ -10,7 +10,7 @@ import orjson
 import polars as pl
 from pydantic import Field
 
-from penstock.flows.definition.spec import Name, Written
+from penstock.flows.definition.spec import Name, SpecModel
 from penstock.flows.step import StepFailed
 
 COLUMNS = ("time", "open", "high", "low", "close", "volume")
@@ -27,7 +27,7 @@ _INSTANT = rf"^\s*{_DATE}{_CLOCK}\s*$"
 _UTC = pl.Datetime("us", "UTC")
 
 
-class CandleFile(Written):
+class CandleFile(SpecModel):
     """Candles of one timeframe, as a step before exported them."""
 
     step: Name
@@ -56,14 +56,14 @@ class Candle(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class CandleSeries:
     """The candles of one timeframe, in order of time."""
 
     symbol: str
     timeframe: str
     candles: Sequence[Candle]
 
-    def last(self, number: int | None) -> "Series":
+    def last(self, number: int | None) -> "CandleSeries":
         """The latest so many; all of them for None."""
         return self if number is None else replace(self, candles=self.candles[-number:])
 
@@ -83,12 +83,12 @@ class Series:
         return orjson.dumps(self.as_dict())
 
 
-def read_series(data: bytes) -> Series:
+def read_series(data: bytes) -> CandleSeries:
     """What `as_bytes` wrote; ValueError for anything else."""
     document = orjson.loads(data)
     try:
         candles = [Candle(datetime.fromisoformat(row[0]), *map(float, row[1:])) for row in document["candles"]]
-        return Series(str(document["symbol"]), str(document["timeframe"]), candles)
+        return CandleSeries(str(document["symbol"]), str(document["timeframe"]), candles)
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"not an export of candles: {error!r}") from error
 
@@ -116,7 +116,7 @@ def moving_average(values: Sequence[float], period: int) -> list[float | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CandleSet:
     """Candles in order of time, and what was set aside of the rows they came from."""
 
     frame: pl.DataFrame
@@ -125,7 +125,7 @@ class Rows:
     rejected: Mapping[str, Any]
 
 
-def candles_of(table: pl.DataFrame, symbol: str | None) -> Rows:
+def candles_of(table: pl.DataFrame, symbol: str | None) -> CandleSet:
     """The candles of *symbol* in a table; StepFailed when it has not the columns, or not one candle."""
     named = _with_known_names(table)
     mine, name = _of_symbol(named.with_row_index("row", offset=1), symbol)
@@ -135,7 +135,7 @@ def candles_of(table: pl.DataFrame, symbol: str | None) -> Rows:
     if good.is_empty():
         details = {"rows": len(mine), "rejected": _told(bad)}
         raise StepFailed("NO_CANDLES", f"none of {len(mine)} rows is a candle", details, retryable=False)
-    return Rows(good.select(COLUMNS).rechunk(), name, len(mine), _told(bad))
+    return CandleSet(good.select(COLUMNS).rechunk(), name, len(mine), _told(bad))
 
 
 def _with_known_names(table: pl.DataFrame) -> pl.DataFrame:

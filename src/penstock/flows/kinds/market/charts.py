@@ -8,27 +8,27 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from penstock.flows.kinds.market.candles import CandleFile, Series, read_series
+from penstock.flows.kinds.market.candles import CandleFile, CandleSeries, read_series
 from penstock.flows.kinds.market.manifest import (
     MANIFEST,
+    ChartFailure,
     ChartInputs,
+    ChartItem,
     ChartRequest,
-    Failure,
-    Item,
-    Manifest,
+    ChartsManifest,
     chart_inputs,
     manifest_of,
     verdict,
 )
-from penstock.flows.kinds.market.renderers import Painter, Picture, PictureFailed
+from penstock.flows.kinds.market.renderers import ChartRenderer, Picture, PictureFailed
 from penstock.flows.model import StepError
-from penstock.flows.step import Handler, Outputs, Step, StepFailed
+from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.kernel.errors import Invalid, NotFound, PenstockError
 
 AT_ONCE = 8  # pictures of one step
 _SAID = 500  # characters of a failure
 
-OpenPainter = Callable[[], AbstractAsyncContextManager[Painter]]
+OpenPainter = Callable[[], AbstractAsyncContextManager[ChartRenderer]]
 
 
 @dataclass(slots=True)
@@ -36,12 +36,12 @@ class _Album:
     """What came of a step's requests until now."""
 
     asked: ChartInputs
-    items: list[Item] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    items: list[ChartItem] = field(default_factory=list)
+    failures: list[ChartFailure] = field(default_factory=list)
 
     def fail(self, request: ChartRequest, failed: PictureFailed) -> None:
         self.failures.append(
-            Failure(
+            ChartFailure(
                 id=request.id,
                 code=failed.code,
                 message=failed.message[:_SAID],
@@ -50,7 +50,7 @@ class _Album:
             )
         )
 
-    def close(self, failed: PictureFailed) -> Manifest:
+    def close(self, failed: PictureFailed) -> ChartsManifest:
         """The manifest; requests of which nothing is known *failed* so."""
         known = {*(item.id for item in self.items), *(failure.id for failure in self.failures)}
         for request in self.asked.requests:
@@ -62,7 +62,7 @@ class _Album:
 def worker_charts(open_painter: OpenPainter) -> Handler:
     """The worker that has pictures drawn by what *open_painter* opens."""
 
-    async def export(step: Step) -> Outputs:
+    async def export(step: FlowStep) -> Outputs:
         try:
             asked = chart_inputs(step.inputs)
         except Invalid as error:
@@ -80,7 +80,7 @@ def worker_charts(open_painter: OpenPainter) -> Handler:
     return export
 
 
-async def _draw_all(step: Step, album: _Album, painter: Painter) -> None:
+async def _draw_all(step: FlowStep, album: _Album, painter: ChartRenderer) -> None:
     room, candles = asyncio.Semaphore(AT_ONCE), _Candles(step, album.asked.files)
 
     async def one(request: ChartRequest) -> None:
@@ -103,10 +103,10 @@ async def _draw_all(step: Step, album: _Album, painter: Painter) -> None:
             tasks.create_task(one(request))
 
 
-async def _keep(step: Step, request: ChartRequest, picture: Picture) -> Item:
+async def _keep(step: FlowStep, request: ChartRequest, picture: Picture) -> ChartItem:
     name = request.id + picture.suffix
     path = await step.write(name, picture.data)
-    return Item(
+    return ChartItem(
         id=request.id,
         name=name,
         content_type=picture.content_type,
@@ -116,7 +116,7 @@ async def _keep(step: Step, request: ChartRequest, picture: Picture) -> Item:
     )
 
 
-async def _outputs(step: Step, asked: ChartInputs, manifest: Manifest, path: str) -> Outputs:
+async def _outputs(step: FlowStep, asked: ChartInputs, manifest: ChartsManifest, path: str) -> Outputs:
     for failure in manifest.failures:
         await step.log(f"{failure.id}: {failure.code}: {failure.message}", "warning")
     found = verdict(manifest.as_bytes(), step.inputs, step.artifacts)
@@ -135,12 +135,12 @@ async def _outputs(step: Step, asked: ChartInputs, manifest: Manifest, path: str
 class _Candles:
     """The candles of the steps before, each read once."""
 
-    def __init__(self, step: Step, files: Sequence[CandleFile]) -> None:
+    def __init__(self, step: FlowStep, files: Sequence[CandleFile]) -> None:
         self._step, self._files = step, files
-        self._read: dict[str, Series | PictureFailed] = {}
+        self._read: dict[str, CandleSeries | PictureFailed] = {}
         self._reading = asyncio.Lock()
 
-    async def of(self, request: ChartRequest) -> Series | None:
+    async def of(self, request: ChartRequest) -> CandleSeries | None:
         """What a request is to show; None when there are no candles at all."""
         if not self._files:
             return None
@@ -160,7 +160,7 @@ class _Candles:
         known = ", ".join(file.timeframe for file in self._files)
         raise PictureFailed("NO_CANDLES", f"there are no candles of {timeframe}; there are {known}")
 
-    async def _load(self, file: CandleFile) -> Series | PictureFailed:
+    async def _load(self, file: CandleFile) -> CandleSeries | PictureFailed:
         try:
             data = await self._step.read(file.step, file.name)
             return await asyncio.to_thread(read_series, data)

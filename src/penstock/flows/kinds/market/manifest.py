@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic.alias_generators import to_camel
 
 from penstock.flows.contract import ARTIFACT_LIMIT
-from penstock.flows.definition.spec import Code, Json, Name, Written
+from penstock.flows.definition.spec import Code, Json, Name, SpecModel
 from penstock.flows.definition.validation import bad_inputs, checked_inputs
 from penstock.flows.kinds.market.candles import TIMEFRAME, CandleFile
 from penstock.flows.model import StepError
@@ -30,7 +30,7 @@ RequestId = Annotated[
 ]  # its picture adds a suffix
 
 
-class ChartRequest(Written):
+class ChartRequest(SpecModel):
     """One picture that is asked for."""
 
     id: RequestId
@@ -48,7 +48,7 @@ class ChartRequest(Written):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-class _ChartInputs(Written):
+class _ChartInputs(SpecModel):
     requests: list[ChartRequest] | None = Field(None, min_length=1, max_length=REQUEST_LIMIT)
     chart_template_id: Name | None = None
     timeframes: list[Annotated[str, StringConstraints(pattern=TIMEFRAME)]] = Field(
@@ -125,19 +125,19 @@ def _twice(names: Sequence[str]) -> list[str]:
     return sorted({name for name in names if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
 
 
-class _Kept(BaseModel):
+class _ManifestPart(BaseModel):
     """A part of the manifest: other workers may add to it."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="allow", frozen=True)
 
 
-class Requested(_Kept):
+class RequestedChart(_ManifestPart):
     """What was asked for."""
 
     id: RequestId
 
 
-class Item(_Kept):
+class ChartItem(_ManifestPart):
     """A picture that came: the artifact *name* of the step."""
 
     id: RequestId
@@ -148,7 +148,7 @@ class Item(_Kept):
     path: str = ""
 
 
-class Failure(_Kept):
+class ChartFailure(_ManifestPart):
     """A picture that did not come, and why."""
 
     id: RequestId
@@ -158,36 +158,38 @@ class Failure(_Kept):
     retryable: bool = False
 
 
-class Manifest(_Kept):
+class ChartsManifest(_ManifestPart):
     """The ChartsOutputsManifest."""
 
-    requested: list[Requested]
-    items: list[Item]
-    failures: list[Failure]
+    requested: list[RequestedChart]
+    items: list[ChartItem]
+    failures: list[ChartFailure]
 
     def as_bytes(self) -> bytes:
         """As it is written."""
         return orjson.dumps(self.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2)
 
 
-def manifest_of(requests: Sequence[ChartRequest], items: Sequence[Item], failures: Sequence[Failure]) -> Manifest:
+def manifest_of(
+    requests: Sequence[ChartRequest], items: Sequence[ChartItem], failures: Sequence[ChartFailure]
+) -> ChartsManifest:
     """The manifest of what was asked for and what came of it, in the order it was asked for."""
     place = {request.id: n for n, request in enumerate(requests)}
-    return Manifest(
-        requested=[Requested.model_validate(request.as_dict()) for request in requests],
+    return ChartsManifest(
+        requested=[RequestedChart.model_validate(request.as_dict()) for request in requests],
         items=sorted(items, key=lambda item: place[item.id]),
         failures=sorted(failures, key=lambda failure: place[failure.id]),
     )
 
 
-def read_manifest(data: bytes | None) -> Manifest | StepError:
+def read_manifest(data: bytes | None) -> ChartsManifest | StepError:
     """The manifest as it was written; or why it cannot be believed."""
     if data is None:
         return StepError(MANIFEST_MISSING, "the step wrote no manifest")
     if len(data) > MANIFEST_LIMIT:
         return StepError(MANIFEST_INVALID, f"the manifest is over {MANIFEST_LIMIT} bytes")
     try:
-        manifest = Manifest.model_validate(orjson.loads(data))
+        manifest = ChartsManifest.model_validate(orjson.loads(data))
     except orjson.JSONDecodeError as error:
         return StepError(MANIFEST_INVALID, f"the manifest is no JSON: {error}")
     except ValidationError as error:
@@ -197,7 +199,7 @@ def read_manifest(data: bytes | None) -> Manifest | StepError:
     return StepError(MANIFEST_INVALID, f"the manifest: {problems[0]}", problems[:_TOLD]) if problems else manifest
 
 
-def _contradictions(manifest: Manifest) -> list[str]:
+def _contradictions(manifest: ChartsManifest) -> list[str]:
     requested, items = [each.id for each in manifest.requested], [each.id for each in manifest.items]
     failures, names = [each.id for each in manifest.failures], [each.name for each in manifest.items]
     return [
@@ -212,17 +214,17 @@ def _contradictions(manifest: Manifest) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class CheckedManifest:
     """F12: whether the pictures are enough, and whether some are missing."""
 
     is_enough: bool
     partial: bool
 
 
-def judged(manifest: Manifest, min_images: int) -> Judged:
+def judged(manifest: ChartsManifest, min_images: int) -> CheckedManifest:
     """What a manifest comes to."""
     received = len(manifest.items)
-    return Judged(received >= min_images, received < len(manifest.requested))
+    return CheckedManifest(received >= min_images, received < len(manifest.requested))
 
 
 def verdict(data: bytes | None, inputs: Mapping[str, Any], artifacts: Collection[str]) -> StepError | Mapping[str, Any]:
@@ -245,7 +247,7 @@ def verdict(data: bytes | None, inputs: Mapping[str, Any], artifacts: Collection
     return StepError(TOO_FEW_IMAGES, said, {**counts, "minImages": asked.min_images, "failures": failures})
 
 
-def _untrue(manifest: Manifest, asked: ChartInputs, artifacts: Collection[str]) -> StepError | None:
+def _untrue(manifest: ChartsManifest, asked: ChartInputs, artifacts: Collection[str]) -> StepError | None:
     """What the manifest says that is not so."""
     requested, wanted = {each.id for each in manifest.requested}, {request.id for request in asked.requests}
     if requested != wanted:

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import polars as pl
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from penstock.flows.definition.spec import Written
+from penstock.flows.definition.spec import SpecModel
 from penstock.flows.kinds.inputs import read
-from penstock.flows.kinds.market.candles import Candle, Rows, Series, candles_of, instant
-from penstock.flows.step import Handler, Outputs, Query, Step, StepFailed
+from penstock.flows.kinds.market.candles import Candle, CandleSeries, CandleSet, candles_of, instant
+from penstock.flows.step import FlowStep, Handler, Outputs, Query, StepFailed
 from penstock.kernel.errors import PenstockError, Transient
 
 OHLCV_EXPORT = "OHLCV_EXPORT"
@@ -25,7 +25,7 @@ _SIGNIFICANT = 12  # digits of a volume: what is beyond depends on the order in 
 Timeframe = Annotated[str, StringConstraints(pattern=rf"^({'|'.join(TIMEFRAMES)})\z")]
 
 
-class Source(Written):
+class CandleSource(SpecModel):
     """Where candles come from: a file of the folder in the configuration, or a statement."""
 
     file: str | None = Field(None, min_length=1, max_length=500)
@@ -33,16 +33,16 @@ class Source(Written):
     params: list[Any] = Field(default_factory=list, max_length=100)
 
     @model_validator(mode="after")
-    def _is_one(self) -> "Source":
+    def _is_one(self) -> "CandleSource":
         if (self.file is None) == (self.sql is None):
             raise ValueError("give either `file` or `sql`")
         return self
 
 
-class OhlcvInputs(Written):
+class OhlcvInputs(SpecModel):
     """What a step of the kind OHLCV_EXPORT is to do."""
 
-    source: Source
+    source: CandleSource
     timeframes: list[Timeframe] = Field(min_length=1, max_length=len(TIMEFRAMES))
     symbol: Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]{1,64}\z")] | None = None
 
@@ -57,7 +57,7 @@ class OhlcvInputs(Written):
 def worker_ohlcv_export(files: Path | None, query: Query | None) -> Handler:
     """The worker that reads *files* and asks with *query*; either may be missing."""
 
-    async def export(step: Step) -> Outputs:
+    async def export(step: FlowStep) -> Outputs:
         inputs = read(OhlcvInputs, step.inputs)
         if inputs.source.file is not None:
             rows = await asyncio.to_thread(_from_file, files, inputs.source.file, inputs.symbol)
@@ -72,7 +72,7 @@ def worker_ohlcv_export(files: Path | None, query: Query | None) -> Handler:
     return export
 
 
-async def _keep(step: Step, rows: Rows, timeframe: str) -> dict[str, Any]:
+async def _keep(step: FlowStep, rows: CandleSet, timeframe: str) -> dict[str, Any]:
     series = await asyncio.to_thread(resampled, rows, timeframe)
     name = f"{timeframe}.json"
     path = await step.write(name, await asyncio.to_thread(series.as_bytes))
@@ -82,7 +82,7 @@ async def _keep(step: Step, rows: Rows, timeframe: str) -> dict[str, Any]:
     return {**known, "candles": len(series.candles), "first": first, "last": last}
 
 
-def resampled(rows: Rows, timeframe: str) -> Series:
+def resampled(rows: CandleSet, timeframe: str) -> CandleSeries:
     """The candles of *timeframe*; where there was no trade there is no candle. Weeks begin on Monday, all in UTC."""
     apart = rows.frame.get_column("time").diff().min()
     if isinstance(apart, timedelta) and apart > _length(timeframe):
@@ -96,7 +96,7 @@ def resampled(rows: Rows, timeframe: str) -> Series:
         column("close").last(),
         column("volume").sum().round_sig_figs(_SIGNIFICANT),
     )
-    return Series(rows.symbol, timeframe, [Candle(*row) for row in grouped.iter_rows()])
+    return CandleSeries(rows.symbol, timeframe, [Candle(*row) for row in grouped.iter_rows()])
 
 
 def _length(timeframe: str) -> timedelta:
@@ -104,7 +104,7 @@ def _length(timeframe: str) -> timedelta:
     return timedelta(**{unit: int(timeframe[:-1])})
 
 
-def _from_file(folder: Path | None, file: str, symbol: str | None) -> Rows:
+def _from_file(folder: Path | None, file: str, symbol: str | None) -> CandleSet:
     path = safe_path(folder, file)
     try:
         if path.suffix.lower() == ".parquet":
@@ -142,7 +142,7 @@ def safe_path(folder: Path | None, file: str) -> Path:
     return path
 
 
-async def _from_sql(query: Query | None, source: Source, symbol: str | None) -> Rows:
+async def _from_sql(query: Query | None, source: CandleSource, symbol: str | None) -> CandleSet:
     if query is None:
         raise StepFailed("SQL_NOT_ALLOWED", "there is no database to ask", retryable=False)
     try:
@@ -152,7 +152,7 @@ async def _from_sql(query: Query | None, source: Source, symbol: str | None) -> 
     return await asyncio.to_thread(_of_records, found, symbol)
 
 
-def _of_records(found: Sequence[Mapping[str, Any]], symbol: str | None) -> Rows:
+def _of_records(found: Sequence[Mapping[str, Any]], symbol: str | None) -> CandleSet:
     if not found:
         raise StepFailed("NO_CANDLES", "the statement found no rows", retryable=False)
     columns = {name: [_plain(row[name]) for row in found] for name in found[0]}

@@ -10,14 +10,14 @@ from yarl import URL
 
 from penstock.flows.config import LlmSection
 from penstock.flows.contract import artifact_folder
-from penstock.flows.definition.spec import Name, Written
+from penstock.flows.definition.spec import Name, SpecModel
 from penstock.flows.kinds.inputs import read
-from penstock.flows.kinds.market.candles import CandleFile, Series, read_series
-from penstock.flows.kinds.market.summary import Facts, facts_of, picture, plain, summary, table
-from penstock.flows.step import Handler, Outputs, Step, StepFailed
+from penstock.flows.kinds.market.candles import CandleFile, CandleSeries, read_series
+from penstock.flows.kinds.market.summary import TimeframeSummary, facts_of, picture, plain, summary, table
+from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import NotFound
-from penstock.kernel.http.external_api import Answered, CallFailed, ExternalApi, Failure
+from penstock.kernel.http.external_api import ApiFailure, ApiResponse, CallFailed, ExternalApi
 from penstock.kernel.tasks.backoff import Sleep
 
 LLM_REPORT = "LLM_REPORT"
@@ -30,15 +30,15 @@ _SYSTEM = (
     "are given; they are exact. Say what they show and what is remarkable. No headings, no tables, no advice."
 )
 _CODES = {
-    Failure.TIMEOUT: "LLM_TIMEOUT",
-    Failure.UNREACHABLE: "LLM_UNAVAILABLE",
-    Failure.ERROR: "LLM_UNAVAILABLE",
-    Failure.THROTTLED: "LLM_THROTTLED",
-    Failure.UNAUTHORIZED: "LLM_UNAUTHORIZED",
-    Failure.MOVED: "LLM_REFUSED",
-    Failure.REFUSED: "LLM_REFUSED",
-    Failure.TOO_LARGE: "LLM_BAD_ANSWER",
-    Failure.BAD_ANSWER: "LLM_BAD_ANSWER",
+    ApiFailure.TIMEOUT: "LLM_TIMEOUT",
+    ApiFailure.UNREACHABLE: "LLM_UNAVAILABLE",
+    ApiFailure.ERROR: "LLM_UNAVAILABLE",
+    ApiFailure.THROTTLED: "LLM_THROTTLED",
+    ApiFailure.UNAUTHORIZED: "LLM_UNAUTHORIZED",
+    ApiFailure.MOVED: "LLM_REFUSED",
+    ApiFailure.REFUSED: "LLM_REFUSED",
+    ApiFailure.TOO_LARGE: "LLM_BAD_ANSWER",
+    ApiFailure.BAD_ANSWER: "LLM_BAD_ANSWER",
 }
 
 
@@ -51,7 +51,7 @@ class ChartLink(BaseModel):
     path: Annotated[str, StringConstraints(min_length=1, max_length=1_000)]
 
 
-class ReportInputs(Written):
+class ReportInputs(SpecModel):
     """What a step of the kind LLM_REPORT is to do."""
 
     files: list[CandleFile] = Field(min_length=1, max_length=50)
@@ -60,7 +60,7 @@ class ReportInputs(Written):
     instructions: str = Field("", max_length=10_000, description="For the model, besides the figures.")
 
 
-class Model:
+class ReportModel:
     """An OpenAI-compatible endpoint that writes."""
 
     def __init__(self, section: LlmSection, url: str, token: str | None, clock: Clock, pause: Sleep) -> None:
@@ -82,10 +82,10 @@ class Model:
             raise StepFailed(_CODES[failed.failure], failed.message, details, retryable=failed.is_retryable) from failed
 
 
-def worker_llm_report(model: Model | None) -> Handler:
+def worker_llm_report(model: ReportModel | None) -> Handler:
     """The worker that has reports written by *model*, or by the template."""
 
-    async def report(step: Step) -> Outputs:
+    async def report(step: FlowStep) -> Outputs:
         inputs = read(ReportInputs, step.inputs)
         series = [await _read(step, file) for file in inputs.files]
         facts = [await asyncio.to_thread(facts_of, each) for each in series]
@@ -102,7 +102,7 @@ def worker_llm_report(model: Model | None) -> Handler:
     return report
 
 
-async def _read(step: Step, file: CandleFile) -> Series:
+async def _read(step: FlowStep, file: CandleFile) -> CandleSeries:
     try:
         series = await asyncio.to_thread(read_series, await step.read(file.step, file.name))
     except NotFound as error:
@@ -115,7 +115,7 @@ async def _read(step: Step, file: CandleFile) -> Series:
     return series
 
 
-def _document(step: Step, inputs: ReportInputs, symbol: str, text: str, facts: Sequence[Facts]) -> str:
+def _document(step: FlowStep, inputs: ReportInputs, symbol: str, text: str, facts: Sequence[TimeframeSummary]) -> str:
     """The report: what was written, then what is certain."""
     place = f"{artifact_folder(step.kind, step.run_id, step.step_id)}/{REPORT}"
     title = plain(inputs.title or f"{symbol} market report".strip())
@@ -125,15 +125,15 @@ def _document(step: Step, inputs: ReportInputs, symbol: str, text: str, facts: S
     return "\n\n".join([*parts, "_Times are UTC; each candle is named by its beginning._"]) + "\n"
 
 
-def _written(answered: Answered) -> str:
+def _written(answered: ApiResponse) -> str:
     """What a model wrote; CallFailed when that is nothing, or not all."""
     try:
         choice = orjson.loads(answered.body)["choices"][0]
         text, ending = choice["message"]["content"], choice.get("finish_reason")
     except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
-        raise CallFailed(Failure.BAD_ANSWER, "the model's answer is no chat completion") from error
+        raise CallFailed(ApiFailure.BAD_ANSWER, "the model's answer is no chat completion") from error
     if not isinstance(text, str) or not text.strip():
-        raise CallFailed(Failure.BAD_ANSWER, f"the model wrote nothing ({ending})")
+        raise CallFailed(ApiFailure.BAD_ANSWER, f"the model wrote nothing ({ending})")
     if ending == "length" or len(text) > TEXT_LIMIT:
-        raise CallFailed(Failure.BAD_ANSWER, "the model's report is cut off, or too long")
+        raise CallFailed(ApiFailure.BAD_ANSWER, "the model's report is cut off, or too long")
     return text.strip().encode(errors="replace").decode()

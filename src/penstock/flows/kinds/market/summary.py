@@ -10,15 +10,15 @@ from itertools import accumulate, pairwise
 from typing import Any
 from urllib.parse import quote
 
-from penstock.flows.kinds.market.candles import Candle, Series, instant, moving_average
-from penstock.flows.kinds.market.svg.axes import Form, price_form, round_step, short
+from penstock.flows.kinds.market.candles import Candle, CandleSeries, instant, moving_average
+from penstock.flows.kinds.market.svg.axes import AxisForm, price_form, round_step, short
 
 TRENDS = (20, 50)
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class TimeframeSummary:
     """One timeframe in figures. A percentage of a price that is not above zero is None."""
 
     timeframe: str
@@ -50,14 +50,14 @@ class Facts:
         return {**named, "averages": {str(period): _plain(value) for period, value in self.trends}}
 
 
-def facts_of(series: Series) -> Facts:
+def facts_of(series: CandleSeries) -> TimeframeSummary:
     """The facts of at least one candle."""
     candles = series.candles
     first, last = candles[0], candles[-1]
     top, bottom = max(candles, key=lambda c: c.high), min(candles, key=lambda c: c.low)
     busiest, volume = max(candles, key=lambda c: c.volume), math.fsum(c.volume for c in candles)
     closes = [c.close for c in candles]
-    return Facts(
+    return TimeframeSummary(
         timeframe=series.timeframe,
         candles=len(candles),
         first=first.time,
@@ -115,7 +115,7 @@ def plain(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
-def summary(symbol: str, facts: Facts) -> str:
+def summary(symbol: str, facts: TimeframeSummary) -> str:
     """What happened: a sentence, and what stands out."""
     form, name = _form(facts), plain(symbol) or "The price"
     verb = "rose" if facts.change > 0 else "fell" if facts.change < 0 else "stood still"
@@ -128,20 +128,20 @@ def summary(symbol: str, facts: Facts) -> str:
     return said + "\n\n" + "\n".join(f"- {point}" for point in points)
 
 
-def _range(facts: Facts, form: Form) -> str:
+def _range(facts: TimeframeSummary, form: AxisForm) -> str:
     low, high = (f"{form.text(facts.low)} ({_day(facts.low_at)})", f"{form.text(facts.high)} ({_day(facts.high_at)})")
     deepest = facts.drawdown_percent
     fall = f"; the deepest fall from an earlier close was {_percent(deepest)}" if deepest else ""
     return f"**Range:** from {low} to {high}{fall}."
 
 
-def _pace(facts: Facts) -> str:
+def _pace(facts: TimeframeSummary) -> str:
     said = f"**Pace:** {facts.rising:,} of {facts.candles:,} candles of {facts.timeframe} rose"
     varied = facts.volatility_percent
     return f"{said}; from one to the next the price varied by {_percent(varied)}." if varied is not None else f"{said}."
 
 
-def _trend(facts: Facts, form: Form) -> list[str]:
+def _trend(facts: TimeframeSummary, form: AxisForm) -> list[str]:
     sides = [
         f"{'above' if facts.close > mean else 'below' if facts.close < mean else 'at'} "
         f"the average of {period} candles ({form.text(mean)})"
@@ -150,7 +150,7 @@ def _trend(facts: Facts, form: Form) -> list[str]:
     return [f"**Trend:** the last close is {' and '.join(sides)}."] if sides else []
 
 
-def _volume(facts: Facts) -> list[str]:
+def _volume(facts: TimeframeSummary) -> list[str]:
     if not facts.volume:
         return []
     return [
@@ -160,7 +160,7 @@ def _volume(facts: Facts) -> list[str]:
     ]
 
 
-def table(all_facts: Sequence[Facts]) -> str:
+def table(all_facts: Sequence[TimeframeSummary]) -> str:
     """The figures, a column for each timeframe."""
     rows = [
         ("", [facts.timeframe for facts in all_facts]),
@@ -190,7 +190,7 @@ def picture(name: str, path: str, report: str) -> str:
     return f"![{plain(name)}]({quote(posixpath.relpath(path, posixpath.dirname(report)))})"
 
 
-def _form(facts: Facts) -> Form:
+def _form(facts: TimeframeSummary) -> AxisForm:
     prices = (facts.open, facts.high, facts.low, facts.close)
     span = max(facts.high - facts.low, abs(facts.high) * 1e-4, 1e-12)
     return price_form(prices, round_step(span / 10))

@@ -6,7 +6,7 @@ from penstock.flows.kinds.market.charts import OpenPainter, worker_charts
 from penstock.flows.kinds.market.manifest import MANIFEST, MANIFEST_OUTPUT, check_written, verdict
 from penstock.flows.kinds.market.ohlcv import OHLCV_EXPORT, OhlcvInputs, worker_ohlcv_export
 from penstock.flows.kinds.market.renderers import drawn_here, image_api
-from penstock.flows.kinds.market.report import LLM_REPORT, Model, ReportInputs, worker_llm_report
+from penstock.flows.kinds.market.report import LLM_REPORT, ReportInputs, ReportModel, worker_llm_report
 from penstock.flows.step import KindContext, ReportCheck, Workers
 from penstock.kernel.config.loader import SecretRef, resolve
 
@@ -24,7 +24,7 @@ def make_workers(context: KindContext) -> Workers:
     painter: OpenPainter = (
         drawn_here if url is None else lambda: image_api(images, url, images_token, context.clock, context.pause)
     )
-    model = Model(llm, llm.url, llm_token, context.clock, context.pause) if llm.url else None
+    model = ReportModel(llm, llm.url, llm_token, context.clock, context.pause) if llm.url else None
     workers.worker(OHLCV_EXPORT)(worker_ohlcv_export(section.files, context.query))
     workers.worker(CHART_EXPORT)(worker_charts(painter))
     workers.worker(LLM_REPORT)(worker_llm_report(model))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 from uuid import UUID, uuid5
 
-from penstock.flows.step import Step, StepFailed
+from penstock.flows.step import FlowStep, StepFailed
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.wait import happens
 
@@ -16,23 +16,23 @@ LOOK = 0.5  # seconds between two looks at what goes on elsewhere
 _NAMES = UUID("5b1f7f0e-6a3c-4d52-9a38-1f0c6f2f9d11")
 
 
-def name_of(step: Step, *parts: object) -> UUID:
+def name_of(step: FlowStep, *parts: object) -> UUID:
     """What a step calls something elsewhere: the same at every attempt."""
     return uuid5(_NAMES, "/".join(map(str, (step.run_id, step.step_id, *parts))))
 
 
-def asked_by(step: Step) -> str:
+def asked_by(step: FlowStep) -> str:
     """Who wants it, for those who look at it there."""
     return f"flows:{step.run_id}/{step.step_id}"
 
 
-async def pause(step: Step, seconds: float = LOOK) -> None:
+async def pause(step: FlowStep, seconds: float = LOOK) -> None:
     """Let some time pass; StepFailed CANCELLED as soon as the step is to stop."""
     if await happens(step.cancelled, seconds):
         raise stopped()
 
 
-async def patiently(step: Step, ask: Callable[[], Awaitable[T]]) -> T:
+async def patiently(step: FlowStep, ask: Callable[[], Awaitable[T]]) -> T:
     """What *ask* gives; asked again while the other part is away, StepFailed under its code when it refuses."""
     while True:
         try:

@@ -9,17 +9,17 @@ from uuid import UUID
 
 from pydantic import StringConstraints
 
-from penstock.flows.definition.spec import Written
+from penstock.flows.definition.spec import SpecModel
 from penstock.flows.kinds.inputs import read
 from penstock.flows.kinds.platform.common import asked_by, name_of, patiently, pause
-from penstock.flows.step import Handler, Outputs, Step, StepFailed
-from penstock.harvest.contract import NAME, PlanState, RunState
+from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
+from penstock.harvest.contract import NAME, HarvestRunState, PlanState
 
 KIND = "harvest.run"
-_FAILED = (PlanState.FAILED.value, RunState.FAILED.value, RunState.CONSOLIDATION_SKIPPED.value)
+_FAILED = (PlanState.FAILED.value, HarvestRunState.FAILED.value, HarvestRunState.CONSOLIDATION_SKIPPED.value)
 
 
-class HarvestInputs(Written):
+class HarvestInputs(SpecModel):
     """Which feed, and how much of it."""
 
     feed: Annotated[str, StringConstraints(pattern=NAME[:-1] + r"\z")]
@@ -27,7 +27,7 @@ class HarvestInputs(Written):
 
 
 @dataclass(frozen=True, slots=True)
-class Harvested:
+class HarvestOutputs:
     """A run of harvest, as far as a step needs to know it."""
 
     state: str
@@ -39,27 +39,27 @@ class Harvested:
 
     @property
     def is_completed(self) -> bool:
-        return self.state == RunState.COMPLETED.value
+        return self.state == HarvestRunState.COMPLETED.value
 
     @property
     def is_failed(self) -> bool:
         return self.state in _FAILED
 
 
-class Feeds(Protocol):
+class HarvestService(Protocol):
     """What is needed of harvest."""
 
     async def start(self, feed: str, by: str, *, full: bool, run_id: UUID) -> UUID | None:
         """Have a run planned, unless that was done; None, or the run that is under way instead."""
 
-    async def run(self, run_id: UUID) -> Harvested | None:
+    async def run(self, run_id: UUID) -> HarvestOutputs | None:
         """How a run stands; None when there is none."""
 
 
-def harvest_worker(feeds: Feeds) -> Handler:
+def harvest_worker(feeds: HarvestService) -> Handler:
     """The worker that has feeds harvested."""
 
-    async def work(step: Step) -> Outputs:
+    async def work(step: FlowStep) -> Outputs:
         given = read(HarvestInputs, step.inputs)
         run_id = await _next_name(step, feeds)
         start = partial(feeds.start, given.feed, asked_by(step), full=given.full, run_id=run_id)
@@ -81,7 +81,7 @@ def harvest_worker(feeds: Feeds) -> Handler:
     return work
 
 
-async def _next_name(step: Step, feeds: Feeds) -> UUID:
+async def _next_name(step: FlowStep, feeds: HarvestService) -> UUID:
     """The id of the run that is, or will be, this step's; whoever tries it again does not want one that failed."""
     for failures in count():
         run_id = name_of(step, *([failures] if failures else []))
@@ -91,7 +91,7 @@ async def _next_name(step: Step, feeds: Feeds) -> UUID:
     raise AssertionError("there is always another name")
 
 
-async def _ended(step: Step, feeds: Feeds, run_id: UUID) -> Harvested | None:
+async def _ended(step: FlowStep, feeds: HarvestService, run_id: UUID) -> HarvestOutputs | None:
     """The run once nothing is done for it any more; None when it is forgotten."""
     while True:
         run = await patiently(step, partial(feeds.run, run_id))
@@ -100,7 +100,7 @@ async def _ended(step: Step, feeds: Feeds, run_id: UUID) -> Harvested | None:
         await pause(step)
 
 
-def _failure(feed: str, run_id: UUID, run: Harvested | None) -> StepFailed:
+def _failure(feed: str, run_id: UUID, run: HarvestOutputs | None) -> StepFailed:
     state = run.state if run else "forgotten"
     because = f": {run.error}" if run and run.error else ""
     details = {"runId": str(run_id), "state": state, "error": run.error if run else None}

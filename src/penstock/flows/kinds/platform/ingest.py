@@ -9,26 +9,26 @@ from typing import Annotated, Protocol
 
 from pydantic import StringConstraints
 
-from penstock.flows.definition.spec import Written
+from penstock.flows.definition.spec import SpecModel
 from penstock.flows.kinds.inputs import read
 from penstock.flows.kinds.platform.common import asked_by, patiently, pause, stopped
 from penstock.flows.kinds.python import in_a_thread
-from penstock.flows.step import Handler, Outputs, Step, StepFailed
-from penstock.ingest.contract import SUPPLIER, FailureCode, Status
+from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
+from penstock.ingest.contract import SUPPLIER, FailureCode, IngestRunStatus
 from penstock.kernel.errors import Conflict
 
 KIND = "ingest.run"
 _MAY_GO_LATER = (FailureCode.FILE_MISSING.value, FailureCode.SUPERSEDED.value, FailureCode.INTERRUPTED.value)
 
 
-class IngestInputs(Written):
+class IngestInputs(SpecModel):
     """Whose file."""
 
     supplier: Annotated[str, StringConstraints(pattern=rf"^{SUPPLIER}\z")]
 
 
 @dataclass(frozen=True, slots=True)
-class Ingested:
+class IngestOutputs:
     """A run of ingest that has ended, as far as a step needs to know it."""
 
     run_id: str
@@ -40,29 +40,31 @@ class Ingested:
     failure: str | None
 
 
-class Suppliers(Protocol):
+class IngestService(Protocol):
     """What is needed of ingest; it blocks."""
 
     def last(self, supplier: str) -> str | None:
         """The run of a supplier that ended last."""
 
-    def run(self, supplier: str, asked_by: str, after: str | None, should_stop: Callable[[], bool]) -> Ingested | None:
+    def run(
+        self, supplier: str, asked_by: str, after: str | None, should_stop: Callable[[], bool]
+    ) -> IngestOutputs | None:
         """One run, or the one that was asked for before; None when there is no file. Conflict LOCKED, as ingest has it.
 
         Without a file a run counts that ended after the run *after*: somebody else was quicker.
         """
 
 
-def ingest_worker(suppliers: Suppliers, at_once: int) -> Handler:
+def ingest_worker(suppliers: IngestService, at_once: int) -> Handler:
     """The worker that has files of suppliers published, so many at a time: it is this process that reads them."""
     room = asyncio.Semaphore(at_once)
 
-    async def work(step: Step) -> Outputs:
+    async def work(step: FlowStep) -> Outputs:
         supplier = read(IngestInputs, step.inputs).supplier
 
         after = await patiently(step, lambda: in_a_thread(lambda: suppliers.last(supplier), KIND))
         run = await patiently(step, lambda: _run(step, suppliers, supplier, after, room))
-        if step.cancelled.is_set() and (run is None or run.status != Status.PASS):
+        if step.cancelled.is_set() and (run is None or run.status != IngestRunStatus.PASS):
             raise stopped()
         if run is None:
             said = f"the inbox of {supplier} holds no file that is ready and new"
@@ -73,8 +75,8 @@ def ingest_worker(suppliers: Suppliers, at_once: int) -> Handler:
 
 
 async def _run(
-    step: Step, suppliers: Suppliers, supplier: str, after: str | None, room: asyncio.Semaphore
-) -> Ingested | None:
+    step: FlowStep, suppliers: IngestService, supplier: str, after: str | None, room: asyncio.Semaphore
+) -> IngestOutputs | None:
     """One run; waits while another one has the supplier."""
     given_up = threading.Event()  # the thread outlives whoever stops waiting for it, but not for long
 
@@ -94,9 +96,9 @@ async def _run(
         given_up.set()
 
 
-def _outputs(run: Ingested) -> Outputs:
+def _outputs(run: IngestOutputs) -> Outputs:
     told = {"runId": run.run_id, "status": run.status, "file": run.input_filename}
-    if run.status == Status.PASS:
+    if run.status == IngestRunStatus.PASS:
         return {**told, "published": run.good_rows, "rejected": run.bad_rows}
     code = run.failure_code or FailureCode.INTERNAL.value
     said = f"run {run.run_id}: {run.failure}"

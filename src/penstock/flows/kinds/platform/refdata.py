@@ -12,28 +12,28 @@ from uuid import UUID
 import msgspec
 from pydantic import Field, StringConstraints, model_validator
 
-from penstock.flows.definition.spec import Name, Written
+from penstock.flows.definition.spec import Name, SpecModel
 from penstock.flows.kinds.inputs import read
 from penstock.flows.kinds.platform.common import name_of, patiently, pause
-from penstock.flows.step import Handler, Outputs, Step, StepFailed
+from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.kernel.errors import Invalid, NotFound
-from penstock.refdata.contract import NAME, Command, EventType, Item, Status, chunk_items, decode, encode
+from penstock.refdata.contract import NAME, Command, CommandItem, EventType, UpdateState, chunk_items, decode, encode
 
 KIND = "refdata.publish"
 _WAIT = timedelta(seconds=2)  # for a commit that is told; after that it is looked for
-_ITEMS = msgspec.json.Decoder(list[Item])
-_ITEM = msgspec.json.Decoder(Item)
+_ITEMS = msgspec.json.Decoder(list[CommandItem])
+_ITEM = msgspec.json.Decoder(CommandItem)
 _Named = Annotated[str, StringConstraints(pattern=NAME[:-1] + r"\z")]
 
 
-class ArtifactOf(Written):
+class ArtifactOf(SpecModel):
     """Where the items are: JSON lines, or a JSON list."""
 
     step: Name
     artifact: Annotated[str, Field(min_length=1, max_length=1_000)]
 
 
-class RefdataInputs(Written):
+class RefdataInputs(SpecModel):
     """Which dictionary, and what becomes of it."""
 
     tenant: _Named
@@ -50,39 +50,39 @@ class RefdataInputs(Written):
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class RefdataOutputs:
     """How a command stands."""
 
-    status: Status
+    status: UpdateState
     version: int | None
     error_code: str | None
     error: str | None
 
 
-class Dictionaries(Protocol):
+class RefdataService(Protocol):
     """What is needed of refdata."""
 
-    async def submit(self, tenant: str, command: Command, wait: timedelta | None) -> Published:
+    async def submit(self, tenant: str, command: Command, wait: timedelta | None) -> RefdataOutputs:
         """Take a command in, or find the one with its id; how it stands after *wait*."""
 
-    async def update(self, tenant: str, event_id: UUID) -> Published | None:
+    async def update(self, tenant: str, event_id: UUID) -> RefdataOutputs | None:
         """How a command stands; None when nobody knows it."""
 
 
-def refdata_worker(dictionaries: Dictionaries) -> Handler:
+def refdata_worker(dictionaries: RefdataService) -> Handler:
     """The worker that publishes dictionaries."""
 
-    async def work(step: Step) -> Outputs:
+    async def work(step: FlowStep) -> Outputs:
         given = read(RefdataInputs, step.inputs)
         items = await _items(step, given)
-        publishing = _Publishing(step, dictionaries, given, list(chunk_items(items)))
+        publishing = _CommandBatch(step, dictionaries, given, list(chunk_items(items)))
         version = await (publishing.snapshot() if given.mode is EventType.SNAPSHOT else publishing.deltas())
         return {"tenantId": given.tenant, "dictCode": given.dictionary, "version": version, "items": len(items)}
 
     return work
 
 
-async def _items(step: Step, given: RefdataInputs) -> list[Item]:
+async def _items(step: FlowStep, given: RefdataInputs) -> list[CommandItem]:
     if given.from_ is None:
         return _decoded(msgspec.json.encode(given.items), "inputs.items")
     try:
@@ -92,7 +92,7 @@ async def _items(step: Step, given: RefdataInputs) -> list[Item]:
     return _decoded(content, f"{given.from_.step}/{given.from_.artifact}")
 
 
-def _decoded(content: bytes, where: str) -> list[Item]:
+def _decoded(content: bytes, where: str) -> list[CommandItem]:
     """The items, their payloads left as the text they are, so that no digit is lost."""
     try:
         if content.lstrip()[:1] == b"[":
@@ -103,11 +103,11 @@ def _decoded(content: bytes, where: str) -> list[Item]:
         raise StepFailed("BAD_ITEMS", said, retryable=False) from None
 
 
-class _Publishing:
+class _CommandBatch:
     """What one step sends: under the same ids at every attempt, unless what was sent before has failed."""
 
     def __init__(
-        self, step: Step, dictionaries: Dictionaries, given: RefdataInputs, chunks: Sequence[list[Item]]
+        self, step: FlowStep, dictionaries: RefdataService, given: RefdataInputs, chunks: Sequence[list[CommandItem]]
     ) -> None:
         self._step = step
         self._dictionaries = dictionaries
@@ -142,16 +142,16 @@ class _Publishing:
         return version
 
     async def _committed(self, command: Command) -> int | None:
-        told: Published | None = await patiently(self._step, partial(self._submit, command, _WAIT))
-        while told is None or told.status is Status.PENDING:
+        told: RefdataOutputs | None = await patiently(self._step, partial(self._submit, command, _WAIT))
+        while told is None or told.status is UpdateState.PENDING:
             await pause(self._step)
             told = await self._update(command.event_id)
-        if told.status is Status.FAILED:
+        if told.status is UpdateState.FAILED:
             details = {"eventId": str(command.event_id), "code": told.error_code}
             raise StepFailed(told.error_code or "REFDATA_FAILED", told.error or "it was refused", details)
         return told.version
 
-    def _command(self, event_id: UUID, items: list[Item], **chunk: Any) -> Command:
+    def _command(self, event_id: UUID, items: list[CommandItem], **chunk: Any) -> Command:
         command = Command(
             dict_code=self._given.dictionary, event_type=self._given.mode, items=items, event_id=event_id, **chunk
         )
@@ -160,14 +160,14 @@ class _Publishing:
         except Invalid as error:
             raise StepFailed(error.code, error.message, retryable=False) from error
 
-    async def _submit(self, command: Command, wait: timedelta | None) -> Published:
+    async def _submit(self, command: Command, wait: timedelta | None) -> RefdataOutputs:
         return await self._dictionaries.submit(self._given.tenant, command, wait)
 
     async def _has_failed(self, event_id: UUID) -> bool:
         known = await self._update(event_id)
-        return known is not None and known.status is Status.FAILED
+        return known is not None and known.status is UpdateState.FAILED
 
-    async def _update(self, event_id: UUID | None) -> Published | None:
+    async def _update(self, event_id: UUID | None) -> RefdataOutputs | None:
         if event_id is None:
             return None
         return await patiently(self._step, partial(self._dictionaries.update, self._given.tenant, event_id))

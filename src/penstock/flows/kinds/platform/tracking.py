@@ -7,17 +7,17 @@ from typing import Annotated, Protocol
 
 from pydantic import Field
 
-from penstock.flows.definition.spec import Written
+from penstock.flows.definition.spec import SpecModel
 from penstock.flows.kinds.inputs import read
 from penstock.flows.kinds.platform.common import patiently, pause
-from penstock.flows.step import Handler, Outputs, Step, StepFailed
+from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.tracking.contract import NAME_LIMIT, Stage
 
 KIND = "tracking.wait"
 _TOLD = 20  # shards an error names
 
 
-class TrackingInputs(Written):
+class TrackingInputs(SpecModel):
     """Which file, and how far."""
 
     filename: Annotated[str, Field(min_length=1, max_length=NAME_LIMIT)]
@@ -26,7 +26,7 @@ class TrackingInputs(Written):
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ShardInput:
     """How one shard of a file stands: done with the stage that is asked for, or failed there or before, and why."""
 
     number: int
@@ -34,17 +34,17 @@ class Shard:
     failure: str | None = None
 
 
-class Files(Protocol):
+class TrackingService(Protocol):
     """What is needed of tracking."""
 
-    async def shards(self, filename: str, stage: Stage) -> Sequence[Shard]:
+    async def shards(self, filename: str, stage: Stage) -> Sequence[ShardInput]:
         """How the shards of a file stand; none when nobody registered it."""
 
 
-def tracking_worker(files: Files) -> Handler:
+def tracking_worker(files: TrackingService) -> Handler:
     """The worker that waits for files."""
 
-    async def work(step: Step) -> Outputs:
+    async def work(step: FlowStep) -> Outputs:
         given = read(TrackingInputs, step.inputs)
         while True:
             shards = await patiently(step, partial(files.shards, given.filename, given.stage))
@@ -57,7 +57,7 @@ def tracking_worker(files: Files) -> Handler:
     return work
 
 
-def _failure(filename: str, failed: Sequence[Shard]) -> StepFailed:
+def _failure(filename: str, failed: Sequence[ShardInput]) -> StepFailed:
     told = {str(shard.number): shard.failure for shard in failed[:_TOLD]}
     more = f"; and {len(failed) - _TOLD} more" if len(failed) > _TOLD else ""
     said = "; ".join(f"shard {number}: {why}" for number, why in told.items())

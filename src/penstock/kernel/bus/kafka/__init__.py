@@ -9,9 +9,9 @@ from typing import Any
 
 import asyncpg
 
-from penstock.kernel.bus import DeadLetter, Delivering, Message, checked
+from penstock.kernel.bus import BusMessage, DeadLetter, DeliveryStream, checked
 from penstock.kernel.bus.kafka.letters import dead_topic, exhume
-from penstock.kernel.bus.kafka.sender import Letter, Sender
+from penstock.kernel.bus.kafka.sender import KafkaSender, OutgoingMessage
 from penstock.kernel.bus.kafka.subscription import KafkaSubscription, consumer_settings
 from penstock.kernel.bus.kafka.topics import Topics
 from penstock.kernel.clock import SystemClock
@@ -56,10 +56,10 @@ class KafkaBus:
         self._known: set[str] = set()
         self._looks: dict[str, Future[None]] = {}
         self._looking = ThreadPoolExecutor(1, "kafka topics")
-        self._sender = Sender(self._config, timeout.total_seconds())
+        self._sender = KafkaSender(self._config, timeout.total_seconds())
         self._topics = Topics(self._config, timeout.total_seconds())
 
-    async def publish(self, messages: Sequence[Message], *, tx: Connection | None = None) -> None:
+    async def publish(self, messages: Sequence[BusMessage], *, tx: Connection | None = None) -> None:
         for message in checked(messages):
             _check_size(message)
         if tx is None:
@@ -79,7 +79,7 @@ class KafkaBus:
             raise BadConfig("BUS_DATABASE", "this bus was given no database to relay from")
 
         async def send(rows: Sequence[asyncpg.Record]) -> None:
-            messages = [Message(row["topic"], row["key"], row["value"], row["headers"]) for row in rows]
+            messages = [BusMessage(row["topic"], row["key"], row["value"], row["headers"]) for row in rows]
             await self._publish([_letter(message) for message in messages])
 
         return await OUTBOX.relay(self._db, send, limit=limit)
@@ -90,7 +90,7 @@ class KafkaBus:
         topic: str,
         *,
         worker: str,
-        delivering: Delivering = Delivering(),  # noqa: B008 - frozen
+        delivering: DeliveryStream = DeliveryStream(),  # noqa: B008 - frozen
     ) -> AsyncIterator[KafkaSubscription]:
         await asyncio.to_thread(self._ensure, [topic])
         await asyncio.to_thread(self._ensure, [dead_topic(topic)], partitions=1)  # one, so that they keep their order
@@ -119,7 +119,7 @@ class KafkaBus:
     def _group(self, topic: str) -> str:
         return f"{self._group_prefix}.{topic}"
 
-    async def _publish(self, letters: Sequence[Letter]) -> None:
+    async def _publish(self, letters: Sequence[OutgoingMessage]) -> None:
         if not letters:
             return
         topics = {letter.topic for letter in letters}
@@ -138,7 +138,7 @@ class KafkaBus:
                 look = self._looks[topic] = self._looking.submit(self._ensure, [topic])
             await asyncio.shield(asyncio.wrap_future(look))
 
-    def _deliver(self, letters: Sequence[Letter]) -> None:
+    def _deliver(self, letters: Sequence[OutgoingMessage]) -> None:
         self._sender.send(letters).result()
 
     def _ensure(self, topics: Iterable[str], *, partitions: int | None = None) -> None:
@@ -149,11 +149,11 @@ class KafkaBus:
             self._known.add(topic)
 
 
-def _letter(message: Message) -> Letter:
-    return Letter(message.topic, message.key.encode(), message.value, list(message.headers.items()))
+def _letter(message: BusMessage) -> OutgoingMessage:
+    return OutgoingMessage(message.topic, message.key.encode(), message.value, list(message.headers.items()))
 
 
-def _check_size(message: Message) -> None:
+def _check_size(message: BusMessage) -> None:
     headers = sum(len(name.encode()) + len(value.encode()) for name, value in message.headers.items())
     size = len(message.key.encode()) + len(message.value) + headers
     if size > MESSAGE_LIMIT:

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from penstock.kernel.bus.kafka.errors import OUTDATED, down, problem
 from penstock.kernel.bus.kafka.log import client_logger
-from penstock.kernel.bus.kafka.place import Mark, Place
+from penstock.kernel.bus.kafka.place import CommitMetadata, PartitionOffset
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import PenstockError
 
@@ -24,7 +24,7 @@ _FETCH = 500
 _ASK_TIMEOUT = _PATIENCE = 5.0
 
 
-class Member:
+class GroupMember:
     """Takes part in the group, holds the assigned places, and keeps polling while the worker is busy.
 
     Everything but `ask`, `start` and `close` happens in its thread, so nothing here needs a lock, and a partition
@@ -42,7 +42,7 @@ class Member:
         on_leave: Callable[[], None],
     ) -> None:
         self.topic = topic
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, PartitionOffset] = {}
         self._lease = lease
         self._patience = max(lease, _PATIENCE)
         self._asked_at = time.monotonic()
@@ -99,7 +99,7 @@ class Member:
                 [self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
 
-    def commit(self, commits: Mapping[int, tuple[int, Mark]]) -> set[int]:
+    def commit(self, commits: Mapping[int, tuple[int, CommitMetadata]]) -> set[int]:
         """Commit positions; returns the partitions where it counts. The others belong to somebody else now."""
         pending = _Pending(self.topic, commits, {partition: self.places[partition] for partition in commits})
         self._pending, deadline = pending, None
@@ -222,7 +222,7 @@ class Member:
             place.is_paused = place in full
 
     def _on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self.places.update({place.partition: Place(place.partition) for place in partitions})
+        self.places.update({place.partition: PartitionOffset(place.partition) for place in partitions})
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Let the worker settle what is out before another gets it; not for longer than it holds it."""
@@ -265,12 +265,12 @@ class _Pending:
     """A commit on its way: it counts for the places that are still the ones it was meant for."""
 
     topic: str
-    commits: Mapping[int, tuple[int, Mark]]
-    places: Mapping[int, Place]
+    commits: Mapping[int, tuple[int, CommitMetadata]]
+    places: Mapping[int, PartitionOffset]
     is_decided: bool = False
     counted: set[int] = field(default_factory=set)
 
-    def offsets(self, held: Mapping[int, Place]) -> list[TopicPartition]:
+    def offsets(self, held: Mapping[int, PartitionOffset]) -> list[TopicPartition]:
         return [
             TopicPartition(self.topic, partition, position, metadata=mark.dump())
             for partition, (position, mark) in self.commits.items()

@@ -10,14 +10,14 @@ from typing import Any
 import orjson
 from confluent_kafka import Message as Record
 
-from penstock.kernel.bus import Delivery, Message
-from penstock.kernel.bus.settlement import Settled
+from penstock.kernel.bus import BusDelivery, BusMessage
+from penstock.kernel.bus.settlement import PartitionSettlement
 
 FULL_COUNT, FULL_BYTES = 1_000, 8_000_000  # fetched ahead of the work, at most, per partition
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class CommitMetadata:
     """What a commit says besides its position. Kafka keeps it for whoever holds the partition next."""
 
     fence: int = 0
@@ -31,7 +31,7 @@ class Mark:
         return orjson.dumps({name: value for name, value in said.items() if value is not None}).decode()
 
     @classmethod
-    def load(cls, text: str | None) -> "Mark":
+    def load(cls, text: str | None) -> "CommitMetadata":
         """The mark in *text*; an empty one when somebody else wrote it, such as a tool that resets positions."""
         try:
             said: dict[str, Any] = orjson.loads(text or "{}")
@@ -42,11 +42,11 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Place:
+class PartitionOffset:
     """An assigned partition. Its messages wait here until they are settled; the first *out* of them are handed out."""
 
     partition: int
-    mark: Mark | None = None  # not known before the committed position was asked for
+    mark: CommitMetadata | None = None  # not known before the committed position was asked for
     position: int | None = None
     waiting: deque[Record] = field(default_factory=deque)
     size: int = 0
@@ -58,7 +58,7 @@ class Place:
 
     def learn(self, position: int, metadata: str | None) -> None:
         """Take over what the last holder committed. What was out then is suspect: its worker died or froze."""
-        mark = Mark.load(metadata) if position >= 0 else Mark()
+        mark = CommitMetadata.load(metadata) if position >= 0 else CommitMetadata()
         suspect = max((upto for upto in (mark.out_upto, mark.suspect_upto) if upto is not None), default=None)
         self.position, self.mark = position, replace(mark, out_upto=None, suspect_upto=suspect)
 
@@ -89,32 +89,32 @@ class Place:
         """Whether what was taken under *fence* is still out and its lease has not run out."""
         return bool(self.out) and self.mark is not None and self.mark.fence == fence and self.held_until > at
 
-    def plan(self, count: int) -> tuple[int, Mark]:
+    def plan(self, count: int) -> tuple[int, CommitMetadata]:
         """The commit that must precede handing out *count* messages: should the worker die, it tells which."""
-        mark, head = self.mark or Mark(), _offset(self.waiting[0])
+        mark, head = self.mark or CommitMetadata(), _offset(self.waiting[0])
         tried = max(mark.attempts if self.position == head else 0, 1 if self.is_suspect else 0)
         last = _offset(self.waiting[count - 1])
         suspect = mark.suspect_upto if self.is_suspect else None
-        return head, Mark(mark.fence + 1, tried + 1, out_upto=last, suspect_upto=suspect)
+        return head, CommitMetadata(mark.fence + 1, tried + 1, out_upto=last, suspect_upto=suspect)
 
-    def hold(self, count: int, commit: tuple[int, Mark]) -> None:
+    def hold(self, count: int, commit: tuple[int, CommitMetadata]) -> None:
         """The first *count* messages are out, as *commit* said."""
         self.position, self.mark = commit
         self.out = count
 
-    def deliveries(self, topic: str) -> list[Delivery]:
+    def deliveries(self, topic: str) -> list[BusDelivery]:
         """What is out."""
-        mark, out = self.mark or Mark(), islice(self.waiting, self.out)
+        mark, out = self.mark or CommitMetadata(), islice(self.waiting, self.out)
         return [
-            Delivery(message_of(topic, record), mark.attempts if is_head else 1, self.partition, at, mark.fence)
+            BusDelivery(message_of(topic, record), mark.attempts if is_head else 1, self.partition, at, mark.fence)
             for record in out
             for at in [_offset(record)]
             for is_head in [at == self.position]
         ]
 
-    def after(self, lane: Settled) -> tuple[int, Mark]:
+    def after(self, lane: PartitionSettlement) -> tuple[int, CommitMetadata]:
         """The commit that settles *lane*: behind the last finished message, with what the next holder must know."""
-        mark, position = self.mark or Mark(), self.position or 0
+        mark, position = self.mark or CommitMetadata(), self.position or 0
         finished = set(lane.finished)
         for record in islice(self.waiting, self.out):
             if _offset(record) not in finished:
@@ -124,7 +124,7 @@ class Place:
         attempts = lane.attempts if lane.head == position else 0
         return position, replace(mark, attempts=attempts, out_upto=None, due_at=lane.due_at)
 
-    def settle(self, commit: tuple[int, Mark]) -> None:
+    def settle(self, commit: tuple[int, CommitMetadata]) -> None:
         """Forget what is behind the position of *commit*; the rest waits to be handed out again."""
         self.position, self.mark = commit
         self.out = 0
@@ -136,7 +136,7 @@ class Place:
         return [record for record in self.waiting if _offset(record) in wanted]
 
 
-def plan(places: Iterable[Place], limit: int, now: datetime) -> list[tuple[Place, int]]:
+def plan(places: Iterable[PartitionOffset], limit: int, now: datetime) -> list[tuple[PartitionOffset, int]]:
     """From which places to take, and how many messages of each; those that waited longest first.
 
     A suspect goes alone, so that its worker's death tells against no other; until its turn comes it waits.
@@ -148,9 +148,9 @@ def plan(places: Iterable[Place], limit: int, now: datetime) -> list[tuple[Place
     return _shares(sorted(sound, key=lambda place: len(place.waiting)), limit)
 
 
-def _shares(places: Sequence[Place], limit: int) -> list[tuple[Place, int]]:
+def _shares(places: Sequence[PartitionOffset], limit: int) -> list[tuple[PartitionOffset, int]]:
     """An equal share for each; what the small ones leave goes to the greater, which come last."""
-    shares: list[tuple[Place, int]] = []
+    shares: list[tuple[PartitionOffset, int]] = []
     for index, place in enumerate(places):
         share = min(len(place.waiting), limit // (len(places) - index))
         shares.append((place, share))
@@ -158,10 +158,10 @@ def _shares(places: Sequence[Place], limit: int) -> list[tuple[Place, int]]:
     return shares
 
 
-def message_of(topic: str, record: Record) -> Message:
+def message_of(topic: str, record: Record) -> BusMessage:
     """*record* as the port knows it. Foreign writers may use keys and headers that are no text: those are shown."""
     headers = {name: _text(value) for name, value in headers_of(record)}
-    return Message(topic, _text(record.key()), record.value() or b"", headers)
+    return BusMessage(topic, _text(record.key()), record.value() or b"", headers)
 
 
 def headers_of(record: Record) -> list[tuple[str, bytes | str | None]]:

@@ -18,7 +18,7 @@ _GUARANTEES = {"enable.idempotence": True, "acks": "all"}
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class OutgoingMessage:
     """What goes out: bytes and headers as they will be kept."""
 
     topic: str
@@ -27,7 +27,7 @@ class Letter:
     headers: Sequence[tuple[str, bytes | str | None]]
 
 
-class Sender:
+class KafkaSender:
     """A producer, and the thread that hears for it what the brokers acknowledge."""
 
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
@@ -44,7 +44,7 @@ class Sender:
         self._thread = threading.Thread(target=self._hear, name="kafka sender", daemon=True)
         self._thread.start()
 
-    def send(self, letters: Sequence[Letter]) -> "Future[None]":
+    def send(self, letters: Sequence[OutgoingMessage]) -> "Future[None]":
         """Send in the order given; the result comes when the last is kept, or one could not be."""
         sending = _Sending(len(letters), self._forget_queue)
         for index, letter in enumerate(letters):
@@ -70,7 +70,7 @@ class Sender:
         self._closing.set()
         self._thread.join()
 
-    def _enqueue(self, letter: Letter, report: "Callable[..., None]") -> KafkaError | None:
+    def _enqueue(self, letter: OutgoingMessage, report: "Callable[..., None]") -> KafkaError | None:
         patience = time.monotonic() + self._timeout
         while not self._closing.is_set():
             try:

@@ -9,12 +9,12 @@ from typing import Any
 
 import structlog
 
-from penstock.kernel.bus import Delivering, Delivery
+from penstock.kernel.bus import BusDelivery, DeliveryStream
 from penstock.kernel.bus.kafka.letters import bury
-from penstock.kernel.bus.kafka.member import Member
+from penstock.kernel.bus.kafka.member import GroupMember
 from penstock.kernel.bus.kafka.place import plan
-from penstock.kernel.bus.kafka.sender import Letter
-from penstock.kernel.bus.settlement import Settled, settle
+from penstock.kernel.bus.kafka.sender import OutgoingMessage
+from penstock.kernel.bus.settlement import PartitionSettlement, settle
 from penstock.kernel.clock import Clock
 from penstock.kernel.tasks.outcome import Failed, Outcome
 from penstock.kernel.tasks.wait import happens
@@ -23,14 +23,14 @@ SHORTEST_SESSION, LONGEST_SESSION = timedelta(seconds=6), timedelta(minutes=30) 
 _HEARTBEAT = timedelta(milliseconds=500)
 _LEAVE_TIMEOUT = 10.0
 
-Deliver = Callable[[Sequence[Letter]], None]
+Deliver = Callable[[Sequence[OutgoingMessage]], None]
 
 
 class KafkaSubscription:
     """The partitions the group gave to one worker, as a queue for the work loop."""
 
     def __init__(
-        self, topic: str, delivering: Delivering, config: Mapping[str, Any], clock: Clock, deliver: Deliver
+        self, topic: str, delivering: DeliveryStream, config: Mapping[str, Any], clock: Clock, deliver: Deliver
     ) -> None:
         self.name = topic
         self.lease_for = delivering.lease_for
@@ -40,7 +40,7 @@ class KafkaSubscription:
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.Event()
         lease = self.lease_for.total_seconds()
-        self._member = Member(topic, config, lease, clock, on_work=self._tell_work, on_leave=self._give_back)
+        self._member = GroupMember(topic, config, lease, clock, on_work=self._tell_work, on_leave=self._give_back)
 
     @asynccontextmanager
     async def joined(self) -> "AsyncIterator[KafkaSubscription]":
@@ -51,20 +51,20 @@ class KafkaSubscription:
         finally:
             await asyncio.to_thread(self._member.close, _LEAVE_TIMEOUT)
 
-    async def take(self, limit: int) -> Sequence[Delivery]:
+    async def take(self, limit: int) -> Sequence[BusDelivery]:
         return await self._member.ask(lambda: self._take(limit))
 
     async def wait(self, timeout: float) -> None:
         await happens(self._work, timeout)
         self._work.clear()
 
-    async def extend(self, items: Sequence[Delivery]) -> None:
+    async def extend(self, items: Sequence[BusDelivery]) -> None:
         await self._member.ask(lambda: self._extend(items))
 
-    async def settle(self, results: Sequence[tuple[Delivery, Outcome | None]]) -> int:
+    async def settle(self, results: Sequence[tuple[BusDelivery, Outcome | None]]) -> int:
         return await self._member.ask(lambda: self._settle(results))
 
-    def lane(self, item: Delivery) -> Hashable:
+    def lane(self, item: BusDelivery) -> Hashable:
         return item.partition
 
     def _tell_work(self) -> None:
@@ -73,7 +73,7 @@ class KafkaSubscription:
 
     # From here on: in the member's thread.
 
-    def _take(self, limit: int) -> list[Delivery]:
+    def _take(self, limit: int) -> list[BusDelivery]:
         self._member.join()
         while shares := plan(self._member.places.values(), limit, self._clock.now()):
             taken = self._hold({place.partition: count for place, count in shares})
@@ -81,11 +81,11 @@ class KafkaSubscription:
                 return taken
         return []
 
-    def _hold(self, counts: Mapping[int, int]) -> list[Delivery]:
+    def _hold(self, counts: Mapping[int, int]) -> list[BusDelivery]:
         """Hand out so many messages of each partition, once the broker knows that they are out."""
         places, now = {partition: self._member.places[partition] for partition in counts}, time.monotonic()
         commits = {partition: places[partition].plan(count) for partition, count in counts.items()}
-        taken: list[Delivery] = []
+        taken: list[BusDelivery] = []
         for partition in sorted(self._member.commit(commits)):
             place = places[partition]
             if self._member.places.get(partition) is not place:
@@ -95,7 +95,7 @@ class KafkaSubscription:
             taken += place.deliveries(self.name)
         return taken
 
-    def _set_aside(self, taken: Sequence[Delivery]) -> bool:
+    def _set_aside(self, taken: Sequence[BusDelivery]) -> bool:
         """Whether *taken* is a message that was alone with every worker that died: it is not given to another."""
         killers = [delivery for delivery in taken if delivery.attempt > self._delivering.max_attempts]
         for delivery in killers:
@@ -104,13 +104,13 @@ class KafkaSubscription:
         self._settle([(delivery, reason if delivery in killers else None) for delivery in taken if killers])
         return bool(killers)
 
-    def _extend(self, items: Sequence[Delivery]) -> None:
+    def _extend(self, items: Sequence[BusDelivery]) -> None:
         for delivery in items:
             if self._holds(delivery):
                 place = self._member.places[delivery.partition]
                 place.held_until = time.monotonic() + self.lease_for.total_seconds()
 
-    def _settle(self, results: Sequence[tuple[Delivery, Outcome | None]]) -> int:
+    def _settle(self, results: Sequence[tuple[BusDelivery, Outcome | None]]) -> int:
         held = [(delivery, outcome) for delivery, outcome in results if self._holds(delivery)]
         lanes = settle(held, self._delivering, self._clock.now())
         self._bury(lanes)
@@ -122,7 +122,7 @@ class KafkaSubscription:
         self._delivering.on_dead(sum(len(lane.dead) for lane in lanes if lane.partition in counted))
         return len(results) - sum(delivery.partition in counted for delivery, _ in held)
 
-    def _bury(self, lanes: Sequence[Settled]) -> None:
+    def _bury(self, lanes: Sequence[PartitionSettlement]) -> None:
         """Keep the dead before they are committed: a crash between the two repeats, it never loses."""
         now = self._clock.now()
         letters = [
@@ -138,7 +138,7 @@ class KafkaSubscription:
         out = [(delivery, None) for place in self._member.places.values() for delivery in place.deliveries(self.name)]
         self._settle(out)
 
-    def _holds(self, delivery: Delivery) -> bool:
+    def _holds(self, delivery: BusDelivery) -> bool:
         place = self._member.places.get(delivery.partition)
         return place is not None and place.is_held(delivery.fence, time.monotonic())
 

@@ -7,13 +7,13 @@ from datetime import timedelta
 
 import structlog
 
-from penstock.kernel.db.listener import Inbox
+from penstock.kernel.db.listener import NotificationInbox
 from penstock.kernel.errors import BadConfig, Transient
 from penstock.kernel.signals import Resync, Signal, checked_body
-from penstock.kernel.signals.feed import Feed
+from penstock.kernel.signals.feed import SignalStream
 from penstock.kernel.signals.redis.group import BODY, destroy, lag
-from penstock.kernel.signals.redis.link import ANSWER_WITHIN, Link, Mode, named
-from penstock.kernel.signals.redis.listener import RedisListener, Route
+from penstock.kernel.signals.redis.link import ANSWER_WITHIN, Mode, NodeConnections, named
+from penstock.kernel.signals.redis.listener import RedisListener, StreamRoute
 
 STREAM_LENGTH = 10_000
 LEFTOVER_AFTER = timedelta(hours=1)
@@ -55,10 +55,10 @@ class RedisSignals:
     ) -> None:
         if leftover_after < _SIGNS_OF_LIFE * poll:
             raise BadConfig("REDIS_LEFTOVERS", f"{leftover_after} is too short for those who show life every {poll}")
-        self._link = Link(
+        self._link = NodeConnections(
             nodes, mode, stream_key, username=username, password=password, tls=tls, tls_ca_file=tls_ca_file
         )
-        self._route = Route(pub_channel, stream_key, group_prefix)
+        self._route = StreamRoute(pub_channel, stream_key, group_prefix)
         self._stream_length = stream_length
         self._leftover_after, self._poll = leftover_after, poll
 
@@ -71,12 +71,12 @@ class RedisSignals:
     @asynccontextmanager
     async def listen(self, listener: str) -> AsyncIterator[AsyncIterator[Signal | Resync]]:
         """Hear everything from now on, however often Redis goes away and comes back meanwhile."""
-        inbox, group = Inbox(), self._route.group(listener)
+        inbox, group = NotificationInbox(), self._route.group(listener)
         paths = RedisListener(
             self._link, self._route, group, inbox, poll=self._poll, leftover_after=self._leftover_after
         ).paths()
         try:
-            yield Feed(inbox, paths)
+            yield SignalStream(inbox, paths)
         finally:
             for path in paths:
                 path.cancel()

@@ -19,7 +19,7 @@ _COUNT_AFTER = "return #redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '+')"
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StreamBatch:
     """Entries in their order; *has_gap* when some before the last of them may have been trimmed unread."""
 
     ids: Sequence[str]
@@ -27,7 +27,7 @@ class Batch:
     has_gap: bool
 
 
-class Group:
+class ConsumerGroup:
     """Reads a stream on one connection; to be entered before it is read."""
 
     def __init__(self, line: "Redis", stream: str, name: str) -> None:
@@ -45,7 +45,7 @@ class Group:
         self._position = await self._delivered()
         return made
 
-    async def read(self, wait: timedelta) -> Batch:
+    async def read(self, wait: timedelta) -> StreamBatch:
         """What comes next, waiting for it no longer than *wait*."""
         before = self._position
         streams: Any = {self._stream: self._cursor}
@@ -59,9 +59,9 @@ class Group:
         gone = await self._gone()
         self._position = max(before, gone, *(_id(entry[0]) for entry in entries))
         bodies = [fields[BODY] for _, fields in entries if fields and BODY in fields]
-        return Batch([entry[0] for entry in entries], bodies, has_gap=gone > before)
+        return StreamBatch([entry[0] for entry in entries], bodies, has_gap=gone > before)
 
-    async def acknowledge(self, batch: Batch) -> None:
+    async def acknowledge(self, batch: StreamBatch) -> None:
         if batch.ids:
             await self._line.xack(self._stream, self._name, *batch.ids)
 

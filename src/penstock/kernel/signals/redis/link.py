@@ -27,7 +27,7 @@ _GIVE_UP_AFTER = 10.0
 _TRIES = 4
 
 
-class Link:
+class NodeConnections:
     """Opens lines to the node that holds *key*, and keeps one of them for single questions.
 
     redis-py's cluster client is not used: it reconnects in silence, where a listener has to know, and when it meets an
@@ -123,7 +123,7 @@ class Link:
         except BaseException as error:
             await _hang_up(line)
             if type(error) is AskError:  # the slot is about to move, and the key has gone ahead
-                return _Guest(host=error.host, port=error.port, **self._options)
+                return _NodeConnection(host=error.host, port=error.port, **self._options)
             raise
         return line
 
@@ -146,7 +146,7 @@ class Link:
                     return shard.master
         raise trouble
 
-    async def _shards(self, address: Address) -> list["_Shard"]:
+    async def _shards(self, address: Address) -> list["_ShardNode"]:
         line = self._line_to(address)
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
@@ -154,7 +154,7 @@ class Link:
         finally:
             await _hang_up(line)
         # A node that does not know its own address leaves it out.
-        return [_Shard(first, last, (master[0] or address[0], master[1])) for first, last, master, *_ in told]
+        return [_ShardNode(first, last, (master[0] or address[0], master[1])) for first, last, master, *_ in told]
 
 
 def named(error: Exception) -> str:
@@ -162,7 +162,7 @@ def named(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
-class _Guest(Redis):
+class _NodeConnection(Redis):
     """A line to a node that does not own the slot yet, which every command has to acknowledge."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
@@ -171,7 +171,7 @@ class _Guest(Redis):
 
 
 @dataclass(frozen=True, slots=True)
-class _Shard:
+class _ShardNode:
     first: int
     last: int
     master: Address

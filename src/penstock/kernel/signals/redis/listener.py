@@ -9,9 +9,9 @@ import structlog
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
-from penstock.kernel.db.listener import Heard, Inbox, Missed
-from penstock.kernel.signals.redis.group import Group, reap
-from penstock.kernel.signals.redis.link import ANSWER_WITHIN, TROUBLE, Link, named
+from penstock.kernel.db.listener import HeardNotification, MissedNotifications, NotificationInbox
+from penstock.kernel.signals.redis.group import ConsumerGroup, reap
+from penstock.kernel.signals.redis.link import ANSWER_WITHIN, TROUBLE, NodeConnections, named
 from penstock.kernel.tasks.backoff import Backoff
 
 _RETRY_AT_MOST = timedelta(seconds=5)
@@ -19,7 +19,7 @@ _PING_AFTER = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class StreamRoute:
     """The names in Redis that make one channel."""
 
     pub_channel: str
@@ -34,7 +34,14 @@ class RedisListener:
     """Fills *inbox* for as long as its two paths run; first in it is Missed."""
 
     def __init__(
-        self, link: Link, route: Route, group: str, inbox: Inbox, *, poll: timedelta, leftover_after: timedelta
+        self,
+        link: NodeConnections,
+        route: StreamRoute,
+        group: str,
+        inbox: NotificationInbox,
+        *,
+        poll: timedelta,
+        leftover_after: timedelta,
     ) -> None:
         self._link, self._route, self._group, self._inbox = link, route, group, inbox
         self._poll, self._leftover_after = poll, leftover_after
@@ -68,7 +75,7 @@ class RedisListener:
                 self._tried.set()
                 await self._begun.wait()
                 if self._was_lost:
-                    self._inbox.put(Missed("Pub/Sub was lost"))
+                    self._inbox.put(MissedNotifications("Pub/Sub was lost"))
                 backoff.reset()
                 await self._pass_on(pubsub)
         finally:
@@ -83,18 +90,18 @@ class RedisListener:
                     await pubsub.ping()
                     message = await pubsub.get_message(timeout=None)
             if message["type"] == "message":
-                self._inbox.put(Heard(message["data"]))
+                self._inbox.put(HeardNotification(message["data"]))
 
     async def _follow(self, backoff: Backoff) -> None:
         """The path that catches up, until it is lost."""
         # Subscribed first: else a signal of before the subscription could be overtaken by one of after it.
         await self._tried.wait()
         async with self._link.line() as line:
-            group = Group(line, self._route.stream_key, self._group)
+            group = ConsumerGroup(line, self._route.stream_key, self._group)
             async with asyncio.timeout(ANSWER_WITHIN):
                 made = await group.enter(afresh=not self._begun.is_set())
             lost = "the stream was lost" if made else "the connection was lost"
-            self._inbox.put(Missed(lost if self._begun.is_set() else "the listener began"))
+            self._inbox.put(MissedNotifications(lost if self._begun.is_set() else "the listener began"))
             self._begun.set()
             while True:
                 async with asyncio.timeout(self._poll.total_seconds() + ANSWER_WITHIN):
@@ -102,12 +109,12 @@ class RedisListener:
                     await self._take_batch(group)
                 backoff.reset()
 
-    async def _take_batch(self, group: Group) -> None:
+    async def _take_batch(self, group: ConsumerGroup) -> None:
         batch = await group.read(self._poll)
         for body in batch.bodies:
-            self._inbox.put(Heard(body))
+            self._inbox.put(HeardNotification(body))
         if batch.has_gap:
-            self._inbox.put(Missed("the stream was trimmed before it was read"))
+            self._inbox.put(MissedNotifications("the stream was trimmed before it was read"))
         await group.acknowledge(batch)
 
     async def _reap_when_due(self, line: "Redis") -> None:

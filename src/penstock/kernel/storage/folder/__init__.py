@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from penstock.kernel.errors import NotFound
-from penstock.kernel.storage import RESERVED, ObjectInfo, Stored, checked_path
+from penstock.kernel.storage import RESERVED, ObjectInfo, StoredObject, checked_path
 from penstock.kernel.storage.failures import changed, down, source_size
-from penstock.kernel.storage.folder.files import Files
+from penstock.kernel.storage.folder.files import FolderFiles
 
 PIECE = 1 << 20
 _PROBE = b"penstock"
@@ -32,7 +32,7 @@ class FolderStorage:
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
-        self._files = Files(self._root)
+        self._files = FolderFiles(self._root)
 
     async def put(self, path: str, data: bytes) -> ObjectInfo:
         return await self._run(self._files.put, checked_path(path), lambda out: out.write(data))
@@ -46,7 +46,7 @@ class FolderStorage:
     async def put_file(self, path: str, source: Path) -> ObjectInfo:
         return await self._run(self._copy, checked_path(path), source)
 
-    async def get(self, path: str) -> Stored:
+    async def get(self, path: str) -> StoredObject:
         return await self._run(self._read, checked_path(path))
 
     async def stream(self, path: str, *, etag: str | None = None) -> AsyncIterator[bytes]:
@@ -84,10 +84,10 @@ class FolderStorage:
         with source.open("rb") as content:
             return self._files.put(path, lambda out: shutil.copyfileobj(content, out, PIECE))
 
-    def _read(self, path: str) -> Stored:
+    def _read(self, path: str) -> StoredObject:
         file, info = self._files.open(path)
         with file:
-            return Stored(info, file.read())
+            return StoredObject(info, file.read())
 
     def _look(self, path: str) -> ObjectInfo | None:
         try:

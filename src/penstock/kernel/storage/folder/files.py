@@ -21,14 +21,14 @@ _ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class FileDraft:
     """A whole content on disk, not yet under its name."""
 
     file: Path
     status: os.stat_result
 
 
-class Files:
+class FolderFiles:
     """The blocking half of a folder's storage; failures of the disk come as OSError."""
 
     def __init__(self, root: Path) -> None:
@@ -37,14 +37,14 @@ class Files:
         self._locks = root / RESERVED / "locks"
 
     def put(self, path: str, fill: Callable[[BinaryIO], object]) -> ObjectInfo:
-        def rename(draft: Draft, folder: int, name: str, _: os.stat_result | None) -> None:
+        def rename(draft: FileDraft, folder: int, name: str, _: os.stat_result | None) -> None:
             os.replace(draft.file, name, dst_dir_fd=folder)
 
         with self._draft(fill) as draft, self._locked(path):
             return self._place(path, draft, rename)
 
     def create(self, path: str, data: bytes) -> ObjectInfo:
-        def link(draft: Draft, folder: int, name: str, current: os.stat_result | None) -> None:
+        def link(draft: FileDraft, folder: int, name: str, current: os.stat_result | None) -> None:
             if current is not None:
                 raise exists(path)
             try:
@@ -57,7 +57,7 @@ class Files:
             return self._place(path, draft, link)
 
     def replace(self, path: str, data: bytes, etag: str) -> ObjectInfo:
-        def rename_over(draft: Draft, folder: int, name: str, current: os.stat_result | None) -> None:
+        def rename_over(draft: FileDraft, folder: int, name: str, current: os.stat_result | None) -> None:
             if current is None or _etag(current) != etag:
                 raise changed(path)
             os.replace(draft.file, name, dst_dir_fd=folder)
@@ -101,7 +101,7 @@ class Files:
                     draft.unlink()
 
     def _place(
-        self, path: str, draft: Draft, act: Callable[[Draft, int, str, os.stat_result | None], None]
+        self, path: str, draft: FileDraft, act: Callable[[FileDraft, int, str, os.stat_result | None], None]
     ) -> ObjectInfo:
         """Let *act* give the draft its name, and make that durable."""
         *folders, name = path.split("/")
@@ -114,7 +114,7 @@ class Files:
         raise FileNotFoundError(f"the folder of {path} vanishes as often as it is made")
 
     @contextmanager
-    def _draft(self, fill: Callable[[BinaryIO], object]) -> Iterator[Draft]:
+    def _draft(self, fill: Callable[[BinaryIO], object]) -> Iterator[FileDraft]:
         """A synced file nobody sees; gone at the end unless it was renamed."""
         self._drafts.mkdir(parents=True, exist_ok=True)
         file = self._drafts / uuid.uuid4().hex
@@ -128,7 +128,7 @@ class Files:
                 os.utime(out.fileno(), ns=(now, now))
                 os.fsync(out.fileno())
                 status = os.fstat(out.fileno())
-            yield Draft(file, status)
+            yield FileDraft(file, status)
         finally:
             file.unlink(missing_ok=True)
 

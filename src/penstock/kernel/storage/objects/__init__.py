@@ -14,7 +14,7 @@ from obstore.store import GCSStore
 
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import Conflict, NotFound, PenstockError, Transient
-from penstock.kernel.storage import RESERVED, ObjectInfo, Stored, checked_path, is_object_path
+from penstock.kernel.storage import RESERVED, ObjectInfo, StoredObject, checked_path, is_object_path
 from penstock.kernel.storage.failures import changed, down, exists, missing, source_size
 from penstock.kernel.storage.objects.bucket import open_bucket
 
@@ -56,10 +56,10 @@ class ObjectStorage:
         size = await asyncio.to_thread(source_size, source)
         return await self._put(checked_path(path), source, size, "overwrite")
 
-    async def get(self, path: str) -> Stored:
+    async def get(self, path: str) -> StoredObject:
         with self._reported(checked_path(path)):
             found = await obstore.get_async(self._store, path)
-            return Stored(_info(found.meta), bytes(await found.bytes_async()))
+            return StoredObject(_info(found.meta), bytes(await found.bytes_async()))
 
     async def stream(self, path: str, *, etag: str | None = None) -> AsyncIterator[bytes]:
         with self._reported(checked_path(path)):

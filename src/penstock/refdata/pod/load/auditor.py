@@ -10,13 +10,13 @@ import structlog
 
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.wait import within
-from penstock.refdata.dictionaries.reader import Snapshot
-from penstock.refdata.model import Dict
-from penstock.refdata.pod.load.dictionary_state import Holding
-from penstock.refdata.pod.load.loader import Loader
+from penstock.refdata.dictionaries.reader import DictionarySnapshot
+from penstock.refdata.model import DictionaryKey
+from penstock.refdata.pod.load.dictionary_state import DictionaryState
+from penstock.refdata.pod.load.loader import PodLoader
 from penstock.refdata.pod.load.metrics import PodMetrics
 from penstock.refdata.pod.memory import layout
-from penstock.refdata.pod.memory.reader import PageAt, View
+from penstock.refdata.pod.memory.reader import MemoryView, PageCursor
 
 _PAGE, _PAGE_SIZE = 2_000, 16_000_000
 _TOLD = 20  # keys of each kind
@@ -25,7 +25,7 @@ _COMES_WITHIN = 30.0
 Batch = list[tuple[bytes, bytes]]  # places and what lies there
 
 
-class Finding(msgspec.Struct, frozen=True, rename="camel"):
+class AuditResult(msgspec.Struct, frozen=True, rename="camel"):
     """What an audit found; some of the keys where they disagree."""
 
     tenant_id: str
@@ -38,15 +38,15 @@ class Finding(msgspec.Struct, frozen=True, rename="camel"):
     different: list[str] = []
 
 
-class Auditor:
+class PodAuditor:
     """Looks at one dictionary at a time: it reads all of it."""
 
-    def __init__(self, loader: Loader, metrics: PodMetrics) -> None:
+    def __init__(self, loader: PodLoader, metrics: PodMetrics) -> None:
         self._loader = loader
         self._metrics = metrics
         self._looking = asyncio.Lock()
 
-    async def audit(self, target: Dict) -> Finding:
+    async def audit(self, target: DictionaryKey) -> AuditResult:
         """Compare; what disagrees is reported, and loaded anew. Transient while another dictionary is looked at."""
         if self._looking.locked():
             raise Transient("AUDIT_BUSY", "a dictionary is being compared already", hint="try again when it is done")
@@ -62,7 +62,7 @@ class Auditor:
                     about = {"tenantId": holding.target.tenant_id, "dictCode": holding.target.dict_code}
                     structlog.get_logger().warning("audit_failed", code=error.code, error=error.message, **about)
 
-    async def _audit(self, holding: Holding) -> Finding:
+    async def _audit(self, holding: DictionaryState) -> AuditResult:
         code = holding.target.dict_code
         async with self._looking:
             try:
@@ -76,7 +76,7 @@ class Auditor:
             holding.want(0, at_once=True, anew=True)
         return finding
 
-    async def _compare(self, holding: Holding) -> Finding:
+    async def _compare(self, holding: DictionaryState) -> AuditResult:
         """First as a whole, which is quick; only what disagrees is looked at item by item."""
         for _ in range(_TRIES):
             async with self._primary_at(holding) as snapshot:
@@ -85,7 +85,7 @@ class Auditor:
             with closing(view):  # the transaction must not idle meanwhile
                 held = await _digest(_held(view, snapshot))
             if held is not None and held == has:
-                return Finding(*holding.target, snapshot.mark.version, held[1], agrees=True)
+                return AuditResult(*holding.target, snapshot.mark.version, held[1], agrees=True)
             async with self._primary_at(holding) as snapshot:
                 with closing(self._loader.memory.view()) as view:
                     finding = await _differences(view, snapshot)
@@ -95,7 +95,7 @@ class Auditor:
         raise Transient("AUDIT_UNSETTLED", said, hint="try again when it is quieter")
 
     @asynccontextmanager
-    async def _primary_at(self, holding: Holding) -> AsyncIterator[Snapshot]:
+    async def _primary_at(self, holding: DictionaryState) -> AsyncIterator[DictionarySnapshot]:
         """The primary at a version that memory has come to."""
         target, loader = holding.target, self._loader
         async with loader.catalogue.get(target).provider.snapshot(loader.db, target) as snapshot:
@@ -109,7 +109,7 @@ class Auditor:
             yield snapshot
 
 
-async def _differences(view: View, snapshot: Snapshot) -> Finding | None:
+async def _differences(view: MemoryView, snapshot: DictionarySnapshot) -> AuditResult | None:
     """Some of the keys that differ, piece by piece: neither side is held as a whole; None when memory moved on."""
     version = view.at(snapshot.target, snapshot.mark)
     if version is None:
@@ -127,21 +127,21 @@ async def _differences(view: View, snapshot: Snapshot) -> Finding | None:
         extra += [key for key in keys if key not in there]
     agrees = not (missing or different or extra)
     told = [sorted(keys)[:_TOLD] for keys in (missing, extra, different)]
-    return Finding(*snapshot.target, snapshot.mark.version, items, agrees, *told)
+    return AuditResult(*snapshot.target, snapshot.mark.version, items, agrees, *told)
 
 
-async def _held(view: View, snapshot: Snapshot) -> AsyncIterator[Batch | None]:
-    at = PageAt(snapshot.mark)
+async def _held(view: MemoryView, snapshot: DictionarySnapshot) -> AsyncIterator[Batch | None]:
+    at = PageCursor(snapshot.mark)
     while True:
         page = view.page(snapshot.target, at, _PAGE, _PAGE_SIZE)
         yield page
         if not page:
             return
-        at = PageAt(snapshot.mark, page[-1][0])
+        at = PageCursor(snapshot.mark, page[-1][0])
         await asyncio.sleep(0)  # others have their turn
 
 
-async def _primary(snapshot: Snapshot) -> AsyncIterator[Batch]:
+async def _primary(snapshot: DictionarySnapshot) -> AsyncIterator[Batch]:
     async with aclosing(snapshot.all()) as batches:
         async for rows in batches:
             found = [layout.row_of(key, payload) for key, payload in rows]

@@ -13,38 +13,38 @@ from penstock.kernel.errors import Conflict, PenstockError, Transient
 from penstock.kernel.tasks.wait import within
 from penstock.refdata import store
 from penstock.refdata.config import QuerySection
-from penstock.refdata.model import Dict
-from penstock.refdata.pod.ipc import Answer, Items, Reach, Ready, check_size
-from penstock.refdata.pod.load.dictionary_state import Holding
-from penstock.refdata.pod.load.loader import Loader
+from penstock.refdata.model import DictionaryKey
+from penstock.refdata.pod.ipc import Answer, ItemsReply, LoadedReply, ReachRequest, check_size
+from penstock.refdata.pod.load.dictionary_state import DictionaryState
+from penstock.refdata.pod.load.loader import PodLoader
 from penstock.refdata.pod.load.metrics import PodMetrics
 
 T = TypeVar("T")
 _ASK_AGAIN = 0.02  # seconds between two questions for one version, however many want to know it
 
 
-class Barrier:
+class VersionBarrier:
     """Those who wait for versions that this pod does not hold yet."""
 
-    def __init__(self, loader: Loader, section: QuerySection, metrics: PodMetrics) -> None:
+    def __init__(self, loader: PodLoader, section: QuerySection, metrics: PodMetrics) -> None:
         self._loader = loader
         self._metrics = metrics
         self._wait = section.barrier_wait_ms / 1000
         self._patience = section.fallback_timeout_ms / 1000
         self._most_waiting = section.barrier_waiters
         self._fallbacks = asyncio.Semaphore(section.fallbacks)
-        self._committed: dict[Dict, _Committed] = {}
+        self._committed: dict[DictionaryKey, _CommittedVersion] = {}
         self._waiting = 0
 
-    async def reach(self, asked: Reach) -> Answer:
+    async def reach(self, asked: ReachRequest) -> Answer:
         """Let *asked* be answered from memory, or answer it from the primary; Conflict, Transient when neither can be.
 
         What a primary said before the question came is no answer to it: the version may have been committed since.
         """
-        holding, began = self._loader.find(Dict(asked.tenant_id, asked.dict_code)), monotonic()
+        holding, began = self._loader.find(DictionaryKey(asked.tenant_id, asked.dict_code)), monotonic()
         async with self._among_the_waiting():
             if await self._comes(holding, asked, began):
-                return Ready()
+                return LoadedReply()
             await self._must_be_committed(holding, asked, began)
             if asked.what == "all":  # all of it from the primary is a load: let it be the one that everybody gets
                 return await self._loaded(holding, asked)
@@ -52,7 +52,7 @@ class Barrier:
             self._metrics.fallbacks.labels(asked.dict_code).inc()
             return found
 
-    async def _comes(self, holding: Holding, asked: Reach, began: float) -> bool:
+    async def _comes(self, holding: DictionaryState, asked: ReachRequest, began: float) -> bool:
         """Whether memory gets there in the short time there is; nobody then waits for debounce or jitter."""
         holding.hurry()
         try:
@@ -61,14 +61,16 @@ class Barrier:
             return holding.version >= asked.version
         return True
 
-    async def _catch_up(self, holding: Holding, asked: Reach, began: float) -> None:
+    async def _catch_up(self, holding: DictionaryState, asked: ReachRequest, began: float) -> None:
         # The signal may have been lost: look, as many as we are, with one question.
         await self._must_be_committed(holding, asked, began)
         await holding.reaches(asked.version)
 
-    async def _must_be_committed(self, holding: Holding, asked: Reach, began: float) -> None:
+    async def _must_be_committed(self, holding: DictionaryState, asked: ReachRequest, began: float) -> None:
         """Conflict unless the primary has the version that is asked for, and lets it be read; then it is loaded."""
-        known = self._committed.setdefault(holding.target, _Committed(self._loader.db, holding.target, self._patience))
+        known = self._committed.setdefault(
+            holding.target, _CommittedVersion(self._loader.db, holding.target, self._patience)
+        )
         committed, pinned = await self._in_time(known.after(began))
         if committed < asked.version:
             raise _not_committed(asked, committed)
@@ -76,22 +78,22 @@ class Barrier:
             raise _pinned(asked, pinned)
         holding.want(committed if pinned is None else pinned, at_once=True)
 
-    async def _loaded(self, holding: Holding, asked: Reach) -> Answer:
+    async def _loaded(self, holding: DictionaryState, asked: ReachRequest) -> Answer:
         try:
             await within(self._patience, holding.reaches(asked.version))
         except TimeoutError as error:
             said = f"version {asked.version} of {asked.dict_code} is committed, and still being loaded"
             raise Transient("NOT_LOADED", said, hint="try again") from error
-        return Ready()
+        return LoadedReply()
 
-    async def _read(self, target: Dict, asked: Reach) -> Answer:
+    async def _read(self, target: DictionaryKey, asked: ReachRequest) -> Answer:
         provider = self._loader.catalogue.get(target).provider
         async with self._fallbacks, provider.snapshot(self._loader.db, target) as snapshot:
             if snapshot.mark.version < asked.version:
                 raise (_pinned if snapshot.mark.is_pinned else _not_committed)(asked, snapshot.mark.version)
             found = dict(await snapshot.any_of(asked.keys)) if asked.keys else {}
         check_size(sum(map(len, found.values())))
-        return Items(snapshot.mark, {key: found[key] for key in asked.keys if key in found})
+        return ItemsReply(snapshot.mark, {key: found[key] for key in asked.keys if key in found})
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -111,10 +113,10 @@ class Barrier:
             self._waiting -= 1
 
 
-class _Committed:
+class _CommittedVersion:
     """What the primary last said of one dictionary, or why it did not: one question at a time, for all who ask."""
 
-    def __init__(self, db: Database, target: Dict, patience: float) -> None:
+    def __init__(self, db: Database, target: DictionaryKey, patience: float) -> None:
         self._db, self._target, self._patience = db, target, patience
         self._asked_at = -_ASK_AGAIN
         self._answer: tuple[int, int | None] | PenstockError = (0, None)
@@ -154,7 +156,7 @@ def _slow() -> Transient:
     return Transient("PRIMARY_SLOW", "the primary does not answer in time", hint="try again")
 
 
-def _not_committed(asked: Reach, committed: int) -> Conflict:
+def _not_committed(asked: ReachRequest, committed: int) -> Conflict:
     return Conflict(
         "VERSION_NOT_COMMITTED",
         f"{asked.dict_code} is at version {committed}, not yet at {asked.version}",
@@ -163,6 +165,6 @@ def _not_committed(asked: Reach, committed: int) -> Conflict:
     )
 
 
-def _pinned(asked: Reach, version: int) -> Conflict:
+def _pinned(asked: ReachRequest, version: int) -> Conflict:
     said = f"{asked.dict_code} is pinned to version {version}: readers get no other until it is unpinned"
     return Conflict("VERSION_PINNED", said, hint="ask for no version, or `penstock dict unpin`", version=version)

@@ -11,14 +11,14 @@ from typing import Protocol
 from penstock.kernel.errors import NotFound, PenstockError
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.wait import happens
-from penstock.refdata.model import Dict, Mark
+from penstock.refdata.model import DictionaryKey, VersionStamp
 
 _NOTHING = -1
 _FIRST_RETRY, _LAST_RETRY = timedelta(milliseconds=100), timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
-class Pace:
+class LoadPace:
     """How often, and how many at once."""
 
     debounce: float
@@ -26,18 +26,18 @@ class Pace:
     slots: asyncio.Semaphore
 
 
-class Load(Protocol):
+class LoadTask(Protocol):
     """Loads what is wanted: what changed, or *anew* all of it; returns what is held then, or raises PenstockError."""
 
-    def __call__(self, holding: "Holding", *, anew: bool) -> Awaitable[Mark]: ...
+    def __call__(self, holding: "DictionaryState", *, anew: bool) -> Awaitable[VersionStamp]: ...
 
 
-class Holding:
+class DictionaryState:
     """Knows the version that is held and the one that is wanted, and loads as long as they differ."""
 
-    def __init__(self, target: Dict, pace: Pace, load: "Load") -> None:
+    def __init__(self, target: DictionaryKey, pace: LoadPace, load: "LoadTask") -> None:
         self.target = target
-        self.mark: Mark | None = None
+        self.mark: VersionStamp | None = None
         self.wanted = 0
         self.error: PenstockError | None = None  # of the last load
         self._is_anew = True  # whether what is held cannot be built upon
@@ -150,7 +150,7 @@ class Holding:
             self._pace.slots.release()
             self._has_slot = False
 
-    def _held(self, mark: Mark, wishes: int) -> None:
+    def _held(self, mark: VersionStamp, wishes: int) -> None:
         self.mark = mark
         if self._wishes == wishes:  # else one was wanted that was committed since this load began
             # The primary has the last word: a version that it does not have is not waited for.

@@ -18,12 +18,12 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata import store
 from penstock.refdata.config import QuerySection
 from penstock.refdata.contract import INVALIDATIONS
-from penstock.refdata.dictionaries.catalogue import Catalogue, Dictionary
-from penstock.refdata.dictionaries.reader import Snapshot, twice
-from penstock.refdata.model import Dict, Mark, Step
-from penstock.refdata.pod.load.dictionary_state import Holding, Pace, is_lasting
+from penstock.refdata.dictionaries.catalogue import Dictionary, DictionaryCatalogue
+from penstock.refdata.dictionaries.reader import DictionarySnapshot, twice
+from penstock.refdata.model import CommitEntry, DictionaryKey, VersionStamp
+from penstock.refdata.pod.load.dictionary_state import DictionaryState, LoadPace, is_lasting
 from penstock.refdata.pod.load.metrics import PodMetrics
-from penstock.refdata.pod.memory.writer import Memory
+from penstock.refdata.pod.memory.writer import MemoryWriter
 from penstock.refdata.store import stamp_of
 
 _KEYS_FOLLOWED = 20_000  # more, and everything is loaded anew
@@ -36,32 +36,37 @@ _FREE_EVERY = 1.0
 _BEHIND_AFTER = 5.0  # seconds after which a load is late
 _MOST_DICTIONARIES = 100_000
 
-_Changes = tuple[Mark, Sequence[Step], Sequence[str], dict[str, str]]
+_Changes = tuple[VersionStamp, Sequence[CommitEntry], Sequence[str], dict[str, str]]
 
 
-class _Loaded(NamedTuple):
+class _LoadResult(NamedTuple):
     """What is held from now on, the commits that led to it where they are known, and whether they were others."""
 
-    mark: Mark
-    steps: Sequence[Step]
+    mark: VersionStamp
+    steps: Sequence[CommitEntry]
     has_other_past: bool = False
 
 
-class Loads:
+class DictionaryLoads:
     """Loads dictionaries of one primary into one memory."""
 
     def __init__(
-        self, db: Database, catalogue: Catalogue, memory: Memory, metrics: PodMetrics, telemetry: Telemetry
+        self,
+        db: Database,
+        catalogue: DictionaryCatalogue,
+        memory: MemoryWriter,
+        metrics: PodMetrics,
+        telemetry: Telemetry,
     ) -> None:
         self._db = db
         self._catalogue = catalogue
         self._memory = memory
         self._metrics = metrics
         self._telemetry = telemetry
-        self._timeouts: dict[Dict, int] = {}  # in a row
-        self._slow_until: dict[Dict, float] = {}
+        self._timeouts: dict[DictionaryKey, int] = {}  # in a row
+        self._slow_until: dict[DictionaryKey, float] = {}
 
-    async def __call__(self, holding: Holding, *, anew: bool) -> Mark:
+    async def __call__(self, holding: DictionaryState, *, anew: bool) -> VersionStamp:
         began, began_ns = perf_counter(), time_ns()
         try:
             loaded, kind = await self._load_either(holding, anew=anew)
@@ -75,7 +80,7 @@ class Loads:
             self._tell_reset(holding, loaded.mark)
         return loaded.mark
 
-    async def _load_either(self, holding: Holding, *, anew: bool) -> "tuple[_Loaded, str]":
+    async def _load_either(self, holding: DictionaryState, *, anew: bool) -> "tuple[_LoadResult, str]":
         dictionary, held = self._catalogue.get(holding.target), holding.mark
         is_slow = self._slow_until.get(holding.target, 0.0) > monotonic()
         is_delta = dictionary.section.reload_on_event == "DELTA" and not is_slow
@@ -86,7 +91,9 @@ class Loads:
         await holding.jitter()
         return await self._load_all(holding.target, held, dictionary), "full"
 
-    async def _load_changes(self, target: Dict, held: Mark, dictionary: Dictionary) -> "_Loaded | None":
+    async def _load_changes(
+        self, target: DictionaryKey, held: VersionStamp, dictionary: Dictionary
+    ) -> "_LoadResult | None":
         """R20: load what changed since; None when that is not known, or not all there is to it."""
         try:
             changes = await within(_CHANGES_WITHIN, _changes(self._db, target, held, dictionary))
@@ -104,9 +111,9 @@ class Loads:
         if not dictionary.provider.has_exact_keys and not self._is_all(target, keys, found, gone):
             return None
         self._memory.change(target, mark, puts=found, deletes=gone)
-        return _Loaded(mark, steps)
+        return _LoadResult(mark, steps)
 
-    def _is_all(self, target: Dict, keys: Sequence[str], found: dict[str, str], gone: Sequence[str]) -> bool:
+    def _is_all(self, target: DictionaryKey, keys: Sequence[str], found: dict[str, str], gone: Sequence[str]) -> bool:
         """Whether the keys told are the keys there are.
 
         A table may spell them another way (upper case, a number), and then neither finds them under ours nor, when
@@ -114,7 +121,9 @@ class Loads:
         """
         return found.keys() <= set(keys) and all(self._memory.has(target, key) for key in gone)
 
-    async def _load_all(self, target: Dict, held: Mark | None, dictionary: Dictionary) -> "_Loaded":
+    async def _load_all(
+        self, target: DictionaryKey, held: VersionStamp | None, dictionary: Dictionary
+    ) -> "_LoadResult":
         generation = self._memory.begin()
         try:
             async with dictionary.provider.snapshot(self._db, target) as snapshot:
@@ -126,9 +135,9 @@ class Loads:
         except BaseException:
             self._memory.discard(generation)
             raise
-        return _Loaded(mark, steps, has_other_past)
+        return _LoadResult(mark, steps, has_other_past)
 
-    async def _fill(self, generation: int, snapshot: Snapshot) -> int:
+    async def _fill(self, generation: int, snapshot: DictionarySnapshot) -> int:
         count = added = 0
         async with aclosing(snapshot.all()) as batches:
             async for rows in batches:
@@ -138,7 +147,7 @@ class Loads:
             raise twice(snapshot.target)
         return count
 
-    def _failed(self, holding: Holding, error: PenstockError) -> None:
+    def _failed(self, holding: DictionaryState, error: PenstockError) -> None:
         target = holding.target
         self._metrics.errors.labels(target.dict_code, error.code).inc()
         self._memory.mark_stale(target, monotonic())
@@ -146,7 +155,7 @@ class Loads:
         told = log.error if is_lasting(error) else log.warning
         told("dictionary_not_loaded", code=error.code, error=error.message, hint=error.hint)
 
-    def _tell(self, target: Dict, loaded: "_Loaded", kind: str, began: int, *, is_first: bool) -> None:
+    def _tell(self, target: DictionaryKey, loaded: "_LoadResult", kind: str, began: int, *, is_first: bool) -> None:
         """R26: say what is read from now on, and add it to the traces that led to it."""
         about: dict[str, Any] = {"tenantId": target.tenant_id, "dictCode": target.dict_code, "kind": kind}
         log = structlog.get_logger()
@@ -167,7 +176,7 @@ class Loads:
         if kind == "full":
             log.info("dictionary_loaded", **{**about, **(made[-1] if made else {}), "version": loaded.mark.version})
 
-    def _tell_reset(self, holding: Holding, mark: Mark) -> None:
+    def _tell_reset(self, holding: DictionaryState, mark: VersionStamp) -> None:
         """R24: loudly: versions that readers were told are no more."""
         target = holding.target
         self._metrics.resets.labels(target.dict_code).inc()
@@ -181,7 +190,7 @@ class Loads:
         )
 
 
-async def _changes(db: Database, target: Dict, held: Mark, dictionary: Dictionary) -> _Changes | None:
+async def _changes(db: Database, target: DictionaryKey, held: VersionStamp, dictionary: Dictionary) -> _Changes | None:
     """What changed since *held*: the commits, the keys, and the items that these have now."""
     async with dictionary.provider.snapshot(db, target) as snapshot:
         steps = await snapshot.steps_since(held)
@@ -194,7 +203,7 @@ async def _changes(db: Database, target: Dict, held: Mark, dictionary: Dictionar
         return None if found is None else (snapshot.mark, steps, keys, dict(found))
 
 
-async def _commits(snapshot: Snapshot, held: Mark | None) -> Sequence[Step]:
+async def _commits(snapshot: DictionarySnapshot, held: VersionStamp | None) -> Sequence[CommitEntry]:
     """What led to what is loaded; of one that was not held before, its last commit."""
     mark = snapshot.mark
     if mark.is_pinned:
@@ -211,14 +220,14 @@ def _known(error: Exception) -> PenstockError:
     return Corrupt("LOAD_FAILED", f"{type(error).__name__}: {error}", hint="mend loadSql or its tables")
 
 
-class Loader:
+class PodLoader:
     """All dictionaries of one pod."""
 
     def __init__(
         self,
         db: Database,
-        catalogue: Catalogue,
-        memory: Memory,
+        catalogue: DictionaryCatalogue,
+        memory: MemoryWriter,
         section: QuerySection,
         metrics: PodMetrics,
         telemetry: Telemetry,
@@ -228,16 +237,16 @@ class Loader:
         self.memory = memory
         self._section = section
         self._metrics = metrics
-        self._load = Loads(db, catalogue, memory, metrics, telemetry)
-        self._holdings: dict[Dict, Holding] = {}
+        self._load = DictionaryLoads(db, catalogue, memory, metrics, telemetry)
+        self._holdings: dict[DictionaryKey, DictionaryState] = {}
         slots = asyncio.Semaphore(section.loads)
-        self._pace = Pace(section.debounce_ms / 1000, section.jitter_ms / 1000, slots)
+        self._pace = LoadPace(section.debounce_ms / 1000, section.jitter_ms / 1000, slots)
         self._patience = max(section.reconcile_every.total_seconds() * 2, _BEHIND_AFTER)
         self._must_look = asyncio.Event()
         self._has_looked = asyncio.Event()
         self.is_loaded = asyncio.Event()  # every dictionary there is, at least once
 
-    def holdings(self) -> Sequence[Holding]:
+    def holdings(self) -> Sequence[DictionaryState]:
         return list(self._holdings.values())
 
     @asynccontextmanager
@@ -263,7 +272,7 @@ class Loader:
             for holding in self.holdings():
                 await holding.end()
 
-    def find(self, target: Dict) -> Holding:
+    def find(self, target: DictionaryKey) -> DictionaryState:
         """The holding of *target*, begun when it is new; NotFound or Invalid when there can be none."""
         self.catalogue.get(target)
         holding = self._holdings.get(target)
@@ -271,7 +280,7 @@ class Loader:
             if len(self._holdings) >= _MOST_DICTIONARIES:
                 hint = "name the tenants under refdata.tenants"
                 raise Transient("TOO_MANY_DICTIONARIES", "this pod holds as many as it may", hint=hint)
-            holding = self._holdings[target] = Holding(target, self._pace, self._load)
+            holding = self._holdings[target] = DictionaryState(target, self._pace, self._load)
             holding.want(0)
         return holding
 
@@ -279,7 +288,7 @@ class Loader:
         """R19: somebody says there is a new version. What is not understood is left to the next look."""
         try:
             told = INVALIDATIONS.decode(body)
-            holding = self._holdings.get(target := Dict(told.tenant_id, told.dict_code))
+            holding = self._holdings.get(target := DictionaryKey(told.tenant_id, told.dict_code))
             if holding is None:
                 holding = self.find(target)
         except msgspec.MsgspecError as error:
@@ -301,7 +310,7 @@ class Loader:
             marks = await within(_LOOK_WITHIN, self._standings(list(known)))
         except TimeoutError as error:
             raise Transient("DATABASE_SLOW", "the primary does not tell its versions in time") from error
-        wanted = {Dict(tenant, code) for tenant in self.catalogue.tenants for code in known} | set(marks)
+        wanted = {DictionaryKey(tenant, code) for tenant in self.catalogue.tenants for code in known} | set(marks)
         for target in wanted:
             try:
                 self._compare(self.find(target), before.get(target), marks.get(target))
@@ -316,7 +325,7 @@ class Loader:
             self.memory.drop(gone)
             del self._holdings[gone]
 
-    async def _standings(self, codes: Sequence[str]) -> dict[Dict, Mark]:
+    async def _standings(self, codes: Sequence[str]) -> dict[DictionaryKey, VersionStamp]:
         async with self.db.connection() as connection:
             return await store.standings(connection, codes)
 
@@ -328,9 +337,9 @@ class Loader:
         self.memory.state.loaded()
         self.is_loaded.set()
 
-    def _compare(self, holding: Holding, before: Mark | None, mark: Mark | None) -> None:
+    def _compare(self, holding: DictionaryState, before: VersionStamp | None, mark: VersionStamp | None) -> None:
         """R24: what was held *before* the look cannot be later than what it found, but for another past."""
-        at = mark or Mark(0, 0)
+        at = mark or VersionStamp(0, 0)
         if holding.mark is None or before is None or before != holding.mark:
             holding.want(at.version)
         elif mark is None or mark.version < before.version or (mark.version == before.version and mark != before):
@@ -342,7 +351,7 @@ class Loader:
             # R23: also who merely does not get on serves old data.
             self.memory.mark_stale(holding.target, holding.behind_since)
 
-    def _has(self, target: Dict) -> bool:
+    def _has(self, target: DictionaryKey) -> bool:
         try:
             self.catalogue.get(target)
         except PenstockError:

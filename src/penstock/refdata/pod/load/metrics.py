@@ -7,17 +7,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.refdata.pod.load.dictionary_state import Holding
-from penstock.refdata.pod.memory.shared_counters import Count
-from penstock.refdata.pod.memory.writer import Memory
+from penstock.refdata.pod.load.dictionary_state import DictionaryState
+from penstock.refdata.pod.memory.shared_counters import PodCounter
+from penstock.refdata.pod.memory.writer import MemoryWriter
 
 _STATUSES = {
-    Count.OK: "2xx",
-    Count.NOT_MODIFIED: "304",
-    Count.CLIENT_ERROR: "4xx",
-    Count.NOT_FOUND: "404",
-    Count.CONFLICT: "409",
-    Count.SERVER_ERROR: "5xx",
+    PodCounter.OK: "2xx",
+    PodCounter.NOT_MODIFIED: "304",
+    PodCounter.CLIENT_ERROR: "4xx",
+    PodCounter.NOT_FOUND: "404",
+    PodCounter.CONFLICT: "409",
+    PodCounter.SERVER_ERROR: "5xx",
 }
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -58,14 +58,16 @@ class PodMetrics:
             "penstock_refdata_audits", "Comparisons with the primary", ["dict_code", "result"], registry=registry
         )
 
-    def show(self, memory: Memory, holdings: Callable[[], Iterable[Holding]], processes: int, patience: float) -> None:
+    def show(
+        self, memory: MemoryWriter, holdings: Callable[[], Iterable[DictionaryState]], processes: int, patience: float
+    ) -> None:
         """Let the exposition tell of *memory* and *holdings* as they are then."""
-        self._registry.register(_Looked(memory, holdings, processes, patience))
+        self._registry.register(_CachedReading(memory, holdings, processes, patience))
 
 
-class _Looked(Collector):
+class _CachedReading(Collector):
     def __init__(
-        self, memory: Memory, holdings: Callable[[], Iterable[Holding]], processes: int, patience: float
+        self, memory: MemoryWriter, holdings: Callable[[], Iterable[DictionaryState]], processes: int, patience: float
     ) -> None:
         self._memory = memory
         self._holdings = holdings
@@ -81,14 +83,14 @@ class _Looked(Collector):
             "penstock_refdata_data_age_seconds", "How long ago the primary was last seen, 0 while it is", self._age()
         )
         counts = [self._memory.state.counters(process) for process in range(self._processes)]
-        total = {count: sum(one[count] for one in counts) for count in Count}
-        yield _gauge("penstock_query_connections", "Connections that are open", total[Count.CONNECTIONS])
+        total = {count: sum(one[count] for one in counts) for count in PodCounter}
+        yield _gauge("penstock_query_connections", "Connections that are open", total[PodCounter.CONNECTIONS])
         requests = CounterMetricFamily("penstock_query_requests", "Requests answered, by status", labels=["status"])
         for count, status in _STATUSES.items():
             requests.add_metric([status], total[count])
         yield requests
         waits = CounterMetricFamily("penstock_query_barrier_waits", "Reads that named a version not yet held")
-        waits.add_metric([], total[Count.BARRIER_WAITS])
+        waits.add_metric([], total[PodCounter.BARRIER_WAITS])
         yield waits
 
     def _age(self) -> float:

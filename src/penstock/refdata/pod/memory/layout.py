@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.refdata.model import Dict, Mark
+from penstock.refdata.model import DictionaryKey, VersionStamp
 
 ITEMS_FILE = "items"
 STATE_FILE = "state"
@@ -29,7 +29,7 @@ _HEAD_END = b"\r\n\r\n"
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-class Shelf(msgspec.Struct, frozen=True, array_like=True):
+class DictionaryHeader(msgspec.Struct, frozen=True, array_like=True):
     """One dictionary of one tenant as it is read now. *stamp* is when its version was committed, in µs."""
 
     generation: int
@@ -42,8 +42,8 @@ class Shelf(msgspec.Struct, frozen=True, array_like=True):
     stale_since: float = 0.0  # monotonic; set while it cannot be loaded anew
 
     @property
-    def mark(self) -> Mark:
-        return Mark(self.version, self.stamp, self.is_pinned)
+    def mark(self) -> VersionStamp:
+        return VersionStamp(self.version, self.stamp, self.is_pinned)
 
 
 class Generation(msgspec.Struct, frozen=True, array_like=True):
@@ -51,31 +51,31 @@ class Generation(msgspec.Struct, frozen=True, array_like=True):
 
     tenant_id: str
     dict_code: str
-    mark: Mark
+    mark: VersionStamp
 
 
-class Replaced(msgspec.Struct, frozen=True, array_like=True):
+class ReplacedItem(msgspec.Struct, frozen=True, array_like=True):
     """What a change did: from which version, when, and what each key had before; None where there was nothing."""
 
-    since: Mark
+    since: VersionStamp
     at: float
     values: list[tuple[bytes, bytes | None]]
 
 
-class _Replacing(msgspec.Struct, frozen=True, array_like=True):
-    """The beginning of `Replaced`: what it replaced may be much."""
+class _ReplacementIndex(msgspec.Struct, frozen=True, array_like=True):
+    """The beginning of `ReplacedItem`: what it replaced may be much."""
 
-    since: Mark
+    since: VersionStamp
     at: float
 
 
-_SHELVES = msgspec.msgpack.Decoder(Shelf)
-_REPLACED = msgspec.msgpack.Decoder(Replaced)
-_REPLACING = msgspec.msgpack.Decoder(_Replacing)
+_SHELVES = msgspec.msgpack.Decoder(DictionaryHeader)
+_REPLACED = msgspec.msgpack.Decoder(ReplacedItem)
+_REPLACING = msgspec.msgpack.Decoder(_ReplacementIndex)
 _GENERATIONS = msgspec.msgpack.Decoder(Generation)
 
 
-class Row(NamedTuple):
+class EncodedItem(NamedTuple):
     """An item ready to be put: where it lies, and what lies there."""
 
     place: bytes
@@ -87,7 +87,7 @@ def map_size(limit: int) -> int:
     return limit + max(limit // 8, _RESERVE)
 
 
-def shelf_key(target: Dict) -> bytes:
+def shelf_key(target: DictionaryKey) -> bytes:
     return b"d" + target.tenant_id.encode() + b"\0" + target.dict_code.encode()
 
 
@@ -120,13 +120,13 @@ def place_of(key: bytes) -> bytes:
     return _LONG + sha256(key).digest()
 
 
-def row_of(key: str, payload: str) -> Row:
+def row_of(key: str, payload: str) -> EncodedItem:
     """An item as it is kept."""
     raw, body = key.encode(), payload.encode()
     place, ready = place_of(raw), ready_made(body)
     if place[:1] == _LONG:  # its place does not tell its key
         ready = _NUMBER.pack(len(raw)) + raw + ready
-    return Row(place, ready)
+    return EncodedItem(place, ready)
 
 
 def ready_made(body: bytes) -> bytes:
@@ -172,15 +172,15 @@ def tag_over(values: Iterable[bytes]) -> bytes:
     return b'W/"%b"' % digest.hexdigest().encode()
 
 
-def encode(record: Shelf | Replaced | Generation) -> bytes:
+def encode(record: DictionaryHeader | ReplacedItem | Generation) -> bytes:
     return _ENCODER.encode(record)
 
 
-def decode_shelf(data: bytes) -> Shelf:
+def decode_shelf(data: bytes) -> DictionaryHeader:
     return _SHELVES.decode(data)
 
 
-def decode_replaced(data: bytes) -> Replaced:
+def decode_replaced(data: bytes) -> ReplacedItem:
     return _REPLACED.decode(data)
 
 

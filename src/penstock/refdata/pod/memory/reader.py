@@ -9,22 +9,22 @@ from typing import NamedTuple
 
 import lmdb
 
-from penstock.refdata.model import Dict, Mark
+from penstock.refdata.model import DictionaryKey, VersionStamp
 from penstock.refdata.pod.memory import layout
-from penstock.refdata.pod.memory.layout import ITEMS_FILE, READERS, Shelf
+from penstock.refdata.pod.memory.layout import ITEMS_FILE, READERS, DictionaryHeader
 
 Found = tuple[bytes, bytes]  # the place of an item and what lies there
 _SPARE = 8
 
 
-class PageAt(NamedTuple):
+class PageCursor(NamedTuple):
     """Where a page begins: in which version, after which place."""
 
-    mark: Mark
+    mark: VersionStamp
     after: bytes = b""
 
 
-class Changed(NamedTuple):
+class VersionChange(NamedTuple):
     """A change of a dictionary that is still remembered, and the keys it touched."""
 
     since: int
@@ -32,7 +32,7 @@ class Changed(NamedTuple):
     keys: list[bytes]
 
 
-class View:
+class MemoryView:
     """The memory as it was at one moment; `renew` moves on to now."""
 
     def __init__(self, env: lmdb.Environment) -> None:
@@ -41,7 +41,7 @@ class View:
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path, limit: int) -> "Iterator[View]":
+    def open(cls, folder: Path, limit: int) -> "Iterator[MemoryView]":
         """The memory in *folder*, which another process writes."""
         with lmdb.open(
             str(folder / ITEMS_FILE),
@@ -63,40 +63,40 @@ class View:
         self.txn.abort()
         self.txn = self._env.begin()
 
-    def shelf(self, target: Dict) -> Shelf | None:
+    def shelf(self, target: DictionaryKey) -> DictionaryHeader | None:
         found = self.txn.get(layout.shelf_key(target))
         return None if found is None else layout.decode_shelf(found)
 
-    def get(self, shelf: Shelf, key: bytes) -> bytes | None:
+    def get(self, shelf: DictionaryHeader, key: bytes) -> bytes | None:
         """The end of the response for *key*."""
         place = layout.place_of(key)
         found = self.txn.get(layout.items_prefix(shelf.generation) + place)
         return None if found is None else layout.response_of(place, found)
 
-    def at(self, target: Dict, mark: Mark) -> "Version | None":
+    def at(self, target: DictionaryKey, mark: VersionStamp) -> "PinnedVersion | None":
         """A version that is still known; None when it is gone."""
         shelf = self.shelf(target)
         for generation in (shelf.generation, shelf.before) if shelf else ():
             olds = self._replaced_since(target, generation, mark)
             if olds is not None:
-                return Version(self.txn, generation, olds)
+                return PinnedVersion(self.txn, generation, olds)
         return None
 
-    def page(self, target: Dict, at: PageAt, limit: int, size: int) -> list[Found] | None:
+    def page(self, target: DictionaryKey, at: PageCursor, limit: int, size: int) -> list[Found] | None:
         """Some items in order, as they were in that version, about *size* bytes and one at least; None when gone."""
         version = self.at(target, at.mark)
         return None if version is None else list(_bounded(islice(version.items(at.after), limit), size))
 
-    def changes(self, shelf: Shelf, since: int) -> list[Changed] | None:
+    def changes(self, shelf: DictionaryHeader, since: int) -> list[VersionChange] | None:
         """What changed after version *since*, step by step; None when that is not remembered, or never was."""
-        steps: list[Changed] = []
+        steps: list[VersionChange] = []
         for version, change in self._log(shelf.generation, since):
-            steps.append(Changed(change.since.version, version, [key for key, _ in change.values]))
+            steps.append(VersionChange(change.since.version, version, [key for key, _ in change.values]))
         reaches = steps[0].since <= since if steps else shelf.version == since
         return steps if reaches else None
 
     @contextmanager
-    def all(self, target: Dict) -> "Iterator[tuple[Shelf, Iterator[Found]] | None]":
+    def all(self, target: DictionaryKey) -> "Iterator[tuple[DictionaryHeader, Iterator[Found]] | None]":
         """Every item of the version there is now, however long that takes and whatever changes meanwhile."""
         with self._env.begin() as txn:
             found = txn.get(layout.shelf_key(target))
@@ -106,7 +106,7 @@ class View:
             shelf = layout.decode_shelf(found)
             yield shelf, items_after(txn, shelf.generation, b"")
 
-    def _log(self, generation: int, since: int) -> "Iterator[tuple[int, layout.Replaced]]":
+    def _log(self, generation: int, since: int) -> "Iterator[tuple[int, layout.ReplacedItem]]":
         """The changes of a generation after version *since*, the oldest first."""
         prefix = layout.changes_prefix(generation)
         with self.txn.cursor() as cursor:
@@ -115,7 +115,9 @@ class View:
                 yield layout.number_at_end(cursor.key()), layout.decode_replaced(cursor.value())
                 found = cursor.next()
 
-    def _replaced_since(self, target: Dict, generation: int, mark: Mark) -> dict[bytes, bytes | None] | None:
+    def _replaced_since(
+        self, target: DictionaryKey, generation: int, mark: VersionStamp
+    ) -> dict[bytes, bytes | None] | None:
         """What lay where something else lies now; None when that version is gone, or never was in this generation."""
         held = self.txn.get(layout.generation_key(generation))
         if held is None:
@@ -131,7 +133,7 @@ class View:
         return olds
 
 
-class Version:
+class PinnedVersion:
     """A version as it was, whatever has replaced some of it since."""
 
     def __init__(self, txn: "lmdb.Transaction[bytes]", generation: int, olds: dict[bytes, bytes | None]) -> None:

@@ -13,7 +13,7 @@ _MOST_PROCESSES = 256
 _WIDTH = 16
 
 
-class _Cell(IntEnum):
+class _CounterCell(IntEnum):
     SEQUENCE = 0
     LOOKED_AT = 1
     IS_CUT_OFF = 2
@@ -22,7 +22,7 @@ class _Cell(IntEnum):
     LOG_LEVEL = 5
 
 
-class Count(IntEnum):
+class PodCounter(IntEnum):
     """What a serving process counts."""
 
     OK = 0
@@ -36,7 +36,7 @@ class Count(IntEnum):
     BEATS = 8  # signs of life
 
 
-class State:
+class PodCounters:
     """The numbers of one pod. The loader writes the common ones, each serving process its own."""
 
     def __init__(self, folder: Path, *, makes: bool = False) -> None:
@@ -53,50 +53,50 @@ class State:
     @property
     def sequence(self) -> int:
         """Grows with everything that is written."""
-        return self.cells[_Cell.SEQUENCE]
+        return self.cells[_CounterCell.SEQUENCE]
 
     def touch(self) -> None:
-        self.cells[_Cell.SEQUENCE] += 1
+        self.cells[_CounterCell.SEQUENCE] += 1
 
     @property
     def is_loaded(self) -> bool:
         """Whether every dictionary was loaded at least once."""
-        return bool(self.cells[_Cell.IS_LOADED])
+        return bool(self.cells[_CounterCell.IS_LOADED])
 
     def loaded(self) -> None:
-        self.cells[_Cell.IS_LOADED] = 1
+        self.cells[_CounterCell.IS_LOADED] = 1
 
     @property
     def is_draining(self) -> bool:
         """Whether the pod is about to stop."""
-        return bool(self.cells[_Cell.IS_DRAINING])
+        return bool(self.cells[_CounterCell.IS_DRAINING])
 
     def drain(self) -> None:
-        self.cells[_Cell.IS_DRAINING] = 1
+        self.cells[_CounterCell.IS_DRAINING] = 1
 
     @property
     def log_level(self) -> int:
         """How important a log line has to be, as a number of Python's; 0 before anybody said."""
-        return self.cells[_Cell.LOG_LEVEL]
+        return self.cells[_CounterCell.LOG_LEVEL]
 
     @log_level.setter
     def log_level(self, level: int) -> None:
-        self.cells[_Cell.LOG_LEVEL] = level
+        self.cells[_CounterCell.LOG_LEVEL] = level
 
     def looked(self) -> None:
         """The primary's versions were seen just now."""
-        self.cells[_Cell.LOOKED_AT] = int(monotonic() * 1000)
-        self.cells[_Cell.IS_CUT_OFF] = 0
+        self.cells[_CounterCell.LOOKED_AT] = int(monotonic() * 1000)
+        self.cells[_CounterCell.IS_CUT_OFF] = 0
 
     def cut_off(self) -> None:
         """The primary cannot be seen."""
-        self.cells[_Cell.IS_CUT_OFF] = 1
+        self.cells[_CounterCell.IS_CUT_OFF] = 1
 
     def unseen_for(self, patience: float) -> float:
         """How long nobody has seen the primary, in seconds; 0 while it is seen, if not later than *patience* ago."""
-        looked_at = self.cells[_Cell.LOOKED_AT] / 1000
+        looked_at = self.cells[_CounterCell.LOOKED_AT] / 1000
         age = max(monotonic() - looked_at, 0.0)
-        return age if looked_at and (self.cells[_Cell.IS_CUT_OFF] or age > patience) else 0.0
+        return age if looked_at and (self.cells[_CounterCell.IS_CUT_OFF] or age > patience) else 0.0
 
     def counters(self, process: int) -> memoryview:
         """The counts of one serving process; they outlive it, so that they only grow."""

@@ -9,22 +9,22 @@ import lmdb
 import msgspec
 
 from penstock.kernel.errors import Transient
-from penstock.refdata.model import Dict, Mark
+from penstock.refdata.model import DictionaryKey, VersionStamp
 from penstock.refdata.pod.memory import layout
-from penstock.refdata.pod.memory.layout import ITEMS_FILE, READERS, Generation, Replaced, Shelf
-from penstock.refdata.pod.memory.reader import View
-from penstock.refdata.pod.memory.shared_counters import State
+from penstock.refdata.pod.memory.layout import ITEMS_FILE, READERS, DictionaryHeader, Generation, ReplacedItem
+from penstock.refdata.pod.memory.reader import MemoryView
+from penstock.refdata.pod.memory.shared_counters import PodCounters
 
 PAGES_FOR = 60.0  # seconds that whoever reads page by page finds the version it began with
 _FREED_AT_ONCE = 5_000
 _PRUNED_AT_ONCE = 100
 
 
-class Memory:
+class MemoryWriter:
     """All dictionaries of a pod. What is written is seen by every process at once, and as a whole."""
 
     def __init__(self, folder: Path, *, limit: int, pages_for: float = PAGES_FOR) -> None:
-        self.state = State(folder, makes=True)
+        self.state = PodCounters(folder, makes=True)
         self._env = lmdb.open(
             str(folder / ITEMS_FILE),
             map_size=layout.map_size(limit),
@@ -37,14 +37,14 @@ class Memory:
         )
         self.limit = limit
         self._pages_for = pages_for
-        self._shelves: dict[Dict, Shelf] = {}
-        self._retired: list[tuple[float, Dict, int]] = []  # generations to be freed, and when
+        self._shelves: dict[DictionaryKey, DictionaryHeader] = {}
+        self._retired: list[tuple[float, DictionaryKey, int]] = []  # generations to be freed, and when
         self._last_generation = 0
 
-    def shelf(self, target: Dict) -> Shelf | None:
+    def shelf(self, target: DictionaryKey) -> DictionaryHeader | None:
         return self._shelves.get(target)
 
-    def shelves(self) -> Mapping[Dict, Shelf]:
+    def shelves(self) -> Mapping[DictionaryKey, DictionaryHeader]:
         return self._shelves
 
     @property
@@ -65,17 +65,19 @@ class Memory:
         with self._growing() as txn, txn.cursor() as cursor:
             return cursor.putmulti(((prefix + row.place, row.value) for row in rows), overwrite=False)[1]
 
-    def publish(self, target: Dict, generation: int, mark: Mark, items: int) -> None:
+    def publish(self, target: DictionaryKey, generation: int, mark: VersionStamp, items: int) -> None:
         """Let readers see a generation in the place of the one before, which is freed when nobody pages through it."""
         before = self._shelves.get(target)
-        shelf = Shelf(generation, *mark, items, time(), before.generation if before else 0)
+        shelf = DictionaryHeader(generation, *mark, items, time(), before.generation if before else 0)
         with self._writing() as txn:
             self._put(txn, target, shelf)
         self._shelved(target, shelf)
         if before is not None:
             self._retire(target, before.generation)
 
-    def change(self, target: Dict, mark: Mark, puts: Mapping[str, str], deletes: Sequence[str]) -> list[str]:
+    def change(
+        self, target: DictionaryKey, mark: VersionStamp, puts: Mapping[str, str], deletes: Sequence[str]
+    ) -> list[str]:
         """Let readers see a few items changed, all at once; which of them really are."""
         before = self._shelves[target]
         prefix, replaced, changed, grown = layout.items_prefix(before.generation), [], [], 0
@@ -89,16 +91,16 @@ class Memory:
                 grown += (value is not None) - (old is not None)
                 replaced.append((key.encode(), old))
                 changed.append(key)
-            shelf = Shelf(before.generation, *mark, before.items + grown, time(), before.before)
+            shelf = DictionaryHeader(before.generation, *mark, before.items + grown, time(), before.before)
             if mark != before.mark:
-                change = Replaced(before.mark, monotonic(), replaced)
+                change = ReplacedItem(before.mark, monotonic(), replaced)
                 txn.put(layout.change_key(before.generation, mark.version), layout.encode(change))
                 self._prune(txn, before.generation)
             self._put(txn, target, shelf)
         self._shelved(target, shelf)
         return changed
 
-    def mark_stale(self, target: Dict, since: float) -> None:
+    def mark_stale(self, target: DictionaryKey, since: float) -> None:
         """Have readers told that a dictionary cannot be loaded anew."""
         shelf = self._shelves.get(target)
         if shelf is not None and not shelf.stale_since:
@@ -107,13 +109,13 @@ class Memory:
                 self._put(txn, target, stale)
             self._shelved(target, stale)
 
-    def has(self, target: Dict, key: str) -> bool:
+    def has(self, target: DictionaryKey, key: str) -> bool:
         """Whether there is an item of *key* now."""
         shelf = self._shelves[target]
         with self._env.begin() as txn:
             return txn.get(layout.items_prefix(shelf.generation) + layout.place_of(key.encode())) is not None
 
-    def drop(self, target: Dict) -> None:
+    def drop(self, target: DictionaryKey) -> None:
         """Have a dictionary no more."""
         shelf = self._shelves.get(target)
         if shelf is not None:
@@ -125,7 +127,7 @@ class Memory:
 
     def discard(self, generation: int) -> None:
         """Have a generation freed as soon as may be."""
-        self._retired.append((0.0, Dict("", ""), generation))
+        self._retired.append((0.0, DictionaryKey("", ""), generation))
 
     def free(self) -> bool:
         """Free a piece of what nobody reads any more; whether there is more to free now."""
@@ -142,24 +144,24 @@ class Memory:
             self._retired.remove(due[0])
         return not left or len(due) > 1
 
-    def view(self) -> View:
+    def view(self) -> MemoryView:
         """What a reader sees, in this process."""
-        return View(self._env)
+        return MemoryView(self._env)
 
     def close(self) -> None:
         self._env.close()
         self.state.close()
 
-    def _put(self, txn: "lmdb.Transaction[bytes]", target: Dict, shelf: Shelf) -> None:
+    def _put(self, txn: "lmdb.Transaction[bytes]", target: DictionaryKey, shelf: DictionaryHeader) -> None:
         whose = Generation(*target, shelf.mark)
         txn.put(layout.generation_key(shelf.generation), layout.encode(whose))
         txn.put(layout.shelf_key(target), layout.encode(shelf))
 
-    def _shelved(self, target: Dict, shelf: Shelf) -> None:
+    def _shelved(self, target: DictionaryKey, shelf: DictionaryHeader) -> None:
         self._shelves[target] = shelf
         self.state.touch()
 
-    def _retire(self, target: Dict, generation: int) -> None:
+    def _retire(self, target: DictionaryKey, generation: int) -> None:
         """Keep one generation of those before for a while, for its pages, and no more than one."""
         for index, (_, whose, older) in enumerate(self._retired):
             if whose == target:

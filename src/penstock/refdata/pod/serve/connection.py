@@ -11,10 +11,10 @@ import structlog
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.refdata.pod.memory import layout
 from penstock.refdata.pod.serve import handlers, responses
-from penstock.refdata.pod.serve.handlers import Answered
+from penstock.refdata.pod.serve.handlers import HandlerResponse
 from penstock.refdata.pod.serve.http_parser import RequestReader
-from penstock.refdata.pod.serve.request import Request, TooSlow
-from penstock.refdata.pod.serve.router import Front
+from penstock.refdata.pod.serve.request import PodRequest, RequestTimeout
+from penstock.refdata.pod.serve.router import Router
 
 HEAD_SECONDS = 10.0
 IDLE_SECONDS = 75.0
@@ -23,7 +23,7 @@ STUCK_SECONDS = 30.0
 _WAITING_LIMIT = 128  # requests that came before those ahead of them were answered
 
 
-class Streaming(NamedTuple):
+class StreamedBody(NamedTuple):
     """An answer that is sent piece by piece; its rest is what comes before the first."""
 
     rest: bytes
@@ -31,43 +31,43 @@ class Streaming(NamedTuple):
     is_endless: bool = False
 
 
-class Head(NamedTuple):
+class ResponseHead(NamedTuple):
     """What headers mean that nobody has to read again."""
 
     authorization: bytes | None
     least: int  # the version that is asked for
 
 
-class House(Protocol):
+class ServerContext(Protocol):
     """What the connections of a process share."""
 
-    front: Front
+    front: Router
     now: float  # monotonic, as of a moment ago
     hits: int
-    heads: dict[bytes, Head]  # headers that were read before
+    heads: dict[bytes, ResponseHead]  # headers that were read before
     ends_at: float  # from then on nobody connects any more
 
-    def joined(self, connection: "Connection") -> bool:
+    def joined(self, connection: "PodConnection") -> bool:
         """Whether there is room for one more."""
 
-    def left(self, connection: "Connection") -> None: ...
+    def left(self, connection: "PodConnection") -> None: ...
 
     def count(self, status: int) -> None: ...
 
-    def learn(self, request: Request) -> None:
+    def learn(self, request: PodRequest) -> None:
         """Remember what the headers of *request* mean."""
 
-    async def settle(self, request: Request) -> Answered | Streaming:
+    async def settle(self, request: PodRequest) -> HandlerResponse | StreamedBody:
         """Do what an answer needs, and give it; PenstockError when there is none."""
 
 
-class Connection(asyncio.Protocol):
+class PodConnection(asyncio.Protocol):
     """Reads requests, writes answers in their order, and bounds what a client can make it hold."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: ServerContext) -> None:
         self._house = house
         self._front = house.front
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[PodRequest] = deque()
         self._task: asyncio.Task[None] | None = None
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -153,7 +153,7 @@ class Connection(asyncio.Protocol):
         if self._may_write.is_set() and len(self._waiting) <= _WAITING_LIMIT:
             self._transport.resume_reading()
 
-    def _take(self, request: Request) -> None:
+    def _take(self, request: PodRequest) -> None:
         """A request: it is answered when those before it are."""
         self._waiting.append(request)
         if len(self._waiting) > _WAITING_LIMIT:
@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
             if for_long > STUCK_SECONDS:
                 self._transport.abort()
         elif self._task is None and not self._reader.is_between and for_long > HEAD_SECONDS:
-            self._refuse(TooSlow("TOO_SLOW", f"a request is sent within {HEAD_SECONDS:g} s"))
+            self._refuse(RequestTimeout("TOO_SLOW", f"a request is sent within {HEAD_SECONDS:g} s"))
         elif self._task is None and (for_long > IDLE_SECONDS or self._has_parted(now)):
             self._close()
 
@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
             if len(self._waiting) == _WAITING_LIMIT and self._may_write.is_set():
                 self._transport.resume_reading()
 
-    def _serve(self, request: Request) -> None:
+    def _serve(self, request: PodRequest) -> None:
         try:
             found = self._front.answer(request)
         except PenstockError as error:
@@ -202,17 +202,17 @@ class Connection(asyncio.Protocol):
         except Exception:  # noqa: BLE001 - the edge
             self._send(handlers.bug(request), request)
         else:
-            if isinstance(found, Answered):
+            if isinstance(found, HandlerResponse):
                 self._send(found, request)
                 if request.head and found.status == 200:
                     self._house.learn(request)
             else:
                 self._task = asyncio.create_task(self._settle(request), name="request")
 
-    async def _settle(self, request: Request) -> None:
+    async def _settle(self, request: PodRequest) -> None:
         try:
             answer = await self._house.settle(request)
-            if isinstance(answer, Streaming):
+            if isinstance(answer, StreamedBody):
                 await self._stream(answer, request)
             else:
                 self._send(answer, request)
@@ -224,7 +224,7 @@ class Connection(asyncio.Protocol):
             self._task, self._since = None, monotonic()
         self._go_on()
 
-    def _send(self, answer: Answered, request: Request) -> None:
+    def _send(self, answer: HandlerResponse, request: PodRequest) -> None:
         keeps = request.keeps_alive and not self._front.is_draining
         rest = layout.head_of(answer.rest) if request.is_head else answer.rest
         self._transport.write(self._opening(answer.status, request, keeps) + rest)
@@ -232,7 +232,7 @@ class Connection(asyncio.Protocol):
         if not keeps:
             self._close()
 
-    async def _stream(self, answer: Streaming, request: Request) -> None:
+    async def _stream(self, answer: StreamedBody, request: PodRequest) -> None:
         """In chunks; to a client of old until the connection is closed."""
         framing = b"" if request.is_old else b"Transfer-Encoding: chunked\r\n"
         keeps = request.keeps_alive and not request.is_old
@@ -264,7 +264,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"0\r\n\r\n")
         return True
 
-    def _opening(self, status: int, request: Request, keeps: bool) -> bytes:
+    def _opening(self, status: int, request: PodRequest, keeps: bool) -> bytes:
         opening = responses.line(status) + self._front.date
         if not keeps:
             return opening + b"Connection: close\r\n"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import httptools
 
 from penstock.kernel.errors import PenstockError, TooLarge
-from penstock.refdata.pod.serve.request import BadRequest, HeadTooLarge, Request
+from penstock.refdata.pod.serve.request import HeadTooLarge, MalformedRequest, PodRequest
 
 HEAD_LIMIT = 32_768
 BODY_LIMIT = 65_536  # nobody reads it; more is not waited for
@@ -28,7 +28,7 @@ _READ = frozenset(
 class RequestReader:
     """Reads what one client sends; each request is given to *take*."""
 
-    def __init__(self, take: Callable[[Request], None]) -> None:
+    def __init__(self, take: Callable[[PodRequest], None]) -> None:
         self._take = take
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
@@ -49,7 +49,7 @@ class RequestReader:
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, PenstockError):
                 raise error.__context__ from None
-            raise BadRequest("BAD_REQUEST", f"not HTTP: {error}") from error
+            raise MalformedRequest("BAD_REQUEST", f"not HTTP: {error}") from error
         if self._size - self._body_size > HEAD_LIMIT:
             raise _head_too_large()
 
@@ -66,7 +66,7 @@ class RequestReader:
         if known not in _READ or not self._is_in_head:  # what comes behind a body decides nothing
             return
         if known in self._headers and known in _ONCE:
-            raise BadRequest("HEADER_TWICE", "Host, Authorization and X-Min-Version come once")
+            raise MalformedRequest("HEADER_TWICE", "Host, Authorization and X-Min-Version come once")
         if known == b"content-length" and (len(value) > 9 or int(value) > BODY_LIMIT):
             raise _body_too_large()
         self._headers[known] = value.strip(b" \t")
@@ -86,7 +86,7 @@ class RequestReader:
         path = self._url
         if path[:7].lower() == b"http://":  # some name the host with the path, as they do to a proxy
             path = b"/" + path[7:].partition(b"/")[2]
-        request = Request(parser.get_method(), path, headers, is_old, keeps)
+        request = PodRequest(parser.get_method(), path, headers, is_old, keeps)
         if keeps and not is_old and all(name in _PLAIN for name in headers):
             # The headers as they came, if they came in one piece, and nothing else with them.
             piece, self._piece = self._piece, b""

@@ -21,11 +21,11 @@ from penstock.kernel.tasks.wait import ended
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.telemetry.telemetry import configure_logging
 from penstock.refdata.pod.config import PodConfig
-from penstock.refdata.pod.ipc import Link, Show
-from penstock.refdata.pod.memory.reader import View
-from penstock.refdata.pod.memory.shared_counters import State
-from penstock.refdata.pod.serve.router import Front
-from penstock.refdata.pod.serve.server import Server
+from penstock.refdata.pod.ipc import LoaderConnection, ShowRequest
+from penstock.refdata.pod.memory.reader import MemoryView
+from penstock.refdata.pod.memory.shared_counters import PodCounters
+from penstock.refdata.pod.serve.router import Router
+from penstock.refdata.pod.serve.server import PodServer
 
 LIVENESS = "/actuator/health/liveness"
 LOG_LEVEL_EVERY = timedelta(seconds=1)
@@ -48,17 +48,17 @@ async def _serve(config: PodConfig, told: dict[str, Any]) -> None:
     for number in (signal.SIGINT, signal.SIGUSR1):  # of the terminal, or to all: the loader was told too, and tells us
         loop.add_signal_handler(number, lambda: None)
     folder, query = Path(told["folder"]), config.refdata.query
-    with View.open(folder, query.memory_limit_mb * 1024 * 1024) as view:
+    with MemoryView.open(folder, query.memory_limit_mb * 1024 * 1024) as view:
         names = None if config.auth.jwt else LOCAL_NAMES | {config.host}
-        front = Front(view, State(folder), config.refdata.security.tenant, names, config.patience)
+        front = Router(view, PodCounters(folder), config.refdata.security.tenant, names, config.patience)
         await _answer(config, told, front, stopping)
 
 
-async def _answer(config: PodConfig, told: dict[str, Any], front: Front, stopping: asyncio.Event) -> None:
+async def _answer(config: PodConfig, told: dict[str, Any], front: Router, stopping: asyncio.Event) -> None:
     query = config.refdata.query
-    link = await Link.over(socket.socket(fileno=told["link"]))
+    link = await LoaderConnection.over(socket.socket(fileno=told["link"]))
     patience = (query.barrier_wait_ms + 2 * query.fallback_timeout_ms) / 1000 + 5
-    server = Server(front, link, make_authenticator(config.auth), told["process"], patience)
+    server = PodServer(front, link, make_authenticator(config.auth), told["process"], patience)
     drain = config.drain_seconds
 
     async def heed() -> None:
@@ -66,7 +66,7 @@ async def _answer(config: PodConfig, told: dict[str, Any], front: Front, stoppin
 
     answers = asyncio.create_task(link.run(), name="link")
     answers.add_done_callback(lambda _ended: stopping.set())  # without a loader nothing is fresh any more
-    await link.ask(Show(LIVENESS), patience)
+    await link.ask(ShowRequest(LIVENESS), patience)
     with socket.socket(fileno=told["listening"]) as listening:
         async with repeating("log level", heed, LOG_LEVEL_EVERY):
             await server.serve(listening, stopping, drain)
@@ -74,7 +74,7 @@ async def _answer(config: PodConfig, told: dict[str, Any], front: Front, stoppin
     await link.close()
 
 
-def heed_log_level(state: State) -> None:
+def heed_log_level(state: PodCounters) -> None:
     """Log as much as the loader does."""
     if state.log_level:
         LOG_LEVEL.configure(logging.getLevelName(state.log_level))

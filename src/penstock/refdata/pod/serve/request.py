@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from penstock.kernel.errors import Invalid, NotFound, PenstockError
 from penstock.kernel.http.headers import is_request_id
 from penstock.refdata.contract import KEY_LIMIT, NAME
-from penstock.refdata.model import Dict
+from penstock.refdata.model import DictionaryKey
 
 _NAME = re.compile(NAME[:-1] + r"\Z")
 _BROKEN = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -18,13 +18,13 @@ KEYS_LIMIT = 1_000  # in one request
 _BIGGEST_VERSION = 2**63 - 1
 
 
-class BadRequest(PenstockError):
+class MalformedRequest(PenstockError):
     """What came is not HTTP as it should be."""
 
     status, exit_code, title = 400, 2, "Bad request"
 
 
-class Gone(PenstockError):
+class ResourceGone(PenstockError):
     """It was there, and is no more."""
 
     status, exit_code, title = 410, 5, "Gone"
@@ -42,14 +42,14 @@ class HeadTooLarge(PenstockError):
     status, exit_code, title = 431, 2, "Request header fields too large"
 
 
-class TooSlow(PenstockError):
+class RequestTimeout(PenstockError):
     """The request did not come in time."""
 
     status, exit_code, title = 408, 2, "Request timeout"
 
 
 @dataclass(slots=True)
-class Request:
+class PodRequest:
     """What was asked. Header names are lower case; those that nobody here reads are left out."""
 
     method: bytes
@@ -70,10 +70,10 @@ class Request:
         return given if is_request_id(given) else None
 
 
-class Address(NamedTuple):
+class RequestPath(NamedTuple):
     """R17: what is asked of which dictionary: `item` with its key, `items`, `all`, `version`, `changes` or `audit`."""
 
-    target: Dict
+    target: DictionaryKey
     what: str
     key: bytes
     query: list[tuple[str, str]]
@@ -82,26 +82,26 @@ class Address(NamedTuple):
         return next((value for given, value in self.query if given == name), None)
 
 
-def address_of(url: bytes) -> Address:
+def address_of(url: bytes) -> RequestPath:
     """What *url* names: first parted, then decoded, so that an encoded slash parts nothing; NotFound when nothing."""
     if b"%" in url and _BROKEN.search(url):
-        raise BadRequest("BAD_ENCODING", "a percent sign is followed by two hexadecimal digits", hint="send %25")
+        raise MalformedRequest("BAD_ENCODING", "a percent sign is followed by two hexadecimal digits", hint="send %25")
     path, _, query = url.partition(b"?")
     parts = path.split(b"/")
     if tuple(parts[:3]) != _PREFIX or len(parts) not in (7, 8) or parts[4] != _DICTIONARIES:
         raise _nothing(path)
-    target = Dict(_name(parts[3], path), _name(parts[5], path))
+    target = DictionaryKey(_name(parts[3], path), _name(parts[5], path))
     what = parts[6].decode("latin-1")
     if len(parts) == 8:
         if what != "items" or not parts[7]:
             raise _nothing(path)
-        return Address(target, "item", checked_key(unquote_to_bytes(parts[7])), _query(query))
+        return RequestPath(target, "item", checked_key(unquote_to_bytes(parts[7])), _query(query))
     if what not in ("items", "all", "version", "changes", "audit"):
         raise _nothing(path)
-    return Address(target, what, b"", _query(query))
+    return RequestPath(target, what, b"", _query(query))
 
 
-def keys_of(address: Address) -> list[bytes]:
+def keys_of(address: RequestPath) -> list[bytes]:
     """R17: the keys asked for by `keys=a,b` and repeated `key=c`, each once, in order."""
     asked = [key for name, value in address.query if name == "keys" for key in value.split(",") if key]
     asked += [value for name, value in address.query if name == "key" and value]
@@ -117,9 +117,9 @@ def checked_key(key: bytes) -> bytes:
     try:
         text = key.decode()
     except UnicodeDecodeError as error:
-        raise BadRequest("BAD_KEY", "a key is percent-encoded UTF-8", hint="encode it as UTF-8") from error
+        raise MalformedRequest("BAD_KEY", "a key is percent-encoded UTF-8", hint="encode it as UTF-8") from error
     if len(text) > KEY_LIMIT or "\0" in text:
-        raise BadRequest("BAD_KEY", f"a key has at most {KEY_LIMIT} characters, none of them NUL")
+        raise MalformedRequest("BAD_KEY", f"a key has at most {KEY_LIMIT} characters, none of them NUL")
     return key
 
 
@@ -127,7 +127,7 @@ def version_of(given: bytes, where: str = "X-Min-Version") -> int:
     """R21: the version that is named."""
     if not given.isdigit() or len(given) > 19 or int(given) > _BIGGEST_VERSION:
         hint = "send the committedVersion of a write, or the version of an answer"
-        raise BadRequest("BAD_VERSION", f"{where} is not a version", hint=hint)
+        raise MalformedRequest("BAD_VERSION", f"{where} is not a version", hint=hint)
     return int(given)
 
 
@@ -137,7 +137,7 @@ def _query(query: bytes) -> list[tuple[str, str]]:
             query.decode("latin-1"), keep_blank_values=True, errors="surrogateescape", max_num_fields=2 * KEYS_LIMIT
         )
     except ValueError as error:
-        raise BadRequest("BAD_QUERY", f"the query cannot be read: {error}") from error
+        raise MalformedRequest("BAD_QUERY", f"the query cannot be read: {error}") from error
 
 
 def _name(part: bytes, path: bytes) -> str:

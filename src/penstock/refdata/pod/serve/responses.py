@@ -8,7 +8,7 @@ import orjson
 
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.http.problem_body import EXTRA_HEADERS, MEDIA_TYPE, as_problem
-from penstock.refdata.model import Mark
+from penstock.refdata.model import VersionStamp
 
 JSON = b"application/json"
 NDJSON = b"application/x-ndjson"
@@ -22,14 +22,14 @@ def line(status: int) -> bytes:
     return _LINES[status]
 
 
-def version_headers(mark: Mark, source: bytes, age: float = 0.0) -> bytes:
+def version_headers(mark: VersionStamp, source: bytes, age: float = 0.0) -> bytes:
     """R21, R23: of which version an answer is, where from, and how old, once the primary is out of sight."""
     told = b"X-Dict-Version: %d\r\nX-Data-Source: %b\r\n" % (mark.version, source)
     told += b"X-Dict-Pinned: true\r\n" if mark.is_pinned else b""
     return told + (b"X-Data-Age: %d\r\n" % age if age else b"")
 
 
-def data_head(mark: Mark, source: bytes, age: float = 0.0, media_type: bytes = JSON) -> bytes:
+def data_head(mark: VersionStamp, source: bytes, age: float = 0.0, media_type: bytes = JSON) -> bytes:
     """What comes between the date and the length of an answer with data."""
     return b"Content-Type: " + media_type + b"\r\n" + _ALWAYS + version_headers(mark, source, age)
 

@@ -10,19 +10,19 @@ from penstock.kernel.errors import PenstockError
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.headers import foreign_page
 from penstock.refdata.config import TenantSection
-from penstock.refdata.model import Dict
-from penstock.refdata.pod.ipc import Audit, Find, Reach, Show
+from penstock.refdata.model import DictionaryKey
+from penstock.refdata.pod.ipc import AuditRequest, FindRequest, ReachRequest, ShowRequest
 from penstock.refdata.pod.memory import layout
-from penstock.refdata.pod.memory.layout import Shelf
-from penstock.refdata.pod.memory.reader import View
-from penstock.refdata.pod.memory.shared_counters import State
+from penstock.refdata.pod.memory.layout import DictionaryHeader
+from penstock.refdata.pod.memory.reader import MemoryView
+from penstock.refdata.pod.memory.shared_counters import PodCounters
 from penstock.refdata.pod.serve import handlers, responses
-from penstock.refdata.pod.serve.handlers import Answered, Entry, Stream
+from penstock.refdata.pod.serve.handlers import HandlerResponse, ServedDictionary, StreamResponse
 from penstock.refdata.pod.serve.request import (
-    Address,
-    BadRequest,
+    MalformedRequest,
     MethodNotAllowed,
-    Request,
+    PodRequest,
+    RequestPath,
     address_of,
     keys_of,
     version_of,
@@ -39,7 +39,7 @@ class Authenticate(NamedTuple):
     authorization: str | None
 
 
-class Grant(NamedTuple):
+class AccessGrant(NamedTuple):
     """Who a token is, and until when that is not asked again. The operator may act for every tenant."""
 
     until: float
@@ -48,16 +48,16 @@ class Grant(NamedTuple):
     principal: Principal
 
 
-Found = Answered | Authenticate | Audit | Find | Reach | Show | Stream
+Found = HandlerResponse | Authenticate | AuditRequest | FindRequest | ReachRequest | ShowRequest | StreamResponse
 
 
-class Front:
+class Router:
     """The memory of the pod as one serving process shows it."""
 
     def __init__(
         self,
-        view: View,
-        state: State,
+        view: MemoryView,
+        state: PodCounters,
         tenants: TenantSection,
         local_names: Collection[str] | None,
         patience: float,
@@ -66,8 +66,8 @@ class Front:
         self.state = state
         self.cells = state.cells
         self.sequence = -1
-        self.entries: dict[bytes, Entry] = {}  # by the path that leads to its items
-        self.grants: dict[bytes | None, Grant] = {}
+        self.entries: dict[bytes, ServedDictionary] = {}  # by the path that leads to its items
+        self.grants: dict[bytes | None, AccessGrant] = {}
         self.now = 0.0
         self.date = b""
         self.is_draining = False
@@ -75,7 +75,7 @@ class Front:
         self._tenants = tenants
         self._patience = patience
         self._age = 0.0
-        self._by_target: dict[Dict, Entry] = {}
+        self._by_target: dict[DictionaryKey, ServedDictionary] = {}
         self.tick()
 
     def tick(self) -> None:
@@ -108,18 +108,18 @@ class Front:
             self.grants.clear()
         tenant = self._tenants.acts_for(principal, None)
         end = float(principal.claims.get("exp", inf))
-        self.grants[authorization] = Grant(
+        self.grants[authorization] = AccessGrant(
             max(min(self.now + GRANT_SECONDS, end), self.now), tenant, principal.is_operator, principal
         )
 
-    def answer(self, request: Request) -> Found:
+    def answer(self, request: PodRequest) -> Found:
         """The answer, or what has to be done for it; PenstockError when it is none."""
         self._gate(request)
         if request.method not in _READS:
             shown = request.method.decode("latin-1")
             raise MethodNotAllowed("METHOD_NOT_ALLOWED", f"{shown} is not taken here", hint="read with GET or HEAD")
         if not request.url.startswith(b"/v1/"):
-            return Show(request.url.partition(b"?")[0].decode("latin-1"))
+            return ShowRequest(request.url.partition(b"?")[0].decode("latin-1"))
         address = address_of(request.url)
         grant = self.grants.get(request.headers.get(b"authorization"))
         if grant is None or grant.until < self.now:
@@ -131,9 +131,9 @@ class Front:
         if self.cells[0] != self.sequence:
             self.renew()
         entry = self.entry(address.target)
-        return Find(*address.target) if entry is None else self._of(entry, address, request)
+        return FindRequest(*address.target) if entry is None else self._of(entry, address, request)
 
-    def _of(self, entry: Entry, address: Address, request: Request) -> Found:
+    def _of(self, entry: ServedDictionary, address: RequestPath, request: PodRequest) -> Found:
         try:
             least = version_of(request.headers.get(b"x-min-version", b"0"))
         except PenstockError as error:
@@ -141,12 +141,12 @@ class Front:
                 error, responses.version_headers(entry.shelf.mark, responses.MEMORY, entry.age), request
             )
         if address.what == "audit":
-            return Audit(*address.target)
+            return AuditRequest(*address.target)
         if entry.version < least:
             return _reach(address, least)
         return handlers.read(self.view, entry, address, request)
 
-    def entry(self, target: Dict) -> Entry | None:
+    def entry(self, target: DictionaryKey) -> ServedDictionary | None:
         """A dictionary as it is served now; None when it is not in memory."""
         known = self._by_target.get(target)
         if known is not None:
@@ -158,12 +158,12 @@ class Front:
         prefix = layout.items_prefix(shelf.generation) + layout.SHORT
         head = responses.data_head(shelf.mark, responses.MEMORY, age)
         opening = responses.line(200) + self.date + (b"Connection: close\r\n" if self.is_draining else b"") + head
-        entry = Entry(target, target.tenant_id, shelf, shelf.version, age, prefix, head, opening)
+        entry = ServedDictionary(target, target.tenant_id, shelf, shelf.version, age, prefix, head, opening)
         self._by_target[target] = entry
         self.entries[b"/v1/tenants/%b/dictionaries/%b/items" % (target[0].encode(), target[1].encode())] = entry
         return entry
 
-    def age_of(self, shelf: Shelf) -> float:
+    def age_of(self, shelf: DictionaryHeader) -> float:
         """R23: how old its data may be; 0 while it is as good as the primary's."""
         stale = time.monotonic() - shelf.stale_since if shelf.stale_since else 0.0
         return max(self._age, stale)
@@ -172,11 +172,11 @@ class Front:
         self.entries.clear()
         self._by_target.clear()
 
-    def _gate(self, request: Request) -> None:
+    def _gate(self, request: PodRequest) -> None:
         """What every request must be, whatever it asks for."""
         host = request.headers.get(b"host")
         if host is None and not request.is_old:
-            raise BadRequest("NO_HOST", "an HTTP/1.1 request names its host", hint="send the header Host")
+            raise MalformedRequest("NO_HOST", "an HTTP/1.1 request names its host", hint="send the header Host")
         if self._local_names is None:
             return
         refusal = foreign_page(
@@ -186,9 +186,9 @@ class Front:
             raise refusal
 
 
-def _reach(address: Address, version: int) -> Reach:
+def _reach(address: RequestPath, version: int) -> ReachRequest:
     if address.what == "item":
-        return Reach(*address.target, version, "items", [address.key.decode()])
+        return ReachRequest(*address.target, version, "items", [address.key.decode()])
     if address.what == "items":
-        return Reach(*address.target, version, "items", [key.decode() for key in keys_of(address)])
-    return Reach(*address.target, version, "version" if address.what == "version" else "all")
+        return ReachRequest(*address.target, version, "items", [key.decode() for key in keys_of(address)])
+    return ReachRequest(*address.target, version, "version" if address.what == "version" else "all")

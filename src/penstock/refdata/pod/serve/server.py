@@ -10,16 +10,26 @@ from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError, T
 from penstock.kernel.http.auth import Authenticator
 from penstock.kernel.http.sockets import queued
 from penstock.kernel.tasks.wait import happens
-from penstock.refdata.model import Mark
-from penstock.refdata.pod.ipc import Audit, Document, Find, Items, Link, Reach, Ready, Refused, Show
+from penstock.refdata.model import VersionStamp
+from penstock.refdata.pod.ipc import (
+    AuditRequest,
+    DocumentReply,
+    FindRequest,
+    ItemsReply,
+    LoadedReply,
+    LoaderConnection,
+    ReachRequest,
+    RefusedReply,
+    ShowRequest,
+)
 from penstock.refdata.pod.memory import layout
-from penstock.refdata.pod.memory.shared_counters import Count
+from penstock.refdata.pod.memory.shared_counters import PodCounter
 from penstock.refdata.pod.serve import handlers, responses
-from penstock.refdata.pod.serve.connection import Connection, Head, Streaming
-from penstock.refdata.pod.serve.handlers import Answered, Stream
-from penstock.refdata.pod.serve.request import Request, address_of, keys_of
-from penstock.refdata.pod.serve.router import Authenticate, Found, Front
-from penstock.refdata.pod.serve.streams import Streams
+from penstock.refdata.pod.serve.connection import PodConnection, ResponseHead, StreamedBody
+from penstock.refdata.pod.serve.handlers import HandlerResponse, StreamResponse
+from penstock.refdata.pod.serve.request import PodRequest, address_of, keys_of
+from penstock.refdata.pod.serve.router import Authenticate, Found, Router
+from penstock.refdata.pod.serve.streams import ActiveStreams
 
 TICK = 0.025
 _SWEEP_EVERY = 1.0
@@ -27,40 +37,42 @@ _MOST_CONNECTIONS = 20_000
 _TRIES = 5
 _HEADS = 1_000
 _AUDITED_WITHIN = 600.0
-_STATUS_COUNTS = {200: Count.OK, 304: Count.NOT_MODIFIED, 404: Count.NOT_FOUND, 409: Count.CONFLICT}
+_STATUS_COUNTS = {200: PodCounter.OK, 304: PodCounter.NOT_MODIFIED, 404: PodCounter.NOT_FOUND, 409: PodCounter.CONFLICT}
 
 
-class Server:
+class PodServer:
     """What the connections of one process share."""
 
-    def __init__(self, front: Front, link: Link, authenticator: Authenticator, process: int, patience: float) -> None:
+    def __init__(
+        self, front: Router, link: LoaderConnection, authenticator: Authenticator, process: int, patience: float
+    ) -> None:
         self.front = front
         self.now = monotonic()
         self.hits = 0
-        self.heads: dict[bytes, Head] = {}
+        self.heads: dict[bytes, ResponseHead] = {}
         self.ends_at = inf
         self._link = link
         self._authenticator = authenticator
         self._patience = patience
         self._counters = front.state.counters(process)
-        self._counters[Count.CONNECTIONS] = 0
-        self._connections: set[Connection] = set()
+        self._counters[PodCounter.CONNECTIONS] = 0
+        self._connections: set[PodConnection] = set()
         self._changed = asyncio.Event()
         self._seen = front.sequence
-        self._streams = Streams(front, lambda: self._changed)
+        self._streams = ActiveStreams(front, lambda: self._changed)
         self._tick()
 
     async def serve(self, listening: socket.socket, stopping: asyncio.Event, drain: float) -> None:
         """Answer until *stopping*, then finish what is under way, for *drain* seconds at most."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connection(self), sock=listening, backlog=1024)
+        server = await loop.create_server(lambda: PodConnection(self), sock=listening, backlog=1024)
         keeping_time = asyncio.create_task(self._keep_time(), name="time")
         await stopping.wait()
         self.front.drain()
         waiting = list(queued(listening))
         server.close()
         for one in waiting:  # whoever had connected is taken in
-            await loop.connect_accepted_socket(lambda: Connection(self), one)
+            await loop.connect_accepted_socket(lambda: PodConnection(self), one)
         self.ends_at, self._streams.is_ending = monotonic(), True
         self._tick()
         with suppress(TimeoutError):
@@ -71,72 +83,74 @@ class Server:
             connection.abort()
         keeping_time.cancel()
 
-    def joined(self, connection: Connection) -> bool:
+    def joined(self, connection: PodConnection) -> bool:
         self._connections.add(connection)
-        self._counters[Count.CONNECTIONS] = len(self._connections)
+        self._counters[PodCounter.CONNECTIONS] = len(self._connections)
         return len(self._connections) <= _MOST_CONNECTIONS
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: PodConnection) -> None:
         self._connections.discard(connection)
-        self._counters[Count.CONNECTIONS] = len(self._connections)
+        self._counters[PodCounter.CONNECTIONS] = len(self._connections)
 
     def count(self, status: int) -> None:
-        other = Count.CLIENT_ERROR if status < 500 else Count.SERVER_ERROR
+        other = PodCounter.CLIENT_ERROR if status < 500 else PodCounter.SERVER_ERROR
         self._counters[_STATUS_COUNTS.get(status, other)] += 1
 
-    def learn(self, request: Request) -> None:
+    def learn(self, request: PodRequest) -> None:
         if len(self.heads) >= _HEADS:
             self.heads.clear()
         least = request.headers.get(b"x-min-version", b"0")
-        self.heads[request.head] = Head(request.headers.get(b"authorization"), int(least))
+        self.heads[request.head] = ResponseHead(request.headers.get(b"authorization"), int(least))
 
-    async def settle(self, request: Request) -> Answered | Streaming:
+    async def settle(self, request: PodRequest) -> HandlerResponse | StreamedBody:
         """Ask whom it takes, until there is an answer."""
         for _ in range(_TRIES):
             found = self.front.answer(request)
-            if isinstance(found, Answered):
+            if isinstance(found, HandlerResponse):
                 return found
             answer = await self._ask(found, request)
             if answer is not None:
                 return answer
         raise Transient("UNSETTLED", "the dictionary changes faster than it can be read", hint="try again")
 
-    async def _ask(self, found: Found, request: Request) -> Answered | Streaming | None:
+    async def _ask(self, found: Found, request: PodRequest) -> HandlerResponse | StreamedBody | None:
         """The answer, or None when it is to be looked for once more."""
         if isinstance(found, Authenticate):
             principal = await self._authenticator.authenticate(found.authorization)
             self.front.grant(request.headers.get(b"authorization"), principal)
             return None
-        if isinstance(found, Stream):
+        if isinstance(found, StreamResponse):
             pieces = self._streams.begin(found)
-            return Streaming(await anext(pieces), pieces, is_endless=found.media_type == responses.EVENTS)
-        if isinstance(found, Reach):
-            self._counters[Count.BARRIER_WAITS] += 1
-        assert isinstance(found, Audit | Find | Reach | Show)  # noqa: S101 - what is left
+            return StreamedBody(await anext(pieces), pieces, is_endless=found.media_type == responses.EVENTS)
+        if isinstance(found, ReachRequest):
+            self._counters[PodCounter.BARRIER_WAITS] += 1
+        assert isinstance(found, AuditRequest | FindRequest | ReachRequest | ShowRequest)  # noqa: S101 - what is left
         try:
-            answer = await self._link.ask(found, _AUDITED_WITHIN if isinstance(found, Audit) else self._patience)
+            answer = await self._link.ask(found, _AUDITED_WITHIN if isinstance(found, AuditRequest) else self._patience)
         except Transient as error:
-            answer = Refused(error.status, error.code, error.message, error.hint)
-        if isinstance(answer, Ready):
+            answer = RefusedReply(error.status, error.code, error.message, error.hint)
+        if isinstance(answer, LoadedReply):
             self.front.renew()
             return None
-        if isinstance(answer, Document):
-            return Answered(answer.status, responses.document(answer.media_type, answer.body))
-        if isinstance(answer, Items):
+        if isinstance(answer, DocumentReply):
+            return HandlerResponse(answer.status, responses.document(answer.media_type, answer.body))
+        if isinstance(answer, ItemsReply):
             return _from_primary(answer, request)
         return self._refused(answer, found, request)
 
-    def _refused(self, answer: Refused, asked: Audit | Find | Reach | Show, request: Request) -> Answered:
+    def _refused(
+        self, answer: RefusedReply, asked: AuditRequest | FindRequest | ReachRequest | ShowRequest, request: PodRequest
+    ) -> HandlerResponse:
         """R21: also a refusal tells the version, if it is that of a dictionary."""
         kinds: dict[int, type[PenstockError]] = {kind.status: kind for kind in (NotFound, Conflict, Invalid, Transient)}
         error = kinds.get(answer.status, PenstockError)(answer.code, answer.message, hint=answer.hint)
-        if not isinstance(asked, Reach):
-            return Answered(error.status, responses.problem(error, request.id))
+        if not isinstance(asked, ReachRequest):
+            return HandlerResponse(error.status, responses.problem(error, request.id))
         entry = self.front.entry(address_of(request.url).target)
         if answer.version is not None:
-            told = responses.version_headers(Mark(answer.version, 0), responses.FALLBACK)
+            told = responses.version_headers(VersionStamp(answer.version, 0), responses.FALLBACK)
         else:
-            told = responses.version_headers(entry.shelf.mark if entry else Mark(0, 0), responses.MEMORY)
+            told = responses.version_headers(entry.shelf.mark if entry else VersionStamp(0, 0), responses.MEMORY)
         return handlers.refusal(error, told, request)
 
     async def _keep_time(self) -> None:
@@ -152,8 +166,8 @@ class Server:
     def _tick(self) -> None:
         front, self.now = self.front, monotonic()
         front.tick()
-        self._counters[Count.OK] += self.hits
-        self._counters[Count.BEATS] += 1
+        self._counters[PodCounter.OK] += self.hits
+        self._counters[PodCounter.BEATS] += 1
         self.hits = 0
         if front.sequence != self._seen or front.is_draining:
             self._seen = front.sequence
@@ -161,7 +175,7 @@ class Server:
             changed.set()
 
 
-def _from_primary(found: Items, request: Request) -> Answered:
+def _from_primary(found: ItemsReply, request: PodRequest) -> HandlerResponse:
     """R21: what the primary said, under the version it said it for."""
     address, version = address_of(request.url), found.mark.version
     head = responses.data_head(found.mark, responses.FALLBACK)

@@ -9,10 +9,10 @@ import orjson
 
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.wait import happens
-from penstock.refdata.model import Dict
+from penstock.refdata.model import DictionaryKey
 from penstock.refdata.pod.serve import responses
-from penstock.refdata.pod.serve.handlers import Entry, Stream, as_line
-from penstock.refdata.pod.serve.router import Front
+from penstock.refdata.pod.serve.handlers import ServedDictionary, StreamResponse, as_line
+from penstock.refdata.pod.serve.router import Router
 
 _LINES = 200  # items in a piece
 _PULSE = 15.0  # seconds after which a feed without news says that it lives
@@ -21,16 +21,16 @@ _LONGEST = 600.0  # seconds for all items: as long as they are read, what change
 Pieces = AsyncGenerator[bytes, None]
 
 
-class Streams:
+class ActiveStreams:
     """The streams of one process: a few, each as quick as its client takes it."""
 
-    def __init__(self, front: Front, changed: Callable[[], asyncio.Event]) -> None:
+    def __init__(self, front: Router, changed: Callable[[], asyncio.Event]) -> None:
         self._front = front
         self._changed = changed
         self._open = 0
         self.is_ending = False
 
-    def begin(self, stream: Stream) -> Pieces:
+    def begin(self, stream: StreamResponse) -> Pieces:
         """The pieces of a stream; the first of them are headers."""
         target = stream.address.target
         if stream.media_type == responses.EVENTS:
@@ -48,7 +48,7 @@ class Streams:
             self._open -= 1
             await pieces.aclose()
 
-    async def _items(self, target: Dict, least: int) -> Pieces:
+    async def _items(self, target: DictionaryKey, least: int) -> Pieces:
         until = monotonic() + _LONGEST
         with self._front.view.all(target) as found:
             if found is None:
@@ -64,7 +64,7 @@ class Streams:
                 yield b"".join(lines)
                 await asyncio.sleep(0)  # others have their turn
 
-    async def _changes(self, target: Dict, since: int | None) -> Pieces:
+    async def _changes(self, target: DictionaryKey, since: int | None) -> Pieces:
         """Each change under its version; `reset` where not all of them are remembered: whoever follows reads anew."""
         entry = self._front.entry(target)
         if entry is None:
@@ -85,7 +85,7 @@ class Streams:
                 is_behind = False  # that long no pod is behind: there is no such version any more
                 yield b":\n\n"
 
-    def _since(self, entry: Entry, since: int, *, is_same: bool) -> Iterator[bytes]:
+    def _since(self, entry: ServedDictionary, since: int, *, is_same: bool) -> Iterator[bytes]:
         """What happened after *since*; a version that is not the same, though its number is, is told as a reset."""
         steps = self._front.view.changes(entry.shelf, since)
         if steps is None or not (steps or is_same):
@@ -99,5 +99,5 @@ def _event(kind: str, version: int, data: dict[str, object]) -> bytes:
     return b"event: %b\nid: %d\ndata: %b\n\n" % (kind.encode(), version, orjson.dumps(data))
 
 
-def _gone(target: Dict) -> Transient:
+def _gone(target: DictionaryKey) -> Transient:
     return Transient("NOT_LOADED", f"{target.dict_code} has just gone", hint="try again")

@@ -7,18 +7,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from penstock.flows.kinds.market.candles import Candle, Series
+from penstock.flows.kinds.market.candles import Candle, CandleSeries
 from penstock.flows.kinds.market.svg.axes import short
 from penstock.flows.kinds.market.svg.chart import draw
-from penstock.flows.kinds.market.svg.layout import THEMES, Look
+from penstock.flows.kinds.market.svg.layout import THEMES, ChartStyle
 from tests.flows.kinds.market.chart_steps import BEGIN, HOUR, walk
 from tests.support.soak import examples
 
 
-def drawn(candles: Sequence[Candle], look: Look | None = None, symbol: str = "TIDE") -> etree._Element:
+def drawn(candles: Sequence[Candle], look: ChartStyle | None = None, symbol: str = "TIDE") -> etree._Element:
     """The chart as XML, which it must be; nothing lies outside it, and no number is missing."""
-    look = look or Look()
-    text = draw(Series(symbol, "1h", candles), look)
+    look = look or ChartStyle()
+    text = draw(CandleSeries(symbol, "1h", candles), look)
     assert "nan" not in text.lower()
     assert ">inf" not in text
     root = etree.fromstring(text.encode())
@@ -39,7 +39,7 @@ def fills(root: etree._Element) -> list[str]:
 def test_a_chart_says_what_it_shows() -> None:
     """F13: symbol, timeframe, last price and change, both averages, high and low, and the volume."""
     candles = walk(120)
-    said = words(drawn(candles, Look(title="Weekly review")))
+    said = words(drawn(candles, ChartStyle(title="Weekly review")))
     assert "Weekly reviewTIDE1h" in said
     assert f"{candles[-1].close:.3f}" in said
     change = (candles[-1].close - candles[0].open) / candles[0].open * 100
@@ -56,24 +56,26 @@ def test_a_chart_says_what_it_shows() -> None:
 def test_candles_that_rise_and_fall_have_their_colours(theme: str) -> None:
     """F13: one colour up, another down, in both panes, of the theme that was asked for."""
     colours = THEMES[theme]
-    root = drawn(walk(50), Look(theme=theme))
+    root = drawn(walk(50), ChartStyle(theme=theme))
     assert fills(root).count(colours.up) >= 2
     assert fills(root).count(colours.down) >= 2
     assert root.find("{*}rect").get("fill") == colours.paper  # type: ignore[union-attr]
     rising = [Candle(BEGIN + n * HOUR, 1, 3, 1, 2, 1) for n in range(5)]
-    assert colours.down not in fills(drawn(rising, Look(theme=theme)))
+    assert colours.down not in fills(drawn(rising, ChartStyle(theme=theme)))
 
 
 def test_the_same_candles_give_the_same_bytes() -> None:
     """F6, F13: a chart drawn again is the same chart."""
-    assert draw(Series("TIDE", "1h", walk(300)), Look()) == draw(Series("TIDE", "1h", walk(300)), Look())
+    assert draw(CandleSeries("TIDE", "1h", walk(300)), ChartStyle()) == draw(
+        CandleSeries("TIDE", "1h", walk(300)), ChartStyle()
+    )
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 19, 20, 21, 49, 50, 51, 500, 20_000])
 def test_any_number_of_candles_can_be_drawn(number: int) -> None:
     """F13: one candle or twenty thousand, which are joined until they can be told apart; the text stays small."""
     candles = walk(number, restless=0.002)
-    text = draw(Series("TIDE", "1h", candles), Look())
+    text = draw(CandleSeries("TIDE", "1h", candles), ChartStyle())
     said = words(drawn(candles))
     assert len(text) < 60_000
     assert ("per candle" in said) is (number > 300)
@@ -83,7 +85,7 @@ def test_any_number_of_candles_can_be_drawn(number: int) -> None:
 def test_averages_know_what_was_before_the_chart() -> None:
     """F13: with `last`, the averages still count the candles that are not shown."""
     candles = walk(200)
-    said = words(drawn(candles, Look(last=10)))
+    said = words(drawn(candles, ChartStyle(last=10)))
     assert f"MA 50  {sum(c.close for c in candles[-50:]) / 50:.3f}" in said
     assert "since 12 Jan 2026" in said
 
@@ -112,7 +114,7 @@ def test_prices_of_any_size_have_labels(price: float, label: str) -> None:
 )
 def test_no_text_can_break_out(evil: str) -> None:
     """F13: symbols and titles are text, whatever is in them."""
-    root = drawn(walk(10), Look(title=evil[:200]), symbol=evil)
+    root = drawn(walk(10), ChartStyle(title=evil[:200]), symbol=evil)
     known = {"svg", "title", "rect", "text", "tspan", "path", "circle"}
     assert {etree.QName(element).localname for element in root.iter()} <= known
 
@@ -120,7 +122,7 @@ def test_no_text_can_break_out(evil: str) -> None:
 @pytest.mark.parametrize(("width", "height"), [(320, 240), (4_096, 4_096), (4_096, 240), (320, 4_096)])
 def test_a_chart_of_any_size(width: int, height: int) -> None:
     """F13: the sizes a request may have."""
-    root = drawn(walk(300), Look(width=width, height=height))
+    root = drawn(walk(300), ChartStyle(width=width, height=height))
     assert (root.get("width"), root.get("height")) == (str(width), str(height))
 
 
@@ -138,4 +140,4 @@ def test_no_candles_can_break_a_chart(rows: list[tuple[float, float, float, floa
     candles = [
         Candle(BEGIN + n * HOUR, row[0], max(row[:4]), min(row[:4]), row[3], row[4]) for n, row in enumerate(rows)
     ]
-    drawn(candles, Look(last=last))
+    drawn(candles, ChartStyle(last=last))

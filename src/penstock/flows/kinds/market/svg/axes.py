@@ -52,7 +52,7 @@ def round_step(least: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class AxisForm:
     """How numbers are written: with so many decimals, or, where that would be long, so many digits and an exponent."""
 
     decimals: int
@@ -70,22 +70,22 @@ class Form:
         return f"+{self.text(value)}" if value > 0 else self.text(value)
 
 
-def form_of(largest: float, step: float) -> Form:
+def form_of(largest: float, step: float) -> AxisForm:
     """How multiples of *step* up to *largest* are told apart."""
     decimals = next((n for n in range(_LONGEST + 1) if _is_whole(step * 10**n)), None)
     if decimals is None or largest >= _LARGEST:
-        return Form(0, max(2, min(12, math.ceil(math.log10(max(largest / step, 1))) + 2)))
-    return Form(decimals)
+        return AxisForm(0, max(2, min(12, math.ceil(math.log10(max(largest / step, 1))) + 2)))
+    return AxisForm(decimals)
 
 
-def price_form(prices: Sequence[float], step: float) -> Form:
+def price_form(prices: Sequence[float], step: float) -> AxisForm:
     """How prices are told: with the decimals they have, as far as they can be seen on an axis with such steps."""
     axis = form_of(max(map(abs, prices)), step)
     if axis.digits is not None:
         return axis
     useful = max(0, math.ceil(-math.log10(step / 1_000)))
     present = max(_decimals(price) for price in prices)
-    return Form(max(axis.decimals, min(useful, present, _LONGEST)))
+    return AxisForm(max(axis.decimals, min(useful, present, _LONGEST)))
 
 
 def _is_whole(value: float) -> bool:
@@ -108,7 +108,7 @@ def short(value: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class AxisLabel:
     """A moment on the time axis."""
 
     place: int
@@ -116,7 +116,7 @@ class Label:
     is_strong: bool
 
 
-def time_labels(times: Sequence[datetime], room: int) -> list[Label]:
+def time_labels(times: Sequence[datetime], room: int) -> list[AxisLabel]:
     """Labels at least *room* places apart, the beginnings of years and months before those of days and hours."""
     weights = [_weight(before, at) for before, at in pairwise(times)]
     taken: list[int] = []
@@ -128,7 +128,7 @@ def time_labels(times: Sequence[datetime], room: int) -> list[Label]:
         if len(taken) * room * _AIR >= len(times):
             break  # enough: hours between days, or days between months, would only be in the way
     if not taken and times:
-        return [Label(0, f"{times[0]:%d %b %Y %H:%M}", is_strong=False)]
+        return [AxisLabel(0, f"{times[0]:%d %b %Y %H:%M}", is_strong=False)]
     return [_label(place, times[place - 1], times[place]) for place in taken]
 
 
@@ -150,11 +150,11 @@ def _hour_weight(before: datetime, at: datetime) -> int:
     return 1 if at.minute // 15 != before.minute // 15 else 0
 
 
-def _label(place: int, before: datetime, at: datetime) -> Label:
+def _label(place: int, before: datetime, at: datetime) -> AxisLabel:
     if at.year != before.year:
-        return Label(place, f"{at:%Y}", is_strong=True)
+        return AxisLabel(place, f"{at:%Y}", is_strong=True)
     if at.month != before.month:
-        return Label(place, f"{at:%b}", is_strong=True)
+        return AxisLabel(place, f"{at:%b}", is_strong=True)
     if at.date() != before.date():
-        return Label(place, f"{at.day} {at:%b}", is_strong=False)
-    return Label(place, f"{at:%H:%M}", is_strong=False)
+        return AxisLabel(place, f"{at.day} {at:%b}", is_strong=False)
+    return AxisLabel(place, f"{at:%H:%M}", is_strong=False)

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable, Iterable
 
-from penstock.flows.kinds.market.candles import Candle, Series
+from penstock.flows.kinds.market.candles import Candle, CandleSeries
 from penstock.flows.kinds.market.svg.axes import short, ticks, time_labels
 from penstock.flows.kinds.market.svg.elements import box, element, num, safe, text
-from penstock.flows.kinds.market.svg.layout import HEADER, LEFT, Look, Sheet, lay_out
+from penstock.flows.kinds.market.svg.layout import HEADER, LEFT, ChartLayout, ChartStyle, lay_out
 
 _WIDE = 620  # pixels; narrower charts leave the last candle's prices out
 _FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
@@ -16,7 +16,7 @@ _LEADER = 22  # pixels from a high or low to its label
 Word = tuple[str, str, str, int]  # text, colour, weight, pixels before it
 
 
-def headline(sheet: Sheet) -> Iterable[str]:
+def headline(sheet: ChartLayout) -> Iterable[str]:
     """What is shown, and the last price."""
     theme, wide = sheet.theme, sheet.look.width
     yield _run(LEFT, 30, 19, _names(sheet))
@@ -30,7 +30,7 @@ def headline(sheet: Sheet) -> Iterable[str]:
         yield _run(LEFT, 53, 12.5, _last_candle(sheet))
 
 
-def legend(sheet: Sheet) -> Iterable[str]:
+def legend(sheet: ChartLayout) -> Iterable[str]:
     """Which average has which colour, and the volume, inside their panes."""
     theme = sheet.theme
     words = [
@@ -56,7 +56,7 @@ def _run(x: float, y: float, size: float, words: list[Word], halo: str | None = 
     return element("text", spans, x=x, y=y, font_size=num(size), **around)
 
 
-def _names(sheet: Sheet) -> list[Word]:
+def _names(sheet: ChartLayout) -> list[Word]:
     theme, series = sheet.theme, sheet.series
     room = int(sheet.look.width * 0.5 / 11)
     title = sheet.look.title or series.symbol or "Candles"
@@ -66,7 +66,7 @@ def _names(sheet: Sheet) -> list[Word]:
     return [*words, (series.timeframe, theme.faint, "400", 10)]
 
 
-def _last_candle(sheet: Sheet) -> list[Word]:
+def _last_candle(sheet: ChartLayout) -> list[Word]:
     theme, last = sheet.theme, sheet.candles[-1]
     colour = theme.up if last.is_up else theme.down
     words: list[Word] = [(f"{last.time:%Y-%m-%d %H:%M} UTC", theme.faint, "400", 0)]
@@ -75,7 +75,7 @@ def _last_candle(sheet: Sheet) -> list[Word]:
     return words
 
 
-def _change(sheet: Sheet, edge: float) -> str:
+def _change(sheet: ChartLayout, edge: float) -> str:
     """How far the price came since the first candle opened."""
     first, last = sheet.candles[0], sheet.candles[-1]
     change = last.close - first.open
@@ -93,7 +93,7 @@ def _cut(words: str, room: int) -> str:
     return words if len(words) <= room else words[: room - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def draw(series: Series, look: Look) -> str:
+def draw(series: CandleSeries, look: ChartStyle) -> str:
     """The chart of a series of at least one candle."""
     sheet = lay_out(series, look)
     width, height, theme = look.width, look.height, sheet.theme
@@ -126,7 +126,7 @@ def draw(series: Series, look: Look) -> str:
     )
 
 
-def _symbol(sheet: Sheet) -> Iterable[str]:
+def _symbol(sheet: ChartLayout) -> Iterable[str]:
     """The symbol, large and faint behind everything."""
     name = sheet.series.symbol
     if name:
@@ -137,7 +137,7 @@ def _symbol(sheet: Sheet) -> Iterable[str]:
         yield text(LEFT + wide / 2, middle, name, fill=sheet.theme.mark, font_size=size, **bold)
 
 
-def _time_axis(sheet: Sheet) -> Iterable[str]:
+def _time_axis(sheet: ChartLayout) -> Iterable[str]:
     theme, lines = sheet.theme, ""
     labels = time_labels([candle.time for candle in sheet.candles], math.ceil(_LABEL_ROOM / sheet.slot))
     for label in labels:
@@ -154,7 +154,7 @@ def _time_axis(sheet: Sheet) -> Iterable[str]:
     yield element("path", d=f"M0 {HEADER - 0.5}H{sheet.look.width}{frame}", stroke=theme.frame)
 
 
-def _price_axis(sheet: Sheet) -> Iterable[str]:
+def _price_axis(sheet: ChartLayout) -> Iterable[str]:
     theme, last, lines = sheet.theme, sheet.prices.y(sheet.candles[-1].close), ""
     for tick in sheet.ticks:
         y = round(sheet.prices.y(tick))
@@ -165,7 +165,7 @@ def _price_axis(sheet: Sheet) -> Iterable[str]:
     yield element("path", d=lines, stroke=theme.grid)
 
 
-def _volume(sheet: Sheet) -> Iterable[str]:
+def _volume(sheet: ChartLayout) -> Iterable[str]:
     if sheet.volumes is None:
         return
     theme, scale = sheet.theme, sheet.volumes
@@ -180,7 +180,7 @@ def _volume(sheet: Sheet) -> Iterable[str]:
     yield from _coloured(sheet, bar, opacity="0.5")
 
 
-def _candles(sheet: Sheet) -> Iterable[str]:
+def _candles(sheet: ChartLayout) -> Iterable[str]:
     y = sheet.prices.y
 
     def candle(n: int, one: Candle) -> str:
@@ -192,7 +192,7 @@ def _candles(sheet: Sheet) -> Iterable[str]:
     yield from _coloured(sheet, candle)
 
 
-def _coloured(sheet: Sheet, shape: Callable[[int, Candle], str], **attributes: str) -> Iterable[str]:
+def _coloured(sheet: ChartLayout, shape: Callable[[int, Candle], str], **attributes: str) -> Iterable[str]:
     """One path of all candles that rose, one of all that fell."""
     for is_up, colour in ((True, sheet.theme.up), (False, sheet.theme.down)):
         path = "".join(shape(n, candle) for n, candle in enumerate(sheet.candles) if candle.is_up is is_up)
@@ -200,7 +200,7 @@ def _coloured(sheet: Sheet, shape: Callable[[int, Candle], str], **attributes: s
             yield element("path", d=path, fill=colour, **attributes)
 
 
-def _averages(sheet: Sheet) -> Iterable[str]:
+def _averages(sheet: ChartLayout) -> Iterable[str]:
     for (_, average), colour in zip(sheet.averages, sheet.theme.averages, strict=False):
         places = [(n, value) for n, value in enumerate(average) if value is not None]
         points = [f"{num(sheet.x(n) + 0.5)} {num(sheet.prices.y(value))}" for n, value in places]
@@ -209,7 +209,7 @@ def _averages(sheet: Sheet) -> Iterable[str]:
         )
 
 
-def _extremes(sheet: Sheet) -> Iterable[str]:
+def _extremes(sheet: ChartLayout) -> Iterable[str]:
     """The highest and the lowest price, told where they were."""
     places = range(len(sheet.candles))
     top = max(places, key=lambda n: sheet.candles[n].high)
@@ -220,7 +220,7 @@ def _extremes(sheet: Sheet) -> Iterable[str]:
     yield _extreme(sheet, bottom, sheet.candles[bottom].low, "Low")
 
 
-def _extreme(sheet: Sheet, place: int, price: float, name: str) -> str:
+def _extreme(sheet: ChartLayout, place: int, price: float, name: str) -> str:
     x, y = sheet.x(place) + 0.5, round(sheet.prices.y(price)) + (-5.5 if name == "High" else 5.5)
     side = 1 if x < (LEFT + sheet.right) / 2 else -1
     end = x + side * _LEADER
@@ -236,7 +236,7 @@ def _extreme(sheet: Sheet, place: int, price: float, name: str) -> str:
     )
 
 
-def _last_price(sheet: Sheet) -> Iterable[str]:
+def _last_price(sheet: ChartLayout) -> Iterable[str]:
     last = sheet.candles[-1]
     colour, y = sheet.theme.up if last.is_up else sheet.theme.down, round(sheet.prices.y(last.close))
     line = f"M0 {y + 0.5}H{num(sheet.right)}"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.flows.kinds.market.candles import Candle, Series, joined, moving_average
-from penstock.flows.kinds.market.svg.axes import Form, Scale, form_of, price_form, price_scale, ticks
+from penstock.flows.kinds.market.candles import Candle, CandleSeries, joined, moving_average
+from penstock.flows.kinds.market.svg.axes import AxisForm, Scale, form_of, price_form, price_scale, ticks
 
 AVERAGES = (20, 50)
 HEADER, TIME_AXIS, LEFT = 68, 30, 16
@@ -60,7 +60,7 @@ THEMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ChartStyle:
     """How one chart is to look; *last* is how many candles it shows at most."""
 
     width: int = 1200
@@ -71,20 +71,20 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class ChartLayout:
     """A chart laid out."""
 
-    look: Look
+    look: ChartStyle
     theme: Theme
-    series: Series
+    series: CandleSeries
     candles: Sequence[Candle]
     joined: int  # candles of the series in one that is drawn
     averages: Sequence[tuple[int, Average]]
     prices: Scale
     volumes: Scale | None
     ticks: Sequence[float]
-    axis: Form
-    price: Form
+    axis: AxisForm
+    price: AxisForm
     right: float  # where the panes end and the price axis begins
     left: float  # where the first candle's room begins
     slot: float
@@ -105,7 +105,7 @@ class Sheet:
         return math.floor(self.left + (place + 0.5) * self.slot)
 
 
-def lay_out(series: Series, look: Look) -> Sheet:
+def lay_out(series: CandleSeries, look: ChartStyle) -> ChartLayout:
     """The sheet for at least one candle."""
     shown = len(series.candles) if look.last is None else min(look.last, len(series.candles))
     size = max(1, math.ceil(shown * _LEAST_SLOT / ((look.width - LEFT) * 0.9)))
@@ -127,7 +127,7 @@ def lay_out(series: Series, look: Look) -> Sheet:
     is_full = slot < _SLOT
     left = LEFT if is_full else LEFT + (right - LEFT - slot * len(candles)) / 2
     volumes = Scale(0, max(c.volume for c in candles), floor + _GAP, bottom) if has_volume else None
-    return Sheet(
+    return ChartLayout(
         look,
         THEMES[look.theme],
         series,
