@@ -11,7 +11,7 @@ from penstock.harvest.config import ConditionSection, FeedSection, FieldType, Ru
 from penstock.kernel import canonical
 from penstock.kernel.errors import BadConfig
 
-# The form of a number, here and in PostgreSQL: `FeedMapping.map` and the compiled statement must agree to the last digit.
+# The form of a number, here and in PostgreSQL: `FeedMapping.map` and the compiled statement agree to the last digit.
 INTEGER = "-?[0-9]{1,18}"
 DECIMAL = "-?[0-9]{1,30}([.][0-9]{1,20})?"
 SHOWN = 100  # characters of a value that is not what it should be
