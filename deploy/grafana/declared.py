@@ -59,7 +59,7 @@ _PLATFORM = Dashboard(
                     "Configurations refused",
                     "Processes whose file on disk is wrong; they go on with the one before, until they are restarted. "
                     "Bad: anything but 0.",
-                    "sum(penstock_config_refused{@}) or vector(0)",
+                    "sum(penstock_config_invalid{@}) or vector(0)",
                     bad=1,
                 ),
                 stat(
@@ -120,7 +120,7 @@ _PLATFORM = Dashboard(
                 _late(
                     "Flows",
                     "Age of the oldest step no worker has taken. Bad: minutes, and growing.",
-                    "max(penstock_flow_oldest_ready_seconds{@}) or vector(0)",
+                    "max(penstock_flow_oldest_ready_step_seconds{@}) or vector(0)",
                     FLOWS,
                     5 * _MINUTE,
                     15 * _MINUTE,
@@ -382,7 +382,7 @@ _WAY_IN = Dashboard(
                     "Commits not announced",
                     "Versions the relay has yet to tell pods of. Bad: anything that stays: relay or signals are down, "
                     "and pods find new versions only by looking.",
-                    "max(penstock_refdata_outbox_waiting{@})",
+                    "max(penstock_refdata_outbox_messages{@})",
                     width=6,
                     warn=100,
                     bad=1000,
@@ -428,7 +428,7 @@ _WAY_IN = Dashboard(
                 graph(
                     "Commits not announced",
                     "Bad: anything that stays above 0 while commits come.",
-                    ("max(penstock_refdata_outbox_waiting{@})", "waiting"),
+                    ("max(penstock_refdata_outbox_messages{@})", "waiting"),
                 ),
                 graph(
                     "Changes past us",
@@ -651,7 +651,7 @@ _INGEST = Dashboard(
                 stat(
                     "Files in quarantine",
                     "They could not be published, and wait for somebody. Bad: a number that grows.",
-                    "sum(max by (supplier) (penstock_ingest_broken_files{@}))",
+                    "sum(max by (supplier) (penstock_ingest_quarantined_files{@}))",
                     width=6,
                     warn=1,
                     bad=5,
@@ -687,13 +687,16 @@ _INGEST = Dashboard(
                 graph(
                     "Files in quarantine",
                     "By supplier. Bad: steps upwards.",
-                    (f"max by (supplier) (penstock_ingest_broken_files{_OF_SUPPLIER}}})", "{{supplier}}"),
+                    (f"max by (supplier) (penstock_ingest_quarantined_files{_OF_SUPPLIER}}})", "{{supplier}}"),
                 ),
                 graph(
                     "Failures in a row, same file again",
                     "By supplier. Bad: failures above 2; the same file above 4: the supplier's export stands still.",
-                    (f"max by (supplier) (penstock_ingest_consecutive_fails{_OF_SUPPLIER}}})", "{{supplier}} failures"),
-                    (f"max by (supplier) (penstock_ingest_equal_shas{_OF_SUPPLIER}}})", "{{supplier}} same file"),
+                    (
+                        f"max by (supplier) (penstock_ingest_consecutive_failures{_OF_SUPPLIER}}})",
+                        "{{supplier}} failures",
+                    ),
+                    (f"max by (supplier) (penstock_ingest_unchanged_files{_OF_SUPPLIER}}})", "{{supplier}} same file"),
                 ),
             ],
         ),
@@ -753,7 +756,7 @@ _HARVEST = Dashboard(
                 stat(
                     "Alerts nobody was told of",
                     "The mail server or webhook does not take them. Bad: anything but 0.",
-                    "max(penstock_harvest_alerts_untold{@})",
+                    "max(penstock_harvest_alerts_undelivered{@})",
                     width=6,
                     bad=1,
                 ),
@@ -781,7 +784,7 @@ _HARVEST = Dashboard(
                     "Age of the watermark in runs that were due, by feed with a schedule. Bad: above 3.",
                     (
                         f"(time() - max by (feed) (penstock_harvest_watermark_seconds{_OF_FEED}}}))"
-                        f" / on (feed) max by (feed) (penstock_harvest_every_seconds{_OF_FEED}}})",
+                        f" / on (feed) max by (feed) (penstock_harvest_interval_seconds{_OF_FEED}}})",
                         "{{feed}}",
                     ),
                     bad=3,
@@ -826,7 +829,7 @@ _HARVEST = Dashboard(
                     "Fetched and made canonical a second, by feed. Bad: fetched without end, and none canonical.",
                     (f"sum by (feed) (rate(penstock_harvest_records_total{_OF_FEED}}}{_RATE}))", "{{feed}} fetched"),
                     (
-                        f"sum by (feed) (rate(penstock_harvest_consolidated_total{_OF_FEED}}}{_RATE}))",
+                        f"sum by (feed) (rate(penstock_harvest_consolidated_records_total{_OF_FEED}}}{_RATE}))",
                         "{{feed}} canonical",
                     ),
                     unit="ops",
@@ -861,7 +864,7 @@ _FLOWS = Dashboard(
                 stat(
                     "Oldest step waits",
                     "Of all kinds. Bad: minutes, and growing: nobody works on its kind, or a limit holds it.",
-                    "max(penstock_flow_oldest_ready_seconds{@}) or vector(0)",
+                    "max(penstock_flow_oldest_ready_step_seconds{@}) or vector(0)",
                     "s",
                     width=6,
                     warn=5 * _MINUTE,
@@ -903,7 +906,7 @@ _FLOWS = Dashboard(
                 graph(
                     "Oldest step that waits",
                     "By kind. Bad: a line at 45 degrees: nothing of this kind is taken at all.",
-                    (f"max by (kind) (penstock_flow_oldest_ready_seconds{_OF_KIND}}})", "{{kind}}"),
+                    (f"max by (kind) (penstock_flow_oldest_ready_step_seconds{_OF_KIND}}})", "{{kind}}"),
                     unit="s",
                     bad=15 * _MINUTE,
                 ),

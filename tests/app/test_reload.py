@@ -58,7 +58,7 @@ async def test_a_wrong_file_is_refused_in_process(schemas: str, tmp_path: Path) 
         good, catalogue = json.loads(file.read_text()), platform.refdata.catalogue
 
         def is_refused() -> float | None:
-            return platform.telemetry.registry.get_sample_value("penstock_config_refused")
+            return platform.telemetry.registry.get_sample_value("penstock_config_invalid")
 
         file.write_text("telemetry: {log_level: loud}")
         with structlog.testing.capture_logs() as logged:

@@ -123,7 +123,7 @@ async def test_a_plan_that_failed_is_no_run_to_take_up(api: HarvestApiClient) ->
     """H13: what never began has nothing to retry or force; the listing has it, so it is not said to be unknown."""
     run_id = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
     for act in ("retry", "force"):
-        assert await api.refused(f"/runs/{run_id}/{act}", {"reason": "please"}) == (409, "RUN_NOT_BEGUN")
+        assert await api.refused(f"/runs/{run_id}/{act}", {"reason": "please"}) == (409, "RUN_NOT_STARTED")
     await api.post(f"/runs/{run_id}/cancel", {"reason": "typo"})
     for act in ("retry", "force", "cancel"):
-        assert await api.refused(f"/runs/{run_id}/{act}", {"reason": "please"}) == (409, "RUN_NOT_BEGUN")
+        assert await api.refused(f"/runs/{run_id}/{act}", {"reason": "please"}) == (409, "RUN_NOT_STARTED")

@@ -18,7 +18,7 @@ FINE = Supplier("brinex", "run", 3, NOW, 60.0, 100, [], [], 0, 0, 0, {"run_id": 
     ("changes", "expected"),
     [
         ({}, []),
-        ({"alerts": [IngestAlert.STATE_LOST]}, [("BROKEN", "its published state is damaged or gone")]),
+        ({"alerts": [IngestAlert.STATE_MISSING]}, [("BROKEN", "its published state is damaged or gone")]),
         (
             {"alerts": [IngestAlert.CONFIG_BROKEN], "config": "line 3"},
             [("BROKEN", "its configuration cannot be used: line 3")],

@@ -41,7 +41,7 @@ async def test_metrics_are_told_to_prometheus(retention: RetentionHarness) -> No
     assert events == {"committed": 1, "failed": 2, "staged": 1, "repeated": 1}
     assert told["kafka_consumer_lag"] == [({"topic": harness.topic}, 1), ({"topic": "somebody.elses"}, 0)]
     assert told["penstock_refdata_pending_oldest_seconds"] == [({}, 3600)]
-    assert told["penstock_refdata_outbox_waiting"] == [({}, 1)]
+    assert told["penstock_refdata_outbox_messages"] == [({}, 1)]
 
 
 async def test_metrics_are_there_before_anything_happened(retention: RetentionHarness) -> None:

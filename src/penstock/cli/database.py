@@ -96,7 +96,7 @@ async def _until_there(settings: "Settings", seconds: float) -> None:
             else:
                 return
     hint = "is PostgreSQL there? `penstock db migrate` brings the schema up to this release"
-    raise TimedOut("NOT_IN_TIME", f"not within {seconds:g} s: {told}", hint=hint)
+    raise TimedOut("BARRIER_TIMEOUT", f"not within {seconds:g} s: {told}", hint=hint)
 
 
 async def _lacking(settings: "Settings") -> str:

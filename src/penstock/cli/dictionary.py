@@ -253,7 +253,7 @@ def wait(
             return None
 
     def late() -> TimedOut:
-        return TimedOut("NOT_YET_READABLE", f"version {version} cannot be read yet: {last.message}", hint=last.hint)
+        return TimedOut("VERSION_NOT_READABLE", f"version {version} cannot be read yet: {last.message}", hint=last.hint)
 
     answer = ask_pod(query_url, lambda pod: until(lambda: look(pod), timeout, late, every=_POD_POLL))
     told = _origin(answer)

@@ -279,7 +279,7 @@ def _choose_flow(target: str, name: str | None) -> "FlowSpec":
     if name is not None:
         raise NotFound("FLOW_NOT_FOUND", f"there is no flow {name!r} in {target}", hint=f"there are: {names}")
     if len(found) != 1:
-        raise Invalid("WHICH_FLOW", f"there are {len(found)} flows in {target}", hint=f"name one of: {names}")
+        raise Invalid("MISSING_FLOW", f"there are {len(found)} flows in {target}", hint=f"name one of: {names}")
     return next(iter(found.values()))
 
 
@@ -307,7 +307,7 @@ def _step_count(number: int) -> str:
 def _run_request(what: str | None, scope: list[str], run_id: str | None) -> dict[str, Any]:
     """Return the request for a flow by its name, or for the steps of a file; *scope* overrides the file's own."""
     if what is None:
-        raise Invalid("WHICH_FLOW", "it takes a flow to run", hint="`penstock flow run NAME`, or the FILE of one")
+        raise Invalid("MISSING_FLOW", "it takes a flow to run", hint="`penstock flow run NAME`, or the FILE of one")
     given = dict(map(_parse_scope, scope))
     request: dict[str, Any] = {"runId": run_id} if run_id else {}
     if Path(what).suffix not in _FLOW_SUFFIXES:

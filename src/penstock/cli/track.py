@@ -131,7 +131,7 @@ def retry(
     }
     chosen = {name: value for name, value in chosen.items() if value is not None}
     if bool(filename) + bool(chosen or all) != 1:
-        raise Invalid("RETRY_WHAT", "say what to retry", hint="a FILENAME and SHARD, or filters, or --all")
+        raise Invalid("RETRY_FILTER_MISSING", "say what to retry", hint="a FILENAME and SHARD, or filters, or --all")
     if filename is not None:
         told = ask_tracking(url, lambda client: client.move(stage, "retry", filename, shard, worker=worker))
         emit(told, as_json=json, text=f"{filename} is new again in {stage}")

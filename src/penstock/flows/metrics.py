@@ -20,7 +20,7 @@ class FlowMetrics:
         )
         self._ready = Gauge("penstock_flow_steps_ready", "Steps that wait for a worker.", ["kind"], registry=registry)
         self._waits = Gauge(
-            "penstock_flow_oldest_ready_seconds", "How long the oldest of them waits.", ["kind"], registry=registry
+            "penstock_flow_oldest_ready_step_seconds", "How long the oldest of them waits.", ["kind"], registry=registry
         )
         self._runs = Gauge("penstock_flow_runs_active", "Runs under way.", ["status"], registry=registry)
         self._known: dict[tuple[str, str], tuple[Counter, Histogram]] = {}

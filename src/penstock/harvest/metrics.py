@@ -19,16 +19,18 @@ class HarvestMetrics:
         self._records = counter("records", "Records fetched and kept, each time they are")
         self._rejects = counter("rejects", "Records that could not be kept or mapped")
         self._failures = counter("failures", "What went wrong", ("feed", "code"))
-        self._consolidated = counter("consolidated", "Canonical records made")
+        self._consolidated = counter("consolidated_records", "Canonical records made")
         self._partitions = counter("partitions", "Partitions that ended", ("feed", "status"))
         self._runs = counter("runs_completed", "Runs completed", ("feed", "type"))
         self._watermark = Gauge(
             "penstock_harvest_watermark_seconds", "Up to when a feed is known", ["feed"], registry=registry
         )
         self._every = Gauge(
-            "penstock_harvest_every_seconds", "How often a run of a feed is due", ["feed"], registry=registry
+            "penstock_harvest_interval_seconds", "How often a run of a feed is due", ["feed"], registry=registry
         )
-        self._alerts = Gauge("penstock_harvest_alerts_untold", "Alerts nobody could be told of yet", registry=registry)
+        self._alerts = Gauge(
+            "penstock_harvest_alerts_undelivered", "Alerts nobody could be told of yet", registry=registry
+        )
 
     def fetched(self, feed: str, pages: int, records: int, rejects: int) -> None:
         self._pages.labels(feed).inc(pages)

@@ -156,7 +156,7 @@ class Harvest:
     async def _no_run(self, tx: Connection, run_id: UUID) -> Conflict | NotFound:
         if (plan := await store.plan(tx, run_id)) is not None:
             hint = "`penstock harvest run` starts another, once this one is at its end"
-            return Conflict("RUN_NOT_BEGUN", f"run {run_id} has not begun: it is {plan.state.value}", hint=hint)
+            return Conflict("RUN_NOT_STARTED", f"run {run_id} has not begun: it is {plan.state.value}", hint=hint)
         return no_run(run_id)
 
     async def _nothing_failed(self, tx: Connection, run: RunRow, partition: str | None) -> Conflict | NotFound:

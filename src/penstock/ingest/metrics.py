@@ -20,9 +20,9 @@ class IngestMetrics:
         self._age = gauge("state_age_seconds", "Age of the current state")
         self._facts = gauge("state_facts", "Facts in the current state")
         self._inbox = gauge("inbox_files", "Files that wait in the inbox, unfinished ones not counted")
-        self._broken = gauge("broken_files", "Files in quarantine that could not be published")
-        self._fails = gauge("consecutive_fails", "Runs that failed since the last that passed")
-        self._equal = gauge("equal_shas", "Files in a row that were the same as the current one")
+        self._broken = gauge("quarantined_files", "Files in quarantine that could not be published")
+        self._fails = gauge("consecutive_failures", "Runs that failed since the last that passed")
+        self._equal = gauge("unchanged_files", "Files in a row that were the same as the current one")
         self._alerts = gauge("alert", "1 when somebody should look", ["supplier", "alert"])
         self._runs = Counter(
             "penstock_ingest_runs", "Runs that ended", ["supplier", "status", "code"], registry=registry

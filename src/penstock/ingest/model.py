@@ -255,7 +255,7 @@ class IngestAlert(StrEnum):
     """I13: what somebody should look at."""
 
     STATE_OLD = "STATE_OLD"
-    STATE_LOST = "STATE_LOST"
+    STATE_MISSING = "STATE_MISSING"
     SAME_FILE_AGAIN = "SAME_FILE_AGAIN"
     REPEATED_FAIL = "REPEATED_FAIL"
     CONFIG_BROKEN = "CONFIG_BROKEN"

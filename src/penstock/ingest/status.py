@@ -11,7 +11,7 @@ from penstock.kernel.text import in_words
 
 _Told = tuple[Callable[..., StatusIssue], Callable[[SupplierStatus], str], str]  # the hint may name the supplier
 _ALERTS: Mapping[IngestAlert, _Told] = {
-    IngestAlert.STATE_LOST: (broken, lambda _: "its published state is damaged or gone", "penstock ingest verify"),
+    IngestAlert.STATE_MISSING: (broken, lambda _: "its published state is damaged or gone", "penstock ingest verify"),
     IngestAlert.CONFIG_BROKEN: (
         broken,
         lambda one: f"its configuration cannot be used: {one.config}",

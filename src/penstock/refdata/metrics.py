@@ -35,7 +35,7 @@ class RefdataMetrics:
             registry=registry,
         )
         self._outbox = Gauge(
-            "penstock_refdata_outbox_waiting", "Versions committed that are not announced yet", registry=registry
+            "penstock_refdata_outbox_messages", "Versions committed that are not announced yet", registry=registry
         )
 
     def count(self, verdicts: Iterable[CommandVerdict]) -> None:

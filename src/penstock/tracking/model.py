@@ -183,7 +183,7 @@ def queue_named(name: str) -> Stage:
     stage = stage_named(name)
     if stage is FILE_STAGE:
         raise Conflict(
-            "NOT_HANDED_OUT",
+            "STAGE_NOT_CLAIMABLE",
             f"{stage} moves a whole file at a time; its rows are not handed out",
             hint=f"use /stages/{stage}/start, done, fail and retry with the filename",
         )
@@ -211,7 +211,7 @@ def refusal(
         )
     if current is StageStatus.STARTED and worker is not None and row.worker not in (None, worker):
         return Conflict(
-            "HELD_BY_ANOTHER",
+            "CLAIMED_BY_OTHER",
             f"{named} is held by {row.worker}, not by {worker}",
             hint="stop working on it: it was handed to somebody else",
             current=current.value,
@@ -223,7 +223,7 @@ def refusal(
 def changed_meanwhile(row: ShardRow, stage: Stage) -> Conflict:
     """Nothing is against the move any more, but it was when it was tried."""
     message = f"{stage} of {row.filename}/{row.shard} was kept from moving by what has changed meanwhile"
-    return Conflict("CHANGED_MEANWHILE", message, hint="try again", current=row.status[stage].value)
+    return Conflict("CONCURRENT_CHANGE", message, hint="try again", current=row.status[stage].value)
 
 
 def _impossible(row: ShardRow, stage: Stage, move: Transition[StageStatus], named: str) -> Conflict:

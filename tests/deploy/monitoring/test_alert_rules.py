@@ -215,14 +215,14 @@ def _alert(name: str, **labels: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (_alert("RoleGone", role="query"), _alert("NotReady", role="query")),
+        (_alert("RoleDown", role="query"), _alert("NotReady", role="query")),
         (_alert("DatabaseDown", component="database"), _alert("DependencyDown", component="database")),
-        (_alert("DatabaseDown", component="refdata"), _alert("CommandsStand")),
-        (_alert("DatabaseDown", component="primary"), _alert("PodDataOld")),
-        (_alert("CommandsStand", topic="refdata.commands"), _alert("BusLag", topic="refdata.commands")),
-        (_alert("HarvestPartitionsFail"), _alert("WorkSetAside", topic="harvest.work-items")),
-        (_alert("HarvestRunFailed"), _alert("WorkSetAside", topic="harvest.consolidations")),
-        (_alert("ReadBudgetBurnsFast"), _alert("ReadBudgetBurnsSlowly")),
+        (_alert("DatabaseDown", component="refdata"), _alert("CommandsStalled")),
+        (_alert("DatabaseDown", component="primary"), _alert("PodDataStale")),
+        (_alert("CommandsStalled", topic="refdata.commands"), _alert("BusLag", topic="refdata.commands")),
+        (_alert("HarvestPartitionsFailing"), _alert("DeadLetters", topic="harvest.work-items")),
+        (_alert("HarvestRunFailed"), _alert("DeadLetters", topic="harvest.consolidations")),
+        (_alert("ReadErrorBudgetFastBurn"), _alert("ReadErrorBudgetSlowBurn")),
     ],
 )
 def test_one_cause_is_one_call_within_an_installation(source: dict[str, str], target: dict[str, str]) -> None:
@@ -235,11 +235,11 @@ def test_one_cause_is_one_call_within_an_installation(source: dict[str, str], ta
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (_alert("DatabaseDown", component="database"), _alert("RoleGone", role="query")),
-        (_alert("DatabaseDown", component="tracking"), _alert("PodDataOld")),
+        (_alert("DatabaseDown", component="database"), _alert("RoleDown", role="query")),
+        (_alert("DatabaseDown", component="tracking"), _alert("PodDataStale")),
         (_alert("DatabaseDown", component="database"), _alert("DependencyDown", component="bus")),
-        (_alert("CommandsStand", topic="refdata.commands"), _alert("BusLag", topic="mdm.rates")),
-        (_alert("HarvestRunFailed"), _alert("WorkSetAside", topic="harvest.work-items")),
+        (_alert("CommandsStalled", topic="refdata.commands"), _alert("BusLag", topic="mdm.rates")),
+        (_alert("HarvestRunFailed"), _alert("DeadLetters", topic="harvest.work-items")),
     ],
 )
 def test_what_has_another_cause_is_told(source: dict[str, str], target: dict[str, str]) -> None:

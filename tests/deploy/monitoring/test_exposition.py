@@ -23,7 +23,7 @@ _LATE = {
     "query": ["penstock_refdata_audits_total"],
     "ingest": ["penstock_ingest_runs_total", "penstock_ingest_state_age_seconds"],
     "harvest": ["penstock_harvest_partitions_total", "penstock_harvest_runs_completed_total"],
-    "flows": ["penstock_flow_oldest_ready_seconds", "penstock_flow_steps_total"],
+    "flows": ["penstock_flow_oldest_ready_step_seconds", "penstock_flow_steps_total"],
 }
 
 

@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 _WITHIN = 90.0  # seconds: gauges are set every five or ten, and the machine may be busy
 # The first counts what failed in a quarter of an hour; the second sees for ten minutes what waited for the broken view.
-_REMEMBERED = {"PenstockReloadErrors", "PenstockFreshnessLost"}
+_REMEMBERED = {"PenstockReloadErrors", "PenstockFreshnessDegraded"}
 # Series that begin with the first trouble of their kind.
 _IN_TROUBLE = {
     "ALERTS",
@@ -76,7 +76,7 @@ def harness(tmp_path: Path) -> Iterator[MonitoringHarness]:
 
 
 _SHOWN = (
-    "penstock_flow_oldest_ready_seconds",
+    "penstock_flow_oldest_ready_step_seconds",
     "penstock_flow_steps_total",
     "penstock_harvest_watermark_seconds",
     "penstock_ingest_state_age_seconds",
@@ -164,20 +164,20 @@ def _lose_a_view(harness: MonitoringHarness) -> None:
 _SECOND_FILE = "20250101000001"
 _PARTS = {
     "PenstockInstanceDown": Fault(lambda harness: harness.relay.kill(), _restart_relay),
-    "PenstockTrackingStandsStill": Fault(
+    "PenstockTrackingStalled": Fault(
         lambda harness: _leave_a_row(harness), lambda harness: deployment.carry(harness.up.api, _SECOND_FILE)
     ),
-    "PenstockIngestFails": Fault(
+    "PenstockIngestRunsFailing": Fault(
         lambda harness: _drop(harness, {"A": "none", "B": "none"}), lambda harness: _drop(harness, {"A": 3, "B": 4})
     ),
-    "PenstockFlowStepsWait": Fault(_age_the_step, _do_the_step),
-    "PenstockPodBehind": Fault(
+    "PenstockFlowStepsStalled": Fault(_age_the_step, _do_the_step),
+    "PenstockPodVersionLag": Fault(
         _lose_a_view, lambda harness: deployment.execute(harness.url, "ALTER VIEW away RENAME TO countries")
     ),
 }
 # Apart: whatever a process starts meanwhile, a run of ingest for one, would read the broken file.
 _PLATFORM = {
-    "PenstockConfigRefused": Fault(
+    "PenstockConfigInvalid": Fault(
         lambda harness: harness.site.configure("server: [1\n"),
         lambda harness: harness.site.configure(harness.site.config),
     ),

@@ -143,12 +143,12 @@ def test_the_file_tells_all(harness: LogLevelHarness) -> None:
 def test_a_wrong_file_is_refused_and_said(harness: LogLevelHarness) -> None:
     """R1: the metric is 1 as long as the file is wrong, and the one before counts; 0 when it is mended."""
     for role in harness.roles.values():
-        assert role.metric("penstock_config_refused") == 0
+        assert role.metric("penstock_config_invalid") == 0
     (harness.folder / "penstock.yaml").write_text("telemetry: {log_level: loud}")
     for role in harness.roles.values():
-        until(lambda role=role: role.metric("penstock_config_refused") == 1, f"{role.name} refuses it")  # type: ignore[misc]
+        until(lambda role=role: role.metric("penstock_config_invalid") == 1, f"{role.name} refuses it")  # type: ignore[misc]
         assert role.logged("configuration_refused")[-1]["kept"] == "the one before"
         assert role.status("readiness") == 200
     harness.write("INFO")
     for role in harness.roles.values():
-        until(lambda role=role: role.metric("penstock_config_refused") == 0, f"{role.name} takes it")  # type: ignore[misc]
+        until(lambda role=role: role.metric("penstock_config_invalid") == 0, f"{role.name} takes it")  # type: ignore[misc]

@@ -189,7 +189,7 @@ async def test_flows_are_not_for_tenants(database_url: str, tmp_path: Path) -> N
         for path, method in routes:
             url = path.replace("{runId}", "r").replace("{stepId}", "s").replace("{name}", "n").replace("{flow}", "f")
             answer = await harness.http.request(method, f"http://127.0.0.1{url}", params={"fence": 1}, json=_body(path))
-            problem(answer, 403, "NOT_FOR_TENANTS")
+            problem(answer, 403, "OPERATOR_ONLY")
 
 
 def _body(path: str) -> Any:

@@ -42,7 +42,7 @@ async def test_who_has_gone_is_handed_nothing(harness: FlowsHarness) -> None:
 async def test_the_engines_own_kinds_are_not_handed_out(harness: FlowsHarness) -> None:
     """F14: nobody claims a map or a flow; no worker can say READY."""
     for kind in ("map", "flow"):
-        await harness.refused(422, "ENGINE_KIND", "/flow_steps/claim", worker="w", kinds=["work", kind])
+        await harness.refused(422, "KIND_NOT_CLAIMABLE", "/flow_steps/claim", worker="w", kinds=["work", kind])
     await harness.create(chain("a"))
     [item] = await harness.claim()
     await harness.refused(422, "MALFORMED", f"{step_path(item)}/report", **said(item, "READY"))
@@ -215,4 +215,4 @@ async def test_an_artifact_that_was_removed_is_gone(harness: FlowsHarness) -> No
     answered(await harness.http.put(path, params={"fence": item["fence"]}, content=b"x"))
     await harness.report(item, artifacts=["x"])
     await harness.storage.delete("runs/r1/a/x")
-    problem(await harness.http.get(path), 404, "ARTIFACT_GONE")
+    problem(await harness.http.get(path), 404, "ARTIFACT_DELETED")

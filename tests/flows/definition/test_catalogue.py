@@ -108,7 +108,7 @@ def test_modules_do_not_lead_back_to_themselves(folder: CatalogueFolder, modules
     )
     with pytest.raises(BadConfig, match="flow a would run within itself: a → b → a") as caught:
         folder.catalogue(modules=["round_flows"])
-    assert caught.value.code == "FLOW_WITHIN_ITSELF"
+    assert caught.value.code == "FLOW_RECURSION"
 
 
 def test_links_stay_inside(folder: CatalogueFolder, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_reference_to_nothing_is_named(template: str, name: str) -> None:
     """F14: inputs are never made of what is not there."""
     with pytest.raises(Invalid) as caught:
         fill({"deep": [template]}, CONTEXT)
-    assert (caught.value.code, caught.value.message) == ("UNRESOLVED", f"there is no {name}")
+    assert (caught.value.code, caught.value.message) == ("REFERENCE_UNRESOLVED", f"there is no {name}")
 
 
 def test_an_item_is_there_only_within_a_map() -> None:
@@ -119,4 +119,4 @@ def test_no_text_makes_anything_but_an_answer_or_invalid(text: str) -> None:
         try:
             work()
         except Invalid as error:
-            assert error.code in {"BAD_EXPRESSION", "UNRESOLVED"}  # noqa: PT017
+            assert error.code in {"BAD_EXPRESSION", "REFERENCE_UNRESOLVED"}  # noqa: PT017

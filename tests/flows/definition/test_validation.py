@@ -119,7 +119,7 @@ def test_flows_within_flows_have_an_end() -> None:
         return {"kind": "flow", "inputs": {"steps": {"x": nested(depth - 1)}}} if depth else {"kind": "http"}
 
     validation.checked_steps({"a": StepSpec.model_validate(nested(7))})
-    assert refused({"a": StepSpec.model_validate(nested(8))}).code == "TOO_DEEP"
+    assert refused({"a": StepSpec.model_validate(nested(8))}).code == "NESTING_TOO_DEEP"
 
 
 @pytest.mark.parametrize(

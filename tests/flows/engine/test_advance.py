@@ -74,7 +74,7 @@ async def test_inputs_are_filled_in(flows: FlowsStepper) -> None:
     assert (await flows.claim())["b"].inputs == {"v": [1, {"x": None}]}
     await flows.start({"a": work(), "b": work("a", inputs={"v": "${steps.a.outputs.v}"})}, "other")
     await flows.work()
-    assert (await flows.step("b", "other"))["error"]["code"] == "UNRESOLVED"
+    assert (await flows.step("b", "other"))["error"]["code"] == "REFERENCE_UNRESOLVED"
     assert await flows.status("other") == "FAILED"
 
 
@@ -236,7 +236,7 @@ async def test_flows_within_flows_have_a_bottom(flows: FlowsStepper) -> None:
     assert await flows.db.fetchval("SELECT max(depth) FROM flow_run") == DEPTH_LIMIT
     await flows.tell_outer()
     assert await flows.db.fetchval("SELECT count(*) FROM flow_run WHERE status <> 'FAILED'") == 0
-    assert await flows.db.fetchval("SELECT count(*) FROM flow_step WHERE error ->> 'code' = 'TOO_DEEP'") == 1
+    assert await flows.db.fetchval("SELECT count(*) FROM flow_step WHERE error ->> 'code' = 'NESTING_TOO_DEEP'") == 1
 
 
 async def test_a_flow_does_not_run_within_itself(flows: FlowsStepper) -> None:
@@ -245,11 +245,11 @@ async def test_a_flow_does_not_run_within_itself(flows: FlowsStepper) -> None:
     flows.named.add("snake", {"a": again, "b": again, "c": {"kind": "flow", "inputs": {"flow": "other"}}})
     flows.named.add("other", {"d": inner({"e": again})})
     await flows.start(None, flow="snake")
-    assert (await flows.step("a"))["error"]["code"] == "FLOW_WITHIN_ITSELF"
+    assert (await flows.step("a"))["error"]["code"] == "FLOW_RECURSION"
     assert await flows.db.fetchval("SELECT count(*) FROM flow_run") <= 2
     flows.named.add("snake", {"c": {"kind": "flow", "inputs": {"flow": "other"}}})
     await flows.start(None, "deep", flow="snake")
     await flows.keeper.admit()
     await flows.tell_outer()
-    assert (await flows.step("e", "deep~c~d"))["error"]["code"] == "FLOW_WITHIN_ITSELF"
+    assert (await flows.step("e", "deep~c~d"))["error"]["code"] == "FLOW_RECURSION"
     assert await flows.status("deep") == "FAILED"

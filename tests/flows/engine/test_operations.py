@@ -129,7 +129,7 @@ async def test_what_is_inside_a_step_goes_on_with_the_step(flows: FlowsStepper) 
     for act in (flows.management.retry("r~f", "tester"), flows.management.skip("r~f", "y", "tester")):
         with pytest.raises(Conflict) as refused:
             await act
-        assert refused.value.code == "INNER_RUN"
+        assert refused.value.code == "SUB_RUN"
     assert await flows.fingerprint() == before
     await flows.management.retry("r", "tester", "f")
     await flows.work()

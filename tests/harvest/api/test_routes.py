@@ -147,7 +147,7 @@ async def test_feeds_belong_to_no_tenant(database_url: str, tmp_path: Path, monk
         for method, path in asked:
             there = path.removeprefix(contract.PREFIX).format(feed=FEED, runId=UNKNOWN, partitionId="partition-0")
             body = {"reason": "please"} if path.endswith(("force", "cancel")) else None
-            for headers, status, code in (({}, 401, "NO_TOKEN"), (token(), 403, "NOT_FOR_TENANTS")):
+            for headers, status, code in (({}, 401, "NO_TOKEN"), (token(), 403, "OPERATOR_ONLY")):
                 answer = await api.http.request(method, f"{there}?key=x", json=body, headers=headers)
                 assert (answer.status_code, answer.json()["code"]) == (status, code), (method, path)
         assert await turned.db.fetchval("SELECT count(*) FROM harvest_plan") == 0

@@ -256,7 +256,7 @@ async def test_a_page_that_is_not_one_of_objects_is_not_believed(
     run = await ran(turned)
     assert run["state"] == "consolidation_skipped"
     errors = await turned.db.fetch("SELECT error_message FROM worker_runs WHERE status = 'failed'")
-    assert [row["error_message"].partition(":")[0] for row in errors] == ["SOURCE_GARBAGE"]
+    assert [row["error_message"].partition(":")[0] for row in errors] == ["SOURCE_INVALID_RESPONSE"]
     byte_source.put({"id": "a", "price": 1}, {"id": "b", "price": 2})
     await turned.harvest.retry(run["run_id"], "ann")
     await turned.finish()

@@ -110,4 +110,4 @@ def test_passes_come_to_an_end() -> None:
 def test_a_source_without_an_end_is_noticed() -> None:
     """H4: twice what was counted, and some: nobody reads on."""
     found, why = judge(task(told=1_150), PassCounts.after(task(told=1_150), 60, 0, StoreResult(0, 0)), None, PASSES)
-    assert (found, (why or "").split(":")[0]) == (CompletenessVerdict.FAILED, "SOURCE_ENDLESS")
+    assert (found, (why or "").split(":")[0]) == (CompletenessVerdict.FAILED, "SOURCE_PAGING_ENDLESS")

@@ -42,10 +42,10 @@ async def test_a_plan_waits_as_its_source_says(
     source = ScriptedSource(stones(60))
 
     async def fail(range_: PartitionRange, window: TimeWindow) -> None:
-        raise kind("SOURCE_BROKEN_OFF", "not now", after=timedelta(seconds=seconds))
+        raise kind("SOURCE_CIRCUIT_OPEN", "not now", after=timedelta(seconds=seconds))
 
     source.before_count = fail
     async with scripted_harvest(database_url, tmp_path, source) as one:
         await one.harvest.start(FEED, "test")
-        expected = Retry("SOURCE_BROKEN_OFF: not now", after=timedelta(seconds=waits), counts=counts)
+        expected = Retry("SOURCE_CIRCUIT_OPEN: not now", after=timedelta(seconds=waits), counts=counts)
         assert await one.deliver(PLANS) == [expected]

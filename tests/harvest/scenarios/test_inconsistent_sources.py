@@ -98,7 +98,7 @@ async def test_a_source_without_an_end_fails_the_partition(database_url: str, tm
         run_id = await one.planned()
         await drained(one, WORK_ITEMS, within=10)
         [part] = (await partitions(one, run_id)).values()
-        assert (part["status"], part["error_message"].split(":")[0]) == ("failed", "SOURCE_ENDLESS")
+        assert (part["status"], part["error_message"].split(":")[0]) == ("failed", "SOURCE_PAGING_ENDLESS")
         assert (await one.run(run_id))["state"] == "consolidation_skipped"
 
 

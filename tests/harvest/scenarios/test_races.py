@@ -144,7 +144,7 @@ async def test_who_has_an_old_recipe_stops(database_url: str, tmp_path: Path, mo
 
         with pytest.raises(Transient) as stopped:
             await make(old, old_version)
-        assert (stopped.value.code, await versions(one)) == ("RECIPE_CHANGED", before)
+        assert (stopped.value.code, await versions(one)) == ("MAPPING_CHANGED", before)
         assert await make(new, new_version) == ConsolidationResult(200)
         assert await versions(one) == {new_version}
 

@@ -44,7 +44,7 @@ async def test_a_failure_of_the_moment_is_tried_again(
     ("trouble", "code"),
     [
         (says(status=500, text="no luck"), "SOURCE_ERROR"),
-        (says(text="{"), "SOURCE_GARBAGE"),
+        (says(text="{"), "SOURCE_INVALID_RESPONSE"),
         (cuts, "SOURCE_UNREACHABLE"),
     ],
     ids=["error", "garbage", "cut"],
@@ -125,7 +125,7 @@ async def test_a_redirect_is_not_followed(api: ScriptedApi, rest: Opened, monkey
     async with rest(secret_headers={"Authorization": "env:TOKEN"}) as source:
         error = await failed(source)
     assert isinstance(error, SourceRefused)
-    assert error.code == "SOURCE_MOVED"
+    assert error.code == "SOURCE_REDIRECTED"
     assert len(api.asked) == 1
 
 
@@ -175,7 +175,7 @@ async def test_failures_break_off(api: ScriptedApi, rest: Opened) -> None:
     api.will(says(status=500, text="out of paper"))
     async with rest(call={"attempts": 10, "break_after": 2, "break_for": 60}) as source:
         error = await failed(source)
-    assert error.code == "SOURCE_BROKEN_OFF"
+    assert error.code == "SOURCE_CIRCUIT_OPEN"
     assert not isinstance(error, SourcePaused)
     assert "out of paper" in error.message
     assert error.after is not None

@@ -260,7 +260,7 @@ async def test_failures_in_a_row_stop_all_processes(pools: Sequence[Database], c
     for gate in (one, two):
         refused = await closed(gate)
         assert not isinstance(refused, SourcePaused)
-        assert refused.code == "SOURCE_BROKEN_OFF"
+        assert refused.code == "SOURCE_CIRCUIT_OPEN"
         assert "SOURCE_ERROR: it answered 500" in refused.message
         assert refused.after == 30 * SECOND - REFRESH
 
@@ -282,8 +282,8 @@ async def test_one_request_probes(pools: Sequence[Database], clock: ManualClock)
     assert await passes(one, failure())
     clock.advance(10 * SECOND)
     async with one.request():
-        assert (await closed(one)).code == "SOURCE_BROKEN_OFF"
-        assert (await closed(two)).code == "SOURCE_BROKEN_OFF"
+        assert (await closed(one)).code == "SOURCE_CIRCUIT_OPEN"
+        assert (await closed(two)).code == "SOURCE_CIRCUIT_OPEN"
     clock.advance(REFRESH)
     assert await admitted(one, 5) + await admitted(two, 5) == 10
     assert (await row(pools[0]))["breaks"] == 0
@@ -311,7 +311,7 @@ async def test_a_probe_that_never_tells_is_replaced(pools: Sequence[Database], c
         assert (await closed(two)).after == 2 * SECOND
         clock.advance(2 * SECOND)
         assert await passes(two, failure())
-    assert (await closed(two)).code == "SOURCE_BROKEN_OFF"  # the first one's late answer is not believed
+    assert (await closed(two)).code == "SOURCE_CIRCUIT_OPEN"  # the first one's late answer is not believed
 
 
 async def test_a_probe_called_off_leaves_it_to_another(pools: Sequence[Database], clock: ManualClock) -> None:

@@ -85,7 +85,7 @@ async def test_a_cursor_that_stands_still_is_refused(api: ScriptedApi, rest: Ope
     """H16: a source that leads in a circle is not followed for ever."""
     api.will(says({"items": [{"id": "1"}], "nextCursor": "a"}))
     async with rest(paging="cursor", call={"attempts": 1}) as source:
-        with pytest.raises(SourceFailed, match="SOURCE_GARBAGE"):
+        with pytest.raises(SourceFailed, match="SOURCE_INVALID_RESPONSE"):
             await source.fetch(EVERYTHING, ALWAYS, PagePosition(1, "a"), 2)
 
 
@@ -213,9 +213,9 @@ async def test_an_answer_that_is_no_page_fails(api: ScriptedApi, rest: Opened, a
     """H14: what is not a list of at most as many objects as were asked for is garbage, never an end."""
     api.will(says(text=answer))
     async with rest(call={"attempts": 1}) as source:
-        with pytest.raises(SourceFailed, match="SOURCE_GARBAGE") as caught:
+        with pytest.raises(SourceFailed, match="SOURCE_INVALID_RESPONSE") as caught:
             await source.fetch(EVERYTHING, ALWAYS, PagePosition(), 2)
-    assert caught.value.code == "SOURCE_GARBAGE"
+    assert caught.value.code == "SOURCE_INVALID_RESPONSE"
 
 
 @pytest.mark.parametrize("total", ["x", None, -1, [3], 1.5])
@@ -223,5 +223,5 @@ async def test_a_count_that_is_none_fails(api: ScriptedApi, rest: Opened, total:
     """H3: a count is a number, or it is no proof."""
     api.will(says({"items": [], "total": total}))
     async with rest(call={"attempts": 1}) as source:
-        with pytest.raises(SourceFailed, match="SOURCE_GARBAGE"):
+        with pytest.raises(SourceFailed, match="SOURCE_INVALID_RESPONSE"):
             await source.count(EVERYTHING, ALWAYS)

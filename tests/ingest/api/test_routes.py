@@ -140,7 +140,7 @@ def test_suppliers_belong_to_no_tenant(harness: IngestHarness) -> None:
         api = f"{up.api}/api/v1/ingest"
         for path in ("suppliers", "runs", f"state/{SUPPLIER}/facts"):
             refused = httpx.get(f"{api}/{path}", headers=token())
-            assert (refused.status_code, refused.json()["code"]) == (403, "NOT_FOR_TENANTS")
+            assert (refused.status_code, refused.json()["code"]) == (403, "OPERATOR_ONLY")
             assert httpx.get(f"{api}/{path}").status_code == 401
         ours = token(tenant_id=None)
         until(lambda: harness.current() is not None, "it is published")

@@ -55,7 +55,7 @@ def test_a_file_that_kills_every_run_is_set_aside(harness: SupplierHarness) -> N
     for _ in range(10):
         with pytest.raises(Killed):
             harness.run(RunHooks(on_step=call_at(PublishStep.PROCESSED)))
-    assert failure(harness) is FailureCode.FILE_KILLS_RUNS
+    assert failure(harness) is FailureCode.FILE_CRASHES_RUNS
     harness.drop("poison.csv", TWO)
     for _ in range(9):
         with pytest.raises(Killed):

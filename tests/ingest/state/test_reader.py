@@ -169,4 +169,4 @@ def test_a_state_that_is_really_lost_is_told(supplier: SupplierFolder) -> None:
     (folder / paths.POINTER).unlink()
     with pytest.raises(Corrupt) as lost, read_state(supplier.root, SUPPLIER):
         pass
-    assert lost.value.code == "STATE_LOST"
+    assert lost.value.code == "STATE_MISSING"

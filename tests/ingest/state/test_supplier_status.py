@@ -93,7 +93,7 @@ def test_a_lost_state_is_told(harness: IngestHarness, clock: ManualClock, lost: 
         folder = harness.root / layout.state(SUPPLIER, run_id)
         folder.chmod(0o755)
         (folder / lost).unlink()
-    assert stands(harness, clock).alerts == [IngestAlert.STATE_LOST]
+    assert stands(harness, clock).alerts == [IngestAlert.STATE_MISSING]
 
 
 def test_what_waits_is_told(harness: IngestHarness, clock: ManualClock) -> None:

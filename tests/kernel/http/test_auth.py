@@ -264,7 +264,7 @@ async def test_an_outage_is_not_remembered() -> None:
 
     class Down:
         async def key_for(self, token: str) -> Any:
-            raise Transient("KEYS_DOWN", "down")
+            raise Transient("JWKS_UNAVAILABLE", "down")
 
     keys = CountingKeys(Down())
     authenticator = JwtAuthenticator(keys, algorithms=["HS256"])

@@ -220,7 +220,7 @@ async def test_an_address_that_answers_nonsense_is_down(
     for _ in range(3):
         with pytest.raises(Transient) as down:
             await come_in(fresh, RSA_TOKEN)
-        assert down.value.code == "KEYS_DOWN"
+        assert down.value.code == "JWKS_UNAVAILABLE"
     assert server.asked == 3, "a failed fetch is not repeated by every caller"
     server.status, server.body, server.cut = 200, good, False
     hours.ahead += KEYS_RETRY + 1
@@ -232,7 +232,7 @@ async def test_an_address_nobody_serves_is_down(server: KeyServer) -> None:
     server.stop()
     with pytest.raises(Transient) as down:
         await come_in(with_keys(KeyUrl(server.url)), RSA_TOKEN)
-    assert (down.value.code, down.value.status) == ("KEYS_DOWN", 503)
+    assert (down.value.code, down.value.status) == ("JWKS_UNAVAILABLE", 503)
 
 
 async def test_a_malformed_token_does_not_reach_the_address(server: KeyServer) -> None:

@@ -197,7 +197,7 @@ def test_the_whole_belongs_to_no_tenant(harness: OverviewHarness) -> None:
     for path in ("/events", "/status"):
         assert harness.get(path, {}).status_code == 401
         refused = harness.get(path, token(tenant_id=TENANT))
-        assert (refused.status_code, refused.json()["code"]) == (403, "NOT_FOR_TENANTS")
+        assert (refused.status_code, refused.json()["code"]) == (403, "OPERATOR_ONLY")
 
 
 def test_what_is_broken_is_told_with_the_next_step(harness: OverviewHarness) -> None:

@@ -266,7 +266,7 @@ async def test_every_refusal_is_a_problem(idle: CommandApiClient) -> None:
         ("acme/updates/7", 422, "MALFORMED"),
         ("acme/history/NONE", 404, "UNKNOWN_DICTIONARY"),
         ("umbrella/history/LOOSE", 404, "UNKNOWN_TENANT"),
-        ("acme/updates?status=COMMITTED", 422, "NOT_LISTED"),
+        ("acme/updates?status=COMMITTED", 422, "STATUS_NOT_LISTABLE"),
         ("acme/updates?status=DONE", 422, "MALFORMED"),
         ("acme/updates?limit=0", 422, "MALFORMED"),
         ("acme/history/LOOSE?limit=1001", 422, "MALFORMED"),

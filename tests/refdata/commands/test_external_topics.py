@@ -169,17 +169,17 @@ def test_no_digit_is_lost(digits: str) -> None:
         (b"[" + b"[0]," * 20_000 + b"[0]]", {**PLAIN, "items": "/", "key": "/0"}, "k", "MALFORMED: Expected `array`"),
         (b"null", PLAIN, "k", "MALFORMED: an UPSERT needs a payload"),
         (b'"a\\u0000"', PLAIN, "k", "MALFORMED: a text holds the character NUL"),
-        (b"1", PLAIN, "", "UNMAPPED: key: missing"),
+        (b"1", PLAIN, "", "MAPPING_FAILED: key: missing"),
         (b"1", PLAIN, "k" * 513, "MALFORMED: Expected `str` of length <= 512"),
-        (b"{}", {**PLAIN, "payload": "/after"}, "k", "UNMAPPED: payload: there is no /after"),
-        (b"{}", {**PLAIN, "tenantId": "/t"}, "k", "UNMAPPED: tenantId: missing"),
-        (b'{"t": null}', {**PLAIN, "tenantId": "/t"}, "k", "UNMAPPED: tenantId: no text but NoneType"),
-        (b'{"t": true}', {**PLAIN, "tenantId": "/t"}, "k", "UNMAPPED: tenantId: no text but bool"),
+        (b"{}", {**PLAIN, "payload": "/after"}, "k", "MAPPING_FAILED: payload: there is no /after"),
+        (b"{}", {**PLAIN, "tenantId": "/t"}, "k", "MAPPING_FAILED: tenantId: missing"),
+        (b'{"t": null}', {**PLAIN, "tenantId": "/t"}, "k", "MAPPING_FAILED: tenantId: no text but NoneType"),
+        (b'{"t": true}', {**PLAIN, "tenantId": "/t"}, "k", "MAPPING_FAILED: tenantId: no text but bool"),
         (b'{"t": "a:b"}', {**PLAIN, "tenantId": "/t"}, "k", "MALFORMED: Expected `str` matching regex"),
-        (b"1", {**PLAIN, "tenantId": "header:tenant"}, "k", "UNMAPPED: tenantId: missing"),
-        (b"", {**PLAIN, "dictCode": "/d"}, "k", "UNMAPPED: dictCode: missing"),
-        (b"", {**PLAIN, "items": "/rows"}, "k", "UNMAPPED: items: /rows is no list"),
-        (b'{"rows": {}}', {**PLAIN, "items": "/rows"}, "k", "UNMAPPED: items: /rows is no list"),
+        (b"1", {**PLAIN, "tenantId": "header:tenant"}, "k", "MAPPING_FAILED: tenantId: missing"),
+        (b"", {**PLAIN, "dictCode": "/d"}, "k", "MAPPING_FAILED: dictCode: missing"),
+        (b"", {**PLAIN, "items": "/rows"}, "k", "MAPPING_FAILED: items: /rows is no list"),
+        (b'{"rows": {}}', {**PLAIN, "items": "/rows"}, "k", "MAPPING_FAILED: items: /rows is no list"),
         (b'{"t": "MERGE"}', {**PLAIN, "eventType": "/t"}, "k", "MALFORMED: Invalid enum value 'MERGE'"),
         (b'{"id": "7"}', {**PLAIN, "eventId": "/id"}, "k", "MALFORMED: Invalid UUID"),
         (b'{"r": "x"}', {**PLAIN, "sourceRevision": "/r"}, "k", "MALFORMED: Expected `int | null`, got `str`"),
@@ -333,4 +333,4 @@ async def test_a_tombstone_of_kafka(harness: RefdataHarness, broker: Kafka) -> N
     assert await harness.items("LOOSE") == {"z": 0}
     reasons = [letter.reason for letter in await harness.bus.dead_letters(topic(harness, 0))]
     # Bytes that are no text are shown replaced, and two such keys might be one: so none is taken.
-    assert reasons == ["UNMAPPED: key: missing", "UNMAPPED: key: it is not UTF-8"]
+    assert reasons == ["MAPPING_FAILED: key: missing", "MAPPING_FAILED: key: it is not UTF-8"]

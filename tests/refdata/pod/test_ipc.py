@@ -152,7 +152,7 @@ async def test_who_asks_waits_no_longer_than_it_wants() -> None:
     async with linked(answer) as both:
         with pytest.raises(Transient) as refused:
             await ask(both.link, "slow", 0.01)
-        assert (refused.value.code, refused.value.status) == ("LOADER_SILENT", 503)
+        assert (refused.value.code, refused.value.status) == ("LOADER_UNRESPONSIVE", 503)
         may_answer.set()
         assert await ask(both.link, "next") == "next"
         assert both.link._waiting == {}
@@ -214,7 +214,7 @@ async def test_a_question_to_a_loader_that_is_gone_is_refused() -> None:
         for path in ("unnoticed", "second", "third"):
             with pytest.raises(Transient) as refused:
                 await ask(both.link, path, 0.05)
-            assert refused.value.code == "LOADER_SILENT"
+            assert refused.value.code == "LOADER_UNRESPONSIVE"
         await asyncio.wait([both.taking])
         with pytest.raises(Transient):
             await ask(both.link, "noticed", 0.05)

@@ -156,7 +156,7 @@ async def test_a_file_has_one_producer(api: TrackingHarness) -> None:
     await api.post("/files/register", filename=FILE, shards=[1], worker="b")
     refused = await api.refused(409, "ALREADY_STARTED", "/stages/event-ingest/start", filename=FILE, worker="b")
     assert (refused["current"], refused["worker"]) == ("started", "a")
-    await api.refused(409, "HELD_BY_ANOTHER", "/stages/event-ingest/done", filename=FILE, worker="b")
+    await api.refused(409, "CLAIMED_BY_OTHER", "/stages/event-ingest/done", filename=FILE, worker="b")
     assert (await api.post("/stages/event-ingest/done", filename=FILE, worker="a"))["updated_rows"] == 2
 
 
@@ -236,7 +236,7 @@ async def test_only_its_holder_ends_a_row(api: TrackingHarness) -> None:
     await api.move(WORKER, "start", FILE, worker="a")
     for transition in ("done", "fail"):
         path = f"/stages/shard-worker/{transition}"
-        refused = await api.refused(409, "HELD_BY_ANOTHER", path, filename=FILE, shard=0, worker="b")
+        refused = await api.refused(409, "CLAIMED_BY_OTHER", path, filename=FILE, shard=0, worker="b")
         assert (refused["current"], refused["worker"]) == ("started", "a")
     assert (await api.move(WORKER, "done", FILE))["status"] == "done"
 
@@ -561,8 +561,8 @@ async def test_event_ingest_is_not_handed_out(api: TrackingHarness) -> None:
     await api.post("/files/register", filename=FILE, shards=[0])
     report = [{**ROW, "fence": 0, "outcome": "done"}]
     for path, body in (("/queues/event-ingest/claim", {"worker": "w"}), ("/stages/event-ingest/report", report)):
-        assert problem(await api.http.post(path, json=body), 409, "NOT_HANDED_OUT")["hint"]
-    await api.refused(409, "NOT_HANDED_OUT", "/queues/event-ingest/heartbeat", worker="w")
+        assert problem(await api.http.post(path, json=body), 409, "STAGE_NOT_CLAIMABLE")["hint"]
+    await api.refused(409, "STAGE_NOT_CLAIMABLE", "/queues/event-ingest/heartbeat", worker="w")
 
 
 async def test_names_of_all_kinds_stand_in_paths(api: TrackingHarness) -> None:

@@ -38,7 +38,7 @@ async def claim(wanted: step_schemas.StepClaimRequest, request: Request, engine:
     """F4: steps that are now this worker's alone, each under a fence that grows with every claim."""
     if own := sorted(ENGINE_KINDS.intersection(wanted.kinds)):
         hint = "the engine runs these itself"
-        raise Invalid("ENGINE_KIND", f"steps of kind {own[0]} are not handed out", hint=hint)
+        raise Invalid("KIND_NOT_CLAIMABLE", f"steps of kind {own[0]} are not handed out", hint=hint)
     held = await engine.claim(
         wanted.worker,
         dict.fromkeys(wanted.kinds, wanted.limit),
@@ -137,7 +137,7 @@ async def read(run_id: RunId, step_id: StepId, name: ArtifactName, engine: Engin
     found = await storage.info(known.path)
     if found is None:
         hint = "the step knows of it, but the store does not: was it removed?"
-        raise NotFound("ARTIFACT_GONE", f"{known.uri} is not there any more", hint=hint)
+        raise NotFound("ARTIFACT_DELETED", f"{known.uri} is not there any more", hint=hint)
     headers = {
         "content-length": str(found.size),
         "content-disposition": f"inline; filename*=UTF-8''{quote(name.rpartition('/')[2], safe='')}",

@@ -43,7 +43,7 @@ class EvaluationContext:
 
 
 def worth(expression: ParsedExpression, context: EvaluationContext, *, is_strict: bool) -> Any:
-    """What *expression* gives. What is missing is null, or Invalid UNRESOLVED where that *is_strict*."""
+    """What *expression* gives. What is missing is null, or Invalid REFERENCE_UNRESOLVED where that *is_strict*."""
     try:
         return _Evaluation(expression.text, context).worth(expression.tree, is_strict)
     except RecursionError:
@@ -59,7 +59,7 @@ class _Evaluation:
         if found is MISSING:
             if is_strict:
                 hint = "a skipped step has no outputs; `${… or null}` stands for what may be missing"
-                raise Invalid("UNRESOLVED", f"there is no {ast.unparse(node)}", hint=hint)
+                raise Invalid("REFERENCE_UNRESOLVED", f"there is no {ast.unparse(node)}", hint=hint)
             return None
         return found
 

@@ -157,7 +157,7 @@ def within_itself(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> BadConfig |
     if way is None:
         return None
     told = f"flow {flow.name} would run within itself: {' → '.join(way)}"
-    return BadConfig("FLOW_WITHIN_ITSELF", told, hint="take its steps into another flow")
+    return BadConfig("FLOW_RECURSION", told, hint="take its steps into another flow")
 
 
 def _circle(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> list[str] | None:

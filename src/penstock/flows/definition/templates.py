@@ -61,7 +61,7 @@ def has_references(template: Any) -> bool:
 def fill(template: Any, context: EvaluationContext) -> Any:
     """*template* with every ${…} replaced: one alone by what it gives, one within a text by its text.
 
-    `$${` stands for `${`. What was put in is not looked at again. Invalid UNRESOLVED names what is not there.
+    `$${` stands for `${`. What was put in is not looked at again. Invalid REFERENCE_UNRESOLVED names what is not there.
     """
     return _Filling(context).filled(template, 0)
 

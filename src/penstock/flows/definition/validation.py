@@ -32,7 +32,7 @@ def templates(work: WorkSpec) -> Mapping[str, Any]:
 
 
 def filled(work: WorkSpec, context: EvaluationContext) -> Mapping[str, Any]:
-    """The inputs *work* begins with; Invalid UNRESOLVED where something is not there."""
+    """The inputs *work* begins with; Invalid REFERENCE_UNRESOLVED where something is not there."""
     return {**work.inputs, **expressions.fill(templates(work), context)}
 
 
@@ -171,7 +171,7 @@ def checked_steps(steps: Mapping[str, StepSpec], kind_checks: KindChecks = _NO_C
 
 def _check_within(steps: Any, kind_checks: KindChecks, depth: int) -> None:
     if depth == DEPTH_LIMIT:
-        raise Invalid("TOO_DEEP", f"there are more than {DEPTH_LIMIT} flows within each other")
+        raise Invalid("NESTING_TOO_DEEP", f"there are more than {DEPTH_LIMIT} flows within each other")
     try:
         checked_steps(_STEPS.validate_python(steps), kind_checks, depth=depth + 1)
     except ValidationError as error:

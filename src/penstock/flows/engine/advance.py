@@ -266,11 +266,11 @@ class Advance:
     ) -> None:
         """F14: a run inside a step, by a name that nothing but the step and its attempt decides."""
         if row["depth"] >= DEPTH_LIMIT:
-            raise Invalid("TOO_DEEP", f"flows are at most {DEPTH_LIMIT} deep", hint="does one contain itself?")
+            raise Invalid("NESTING_TOO_DEEP", f"flows are at most {DEPTH_LIMIT} deep", hint="does one contain itself?")
         request = checked_inputs(RunRequest, given)
         if request.flow in [one["flow"] for one in await tx.fetch(store.SQL["outer_flows"], row["run"])]:
             hint = "take its steps into another flow"
-            raise Invalid("FLOW_WITHIN_ITSELF", f"flow {request.flow} would run within itself", hint=hint)
+            raise Invalid("FLOW_RECURSION", f"flow {request.flow} would run within itself", hint=hint)
         flow, steps, scope, policy = resolved(request, self._flows)
         fence = row["fence"] + 1
         name = _inner_name(row["run_id"], row["step_id"], fence)

@@ -119,7 +119,7 @@ class RunOperations:
             if status is FlowRunStatus.CANCELLED:
                 raise Conflict("RUN_CANCELLED", f"run {run_id} was cancelled", hint="retry it first")
             if status is FlowRunStatus.PENDING:
-                raise Conflict("RUN_NOT_BEGUN", f"run {run_id} has not begun", hint="wait until it has")
+                raise Conflict("RUN_NOT_STARTED", f"run {run_id} has not begun", hint="wait until it has")
             if current in STEP.groups["waiting"]:
                 await tx.fetch(store.SQL["recount_run"], run, True)
             else:
@@ -211,7 +211,7 @@ class RunOperations:
         head = await tx.fetchrow(store.SQL["run_document"], run)
         if head is not None and head["parent_run"] is not None and FlowRunStatus(head["status"]) in RUN.groups["ended"]:
             hint = "retry the step it belongs to"
-            raise Conflict("INNER_RUN", f"run {run_id} is the inside of a step of another run", hint=hint)
+            raise Conflict("SUB_RUN", f"run {run_id} is the inside of a step of another run", hint=hint)
 
     async def _reopen(
         self,
@@ -284,7 +284,9 @@ def _refuse_behind_failure(shape: RunShape, row: asyncpg.Record) -> None:
     """A step that waits for one that failed would wait for ever."""
     if failed := sorted(shape.before(row["n"]) & shape.within([StepStatus.FAILED])):
         name = shape.rows[failed[0]]["step_id"]
-        raise Conflict("BEHIND_FAILURE", f"step {row['step_id']} waits for {name}, which failed", hint=f"retry {name}")
+        raise Conflict(
+            "BLOCKED_BY_FAILURE", f"step {row['step_id']} waits for {name}, which failed", hint=f"retry {name}"
+        )
 
 
 def _has_begun(shape: RunShape, n: int) -> bool:

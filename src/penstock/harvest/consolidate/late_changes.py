@@ -58,7 +58,7 @@ async def _pass(
         if page.next is None:
             return told
         position = page.next
-    raise SourceFailed("SOURCE_ENDLESS", f"{counted} records counted, {told} given, and no end")
+    raise SourceFailed("SOURCE_PAGING_ENDLESS", f"{counted} records counted, {told} given, and no end")
 
 
 def _task(run: RunRow, scan: int, now: datetime) -> PartitionTask:

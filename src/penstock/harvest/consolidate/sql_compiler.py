@@ -51,7 +51,7 @@ class _Arguments:
 
     def statement(self, text: str) -> CompiledStatement:
         if self._taken + len(self._numbers) > _MOST_ARGUMENTS:
-            raise BadConfig("RECIPE_TOO_LARGE", "the rules have too many conditions for one statement")
+            raise BadConfig("MAPPING_TOO_LARGE", "the rules have too many conditions for one statement")
         return CompiledStatement(text, [value for _, value in self._numbers])
 
 

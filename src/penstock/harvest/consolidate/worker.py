@@ -88,7 +88,7 @@ class _ConsolidationJob:
         await tx.execute(_SQL["look_up"])
         if await tx.fetchval(_SQL["hold_recipe"], self.feed, self.recipe.digest) is None:
             hint = "processes with different configurations work on this feed"
-            raise Transient("RECIPE_CHANGED", f"{self.feed} is made by another recipe meanwhile", hint=hint)
+            raise Transient("MAPPING_CHANGED", f"{self.feed} is made by another recipe meanwhile", hint=hint)
 
     async def tell(self, tx: Connection, done: ConsolidationResult) -> None:
         if self.progress is not None and (done.consolidated or done.rejected):

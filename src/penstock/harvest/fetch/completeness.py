@@ -55,7 +55,7 @@ def judge(
     if ending is None:
         if now.told > 2 * task.counted + _SLACK:
             why = f"{task.counted} records counted, {now.told} given, and no end: does it heed the offset?"
-            return CompletenessVerdict.FAILED, f"SOURCE_ENDLESS: {why}"
+            return CompletenessVerdict.FAILED, f"SOURCE_PAGING_ENDLESS: {why}"
         return CompletenessVerdict.GO_ON, None
     is_short = now.told < ending.count - ending.changed
     agrees = task.counted == now.told == ending.count and not now.is_repeated

@@ -56,7 +56,9 @@ class SourceClient:
             except CallFailed as failed:
                 raise self._meaning(failed, method, url) from failed
             except (msgspec.MsgspecError, RecursionError) as error:
-                raise SourceFailed("SOURCE_GARBAGE", f"{method} {bare(url)}: {self.api.said(str(error))}") from error
+                raise SourceFailed(
+                    "SOURCE_INVALID_RESPONSE", f"{method} {bare(url)}: {self.api.said(str(error))}"
+                ) from error
 
     def _meaning(self, failed: CallFailed, method: str, url: URL) -> SourceFailed:
         """A failed attempt as a failure of the source."""
@@ -65,7 +67,7 @@ class SourceClient:
         if is_pause or failure is ApiFailure.THROTTLED:
             return SourcePaused("SOURCE_THROTTLED", said, after=failed.after)
         if failure is ApiFailure.MOVED:
-            return SourceRefused("SOURCE_MOVED", f"{place} answered {failed.status}: give its new address as url")
+            return SourceRefused("SOURCE_REDIRECTED", f"{place} answered {failed.status}: give its new address as url")
         if failure is ApiFailure.TOO_LARGE:
             said = f"{place} answered with more than {self.api.limit} bytes: ask for fewer records, or raise page_bytes"
             return SourceRefused("SOURCE_TOO_LARGE", said)

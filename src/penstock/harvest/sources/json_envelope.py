@@ -81,4 +81,4 @@ def records(found: Sequence[msgspec.Raw], limit: int) -> list[bytes]:
 
 
 def garbage(message: str) -> SourceFailed:
-    return SourceFailed("SOURCE_GARBAGE", message)
+    return SourceFailed("SOURCE_INVALID_RESPONSE", message)

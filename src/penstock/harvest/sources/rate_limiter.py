@@ -24,7 +24,7 @@ from penstock.kernel.tasks.outcome import readable
 
 PATIENCE = timedelta(seconds=5)  # who would wait longer is told so, and does something else meanwhile
 REFRESH = timedelta(seconds=0.5)  # how late another process's pause may be noticed
-PAUSED, BROKEN_OFF = "SOURCE_PAUSED", "SOURCE_BROKEN_OFF"
+PAUSED, BROKEN_OFF = "SOURCE_PAUSED", "SOURCE_CIRCUIT_OPEN"
 CLOSED = (PAUSED, BROKEN_OFF)  # what the gate itself raises: asking again at once is no use
 _FIRST_PAUSE = timedelta(seconds=1)  # after a 429 that does not say how long
 _GRACE = timedelta(seconds=1)  # for a request that probes, to tell how it went
@@ -72,7 +72,7 @@ class RateLimiter:
     async def request(self) -> AsyncIterator[None]:
         """Around one request: waits until it may go, and learns from how it ends.
 
-        SourcePaused or SourceFailed SOURCE_BROKEN_OFF when that would take too long. Inside, SourcePaused means that
+        SourcePaused or SourceFailed SOURCE_CIRCUIT_OPEN when that would take too long. Inside, SourcePaused means that
         the source asks for a pause (as long as its *after*, which is set when it is not), SourceRefused is an answer
         like any other, and any other SourceFailed is a failure.
         """

@@ -165,7 +165,9 @@ class RunExecution:
         check_size(chosen.arrival.name, chosen.arrival.size)
         if self._ledger.killed_by == chosen.sha256 and self._ledger.kills >= _MOST_KILLS:
             said = f"{self._ledger.kills} runs in a row died on {chosen.arrival.name}"
-            raise RunFailed(FailureCode.FILE_KILLS_RUNS, said, "see what killed them; then put it into the inbox again")
+            raise RunFailed(
+                FailureCode.FILE_CRASHES_RUNS, said, "see what killed them; then put it into the inbox again"
+            )
         process(chosen.copy, config, names, made, self._told)
         self._hooks.on_step(PublishStep.PROCESSED)
         settle_repeated(made, config, names, out)

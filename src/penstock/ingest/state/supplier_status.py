@@ -24,7 +24,7 @@ def standing(tree: FileTree, supplier: str, section: AlertSection, now: datetime
         current = publish.current_state(tree, supplier)
     except Corrupt:
         current = None
-        alerts.append(IngestAlert.STATE_LOST)
+        alerts.append(IngestAlert.STATE_MISSING)
     published = datetime.fromisoformat(current.pointer.published_at) if current else None
     age = max((now - published).total_seconds(), 0.0) if published else None
     undelivered = list(_undelivered(tree, current.pointer.run_id, targets)) if current else []

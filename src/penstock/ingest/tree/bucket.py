@@ -254,5 +254,7 @@ def _own_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         known = folder.lstat()
     if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid():
-        raise BadConfig("LOCKS_UNUSABLE", f"{folder} is not ours", hint="remove it, or set TMPDIR to another folder")
+        raise BadConfig(
+            "LOCK_FOLDER_NOT_OWNED", f"{folder} is not ours", hint="remove it, or set TMPDIR to another folder"
+        )
     return folder

@@ -209,7 +209,7 @@ class FolderTree:
             before, run_id = run_id, self._current(supplier)
             if run_id == before:
                 hint = "restore state_store from a backup, or remove the symlink and run again"
-                raise Corrupt("STATE_LOST", f"the current state of {supplier}, {run_id}, is not there", hint=hint)
+                raise Corrupt("STATE_MISSING", f"the current state of {supplier}, {run_id}, is not there", hint=hint)
         return None
 
     def _current(self, supplier: str) -> str | None:

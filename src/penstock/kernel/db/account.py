@@ -37,7 +37,7 @@ class OsAccount:
         can_enter = _may_enter(entry, data) and _may_enter(entry, programs)
         if not can_enter and shutil.which("setpriv") is None:
             raise BadConfig(
-                "POSTGRES_CANNOT_ENTER",
+                "POSTGRES_FOLDER_NO_ACCESS",
                 f"as root, PostgreSQL runs as {entry.pw_name}, who may not enter {data} or {programs}",
                 hint="run Penstock as an ordinary user, install util-linux (setpriv), or use folders others may enter",
             )
@@ -78,7 +78,7 @@ class OsAccount:
         mine = {os.geteuid()} | ({self.entry.pw_uid} if self.entry else set())
         if found.st_uid not in mine or folder.is_symlink():
             raise Conflict(
-                "FOLDER_TAKEN",
+                "FOLDER_OWNED_BY_OTHER",
                 f"{folder} belongs to another user",
                 hint="remove it, or use another data directory",
             )

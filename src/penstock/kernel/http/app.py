@@ -57,7 +57,7 @@ def of_the_house(what: str) -> Callable[[Principal], Awaitable[Principal]]:
 
     async def operator(caller: Caller) -> Principal:
         if caller.tenant is not None:
-            raise Forbidden("NOT_FOR_TENANTS", f"{what} belong to no tenant", hint="use a token without a tenant")
+            raise Forbidden("OPERATOR_ONLY", f"{what} belong to no tenant", hint="use a token without a tenant")
         return caller
 
     return operator

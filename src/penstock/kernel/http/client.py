@@ -152,7 +152,9 @@ def _document(answer: bytes) -> Json:
         document: Json = orjson.loads(answer)
     except orjson.JSONDecodeError as error:
         hint = "check the address: this is no Penstock"
-        raise Invalid("NOT_PENSTOCK", "the server answered with something that is not JSON", hint=hint) from error
+        raise Invalid(
+            "NOT_A_PENSTOCK_SERVER", "the server answered with something that is not JSON", hint=hint
+        ) from error
     return document
 
 

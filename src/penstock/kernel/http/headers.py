@@ -14,10 +14,10 @@ def foreign_page(headers: Mapping[bytes, str], local_names: Collection[str]) -> 
     host = re.sub(r":\d+$", "", headers.get(b"host", "localhost"))
     if host not in local_names:
         return Forbidden(
-            "FOREIGN_HOST", f"without authentication only local names are served, not {host!r}", hint="set auth.jwt"
+            "HOST_NOT_ALLOWED", f"without authentication only local names are served, not {host!r}", hint="set auth.jwt"
         )
     if headers.get(b"sec-fetch-site") == "cross-site":
-        return Forbidden("FOREIGN_PAGE", "a page of another site may not call this server", hint="set auth.jwt")
+        return Forbidden("CROSS_ORIGIN_REQUEST", "a page of another site may not call this server", hint="set auth.jwt")
     return None
 
 

@@ -104,7 +104,9 @@ class KeyUrl:
             if self._failure is None:
                 raise
             hint = "check auth.jwt.jwks_url"
-            raise Transient("KEYS_DOWN", f"the signing keys cannot be fetched: {self._failure}", hint=hint) from None
+            raise Transient(
+                "JWKS_UNAVAILABLE", f"the signing keys cannot be fetched: {self._failure}", hint=hint
+            ) from None
 
     def _wants_fetch(self, name: str | None) -> bool:
         now = time.monotonic()

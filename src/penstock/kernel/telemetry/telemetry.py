@@ -87,7 +87,7 @@ class HealthMetrics:
             "penstock_component_up", "1 when what it depends on does well", ["component"], registry=registry
         )
         self._is_refused = Gauge(
-            "penstock_config_refused",
+            "penstock_config_invalid",
             "1 while the configuration file is wrong and the one before is in force",
             registry=registry,
         )

@@ -108,7 +108,9 @@ async def list_updates(
 ) -> schemas.UpdatePage:
     """Which updates are under way, or failed and why, the latest first."""
     if status is UpdateState.COMMITTED:
-        raise Invalid("NOT_LISTED", "committed updates are not listed", hint="the history of a dictionary tells them")
+        raise Invalid(
+            "STATUS_NOT_LISTABLE", "committed updates are not listed", hint="the history of a dictionary tells them"
+        )
     moment, event_id = page.after(cursor, [datetime, UUID], (LATEST, LAST_ID))
     found = await refdata.updates(tenant, status, dict_code, before=(moment, event_id), limit=limit)
     return schemas.UpdatePage(updates=[update_status(update) for update in found.items], next=found.next)

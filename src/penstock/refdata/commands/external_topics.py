@@ -70,7 +70,7 @@ class TopicMapping:
             raise Invalid("MALFORMED", "the message is nested too deeply") from error
         command, trace = decode(encoded), trace_of(message)
         if command.tenant_id is None or command.event_id is None:
-            raise Invalid("UNMAPPED", "tenantId or eventId is missing")
+            raise Invalid("MAPPING_FAILED", "tenantId or eventId is missing")
         return CommandEvent(
             DictionaryKey(command.tenant_id, command.dict_code), command.event_id, CommandSource.KAFKA, command, trace
         )
@@ -80,7 +80,7 @@ class TopicMapping:
             return [self._item(message, document)]
         found = self._items(message, document)
         if not isinstance(found, list):
-            raise Invalid("UNMAPPED", f"items: {self._section.items} is no list in this message")
+            raise Invalid("MAPPING_FAILED", f"items: {self._section.items} is no list in this message")
         return [self._item(message, element) for element in found]
 
     def _item(self, message: BusMessage, element: Any) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class TopicMapping:
             return {"key": key, "op": Op.DELETE}
         payload = self._payload(message, element)
         if payload is _MISSING:
-            raise Invalid("UNMAPPED", f"payload: there is no {self._section.payload} in this message")
+            raise Invalid("MAPPING_FAILED", f"payload: there is no {self._section.payload} in this message")
         return {"key": key, "op": Op.UPSERT, "payload": payload}
 
 
@@ -133,10 +133,10 @@ def _text(name: str, found: Any) -> str:
     """A name or a key: text, or a number as it is written."""
     if isinstance(found, bool) or not isinstance(found, str | int | Raw):
         what = "missing" if found is _MISSING else f"no text but {type(found).__name__}"
-        raise Invalid("UNMAPPED", f"{name}: {what}")
+        raise Invalid("MAPPING_FAILED", f"{name}: {what}")
     if isinstance(found, str) and REPLACEMENT in found:
         # Bytes that are no text were replaced: two keys may have become one.
-        raise Invalid("UNMAPPED", f"{name}: it is not UTF-8")
+        raise Invalid("MAPPING_FAILED", f"{name}: it is not UTF-8")
     return bytes(found).decode() if isinstance(found, Raw) else str(found)
 
 

@@ -106,4 +106,4 @@ async def _keep(tx: Connection, dictionary: Dictionary, target: DictionaryKey, v
 
 def _not_kept(target: DictionaryKey, version: int) -> NotFound:
     hint = "`penstock dict kept` lists those that are; keepVersions in the configuration keeps more"
-    return NotFound("VERSION_NOT_KEPT", f"version {version} of {target.dict_code} is not kept", hint=hint)
+    return NotFound("VERSION_NOT_RETAINED", f"version {version} of {target.dict_code} is not kept", hint=hint)

@@ -175,7 +175,7 @@ class _PinnedDictionary:
 
 def twice(target: DictionaryKey) -> Corrupt:
     said = f"loadSql of {target.dict_code} yields a key more than once"
-    return Corrupt("LOAD_KEYS", said, hint=_ONE_ROW)
+    return Corrupt("LOAD_SQL_NULL_KEY", said, hint=_ONE_ROW)
 
 
 async def prepared(connection: Connection, name: str, statement: str) -> None:
@@ -201,7 +201,7 @@ def _checked(target: DictionaryKey, rows: Sequence[asyncpg.Record]) -> Rows:
     found = [(row[0], row[1]) for row in rows]
     for key, value in found:
         if key is None:
-            raise Corrupt("LOAD_KEYS", f"loadSql of {target.dict_code} yields a null key", hint=_ONE_ROW)
+            raise Corrupt("LOAD_SQL_NULL_KEY", f"loadSql of {target.dict_code} yields a null key", hint=_ONE_ROW)
         if value is None:
             said = f"loadSql of {target.dict_code} yields a null v"
             raise Corrupt("LOAD_VALUES", said, hint="let it return JSON")

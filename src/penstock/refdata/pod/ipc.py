@@ -115,7 +115,7 @@ class LoaderConnection:
             async with asyncio.timeout(within):
                 return await answer
         except (TimeoutError, OSError, RuntimeError) as error:  # the last is uvloop's word for a line that is closed
-            raise Transient("LOADER_SILENT", "the pod's loader does not answer", hint="try again") from error
+            raise Transient("LOADER_UNRESPONSIVE", "the pod's loader does not answer", hint="try again") from error
         finally:
             del self._waiting[number]
 

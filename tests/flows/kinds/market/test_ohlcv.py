@@ -163,7 +163,7 @@ async def test_one_symbol_of_many(tmp_path: Path, workers: Workers, step_io: Run
     outputs = await step_io.do(workers, OHLCV_EXPORT, asked("1h", symbol="AAA"))
     assert (outputs["symbol"], outputs["rows"], outputs["rejected"]["count"]) == ("AAA", 1, 0)
     error = await step_io.fail(workers, OHLCV_EXPORT, asked("1h"))
-    assert (error.code, error.details) == ("SYMBOL_NEEDED", {"symbols": ["AAA", "BBB"]})
+    assert (error.code, error.details) == ("SYMBOL_MISSING", {"symbols": ["AAA", "BBB"]})
     assert (await step_io.fail(workers, OHLCV_EXPORT, asked("1h", symbol="CCC"))).code == "NO_CANDLES"
 
 
@@ -183,13 +183,13 @@ async def test_parquet_is_read_like_csv(tmp_path: Path, workers: Workers, step_i
 @pytest.mark.parametrize(
     ("file", "code"),
     [
-        ("../secret.csv", "FILE_OUTSIDE"),
-        ("a/../../secret.csv", "FILE_OUTSIDE"),
-        ("/etc/passwd.csv", "FILE_OUTSIDE"),
-        ("..\\secret.csv", "FILE_OUTSIDE"),
-        ("link.csv", "FILE_OUTSIDE"),
-        ("folder/secret.csv", "FILE_OUTSIDE"),
-        ("nul\0.csv", "FILE_OUTSIDE"),
+        ("../secret.csv", "FILE_OUTSIDE_FOLDER"),
+        ("a/../../secret.csv", "FILE_OUTSIDE_FOLDER"),
+        ("/etc/passwd.csv", "FILE_OUTSIDE_FOLDER"),
+        ("..\\secret.csv", "FILE_OUTSIDE_FOLDER"),
+        ("link.csv", "FILE_OUTSIDE_FOLDER"),
+        ("folder/secret.csv", "FILE_OUTSIDE_FOLDER"),
+        ("nul\0.csv", "FILE_OUTSIDE_FOLDER"),
         ("missing.csv", "FILE_MISSING"),
         ("circle.csv", "FILE_MISSING"),
         ("pipe.csv", "FILE_MISSING"),
@@ -274,7 +274,7 @@ async def test_candles_are_not_cut_smaller(tmp_path: Path, workers: Workers, ste
 async def test_without_a_folder_or_a_database(step_io: RunStepIO) -> None:
     """F13: what the configuration does not give cannot be asked for."""
     nothing = make_workers(KindContext(FlowsSection()))
-    assert (await step_io.fail(nothing, OHLCV_EXPORT, asked("1h"))).code == "FILES_NOT_SET"
+    assert (await step_io.fail(nothing, OHLCV_EXPORT, asked("1h"))).code == "FLOWS_FILES_NOT_SET"
     sql = {"source": {"sql": "SELECT 1"}, "timeframes": ["1h"]}
     assert (await step_io.fail(nothing, OHLCV_EXPORT, sql)).code == "SQL_NOT_ALLOWED"
 

@@ -232,7 +232,7 @@ async def test_what_never_was_loaded_is_tried_until_it_is(script: Script) -> Non
     holding = made(script)
     settling = asyncio.create_task(holding.settles())
     holding.want(0)
-    for error in (DOWN, DOWN, Corrupt("LOAD_KEYS", "a key twice")):
+    for error in (DOWN, DOWN, Corrupt("LOAD_SQL_NULL_KEY", "a key twice")):
         assert not settling.done()
         call = await script.next()
         assert call.anew

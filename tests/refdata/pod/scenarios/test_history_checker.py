@@ -57,7 +57,7 @@ def test_honest_pages_are_believed() -> None:
     """R17: to the end, cut short by a refusal, and in a version that is old by now."""
     first, last = page({"a": 2}, "on"), page({"b": 1}, None, began=40.0, ended=41.0)
     assert lies(first, last) == []
-    assert lies(first, replace(last, status=410, version=None, body={"code": "VERSION_GONE"})) == []
+    assert lies(first, replace(last, status=410, version=None, body={"code": "VERSION_EXPIRED"})) == []
     assert lies(first, replace(last, status=409, version=None, body=TOO_OLD, least=3)) == []
 
 

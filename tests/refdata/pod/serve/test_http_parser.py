@@ -53,7 +53,7 @@ async def test_a_request_names_its_host(filled: PodHarness) -> None:
     """R17: HTTP/1.1 without Host is 400; the connection goes on."""
     async with connected(filled.address) as raw:
         refused = await raw.ask(asking(A, "Accept: */*"))
-        assert (refused.status, refused.code, refused.is_last) == (400, "NO_HOST", False)
+        assert (refused.status, refused.code, refused.is_last) == (400, "HOST_MISSING", False)
         assert (await raw.ask(asking(A))).status == 200
 
 
@@ -72,7 +72,7 @@ async def test_what_decides_comes_once(filled: PodHarness) -> None:
             raw.writer.write(asking(A) + asking(A, *twice) + asking(A))
             assert (await raw.reply()).status == 200
             refused = await raw.reply()
-            assert (refused.status, refused.code, refused.is_last) == (400, "HEADER_TWICE", True), twice
+            assert (refused.status, refused.code, refused.is_last) == (400, "DUPLICATE_HEADER", True), twice
             assert await raw.rest() == b""
 
 
@@ -188,4 +188,4 @@ async def test_a_trailer_is_not_a_header(filled: PodHarness) -> None:
         request = asking(A, LOCAL, "Transfer-Encoding: chunked", body=f"0\r\n{trailer}\r\n\r\n".encode())
         assert (await once(filled.address, request)).status == status, trailer
     hostless = asking(A, "Transfer-Encoding: chunked", body=f"0\r\n{LOCAL}\r\n\r\n".encode())
-    assert (await once(filled.address, hostless)).code == "NO_HOST"
+    assert (await once(filled.address, hostless)).code == "HOST_MISSING"

@@ -35,7 +35,7 @@ async def test_a_slow_request_is_refused(filled: PodHarness, monkeypatch: pytest
             assert (await other.reply()).status == 200
             for one in (raw, other):
                 refused = await one.reply()
-                assert (refused.status, refused.code, refused.is_last) == (408, "TOO_SLOW", True), begun
+                assert (refused.status, refused.code, refused.is_last) == (408, "REQUEST_TIMEOUT", True), begun
                 assert await one.rest() == b""
 
 

@@ -137,7 +137,7 @@ async def test_a_version_that_is_gone_is_410(filled: PodHarness) -> None:
         assert [item["key"] for item in second.json["items"]] == ["RU"]
         await _held(filled, {"ZE": {"name": "Zembla"}}, "COUNTRY")
         gone = await raw.ask(asking(f"{COUNTRY}/all?cursor={cursor}"))
-        assert (gone.status, gone.code, gone.is_last) == (410, "VERSION_GONE", False)
+        assert (gone.status, gone.code, gone.is_last) == (410, "VERSION_EXPIRED", False)
 
 
 async def test_changes_are_remembered_only_for_a_while(filled: PodHarness) -> None:

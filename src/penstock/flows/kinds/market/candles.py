@@ -169,7 +169,7 @@ def _of_symbol(table: pl.DataFrame, symbol: str | None) -> tuple[pl.DataFrame, s
     found = names.drop_nulls().unique().sort().to_list()
     if len(found) > 1:
         said = f"the rows are of {len(found)} symbols; give `symbol`"
-        raise StepFailed("SYMBOL_NEEDED", said, {"symbols": found[:50]}, retryable=False)
+        raise StepFailed("SYMBOL_MISSING", said, {"symbols": found[:50]}, retryable=False)
     return table, found[0] if found else ""
 
 

@@ -121,17 +121,17 @@ def _from_file(folder: Path | None, file: str, symbol: str | None) -> CandleSet:
 def safe_path(folder: Path | None, file: str) -> Path:
     """Where *file* is inside *folder*, links followed; StepFailed when it is not, or is no file we read."""
     if folder is None:
-        raise StepFailed("FILES_NOT_SET", "no folder to read from: set flows.files", retryable=False)
+        raise StepFailed("FLOWS_FILES_NOT_SET", "no folder to read from: set flows.files", retryable=False)
     written = PurePosixPath(file)
     if written.is_absolute() or ".." in written.parts or "\\" in file or "\0" in file:
-        raise StepFailed("FILE_OUTSIDE", f"{file!r} is not a path inside flows.files", retryable=False)
+        raise StepFailed("FILE_OUTSIDE_FOLDER", f"{file!r} is not a path inside flows.files", retryable=False)
     if written.suffix.lower() not in (".csv", ".parquet"):
         raise StepFailed("BAD_INPUTS", f"{file!r} is neither .csv nor .parquet", retryable=False)
     try:
         root = folder.resolve(strict=True)
         path = (root / written).resolve(strict=True)
         if not path.is_relative_to(root):
-            raise StepFailed("FILE_OUTSIDE", f"{file!r} leads out of flows.files", retryable=False)
+            raise StepFailed("FILE_OUTSIDE_FOLDER", f"{file!r} leads out of flows.files", retryable=False)
         if not path.is_file():
             raise StepFailed("FILE_MISSING", f"{file!r} is no file", retryable=False)
         size = path.stat().st_size

@@ -76,7 +76,7 @@ class KafkaBus:
     async def relay(self, *, limit: int = 500) -> int:
         """Send what transactions published, oldest first, at least once; returns how many. One relay at a time."""
         if self._db is None:
-            raise BadConfig("BUS_DATABASE", "this bus was given no database to relay from")
+            raise BadConfig("BUS_DATABASE_MISSING", "this bus was given no database to relay from")
 
         async def send(rows: Sequence[asyncpg.Record]) -> None:
             messages = [BusMessage(row["topic"], row["key"], row["value"], row["headers"]) for row in rows]

@@ -54,7 +54,9 @@ class RedisSignals:
         poll: timedelta = POLL,
     ) -> None:
         if leftover_after < _SIGNS_OF_LIFE * poll:
-            raise BadConfig("REDIS_LEFTOVERS", f"{leftover_after} is too short for those who show life every {poll}")
+            raise BadConfig(
+                "REDIS_IDLE_TOO_SHORT", f"{leftover_after} is too short for those who show life every {poll}"
+            )
         self._link = NodeConnections(
             nodes, mode, stream_key, username=username, password=password, tls=tls, tls_ca_file=tls_ca_file
         )

@@ -92,7 +92,7 @@ class PodAuditor:
             if finding is not None:
                 return finding
         said = f"{holding.target.dict_code} changes too fast to be compared"
-        raise Transient("AUDIT_UNSETTLED", said, hint="try again when it is quieter")
+        raise Transient("AUDIT_CHANGING", said, hint="try again when it is quieter")
 
     @asynccontextmanager
     async def _primary_at(self, holding: DictionaryState) -> AsyncIterator[DictionarySnapshot]:

@@ -171,7 +171,7 @@ class PodConnection(asyncio.Protocol):
             if for_long > STUCK_SECONDS:
                 self._transport.abort()
         elif self._task is None and not self._reader.is_between and for_long > HEAD_SECONDS:
-            self._refuse(RequestTimeout("TOO_SLOW", f"a request is sent within {HEAD_SECONDS:g} s"))
+            self._refuse(RequestTimeout("REQUEST_TIMEOUT", f"a request is sent within {HEAD_SECONDS:g} s"))
         elif self._task is None and (for_long > IDLE_SECONDS or self._has_parted(now)):
             self._close()
 

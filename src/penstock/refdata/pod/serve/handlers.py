@@ -164,7 +164,7 @@ def _page(
     found = view.page(address.target, at, limit, _PAGE_SIZE)
     if found is None:
         said = f"version {at.mark.version} of {address.target.dict_code} is not kept any more"
-        raise ResourceGone("VERSION_GONE", said, hint="begin again without a cursor")
+        raise ResourceGone("VERSION_EXPIRED", said, hint="begin again without a cursor")
     # When it is not known whether there is more, the next page tells: it may be empty.
     is_last = len(found) < limit and sum(len(place) + len(value) for place, value in found) < _PAGE_SIZE
     more = None if is_last else page.encode([*at.mark, found[-1][0].hex()])

@@ -66,7 +66,7 @@ class RequestReader:
         if known not in _READ or not self._is_in_head:  # what comes behind a body decides nothing
             return
         if known in self._headers and known in _ONCE:
-            raise MalformedRequest("HEADER_TWICE", "Host, Authorization and X-Min-Version come once")
+            raise MalformedRequest("DUPLICATE_HEADER", "Host, Authorization and X-Min-Version come once")
         if known == b"content-length" and (len(value) > 9 or int(value) > BODY_LIMIT):
             raise _body_too_large()
         self._headers[known] = value.strip(b" \t")

@@ -176,7 +176,7 @@ class Router:
         """What every request must be, whatever it asks for."""
         host = request.headers.get(b"host")
         if host is None and not request.is_old:
-            raise MalformedRequest("NO_HOST", "an HTTP/1.1 request names its host", hint="send the header Host")
+            raise MalformedRequest("HOST_MISSING", "an HTTP/1.1 request names its host", hint="send the header Host")
         if self._local_names is None:
             return
         refusal = foreign_page(

@@ -111,7 +111,7 @@ class PodServer:
             answer = await self._ask(found, request)
             if answer is not None:
                 return answer
-        raise Transient("UNSETTLED", "the dictionary changes faster than it can be read", hint="try again")
+        raise Transient("DICTIONARY_CHANGING", "the dictionary changes faster than it can be read", hint="try again")
 
     async def _ask(self, found: Found, request: PodRequest) -> HandlerResponse | StreamedBody | None:
         """The answer, or None when it is to be looked for once more."""
