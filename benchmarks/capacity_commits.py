@@ -139,7 +139,7 @@ async def _through(platform: RefdataPlatform, targets: Sequence[DictionaryKey], 
     for first in range(0, count, PUBLISHED_AT_ONCE):
         numbers = range(first, min(first + PUBLISHED_AT_ONCE, count))
         messages = [command_message(topic, delta(targets[number % len(targets)], KEYS)) for number in numbers]
-        size += sum(len(one.key) + len(one.value) for one in messages)
+        size += sum(len(message.key) + len(message.value) for message in messages)
         await platform.bus.publish(messages)
     while await platform.db.fetchval(_VERSIONS) < wanted or await platform.db.fetchval(WAITING):  # noqa: ASYNC110 - other processes do it
         await asyncio.sleep(LOOK)

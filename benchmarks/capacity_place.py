@@ -121,7 +121,7 @@ class Place:
         while True:
             ended = _seconds_of_ended(server)
             with suppress(psutil.NoSuchProcess):  # it ended while it was asked
-                living = processor_seconds([server.pid, *(one.pid for one in server.children())])
+                living = processor_seconds([server.pid, *(child.pid for child in server.children())])
                 if _seconds_of_ended(server) == ended:  # else a child that ended is counted twice, or not at all
                     return ended + living
 

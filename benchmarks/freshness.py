@@ -33,7 +33,7 @@ from benchmarks.simulated_pods import HEARD, HELD
 from benchmarks.wrk import SECONDS
 from penstock.app.parts import open_refdata
 from penstock.kernel.db.embedded import embedded_postgres
-from penstock.kernel.tasks.wait import ended
+from penstock.kernel.tasks.wait import cancel_and_wait
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.messages import command_message
 from penstock.refdata.contract import Command, CommandItem, CommandSource, EventType
@@ -178,7 +178,7 @@ class _House:
             await self._all_have(await self._settled(target, before + count), seen)
         finally:
             for task in watching:
-                await ended(task)
+                await cancel_and_wait(task)
         return {"answered": await self._delays(target, before, seen)}
 
     async def _measure_simulated(self) -> Mapping[str, list[float]]:

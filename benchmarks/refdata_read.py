@@ -89,10 +89,10 @@ def conclusions(figures: Sequence[Figure], _sizes: Sizes) -> list[str]:
     asked = [(OURS, REDIS, "≥ 1.0"), (OURS, NGINX, "≥ 0.8"), (OURS, FASTAPI, ""), (OURS, BARE, "")]
     asked += [(OURS_RANDOM, NGINX_RANDOM, ""), (PROCESSES[2], PROCESSES[1], "")]
     lines = [line for ours, theirs, wanted in asked for line in _ratio(figures, ours, theirs, wanted)]
-    for one in figures:
-        if one.bench.name in (OURS, OURS + BY_TIME):
-            cores, said = WANTED_TPS / one.median, one.bench.name.removeprefix(OURS)
-            lines.append(f"{WANTED_TPS:,} TPS / {one.median:,.0f} requests/s per core{said} = {cores:.1f} cores")
+    for figure in figures:
+        if figure.bench.name in (OURS, OURS + BY_TIME):
+            cores, said = WANTED_TPS / figure.median, figure.bench.name.removeprefix(OURS)
+            lines.append(f"{WANTED_TPS:,} TPS / {figure.median:,.0f} requests/s per core{said} = {cores:.1f} cores")
     busy = [(name, ratio(figures, name, name + BY_TIME)) for name in (OURS, BARE, NGINX, REDIS, FASTAPI)]
     told = [f"{name.removeprefix('1 core: ')} {share:.0%}" for name, share in busy if share is not None]
     return [*lines, f"of its core each server had: {'; '.join(told)}"] if told else lines

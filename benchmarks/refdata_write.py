@@ -24,7 +24,7 @@ from benchmarks.servers import served
 from benchmarks.session import Session
 from penstock.app.parts import open_refdata
 from penstock.kernel.db.embedded import embedded_postgres
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.wait import wait_event
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.client import RefdataClient
 from penstock.refdata.commands.commit_waiter import SOMETHING
@@ -156,9 +156,9 @@ async def _through(platform: RefdataPlatform, events: Sequence[CommandEvent]) ->
         began = perf_counter()
         await _publish(platform, events)
         while await platform.bus.backlog(topic):
-            await happens(platform.refdata.bell.next(SOMETHING), 0.05)
+            await wait_event(platform.refdata.notifier.next_event(SOMETHING), 0.05)
         while await platform.db.fetchval("SELECT EXISTS (SELECT FROM outbox_event WHERE NOT published)"):
-            await happens(platform.refdata.bell.next(SOMETHING), 0.02)
+            await wait_event(platform.refdata.notifier.next_event(SOMETHING), 0.02)
         return perf_counter() - began
 
 

@@ -19,7 +19,7 @@ import uvloop
 
 from penstock.app.factories import make_refdata_redis
 from penstock.kernel.db.database import Database
-from penstock.kernel.tasks.wait import ended
+from penstock.kernel.tasks.wait import cancel_and_wait
 from penstock.kernel.telemetry.telemetry import Telemetry, configure_logging
 from penstock.refdata.contract import INVALIDATIONS
 from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
@@ -67,7 +67,7 @@ async def run(settings: Settings, name: str, count: int, file: Path, target: Dic
 
             pod.note, pod.target = note, target
             following = asyncio.create_task(_follow(pod, target, note))
-            stack.push_async_callback(ended, following)
+            stack.push_async_callback(cancel_and_wait, following)
         print(json.dumps({"api": name}), flush=True)
         await stopping.wait()
 

@@ -22,7 +22,7 @@ from penstock.app.schema import tracking_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import embedded_postgres
-from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.tracking import maintenance
 from penstock.tracking.client import PipelineClient, RowResult
@@ -193,7 +193,7 @@ async def _tracking(url: str) -> AsyncIterator[tuple[Database, Tracking]]:
         metrics = TrackingMetrics(Telemetry().registry)
         tracking = await stack.enter_async_context(Tracking.open(db, TrackingSection(), metrics))
         for name, chore, every in maintenance.chores(tracking):
-            await stack.enter_async_context(repeating(name, chore, every))
+            await stack.enter_async_context(run_periodically(name, chore, every))
         yield db, tracking
 
 

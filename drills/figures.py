@@ -81,7 +81,7 @@ def summary(recorder: Recorder, fresh: Sequence[Shown]) -> dict[str, object]:
     return {
         **whole,
         "outside_faults": calm,
-        "errors": dict(Counter(f"{one.what}: {one.kind}" for one in recorder.troubles if one.is_error)),
+        "errors": dict(Counter(f"{trouble.what}: {trouble.kind}" for trouble in recorder.troubles if trouble.is_error)),
         "statuses": {str(status): count for status, count in sorted(Counter(r.status for r in recorder.reads).items())},
         "sent_late_percent": late_percent(recorder),
         "not_sent": len(recorder.unsent),
@@ -119,8 +119,10 @@ def timeline(recorder: Recorder, fresh: Sequence[Shown], width: float = 1.0) -> 
     for one in fresh:
         if one.delay is not None:
             (away if one.was_away else good)[min(int(one.acknowledged / width), count - 1)].append(one.delay)
-    errors = Counter(int(one.at / width) for one in recorder.troubles if one.is_error and one.what != "read, again")
-    again = Counter(int(one.at / width) for one in recorder.troubles if one.what == "read, again")
+    errors = Counter(
+        int(trouble.at / width) for trouble in recorder.troubles if trouble.is_error and trouble.what != "read, again"
+    )
+    again = Counter(int(trouble.at / width) for trouble in recorder.troubles if trouble.what == "read, again")
     return [_bucket(n, width, (reads[n], writes[n], good[n], away[n]), (errors[n], again[n])) for n in range(count)]
 
 
@@ -169,12 +171,12 @@ def _figures(recorder: Recorder, fresh: Sequence[Shown], without: Sequence[Struc
             "sent_again": sum(write.attempts > 1 for write in writes),
         },
         "freshness": {
-            "count": sum(not one.was_away for one in delays),
-            **spread(one.delay for one in delays if one.delay is not None and not one.was_away),
-            "max_of_pods_that_were_away": spread(one.delay for one in delays if one.delay is not None and one.was_away)[
-                "max"
-            ],
-            "not_shown": sum(one.delay is None for one in delays),
+            "count": sum(not delay.was_away for delay in delays),
+            **spread(delay.delay for delay in delays if delay.delay is not None and not delay.was_away),
+            "max_of_pods_that_were_away": spread(
+                delay.delay for delay in delays if delay.delay is not None and delay.was_away
+            )["max"],
+            "not_shown": sum(delay.delay is None for delay in delays),
         },
     }
 

@@ -45,7 +45,7 @@ class Given:
             self.tenant,
             self.dict_code,
             token=self._token(),
-            faults=[_fault(one) for one in self.faults],
+            faults=[_fault(fault) for fault in self.faults],
             about={**about, "tenant": self.tenant, "dictionary": self.dict_code},
             is_ours=False,
         )

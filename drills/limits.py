@@ -28,7 +28,7 @@ def _reads(recorder: Recorder) -> Finding:
 
 def _calm(recorder: Recorder) -> Finding:
     is_calm = outside(recorder.faults)
-    failed = sum(one.is_error and is_calm(one.at) for one in recorder.troubles)
+    failed = sum(trouble.is_error and is_calm(trouble.at) for trouble in recorder.troubles)
     percent = _percent(failed, sum(is_calm(one.due) for some in (recorder.reads, recorder.writes) for one in some))
     detail = f"{percent:.2f} %, {failed:,} errors"
     promise = f"outside faults at most {FAILED_AT_MOST:g} % of the requests fail"

@@ -68,7 +68,7 @@ PANELS = (
 
 def draw(title: str, buckets: Sequence[Bucket], faults: Sequence[Struck]) -> str:
     """The picture as SVG."""
-    end = max((one.at for one in buckets), default=0.0) + _width_of(buckets)
+    end = max((bucket.at for bucket in buckets), default=0.0) + _width_of(buckets)
     lanes = _lanes(faults, end)
     top = HEAD + LANE * (max(lanes, default=-1) + 1)
     height = top + len(PANELS) * (PANEL + GAP) + FOOT - GAP
@@ -143,7 +143,7 @@ def _fault(fault: Struck, lane: int, end: float, top: float, bottom: float) -> s
 
 
 def _panel(panel: Panel, buckets: Sequence[Bucket], end: float, top: float) -> list[str]:
-    values = [value for line in panel.lines for one in buckets if (value := line.value(one)) is not None]
+    values = [value for line in panel.lines for bucket in buckets if (value := line.value(bucket)) is not None]
     scale = _Scale(values, top, is_log=panel.is_log)
     right = WIDTH - RIGHT
     parts = [f"<path d='M{LEFT} {top}V{top + PANEL}H{right}' fill='none' stroke='#5b626b'/>"]
@@ -158,7 +158,7 @@ def _panel(panel: Panel, buckets: Sequence[Bucket], end: float, top: float) -> l
     )
     half = _width_of(buckets) / 2
     for number, line in enumerate(panel.lines):
-        points = [(_x(one.at + half, end), line.value(one)) for one in buckets]
+        points = [(_x(bucket.at + half, end), line.value(bucket)) for bucket in buckets]
         parts.append(_curve(line, points, scale))
         parts.append(_key(line, right + 16, top + 12 + number * 20))
     return parts

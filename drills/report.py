@@ -80,7 +80,7 @@ def written(drill: Drill, folder: Path) -> dict[str, Any]:
     (folder / "report.json").write_text(json.dumps({**told, "timeline": timeline}, indent=2))
     (folder / "report.html").write_text(_page(told, drawn))
     _rows(folder / "reads.csv", Read, (_values(one) for one in recorder.reads))
-    _rows(folder / "writes.csv", Write, (_values(one) for one in recorder.writes))
+    _rows(folder / "writes.csv", Write, (_values(write) for write in recorder.writes))
     _rows(folder / "freshness.csv", figures.Shown, (_values(one) for one in fresh))
     return told
 
@@ -127,7 +127,7 @@ def _fault_lines(told: dict[str, Any]) -> list[str]:
 
 
 def _fault_rows(told: dict[str, Any]) -> list[list[str]]:
-    return [[one["name"], f"{one['began']:.1f} s", one["what"], one["outcome"]] for one in _faults(told)]
+    return [[fault["name"], f"{fault['began']:.1f} s", fault["what"], fault["outcome"]] for fault in _faults(told)]
 
 
 def _faults(told: dict[str, Any]) -> Iterable[dict[str, Any]]:
@@ -215,7 +215,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _rows(file: Path, kind: type[Any], rows: Iterable[Sequence[object]]) -> None:
     with file.open("w", newline="") as out:
         writer = csv.writer(out)
-        writer.writerow(one.name for one in fields(kind))
+        writer.writerow(field.name for field in fields(kind))
         writer.writerows(rows)
 
 

@@ -212,7 +212,7 @@ async def _progress(recorder: Recorder) -> None:
     while sys.stderr.isatty():
         await asyncio.sleep(1)
         reads, writes = recorder.reads[seen_reads:], recorder.writes[seen_writes:]
-        errors = sum(one.is_error for one in recorder.troubles[seen_troubles:])
+        errors = sum(trouble.is_error for trouble in recorder.troubles[seen_troubles:])
         seen_reads, seen_writes, seen_troubles = len(recorder.reads), len(recorder.writes), len(recorder.troubles)
         sys.stderr.write(
             f"{recorder.now():6.1f} s  {_last_second([r.ended - r.due for r in reads], len(writes), errors)}\n"
@@ -220,6 +220,6 @@ async def _progress(recorder: Recorder) -> None:
 
 
 def _last_second(times: Sequence[float], writes: int, errors: int) -> str:
-    ordered = sorted(1000 * one for one in times)
+    ordered = sorted(1000 * seconds for seconds in times)
     p50, p99 = quantile(ordered, 0.5) or 0.0, quantile(ordered, 0.99) or 0.0
     return f"reads {len(times):5,}  p50 {p50:7.1f} ms  p99 {p99:7.1f} ms  writes {writes:4,}  errors {errors:4,}"

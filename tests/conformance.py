@@ -115,7 +115,9 @@ def _tests_of(file: Path, root: Path) -> Iterator[Test]:
             clauses = named(ast.get_docstring(node))
             alike = ("".join(clauses[:1]), len(clauses))
             before[alike] += 1
-            is_full = _FULL in map(ast.unparse, node.decorator_list) or any(_FULL in ast.unparse(one) for one in marks)
+            is_full = _FULL in map(ast.unparse, node.decorator_list) or any(
+                _FULL in ast.unparse(mark) for mark in marks
+            )
             yield Test(str(file.relative_to(root)), node.name, before[alike], clauses, of_file, is_full)
 
 

@@ -123,7 +123,7 @@ def test_every_path_exists(page: Path) -> None:
 
 def test_no_decision_names_a_path_that_is_gone() -> None:
     """Every path of a module or an SQL file that a decision names exists."""
-    named = {one for one in in_decisions(paths_in) if one[1].endswith((".py", ".sql"))}
+    named = {in_decision for in_decision in in_decisions(paths_in) if in_decision[1].endswith((".py", ".sql"))}
     assert len(named) > 5
     assert sorted(one for one in named if not any((base / one[1]).exists() for base in (ROOT, SOURCE))) == []
 

@@ -32,7 +32,7 @@ def test_every_recipe_answers_a_question(page: Path) -> None:
     title, *recipes = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
     assert title.startswith("# How to: ")
     assert FEWEST <= len(recipes) <= MOST
-    assert [one for one in recipes if not one.partition("\n")[0].endswith("?") or not blocks_of(one)] == []
+    assert [recipe for recipe in recipes if not recipe.partition("\n")[0].endswith("?") or not blocks_of(recipe)] == []
 
 
 @pages

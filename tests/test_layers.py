@@ -139,7 +139,7 @@ def dialect_of(source: str) -> Iterator[str]:
     """Drivers that are imported, calls that run statements, and what in a text is SQL."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from DRIVERS & {one.name.split(".")[0] for one in node.names}
+            yield from DRIVERS & {name.name.split(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             yield from DRIVERS & {(node.module or "").split(".")[0]}
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -64,8 +64,8 @@ def test_every_command_is_told() -> None:
     lost = [
         (name, option)
         for name, command in _leaves("penstock", typer.main.get_command(main.app))
-        for one in command.params
-        for option in one.opts
+        for param in command.params
+        for option in param.opts
         if name not in told or (option.startswith("-") and option not in told[name])
     ]
     assert lost == []

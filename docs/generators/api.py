@@ -51,7 +51,10 @@ def api() -> str:
         "On `server.query_port`, 8081: `penstock up` and `penstock serve query-api`. OpenAPI: "
         "[openapi.json](../../src/penstock/refdata/pod/openapi.json), and `/openapi.json` of a server. HEAD works "
         "wherever GET does.",
-        table(["", "", "answers"], (_row(*one) for one in _operations(pods_document()) if one[0] != "head")),
+        table(
+            ["", "", "answers"],
+            (_row(*operation) for operation in _operations(pods_document()) if operation[0] != "head"),
+        ),
     )
 
 

@@ -55,7 +55,7 @@ def _section(name: str, command: Any) -> str:
     """A command with its help, arguments and options."""
     context = command.make_context(name, [], resilient_parsing=True)
     depth = "##" if len(name.split()) < 3 else "###"
-    rows = [_row(found) for one in command.params if (found := one.get_help_record(context)) is not None]
+    rows = [_row(found) for param in command.params if (found := param.get_help_record(context)) is not None]
     usage = command.get_usage(context).removeprefix("Usage: ")
     help_text = "\n\n".join(said(part) for part in (command.help or "").split("\n\n"))
     shown = f"```text\n{' '.join(usage.split())}\n```"

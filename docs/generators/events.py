@@ -49,7 +49,7 @@ def _channels(document: Json) -> Iterator[str]:
         here = f"#/channels/{name}"
         does = [one for one in document["operations"].values() if one["channel"]["$ref"] == here]
         yield f"### {channel['address']}\n\n{said(channel['description'])}"
-        rows = ((code(one["tags"][0]["name"]), f"{one['action']}s", said(one["summary"])) for one in does)
+        rows = ((code(doe["tags"][0]["name"]), f"{doe['action']}s", said(doe["summary"])) for doe in does)
         yield table(["role", "", ""], rows)
         for message in channel["messages"].values():
             yield from _message(document["components"]["messages"][message["$ref"].rpartition("/")[2]])

@@ -20,11 +20,11 @@ def kind_of(schema: Schema, defs: Schema) -> str:
         return kind_of(defs[schema["$ref"].rpartition("/")[2]], defs)
     if "anyOf" in schema:
         kinds = [one for one in schema["anyOf"] if one.get("type") != "null"]
-        if any(one.get("format") == "duration" for one in kinds):
+        if any(kind.get("format") == "duration" for kind in kinds):
             return "duration"
-        return " or ".join(dict.fromkeys(kind_of(one, defs) for one in kinds))
+        return " or ".join(dict.fromkeys(kind_of(kind, defs) for kind in kinds))
     if choices := schema.get("enum", [schema["const"]] if "const" in schema else []):
-        return ", ".join(code(str(one)) for one in choices)
+        return ", ".join(code(str(choice)) for choice in choices)
     if schema.get("type") == "array":
         return f"list of {kind_of(schema['items'], defs)}"
     if isinstance(schema.get("additionalProperties"), dict):

@@ -42,7 +42,7 @@ def metrics() -> str:
 
 
 def _table(metrics: Iterable[Told]) -> str:
-    rows = ((code(one.name), one.kind, ", ".join(map(code, one.labels)), one.about) for one in metrics)
+    rows = ((code(metric.name), metric.kind, ", ".join(map(code, metric.labels)), metric.about) for metric in metrics)
     return table(["metric", "kind", "labels", ""], rows)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from penstock.kernel.errors import NotFound, PenstockError, Transient
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.wait import wait_event
 from penstock.kernel.telemetry.telemetry import configure_logging
 from penstock.tracking.client import PipelineClient
 from penstock.tracking.contract import Stage, StageStatus
@@ -107,7 +107,7 @@ async def run(given: Namespace) -> None:
                 await ingest.look()
             except Transient as error:
                 log.warning("server_away", code=error.code, error=error.message)
-            await happens(ingest.stopping, given.every)
+            await wait_event(ingest.stopping, given.every)
 
 
 def main() -> None:

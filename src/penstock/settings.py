@@ -160,7 +160,7 @@ class Settings(Section):
 
 
 def _cannot_be_fed(refdata: RefdataSection, fed: DictionarySinkSection) -> str | None:
-    found = next((one for one in refdata.dictionaries if one.code == fed.code), None)
+    found = next((dictionary for dictionary in refdata.dictionaries if dictionary.code == fed.code), None)
     if found is None:
         return f"there is no dictionary {fed.code} in refdata.dictionaries"
     if found.load_sql is None or found.apply is not None:

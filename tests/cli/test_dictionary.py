@@ -213,7 +213,7 @@ def test_history_tells_the_versions_the_latest_first(cli: DictCli) -> None:
     assert [line.split()[3:] for line in lines[1:]] == [["SNAPSHOT", "REST", "2", "all"], ["DELTA", "REST", "1", "a"]]
     latest = cli.run("history", cli.tenant, "LOOSE", "--limit", "1").out.splitlines()
     assert (len(latest), latest[-1]) == (3, "… and more: raise --limit")
-    assert [one["sourceRevision"] for one in cli.versions()] == [None, 7]
+    assert [version["sourceRevision"] for version in cli.versions()] == [None, 7]
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_runs_are_listed(cli: FlowCli) -> None:
     for name in ("l1", "l2"):
         cli.text("run", "empty", "--run-id", name)
     runs = cli.json("ls", "empty", "--status", "SUCCEEDED", "--limit", "2")["runs"]
-    assert [one["runId"] for one in runs] == ["l2", "l1"]
+    assert [run["runId"] for run in runs] == ["l2", "l1"]
     assert "there are more than 1" in cli.run("ls", "empty", "--limit", "1").err
     assert cli.text("ls", "never-run").startswith("no runs; ")
 

@@ -133,7 +133,7 @@ async def on_a_port(harness: FlowsHarness) -> AsyncIterator[str]:
             try:
                 yield address_of(socket)
             finally:
-                harness.engine.bell.close()  # who waits for a step, or watches, is not waited for
+                harness.engine.notifier.close()  # who waits for a step, or watches, is not waited for
 
 
 def step_path(item: Json) -> str:

@@ -36,9 +36,9 @@ class CountingBell(Notifier):
 
     rings = 0
 
-    def ring(self, *topics: str) -> None:
+    def notify(self, *topics: str) -> None:
         self.rings += 1
-        super().ring(*topics)
+        super().notify(*topics)
 
 
 @dataclass
@@ -81,7 +81,7 @@ class FlowsStepper:
 
     db: Database
     clock: ManualClock
-    bell: CountingBell
+    notifier: CountingBell
     storage: CrashingStorage
     named: NamedFlows
     engine: FlowEngine
@@ -162,7 +162,7 @@ class FlowsStepper:
     async def fingerprint(self) -> tuple[Any, ...]:
         """Different as soon as anything was written, noted or rung."""
         rows = [tuple(row) for row in await self.db.fetch(VERSIONS)]
-        return rows, await self.db.fetchval("SELECT count(*) FROM journal"), self.bell.rings
+        return rows, await self.db.fetchval("SELECT count(*) FROM journal"), self.notifier.rings
 
 
 def report(held: ClaimedStep, said: StepReportKind = StepReportKind.SUCCEEDED, **more: Any) -> StepReport:
@@ -198,13 +198,13 @@ async def flows_stepper(url: str, folder: Path, *, size: int = 10, **section: An
     """Open a stepper of flows on the database at *url*; *section* are settings of flows."""
     clock = ManualClock()
     async with Database.open(url, clock=clock, looks_up=True, size=size) as db:
-        bell, storage, named = CountingBell(db, "stepper"), CrashingStorage(folder), NamedFlows()
+        notifier, storage, named = CountingBell(db, "stepper"), CrashingStorage(folder), NamedFlows()
         settings = FlowsSection.model_validate({"lease": LEASE, **section})
-        engine = FlowEngine(db, bell, storage, named, {}, settings)
+        engine = FlowEngine(db, notifier, storage, named, {}, settings)
         management = RunOperations(engine, storage)
         keeper = FlowMaintenance(engine, named, storage)  # type: ignore[arg-type]  # all it asks for is flows by name
         yield FlowsStepper(
-            db, clock, bell, storage, named, engine, management, keeper, LocalWorkSource(engine, storage)
+            db, clock, notifier, storage, named, engine, management, keeper, LocalWorkSource(engine, storage)
         )
 
 

@@ -152,7 +152,7 @@ def test_every_code_is_documented() -> None:
     """F5, F10: each code of the source is in docs/flows.md, and each there is in the source."""
     known = set(_codes()) | set(renderers.CODES.values())
     assert sorted(code for code in known if f"`{code}`" not in PAGE) == []
-    words = {*known, *(one.value for names in (FlowRunStatus, StepStatus, StepReportKind) for one in names), *KINDS}
+    words = {*known, *(name.value for names in (FlowRunStatus, StepStatus, StepReportKind) for name in names), *KINDS}
     words |= {*FailureCode, "SNAPSHOT", "DELTA", "PENSTOCK_URL", "PENSTOCK_TOKEN"}
     assert sorted(set(re.findall(r"`([A-Z][A-Z0-9_]{2,})`", PAGE)) - words) == []
 

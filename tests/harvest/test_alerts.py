@@ -179,9 +179,9 @@ async def test_a_skipped_consolidation_is_told_by_all_channels(
         run_id = str(await turned.planned())
         turned.source.set_faults(Faults(rate_500=1.0))
         await turned.drain(contract.WORK_ITEMS)
-        teller = AlertSender(turned.db, section(sink, hook))
+        alert_sender = AlertSender(turned.db, section(sink, hook))
         for _ in range(2):
-            assert await teller.tell() == 0  # nobody has still to be told
+            assert await alert_sender.tell() == 0  # nobody has still to be told
         row = await alert(turned.db)
     assert (row["told"], row["is_told"], row["error"]) == (["log", "email", "webhook 1"], True, None)
     assert (row["code"], str(row["run_id"])) == ("CONSOLIDATION_SKIPPED", run_id)
@@ -241,16 +241,16 @@ async def test_a_channel_that_fails_is_tried_again_and_the_others_are_not(
     """H12: later, and only the one that failed; what is told stays told."""
     hook.status = 503
     await cause(timed)
-    teller = AlertSender(timed, section(sink, hook))
-    assert await teller.tell() == 1
+    alert_sender = AlertSender(timed, section(sink, hook))
+    assert await alert_sender.tell() == 1
     row = await alert(timed)
     assert (row["told"], row["attempts"], row["is_told"]) == (["log", "email"], 1, False)
     assert row["error"].startswith("webhook 1: ClientResponseError: 503")
     hook.status = 200
-    assert await teller.tell() == 1  # not before its time
+    assert await alert_sender.tell() == 1  # not before its time
     assert (hook.told, row["due_at"] > timed.clock.now()) == ([], True)
     later(timed)
-    assert await teller.tell() == 0
+    assert await alert_sender.tell() == 0
     row = await alert(timed)
     assert (row["told"], row["is_told"], row["error"]) == (["log", "email", "webhook 1"], True, None)
     assert (len(sink.mails), len(hook.told), len(alerts_in(logs))) == (1, 1, 1)
@@ -260,12 +260,12 @@ async def test_a_channel_is_given_up_and_that_is_seen(timed: Database, sink: Mai
     """H12: after all its attempts nobody tries any more; the alert keeps whom it did not reach, and why."""
     sink.fails = True
     await cause(timed)
-    teller = AlertSender(timed, section(sink, hook))
+    alert_sender = AlertSender(timed, section(sink, hook))
     for attempt in range(1, ATTEMPTS + 1):
         assert not (await alert(timed))["is_told"]
-        assert await teller.tell() == (attempt < ATTEMPTS)
+        assert await alert_sender.tell() == (attempt < ATTEMPTS)
         later(timed)
-    assert await teller.tell() == 0
+    assert await alert_sender.tell() == 0
     row = await alert(timed)
     assert (row["told"], row["attempts"], row["is_told"]) == (["log", "webhook 1"], ATTEMPTS, True)
     assert "451" in row["error"]
@@ -322,8 +322,8 @@ async def test_secret_headers_are_sent_and_never_told(
     given = {"webhooks": [{"url": hook.url, "secret_headers": {"Authorization": "env:HOOK_TOKEN"}}]}
     hook.status = 500
     await cause(timed)
-    teller = AlertSender(timed, AlertsSection.model_validate(given))
-    await teller.tell()
+    alert_sender = AlertSender(timed, AlertsSection.model_validate(given))
+    await alert_sender.tell()
     assert hook.headers[0]["authorization"] == f"Bearer {SECRET}"
     assert SECRET not in (await alert(timed))["error"]
     assert SECRET not in repr(logs)
@@ -362,8 +362,8 @@ async def test_two_who_tell_do_not_tell_twice(timed: Database, hook: WebhookReco
     """H12: an alert is held by who tells it; another process goes past it."""
     for number in range(4):
         await cause(timed, f"number {number}")
-    tellers = [AlertSender(timed, section(None, hook)) for _ in range(3)]
-    await asyncio.gather(*(teller.tell() for teller in tellers))
+    alert_senders = [AlertSender(timed, section(None, hook)) for _ in range(3)]
+    await asyncio.gather(*(alert_sender.tell() for alert_sender in alert_senders))
     assert sorted(told["message"] for told in hook.told) == [f"number {number}" for number in range(4)]
 
 

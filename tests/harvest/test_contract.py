@@ -20,7 +20,7 @@ async def test_what_is_no_message_is_set_aside(database_url: str, tmp_path: Path
     async with harvest_stepper(database_url, tmp_path) as stones:
         await stones.bus.publish([BusMessage(topic, f"k{n}", value) for n, value in enumerate(RUBBISH)])
         outcomes = [one for _ in RUBBISH for one in await stones.deliver(topic)]
-        assert all(isinstance(one, Failed) for one in outcomes)
+        assert all(isinstance(outcome, Failed) for outcome in outcomes)
         letters = await stones.bus.dead_letters(topic)
         assert [letter.reason.split(":")[0] for letter in letters] == ["BAD_MESSAGE"] * len(RUBBISH)
         assert {letter.attempts for letter in letters} == {1}
@@ -45,7 +45,7 @@ async def test_all_messages_of_a_run_are_of_one_trace(database_url: str, tmp_pat
     types = ["PLAN", *["WORK_ITEM"] * parts, *["WORK_DONE"] * parts, "CONSOLIDATE"]
     assert [one["type"] for one in sent] == types
     assert {(one["runId"], one["traceId"]) for one in sent} == {(str(run_id), run["trace_id"])}
-    assert {one["partitionId"] for one in items} == {one["partitionId"] for one in done}
+    assert {item["partitionId"] for item in items} == {one["partitionId"] for one in done}
     assert {one["status"] for one in done} == {"completed"}
     assert sum(one["recordsProcessed"] for one in done) == 200
 

@@ -33,7 +33,9 @@ async def test_what_failed_is_taken_up_again(api: HarvestApiClient) -> None:
     assert run["failedWorkers"] == run["expectedWorkers"]
     assert "partitions failed" in run["error"]
     alerts = (await api.get(f"/feeds/{FEED}/alerts"))["alerts"]
-    assert [(one["code"], one["runId"], one["isTold"]) for one in alerts] == [("CONSOLIDATION_SKIPPED", run_id, False)]
+    assert [(alert["code"], alert["runId"], alert["isTold"]) for alert in alerts] == [
+        ("CONSOLIDATION_SKIPPED", run_id, False)
+    ]
     one = await api.post(f"/runs/{run_id}/partitions/partition-0/retry")
     assert one == {"partitions": ["partition-0"]}
     again = await api.get(f"/runs/{run_id}")
@@ -80,7 +82,7 @@ async def test_force_and_cancel_are_kept_with_the_run(api: HarvestApiClient) -> 
     assert (forced["forcedBy"], forced["forcedBecause"]) == ("operator", "half will do")
     assert "forced: half will do" in [one["reason"] for one in (await api.get(f"/runs/{run_id}"))["history"]]
     alerts = (await api.get(f"/feeds/{FEED}/alerts"))["alerts"]
-    assert [one["code"] for one in alerts] == ["RUN_FORCED", "CONSOLIDATION_SKIPPED"]
+    assert [alert["code"] for alert in alerts] == ["RUN_FORCED", "CONSOLIDATION_SKIPPED"]
     assert "half will do" in alerts[0]["message"]
     assert len((await api.get(f"/feeds/{FEED}/alerts", limit=1))["alerts"]) == 1
 

@@ -98,7 +98,7 @@ class IngestHarness:
 
     def names(self, folder: str) -> list[str]:
         """The files in a folder and below it, without its name."""
-        return sorted(one.path.removeprefix(f"{folder}/") for one in self.tree.files(folder))
+        return sorted(file.path.removeprefix(f"{folder}/") for file in self.tree.files(folder))
 
     def all_files(self) -> dict[str, bytes]:
         """Everything there is, ledgers and locks left out."""

@@ -25,7 +25,7 @@ class LaterTree(FolderTree):
         return super().now() + self.later
 
     def arrivals(self, supplier: str) -> list[InboxFile]:
-        return [self._dated(one) for one in super().arrivals(supplier)]
+        return [self._dated(arrival) for arrival in super().arrivals(supplier)]
 
     def _dated(self, arrival: InboxFile) -> InboxFile:
         if self._written.get(arrival.identity, ("", 0.0))[0] != arrival.signature:

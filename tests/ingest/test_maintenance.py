@@ -43,4 +43,4 @@ async def test_old_runs_are_forgotten(
         (True, IngestRunState.PASS),
         (False, IngestRunState.RUNNING),
     }
-    assert [one.run_id for one in await views.moves(SUPPLIER, 10)] == [ids[2]]
+    assert [move.run_id for move in await views.moves(SUPPLIER, 10)] == [ids[2]]

@@ -27,7 +27,7 @@ class Watch(Server):
     @property
     def runs(self) -> list[psutil.Process]:
         """The runs under way."""
-        return [one for one in psutil.Process(self.pid).children() if "run" in one.cmdline()]
+        return [child for child in psutil.Process(self.pid).children() if "run" in child.cmdline()]
 
 
 def metrics(api: str) -> list[str]:

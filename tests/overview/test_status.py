@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.kernel.errors import Transient
-from penstock.kernel.findings import PartReport, StatusIssue, late
 from penstock.kernel.http.health import LivenessPulse
+from penstock.kernel.status import PartReport, StatusIssue, late
 from penstock.overview import status
 from penstock.overview.status import StatusBoard
 
@@ -40,7 +40,7 @@ async def test_a_part_that_cannot_answer_hides_nothing(monkeypatch: pytest.Monke
     assert (await board(fine=fine).status()).status == "LATE"
     told = await board(fine=fine, down=down, crashes=crashes, hangs=hangs).status()
     assert told.status == "BROKEN"
-    assert {part.part: [one.what for one in part.findings] for part in told.parts} == {
+    assert {part.part: [finding.what for finding in part.findings] for part in told.parts} == {
         "platform": [],
         "fine": ["slow"],
         "down": ["DATABASE_DOWN: no PostgreSQL"],

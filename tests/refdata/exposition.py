@@ -19,5 +19,7 @@ def samples_of(harness: RefdataHarness) -> dict[str, list[tuple[dict[str, str], 
 
 def parsed(text: str, name: str) -> Samples:
     """The values of one metric, by those of its labels in the order of their names."""
-    found = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == name]
+    found = [
+        sample for family in text_string_to_metric_families(text) for sample in family.samples if sample.name == name
+    ]
     return {tuple(one.labels[label] for label in sorted(one.labels)): one.value for one in found}

@@ -94,7 +94,7 @@ class RefdataHarness:
 
     async def relay(self) -> int:
         """Announce what waits; how many."""
-        return await OutboxRelay(self.db, self.platform.signals, self.refdata.bell, self.platform.telemetry).step()
+        return await OutboxRelay(self.db, self.platform.signals, self.refdata.notifier, self.platform.telemetry).step()
 
     async def update(self, event_id: UUID, tenant: str = "acme") -> UpdateRecord:
         return await self.refdata.update(tenant, event_id)

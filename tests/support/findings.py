@@ -1,7 +1,7 @@
 """What a report finds, for tests."""
 
-from penstock.kernel.findings import PartReport
+from penstock.kernel.status import PartReport
 
 
 def found(report: PartReport) -> list[tuple[str, str, str]]:
-    return [(one.severity.value, one.subject, one.what) for one in report.findings]
+    return [(finding.severity.value, finding.subject, finding.what) for finding in report.findings]

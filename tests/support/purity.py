@@ -45,7 +45,9 @@ def is_quick() -> bool:
 def needs_server(item: pytest.Item) -> bool:
     """Return whether a test may start a server or a process."""
     modules = {getattr(item, "module", None), *_modules_of_fixtures(item)}
-    return needs_database(item) or any(isinstance(one, ModuleType) and _starts_processes(one) for one in modules)
+    return needs_database(item) or any(
+        isinstance(module, ModuleType) and _starts_processes(module) for module in modules
+    )
 
 
 def has_no_quick_tests(path: Path) -> bool:

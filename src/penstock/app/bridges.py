@@ -186,7 +186,7 @@ def renew_dictionaries(section: HarvestSection, clock: Clock) -> OnPublished:
     """Give the dictionaries that read a feed a version, if and only if its run is completed."""
 
     async def on_published(tx: Connection, feed: str, records: int) -> None:
-        targets = [DictionaryKey(one.tenant, one.code) for one in section.feeds[feed].dictionaries]
+        targets = [DictionaryKey(dictionary.tenant, dictionary.code) for dictionary in section.feeds[feed].dictionaries]
         await bump_version.renew(tx, targets, source=f"harvest {feed}", items=records, now=clock.now())
 
     return on_published

@@ -22,7 +22,7 @@ from penstock.harvest.runtime import HarvestPlatform
 from penstock.harvest.service import Harvest
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
-from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
@@ -48,7 +48,7 @@ async def open_tracking(
         db = await stack.enter_async_context(opened)
         await migrate.migrate(db, tracking_migrations())
         if shared is None:
-            await stack.enter_async_context(repeating(*journal_retention(settings, db)))
+            await stack.enter_async_context(run_periodically(*journal_retention(settings, db)))
         yield await stack.enter_async_context(run_tracking(db, settings.tracking, telemetry))
 
 
@@ -66,7 +66,7 @@ async def open_refdata(
             await migrate.migrate(plain, refdata_migrations() if section.postgres else known_migrations(settings))
             bus = make_bus(settings, plain)
             stack.push_async_callback(bus.close)
-            await stack.enter_async_context(repeating(*journal_retention(settings, plain)))
+            await stack.enter_async_context(run_periodically(*journal_retention(settings, plain)))
         db = await stack.enter_async_context(_open_for_commands(plain.dsn, settings))
         signals = make_invalidations(settings, plain)
         stack.push_async_callback(signals.close)

@@ -23,7 +23,7 @@ from penstock.kernel.errors import BadConfig
 from penstock.kernel.signals import Signals
 from penstock.kernel.states import journal
 from penstock.kernel.storage import Storage
-from penstock.kernel.tasks.periodic import Chore, repeating
+from penstock.kernel.tasks.periodic import PeriodicTask, run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 
@@ -59,7 +59,7 @@ async def open_platform(settings: Settings, telemetry: Telemetry) -> AsyncIterat
         stack.push_async_callback(signals.close)
         platform = Platform(settings, telemetry, db, bus, signals, make_storage(settings))
         for name, chore, every in _chores(platform):
-            await stack.enter_async_context(repeating(name, chore, every))
+            await stack.enter_async_context(run_periodically(name, chore, every))
         yield platform
 
 
@@ -164,7 +164,7 @@ def _with_password(section: DatabaseSection, name: str = "database.password") ->
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:{password}@{host}"))
 
 
-def _chores(platform: Platform) -> list[tuple[str, Chore, timedelta]]:
+def _chores(platform: Platform) -> list[tuple[str, PeriodicTask, timedelta]]:
     async def forget_sent_messages() -> None:
         while await BUS_OUTBOX.prune(platform.db, platform.db.clock.now() - OUTBOX_RETENTION):
             pass
@@ -180,7 +180,7 @@ def _chores(platform: Platform) -> list[tuple[str, Chore, timedelta]]:
     return chores
 
 
-def journal_retention(settings: Settings, db: Database) -> tuple[str, Chore, timedelta]:
+def journal_retention(settings: Settings, db: Database) -> tuple[str, PeriodicTask, timedelta]:
     """Return the periodic task that deletes old entries of the journal in *db*."""
 
     async def forget_old_moves() -> None:

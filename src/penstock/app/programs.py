@@ -287,7 +287,7 @@ async def _open_parts(
         flow_management=flows.management,
         flow_views=FlowViews(platform.db, flows.catalogue),
         flow_events=flows.live,
-        all_events=all_moves(_journals(platform, tracking, refdata), [*tracking.live.bells, *flows.live.bells]),
+        all_events=all_moves(_journals(platform, tracking, refdata), [*tracking.live.notifiers, *flows.live.notifiers]),
     )
 
 

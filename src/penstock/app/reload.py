@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.apply import definitions
@@ -32,7 +32,7 @@ async def reloading(
     with contextlib.suppress(RuntimeError, ValueError):  # only the main thread hears signals
         loop.add_signal_handler(signal.SIGHUP, reloader.ask)
     try:
-        async with repeating("configuration", reloader.look, EVERY):
+        async with run_periodically("configuration", reloader.look, EVERY):
             yield
     finally:
         with contextlib.suppress(RuntimeError, ValueError):

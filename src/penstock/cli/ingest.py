@@ -175,7 +175,7 @@ def bad_rows(
         rows = list(islice(states.bad_rows(place.tree, run_id), limit))
     told = {"run_id": run_id, "bad_rows": manifest["bad_rows"], "reasons": stats.get("reasons", {}), "rows": rows}
     counts = table([[code, str(number)] for code, number in told["reasons"].items()])
-    lines = table([["row", "sheet", "reason", "column", "value"], *(_bad_row_cells(one) for one in rows)])
+    lines = table([["row", "sheet", "reason", "column", "value"], *(_bad_row_cells(row) for row in rows)])
     text = f"{counts}\n\n{lines}" if rows else f"{run_id} has no bad rows"
     more = manifest["bad_rows"] - len(rows)
     emit(told, as_json=json, text=f"{text}\n… and {more:,} more: raise --limit" if more > 0 else text)

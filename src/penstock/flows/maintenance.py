@@ -24,8 +24,8 @@ from penstock.kernel.db.database import Connection
 from penstock.kernel.db.locks import transaction_lock
 from penstock.kernel.errors import Conflict, PenstockError, Transient
 from penstock.kernel.storage import Storage
-from penstock.kernel.tasks.periodic import Chore
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.periodic import PeriodicTask
+from penstock.kernel.tasks.wait import wait_event
 from penstock.kernel.telemetry.telemetry import current_trace
 
 SCHEDULE = "schedule"
@@ -54,7 +54,7 @@ class FlowMaintenance:
         self._storage = storage
         self._management = RunOperations(engine, storage)
 
-    def chores(self) -> Sequence[tuple[str, Chore, timedelta]]:
+    def chores(self) -> Sequence[tuple[str, PeriodicTask, timedelta]]:
         """Each with its name and how often it is done."""
         return [
             ("flows reaper", self.reap, _SECOND),
@@ -126,10 +126,10 @@ class FlowMaintenance:
 
     async def follow_ends(self) -> None:
         """F14, F16: when a run has ended, its outer step ends, and one that waited may begin."""
-        rung = self._engine.bell.next(RUNS)
+        notified = self._engine.notifier.next_event(RUNS)
         await self.tell_outer()
         await self.admit()
-        await happens(rung, _LOOK)
+        await wait_event(notified, _LOOK)
 
     async def tell_outer(self) -> None:
         """F14: end the steps of inner runs that ended, and cancel inner runs whose steps are over."""

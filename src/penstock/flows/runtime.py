@@ -23,7 +23,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.ids import worker_name
 from penstock.kernel.states.event_stream import ChangeNotifications, JournalTail
 from penstock.kernel.storage import Storage
-from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 # The statements of the engine are long: to plan each of them anew the first times costs more than to run it.
@@ -53,7 +53,7 @@ async def open_engine(
     catalogue = open_catalogue(section)
     checks = (catalogue.input_checks, catalogue.report_checks)
     async with FlowEngine.open(db, storage, catalogue, checks[0], section, checks[1]) as engine:
-        live = FlowEvents([JournalTail(db, (RUN.name, STEP.name))], [ChangeNotifications(engine.bell, MOVES)])
+        live = FlowEvents([JournalTail(db, (RUN.name, STEP.name))], [ChangeNotifications(engine.notifier, MOVES)])
         management, metrics = RunOperations(engine, storage), FlowMetrics(telemetry.registry)
         yield FlowsPlatform(section, telemetry, db, storage, catalogue, engine, management, live, metrics)
 
@@ -77,7 +77,7 @@ async def run_flows(
     )
     async with AsyncExitStack() as stack:
         for chore in keeper.chores():
-            await stack.enter_async_context(repeating(*chore))
+            await stack.enter_async_context(run_periodically(*chore))
         known = await _open_workers(platform, others, queries, stack)
         chosen = known.only(kinds)
         counter = LocalWorkSource(platform.engine, platform.storage)

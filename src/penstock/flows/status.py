@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from penstock.flows.api.queries import FlowViews
-from penstock.kernel.findings import PartReport, broken, late, several
+from penstock.kernel.status import PartReport, broken, late, several
 from penstock.kernel.text import in_words
 
 FAILED_WITHIN = timedelta(days=1)

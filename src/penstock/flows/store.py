@@ -74,20 +74,20 @@ async def insert_steps(tx: Connection, run: int, steps: Sequence[NewStep], now: 
 
 def _step_columns(steps: Sequence[NewStep]) -> list[list[Any]]:
     return [
-        [one.n for one in steps],
-        [one.step_id for one in steps],
-        [one.kind for one in steps],
-        [_places(one.depends_on) for one in steps],
-        [_places(one.children) for one in steps],
-        [len(one.depends_on) for one in steps],
-        [one.is_looked_at for one in steps],
-        [one.is_plain for one in steps],
-        [one.required for one in steps],
-        [one.spec for one in steps],
-        [one.given for one in steps],
-        [one.map_n for one in steps],
-        [one.max_attempts for one in steps],
-        [one.time_limit for one in steps],
+        [step.n for step in steps],
+        [step.step_id for step in steps],
+        [step.kind for step in steps],
+        [_places(step.depends_on) for step in steps],
+        [_places(step.children) for step in steps],
+        [len(step.depends_on) for step in steps],
+        [step.is_looked_at for step in steps],
+        [step.is_plain for step in steps],
+        [step.required for step in steps],
+        [step.spec for step in steps],
+        [step.given for step in steps],
+        [step.map_n for step in steps],
+        [step.max_attempts for step in steps],
+        [step.time_limit for step in steps],
     ]
 
 

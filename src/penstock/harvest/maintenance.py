@@ -24,7 +24,7 @@ from penstock.harvest.store import SQL
 from penstock.kernel.bus import Bus, BusMessage
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.tasks.periodic import Chore
+from penstock.kernel.tasks.periodic import PeriodicTask
 from penstock.kernel.text import in_words
 
 RESCUES = 3
@@ -125,9 +125,9 @@ def chores(
     fetcher: Fetcher,
     rescuer: RunRescuer,
     metrics: HarvestMetrics,
-) -> list[tuple[str, Chore, timedelta]]:
+) -> list[tuple[str, PeriodicTask, timedelta]]:
     """Return the periodic tasks of harvest, each with its name and its interval."""
-    teller = AlertSender(db, section.alerts)
+    alert_sender = AlertSender(db, section.alerts)
 
     async def start_what_is_due() -> None:
         for name, feed in section.feeds.items():
@@ -136,7 +136,7 @@ def chores(
                     await harvest.start_due(name, feed.every, feed.full_every)
 
     async def tell_alerts() -> None:
-        metrics.untold(await teller.tell())
+        metrics.untold(await alert_sender.tell())
 
     async def forget_old_runs() -> None:
         while await store.prune_runs(db, db.clock.now() - section.retention):

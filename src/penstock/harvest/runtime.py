@@ -18,12 +18,12 @@ from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.service import Harvest
 from penstock.kernel.bus import Bus, BusDelivery, DeliveryStream, Subscription
-from penstock.kernel.bus.workers import working
+from penstock.kernel.bus.workers import run_workers
 from penstock.kernel.db.database import Database
 from penstock.kernel.ids import worker_name
 from penstock.kernel.storage import Storage
 from penstock.kernel.tasks.outcome import Done, Outcome
-from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Handler, each
 
@@ -61,7 +61,7 @@ async def run_harvest(platform: HarvestPlatform) -> AsyncIterator[None]:
         consolidator = Consolidator(db, bus, platform.storage, feeds, metrics, name, platform.on_published)
         rescuer = RunRescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
         for chore in chores(platform.harvest, section, db, fetcher, rescuer, metrics):
-            await stack.enter_async_context(repeating(*chore))
+            await stack.enter_async_context(run_periodically(*chore))
         # One feed's plan must not wait for another's; and each consolidation holds a connection while it needs more.
         decisions = max(1, min(len(section.feeds), platform.pool_size // 2, _MOST_DECISIONS))
         later = DeliveryStream(max_attempts=ATTEMPTS, lease_for=section.lease, first_delay=section.retry_after)
@@ -91,7 +91,7 @@ def _working(
     def handler_of(queue: Subscription) -> Handler[BusDelivery]:
         return each(handle, queue, concurrency=batch)
 
-    return working(platform.bus, platform.telemetry, topic, name, handler_of, delivering, batch=batch, count=count)
+    return run_workers(platform.bus, platform.telemetry, topic, name, handler_of, delivering, batch=batch, count=count)
 
 
 def _note_done(metrics: HarvestMetrics) -> Handle:

@@ -6,7 +6,7 @@ from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.api.schemas import FeedView
 from penstock.harvest.contract import HarvestRunState, PlanState
 from penstock.harvest.model import RUN
-from penstock.kernel.findings import PartReport, StatusIssue, broken, late, several
+from penstock.kernel.status import PartReport, StatusIssue, broken, late, several
 from penstock.kernel.text import in_words
 
 _FAILED = (PlanState.FAILED, HarvestRunState.FAILED, HarvestRunState.CONSOLIDATION_SKIPPED)
@@ -17,11 +17,11 @@ _LATE = timedelta(minutes=30)  # beyond three runs: one may fail and the next be
 async def look(views: HarvestViews) -> PartReport:
     """How feeds stand, and what is wrong with some."""
     feeds = (await views.feeds()).feeds
-    under_way = sum(1 for one in feeds if one.last_run and one.last_run.state in _UNDER_WAY)
-    records = sum(one.last_run.records for one in feeds if one.last_run)
+    under_way = sum(1 for feed in feeds if feed.last_run and feed.last_run.state in _UNDER_WAY)
+    records = sum(feed.last_run.records for feed in feeds if feed.last_run)
     summary = f"{several(len(feeds), 'feed')}, {under_way:,} under way, {records:,} records in their last runs"
     now = views.now()
-    return PartReport(summary, [finding for one in feeds for finding in _of(one, now)])
+    return PartReport(summary, [finding for feed in feeds for finding in _of(feed, now)])
 
 
 def _of(feed: FeedView, now: datetime) -> list[StatusIssue]:

@@ -6,12 +6,12 @@ from datetime import timedelta
 from penstock.ingest.config import IngestSection
 from penstock.ingest.run import store
 from penstock.kernel.db.database import Database
-from penstock.kernel.tasks.periodic import Chore
+from penstock.kernel.tasks.periodic import PeriodicTask
 
 _AT_ONCE = 1_000
 
 
-def chores(section: IngestSection, db: Database) -> Sequence[tuple[str, Chore, timedelta]]:
+def chores(section: IngestSection, db: Database) -> Sequence[tuple[str, PeriodicTask, timedelta]]:
     """Return the periodic tasks, each with its name and its interval."""
     return [("ingest retention", lambda: forget_old_runs(section, db), timedelta(minutes=10))]
 

@@ -35,14 +35,14 @@ class IngestMetrics:
         """Set the gauges to how suppliers stand; those that are gone are shown no longer."""
         for gauge in (self._age, self._facts, self._inbox, self._broken, self._fails, self._equal, self._alerts):
             gauge.clear()
-        for one in standings:
-            name = one.supplier
-            if one.age_seconds is not None:
-                self._age.labels(name).set(one.age_seconds)
-                self._facts.labels(name).set(one.facts or 0)
-            self._inbox.labels(name).set(len(one.inbox))
-            self._broken.labels(name).set(one.broken)
-            self._fails.labels(name).set(one.fails)
-            self._equal.labels(name).set(one.equal_shas)
+        for standing in standings:
+            name = standing.supplier
+            if standing.age_seconds is not None:
+                self._age.labels(name).set(standing.age_seconds)
+                self._facts.labels(name).set(standing.facts or 0)
+            self._inbox.labels(name).set(len(standing.inbox))
+            self._broken.labels(name).set(standing.broken)
+            self._fails.labels(name).set(standing.fails)
+            self._equal.labels(name).set(standing.equal_shas)
             for alert in IngestAlert:
-                self._alerts.labels(name, alert.value).set(alert in one.alerts)
+                self._alerts.labels(name, alert.value).set(alert in standing.alerts)

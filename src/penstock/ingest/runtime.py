@@ -9,7 +9,7 @@ from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.watcher import InboxWatcher, WatchCommand
 from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.db.database import Database
-from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 
@@ -21,6 +21,6 @@ async def run_ingest(
     watcher = InboxWatcher(section, place, command, IngestMetrics(telemetry.registry))
     async with AsyncExitStack() as stack:
         for chore in chores(section, db) if db is not None else ():
-            await stack.enter_async_context(repeating(*chore))
+            await stack.enter_async_context(run_periodically(*chore))
         await stack.enter_async_context(watcher.watching())
         yield

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import IngestRunStatus
 from penstock.ingest.model import IngestAlert, SupplierStatus
-from penstock.kernel.findings import PartReport, StatusIssue, broken, late, several
+from penstock.kernel.status import PartReport, StatusIssue, broken, late, several
 from penstock.kernel.text import in_words
 
 _Told = tuple[Callable[..., StatusIssue], Callable[[SupplierStatus], str], str]  # the hint may name the supplier
@@ -39,10 +39,10 @@ _ALERTS: Mapping[IngestAlert, _Told] = {
 async def look(views: IngestViews) -> PartReport:
     """How suppliers stand, and what is wrong with some."""
     suppliers = await views.suppliers()
-    published = sum(1 for one in suppliers if one.run_id is not None)
-    waiting = sum(len(one.inbox) for one in suppliers)
+    published = sum(1 for supplier in suppliers if supplier.run_id is not None)
+    waiting = sum(len(supplier.inbox) for supplier in suppliers)
     summary = f"{several(len(suppliers), 'supplier')}, {published:,} published, {several(waiting, 'file')} in inboxes"
-    return PartReport(summary, [finding for one in suppliers for finding in _of(one)])
+    return PartReport(summary, [finding for supplier in suppliers for finding in _of(supplier)])
 
 
 def _of(one: SupplierStatus) -> list[StatusIssue]:

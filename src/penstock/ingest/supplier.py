@@ -370,7 +370,7 @@ def load_supplier(file: Path, shown: str | None = None) -> tuple[Supplier, str]:
 def _code(error: PenstockError) -> FailureCode:
     """A configuration that asks for no quality is none."""
     problems: list[dict[str, Any]] = error.details.get("problems", [])
-    lacks = any(one["path"] in DQ_KEYS and one["message"] == "Field required" for one in problems)
+    lacks = any(problem["path"] in DQ_KEYS and problem["message"] == "Field required" for problem in problems)
     return FailureCode.CONFIG_DQ_MISSING if lacks else FailureCode.CONFIG_INVALID
 
 

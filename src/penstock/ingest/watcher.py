@@ -20,7 +20,7 @@ from penstock.ingest.run import ledger, select
 from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.errors import Conflict, PenstockError
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.periodic import run_periodically
 
 _SHOW = timedelta(seconds=10)
 _DELIVER = timedelta(seconds=5)
@@ -64,7 +64,7 @@ class InboxWatcher:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._stop)
             for name, chore, every in chores:
-                await stack.enter_async_context(repeating(name, chore, every))
+                await stack.enter_async_context(run_periodically(name, chore, every))
             yield
 
     async def look(self) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from penstock.kernel.http.app import of_the_house, service
+from penstock.kernel.http.app import require_operator, service
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.states.event_stream import EVENT_STREAM, LiveEvents
 from penstock.overview import schemas
@@ -15,7 +15,7 @@ from penstock.overview.events import MACHINES, EventHistory, told
 from penstock.overview.status import StatusBoard
 
 routes = APIRouter(prefix=PREFIX, tags=["overview"])
-Operator = Annotated[Principal, Depends(of_the_house("events and status of all parts"))]
+Operator = Annotated[Principal, Depends(require_operator("events and status of all parts"))]
 
 
 async def _watching(request: Request, _caller: Operator) -> AsyncIterator[LiveEvents]:

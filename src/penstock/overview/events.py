@@ -29,12 +29,12 @@ class EventHistory(LiveEvents):
     """The stream of the moves of all parts."""
 
 
-def all_moves(databases: Mapping[Part, Database], bells: Sequence[ChangeNotifications]) -> EventHistory:
+def all_moves(databases: Mapping[Part, Database], notifiers: Sequence[ChangeNotifications]) -> EventHistory:
     """The moves of all parts. Parts whose database is the same have one journal, told in its order."""
     machines: dict[Database, list[str]] = {}
     for part, db in databases.items():
         machines.setdefault(db, []).extend(machine.name for machine in MACHINES[part])
-    return EventHistory([JournalTail(db, names) for db, names in machines.items()], bells)
+    return EventHistory([JournalTail(db, names) for db, names in machines.items()], notifiers)
 
 
 def told(subject: str) -> Callable[[StoredEntry], schemas.OverviewEvent | None]:

@@ -4,8 +4,8 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.kernel.findings import IssueSeverity
 from penstock.kernel.http.schemas import MoveSchema
+from penstock.kernel.status import IssueSeverity
 from penstock.overview.contract import Part
 
 

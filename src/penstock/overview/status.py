@@ -8,8 +8,8 @@ import structlog
 
 from penstock import __version__
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.findings import IssueSeverity, PartReport, broken, several
 from penstock.kernel.http.health import LivenessPulse
+from penstock.kernel.status import IssueSeverity, PartReport, broken, several
 from penstock.overview import schemas
 
 OK = "OK"

@@ -8,7 +8,7 @@ import structlog
 
 from penstock.kernel.bus import Bus
 from penstock.kernel.db.database import Database, plan_freely
-from penstock.kernel.tasks.periodic import Chore
+from penstock.kernel.tasks.periodic import PeriodicTask
 from penstock.refdata import store
 from penstock.refdata.apply import snapshots
 from penstock.refdata.apply.relay import OUTBOX
@@ -64,7 +64,7 @@ class DriftWatch:
         return has_drifted
 
 
-def lag_chore(bus: Bus, topic: str, metrics: RefdataMetrics) -> tuple[str, Chore, timedelta]:
+def lag_chore(bus: Bus, topic: str, metrics: RefdataMetrics) -> tuple[str, PeriodicTask, timedelta]:
     """R26: show how far behind the workers on *topic* are."""
 
     async def show_lag() -> None:
@@ -86,7 +86,7 @@ class RefdataMaintenance:
         self._metrics = metrics
         self._actor = actor
 
-    def chores(self) -> Sequence[tuple[str, Chore, timedelta]]:
+    def chores(self) -> Sequence[tuple[str, PeriodicTask, timedelta]]:
         return [
             ("refdata sweeper", self.sweep, SECOND),
             ("refdata snapshots", self.expire, SECOND),

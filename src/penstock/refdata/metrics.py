@@ -40,7 +40,7 @@ class RefdataMetrics:
 
     def count(self, verdicts: Iterable[CommandVerdict]) -> None:
         for result, number in Counts(
-            "repeated" if one.is_repeated else _RESULTS[one.status] for one in verdicts
+            "repeated" if verdict.is_repeated else _RESULTS[verdict.status] for verdict in verdicts
         ).items():
             self._events.labels(result).inc(number)
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import structlog
 
 from penstock.kernel.bus import Bus, BusDelivery, DeliveryStream
-from penstock.kernel.bus.workers import working
+from penstock.kernel.bus.workers import run_workers
 from penstock.kernel.db.database import Database
 from penstock.kernel.ids import worker_name
 from penstock.kernel.signals import Signals
-from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Handler
 from penstock.refdata.apply import definitions
@@ -62,11 +62,11 @@ async def applying(platform: RefdataPlatform) -> AsyncIterator[None]:
     upkeep = RefdataMaintenance(platform.db, platform.bus, platform.refdata, platform.metrics, name)
     async with AsyncExitStack() as stack:
         for chore in upkeep.chores():
-            await stack.enter_async_context(repeating(*chore))
+            await stack.enter_async_context(run_periodically(*chore))
         handler = apply_handler(applier, platform.metrics, platform.telemetry)
         # Several: while one waits for PostgreSQL, another reads and judges.
-        working = _working(platform, section.kafka.commands_topic, name, handler, section.apply.workers)
-        await stack.enter_async_context(working)
+        workers = _working(platform, section.kafka.commands_topic, name, handler, section.apply.workers)
+        await stack.enter_async_context(workers)
         yield
 
 
@@ -85,13 +85,13 @@ async def adapting(platform: RefdataPlatform) -> AsyncIterator[None]:
 async def relaying(platform: RefdataPlatform) -> AsyncIterator[None]:
     """R15: tell the pods of every commit, until the end."""
     stopping = asyncio.Event()
-    relay = OutboxRelay(platform.db, platform.signals, platform.refdata.bell, platform.telemetry)
+    relay = OutboxRelay(platform.db, platform.signals, platform.refdata.notifier, platform.telemetry)
     task = asyncio.create_task(relay.run(stopping), name="relay")
     try:
         yield
     finally:
         stopping.set()
-        platform.refdata.bell.ring(SOMETHING)
+        platform.refdata.notifier.notify(SOMETHING)
         await task
 
 
@@ -103,8 +103,8 @@ async def _working(
     apply = platform.section.apply
     delivering = DeliveryStream(lease_for=apply.lease, max_attempts=apply.max_attempts)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(repeating(*lag_chore(platform.bus, topic, platform.metrics)))
-        workers = working(
+        await stack.enter_async_context(run_periodically(*lag_chore(platform.bus, topic, platform.metrics)))
+        workers = run_workers(
             platform.bus, platform.telemetry, topic, name, lambda _: handler, delivering, batch=apply.batch, count=count
         )
         await stack.enter_async_context(workers)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from penstock.kernel.findings import PartReport, StatusIssue, broken, late, several
+from penstock.kernel.status import PartReport, StatusIssue, broken, late, several
 from penstock.kernel.text import in_words
 from penstock.refdata.commands.service import Refdata
 

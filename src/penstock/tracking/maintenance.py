@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from penstock.kernel.tasks.periodic import Chore
+from penstock.kernel.tasks.periodic import PeriodicTask
 from penstock.tracking.service import Tracking
 
 SECOND = timedelta(seconds=1)
 
 
-def chores(tracking: Tracking) -> Sequence[tuple[str, Chore, timedelta]]:
+def chores(tracking: Tracking) -> Sequence[tuple[str, PeriodicTask, timedelta]]:
     """Each with its name and how often it is done; any number of processes may do them at once."""
     return [
         ("tracking reaper", tracking.reap, SECOND),

@@ -164,11 +164,11 @@ class PipelineCounts:
 
     def rows(self, stage: Stage, status: StageStatus | None = None) -> int:
         """How many rows stand so in *stage*."""
-        return sum(one.rows for one in self.counts if one.stage is stage and status in (None, one.status))
+        return sum(count.rows for count in self.counts if count.stage is stage and status in (None, count.status))
 
     def ready(self, stage: Stage) -> int:
         """How many could be claimed."""
-        return sum(one.rows for one in self.counts if one.stage is stage and one.is_ready)
+        return sum(count.rows for count in self.counts if count.stage is stage and count.is_ready)
 
 
 def stage_named(name: str) -> Stage:

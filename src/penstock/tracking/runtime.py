@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.maintenance import chores
@@ -19,5 +19,5 @@ async def run_tracking(db: Database, section: TrackingSection, telemetry: Teleme
         opened = Tracking.open(db, section, TrackingMetrics(telemetry.registry))
         tracking = await stack.enter_async_context(opened)
         for chore in chores(tracking):
-            await stack.enter_async_context(repeating(*chore))
+            await stack.enter_async_context(run_periodically(*chore))
         yield tracking

@@ -88,11 +88,11 @@ def _lease_report(report: RowReport, now: datetime) -> LeaseReport[StageStatus]:
 class Tracking:
     """The pipeline of one database."""
 
-    def __init__(self, db: Database, bell: Notifier, section: TrackingSection, metrics: TrackingMetrics) -> None:
+    def __init__(self, db: Database, notifier: Notifier, section: TrackingSection, metrics: TrackingMetrics) -> None:
         self.lease_for = section.lease
-        self.live = LiveEvents([JournalTail(db, STAGE_OF)], [ChangeNotifications(bell, WATCHING)])
+        self.live = LiveEvents([JournalTail(db, STAGE_OF)], [ChangeNotifications(notifier, WATCHING)])
         self.db = db
-        self._bell = bell
+        self._notifier = notifier
         self._metrics = metrics
         self._leases = store.leases(section.max_attempts)
 
@@ -100,12 +100,12 @@ class Tracking:
     @asynccontextmanager
     async def open(cls, db: Database, section: TrackingSection, metrics: TrackingMetrics) -> "AsyncIterator[Tracking]":
         """The pipeline, in touch with the other processes that serve it."""
-        async with Notifier.hung(db, store.CHANNEL) as bell:
-            yield cls(db, bell, section, metrics)
+        async with Notifier.open(db, store.CHANNEL) as notifier:
+            yield cls(db, notifier, section, metrics)
 
     def stop(self) -> None:
         """Let nobody wait any longer."""
-        self._bell.close()
+        self._notifier.close()
 
     async def check(self) -> str:
         """The database's version, or Transient DATABASE_DOWN."""
@@ -123,7 +123,7 @@ class Tracking:
             if new:
                 now, producer = self.db.clock.now(), known[0].worker if known else worker
                 await store.insert_rows(tx, filename, new, status, worker=producer, actor=actor, now=now)
-        self._bell.ring(WATCHING)
+        self._notifier.notify(WATCHING)
         return bool(new)
 
     async def move(
@@ -177,7 +177,7 @@ class Tracking:
     ) -> list[ClaimedRow]:
         """T12: rows nobody else has, oldest first; waits up to *wait* seconds for the first, unless its caller goes."""
         lasts = self._lasting(lease_for)
-        return await self._bell.claim(
+        return await self._notifier.claim(
             stage, lambda: self._claim_now(stage, worker, limit, lasts), wait=wait, is_gone=is_gone
         )
 
@@ -186,7 +186,7 @@ class Tracking:
             lease, now = self._leases[stage], self.db.clock.now()
             held = await store.claim(connection, lease, worker=worker, limit=limit, lease_for=lease_for, now=now)
         if held:
-            self._bell.ring(WATCHING)
+            self._notifier.notify(WATCHING)
         return held
 
     async def report(self, stage: Stage, reports: Sequence[RowReport]) -> list[RowReportResult]:
@@ -265,7 +265,7 @@ class Tracking:
         """T19: let *stage* go on."""
         async with self.db.connection() as connection:
             await store.resume(connection, stage)
-        self._bell.ring(stage)
+        self._notifier.notify(stage)
 
     async def queue(
         self,
@@ -360,7 +360,7 @@ class Tracking:
         """Wake who waits for rows of *stage*, or of the stage after it, and who watches."""
         following = [queue for queue in QUEUES if queue.before is stage and StageStatus.DONE in targets]
         again = [stage] if StageStatus.NEW in targets else []
-        self._bell.ring(WATCHING, *following, *again)
+        self._notifier.notify(WATCHING, *following, *again)
 
 
 def _under_way(counts: Sequence[StageCount], stage: Stage) -> int:

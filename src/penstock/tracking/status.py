@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from penstock.kernel.findings import PartReport, StatusIssue, broken, late, several
+from penstock.kernel.status import PartReport, StatusIssue, broken, late, several
 from penstock.kernel.text import in_words
 from penstock.tracking.contract import Stage, StageStatus
 from penstock.tracking.model import FILE_STAGE, PipelineCounts, because

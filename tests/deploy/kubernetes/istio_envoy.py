@@ -128,7 +128,7 @@ def _bootstrap(port: int, routes: list[Json], roles: Mapping[str, StubRole]) -> 
     }
     filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
     listener = {"name": "in", "address": _address(port), "filter_chains": [{"filters": filters}]}
-    return {"static_resources": {"listeners": [listener], "clusters": [_cluster(*one) for one in roles.items()]}}
+    return {"static_resources": {"listeners": [listener], "clusters": [_cluster(*role) for role in roles.items()]}}
 
 
 def _routes(routes: list[Json]) -> list[Json]:

@@ -103,7 +103,7 @@ def test_values_become_the_configuration(tmp_path: Path) -> None:
     assert len(settings.signals.redis.nodes) == 3
     assert settings.storage.url == "s3://penstock/objects"
     assert settings.harvest.feeds["stones"].partitions.highest == 250_000_000
-    assert [one.code for one in settings.refdata.dictionaries] == ["RATES"]
+    assert [dictionary.code for dictionary in settings.refdata.dictionaries] == ["RATES"]
     assert example("postgresql-only").config()["auth"]["jwt"]["algorithms"] == ["HS256"]
 
 
@@ -115,7 +115,7 @@ def test_whatever_the_configuration_refers_to_is_there(name: str) -> None:
     paths = set(re.findall(r"/etc/penstock/secrets/([\w.-]+)", text))
     for pod_name, pod in example(name).pods():
         sources = [one for volume in pod["volumes"] for one in volume.get("projected", {}).get("sources", ())]
-        files = {item["path"] for one in sources for item in next(iter(one.values()))["items"]}
+        files = {item["path"] for source in sources for item in next(iter(source.values()))["items"]}
         assert paths <= files, pod_name
         for container in (*pod.get("initContainers", ()), *pod["containers"]):
             assert variables <= {one["name"] for one in container["env"]}, pod_name
@@ -567,12 +567,14 @@ def _selected(found: Rendered, selector: Mapping[str, Any]) -> set[str]:
 
 
 def _checksums(found: Rendered) -> set[str]:
-    return {one["spec"]["template"]["metadata"]["annotations"][CHECKSUM] for one in found.roles().values()}
+    return {role["spec"]["template"]["metadata"]["annotations"][CHECKSUM] for role in found.roles().values()}
 
 
 def _rules(found: Rendered, role: str, way: str) -> list[Mapping[str, Any]]:
     policies = [one["spec"] for one in found.of_kind("NetworkPolicy").values()]
-    return [rule for one in policies if role in _selected(found, one["podSelector"]) for rule in one.get(way, ())]
+    return [
+        rule for policy in policies if role in _selected(found, policy["podSelector"]) for rule in policy.get(way, ())
+    ]
 
 
 def _reachable(found: Rendered, role: str) -> set[int]:

@@ -63,7 +63,7 @@ def _uses(expr: Expr) -> Iterator[Use]:
 
 
 def _selected(selector: VectorSelector) -> Use:
-    matchers = {one.name: one.value for one in selector.matchers.matchers}
+    matchers = {matcher.name: matcher.value for matcher in selector.matchers.matchers}
     name = selector.name or matchers.pop("__name__")
     return Use(frozenset({name}), frozenset(matchers))
 
@@ -72,7 +72,7 @@ def _below(expr: Expr) -> list[Expr]:
     if isinstance(expr, BinaryExpr):
         return [expr.lhs, expr.rhs]
     if isinstance(expr, promql_parser.Call):
-        return [one for one in expr.args if not isinstance(one, promql_parser.StringLiteral)]
+        return [arg for arg in expr.args if not isinstance(arg, promql_parser.StringLiteral)]
     inner = getattr(expr, "expr", None)
     return [inner] if inner is not None else []
 

@@ -123,7 +123,7 @@ def _evaluations(path: Path) -> Iterator[tuple[str, bool]]:
 
 @cache
 def _tested() -> frozenset[tuple[str, bool]]:
-    return frozenset(one for path in TESTS if path != IDLE for one in _evaluations(path))
+    return frozenset(evaluation for path in TESTS if path != IDLE for evaluation in _evaluations(path))
 
 
 @pytest.mark.parametrize("alert", ALERTS)
@@ -192,8 +192,10 @@ def test_only_alerts_that_exist_are_routed() -> None:
 
 
 def _matches(matchers: list[str], labels: Mapping[str, str]) -> bool:
-    parts = [re.fullmatch(r'(\w+)(=~?)"(.+)"', one) for one in matchers]
-    return all(one and re.fullmatch(one[3] if one[2] == "=~" else re.escape(one[3]), labels[one[1]]) for one in parts)
+    parts = [re.fullmatch(r'(\w+)(=~?)"(.+)"', matcher) for matcher in matchers]
+    return all(
+        part and re.fullmatch(part[3] if part[2] == "=~" else re.escape(part[3]), labels[part[1]]) for part in parts
+    )
 
 
 def _inhibits(source: Mapping[str, str], target: Mapping[str, str]) -> bool:
@@ -270,13 +272,15 @@ def _is_known(command: str) -> bool:
         elif word in {">", "|"}:
             break
         elif word.startswith("-"):
-            option = next((one for one in node.params if word in one.opts), None)
+            option = next((param for param in node.params if word in param.opts), None)
             if option is None or not (option.is_flag or next(words, None)):
                 return False
         else:
             given += 1
-    arguments = [one for one in node.params if one.param_type_name == "argument"]
-    return not getattr(node, "commands", {}) and (given <= len(arguments) or any(one.nargs < 0 for one in arguments))
+    arguments = [param for param in node.params if param.param_type_name == "argument"]
+    return not getattr(node, "commands", {}) and (
+        given <= len(arguments) or any(argument.nargs < 0 for argument in arguments)
+    )
 
 
 @pytest.mark.parametrize("page", sorted(RUNBOOK.glob("*.md")), ids=lambda page: page.stem)

@@ -113,13 +113,13 @@ def test_what_is_not_told_is_found() -> None:
 def _wrong(found: Exposition, queries: Iterable[DeliveredQuery]) -> Iterator[str]:
     """What queries count on that is not so."""
     made = recorded()
-    for one in queries:
-        for use in uses(one.query):
-            yield from (f"{one.place}: {wrong}" for wrong in _lacking(found, use, made))
-        kept = groupings(one.query)
-        known = {label for metric in metrics_of(one.query) for label in found.labels_of(metric) or ()} | PLACES
-        for label in sorted(one.labels - (known if kept is None else kept)):
-            yield f"{one.place}: {label} is not in what it shows"
+    for query in queries:
+        for use in uses(query.query):
+            yield from (f"{query.place}: {wrong}" for wrong in _lacking(found, use, made))
+        kept = groupings(query.query)
+        known = {label for metric in metrics_of(query.query) for label in found.labels_of(metric) or ()} | PLACES
+        for label in sorted(query.labels - (known if kept is None else kept)):
+            yield f"{query.place}: {label} is not in what it shows"
 
 
 def _lacking(found: Exposition, use: Use, made: frozenset[str]) -> Iterator[str]:

@@ -107,10 +107,10 @@ def test_alerts_tell_of_what_is_broken_and_of_nothing_else(harness: MonitoringHa
 def _without_data(watching: Prometheus) -> set[str]:
     """Panels that are empty and should not be."""
     empty = set()
-    for one in of_dashboards():
-        found = watching.query(one.query)
-        if not found and not metrics_of(one.query) & _IN_TROUBLE:
-            empty.add(one.place)
+    for of_dashboard in of_dashboards():
+        found = watching.query(of_dashboard.query)
+        if not found and not metrics_of(of_dashboard.query) & _IN_TROUBLE:
+            empty.add(of_dashboard.place)
     return empty - _LATER
 
 

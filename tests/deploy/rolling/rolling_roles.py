@@ -64,7 +64,10 @@ class RollingRole(Server):
         text = self.get("/actuator/prometheus").text
         families = text_string_to_metric_families(text)
         [value] = [
-            one.value for family in families for one in family.samples if (one.name, one.labels) == (name, labels)
+            sample.value
+            for family in families
+            for sample in family.samples
+            if (sample.name, sample.labels) == (name, labels)
         ]
         return value
 

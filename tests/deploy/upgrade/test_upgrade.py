@@ -13,7 +13,7 @@ import asyncpg
 import httpx
 import pytest
 
-from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.periodic import run_periodically
 from tests.deploy.upgrade import upgrade_versions
 from tests.deploy.upgrade.test_migrations import recorded
 from tests.deploy.upgrade.upgrade_versions import NEXT, PARTS, Version, VersionRole
@@ -168,7 +168,7 @@ class UpgradeClient(httpx.AsyncClient):
             except (AssertionError, httpx.HTTPError) as error:
                 self._troubles.append(str(error))
 
-        async with repeating("tracking", one_more, timedelta(milliseconds=50)):
+        async with run_periodically("tracking", one_more, timedelta(milliseconds=50)):
             await self.more_of_it()
             yield
             await self.more_of_it()

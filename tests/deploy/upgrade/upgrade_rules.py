@@ -105,4 +105,4 @@ def _actions(text: str) -> list[str]:
 
 
 def _indexed(sql: str) -> set[str]:
-    return {match[1] for one in _statements(sql) if (match := _INDEXED.match(one))}
+    return {match[1] for statement in _statements(sql) if (match := _INDEXED.match(statement))}

@@ -14,7 +14,7 @@ from uuid import uuid4
 import httpx
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.periodic import run_periodically
 from tests.deploy.upgrade.upgrade_versions import Version, VersionRole
 from tests.support.settings import write_config
 from tests.support.waiting import becomes
@@ -163,7 +163,7 @@ async def upgrade_workload(folder: Path, url: str) -> AsyncIterator[UpgradeWorkl
 @asynccontextmanager
 async def loaded(workload: UpgradeWorkload) -> AsyncIterator[None]:
     """Clients are at work meanwhile."""
-    async with repeating("load", workload.write_and_read, EVERY):
+    async with run_periodically("load", workload.write_and_read, EVERY):
         await workload.some_writes()
         yield
         await workload.some_writes()

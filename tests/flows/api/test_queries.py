@@ -62,7 +62,7 @@ async def test_the_history_has_every_move(harness: FlowsHarness) -> None:
     await harness.done()
     path = "/flow_runs/r1/history"
     moves = (await harness.get(path))["moves"]
-    told = [(one["stepId"], one["from"], one["to"], one["actor"]) for one in moves]
+    told = [(move["stepId"], move["from"], move["to"], move["actor"]) for move in moves]
     assert sorted(told, key=str) == sorted(
         [
             (None, "PENDING", "RUNNING", "advance"),

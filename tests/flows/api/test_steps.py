@@ -65,7 +65,7 @@ async def test_an_old_fence_changes_nothing(harness: FlowsHarness, clock: Manual
         "SUPERSEDED",
     )
     beats = await harness.post("/flow_steps/heartbeat", items=[named(old), named(new)])
-    assert [one["state"] for one in beats["items"]] == ["lost", "held"]
+    assert [beat["state"] for beat in beats["items"]] == ["lost", "held"]
     assert (await harness.report(new))["result"] == "settled"
 
 
@@ -94,7 +94,7 @@ async def test_many_are_reported_at_once(harness: FlowsHarness) -> None:
         {**named(c), "stepId": "none", "status": "SUCCEEDED"},
     ]
     results = (await harness.post("/flow_steps/report", worker="w2", items=items))["items"]
-    assert [(one["stepId"], one["result"], one["status"]) for one in results] == [
+    assert [(result["stepId"], result["result"], result["status"]) for result in results] == [
         ("a", "settled", "SUCCEEDED"),
         ("b", "settled", "FAILED"),
         ("c", "superseded", "RUNNING"),

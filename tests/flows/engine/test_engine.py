@@ -73,10 +73,10 @@ async def test_a_heartbeat_is_no_move(flows: FlowsStepper) -> None:
     """F3: it extends a lease, and that is all: nothing is noted, nobody is woken."""
     await flows.start(DIAMOND)
     held = await flows.claim()
-    _, noted, rung = await flows.fingerprint()
+    _, noted, notified = await flows.fingerprint()
     flows.clock.advance(timedelta(seconds=30))
     assert await flows.engine.heartbeat([("r", "a", 1)]) == {("r", "a", 1): False}
-    assert (await flows.fingerprint())[1:] == (noted, rung)
+    assert (await flows.fingerprint())[1:] == (noted, notified)
     assert (await flows.step("a"))["lease_until"] == held["a"].lease_until + timedelta(seconds=30)
 
 
@@ -167,9 +167,9 @@ async def test_a_step_that_has_its_turn_again_is_told_at_once(flows: FlowsSteppe
         ("b", StepReportKind.RELEASED, True),
         ("c", StepReportKind.SUCCEEDED, False),
     ):
-        rung = flows.bell.next(STEPS)
+        notified = flows.notifier.next_event(STEPS)
         await flows.say(held[name], said)
-        assert rung.is_set() is is_told, name
+        assert notified.is_set() is is_told, name
 
 
 async def test_the_end_of_a_limited_kind_is_anothers_turn(database_url: str, tmp_path: Path) -> None:
@@ -177,13 +177,13 @@ async def test_the_end_of_a_limited_kind_is_anothers_turn(database_url: str, tmp
     async with flows_stepper(database_url, tmp_path, limits={WORK: 1}) as flows:
         await flows.start({"a": work(), "b": work()})
         held = (await flows.claim())["a"]
-        rung = flows.bell.next(STEPS)
+        notified = flows.notifier.next_event(STEPS)
         await flows.say(held)
-        assert rung.is_set()
+        assert notified.is_set()
         held = (await flows.claim())["b"]
-        rung = flows.bell.next(STEPS)
+        notified = flows.notifier.next_event(STEPS)
         await flows.counter.settle("w", [(held, report(held))], [WORK], 1)
-        assert rung.is_set()
+        assert notified.is_set()
 
 
 async def test_who_waits_is_let_go_when_the_engine_stops(flows: FlowsStepper) -> None:

@@ -56,5 +56,5 @@ async def test_what_is_given_inline_is_not_remembered(flows: FlowsStepper) -> No
     await flows.start({"inline-step": work()})
     await flows.start(None, "other", flow="again")
     gc.collect()
-    known = {one.step_id for one in gc.get_objects() if isinstance(one, NewStep)}
+    known = {get_object.step_id for get_object in gc.get_objects() if isinstance(get_object, NewStep)}
     assert ("inline-step" in known, "named-step" in known) == (False, True)

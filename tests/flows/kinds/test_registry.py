@@ -38,7 +38,7 @@ def test_the_market_kinds_can_be_a_users_module() -> None:
     for found in (FlowCatalogue(section), open_catalogue(section)):
         assert set(found.input_checks) >= MARKET
         assert made(found, section) == MARKET
-        assert sum(len(one.handlers) for one in found.make_workers(KindContext(section))) == len(MARKET)
+        assert sum(len(make_worker.handlers) for make_worker in found.make_workers(KindContext(section))) == len(MARKET)
 
 
 def test_penstocks_own_modules_leave_the_path_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

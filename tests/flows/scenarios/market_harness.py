@@ -50,11 +50,11 @@ class MarketHarness:
         """The run, once it has ended."""
         async with asyncio.timeout(WITHIN):
             while True:
-                rung = self.engine.bell.next(RUNS)
+                notified = self.engine.notifier.next_event(RUNS)
                 run = await self.views.run(run_id)
                 if run["status"] in _ENDED:
                     return run
-                await rung.wait()
+                await notified.wait()
 
     async def done(self, run_id: str = "r1", **asked: Any) -> Json:
         """A run from its beginning to its end."""
@@ -135,8 +135,8 @@ def workers(
     """The built-in workers, whose pauses are kept by the *server* they ask instead of waited for."""
     pause = server.pause if server else asyncio.sleep
     flows, built_in = settings(**section), Workers()
-    for one in open_catalogue(flows).make_workers(KindContext(flows, pause=pause)):
-        built_in.add(one)
+    for make_worker in open_catalogue(flows).make_workers(KindContext(flows, pause=pause)):
+        built_in.add(make_worker)
     built_in.handlers |= handlers or {}
     return built_in
 

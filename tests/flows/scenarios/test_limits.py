@@ -51,9 +51,9 @@ async def test_a_flow_within_waits_for_others_of_its_name(flows: FlowsStepper) -
 async def test_a_flow_within_that_waits_is_rung_for(flows: FlowsStepper) -> None:
     """F14: who admits runs is told of it, and need not wait for the next look."""
     flows.named.add("one", {"a": work()})
-    rung = flows.bell.next(engine.RUNS)
+    notified = flows.notifier.next_event(engine.RUNS)
     await flows.start({"f": named("one")})
-    assert rung.is_set()
+    assert notified.is_set()
 
 
 # F2, F14: sizes.

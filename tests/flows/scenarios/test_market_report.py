@@ -120,7 +120,7 @@ async def test_what_is_kept_of_artifacts_is_what_is_stored(database_url: str, tm
         assert charts["outputs"][MANIFEST_OUTPUT] == found.storage.uri("charts/r1/charts/manifest.json")
         told = orjson.loads(await found.artifact("charts", MANIFEST))
         assert await found.manifest() == (PICTURES, {})
-    kept = {one["name"]: (one["sha256"], one["size"]) for one in charts["artifacts"]}
+    kept = {chart["name"]: (chart["sha256"], chart["size"]) for chart in charts["artifacts"]}
     assert all(kept[item["name"]] == (item["sha256"], item["size"]) for item in told["items"])
 
 
@@ -169,7 +169,7 @@ async def test_fewer_pictures_than_asked_may_be_enough(
         told = charts["outputs"]
         assert (told["partial"], told["received"], told["requested"]) == (True, 2, 3)
         assert await found.manifest() == (["days", "hours"], {"four-hours": code})
-        assert [one["name"] for one in charts["artifacts"]] == ["days.png", "hours.png", MANIFEST]
+        assert [chart["name"] for chart in charts["artifacts"]] == ["days.png", "hours.png", MANIFEST]
         report = await found.artifact("report", "report.md")
         assert b"days.png" in report
         assert b"four-hours" not in report
@@ -192,7 +192,7 @@ async def test_too_few_pictures_fail_the_run(
         assert [each["id"] for each in error["details"]["failures"]] == ["days", "hours"]
         assert charts["outputs"] == {MANIFEST_OUTPUT: found.storage.uri("charts/r1/charts/manifest.json")}
         assert await found.manifest() == (["four-hours"], {"days": code, "hours": code})
-        assert [one["name"] for one in charts["artifacts"]] == ["four-hours.png", MANIFEST]
+        assert [chart["name"] for chart in charts["artifacts"]] == ["four-hours.png", MANIFEST]
         assert TOKEN.encode() not in await found.all_told()
 
 
@@ -226,7 +226,7 @@ async def test_a_step_that_is_tried_again_leaves_only_its_last_attempt(
         run = await found.done(**example(charts=again))
         charts = run["steps"]["charts"]
         assert (run["status"], charts["attempts"], charts["outputs"]["partial"]) == ("SUCCEEDED", 2, True)
-        assert [one["name"] for one in charts["artifacts"]] == ["days.png", "hours.png", MANIFEST]
+        assert [chart["name"] for chart in charts["artifacts"]] == ["days.png", "hours.png", MANIFEST]
         assert await found.manifest() == (["days", "hours"], {"four-hours": "IMAGE_ERROR"})
         assert not [path for path in found.published() if path.endswith(".jpg")]
         moves = (await found.views.history("r1", (0, 0), 100)).moves
@@ -372,7 +372,7 @@ async def test_a_worker_is_not_believed(database_url: str, tmp_path: Path) -> No
             run, code = await found.ended(run_id), LIES[lie][0]
             assert failed_charts(run)["code"] == code, lie
             charts = run["steps"]["charts"]
-            names = [one["name"] for one in charts["artifacts"]]
+            names = [chart["name"] for chart in charts["artifacts"]]
             assert (MANIFEST in names) == (code != "MANIFEST_MISSING"), lie
             uri = found.storage.uri(f"charts/{run_id}/charts/manifest.json") if MANIFEST in names else None
             assert charts["outputs"].get(MANIFEST_OUTPUT) == uri, lie
@@ -567,7 +567,7 @@ async def test_who_lost_the_lease_cannot_publish(
         assert (run["status"], charts["worker"], charts["attempts"]) == ("SUCCEEDED", "quick", 2)
         assert await found.artifact("charts", "days.png") == PNG + b"quick"
         assert await found.manifest() == (PICTURES, {})
-        kept = {one["name"]: one["sha256"] for one in charts["artifacts"]}
+        kept = {chart["name"]: chart["sha256"] for chart in charts["artifacts"]}
         assert kept["days.png"] == hashlib.sha256(PNG + b"quick").hexdigest()
     assert len(api.bodies) == 6
 

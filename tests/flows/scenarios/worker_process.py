@@ -26,7 +26,7 @@ from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.db.database import Database
 from penstock.kernel.storage.folder import FolderStorage
-from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.support.crash import CrashingProcess, redirect_output
 from tests.support.waiting import becomes
@@ -142,7 +142,7 @@ async def _work(place: WorkerSetup) -> None:
         db = await stack.enter_async_context(Database.open(place.url, looks_up=True))
         engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, {}, section))
         for name, chore, every in FlowMaintenance(engine, catalogue, storage).chores():
-            await stack.enter_async_context(repeating(name, chore, min(every, _SECOND)))
+            await stack.enter_async_context(run_periodically(name, chore, min(every, _SECOND)))
         worker = StepWorker(
             LocalWorkSource(engine, storage),
             workers,

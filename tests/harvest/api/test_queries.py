@@ -34,13 +34,13 @@ async def test_partitions(api: HarvestApiClient) -> None:
     told = await api.get(f"/runs/{run_id}/partitions")
     partitions = told["partitions"]
     assert told["runId"] == str(run_id)
-    assert sum(one["counted"] for one in partitions) == 120
-    pending = [one for one in partitions if one["status"] == "pending"]
-    (begun,) = [one for one in partitions if one["seen"]]
+    assert sum(partition["counted"] for partition in partitions) == 120
+    pending = [partition for partition in partitions if partition["status"] == "pending"]
+    (begun,) = [partition for partition in partitions if partition["seen"]]
     assert {(one["nextOffset"], one["seen"], one["workerId"]) for one in pending} == {(0, 0, None)}
     assert (begun["workerId"], begun["scan"], begun["error"]) == ("stepper", 1, None)
     assert begun["nextOffset"] == begun["seen"] > 0
-    ranges = [one for one in partitions if one["kind"] == "range"]
+    ranges = [partition for partition in partitions if partition["kind"] == "range"]
     assert all(one["upperBound"] == other["lowerBound"] for one, other in pairwise(ranges))
 
 

@@ -96,7 +96,7 @@ def reference(recipe: FeedMapping, payload: str) -> tuple[dict[str, Any], Fracti
         fields[field.name] = read
     cost = fields.pop("cost")
     for rule in recipe.rules if cost is not None else ():
-        if all(_holds(one, list(fields.values())[one.field]) for one in rule.conditions):
+        if all(_holds(condition, list(fields.values())[condition.field]) for condition in rule.conditions):
             exact = Fraction(cost) / 100 * Fraction(rule.factor) + Fraction(rule.add)
             size = Fraction(int(abs(exact) * 10**recipe.decimals + Fraction(1, 2)), 10**recipe.decimals)
             return fields, size if exact > 0 else -size, rule.name

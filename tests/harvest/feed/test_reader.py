@@ -32,7 +32,7 @@ class ByteSource:
         self.records: list[bytes] = []
 
     def put(self, *records: bytes | Mapping[str, Any]) -> None:
-        self.records = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in records]
+        self.records = [record if isinstance(record, bytes) else json.dumps(record).encode() for record in records]
 
     async def page(self, request: web.Request) -> web.Response:
         offset, limit = int(request.query["offset"]), int(request.query["limit"])
@@ -143,7 +143,7 @@ def only(raw: bytes, **changes: Any) -> StoredRecord:
 def test_what_is_no_record_is_told_why(raw: bytes, reason: str) -> None:
     """H4: no key, a key that is none, or no object: each with its reason, and the records around it are read."""
     records, (rejected,) = reader().read([b'{"id": "before"}', raw, b'{"id": "after"}'])
-    assert [one.key for one in records] == ["before", "after"]
+    assert [record.key for record in records] == ["before", "after"]
     assert rejected.reason.startswith(reason)
     assert rejected.key is None
 

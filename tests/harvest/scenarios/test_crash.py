@@ -235,7 +235,9 @@ def behind(settings: Settings, topic: str, group: str) -> list[str]:
         reader.close()
     admin = AdminClient({"bootstrap.servers": settings.bus.kafka.bootstrap})
     known = admin.describe_consumer_groups([group], request_timeout=PATIENCE)[group].result(PATIENCE)
-    members = {one.member_id: [place.partition for place in one.assignment.topic_partitions] for one in known.members}
+    members = {
+        member.member_id: [place.partition for place in member.assignment.topic_partitions] for member in known.members
+    }
     return [
         f"{group} is {known.state.name}: {members}",
         *(

@@ -20,7 +20,7 @@ from penstock.harvest.model import PagePosition, PartitionKind, PartitionRange, 
 from penstock.harvest.sources.port import SourcePaused, SourceRefused
 from penstock.kernel.bus import BusDelivery, DeliveryStream
 from penstock.kernel.bus.postgres import PostgresBus
-from penstock.kernel.bus.workers import working
+from penstock.kernel.bus.workers import run_workers
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Transient
@@ -102,9 +102,9 @@ async def cause(db: Database) -> None:
 async def test_an_alert_waits_for_its_channel_for_more_than_a_day(timed: Database) -> None:
     """H12: later and later, but never later than an hour."""
     await cause(timed)
-    teller = AlertSender(timed, AlertsSection.model_validate({"webhooks": [{"url": "http://127.0.0.1:1/"}]}))
+    alert_sender = AlertSender(timed, AlertsSection.model_validate({"webhooks": [{"url": "http://127.0.0.1:1/"}]}))
     waits: list[timedelta] = []
-    while await teller.tell():
+    while await alert_sender.tell():
         waits.append(await timed.fetchval("SELECT due_at FROM harvest_alert") - timed.clock.now())
         assert isinstance(timed.clock, ManualClock)
         timed.clock.advance(waits[-1])
@@ -115,7 +115,7 @@ async def test_an_alert_waits_for_its_channel_for_more_than_a_day(timed: Databas
 
 async def test_what_was_told_stays_told(timed: Database) -> None:
     """H12: alerts are told one by one: a crash over one of them does not have those before it told twice."""
-    teller = AlertSender(timed, AlertsSection())
+    alert_sender = AlertSender(timed, AlertsSection())
     told: list[int] = []
 
     async def crash_over_the_second(alert: Mapping[str, Any]) -> None:
@@ -123,11 +123,11 @@ async def test_what_was_told_stays_told(timed: Database) -> None:
             raise RuntimeError("no channel ought to do that")
         told.append(alert["id"])
 
-    teller._channels["odd"] = crash_over_the_second
+    alert_sender._channels["odd"] = crash_over_the_second
     for _ in range(2):
         await cause(timed)
     with pytest.raises(RuntimeError):
-        await teller.tell()
+        await alert_sender.tell()
     rows = await timed.fetch("SELECT id FROM harvest_alert WHERE is_told")
     assert [row["id"] for row in rows] == told
 
@@ -140,7 +140,7 @@ async def working_of(
 
     def noted(*args: Any, count: int, **kept: Any) -> AbstractAsyncContextManager[None]:
         found[args[2]] = args[5], count
-        return working(*args, count=count, **kept)
+        return run_workers(*args, count=count, **kept)
 
     monkeypatch.setattr(runtime, "working", noted)
     async with harvest_harness(database_url, folder, **told) as harness, harness.working():

@@ -56,7 +56,7 @@ async def test_windows_by_graphql(client: LocalSourceClient, source: LocalSource
     changed = source.change(updates=4, inserts=2)
     told = await client.graphql(PAGE, token=token, query={"updated_at": {"after": before}})
     items = told["data"]["as"]["diamonds_by_query"]["items"]
-    assert {one["id"] for one in items} == {*changed.updated, *changed.inserted}
+    assert {item["id"] for item in items} == {*changed.updated, *changed.inserted}
     told = await client.graphql(COUNT, token=token, query={"updated_at": {"upto": before}})
     assert told["data"]["as"]["diamonds_by_query_count"] == 396
 

@@ -149,7 +149,7 @@ def test_delivered_exactly_once(harness: IngestHarness, dictionary: Dictionary, 
     marker.unlink()
     assert deliver() == {dictionary.name: "done"}
     assert json.loads(marker.read_bytes())["told"] == told
-    assert [one["version"] for one in dictionary.versions] == [1]
+    assert [version["version"] for version in dictionary.versions] == [1]
 
 
 @pytest.mark.full

@@ -45,7 +45,7 @@ def test_a_dictionary_becomes_what_is_published(
     harness.publish(snapshot({"B": 7, "D": 4}))
     assert deliver() == {dictionary.name: "done"}
     dictionary.shows({"B": {"price": 7, "sku": "B"}, "D": {"price": 4, "sku": "D"}})
-    assert [one["version"] for one in dictionary.versions] == [2, 1]
+    assert [version["version"] for version in dictionary.versions] == [2, 1]
 
 
 def test_told_late_changes_nothing(harness: IngestHarness, dictionary: Dictionary, deliver: Deliver) -> None:
@@ -60,7 +60,7 @@ def test_told_late_changes_nothing(harness: IngestHarness, dictionary: Dictionar
             bridge.call(targets.fill_dictionary(target, "sku", old))
     assert isinstance(told.value, targets.DeliveryRefused)
     dictionary.shows(payloads(harness))
-    assert [one["version"] for one in dictionary.versions] == [1]
+    assert [version["version"] for version in dictionary.versions] == [1]
 
 
 def test_a_large_state_goes_in_several_chunks(
@@ -72,7 +72,7 @@ def test_a_large_state_goes_in_several_chunks(
     harness.publish(snapshot({f"k{number}": number for number in range(100)}))
     assert deliver() == {dictionary.name: "done"}
     dictionary.shows(payloads(harness))
-    assert [(one["version"], one["items"]) for one in dictionary.versions] == [(1, 100)]
+    assert [(version["version"], version["items"]) for version in dictionary.versions] == [(1, 100)]
     harness.publish(snapshot({}))
     assert deliver() == {dictionary.name: "done"}
     dictionary.shows({})

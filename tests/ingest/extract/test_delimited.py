@@ -272,6 +272,6 @@ def test_thousands_of_columns_that_share_a_name(file: Path) -> None:
     """I19: each gets a number that is free, without looking at all before it once more."""
     names = ["p", "p_3", "p", "p", *["p"] * 12_000]
     [table] = open_tables(written(file, ",".join(names) + "\n1\n"), SupplierSource(), SupplierLimits())
-    fields = [one.name for one in bind(table, supplier()).fields]
+    fields = [field.name for field in bind(table, supplier()).fields]
     assert fields[:5] == ["p", "p_3", "p_2", "p_4", "p_5"]
     assert len(set(fields)) == len(names)

@@ -44,7 +44,7 @@ def ready(supplier: SupplierFolder) -> list[str]:
     known = supplier.ledger()
     found = select.look(supplier.tree, SUPPLIER, known, WINDOW)
     ledger.save(supplier.tree, SUPPLIER, known)
-    return [one.name for one in found.arrivals]
+    return [arrival.name for arrival in found.arrivals]
 
 
 # When a file is finished.

@@ -54,12 +54,12 @@ async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: Ingest
     assert second is not None
     assert third is not None
     found = await views.runs(SUPPLIER, None, store.START, 10)
-    assert [(one.run_id, one.status) for one in found.items] == [
+    assert [(item.run_id, item.status) for item in found.items] == [
         (third.run_id, IngestRunState.FAIL),
         (second.run_id, IngestRunState.PASS),
         (first.run_id, IngestRunState.PASS),
     ]
-    assert [one.run_id for one in (await views.runs(None, IngestRunState.FAIL, store.START, 10)).items] == [
+    assert [item.run_id for item in (await views.runs(None, IngestRunState.FAIL, store.START, 10)).items] == [
         third.run_id
     ]
     row, moved, history = await views.run(third.run_id)

@@ -111,12 +111,12 @@ def places(tree: FileTree, content: bytes) -> set[str]:
         "broken": paths.broken(SUPPLIER),
     }
     found = {name for name, folder in folders.items() if content in _contents(tree, folder)}
-    archived = [one.path for one in tree.files(paths.archive(SUPPLIER)) if "/obsolete/" not in one.path]
+    archived = [file.path for file in tree.files(paths.archive(SUPPLIER)) if "/obsolete/" not in file.path]
     return found | ({"archive"} if content in [tree.read(path) for path in archived] else set())
 
 
 def _contents(tree: FileTree, folder: str) -> list[bytes | None]:
-    return [tree.read(one.path) for one in tree.files(folder)]
+    return [tree.read(file.path) for file in tree.files(folder)]
 
 
 def assert_settled(tree: FileTree) -> None:
@@ -197,7 +197,7 @@ def test_the_newest_unique_file_wins(backend: BucketBackend) -> None:
     assert is_of(backend.tree, NEW)
     assert places(backend.tree, OLD) == {"obsolete"}
     assert places(backend.tree, FIRST) == {"archive", "duplicates"}
-    assert [one.name for one in backend.tree.arrivals(SUPPLIER)] == ["unfinished.csv.tmp"]
+    assert [arrival.name for arrival in backend.tree.arrivals(SUPPLIER)] == ["unfinished.csv.tmp"]
     again = run(backend.tree)
     assert (again.manifest, again.nothing) == (None, "the inbox is empty")
 
@@ -251,9 +251,9 @@ def test_of_two_machines_one_publishes(backend: BucketBackend, step: PublishStep
 
     with ThreadPoolExecutor(2) as machines:
         outcomes = list(machines.map(race, [backend.machine(), backend.machine()]))
-    winners = [one for one in outcomes if has_published(one)]
+    winners = [outcome for outcome in outcomes if has_published(outcome)]
     assert len(winners) == 1
-    [loser] = [one for one in outcomes if not has_published(one)]
+    [loser] = [outcome for outcome in outcomes if not has_published(outcome)]
     ends = [FailureCode.SUPERSEDED]
     if step in (PublishStep.LOCKED, PublishStep.RECOVERED):  # there is nothing to wait for: the other may have ended
         ends += [FailureCode.FILE_MISSING]

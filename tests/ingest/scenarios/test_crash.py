@@ -156,8 +156,8 @@ def check_the_next_run(supplier: SupplierFolder, scenario: Scenario, runs_before
     assert code_of(outcome) is (None if was_moved else scenario.code)
     assert (outcome.manifest is None) == (was_moved or is_switched)
     check_the_end(supplier, scenario)
-    runs = [one for one in supplier.manifests().values() if one is not None]
-    killed = {one["failure_code"] for one in runs if one["status"] == "FAIL"}
+    runs = [manifest for manifest in supplier.manifests().values() if manifest is not None]
+    killed = {run["failure_code"] for run in runs if run["status"] == "FAIL"}
     assert killed <= {"INTERRUPTED", scenario.code and scenario.code.value, "COLUMNS_MISSING"}
     assert len(runs) <= runs_before + 2
     known = supplier.ledger()
@@ -166,7 +166,7 @@ def check_the_next_run(supplier: SupplierFolder, scenario: Scenario, runs_before
     else:
         assert known.fails == 1 + len(runs) - runs_before  # the one before, and each of these
     assert known.last is not None
-    assert known.last["run_id"] in {one["run_id"] for one in runs}
+    assert known.last["run_id"] in {run["run_id"] for run in runs}
     assert known.last["status"] == ("PASS" if scenario.code is None else "FAIL")
 
 
@@ -185,7 +185,11 @@ def check_the_end(supplier: SupplierFolder, scenario: Scenario) -> None:
 
 def check_why(supplier: SupplierFolder, scenario: Scenario) -> None:
     """I6: a file that was published or put aside as broken has a run that tells so."""
-    noted = {(one["input_sha256"], one["failure_code"]) for one in supplier.manifests().values() if one is not None}
+    noted = {
+        (manifest["input_sha256"], manifest["failure_code"])
+        for manifest in supplier.manifests().values()
+        if manifest is not None
+    }
     for folder, code in (("archive", None), ("broken", scenario.code and scenario.code.value)):
         for content in scenario.ends.get(folder, []):
             assert (digest(content), code) in noted
@@ -282,7 +286,7 @@ def test_a_file_that_came_back_stays_accepted(folder: Path, runs_again: bool) ->
     supplier.sweep()
     supplier.sent = Counter() if runs_again else Counter([digest(csv(FIRST))])  # the file is still in the inbox
     marks = supplier.tree.files(f"{paths.ACCEPTED}/{SUPPLIER}")
-    assert [Path(one.path).stem for one in marks] == [digest(csv(FIRST))]
+    assert [Path(mark.path).stem for mark in marks] == [digest(csv(FIRST))]
     supplier.run()
     supplier.check_all_is_well()
     assert supplier.facts() == FIRST

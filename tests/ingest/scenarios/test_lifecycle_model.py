@@ -356,7 +356,7 @@ class IngestLifecycle(RuleBasedStateMachine):
             return
         assert self.supplier.everywhere() == self.model.everywhere()
         marks = self.supplier.tree.files(f"{paths.ACCEPTED}/{SUPPLIER}")
-        assert {Path(one.path).stem for one in marks} == self.model.accepted
+        assert {Path(mark.path).stem for mark in marks} == self.model.accepted
 
     def teardown(self) -> None:
         if not hasattr(self, "supplier"):

@@ -41,7 +41,7 @@ def test_changes_are_what_a_plain_comparison_finds(is_keyed: bool, before: Json,
     counts = {name: len(expected[name]) for name in ("added", "removed", "changed", "unchanged")}
     assert changes == {"previous": first.run_id, **counts}
     if is_keyed:
-        found = {name: {one["key"]["sku"] for one in lines if one["change"] == name} for name in expected}
+        found = {name: {line["key"]["sku"] for line in lines if line["change"] == name} for name in expected}
         assert found == {**expected, "unchanged": set()}
     assert len(lines) == counts["added"] + counts["removed"] + counts["changed"]
 

@@ -31,7 +31,7 @@ def test_each_thing_goes_after_its_own_time(harness: IngestHarness, clock: Manua
     harness.drop(THREE, "older.csv")
     second = harness.publish(TWO)
     assert failed is not None
-    marks = {harness.told(f"{layout.ACCEPTED}/{one}")["run_id"]: one for one in harness.names(layout.ACCEPTED)}
+    marks = {harness.told(f"{layout.ACCEPTED}/{name}")["run_id"]: name for name in harness.names(layout.ACCEPTED)}
     states, runs = layout.state(SUPPLIER, first), [layout.run(first), layout.run(failed.run_id)]
     files = [
         f"{layout.broken(SUPPLIER)}/price.csv",
@@ -42,7 +42,7 @@ def test_each_thing_goes_after_its_own_time(harness: IngestHarness, clock: Manua
     ]
     due = [
         (12 * HOUR, {states}, "replaced"),
-        (7 * DAY, {f"{one}/diag" for one in runs}, "kept for 7 days"),
+        (7 * DAY, {f"{run}/diag" for run in runs}, "kept for 7 days"),
         (30 * DAY, {*files, *runs}, "30 days"),
         (365 * DAY, {f"{layout.ACCEPTED}/{marks[first]}"}, "accepted more than 365 days"),
     ]
@@ -104,7 +104,7 @@ def test_a_state_is_kept_from_when_it_was_replaced(harness: IngestHarness, clock
     """I12: not from when it was made: who began to read just before the switch has the full time."""
     first = harness.publish(ONE)
     clock.advance(1000 * HOUR)
-    assert not {one for one in paths(swept(harness, clock)) if "state_store" in one}
+    assert not {path for path in paths(swept(harness, clock)) if "state_store" in path}
     second = harness.publish(TWO)  # at today's hour, by the machine's clock
     harness.publish(THREE)
     today = clock_of_today()

@@ -45,7 +45,7 @@ def test_gc_keeps_what_is_current_however_late_it_is(supplier: SupplierFolder, c
     clock.advance(4000 * DAY)
     supplier.sweep(IngestRetentionSection(state_retention_hours=0))
     assert supplier.tree.states(SUPPLIER) == supplier.tree.runs(SUPPLIER) == [pointer.run_id]
-    assert [one.path for one in supplier.tree.files(f"{paths.ACCEPTED}/{SUPPLIER}")] != []
+    assert [file.path for file in supplier.tree.files(f"{paths.ACCEPTED}/{SUPPLIER}")] != []
     assert supplier.facts() == {"A": 2}
     supplier.sent.clear()
     supplier.check_all_is_well()

@@ -125,7 +125,13 @@ def test_metrics_show_the_same_and_forget_who_is_gone(harness: IngestHarness, cl
     metrics.count(SUPPLIER, IngestRunStatus.FAIL, "FILE_EMPTY")
     both = [stands(harness, clock), stands(harness, clock, "globex")]
     seen = shown(metrics, registry, *both)
-    expected = {"state_facts": 2, "inbox_files": 1, "broken_files": 1, "consecutive_fails": 1, "equal_shas": 0}
+    expected = {
+        "state_facts": 2,
+        "inbox_files": 1,
+        "quarantined_files": 1,
+        "consecutive_failures": 1,
+        "unchanged_files": 0,
+    }
     assert {name: seen[f"penstock_ingest_{name}/{SUPPLIER}"] for name in expected} == expected
     assert seen[f"penstock_ingest_state_age_seconds/{SUPPLIER}"] == both[0].age_seconds
     for one in both:

@@ -52,7 +52,7 @@ def test_links_in_the_inbox(folder: FolderBackend, tmp_path: Path, make: Callabl
     """I3: a symbolic link is not followed; a hard link is a file."""
     (tmp_path / "secret").write_bytes(b"secret")
     make(tmp_path / "secret", folder.root / INBOX / "price.csv")
-    assert [one.name for one in folder.tree.arrivals(SUPPLIER)] == (["price.csv"] if make is os.link else [])
+    assert [arrival.name for arrival in folder.tree.arrivals(SUPPLIER)] == (["price.csv"] if make is os.link else [])
 
 
 def test_what_became_a_link_is_not_followed(folder: FolderBackend, tmp_path: Path) -> None:

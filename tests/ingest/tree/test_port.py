@@ -104,7 +104,7 @@ def test_odd_names_are_names(backend: TreeBackend, name: str) -> None:
         assert backend.tree.take(found) == sha256(str(number).encode())
         assert backend.tree.move(found, BROKEN, ".failed") is not None
     assert backend.tree.arrivals(SUPPLIER) == []
-    kept = [backend.tree.read(one.path) for one in backend.tree.files(BROKEN)]
+    kept = [backend.tree.read(file.path) for file in backend.tree.files(BROKEN)]
     assert sorted(content for content in kept if content is not None) == [b"0", b"1", b"2"]
 
 
@@ -216,7 +216,7 @@ def test_what_is_there_is_listed(backend: TreeBackend) -> None:
     for path in ("b/2", "a", "b/c/1", "bc/x"):
         backend.put(f"{paths.RUNS}/{path}", b"123")
     assert stored_paths(backend.tree, paths.RUNS) == ["a", "b/2", "b/c/1", "bc/x"]
-    assert {one.size for one in backend.tree.files(paths.RUNS)} == {3}
+    assert {file.size for file in backend.tree.files(paths.RUNS)} == {3}
     assert backend.tree.folders(paths.RUNS) == ["b", "bc"]
     assert backend.tree.folders(f"{paths.RUNS}/nothing") == stored_paths(backend.tree, f"{paths.RUNS}/nothing") == []
 

@@ -18,7 +18,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 async def moved(db: Database, *subjects: str, machine: str = "m") -> None:
     async with db.transaction() as tx:
-        await journal.append(tx, [JournalEntry(machine, one, None, "new", "tester", AT) for one in subjects])
+        await journal.append(tx, [JournalEntry(machine, subject, None, "new", "tester", AT) for subject in subjects])
 
 
 async def settled(db: Database) -> None:
@@ -34,16 +34,16 @@ async def settled(db: Database) -> None:
 async def test_a_bell_wakes_who_watches(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """T17: at once, not when the next look is due."""
     monkeypatch.setattr(event_stream, "POLL", 3600.0)
-    bells = [Notifier(db, "one"), Notifier(db, "two")]
-    tails = LiveEvents([JournalTail(db, ["m"])], [ChangeNotifications(bell, "moves") for bell in bells])
+    notifiers = [Notifier(db, "one"), Notifier(db, "two")]
+    tails = LiveEvents([JournalTail(db, ["m"])], [ChangeNotifications(notifier, "moves") for notifier in notifiers])
     async with aclosing(tails.moves(await tails.start(None))) as moves, asyncio.timeout(20):
-        for bell in bells:
+        for notifier in notifiers:
             waiting = asyncio.ensure_future(anext(moves))
             while not (await asyncio.wait([waiting], timeout=0.01))[0] or not waiting.result()[1]:
                 if waiting.done():  # it looked, and there was nothing yet
                     waiting = asyncio.ensure_future(anext(moves))
                     await moved(db, "a")
-                bell.ring("moves")
+                notifier.notify("moves")
             assert waiting.result()[1][0].entry.subject == "a"
 
 

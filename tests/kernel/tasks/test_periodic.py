@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.kernel.errors import Transient
-from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.periodic import run_periodically
 
 AT_ONCE = timedelta(0)
 HOUR = timedelta(hours=1)
@@ -18,18 +18,18 @@ async def test_a_failing_round_does_not_stop_later_ones() -> None:
     failures = [Transient("DOWN", "down"), RuntimeError("a bug"), TimeoutError()]
     recovered = asyncio.Event()
 
-    async def chore() -> None:
+    async def run() -> None:
         if failures:
             raise failures.pop(0)
         recovered.set()
 
     with capture_logs() as logs:
-        async with repeating("sweep", chore, AT_ONCE):
+        async with run_periodically("sweep", run, AT_ONCE):
             await recovered.wait()
-    assert [(log["event"], log["log_level"], log["chore"]) for log in logs] == [
-        ("chore_failed", "warning", "sweep"),
-        ("chore_crashed", "error", "sweep"),
-        ("chore_crashed", "error", "sweep"),
+    assert [(log["event"], log["log_level"], log["task"]) for log in logs] == [
+        ("periodic_task_failed", "warning", "sweep"),
+        ("periodic_task_crashed", "error", "sweep"),
+        ("periodic_task_crashed", "error", "sweep"),
     ]
 
 
@@ -38,12 +38,12 @@ async def test_the_first_round_comes_at_once_and_the_next_waits() -> None:
     rounds = 0
     begun = asyncio.Event()
 
-    async def chore() -> None:
+    async def run() -> None:
         nonlocal rounds
         rounds += 1
         begun.set()
 
-    async with repeating("sweep", chore, HOUR):
+    async with run_periodically("sweep", run, HOUR):
         await begun.wait()
         for _ in range(10):
             await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def test_the_block_ends_a_round_under_way() -> None:
     """Leaving the block cancels the chore and waits until it is gone."""
     begun, ended = asyncio.Event(), asyncio.Event()
 
-    async def chore() -> None:
+    async def run() -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -62,7 +62,7 @@ async def test_the_block_ends_a_round_under_way() -> None:
             await asyncio.sleep(0)
             ended.set()
 
-    async with repeating("sweep", chore, AT_ONCE):
+    async with run_periodically("sweep", run, AT_ONCE):
         await begun.wait()
     assert ended.is_set()
 
@@ -70,11 +70,11 @@ async def test_the_block_ends_a_round_under_way() -> None:
 async def test_a_failure_in_the_block_is_told_as_it_is() -> None:
     """The chore ends, and the block's own failure comes out."""
 
-    async def chore() -> None:
+    async def run() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(ZeroDivisionError):
-        async with repeating("sweep", chore, AT_ONCE):
+        async with run_periodically("sweep", run, AT_ONCE):
             await asyncio.sleep(0)
             _ = 1 / 0
 
@@ -83,7 +83,7 @@ async def test_a_program_cancelled_while_it_waits_for_a_chore_is_cancelled() -> 
     """A second Ctrl-C, while a chore takes its time to end, is not swallowed."""
     ending, let_go = asyncio.Event(), asyncio.Event()
 
-    async def chore() -> None:
+    async def run() -> None:
         try:
             await asyncio.Event().wait()
         finally:
@@ -91,7 +91,7 @@ async def test_a_program_cancelled_while_it_waits_for_a_chore_is_cancelled() -> 
             await let_go.wait()
 
     async def program() -> None:
-        async with repeating("sweep", chore, AT_ONCE):
+        async with run_periodically("sweep", run, AT_ONCE):
             await asyncio.sleep(0)
 
     running = asyncio.create_task(program())

@@ -315,10 +315,12 @@ async def test_history_is_told_page_by_page(idle: CommandApiClient) -> None:
     await idle.post(command("LOOSE", upsert("a", 1)), "globex")
     await idle.harness.apply()
     versions = await walked(idle, "acme/history/LOOSE", "versions")
-    assert [(one["version"], one["keys"], one["sourceRevision"]) for one in versions] == [
+    assert [(version["version"], version["keys"], version["sourceRevision"]) for version in versions] == [
         (n + 1, [f"k{n}"], n) for n in reversed(range(7))
     ]
-    assert {(one["eventType"], one["source"], one["items"]) for one in versions} == {("DELTA", "REST", 1)}
+    assert {(version["eventType"], version["source"], version["items"]) for version in versions} == {
+        ("DELTA", "REST", 1)
+    }
     assert (await idle.get("globex/history/LOOSE"))["versions"][0]["version"] == 1
 
 

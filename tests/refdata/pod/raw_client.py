@@ -147,7 +147,9 @@ async def stuck(pod: PodHarness) -> asyncio.Transport:
     found: list[asyncio.Transport] = []
 
     async def is_stuck() -> bool:
-        found[:] = [one._transport for one in pod.server._connections if not one._may_write.is_set()]
+        found[:] = [
+            connection._transport for connection in pod.server._connections if not connection._may_write.is_set()
+        ]
         return bool(found)
 
     await becomes(is_stuck, "the pod has more to say than the client reads")

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.kernel.errors import Transient
-from penstock.kernel.tasks.wait import ended
+from penstock.kernel.tasks.wait import cancel_and_wait
 from penstock.refdata.model import VersionStamp
 from penstock.refdata.pod.ipc import (
     Answer,
@@ -49,9 +49,9 @@ async def linked(answer: Callable[[Question], Awaitable[Answer]]) -> AsyncIterat
     try:
         yield Linked(link, taking, loader)
     finally:
-        await ended(taking)
+        await cancel_and_wait(taking)
         await link.close()
-        await ended(loader)
+        await cancel_and_wait(loader)
 
 
 async def echo(question: Question) -> Answer:
@@ -198,7 +198,7 @@ async def test_a_loader_that_ends_cancels_what_is_under_way() -> None:
     async with linked(silent.answer) as both:
         asking = asyncio.create_task(both.link.ask(ShowRequest("under way"), 1.0))
         await silent.is_asked.wait()
-        await ended(both.loader)
+        await cancel_and_wait(both.loader)
         async with asyncio.timeout(PATIENCE):
             await silent.is_cancelled.wait()
             await asyncio.wait([both.taking])
@@ -210,7 +210,7 @@ async def test_a_question_to_a_loader_that_is_gone_is_refused() -> None:
     """R21: 503, whether the link's end was noticed or not, and however often it is asked."""
     async with linked(echo) as both:
         assert await ask(both.link, "first") == "first"
-        await ended(both.loader)
+        await cancel_and_wait(both.loader)
         for path in ("unnoticed", "second", "third"):
             with pytest.raises(Transient) as refused:
                 await ask(both.link, path, 0.05)
@@ -226,7 +226,7 @@ async def test_a_server_that_goes_ends_its_questions() -> None:
     async with linked(silent.answer) as both:
         asking = asyncio.create_task(both.link.ask(ShowRequest("under way"), PATIENCE))
         await silent.is_asked.wait()
-        await ended(both.taking)
+        await cancel_and_wait(both.taking)
         await both.link.close()
         async with asyncio.timeout(PATIENCE):
             await silent.is_cancelled.wait()

@@ -22,7 +22,7 @@ from penstock.app.factories import make_bus, make_invalidations
 from penstock.kernel.bus import Bus, BusMessage
 from penstock.kernel.db.database import Database
 from penstock.kernel.signals import Signal, Signals
-from penstock.kernel.tasks.wait import ended
+from penstock.kernel.tasks.wait import cancel_and_wait
 from penstock.settings import Settings
 from tests.refdata.harness import DOCUMENT, OTHER, chunk, command, create_schemas, dictionaries, upsert
 from tests.refdata.scenarios.crash_points import order, run
@@ -296,7 +296,11 @@ class RoleProcesses:
             "SELECT tenant_id, dict_code, committed_version FROM update_request WHERE status = 'COMMITTED'"
         )
         chunks = {"WHOLE": 3}  # the events of a snapshot share its version
-        same("versions given", map(tuple, given), [one for one in versions for _ in range(chunks.get(one[1], 1))])
+        same(
+            "versions given",
+            map(tuple, given),
+            [version for version in versions for _ in range(chunks.get(version[1], 1))],
+        )
 
     async def _check_applications(self) -> None:
         """What only adds was applied as often as it was sent: once, under the version its update names."""
@@ -355,7 +359,7 @@ async def role_processes(
         stack.callback(harness.close)
         is_listening = asyncio.Event()
         hearing = asyncio.create_task(harness.hear(signals, is_listening))
-        stack.push_async_callback(ended, hearing)
+        stack.push_async_callback(cancel_and_wait, hearing)
         await is_listening.wait()
         yield harness
 

@@ -119,7 +119,7 @@ async def test_the_founding_document_as_it_stands(
         assert [one["committedVersion"] for one in (first, second, third)] == [1, 2, 1]
         told = await announced(cluster, 3)
     countries = [one for one in told if one["dictCode"] == "COUNTRY"]
-    assert [(one["version"], one["keys"]) for one in countries] == [(1, ["NO", "SE"]), (2, ["SE"])]
+    assert [(country["version"], country["keys"]) for country in countries] == [(1, ["NO", "SE"]), (2, ["SE"])]
     assert {"eventId", "tenantId", "dictCode", "version", "committedAt"} <= set(told[0])
     connection = await asyncpg.connect(database)
     try:

@@ -21,7 +21,7 @@ from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
 from penstock.kernel.http.auth import NoAuthenticator
 from penstock.kernel.http.health import LivenessPulse
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.wait import wait_event
 from penstock.refdata.contract import UpdateState, decode
 from penstock.refdata.dictionaries.provider import ItemTableProvider
 from penstock.refdata.maintenance import RefdataMaintenance
@@ -130,13 +130,13 @@ async def ended(harness: RefdataHarness, event_id: UUID, within: float = 60) -> 
     """The update, once it is no longer PENDING."""
     async with asyncio.timeout(within):
         while True:
-            rung = harness.refdata.bell.next("")
+            notified = harness.refdata.notifier.next_event("")
             try:
                 if (update := await harness.update(event_id)).status is not UpdateState.PENDING:
                     return update
             except Transient:
                 pass
-            await happens(rung, 0.05)
+            await wait_event(notified, 0.05)
 
 
 async def applied_once(harness: RefdataHarness, *event_ids: UUID) -> None:
@@ -296,7 +296,7 @@ async def _strike(folder: Path, harness: RefdataHarness, number: int) -> None:
     """Stop the server, each time in another way, once some of the round is under way."""
     how = (signal.SIGKILL, signal.SIGINT, signal.SIGQUIT)[number % 3]
     for _ in range(randrange(20)):
-        await happens(harness.refdata.bell.next(""), 0.02)
+        await wait_event(harness.refdata.notifier.next_event(""), 0.02)
     for server in servers(folder):
         server.send_signal(how)
 
@@ -309,7 +309,7 @@ async def _insist(harness: RefdataHarness, *items: Json, code: str = "FLAKY", **
             try:
                 return await harness.send(code, *items, eventId=str(event_id), **more)
             except Transient:
-                await happens(harness.refdata.bell.next(""), 0.1)
+                await wait_event(harness.refdata.notifier.next_event(""), 0.1)
 
 
 def upkeep(harness: RefdataHarness) -> RefdataMaintenance:

@@ -317,7 +317,7 @@ async def test_files_are_found_by_filters(api: TrackingHarness, clock: ManualClo
 
     async def found(**params: Any) -> list[tuple[str, int]]:
         files = (await api.get("/files", **params))["files"]
-        return [(one["filename"], row["shard"]) for one in files for row in one["shards"]]
+        return [(file["filename"], row["shard"]) for file in files for row in file["shards"]]
 
     everything = [("2025-a", 0), ("2025-a", 1), ("2025-b", 0), ("2026-c", 7)]
     assert await found() == everything

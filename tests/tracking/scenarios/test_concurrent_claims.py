@@ -68,5 +68,7 @@ async def test_sixteen_claimers_and_one_that_dies(db: Database, database_url: st
     assert len(again) == HELD
     late = await open_tracking(db).report(STAGE, [RowReport(*key, StageReportKind.FAILED) for key in lost])
     assert {result.answer for result in late} == {StageReportAnswer.SUPERSEDED}
-    counts = {(one.stage, one.status): one.rows for one in await open_tracking(db).counts() if one.stage is STAGE}
+    counts = {
+        (count.stage, count.status): count.rows for count in await open_tracking(db).counts() if count.stage is STAGE
+    }
     assert counts == {(STAGE, "done"): ROWS}

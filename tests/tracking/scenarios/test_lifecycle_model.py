@@ -77,8 +77,8 @@ class PipelineLifecycle(RuleBasedStateMachine):
         self.db = self.run(self.opened.__aenter__())
         self.run(self.db.execute("TRUNCATE pipeline_tracking RESTART IDENTITY; TRUNCATE journal, pipeline_pause"))
         section = TrackingSection(lease=LEASE, max_attempts=MAX_ATTEMPTS)
-        bell = Notifier(self.db, store.CHANNEL)
-        self.tracking = Tracking(self.db, bell, section, TrackingMetrics(CollectorRegistry()))
+        notifier = Notifier(self.db, store.CHANNEL)
+        self.tracking = Tracking(self.db, notifier, section, TrackingMetrics(CollectorRegistry()))
         self.rows: dict[tuple[str, int], PipelineModelRow] = {}
         self.paused: set[Stage] = set()
         self.handed_out: list[tuple[Stage, tuple[str, int], int]] = []

@@ -178,7 +178,7 @@ class FlowViews:
         row = await self.step(run_id, step_id)
         rows = await self._db.fetch(SQL["logs"], row["run"], row["n"], after, limit + 1, attempt)
         found = page(rows, limit, lambda one: [one["id"]])
-        lines = [schemas.LogLine.model_validate(dict(one)) for one in found.items]
+        lines = [schemas.LogLine.model_validate(dict(item)) for item in found.items]
         return schemas.LogPage(run_id=run_id, step_id=step_id, lines=lines, next=found.next)
 
     async def flows(self) -> schemas.FlowList:

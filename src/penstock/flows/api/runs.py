@@ -17,7 +17,7 @@ from penstock.flows.engine.operations import RunOperations
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
-from penstock.kernel.http.app import of_the_house, service
+from penstock.kernel.http.app import require_operator, service
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import Moment
 from penstock.kernel.states.event_stream import EVENT_STREAM, LiveEvents
@@ -27,7 +27,7 @@ from penstock.kernel.telemetry.telemetry import current_trace
 EVENTS = "events"  # where a run of that name would be
 _STREAM: dict[int | str, Any] = {200: {"content": {EVENT_STREAM: {}}}}
 
-Operator = Annotated[Principal, Depends(of_the_house("flows"))]
+Operator = Annotated[Principal, Depends(require_operator("flows"))]
 FlowName = Annotated[str, Path(alias="flow", pattern=NAME)]
 RunId = Annotated[str, Path(alias="runId", pattern=schemas.RUN_ID)]
 StepId = Annotated[str, Path(alias="stepId", pattern=schemas.STEP_ID)]

@@ -168,7 +168,7 @@ class StepReportRequest(CamelBody):
 
     @model_validator(mode="after")
     def _of_each_step_once(self) -> Self:
-        if len({(one.run_id, one.step_id) for one in self.items}) < len(self.items):
+        if len({(item.run_id, item.step_id) for item in self.items}) < len(self.items):
             raise ValueError("one report for each step")
         return self
 

@@ -55,7 +55,7 @@ async def claim(wanted: step_schemas.StepClaimRequest, request: Request, engine:
 @routes.post("/flow_steps/heartbeat")
 async def heartbeat(beat: step_schemas.StepHeartbeatRequest, engine: Engine) -> step_schemas.StepHeartbeatResponse:
     """F9: hold on to steps for another lease; and hear which are to be stopped."""
-    names = [(one.run_id, one.step_id, one.fence) for one in beat.items]
+    names = [(item.run_id, item.step_id, item.fence) for item in beat.items]
     told = await engine.heartbeat(names, _seconds(beat.lease_seconds))
     by_is_cancelled = {None: RunHold.LOST, True: RunHold.CANCELLED, False: RunHold.HELD}
     return step_schemas.StepHeartbeatResponse(
@@ -73,9 +73,9 @@ async def report_many(
     said: step_schemas.StepReportRequest, engine: Engine, views: Views, caller: Operator
 ) -> step_schemas.StepReportResponse:
     """F5: how steps ended, each with a result of its own. An old fence is superseded and changes nothing."""
-    reports = [_report(one.run_id, one.step_id, one) for one in said.items]
+    reports = [_report(item.run_id, item.step_id, item) for item in said.items]
     answers = await engine.report(reports, said.worker or caller.subject)
-    stands = await views.statuses([(one.run_id, one.step_id) for one in said.items])
+    stands = await views.statuses([(item.run_id, item.step_id) for item in said.items])
     results = [
         step_schemas.StepReportResult(
             run_id=one.run_id,
@@ -114,7 +114,7 @@ async def log(
 ) -> step_schemas.AttemptRecord:
     """F18: keep lines with an attempt; 409 when it no longer holds its step."""
     await views.must_hold(run_id, step_id, told.fence)
-    await engine.log(run_id, step_id, told.fence, [(one.level, one.message) for one in told.lines])
+    await engine.log(run_id, step_id, told.fence, [(line.level, line.message) for line in told.lines])
     return step_schemas.AttemptRecord(lines=len(told.lines))
 
 

@@ -44,7 +44,7 @@ class FlowCatalogue:
         self._folder, self._clock = section.folder, clock or SystemClock()
         self.input_checks, self.report_checks = kind_checks, dict[str, ReportCheck]()
         loaded = {name: self._load(name) for name in (*built_in_modules, *section.modules)}
-        unique = {id(one): one for module in loaded.values() for one in module.workers}
+        unique = {id(worker): worker for module in loaded.values() for worker in module.workers}
         self.workers: Sequence[Workers] = list(unique.values())
         self._makers = {module.make_workers: name for name, module in loaded.items() if module.make_workers}
         self._fixed = {flow.name: flow for module in loaded.values() for flow in module.flows}

@@ -64,7 +64,7 @@ def _dependencies(step_id: str, step: StepSpec, places: Mapping[str, int]) -> li
     for name in step.depends_on:
         if name not in places:
             said = f"step {step_id!r} depends on {name[:100]!r}, which is not there"
-            hint = did_you_mean(name, (one for one in places if one != step_id))
+            hint = did_you_mean(name, (place for place in places if place != step_id))
             raise Invalid("UNKNOWN_DEPENDENCY", said, hint=hint, step=step_id, dependency=name[:100])
         if name in seen:
             said = f"step {step_id!r} depends on {name!r} twice"

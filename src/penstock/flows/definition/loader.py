@@ -76,18 +76,18 @@ def load_module(name: str, kind_checks: KindChecks = _NO_CHECKS) -> FlowModule:
         said = f"cannot import {name}: {type(error).__name__}: {error}"
         raise BadConfig("FLOW_MODULE", said, hint="modules are looked for where Python does, and here") from error
     flows: dict[str, FlowSpec] = {}
-    for one in vars(module).values():
-        if not isinstance(one, Flow | FlowSpec):
+    for var in vars(module).values():
+        if not isinstance(var, Flow | FlowSpec):
             continue
-        flow = one.spec() if isinstance(one, Flow) else one
+        flow = var.spec() if isinstance(var, Flow) else var
         if flow.name in flows and flows[flow.name] != flow:
             raise BadConfig("FLOW_INVALID", f"{name}: there are two flows {flow.name!r}", hint="name one otherwise")
         flows[flow.name] = flow
     # Whoever took the decorator of some workers has them too.
-    held = [one if isinstance(one, Workers) else getattr(one, "__self__", None) for one in vars(module).values()]
+    held = [var if isinstance(var, Workers) else getattr(var, "__self__", None) for var in vars(module).values()]
     workers = list({id(one): one for one in held if isinstance(one, Workers)}.values())
-    input_checks = {kind: check for one in workers for kind, check in one.input_checks.items()}
-    report_checks = {kind: check for one in workers for kind, check in one.report_checks.items()}
+    input_checks = {kind: check for worker in workers for kind, check in worker.input_checks.items()}
+    report_checks = {kind: check for worker in workers for kind, check in worker.report_checks.items()}
     for flow in flows.values():
         _check(name, flow, {**input_checks, **kind_checks})
     return FlowModule(list(flows.values()), workers, vars(module).get("make_workers"), input_checks, report_checks)

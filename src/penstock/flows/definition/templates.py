@@ -45,12 +45,12 @@ def condition(text: str) -> StepCondition:
 
 def references(template: Any) -> frozenset[str]:
     """The steps that ${…} in *template* refer to; Invalid BAD_EXPRESSION where one is no expression."""
-    return frozenset(step for one in _expressions(template) for step in one.steps)
+    return frozenset(step for expression in _expressions(template) for step in expression.steps)
 
 
 def uses_item(template: Any) -> bool:
     """Whether *template* makes sense only within a map."""
-    return any(one.uses_item for one in _expressions(template))
+    return any(expression.uses_item for expression in _expressions(template))
 
 
 def has_references(template: Any) -> bool:

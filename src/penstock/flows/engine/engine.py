@@ -54,7 +54,7 @@ class FlowEngine:
     def __init__(
         self,
         db: Database,
-        bell: Notifier,
+        notifier: Notifier,
         storage: Storage,
         flows: FlowLookup,
         checks: Checks,
@@ -62,7 +62,7 @@ class FlowEngine:
         report_checks: Mapping[str, ReportCheck] = _NO_CHECKS,
     ) -> None:
         self.db = db
-        self.bell = bell
+        self.notifier = notifier
         self.section = section
         self.flows = flows
         self.checks = checks
@@ -84,8 +84,8 @@ class FlowEngine:
         report_checks: Mapping[str, ReportCheck] = _NO_CHECKS,
     ) -> "AsyncIterator[FlowEngine]":
         """The engine, with a bell that wakes workers of all processes."""
-        async with Notifier.hung(db, store.CHANNEL) as bell:
-            yield cls(db, bell, storage, flows, checks, section, report_checks)
+        async with Notifier.open(db, store.CHANNEL) as notifier:
+            yield cls(db, notifier, storage, flows, checks, section, report_checks)
 
     async def create(
         self, request: RunRequest, by: str, *, scheduled_for: datetime | None = None, trace: str | None = None
@@ -143,7 +143,7 @@ class FlowEngine:
 
     def stop(self) -> None:
         """Let go of all who wait for a step or watch."""
-        self.bell.close()
+        self.notifier.close()
 
     def most_active(self, flow: str) -> int | None:
         """F16: how many runs of a flow may be under way; one that is no longer known has no limit."""
@@ -168,10 +168,10 @@ class FlowEngine:
         async def claim() -> list[ClaimedStep]:
             held = await self._claim(worker, rooms, limit, lasts)
             if held:
-                self.bell.ring(MOVES)
+                self.notifier.notify(MOVES)
             return held
 
-        return await self.bell.claim(STEPS, claim, wait=wait, is_gone=is_gone)
+        return await self.notifier.claim(STEPS, claim, wait=wait, is_gone=is_gone)
 
     async def _claim(
         self, worker: str, rooms: Mapping[str, int], limit: int, lease_for: timedelta
@@ -254,7 +254,7 @@ class FlowEngine:
             async with self.db.connection() as connection:
                 following = await store.pass_on(connection, one, end.outputs or {}, end.digest or "", now, appetite)
             if following is not None:
-                self.bell.ring(MOVES)
+                self.notifier.notify(MOVES)
                 return [StepReportAnswer.SETTLED], StepSettlement(handed=following)
         async with self.db.connection() if is_plain else self.db.transaction() as connection:
             told = await store.settle(connection, ends, now, appetite.worker, appetite)
@@ -414,9 +414,9 @@ class FlowEngine:
     def announce(self, told: StepSettlement) -> None:
         """Wake those who wait for steps whose turn has come, or for runs that ended, and those who watch."""
         if told.ended or told.ready or told.runs:
-            self.bell.ring(MOVES)
+            self.notifier.notify(MOVES)
         # F16: where a kind has a limit, the end of one is another's turn.
         if told.ready or any(one.kind in self.section.limits for one in told.ended):
-            self.bell.ring(STEPS)
+            self.notifier.notify(STEPS)
         if told.runs or told.has_waiting:
-            self.bell.ring(RUNS)
+            self.notifier.notify(RUNS)

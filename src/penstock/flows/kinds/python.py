@@ -94,7 +94,7 @@ def _found(module: str, name: str, allowed: Sequence[str]) -> Callable[..., Any]
 
 def _bound(function: Callable[..., Any], given: PythonInputs, step: FlowStep) -> dict[str, Any]:
     signature = inspect.signature(function)
-    wanted = [one.name for one in signature.parameters.values() if _wants_step(one)]
+    wanted = [parameter.name for parameter in signature.parameters.values() if _wants_step(parameter)]
     arguments = {**given.args, **dict.fromkeys(wanted, step)}
     try:
         signature.bind(**arguments)

@@ -27,7 +27,7 @@ class LocalWorkSource:
 
     def hurry(self) -> None:
         self._hurried += 1
-        self._engine.bell.ring(STEPS)
+        self._engine.notifier.notify(STEPS)
 
     async def settle(
         self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], room: int

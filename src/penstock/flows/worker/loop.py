@@ -17,7 +17,7 @@ from penstock.flows.step import FlowStep, Handler, StepFailed, StepIO, Workers
 from penstock.flows.worker.reports import checked_outputs, failed, given_back, said, set_aside
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.wait import ended, happens
+from penstock.kernel.tasks.wait import cancel_and_wait, wait_event
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 Ended = tuple[ClaimedStep, StepReport]
@@ -91,7 +91,7 @@ class StepWorker:
             await asyncio.wait(loops[:1], timeout=_WAIT + 4)
             await self._drain(drain.total_seconds())
             for loop in loops:
-                await ended(loop)
+                await cancel_and_wait(loop)
 
     async def _drain(self, seconds: float) -> None:
         """Let what is under way end, give back the rest, and hand in all of it."""
@@ -105,7 +105,7 @@ class StepWorker:
         while (self._done or self._settling) and monotonic() < deadline + _WAIT + 4:
             self._settled.clear()
             self._finished.set()
-            await happens(self._settled, _WAIT)
+            await wait_event(self._settled, _WAIT)
 
     async def _keep_claiming(self) -> None:
         backoff = Backoff()

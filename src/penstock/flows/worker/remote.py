@@ -47,8 +47,8 @@ class HttpWorkSource:
             return await self._reported(worker, [failed]), ()
 
     async def _reported(self, worker: str, reports: Sequence[StepReport]) -> list[StepReportAnswer]:
-        results = await self._client.report([_said(one) for one in reports], worker)
-        return [StepReportAnswer(one["result"]) for one in results]
+        results = await self._client.report([_said(report) for report in reports], worker)
+        return [StepReportAnswer(result["result"]) for result in results]
 
     async def heartbeat(self, held: Sequence[Name]) -> Mapping[Name, bool]:
         found = await self._client.heartbeat(held, lease=self._lease)

@@ -12,14 +12,14 @@ from penstock.harvest.contract import NAME, PREFIX
 from penstock.harvest.service import Harvest
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
-from penstock.kernel.http.app import of_the_house, service
+from penstock.kernel.http.app import require_operator, service
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import Text
 
 routes = APIRouter(prefix=PREFIX, tags=["harvest"])
 
 
-Operator = Annotated[Principal, Depends(of_the_house("feeds"))]
+Operator = Annotated[Principal, Depends(require_operator("feeds"))]
 FeedName = Annotated[str, Path(pattern=NAME)]
 RunId = Annotated[UUID, Path(alias="runId")]
 PartitionId = Annotated[Text, Path(alias="partitionId", max_length=100)]

@@ -109,7 +109,7 @@ def _rule(recipe: FeedMapping, bound: _Arguments) -> str:
     if not recipe.rules:
         return "NULL::integer"
     cases = [
-        f"WHEN {' AND '.join(_holds(recipe, one, bound) for one in rule.conditions) or 'true'} THEN {number}"
+        f"WHEN {' AND '.join(_holds(recipe, test, bound) for test in rule.conditions) or 'true'} THEN {number}"
         for number, rule in enumerate(recipe.rules, start=1)
     ]
     return f"CASE WHEN v{len(recipe.fields)} IS NULL THEN NULL {' '.join(cases)} END"

@@ -155,7 +155,9 @@ class FeedMapping:
         return None if told is None else _EXACT.multiply(Decimal(told), self.unit)
 
     def _rule_for(self, values: Sequence[Value | None]) -> PricingRule | None:
-        return next((rule for rule in self.rules if all(one.holds(values) for one in rule.conditions)), None)
+        return next(
+            (rule for rule in self.rules if all(condition.holds(values) for condition in rule.conditions)), None
+        )
 
     def _price(self, cost: Decimal, rule: PricingRule) -> Decimal:
         exact = _EXACT.add(_EXACT.multiply(cost, rule.factor), rule.add)
@@ -230,7 +232,7 @@ def _document(feed: FeedSection, rules: Sequence[PricingRule]) -> Mapping[str, A
             "rules": [
                 {
                     "name": rule.name,
-                    "when": {names[one.field]: _as_data(one) for one in rule.conditions},
+                    "when": {names[condition.field]: _as_data(condition) for condition in rule.conditions},
                     "markup_percent": str(section.markup_percent),
                     "add": str(section.add),
                 }

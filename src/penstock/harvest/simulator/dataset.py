@@ -295,7 +295,7 @@ def _heavy_prices() -> Callable[[int], int]:
     """Return the function from bits to a price of a log-normal distribution, by a table of quantiles."""
     normal = NormalDist()
     deviations = (normal.inv_cdf((step + 0.5) / (_STEPS + 1)) for step in range(_STEPS + 1))
-    quantiles = [_LOWEST + int(_USUAL * exp(_SPREAD * one)) for one in deviations]
+    quantiles = [_LOWEST + int(_USUAL * exp(_SPREAD * deviation)) for deviation in deviations]
     cells = [(low, high - low) for low, high in pairwise(quantiles)]
 
     def price_of(bits: int) -> int:

@@ -38,7 +38,7 @@ class IngestViews:
         if self._tree is None:
             return []
         tree = self._tree
-        return await asyncio.to_thread(lambda: [self._standing(tree, one) for one in tree.suppliers()])
+        return await asyncio.to_thread(lambda: [self._standing(tree, supplier) for supplier in tree.suppliers()])
 
     async def supplier(self, name: str) -> SupplierStatus:
         """Where one stands; NotFound when nobody has that name."""

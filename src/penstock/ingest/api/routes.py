@@ -12,10 +12,10 @@ from penstock.ingest.contract import PREFIX, IngestRunState
 from penstock.ingest.run.store import START
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
-from penstock.kernel.http.app import of_the_house, service
+from penstock.kernel.http.app import require_operator, service
 
 NDJSON = "application/x-ndjson"
-routes = APIRouter(prefix=PREFIX, tags=["ingest"], dependencies=[Depends(of_the_house("suppliers"))])
+routes = APIRouter(prefix=PREFIX, tags=["ingest"], dependencies=[Depends(require_operator("suppliers"))])
 Supplier = Annotated[str, Path(max_length=64)]
 RunId = Annotated[str, Path(max_length=128)]
 
@@ -57,7 +57,7 @@ async def runs(
     """The runs there were, the latest first."""
     moment, run_id = page.after(cursor, [datetime, str], START)
     found = await views.runs(supplier, status, (moment, run_id), limit)
-    items = [schemas.IngestRun.model_validate(one, from_attributes=True) for one in found.items]
+    items = [schemas.IngestRun.model_validate(item, from_attributes=True) for item in found.items]
     return schemas.IngestRunList(runs=items, next=found.next)
 
 

@@ -84,7 +84,7 @@ def shortened(text: str) -> str:
 def typed_fields(fields: list[InspectedField], tables: list[ShapedTable]) -> list[TypedField]:
     """Every field with the type that reads it best."""
     is_english = all(name.isascii() for table in tables for name in table.names)
-    return [_typed(one, tables, is_english=is_english) for one in fields]
+    return [_typed(field, tables, is_english=is_english) for field in fields]
 
 
 def _typed(field: InspectedField, tables: list[ShapedTable], *, is_english: bool) -> TypedField:
@@ -128,10 +128,10 @@ def named_by_content(columns: list[TypedField]) -> tuple[list[TypedField], list[
     """The same columns: codes, texts, prices and dates called so, each name given once."""
     taken: set[str] = set()
     found: list[TypedField] = []
-    for one in columns:
-        name, hint = _name(one, taken)
+    for column in columns:
+        name, hint = _name(column, taken)
         taken.add(name)
-        found.append(replace(one, name=name, field=replace(one.field, hint=hint)))
+        found.append(replace(column, name=name, field=replace(column.field, hint=hint)))
     found, told = _priced(found, taken)
     guessed = [f"{one.name} ({one.field.number})" for one in found if not one.name.startswith("column_")]
     return found, [*told, *([f"names are guesses by what the columns hold: {', '.join(guessed)}"] if guessed else [])]
@@ -153,13 +153,13 @@ def _name(one: TypedField, taken: set[str]) -> tuple[str, ColumnHint]:
 
 def _priced(columns: list[TypedField], taken: set[str]) -> tuple[list[TypedField], list[str]]:
     """The only column with a point and two digits is most likely a price."""
-    decimals = [one for one in columns if one.guess.type == "decimal" and one.options.get("scale") == 2]
+    decimals = [column for column in columns if column.guess.type == "decimal" and column.options.get("scale") == 2]
     if len(decimals) != 1 or "price_minor" in taken:
         return columns, []
     options = {key: value for key, value in decimals[0].options.items() if key != "scale"} | {"type": "money"}
     price = replace(decimals[0], name="price_minor", guess=TypeGuess(options, decimals[0].guess.doubts))
     told = f"column {price.field.number} is taken for a price: its numbers have two digits behind the point"
-    return [price if one is decimals[0] else one for one in columns], [told]
+    return [price if column is decimals[0] else column for column in columns], [told]
 
 
 def _is_code(one: TypedField) -> bool:

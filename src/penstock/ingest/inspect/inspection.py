@@ -33,7 +33,7 @@ def inspect(path: Path, name: str | None = None) -> Inspection:
         tables=_tables(found, plan, columns),
         warnings=list(dict.fromkeys([*told, *key.warnings])),
         config=config,
-        comments={one.name: _comment(one) for one in columns},
+        comments={column.name: _comment(column) for column in columns},
     )
 
 
@@ -99,7 +99,7 @@ def _table(table: ShapedTable, number: int, columns: list[TypedField]) -> Inspec
 
 
 def _found_columns(table: ShapedTable, number: int, columns: list[TypedField]) -> list[InspectedColumn]:
-    known = {one.field.columns[number]: one for one in columns if number in one.field.columns}
+    known = {column.field.columns[number]: column for column in columns if number in column.field.columns}
     names = table.names or [str(place) for place in range(1, table.width + 1)]
     return [_column(place, name, known.get(place), number) for place, name in enumerate(names) if name]
 

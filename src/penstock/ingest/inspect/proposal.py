@@ -60,7 +60,11 @@ class KeyProposal:
 
 def key_of(candidates: list[KeyCandidate], *, has_sheets: bool) -> KeyProposal:
     """The key, the category beside it if that makes it unique; none with a warning."""
-    usable = [one for one in candidates if one.is_everywhere and one.type in _TEXTS and one.hint in _HINTS]
+    usable = [
+        candidate
+        for candidate in candidates
+        if candidate.is_everywhere and candidate.type in _TEXTS and candidate.hint in _HINTS
+    ]
     rejected: list[str] = []
     for one in sorted(usable, key=_preference):
         is_code = one.hint is ColumnHint.CODE
@@ -87,18 +91,22 @@ def config_of(
 ) -> dict[str, Any]:
     """What `SupplierView.model_validate` takes, keys in the order people read them."""
     # The main price, if it is almost always there: a row without one is seldom an offer.
-    prices = [one for name in _PRICES for one in columns if one.field.name == name or one.name == f"{name}_minor"]
-    needed = {*key.names, *(one.name for one in prices[:1] if 1 - one.empty() >= _ALMOST_ALWAYS)}
+    prices = [
+        column for name in _PRICES for column in columns if column.field.name == name or column.name == f"{name}_minor"
+    ]
+    needed = {*key.names, *(price.name for price in prices[:1] if 1 - price.empty() >= _ALMOST_ALWAYS)}
     if skipping.leaves_sections:
         # A section fills one cell: of two that have to be there, it lacks at least one, and cannot pass for data.
-        always_there = [one.name for one in columns if len(one.field.columns) == len(plan.tables) and one.empty() == 0]
+        always_there = [
+            column.name for column in columns if len(column.field.columns) == len(plan.tables) and column.empty() == 0
+        ]
         needed |= set(always_there[:2])
     return {
         "min_fact_count": _least(sum(_rows(table) for table in plan.tables)),
         "max_bad_ratio": _BAD_RATIO,
         "allow_empty_snapshot": False,
         "source": _source(read, plan, skipping.patterns),
-        "columns": {one.name: _column(one, needed, plan) for one in columns},
+        "columns": {column.name: _column(column, needed, plan) for column in columns},
         **({"key": key.names} if key.names else {}),
     }
 
@@ -106,14 +114,16 @@ def config_of(
 def chosen_key(plan: TablePlan, columns: list[TypedField]) -> KeyProposal:
     if not columns:
         return KeyProposal([], [])
-    candidates = [_candidate(one, plan) for one in columns]
+    candidates = [_candidate(column, plan) for column in columns]
     return key_of(candidates, has_sheets=len(plan.tables) > 1)
 
 
 def settled_header(config: dict[str, Any], plan: TablePlan) -> list[str]:
     """Let the header be looked for if that finds it in every table, else say where it is; tell which it misses."""
     supplier = Supplier.model_validate(config)
-    missed = [one for one in plan.tables if one.header is not None and _header_end(one, supplier) != one.header.end]
+    missed = [
+        table for table in plan.tables if table.header is not None and _header_end(table, supplier) != table.header.end
+    ]
     if not missed:
         return []
     first = missed[0].header
@@ -129,10 +139,10 @@ def settled_header(config: dict[str, Any], plan: TablePlan) -> list[str]:
 def doubts_of(columns: list[TypedField], plan: TablePlan) -> list[str]:
     """What to look at in each column."""
     told: list[str] = []
-    for one in columns:
-        told += [f"column {one.header!r}: {doubt}" for doubt in one.guess.doubts]
-        told += _unread(one)
-        told += _missing(one, plan)
+    for column in columns:
+        told += [f"column {column.header!r}: {doubt}" for doubt in column.guess.doubts]
+        told += _unread(column)
+        told += _missing(column, plan)
     return told
 
 

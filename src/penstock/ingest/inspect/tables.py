@@ -85,7 +85,7 @@ def _shaped(sample: SampleBuffer) -> ShapedTable:
 
 def _ambiguous(tables: list[ShapedTable]) -> list[ShapedTable]:
     """The few tables that have a column twice, when it is one that matters to all."""
-    counts = [Counter(normal(name) for name in one.names if meaning_of(name).is_known) for one in tables]
+    counts = [Counter(normal(name) for name in table.names if meaning_of(name).is_known) for table in tables]
     once = Counter(name for found in counts for name, count in found.items() if count == 1)
     twice = Counter(name for found in counts for name, count in found.items() if count > 1)
     return [
@@ -96,7 +96,7 @@ def _ambiguous(tables: list[ShapedTable]) -> list[ShapedTable]:
 
 
 def _but(tables: list[ShapedTable], kept: list[ShapedTable]) -> list[ShapedTable]:
-    return [one for one in tables if not any(one is other for other in kept)]
+    return [table for table in tables if not any(table is other for other in kept)]
 
 
 def _without_header(shaped: list[ShapedTable]) -> TablePlan:
@@ -104,7 +104,7 @@ def _without_header(shaped: list[ShapedTable]) -> TablePlan:
     filled = [one for one in shaped if one.rows.data.height]
     width = max((one.width for one in filled), default=0)
     fields = numbered_fields(width)
-    used = [one for one in fields if any((table.texts((one.number or 1) - 1) != "").any() for table in filled)]
+    used = [field for field in fields if any((table.texts((field.number or 1) - 1) != "").any() for table in filled)]
     for one in used:
         one.columns = dict.fromkeys(range(len(filled)), (one.number or 1) - 1)
     warnings = ["no table was found"] if not used else ["no header was found: columns are known by their numbers"]
@@ -113,8 +113,8 @@ def _without_header(shaped: list[ShapedTable]) -> TablePlan:
 
 def _depth(tables: list[ShapedTable]) -> int:
     """The number of header rows with which the most rows can be read."""
-    depths = sorted({one.header.depth for one in tables if one.header}) or [1]
-    return max(depths, key=lambda depth: sum(1 + one.rows.data.height for one in tables if _fits(one, depth)))
+    depths = sorted({table.header.depth for table in tables if table.header}) or [1]
+    return max(depths, key=lambda depth: sum(1 + table.rows.data.height for table in tables if _fits(table, depth)))
 
 
 def _fits(table: ShapedTable, depth: int) -> bool:
@@ -131,11 +131,11 @@ def _alike(tables: list[ShapedTable]) -> list[ShapedTable]:
     if len(tables) < 2:
         return tables
     fields, _ = fields_of([one.names for one in tables])
-    common = [one for one in fields if len(one.columns) >= len(tables) * _COMMON]
+    common = [field for field in fields if len(field.columns) >= len(tables) * _COMMON]
     shares = [sum(table in one.columns for one in common) / max(1, len(common)) for table in range(len(tables))]
     kept = [one for one, share in zip(tables, shares, strict=True) if share >= _ALIKE]
     return kept or [max(tables, key=lambda one: one.rows.data.height)]
 
 
 def _skipped_told(tables: list[ShapedTable], why: str) -> list[str]:
-    return [f"sheet {one.sample.name!r} {why}" for one in tables[:_MOST_SKIPPED] if one.sample.name]
+    return [f"sheet {table.sample.name!r} {why}" for table in tables[:_MOST_SKIPPED] if table.sample.name]

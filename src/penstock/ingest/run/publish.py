@@ -84,7 +84,7 @@ def next_fence(tree: FileTree, supplier: str, current: CurrentState | None, reme
     """I11: one more than any before, even when the current state was lost."""
     if current is not None:
         return current.pointer.fence + 1
-    noted = [document(tree.read(paths.run(one, paths.MANIFEST))) for one in tree.runs(supplier)]
+    noted = [document(tree.read(paths.run(run, paths.MANIFEST))) for run in tree.runs(supplier)]
     return 1 + max([remembered, *(int(one.get("fence") or 0) for one in noted)])
 
 

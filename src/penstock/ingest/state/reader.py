@@ -91,7 +91,7 @@ def open_facts(tree: FileTree, run_id: str) -> Iterator[BinaryIO]:
 
 def quarantined(tree: FileTree, supplier: str) -> Iterator[dict[str, Any]]:
     """The files that were set aside; of the broken ones why, as the run that did it noted."""
-    failed = {one["moved_to"]: one for one in _manifests(tree, supplier) if one["moved_to"]}
+    failed = {manifest["moved_to"]: manifest for manifest in _manifests(tree, supplier) if manifest["moved_to"]}
     for found in tree.files(f"{paths.QUARANTINE}/{supplier}"):
         run = failed.get(found.path)
         is_duplicate = found.path.startswith(paths.duplicates(supplier))

@@ -71,9 +71,9 @@ def _old(tree: FileTree, supplier: str, section: IngestRetentionSection, now: da
 
 
 def _files(tree: FileTree, folder: str, age: timedelta, now: datetime) -> Iterator[ExpiredEntry]:
-    for one in tree.files(folder):
-        if now - one.since > age:
-            yield ExpiredEntry(one.path, one.size, f"there for more than {_days(age)}")
+    for file in tree.files(folder):
+        if now - file.since > age:
+            yield ExpiredEntry(file.path, file.size, f"there for more than {_days(age)}")
 
 
 def _accepted(
@@ -86,17 +86,17 @@ def _accepted(
         if "input_sha256" not in manifest:
             return  # the state is damaged: which mark must stay is not known
         kept = paths.accepted(supplier, manifest["input_sha256"])
-    for one in tree.files(f"{paths.ACCEPTED}/{supplier}"):
-        if one.path != kept and now - one.since > age and not _is_draft(one):
-            yield ExpiredEntry(one.path, one.size, f"accepted more than {_days(age)} ago")
+    for file in tree.files(f"{paths.ACCEPTED}/{supplier}"):
+        if file.path != kept and now - file.since > age and not _is_draft(file):
+            yield ExpiredEntry(file.path, file.size, f"accepted more than {_days(age)} ago")
 
 
 def _drafts(tree: FileTree, supplier: str, age: timedelta, now: datetime) -> Iterator[ExpiredEntry]:
     """What was being written when somebody was killed."""
     for folder in (f"{paths.ACCEPTED}/{supplier}", paths.LEDGERS):
-        for one in tree.files(folder):
-            if _is_draft(one) and now - one.since > age:
-                yield ExpiredEntry(one.path, one.size, f"begun more than {_days(age)} ago and never finished")
+        for file in tree.files(folder):
+            if _is_draft(file) and now - file.since > age:
+                yield ExpiredEntry(file.path, file.size, f"begun more than {_days(age)} ago and never finished")
 
 
 def _is_draft(found: FoundFile) -> bool:
@@ -110,10 +110,10 @@ def _runs(
         files = list(tree.files(paths.run(run_id)))
         if not files or (current is not None and run_id == current.run_id):
             continue
-        age = now - max(one.since for one in files)
+        age = now - max(file.since for file in files)
         if age > section.runs:
             yield ExpiredEntry(paths.run(run_id), _size(files), f"ended more than {_days(section.runs)} ago")
-        elif diag := [one for one in files if "/diag/" in one.path and now - one.since > section.diag]:
+        elif diag := [file for file in files if "/diag/" in file.path and now - file.since > section.diag]:
             yield ExpiredEntry(paths.run(run_id, "diag"), _size(diag), f"kept for {_days(section.diag)}")
 
 
@@ -135,7 +135,7 @@ def _states(
             why = f"replaced more than {_hours(age)} ago"
         else:
             replaced, why = (
-                max((one.since for one in files), default=now),
+                max((file.since for file in files), default=now),
                 f"never published, for more than {_hours(age)}",
             )
         if now - replaced > age:
@@ -156,7 +156,7 @@ def _json(tree: FileTree, path: str) -> dict[str, Any]:
 
 
 def _size(files: list[FoundFile]) -> int:
-    return sum(one.size for one in files)
+    return sum(file.size for file in files)
 
 
 def _days(age: timedelta) -> str:

@@ -17,7 +17,7 @@ from penstock.kernel.errors import Corrupt
 def standing(tree: FileTree, supplier: str, section: AlertSection, now: datetime) -> SupplierStatus:
     """How *supplier* stands."""
     known = ledger.load(tree, supplier)
-    arrivals = [one.name for one in tree.arrivals(supplier)]
+    arrivals = [arrival.name for arrival in tree.arrivals(supplier)]
     config, most, targets = _configured(tree, supplier, section.state_age)
     alerts: list[IngestAlert] = []
     try:
@@ -56,8 +56,8 @@ def standing(tree: FileTree, supplier: str, section: AlertSection, now: datetime
 
 def _undelivered(tree: FileTree, run_id: str, targets: Collection[str]) -> Iterator[str]:
     """Targets that could not be told of a run, and why."""
-    for one in tree.files(paths.run(run_id, "deliveries")):
-        told = document(tree.read(one.path))
+    for file in tree.files(paths.run(run_id, "deliveries")):
+        told = document(tree.read(file.path))
         answer = told.get("told") or {}
         if "code" in answer and told["target"] in targets:
             yield f"{told['target']}: {answer['code']}"
@@ -72,4 +72,4 @@ def _configured(tree: FileTree, supplier: str, usual: timedelta) -> tuple[str | 
         said = failed.message if failed.code is FailureCode.CONFIG_INVALID else failed.code.value
         return said, usual, []
     hours = config.max_state_age_hours
-    return None, timedelta(hours=hours) if hours is not None else usual, [one.name for one in config.targets]
+    return None, timedelta(hours=hours) if hours is not None else usual, [target.name for target in config.targets]

@@ -51,7 +51,7 @@ class RecordEmitter:
         self._table = table
         self._above: dict[str, tuple[Any, ...]] = {}
         self._start = ndjson.start_of(run_id, name, table.name)
-        self._cells = list(dict.fromkeys(_column(one.index) for one in header.fields))
+        self._cells = list(dict.fromkeys(_column(field.index) for field in header.fields))
         self._readings = {
             one.name: reading(
                 place,

@@ -56,7 +56,7 @@ def bind(table: "SourceTable", supplier: Supplier) -> TableHeader:
     if not fields:
         raise RunFailed(FailureCode.HEADER_MISMATCH, f"{_where(table)} has no columns", "map them: columns")
     _check_missing(table, names, fields, supplier)
-    if all(one.index is None or (table.absent and names[one.index] in table.absent) for one in fields):
+    if all(field.index is None or (table.absent and names[field.index] in table.absent) for field in fields):
         # None of the columns is there: this is another file, whatever is required of it.
         said = f"{_where(table)} has none of the columns that are mapped; it has {_have(table, names)}"
         raise RunFailed(FailureCode.HEADER_MISMATCH, said, "is it the right file? if so, map its columns")
@@ -189,7 +189,7 @@ def _missing(table: "SourceTable", names: list[str], lost: list[str]) -> RunFail
 
 
 def _check_extra(table: "SourceTable", names: list[str], fields: list[BoundColumn]) -> None:
-    mapped = {one.index for one in fields}
+    mapped = {field.index for field in fields}
     if extra := [name for index, name in enumerate(names) if name and index not in mapped]:
         said = f"{_where(table)} has columns nobody expects: {', '.join(map(repr, extra))}"
         raise RunFailed(FailureCode.HEADER_MISMATCH, said, "map them, or leave out source.exact")

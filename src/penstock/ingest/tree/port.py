@@ -114,7 +114,7 @@ def pointer_in(content: bytes, where: str) -> CurrentPointer:
     try:
         told = orjson.loads(content)
         # A later release may tell more.
-        return CurrentPointer(**{one.name: told[one.name] for one in fields(CurrentPointer)})
+        return CurrentPointer(**{field.name: told[field.name] for field in fields(CurrentPointer)})
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         hint = "restore it from a backup; state_store keeps a pointer.json beside every state"
         raise Corrupt("POINTER_DAMAGED", f"{where} is no pointer: {error}", hint=hint) from error

@@ -11,7 +11,7 @@ from penstock.kernel.work.worker import Handler, Worker
 
 
 @asynccontextmanager
-async def working(
+async def run_workers(
     bus: Bus,
     telemetry: Telemetry,
     topic: str,

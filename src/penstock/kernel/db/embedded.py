@@ -25,7 +25,7 @@ from penstock.kernel.db.account import OsAccount, Process
 from penstock.kernel.db.datadir import make_folder
 from penstock.kernel.errors import BadConfig, Conflict, Transient
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.wait import wait_event
 
 DATABASE = "penstock"
 START_TIMEOUT = 60.0
@@ -239,7 +239,7 @@ class _Guard:
 
     async def _watch(self) -> None:
         log, backoff, wait = structlog.get_logger(), Backoff(), _WATCH_EVERY
-        while not await happens(self._ending, wait):
+        while not await wait_event(self._ending, wait):
             wait = _WATCH_EVERY
             is_well = self._process.poll() is None if self._process else self._server.lives()
             if is_well:

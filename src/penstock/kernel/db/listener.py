@@ -11,7 +11,7 @@ import structlog
 from penstock.kernel.db.database import translated
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.wait import ended, happens
+from penstock.kernel.tasks.wait import cancel_and_wait, wait_event
 
 INBOX_LIMIT = 10_000
 _PING_EVERY = 10.0
@@ -67,7 +67,7 @@ async def listen(dsn: str, channel: str) -> AsyncIterator[NotificationInbox]:
     try:
         yield inbox
     finally:
-        await ended(task)
+        await cancel_and_wait(task)
 
 
 async def _keep_listening(dsn: str, channel: str, inbox: NotificationInbox) -> None:
@@ -90,7 +90,7 @@ async def _listen_until_lost(dsn: str, channel: str, inbox: NotificationInbox, r
         await connection.add_listener(channel, lambda *heard: inbox.put(HeardNotification(str(heard[3]))))
         inbox.put(MissedNotifications(reason))
         backoff.reset()
-        while not await happens(lost, _PING_EVERY):
+        while not await wait_event(lost, _PING_EVERY):
             await connection.fetchval("SELECT 1", timeout=_PING_EVERY)  # finds out when nobody said goodbye
     finally:
         connection.terminate()

@@ -1,6 +1,6 @@
-"""A bell for those who wait for work: rung in this process at once, in the others by NOTIFY, a few times a second.
+"""Wake-ups for waiting claims and listeners: at once in this process, debounced over LISTEN/NOTIFY in the others.
 
-It is a hint. Whoever waits looks again now and then by itself; so a bell that is not heard costs time, never work.
+A wake-up is a hint. Every waiter also polls, so a lost notification costs time and never work.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.listener import HeardNotification, NotificationInbox, listen
-from penstock.kernel.tasks.periodic import repeating
-from penstock.kernel.tasks.wait import ended, happens
+from penstock.kernel.tasks.periodic import run_periodically
+from penstock.kernel.tasks.wait import cancel_and_wait, wait_event
 
 T = TypeVar("T")
-_POLL = 1.0  # seconds after which a waiting claim looks by itself
+_POLL = 1.0  # seconds between two claims without a notification
 QUIET = timedelta(milliseconds=50)  # a NOTIFY takes a lock all commits of the server pass: never one per move
 
 
@@ -27,54 +27,54 @@ class Notifier:
     def __init__(self, db: Database, channel: str) -> None:
         self._db = db
         self._channel = channel
-        self._rung: dict[str, asyncio.Event] = {}
-        self._to_tell: set[str] = set()
+        self._events: dict[str, asyncio.Event] = {}
+        self._pending: set[str] = set()
         self.is_closed = False
 
     @classmethod
     @asynccontextmanager
-    async def hung(cls, db: Database, channel: str) -> "AsyncIterator[Notifier]":
-        """A bell that hears the other processes and is heard by them."""
-        bell = cls(db, channel)
+    async def open(cls, db: Database, channel: str) -> "AsyncIterator[Notifier]":
+        """Return a notifier that is connected to the other processes."""
+        notifier = cls(db, channel)
         async with AsyncExitStack() as stack:
             inbox = await stack.enter_async_context(listen(db.dsn, channel))
-            await stack.enter_async_context(repeating(f"bell {channel}", bell.tell, QUIET))
-            hearing = asyncio.create_task(bell.hear(inbox), name=f"hear {channel}")
-            stack.push_async_callback(ended, hearing)
+            await stack.enter_async_context(run_periodically(f"notify {channel}", notifier.flush, QUIET))
+            listening = asyncio.create_task(notifier.listen(inbox), name=f"listen {channel}")
+            stack.push_async_callback(cancel_and_wait, listening)
             try:
-                yield bell
+                yield notifier
             finally:
-                bell.close()
+                notifier.close()
 
-    def ring(self, *topics: str) -> None:
-        """Something happened in *topics*."""
+    def notify(self, *topics: str) -> None:
+        """Wake the waiters of *topics* here now, and in the other processes with the next flush."""
         self._wake(topics)
-        self._to_tell.update(topics)
+        self._pending.update(topics)
 
-    def next(self, topic: str) -> asyncio.Event:
-        """Set at the next ring. Take it before looking for work, and no ring falls between."""
-        event = self._rung.setdefault(topic, asyncio.Event())
+    def next_event(self, topic: str) -> asyncio.Event:
+        """Return an event that the next notification sets. Get it before looking for work, to miss none."""
+        event = self._events.setdefault(topic, asyncio.Event())
         if self.is_closed:
             event.set()
         return event
 
     def close(self) -> None:
-        """Wake everybody, for good."""
+        """Wake all waiters; later waits return at once."""
         self.is_closed = True
-        self._wake(list(self._rung))
+        self._wake(list(self._events))
 
-    async def tell(self) -> None:
-        """Let the other processes know what was rung since the last time."""
-        topics, self._to_tell = self._to_tell, set()
+    async def flush(self) -> None:
+        """Send the notifications since the last flush to the other processes."""
+        topics, self._pending = self._pending, set()
         if topics:
             query = "SELECT pg_notify($1, topic) FROM unnest($2::text[]) AS topic"
             await self._db.execute(query, self._channel, sorted(topics))
 
-    async def hear(self, inbox: NotificationInbox) -> None:
-        """Wake those who wait for what another process rang; for all, when some may have been missed."""
+    async def listen(self, inbox: NotificationInbox) -> None:
+        """Wake the waiters of each topic that another process names; all of them if notifications were missed."""
         while True:
             heard = await inbox.get()
-            self._wake([heard.payload] if isinstance(heard, HeardNotification) else list(self._rung))
+            self._wake([heard.payload] if isinstance(heard, HeardNotification) else list(self._events))
 
     async def claim(
         self,
@@ -84,22 +84,23 @@ class Notifier:
         wait: float,
         is_gone: Callable[[], Awaitable[bool]] | None = None,
     ) -> list[T]:
-        """Return the result of *claim*. While it is empty, claim again at every ring of *topic*, for *wait* seconds.
+        """Return the result of *claim*; while it is empty, claim again at every notification of *topic*.
 
-        Without a ring the next claim is made after about a second. The wait ends early when *is_gone* returns true.
+        Without a notification the next claim is made after about a second. The wait ends after *wait* seconds, or
+        early when *is_gone* returns true.
         """
         deadline = monotonic() + wait
         while True:
-            rung = self.next(topic)
+            event = self.next_event(topic)
             held = await claim()
             left = deadline - monotonic()
             if held or left <= 0 or self.is_closed:
                 return held
-            await happens(rung, min(left, _POLL * uniform(0.5, 1)))  # noqa: S311 - jitter, not secrecy
+            await wait_event(event, min(left, _POLL * uniform(0.5, 1)))  # noqa: S311 - jitter, not secrecy
             if is_gone is not None and await is_gone():
                 return []
 
     def _wake(self, topics: "list[str] | tuple[str, ...]") -> None:
         for topic in topics:
-            if event := self._rung.pop(topic, None):
+            if event := self._events.pop(topic, None):
                 event.set()

@@ -52,7 +52,7 @@ async def _caller(request: Request) -> Principal:
 Caller = Annotated[Principal, Depends(_caller)]  # tells a route who is asking, or answers 401 in its place
 
 
-def of_the_house(what: str) -> Callable[[Principal], Awaitable[Principal]]:
+def require_operator(what: str) -> Callable[[Principal], Awaitable[Principal]]:
     """Tells a route who is asking for *what*, which is the house's own: 403 for a token that acts for a tenant."""
 
     async def operator(caller: Caller) -> Principal:

@@ -14,7 +14,7 @@ from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.errors import Invalid, Transient
 from penstock.kernel.states import journal
 from penstock.kernel.states.journal import Position, StoredEntry
-from penstock.kernel.tasks.wait import any_happens
+from penstock.kernel.tasks.wait import wait_any_event
 
 EVENT_STREAM = "text/event-stream"
 WATCHERS = 100  # event streams of a part one process serves at a time
@@ -40,16 +40,16 @@ class JournalTail:
 class ChangeNotifications:
     """A bell that rings for a topic when something moved; without one, watchers look every second."""
 
-    bell: Notifier
+    notifier: Notifier
     topic: str
 
 
 class LiveEvents:
     """The moves that *tails* tell of, together."""
 
-    def __init__(self, tails: Sequence[JournalTail], bells: Sequence[ChangeNotifications]) -> None:
+    def __init__(self, tails: Sequence[JournalTail], notifiers: Sequence[ChangeNotifications]) -> None:
         self._tails = tails
-        self.bells = bells
+        self.notifiers = notifiers
         self._watchers = 0
 
     @asynccontextmanager
@@ -106,8 +106,8 @@ class LiveEvents:
     ) -> AsyncGenerator[Batch, None]:
         """Moves as they are made, after *start*; empty when a while passed without."""
         reached, ends = list(start), None if follow else await self.start(None)
-        while not any(one.bell.is_closed for one in self.bells):
-            rung = [one.bell.next(one.topic) for one in self.bells]
+        while not any(notifier.notifier.is_closed for notifier in self.notifiers):
+            notified = [notifier.notifier.next_event(notifier.topic) for notifier in self.notifiers]
             is_all = True
             for place, tail in enumerate(self._tails):
                 try:
@@ -123,12 +123,12 @@ class LiveEvents:
             if ends is not None and all(at >= end for at, end in zip(reached, ends, strict=True)):
                 return
             if is_all:
-                await any_happens(rung, POLL)
+                await wait_any_event(notified, POLL)
             await asyncio.sleep(_PAUSE if is_all else _BREATH)
 
 
 def _machines(tail: JournalTail, of: Collection[str]) -> list[str]:
-    return [one for one in tail.machines if not of or one in of]
+    return [machine for machine in tail.machines if not of or machine in of]
 
 
 def _positions_of(event_id: str, count: int) -> Positions:

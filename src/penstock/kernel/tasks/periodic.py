@@ -1,4 +1,4 @@
-"""Chores: done now and then for as long as a process lives, whatever happens to one round."""
+"""Periodic tasks: run at an interval while a process lives; a failed round does not stop the next."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -9,28 +9,28 @@ from random import uniform
 import structlog
 
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.tasks.wait import ended
+from penstock.kernel.tasks.wait import cancel_and_wait
 
-Chore = Callable[[], Awaitable[object]]
+PeriodicTask = Callable[[], Awaitable[object]]
 
 
 @asynccontextmanager
-async def repeating(name: str, chore: Chore, every: timedelta) -> AsyncIterator[None]:
-    """Do *chore* about *every* so often in the background; a round that fails is logged, the next one comes."""
-    task = asyncio.create_task(_repeat(name, chore, every.total_seconds()), name=f"chore {name}")
+async def run_periodically(name: str, run: PeriodicTask, every: timedelta) -> AsyncIterator[None]:
+    """Call *run* about every *every* in the background; log a failed round and continue with the next."""
+    task = asyncio.create_task(_run_rounds(name, run, every.total_seconds()), name=f"periodic {name}")
     try:
         yield
     finally:
-        await ended(task)
+        await cancel_and_wait(task)
 
 
-async def _repeat(name: str, chore: Chore, seconds: float) -> None:
-    log = structlog.get_logger().bind(chore=name)
+async def _run_rounds(name: str, run: PeriodicTask, seconds: float) -> None:
+    log = structlog.get_logger().bind(task=name)
     while True:
         try:
-            await chore()
+            await run()
         except PenstockError as error:
-            log.warning("chore_failed", code=error.code, error=error.message)
+            log.warning("periodic_task_failed", code=error.code, error=error.message)
         except Exception:
-            log.exception("chore_crashed")
-        await asyncio.sleep(seconds * uniform(0.8, 1.2))  # noqa: S311 - so that pods do not march in step
+            log.exception("periodic_task_crashed")
+        await asyncio.sleep(seconds * uniform(0.8, 1.2))  # noqa: S311 - jitter: pods must not run in step

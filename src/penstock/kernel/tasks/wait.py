@@ -1,4 +1,4 @@
-"""Waiting for something, but not for ever; ending a task without hiding one's own end."""
+"""Wait with a timeout, and cancel tasks without swallowing the cancellation of the caller."""
 
 import asyncio
 import contextlib
@@ -9,44 +9,44 @@ T = TypeVar("T")
 _CANCEL_AGAIN = 10.0
 
 
-async def happens(event: asyncio.Event, within: float) -> bool:
-    """Whether *event* is set within so many seconds."""
+async def wait_event(event: asyncio.Event, timeout: float) -> bool:
+    """Return whether *event* is set before *timeout* seconds have passed."""
     # Not wait_for: in Python 3.11 it may swallow a cancellation.
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(timeout):
             await event.wait()
     return event.is_set()
 
 
-async def any_happens(events: Sequence[asyncio.Event], within: float) -> bool:
-    """Whether one of *events* is set within so many seconds."""
+async def wait_any_event(events: Sequence[asyncio.Event], timeout: float) -> bool:
+    """Return whether one of *events* is set before *timeout* seconds have passed."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         if waiting:
-            await asyncio.wait(waiting, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         else:
-            await asyncio.sleep(within)
+            await asyncio.sleep(timeout)
     finally:
         for one in waiting:
             one.cancel()
     return any(event.is_set() for event in events)
 
 
-async def ended(task: "asyncio.Task[None]") -> None:
-    """Cancel *task* and wait for its end. To suppress CancelledError here would also swallow the caller's own."""
+async def cancel_and_wait(task: "asyncio.Task[None]") -> None:
+    """Cancel *task* and wait for its end. Suppressing CancelledError instead would swallow the caller's own."""
     while not task.done():
         task.cancel()
-        # Again, should it get lost: something on the way may raise another error in its place.
+        # Repeated, because code in between may replace the CancelledError by another error.
         await asyncio.wait([task], timeout=_CANCEL_AGAIN)
     if not task.cancelled():
         task.result()
 
 
-async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """What *work* returns; TimeoutError when it takes longer, and then it is left to end by itself.
+async def run_with_timeout(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """Return what *work* returns; raise TimeoutError after *seconds*, and leave the cancelled task to end by itself.
 
-    Unlike `asyncio.timeout` this does not wait for its end: a query that is cancelled waits for the server to agree,
-    and a server that is frozen does not.
+    `asyncio.timeout` would wait for that end: a cancelled query waits for an answer of the server, and a server
+    that is frozen sends none.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -73,4 +73,4 @@ async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 def _abandon(task: "asyncio.Task[Any]") -> None:
     task.cancel()
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else will look at it
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, or asyncio logs it

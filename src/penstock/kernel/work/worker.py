@@ -14,7 +14,7 @@ import structlog
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.outcome import Failed, Outcome, Retry
-from penstock.kernel.tasks.wait import ended, happens
+from penstock.kernel.tasks.wait import cancel_and_wait, wait_event
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class Worker(Generic[T]):
                 backoff.reset()
             except Exception as error:  # noqa: BLE001 - the edge of the loop: a worker outlives its queue's trouble
                 self._complain("queue_failed", error)
-                await happens(self._stopping, backoff.next().total_seconds())
+                await wait_event(self._stopping, backoff.next().total_seconds())
 
     async def drain(self) -> int:
         """Work until there is nothing to take; returns how many items were handled."""
@@ -127,7 +127,7 @@ class Worker(Generic[T]):
         try:
             yield
         finally:
-            await ended(task)
+            await cancel_and_wait(task)
 
     async def _keep(self, items: Sequence[T]) -> None:
         while True:

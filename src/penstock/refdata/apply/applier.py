@@ -291,7 +291,7 @@ def apply_handler(applier: CommandApplier, metrics: RefdataMetrics, telemetry: T
         verdicts: list[CommandVerdict] = []
         stopped_by: list[Outcome | None] = [None]
         try:
-            async with aclosing(applier.settle([one for one in reads if one.event is not None])) as settled:
+            async with aclosing(applier.settle([read for read in reads if read.event is not None])) as settled:
                 for one in reads:
                     if stopping.is_set():
                         break

@@ -35,9 +35,9 @@ async def register(db: Database, dictionaries: Sequence[Dictionary], tenants: Co
     async with db.transaction() as tx:
         await transaction_lock(tx, "refdata.definitions")
         now, known = db.clock.now(), await store.definitions(tx)
-        targets = [DictionaryKey(tenant, one.section.code) for tenant in tenants for one in dictionaries]
+        targets = [DictionaryKey(tenant, dictionary.section.code) for tenant in tenants for dictionary in dictionaries]
         await store.create_dictionaries(tx, targets, now=now)
-        wanted = {one.section.code: one.provider.load_hash for one in dictionaries}
+        wanted = {dictionary.section.code: dictionary.provider.load_hash for dictionary in dictionaries}
         differing = sorted(code for code, load_hash in wanted.items() if known.get(code) != load_hash)
         for code in differing:
             await store.define(tx, code, wanted[code], now=now)

@@ -14,7 +14,7 @@ from penstock.kernel.db.outbox import Outbox
 from penstock.kernel.errors import Transient
 from penstock.kernel.signals import Signals
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.wait import wait_event
 from penstock.kernel.telemetry.telemetry import TRACEPARENT, Telemetry
 from penstock.refdata.commands.commit_waiter import SOMETHING
 
@@ -25,29 +25,29 @@ _POLL = 0.5  # seconds: the net under a notification that was not heard
 class OutboxRelay:
     """R15: tells the pods what was committed, in the order of versions, at least once."""
 
-    def __init__(self, db: Database, signals: Signals, bell: Notifier, telemetry: Telemetry) -> None:
+    def __init__(self, db: Database, signals: Signals, notifier: Notifier, telemetry: Telemetry) -> None:
         self._db = db
         self._telemetry = telemetry
         self._signals = signals
-        self._bell = bell
+        self._notifier = notifier
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Announce until *stopping*; a carrier that is down is tried again, later and later."""
         backoff = Backoff()
         while not stopping.is_set():
-            rung = self._bell.next(SOMETHING)
+            notified = self._notifier.next_event(SOMETHING)
             try:
                 count = await self.step()
                 backoff.reset()
                 if count:
                     continue
-                await happens(stopping if self._bell.is_closed else rung, _POLL)
+                await wait_event(stopping if self._notifier.is_closed else notified, _POLL)
             except Transient as error:
                 structlog.get_logger().warning("relay_failed", code=error.code, error=error.message)
-                await happens(stopping, backoff.next().total_seconds())
+                await wait_event(stopping, backoff.next().total_seconds())
             except Exception:  # noqa: BLE001 - the edge of the loop: the relay outlives a mistake
                 structlog.get_logger().exception("relay_crashed")
-                await happens(stopping, backoff.next().total_seconds())
+                await wait_event(stopping, backoff.next().total_seconds())
 
     async def step(self) -> int:
         """Announce what waits; how many."""

@@ -9,7 +9,7 @@ import structlog
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.errors import Transient
-from penstock.kernel.tasks.wait import ended, happens
+from penstock.kernel.tasks.wait import cancel_and_wait, wait_event
 from penstock.refdata import store
 from penstock.refdata.contract import UpdateState
 from penstock.refdata.model import UpdateRecord
@@ -22,9 +22,9 @@ _LOOK_AGAIN = 0.25  # seconds: the net under a notification that was not heard
 class CommitWaiter:
     """Those who wait for the end of an update, in this process."""
 
-    def __init__(self, db: Database, bell: Notifier) -> None:
+    def __init__(self, db: Database, notifier: Notifier) -> None:
         self._db = db
-        self._bell = bell
+        self._notifier = notifier
         self._waiting: dict[EventKey, list[asyncio.Future[UpdateRecord]]] = {}
         self._somebody = asyncio.Event()
 
@@ -34,7 +34,7 @@ class CommitWaiter:
         try:
             yield
         finally:
-            await ended(task)
+            await cancel_and_wait(task)
 
     @contextmanager
     def following(self, update: UpdateRecord) -> "Iterator[asyncio.Future[UpdateRecord]]":
@@ -50,12 +50,12 @@ class CommitWaiter:
     async def _follow(self) -> None:
         while True:
             await self._somebody.wait()
-            rung = self._bell.next(SOMETHING)  # before the look, so that no ring falls between
+            notified = self._notifier.next_event(SOMETHING)  # before the look, so that no ring falls between
             await self._look()
-            if self._bell.is_closed:
+            if self._notifier.is_closed:
                 return
             if self._waiting:
-                await happens(rung, _LOOK_AGAIN)
+                await wait_event(notified, _LOOK_AGAIN)
 
     async def _look(self) -> None:
         keys = list(self._waiting)

@@ -43,14 +43,14 @@ class Refdata:
     """The way in: commands are noted, put on the bus, and followed to their end."""
 
     def __init__(
-        self, db: Database, bus: Bus, bell: Notifier, catalogue: DictionaryCatalogue, section: RefdataSection
+        self, db: Database, bus: Bus, notifier: Notifier, catalogue: DictionaryCatalogue, section: RefdataSection
     ) -> None:
         self.catalogue = catalogue
         self.section = section
         self._db = db
         self._bus = bus
-        self.bell = bell
-        self._following = CommitWaiter(db, bell)
+        self.notifier = notifier
+        self._following = CommitWaiter(db, notifier)
         self.keeping = VersionRetention(db, catalogue)
         self._topic = section.kafka.commands_topic
 
@@ -60,14 +60,14 @@ class Refdata:
         cls, db: Database, bus: Bus, catalogue: DictionaryCatalogue, section: RefdataSection
     ) -> "AsyncIterator[Refdata]":
         """In touch with those who apply."""
-        async with Notifier.hung(db, store.CHANNEL) as bell:
-            refdata = cls(db, bus, bell, catalogue, section)
+        async with Notifier.open(db, store.CHANNEL) as notifier:
+            refdata = cls(db, bus, notifier, catalogue, section)
             async with refdata._following.running():
                 yield refdata
 
     def stop(self) -> None:
         """Let nobody wait any longer."""
-        self.bell.close()
+        self.notifier.close()
 
     async def check(self) -> str:
         """The database's version, or Transient DATABASE_DOWN."""

@@ -32,9 +32,11 @@ class DictionaryCatalogue:
         # What did not change is kept, with the plans PostgreSQL keeps for its statements.
         known = getattr(self, "_dictionaries", {})
         made: dict[str, Dictionary] = {}
-        for one in section.dictionaries:
-            same = known.get(one.code)
-            made[one.code] = same if same and same.section == one else Dictionary(one, provider_of(one))
+        for dictionary in section.dictionaries:
+            same = known.get(dictionary.code)
+            made[dictionary.code] = (
+                same if same and same.section == dictionary else Dictionary(dictionary, provider_of(dictionary))
+            )
         self._dictionaries: Mapping[str, Dictionary] = made
         self._tenants = None if section.tenants is None else frozenset(section.tenants)
 

@@ -35,9 +35,9 @@ async def before_snapshot(
 
 async def prune(tx: Connection, dictionaries: Sequence[Dictionary]) -> int:
     """Remove some of what is kept beyond what is wanted; how many items."""
-    codes = [one.section.code for one in dictionaries]
+    codes = [dictionary.section.code for dictionary in dictionaries]
     await tx.execute(SQL["hold_pins"])  # else one that is just being pinned would lose its items
-    await tx.execute(SQL["retire_kept"], codes, [one.section.keep_versions for one in dictionaries])
+    await tx.execute(SQL["retire_kept"], codes, [dictionary.section.keep_versions for dictionary in dictionaries])
     pruned = int((await tx.execute(SQL["prune_kept"], PRUNED_AT_ONCE)).rpartition(" ")[2])
     if not pruned:
         await tx.execute(SQL["forget_kept"])

@@ -161,4 +161,4 @@ def _parsed(text: str | None) -> SqlTemplate | None:
 
 
 async def _execute_many(tx: Connection, template: SqlTemplate, values: Sequence[Mapping[str, Any]]) -> None:
-    await tx.executemany(template.sql, [template.bind(one) for one in values])
+    await tx.executemany(template.sql, [template.bind(value) for value in values])

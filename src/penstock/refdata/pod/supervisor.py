@@ -21,8 +21,8 @@ from penstock.kernel.http.health import EXPOSITION, Check, HealthChecks, Livenes
 from penstock.kernel.ids import worker_name
 from penstock.kernel.signals import Signals
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.periodic import repeating
-from penstock.kernel.tasks.wait import ended, happens
+from penstock.kernel.tasks.periodic import run_periodically
+from penstock.kernel.tasks.wait import cancel_and_wait, wait_event
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
@@ -88,7 +88,7 @@ class PodSupervisor:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(loader.running(signals, worker_name("query")))
             if section.audit_every is not None:
-                await stack.enter_async_context(repeating("audit", auditor.audit_all, section.audit_every))
+                await stack.enter_async_context(run_periodically("audit", auditor.audit_all, section.audit_every))
             yield loader.is_loaded
 
     async def _check_primary(self) -> None:
@@ -131,7 +131,7 @@ async def open_pod(config: PodConfig, telemetry: Telemetry) -> AsyncIterator[Pod
     with pod_folder(config.refdata.query.memory_dir, config.data_dir, worker_name("query")) as folder:
         pod = PodSupervisor(config, telemetry, folder)
         try:
-            async with repeating("log level", pod.tell_log_level, LOG_LEVEL_EVERY):
+            async with run_periodically("log level", pod.tell_log_level, LOG_LEVEL_EVERY):
                 yield pod
         finally:
             pod.memory.close()
@@ -182,7 +182,7 @@ class _PodProcess:
                 backoff.reset()
             if not self._stopping.is_set():
                 log.error("serving_process_died", exit_code=code)
-                await happens(self._stopping, backoff.next().total_seconds())
+                await wait_event(self._stopping, backoff.next().total_seconds())
 
     async def _run(self) -> int:
         ours, theirs = socket.socketpair()
@@ -205,7 +205,7 @@ class _PodProcess:
             return await process.wait()
         finally:
             for task in (answers, watch, stop):
-                await ended(task)
+                await cancel_and_wait(task)
 
     def _told(self, listening: int, link: int) -> bytes:
         config = self._pod.config.model_dump(mode="json", by_alias=True)

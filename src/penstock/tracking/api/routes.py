@@ -145,7 +145,7 @@ async def retry_failed(
 async def report(body: schemas.Reports, tracking: Service, stage: HandedOut) -> Response:
     """T13: how claimed rows ended, each with a result of its own. An old fence is superseded and changes nothing."""
     results = await tracking.report(stage, [_report(one) for one in body])
-    return _answer({"stage": stage, "results": [_result(*one) for one in results]})
+    return _answer({"stage": stage, "results": [_result(*result) for result in results]})
 
 
 @routes.post(f"/stages/{FILE_STAGE}/{{transition}}")

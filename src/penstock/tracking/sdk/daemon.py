@@ -12,7 +12,7 @@ import structlog
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.ids import worker_name
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.wait import ended, happens
+from penstock.kernel.tasks.wait import cancel_and_wait, wait_event
 from penstock.tracking.client import PipelineClient
 from penstock.tracking.contract import BATCH_LIMIT
 from penstock.tracking.model import ClaimedRow, queue_named
@@ -70,7 +70,7 @@ class StageDaemon:
             await self._reporter.flush(within=self._lease)
         finally:
             for task in self._tasks:
-                await ended(task)
+                await cancel_and_wait(task)
             await self._client.__aexit__(kind, error, trace)
 
     def __aiter__(self) -> "StageDaemon":
@@ -107,7 +107,7 @@ class StageDaemon:
                 )
             except Transient as error:
                 self._log.warning("claim_failed", code=error.code, error=error.message)
-                await happens(self._stopping, backoff.next().total_seconds())
+                await wait_event(self._stopping, backoff.next().total_seconds())
             else:
                 return [self._item(one) for one in held]
         return []

@@ -8,7 +8,7 @@ import structlog
 
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.wait import wait_event
 from penstock.tracking.client import PipelineClient, RowResult
 from penstock.tracking.contract import BATCH_LIMIT, Stage, StageReportAnswer
 from penstock.tracking.sdk.item import Item
@@ -40,7 +40,7 @@ class Reporter:
 
     async def flush(self, *, within: float) -> None:
         self.complain()
-        if not await happens(self._idle, within):
+        if not await wait_event(self._idle, within):
             self._log.warning("reports_unsent", reports=len(self._said))
         self.complain()
 

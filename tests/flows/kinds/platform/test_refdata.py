@@ -80,7 +80,7 @@ async def test_a_dictionary_is_published_once_whoever_dies(
         outputs = await task
     assert outputs["version"] == (1 if mode == "SNAPSHOT" else 3)
     assert await done(worker, publish(3, items=items(5), mode=mode)) == outputs
-    assert await refdata.items("LOOSE") == {one["key"]: one["payload"] for one in items(5)}
+    assert await refdata.items("LOOSE") == {item["key"]: item["payload"] for item in items(5)}
     assert len((await refdata.refdata.history(LOOSE, before=99, limit=9)).items) == outputs["version"]
     assert await refdata.bus.backlog(refdata.topic) == 0
 

@@ -25,11 +25,11 @@ def offers(number: int) -> list[dict[str, Any]]:
 def expected(number: int) -> list[dict[str, Any]]:
     return [
         {
-            "sku": one["vendorCode"], "name": one["title"], "price_minor": round(float(one["price"]["amount"]) * 100),
-            "currency": "RUB", "qty_moscow": one["stock"]["moscow"], "qty_kazan": one["stock"]["kazan"],
-            "active": one["active"], "date": one["updatedAt"],
+            "sku": o["vendorCode"], "name": o["title"], "price_minor": round(float(o["price"]["amount"]) * 100),
+            "currency": "RUB", "qty_moscow": o["stock"]["moscow"], "qty_kazan": o["stock"]["kazan"],
+            "active": o["active"], "date": o["updatedAt"],
         }
-        for one in offers(number)
+        for o in offers(number)
     ]  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_nested_json(tmp_path: Path) -> None:
 def test_ndjson_with_torn_lines(tmp_path: Path) -> None:
     """I17: one record a line; lines that are none are told of."""
     file = tmp_path / "offers.ndjson"
-    lines = [json.dumps(one) for one in offers(80)]
+    lines = [json.dumps(offer) for offer in offers(80)]
     file.write_text("\n".join([*lines[:40], '{"vendorCode": "N-', *lines[40:]]), encoding="utf-8")
     inspection = proposed(file)
     assert inspection.format == "ndjson"

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict
-from penstock.kernel.tasks.wait import ended
+from penstock.kernel.tasks.wait import cancel_and_wait
 from penstock.refdata import store
 from penstock.refdata.dictionaries.reader import DictionarySnapshot, Rows
 from penstock.refdata.model import DictionaryKey, VersionStamp
@@ -247,7 +247,7 @@ async def test_a_reader_that_goes_leaves_its_place(pods: Pods, monkeypatch: pyte
         asked.may_answer.clear()
         first, second = (asyncio.create_task(barrier_read(pod)) for _ in range(2))
         await pod.wait_for_readers(2)
-        await ended(first)
+        await cancel_and_wait(first)
         await pod.wait_for_readers(1)
         asked.may_answer.set()
         await second

@@ -137,7 +137,7 @@ async def test_readers_of_a_pinned_dictionary_do_not_load_the_primary(
     monkeypatch.setattr(store, "readable_version", counted)
     monkeypatch.setattr(DictionarySnapshot, "any_of", unread)
     answers = await asyncio.gather(*(pod.get("LOOSE/items/a", least=version) for _ in range(200)))
-    assert {(one.status, one.json["code"]) for one in answers} == {(409, "VERSION_PINNED")}
+    assert {(answer.status, answer.json["code"]) for answer in answers} == {(409, "VERSION_PINNED")}
     assert asked < 100
 
 

@@ -22,7 +22,7 @@ from yarl import URL
 
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.wait import wait_event
 from penstock.refdata.contract import UpdateState, decode
 from penstock.refdata.model import DictionaryKey
 from penstock.refdata.runtime import ROLES
@@ -169,7 +169,7 @@ class BarrierCampaign:
                 assert update.status is not UpdateState.FAILED, update
                 write.version = update.committed_version or 0
             self._learn(write)
-            await happens(self.ending, self.random.uniform(0, 0.15))
+            await wait_event(self.ending, self.random.uniform(0, 0.15))
 
     def _command(self) -> Write:
         chance, target = self.random.random(), self.random.choice(TARGETS)
@@ -195,7 +195,7 @@ class BarrierCampaign:
                 ("item",) * 4 + ("items",) * 3 + ("version", "page", "all", "again"),
             )
             while not self.ending.is_set():
-                await happens(self._news, self.random.uniform(0, 0.2))
+                await wait_event(self._news, self.random.uniform(0, 0.2))
                 await getattr(reader, self.random.choice(ways))(self._question())
 
     def _question(self) -> ReadRequest:
@@ -276,14 +276,14 @@ class CampaignReader:
             read = read.answered(time.monotonic(), response.status, told, raw)
         self._campaign.history.reads.append(read)
         if read.status is None:
-            await happens(self._campaign.ending, 0.2)  # as a client does that finds nobody there
+            await wait_event(self._campaign.ending, 0.2)  # as a client does that finds nobody there
         elif asked.least is not None:
             self._campaign.barriers += 1
         return read, told
 
 
 async def _a_moment() -> None:
-    await happens(asyncio.Event(), 0.05)
+    await wait_event(asyncio.Event(), 0.05)
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import structlog
 
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.wait import wait_event
 from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.scenarios.campaign import (
     READERS,
@@ -61,7 +61,7 @@ class FaultInjector:
     async def rage(self, acts: Sequence[Act], pause: float) -> None:
         """One act after the other, until the end."""
         deck: list[Act] = []
-        while not await happens(self._campaign.ending, self._random.uniform(0, 2 * pause)):
+        while not await wait_event(self._campaign.ending, self._random.uniform(0, 2 * pause)):
             deck = deck or self._random.sample(acts, len(acts))
             act = deck.pop()
             await act()
@@ -88,7 +88,7 @@ class FaultInjector:
     async def fail_over(self) -> None:
         master = self._random.choice(await asyncio.to_thread(self._masters))
         self._redis.kill(master)
-        await happens(self._campaign.ending, 5.0)
+        await wait_event(self._campaign.ending, 5.0)
         await asyncio.to_thread(self._redis.start, master)
 
     async def wipe_redis(self) -> None:
@@ -151,7 +151,7 @@ class FaultInjector:
 
     async def _while(self, least: float, most: float) -> None:
         """The time an accident takes."""
-        await happens(asyncio.Event(), self._random.uniform(least, most))
+        await wait_event(asyncio.Event(), self._random.uniform(least, most))
 
     def _masters(self) -> list[int]:
         found = []
@@ -215,9 +215,9 @@ def _frozen(process: psutil.Process, *, with_children: bool = True) -> Iterator[
     """SIGSTOP, first to the one who could start others, and at the end SIGCONT."""
     process.suspend()
     others = process.children(recursive=True) if with_children else []
-    for one in others:
+    for other in others:
         with suppress(psutil.NoSuchProcess):
-            one.suspend()
+            other.suspend()
     try:
         yield
     finally:

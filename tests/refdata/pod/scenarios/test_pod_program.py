@@ -69,8 +69,12 @@ def at(address: str, path: str) -> str:
 def counted(client: httpx.Client, pod: QueryApi) -> float:
     """Good answers so far, of all processes."""
     text = client.get(f"{pod.api}/actuator/prometheus").text
-    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
-    named = [one for one in samples if one.name == "penstock_query_requests_total" and one.labels["status"] == "2xx"]
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    named = [
+        sample
+        for sample in samples
+        if sample.name == "penstock_query_requests_total" and sample.labels["status"] == "2xx"
+    ]
     return named[0].value
 
 
@@ -80,7 +84,10 @@ def own_memory(pid: int) -> int:
 
 
 def connections(pid: int) -> int:
-    return sum(one.status == psutil.CONN_ESTABLISHED for one in psutil.Process(pid).net_connections("tcp"))
+    return sum(
+        net_connection.status == psutil.CONN_ESTABLISHED
+        for net_connection in psutil.Process(pid).net_connections("tcp")
+    )
 
 
 @pytest.mark.full

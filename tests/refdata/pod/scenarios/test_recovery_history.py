@@ -63,7 +63,7 @@ async def samples(pod: PodHarness, name: str, code: str) -> dict[str, float]:
     """The values of a metric of one dictionary, by their kind."""
     async with pod.session.get(f"{pod.address}/actuator/prometheus") as response:
         families = list(text_string_to_metric_families(await response.text()))
-    found = [one for family in families for one in family.samples if one.name == name]
+    found = [sample for family in families for sample in family.samples if sample.name == name]
     return {one.labels.get("kind", ""): one.value for one in found if one.labels.get("dict_code") == code}
 
 
@@ -89,7 +89,7 @@ async def test_a_primary_with_another_past_has_the_last_word(
         await proxy.open()
         version = 1 + len(later)
         await shows(pod, code, version, a="kept", **dict.fromkeys(later, "later"))
-    told = [one for one in logs if one["event"] == "primary_has_another_past"]
+    told = [log for log in logs if log["event"] == "primary_has_another_past"]
     about = ("acme", code, version, lost)
     assert [(one["tenantId"], one["dictCode"], one["version"], one["held"]) for one in told] == [about]
     assert told[0]["log_level"] == "error"
@@ -98,7 +98,7 @@ async def test_a_primary_with_another_past_has_the_last_word(
     assert (refused.status, refused.json["code"]) == (409, "VERSION_NOT_COMMITTED")
     after = await put(writer, code, d="after")
     await shows(pod, code, after, a="kept", d="after", **dict.fromkeys(later, "later"))
-    assert len([one for one in logs if one["event"] == "primary_has_another_past"]) == 1
+    assert len([log for log in logs if log["event"] == "primary_has_another_past"]) == 1
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -111,7 +111,7 @@ async def test_a_primary_that_forgot_a_dictionary_is_followed(
     with capture_logs() as logs:
         await restore(writer)
         await shows(pod, code, 0)
-    assert [one["dictCode"] for one in logs if one["event"] == "primary_has_another_past"] == [code]
+    assert [log["dictCode"] for log in logs if log["event"] == "primary_has_another_past"] == [code]
     await shows(pod, code, await put(writer, code, b="new"), b="new")
 
 

@@ -78,7 +78,7 @@ class RedisRecoveryHarness:
         By position: Redis 6.2 knows neither `lag` nor `entries-read`.
         """
         last = self.cluster.holder(self.stream).xinfo_stream(self.stream)["last-generated-id"]
-        return [(one["last-delivered-id"], one["pending"]) for one in self.groups()] == [(last, 0)] * count
+        return [(group["last-delivered-id"], group["pending"]) for group in self.groups()] == [(last, 0)] * count
 
     async def listens(self, count: int) -> bool:
         """Whether so many pods are on both paths."""
@@ -269,7 +269,7 @@ async def test_every_pod_hears_everything_in_a_group_of_its_own(
         await becomes(lambda: harness.listens(3), "all pods listen")
         await hear(harness, looks, *three)
         await becomes(lambda: harness.have_read_all(3), "each group is handed everything")
-        assert all(str(one["name"]).startswith(f"{harness.route['consumerGroup']}:") for one in harness.groups())
+        assert all(str(group["name"]).startswith(f"{harness.route['consumerGroup']}:") for group in harness.groups())
     assert harness.groups() == []
 
 
@@ -287,7 +287,7 @@ async def test_the_group_of_a_killed_pod_is_reaped(harness: RedisRecoveryHarness
             assert isinstance(await anext(feed), Resync)
 
         async def is_reaped() -> bool:
-            return {one["name"] for one in harness.groups()} == {f"{prefix}:one", f"{prefix}:two", "foreign"}
+            return {group["name"] for group in harness.groups()} == {f"{prefix}:one", f"{prefix}:two", "foreign"}
 
         await becomes(is_reaped, "the dead one's group is gone")
         await signals.announce(["news"])

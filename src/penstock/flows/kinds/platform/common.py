@@ -9,7 +9,7 @@ from uuid import UUID, uuid5
 
 from penstock.flows.step import FlowStep, StepFailed
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.wait import wait_event
 
 T = TypeVar("T")
 LOOK = 0.5  # seconds between two looks at what goes on elsewhere
@@ -28,7 +28,7 @@ def asked_by(step: FlowStep) -> str:
 
 async def pause(step: FlowStep, seconds: float = LOOK) -> None:
     """Let some time pass; StepFailed CANCELLED as soon as the step is to stop."""
-    if await happens(step.cancelled, seconds):
+    if await wait_event(step.cancelled, seconds):
         raise stopped()
 
 

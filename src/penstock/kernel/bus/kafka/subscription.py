@@ -17,7 +17,7 @@ from penstock.kernel.bus.kafka.sender import OutgoingMessage
 from penstock.kernel.bus.settlement import PartitionSettlement, settle
 from penstock.kernel.clock import Clock
 from penstock.kernel.tasks.outcome import Failed, Outcome
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.wait import wait_event
 
 SHORTEST_SESSION, LONGEST_SESSION = timedelta(seconds=6), timedelta(minutes=30)  # brokers refuse others by default
 _HEARTBEAT = timedelta(milliseconds=500)
@@ -55,7 +55,7 @@ class KafkaSubscription:
         return await self._member.ask(lambda: self._take(limit))
 
     async def wait(self, timeout: float) -> None:
-        await happens(self._work, timeout)
+        await wait_event(self._work, timeout)
         self._work.clear()
 
     async def extend(self, items: Sequence[BusDelivery]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.tasks.wait import within
+from penstock.kernel.tasks.wait import run_with_timeout
 from penstock.refdata.dictionaries.reader import DictionarySnapshot
 from penstock.refdata.model import DictionaryKey
 from penstock.refdata.pod.load.dictionary_state import DictionaryState
@@ -102,7 +102,7 @@ class PodAuditor:
             if holding.mark != snapshot.mark:
                 holding.want(snapshot.mark.version, at_once=True)
             try:
-                await within(_COMES_WITHIN, holding.reaches(snapshot.mark.version))
+                await run_with_timeout(_COMES_WITHIN, holding.reaches(snapshot.mark.version))
             except TimeoutError as error:
                 said = f"the pod does not get to version {snapshot.mark.version}"
                 raise Transient("AUDIT_BEHIND", said, hint="its log tells why it cannot load") from error

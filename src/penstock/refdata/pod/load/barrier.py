@@ -10,7 +10,7 @@ import structlog
 
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Conflict, PenstockError, Transient
-from penstock.kernel.tasks.wait import within
+from penstock.kernel.tasks.wait import run_with_timeout
 from penstock.refdata import store
 from penstock.refdata.config import QuerySection
 from penstock.refdata.model import DictionaryKey
@@ -56,7 +56,7 @@ class VersionBarrier:
         """Whether memory gets there in the short time there is; nobody then waits for debounce or jitter."""
         holding.hurry()
         try:
-            await within(self._wait, self._catch_up(holding, asked, began))
+            await run_with_timeout(self._wait, self._catch_up(holding, asked, began))
         except (TimeoutError, Transient):
             return holding.version >= asked.version
         return True
@@ -80,7 +80,7 @@ class VersionBarrier:
 
     async def _loaded(self, holding: DictionaryState, asked: ReachRequest) -> Answer:
         try:
-            await within(self._patience, holding.reaches(asked.version))
+            await run_with_timeout(self._patience, holding.reaches(asked.version))
         except TimeoutError as error:
             said = f"version {asked.version} of {asked.dict_code} is committed, and still being loaded"
             raise Transient("NOT_LOADED", said, hint="try again") from error
@@ -97,7 +97,7 @@ class VersionBarrier:
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            return await within(self._patience, work)
+            return await run_with_timeout(self._patience, work)
         except TimeoutError as error:
             raise _slow() from error
 
@@ -136,7 +136,7 @@ class _CommittedVersion:
         await asyncio.sleep(max(self._asked_at + _ASK_AGAIN - monotonic(), 0))
         asked_at = monotonic()
         try:
-            self._answer = await within(self._patience, self._read())
+            self._answer = await run_with_timeout(self._patience, self._read())
         except TimeoutError:  # perhaps only this connection is stuck: the next question takes another
             self._answer = _slow()
         except PenstockError as error:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from penstock.kernel.errors import NotFound, PenstockError
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.wait import wait_event
 from penstock.refdata.model import DictionaryKey, VersionStamp
 
 _NOTHING = -1
@@ -98,7 +98,7 @@ class DictionaryState:
         """Let the pods part, unless somebody waits or nothing is held yet."""
         if self.mark is not None and not self._is_hurried:
             self._leave_slot()  # for others who need not wait
-            await happens(self._hurry, uniform(0, self._pace.jitter))  # noqa: S311 - chance, not secrecy
+            await wait_event(self._hurry, uniform(0, self._pace.jitter))  # noqa: S311 - chance, not secrecy
             await self._take_slot()
 
     async def end(self) -> None:
@@ -121,7 +121,7 @@ class DictionaryState:
             self._hurry.clear()
 
     async def _step(self) -> None:
-        await happens(self._hurry, self._began + self._pace.debounce - monotonic())
+        await wait_event(self._hurry, self._began + self._pace.debounce - monotonic())
         await self._take_slot()
         try:
             wishes, anew = self._wishes, self._is_anew
@@ -139,7 +139,7 @@ class DictionaryState:
             self._leave_slot()
         self._is_anew |= anew
         self._tell(failure)
-        await happens(self._again, self._backoff.next().total_seconds())
+        await wait_event(self._again, self._backoff.next().total_seconds())
 
     async def _take_slot(self) -> None:
         await self._pace.slots.acquire()

@@ -12,8 +12,8 @@ import structlog
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Corrupt, NotFound, PenstockError, Transient
 from penstock.kernel.signals import Resync, Signals
-from penstock.kernel.tasks.periodic import repeating
-from penstock.kernel.tasks.wait import ended, happens, within
+from penstock.kernel.tasks.periodic import run_periodically
+from penstock.kernel.tasks.wait import cancel_and_wait, run_with_timeout, wait_event
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata import store
 from penstock.refdata.config import QuerySection
@@ -96,7 +96,7 @@ class DictionaryLoads:
     ) -> "_LoadResult | None":
         """R20: load what changed since; None when that is not known, or not all there is to it."""
         try:
-            changes = await within(_CHANGES_WITHIN, _changes(self._db, target, held, dictionary))
+            changes = await run_with_timeout(_CHANGES_WITHIN, _changes(self._db, target, held, dictionary))
         except TimeoutError:
             # Once, the primary may have been slow. Twice in a row, its statement does not look keys up.
             self._timeouts[target] = self._timeouts.get(target, 0) + 1
@@ -264,11 +264,11 @@ class PodLoader:
             self._metrics.stream_lag.set(await signals.lag())
 
         try:
-            async with repeating("stream lag", show_lag, every):
+            async with run_periodically("stream lag", show_lag, every):
                 yield
         finally:
             for task in tasks:
-                await ended(task)
+                await cancel_and_wait(task)
             for holding in self.holdings():
                 await holding.end()
 
@@ -307,7 +307,7 @@ class PodLoader:
         known = {one.section.code: one for one in self.catalogue.all() if one.section.enabled}
         before = {target: holding.mark for target, holding in self._holdings.items()}
         try:
-            marks = await within(_LOOK_WITHIN, self._standings(list(known)))
+            marks = await run_with_timeout(_LOOK_WITHIN, self._standings(list(known)))
         except TimeoutError as error:
             raise Transient("DATABASE_SLOW", "the primary does not tell its versions in time") from error
         wanted = {DictionaryKey(tenant, code) for tenant in self.catalogue.tenants for code in known} | set(marks)
@@ -320,7 +320,7 @@ class PodLoader:
 
     async def _drop_what_is_gone(self) -> None:
         """R1: what is not configured any more is held no more."""
-        for gone in [one for one in self._holdings if not self._has(one)]:
+        for gone in [holding for holding in self._holdings if not self._has(holding)]:
             await self._holdings[gone].end()
             self.memory.drop(gone)
             del self._holdings[gone]
@@ -383,7 +383,7 @@ class PodLoader:
                 log.warning("pod_cut_off", code=error.code, error=error.message, kept="what is in memory")
             except Exception:
                 log.exception("pod_look_crashed")
-            await happens(self._must_look, every)
+            await wait_event(self._must_look, every)
 
     async def _keep_freeing(self) -> None:
         while True:

@@ -6,7 +6,7 @@ import msgspec
 import structlog
 
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.tasks.wait import within
+from penstock.kernel.tasks.wait import run_with_timeout
 from penstock.refdata.model import DictionaryKey
 from penstock.refdata.pod.ipc import (
     Answer,
@@ -60,7 +60,7 @@ class LoaderRequests:
             return DocumentReply(200, "application/json", msgspec.json.encode(finding))
         holding = loader.find(DictionaryKey(question.tenant_id, question.dict_code))
         try:
-            await within(_LOADED_WITHIN, holding.settles())
+            await run_with_timeout(_LOADED_WITHIN, holding.settles())
         except TimeoutError:
             raise _not_loaded(f"{question.dict_code} is not loaded yet") from None
         if holding.mark is None and holding.error is not None:

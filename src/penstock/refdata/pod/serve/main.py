@@ -16,8 +16,8 @@ import uvloop
 
 from penstock.kernel.http.auth import make_authenticator
 from penstock.kernel.http.headers import LOCAL_NAMES
-from penstock.kernel.tasks.periodic import repeating
-from penstock.kernel.tasks.wait import ended
+from penstock.kernel.tasks.periodic import run_periodically
+from penstock.kernel.tasks.wait import cancel_and_wait
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.telemetry.telemetry import configure_logging
 from penstock.refdata.pod.config import PodConfig
@@ -68,9 +68,9 @@ async def _answer(config: PodConfig, told: dict[str, Any], front: Router, stoppi
     answers.add_done_callback(lambda _ended: stopping.set())  # without a loader nothing is fresh any more
     await link.ask(ShowRequest(LIVENESS), patience)
     with socket.socket(fileno=told["listening"]) as listening:
-        async with repeating("log level", heed, LOG_LEVEL_EVERY):
+        async with run_periodically("log level", heed, LOG_LEVEL_EVERY):
             await server.serve(listening, stopping, drain)
-    await ended(answers)
+    await cancel_and_wait(answers)
     await link.close()
 
 

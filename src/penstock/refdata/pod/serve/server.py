@@ -9,7 +9,7 @@ from time import monotonic
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError, Transient
 from penstock.kernel.http.auth import Authenticator
 from penstock.kernel.http.sockets import queued
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.wait import wait_event
 from penstock.refdata.model import VersionStamp
 from penstock.refdata.pod.ipc import (
     AuditRequest,
@@ -78,7 +78,7 @@ class PodServer:
         with suppress(TimeoutError):
             async with asyncio.timeout(drain):
                 while self._connections:
-                    await happens(self._changed, TICK)
+                    await wait_event(self._changed, TICK)
         for connection in list(self._connections):
             connection.abort()
         keeping_time.cancel()

@@ -8,7 +8,7 @@ from time import monotonic
 import orjson
 
 from penstock.kernel.errors import Transient
-from penstock.kernel.tasks.wait import happens
+from penstock.kernel.tasks.wait import wait_event
 from penstock.refdata.model import DictionaryKey
 from penstock.refdata.pod.serve import responses
 from penstock.refdata.pod.serve.handlers import ServedDictionary, StreamResponse, as_line
@@ -81,7 +81,7 @@ class ActiveStreams:
                 for event in self._since(entry, since, is_same=generation == entry.shelf.generation):
                     yield event
                 since, generation = entry.version, entry.shelf.generation
-            if not await happens(changed, _PULSE):
+            if not await wait_event(changed, _PULSE):
                 is_behind = False  # that long no pod is behind: there is no such version any more
                 yield b":\n\n"
 
