@@ -8,7 +8,7 @@ from penstock.flows.api.queries import FlowViews
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.http.app import services_of
 from tests.flows.harness import flows_harness
-from tests.support.findings import found
+from tests.support.status import issue_tuples
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
@@ -19,10 +19,10 @@ async def test_steps_nobody_takes(database_url: str, tmp_path: Path, clock: Manu
         views = services_of(harness.app).get(FlowViews)
         await harness.create({"a": {"kind": "work"}, "b": {"kind": "work"}, "c": {"kind": "other", "dependsOn": ["a"]}})
         clock.advance(flows.WAITS_TOO_LONG)
-        report = await flows.look(views)
-        assert (report.summary, found(report)) == ("1 run under way, 2 steps wait", [])
+        report = await flows.report_status(views)
+        assert (report.summary, issue_tuples(report)) == ("1 run under way, 2 steps wait", [])
         clock.advance(MINUTE)
-        told = found(await flows.look(views))
+        told = issue_tuples(await flows.report_status(views))
         assert told == [("LATE", "work", "2 steps waiting for a worker, the oldest for 6 minutes")]
 
 
@@ -37,7 +37,7 @@ async def test_runs_that_failed(database_url: str, tmp_path: Path, clock: Manual
         clock.advance(timedelta(days=2))
         for item in await harness.claim():
             await harness.report(item, "FAILED", error={"code": "NO", "message": "no"})
-        told = [one for one in found(await flows.look(views)) if one[0] == "BROKEN"]
+        told = [one for one in issue_tuples(await flows.report_status(views)) if one[0] == "BROKEN"]
         assert [subject for _, subject, _ in told] == ["outer"]
         clock.advance(timedelta(days=1, minutes=1))
-        assert [one for one in found(await flows.look(views)) if one[0] == "BROKEN"] == []
+        assert [one for one in issue_tuples(await flows.report_status(views)) if one[0] == "BROKEN"] == []

@@ -56,7 +56,7 @@ RETRY = f"penstock harvest partitions {UUID(int=7)}; then penstock harvest retry
 )
 def test_feeds(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     """H13: a source that is left alone, and a watermark that stands, are late."""
-    assert [(one.severity.value, one.what) for one in harvest._of(feed(**changes), NOW)] == expected
+    assert [(one.severity.value, one.problem) for one in harvest._of(feed(**changes), NOW)] == expected
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ FINE = Supplier("brinex", "run", 3, NOW, 60.0, 100, [], [], 0, 0, 0, {"run_id": 
 def test_suppliers(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     """I13: every alert there is, and a run that failed."""
     told = ingest._of(replace(FINE, **changes))
-    assert [(one.severity.value, one.what) for one in told] == expected
+    assert [(one.severity.value, one.problem) for one in told] == expected
     assert all(one.subject == "brinex" and one.hint and "{" not in one.hint for one in told)
 
 

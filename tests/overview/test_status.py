@@ -8,7 +8,7 @@ import pytest
 
 from penstock.kernel.errors import Transient
 from penstock.kernel.http.health import LivenessPulse
-from penstock.kernel.status import PartReport, StatusIssue, late
+from penstock.kernel.status import PartReport, StatusIssue, late_issue
 from penstock.overview import status
 from penstock.overview.status import StatusBoard
 
@@ -24,7 +24,7 @@ async def test_a_part_that_cannot_answer_hides_nothing(monkeypatch: pytest.Monke
     monkeypatch.setattr(status, "_PATIENCE", 0.05)
 
     async def fine() -> PartReport:
-        return PartReport("fine", [late("x", "slow")])
+        return PartReport("fine", [late_issue("x", "slow")])
 
     async def down() -> PartReport:
         raise Transient("DATABASE_DOWN", "no PostgreSQL", hint="start it")
@@ -40,7 +40,7 @@ async def test_a_part_that_cannot_answer_hides_nothing(monkeypatch: pytest.Monke
     assert (await board(fine=fine).status()).status == "LATE"
     told = await board(fine=fine, down=down, crashes=crashes, hangs=hangs).status()
     assert told.status == "BROKEN"
-    assert {part.part: [finding.what for finding in part.findings] for part in told.parts} == {
+    assert {part.part: [finding.problem for finding in part.issues] for part in told.parts} == {
         "platform": [],
         "fine": ["slow"],
         "down": ["DATABASE_DOWN: no PostgreSQL"],
@@ -58,7 +58,7 @@ async def test_a_component_that_is_down_is_broken() -> None:
     told = await StatusBoard(LivenessPulse({"signals": down}, needs=[]), {}, lambda: NOW).status()
     (platform,) = told.parts
     assert platform.summary == "0 of 1 component up"
-    (one,) = platform.findings
-    assert StatusIssue(one.severity, one.subject, one.what, one.hint) == StatusIssue(
+    (one,) = platform.issues
+    assert StatusIssue(one.severity, one.subject, one.problem, one.hint) == StatusIssue(
         one.severity.BROKEN, "signals", "does not work: REDIS_DOWN", "start it"
     )

@@ -9,7 +9,7 @@ from penstock.refdata import status as refdata
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
-from tests.support.findings import found
+from tests.support.status import issue_tuples
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
@@ -19,7 +19,7 @@ async def test_dictionaries(database_url: str, clock: ManualClock) -> None:
     async with Database.open(database_url, clock=clock) as db:
         section = RefdataSection.model_validate({"dictionaries": [{"code": "RATES"}]})
         service = Refdata(db, None, None, DictionaryCatalogue(section), section)  # type: ignore[arg-type]
-        assert found(await refdata.look(service)) == []
+        assert issue_tuples(await refdata.report_status(service)) == []
         now = clock.now()
         request = """
             INSERT INTO update_request (tenant_id, event_id, dict_code, status, error_code, created_at, updated_at)
@@ -35,7 +35,7 @@ async def test_dictionaries(database_url: str, clock: ManualClock) -> None:
             UUID(int=1),
             now - refdata.UNTOLD_TOO_LONG - MINUTE,
         )
-        assert found(await refdata.look(service)) == [
+        assert issue_tuples(await refdata.report_status(service)) == [
             ("LATE", "apply", "1 update waiting, the oldest for 3 minutes"),
             ("LATE", "relay", "versions waiting to be announced, the oldest for 2 minutes"),
             ("BROKEN", "acme/RATES", "2 updates failed, the last 60 minutes ago: STALE_REVISION"),

@@ -10,7 +10,7 @@ from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Stage
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
-from tests.support.findings import found
+from tests.support.status import issue_tuples
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 WORKER = Stage.SHARD_SPLITTER
@@ -23,16 +23,16 @@ async def test_shards_that_wait_too_long(database_url: str, clock: ManualClock) 
         Database.open(database_url, clock=clock) as db,
         Tracking.open(db, TrackingSection(), metrics) as pipeline,
     ):
-        assert found(await tracking.look(pipeline)) == []
+        assert issue_tuples(await tracking.report_status(pipeline)) == []
         await pipeline.register("f", [0, 1], worker=None, actor="test")
         await pipeline.move(Stage.EVENT_INGEST, "done", "f", None, worker=None, actor="test")
         clock.advance(tracking.WAITS_TOO_LONG)
-        assert found(await tracking.look(pipeline)) == []
+        assert issue_tuples(await tracking.report_status(pipeline)) == []
         clock.advance(MINUTE)
         waits = "2 shards waiting, the oldest for 11 minutes"
-        assert found(await tracking.look(pipeline)) == [("LATE", WORKER, waits)]
+        assert issue_tuples(await tracking.report_status(pipeline)) == [("LATE", WORKER, waits)]
         await pipeline.pause(WORKER, actor="ann", reason="a bad release")
         clock.advance(2 * HOUR)
         paused = "paused for 2 hours by ann: a bad release"
-        assert found(await tracking.look(pipeline)) == [("LATE", WORKER, paused)]
-        assert (await tracking.look(pipeline)).summary == "2 shards: 0 done, 0 under way, 0 failed"
+        assert issue_tuples(await tracking.report_status(pipeline)) == [("LATE", WORKER, paused)]
+        assert (await tracking.report_status(pipeline)).summary == "2 shards: 0 done, 0 under way, 0 failed"

@@ -7,17 +7,17 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
 
-from penstock.flows import status as flows_findings
+from penstock.flows import status as flows_status
 from penstock.flows.api import runs as flow_runs_api
 from penstock.flows.api import steps as flow_steps_api
 from penstock.flows.api.queries import FlowEvents, FlowViews
 from penstock.flows.engine.engine import FlowEngine
 from penstock.flows.engine.operations import RunOperations
-from penstock.harvest import status as harvest_findings
+from penstock.harvest import status as harvest_status
 from penstock.harvest.api import routes as harvest_api
 from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.service import Harvest
-from penstock.ingest import status as ingest_findings
+from penstock.ingest import status as ingest_status
 from penstock.ingest.api import routes as ingest_api
 from penstock.ingest.api.queries import IngestViews
 from penstock.kernel.http import health
@@ -30,11 +30,11 @@ from penstock.overview import api as overview_api
 from penstock.overview.contract import Part
 from penstock.overview.events import EventHistory
 from penstock.overview.status import Look, StatusBoard
-from penstock.refdata import status as refdata_findings
+from penstock.refdata import status as refdata_status
 from penstock.refdata.api import routes as refdata_api
 from penstock.refdata.commands.service import Refdata
 from penstock.settings import Settings
-from penstock.tracking import status as tracking_findings
+from penstock.tracking import status as tracking_status
 from penstock.tracking.api import routes as tracking_api
 from penstock.tracking.service import Tracking
 
@@ -99,11 +99,11 @@ def make_api(web: PublicApis, pulse: LivenessPulse, parts: Parts) -> FastAPI:
 
 def _status_board(pulse: LivenessPulse, parts: Parts) -> StatusBoard:
     looks: dict[str, Look] = {
-        Part.TRACKING: partial(tracking_findings.look, parts.tracking),
-        Part.REFDATA: partial(refdata_findings.look, parts.refdata),
-        Part.INGEST: partial(ingest_findings.look, parts.ingest),
-        Part.HARVEST: partial(harvest_findings.look, parts.feeds),
-        Part.FLOWS: partial(flows_findings.look, parts.flow_views),
+        Part.TRACKING: partial(tracking_status.report_status, parts.tracking),
+        Part.REFDATA: partial(refdata_status.report_status, parts.refdata),
+        Part.INGEST: partial(ingest_status.report_status, parts.ingest),
+        Part.HARVEST: partial(harvest_status.report_status, parts.feeds),
+        Part.FLOWS: partial(flows_status.report_status, parts.flow_views),
     }
     return StatusBoard(pulse, looks, lambda: parts.feeds.now())
 

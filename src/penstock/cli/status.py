@@ -24,13 +24,13 @@ def status(url: UrlOption = URL, json: JsonOption = False) -> None:
 
 
 def _screen(told: Mapping[str, Any], url: str) -> str:
-    found = [(part["part"], one) for part in told["parts"] for one in part["findings"]]
+    found = [(part["part"], one) for part in told["parts"] for one in part["issues"]]
     # What is broken first, each with its next step on a line of its own: it is to be copied.
     found.sort(key=lambda one: one[1]["severity"] != "BROKEN")
     lines = [f"{told['status']}  Penstock {told['version']} at {url}, {moment(told['at'])} UTC", ""]
     lines.append(table([[part["part"], part["summary"]] for part in told["parts"]]))
     for part, one in found:
-        lines += ["", f"{one['severity']}  {part}  {printable(one['subject'])}: {printable(one['what'])}"]
+        lines += ["", f"{one['severity']}  {part}  {printable(one['subject'])}: {printable(one['problem'])}"]
         if one["hint"]:
             lines.append(f"        → {printable(one['hint'])}")
     return "\n".join(lines if found else [*lines, "", "nothing is late or broken"])

@@ -203,11 +203,11 @@ class DemoScenario:
     async def _ask_status(self) -> None:
         async with OverviewClient(self.api) as overview:
             status = await overview.status()
-        wrong = [(part["part"], one) for part in status["parts"] for one in part["findings"]]
+        wrong = [(part["part"], one) for part in status["parts"] for one in part["issues"]]
         for part, one in wrong:
-            self.report(f"   {one['severity']}  {part}  {one['subject']}: {one['what']}")
+            self.report(f"   {one['severity']}  {part}  {one['subject']}: {one['problem']}")
             self.report(f"           → {one['hint']}")
-        detail = f"{len(wrong)} finding: the supplier whose file was rejected"
+        detail = f"{len(wrong)} issue: the supplier whose file was rejected"
         is_right = [(part, one["subject"]) for part, one in wrong] == [("ingest", "polaris")]
         self._add_promise("overview", "always an answer to what is wrong", detail, is_right)
 

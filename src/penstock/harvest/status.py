@@ -6,7 +6,7 @@ from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.api.schemas import FeedView
 from penstock.harvest.contract import HarvestRunState, PlanState
 from penstock.harvest.model import RUN
-from penstock.kernel.status import PartReport, StatusIssue, broken, late, several
+from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
 from penstock.kernel.text import in_words
 
 _FAILED = (PlanState.FAILED, HarvestRunState.FAILED, HarvestRunState.CONSOLIDATION_SKIPPED)
@@ -14,14 +14,14 @@ _UNDER_WAY = (PlanState.PLANNING, PlanState.PLANNED, *RUN.groups["active"])
 _LATE = timedelta(minutes=30)  # beyond three runs: one may fail and the next be under way
 
 
-async def look(views: HarvestViews) -> PartReport:
+async def report_status(views: HarvestViews) -> PartReport:
     """How feeds stand, and what is wrong with some."""
     feeds = (await views.feeds()).feeds
     under_way = sum(1 for feed in feeds if feed.last_run and feed.last_run.state in _UNDER_WAY)
     records = sum(feed.last_run.records for feed in feeds if feed.last_run)
-    summary = f"{several(len(feeds), 'feed')}, {under_way:,} under way, {records:,} records in their last runs"
+    summary = f"{pluralize(len(feeds), 'feed')}, {under_way:,} under way, {records:,} records in their last runs"
     now = views.now()
-    return PartReport(summary, [finding for feed in feeds for finding in _of(feed, now)])
+    return PartReport(summary, [issue for feed in feeds for issue in _of(feed, now)])
 
 
 def _of(feed: FeedView, now: datetime) -> list[StatusIssue]:
@@ -33,12 +33,12 @@ def _of(feed: FeedView, now: datetime) -> list[StatusIssue]:
         hint = f"penstock harvest partitions {run.run_id}; then penstock harvest retry {run.run_id}"
         if run.started_at is None:  # one that never began is not taken up again
             hint = f"mend the cause, then penstock harvest run {run.feed}"
-        found.append(broken(feed.feed, what, hint, run.requested_at))
+        found.append(broken_issue(feed.feed, what, hint, run.requested_at))
     if feed.paused_until is not None:
         what = f"its source is left alone for {in_words(feed.paused_until - now)}: {feed.paused_because}"
-        found.append(late(feed.feed, what, "it goes on by itself"))
+        found.append(late_issue(feed.feed, what, "it goes on by itself"))
     every, overlap = (timedelta(seconds=span or 0) for span in (feed.every_seconds, feed.overlap_seconds))
     if every and (known := feed.watermark) is not None and now - known - overlap > 3 * every + _LATE:
         what = f"known only up to {in_words(now - known)} ago, and due every {in_words(every)}"
-        found.append(late(feed.feed, what, f"penstock harvest status {feed.feed}", known))
+        found.append(late_issue(feed.feed, what, f"penstock harvest status {feed.feed}", known))
     return found

@@ -1,4 +1,4 @@
-"""What somebody should look at: each part tells its own, one command shows them all."""
+"""The issues that each part reports to `penstock status`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class IssueSeverity(StrEnum):
-    """BROKEN will not mend itself; LATE may, and should be watched."""
+    """BROKEN needs an operator; LATE may end without one and should be watched."""
 
     BROKEN = "BROKEN"
     LATE = "LATE"
@@ -15,31 +15,33 @@ class IssueSeverity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StatusIssue:
-    """What is wrong with *subject*, since when, and what to do about it."""
+    """A problem of *subject*, the time since when it exists, and the next step."""
 
     severity: IssueSeverity
     subject: str
-    what: str
+    problem: str
     hint: str | None = None
     since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PartReport:
-    """How a part stands, in a line, and what is wrong with it."""
+    """The state of a part in one line, and its issues."""
 
     summary: str
-    findings: Sequence[StatusIssue] = ()
+    issues: Sequence[StatusIssue] = ()
 
 
-def broken(subject: str, what: str, hint: str | None = None, since: datetime | None = None) -> StatusIssue:
-    return StatusIssue(IssueSeverity.BROKEN, subject, what, hint, since)
+def broken_issue(subject: str, problem: str, hint: str | None = None, since: datetime | None = None) -> StatusIssue:
+    """Return an issue that needs an operator."""
+    return StatusIssue(IssueSeverity.BROKEN, subject, problem, hint, since)
 
 
-def late(subject: str, what: str, hint: str | None = None, since: datetime | None = None) -> StatusIssue:
-    return StatusIssue(IssueSeverity.LATE, subject, what, hint, since)
+def late_issue(subject: str, problem: str, hint: str | None = None, since: datetime | None = None) -> StatusIssue:
+    """Return an issue that may end without an operator."""
+    return StatusIssue(IssueSeverity.LATE, subject, problem, hint, since)
 
 
-def several(number: int, one: str, more: str | None = None) -> str:
-    """So many of them, as a person says it."""
-    return f"{number:,} {one if number == 1 else more or f'{one}s'}"
+def pluralize(number: int, singular: str, plural: str | None = None) -> str:
+    """Return *number* with its noun, e.g. `1 run` or `1,200 runs`; *plural* is *singular* with an s unless given."""
+    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"

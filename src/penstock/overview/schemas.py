@@ -26,7 +26,7 @@ class IssueView(_OverviewModel):
 
     severity: IssueSeverity
     subject: str
-    what: str
+    problem: str
     hint: str | None = Field(description="What to do about it.")
     since: datetime | None
 
@@ -36,7 +36,7 @@ class PartStatus(_OverviewModel):
 
     part: str
     summary: str
-    findings: list[IssueView]
+    issues: list[IssueView]
 
 
 class StatusReport(_OverviewModel):

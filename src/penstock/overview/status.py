@@ -9,7 +9,7 @@ import structlog
 from penstock import __version__
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.http.health import LivenessPulse
-from penstock.kernel.status import IssueSeverity, PartReport, broken, several
+from penstock.kernel.status import IssueSeverity, PartReport, broken_issue, pluralize
 from penstock.overview import schemas
 
 OK = "OK"
@@ -31,11 +31,11 @@ class StatusBoard:
         reports = await asyncio.gather(*(_report(name, look) for name, look in self._looks.items()))
         parts = [
             schemas.PartStatus(
-                part=name, summary=report.summary, findings=[*map(schemas.IssueView.model_validate, report.findings)]
+                part=name, summary=report.summary, issues=[*map(schemas.IssueView.model_validate, report.issues)]
             )
             for name, report in zip(self._looks, reports, strict=True)
         ]
-        found = {finding.severity for report in reports for finding in report.findings}
+        found = {issue.severity for report in reports for issue in report.issues}
         worst = next((one.value for one in IssueSeverity if one in found), OK)
         return schemas.StatusReport(status=worst, at=self._now(), version=__version__, parts=parts)
 
@@ -43,11 +43,11 @@ class StatusBoard:
         """What all parts stand on."""
         components = (await self._pulse.health()).components
         down = {name: one for name, one in components.items() if one.status == "DOWN"}
-        findings = [
-            broken(name, f"does not work: {one.code or 'no answer'}", one.detail or "penstock doctor")
+        issues = [
+            broken_issue(name, f"does not work: {one.code or 'no answer'}", one.detail or "penstock doctor")
             for name, one in sorted(down.items())
         ]
-        return PartReport(f"{len(components) - len(down)} of {several(len(components), 'component')} up", findings)
+        return PartReport(f"{len(components) - len(down)} of {pluralize(len(components), 'component')} up", issues)
 
 
 async def _report(name: str, look: Look) -> PartReport:
@@ -63,5 +63,5 @@ async def _report(name: str, look: Look) -> PartReport:
         return _silent(name, f"the look at it failed: {type(error).__name__}", "see the server's log")
 
 
-def _silent(name: str, what: str, hint: str | None) -> PartReport:
-    return PartReport("cannot tell how it stands", [broken(name, what, hint)])
+def _silent(name: str, problem: str, hint: str | None) -> PartReport:
+    return PartReport("cannot tell how it stands", [broken_issue(name, problem, hint)])

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from penstock.kernel.status import PartReport, StatusIssue, broken, late, several
+from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
 from penstock.kernel.text import in_words
 from penstock.refdata.commands.service import Refdata
 
@@ -14,28 +14,28 @@ FAILED_WITHIN = timedelta(days=1)
 _NAMED = 5  # dictionaries whose failures are told one by one
 
 
-async def look(refdata: Refdata) -> PartReport:
+async def report_status(refdata: Refdata) -> PartReport:
     """How dictionaries stand, and what is wrong with some."""
     overview = await refdata.overview(FAILED_WITHIN, _NAMED)
     now, row = overview.at, overview.counts
-    dictionaries = several(row["dictionaries"], "dictionary", "dictionaries")
-    pending = several(row["pending"], "update")
-    summary = f"{dictionaries} of {several(row['tenants'], 'tenant')}, {pending} under way"
+    dictionaries = pluralize(row["dictionaries"], "dictionary", "dictionaries")
+    pending = pluralize(row["pending"], "update")
+    summary = f"{dictionaries} of {pluralize(row['tenants'], 'tenant')}, {pending} under way"
     return PartReport(summary, [*_waiting(row, now), *(_failed(one, now) for one in overview.failed)])
 
 
 def _waiting(row: Mapping[str, Any], now: datetime) -> list[StatusIssue]:
     found = []
     if (since := row["pending_since"]) is not None and now - since > PENDING_TOO_LONG:
-        what = f"{several(row['pending'], 'update')} waiting, the oldest for {in_words(now - since)}"
-        found.append(late("apply", what, "is `penstock work apply` running? penstock dict status TENANT", since))
+        what = f"{pluralize(row['pending'], 'update')} waiting, the oldest for {in_words(now - since)}"
+        found.append(late_issue("apply", what, "is `penstock work apply` running? penstock dict status TENANT", since))
     if (since := row["untold_since"]) is not None and now - since > UNTOLD_TOO_LONG:
         what = f"versions waiting to be announced, the oldest for {in_words(now - since)}"
-        found.append(late("relay", what, "is `penstock work relay` running, and does it reach Redis?", since))
+        found.append(late_issue("relay", what, "is `penstock work relay` running, and does it reach Redis?", since))
     return found
 
 
 def _failed(row: Mapping[str, Any], now: datetime) -> StatusIssue:
     subject = f"{row['tenant_id']}/{row['dict_code']}"
-    what = f"{several(row['failed'], 'update')} failed, the last {in_words(now - row['last_at'])} ago: {row['code']}"
-    return broken(subject, what, f"penstock dict status {row['tenant_id']}", row["last_at"])
+    what = f"{pluralize(row['failed'], 'update')} failed, the last {in_words(now - row['last_at'])} ago: {row['code']}"
+    return broken_issue(subject, what, f"penstock dict status {row['tenant_id']}", row["last_at"])

@@ -77,9 +77,9 @@ class OverviewHarness:
         for url in self._databases:
             until(lambda url=url: asyncio.run(is_settled(url)), "no older transaction writes any more")  # type: ignore[misc]
 
-    def findings(self) -> dict[str, list[Json]]:
+    def issues(self) -> dict[str, list[Json]]:
         status = self.get("/status").json()
-        return {part["part"]: part["findings"] for part in status["parts"] if part["findings"]}
+        return {part["part"]: part["issues"] for part in status["parts"] if part["findings"]}
 
     def command(self, *args: str) -> Result:
         bearer = self.operator["authorization"].removeprefix("Bearer ")
@@ -202,15 +202,15 @@ def test_the_whole_belongs_to_no_tenant(harness: OverviewHarness) -> None:
 
 def test_what_is_broken_is_told_with_the_next_step(harness: OverviewHarness) -> None:
     """T16, F18: by every part that has something to tell, and by no other."""
-    found = harness.findings()
+    found = harness.issues()
     assert set(found) == {"tracking", "ingest", "harvest", "flows"}
-    assert [(one["severity"], one["subject"], one["what"]) for one in found["tracking"]] == [
+    assert [(one["severity"], one["subject"], one["problem"]) for one in found["tracking"]] == [
         ("BROKEN", "event-ingest", "2 shards failed")
     ]
     (supplier,), (feed,), (run,) = found["ingest"], found["harvest"], found["flows"]
     assert (supplier["subject"], feed["subject"], run["subject"]) == (SUPPLIER, FEED, RUN)
-    assert "its last run failed: COLUMNS_MISSING; nothing is published yet" in supplier["what"]
-    assert "127.0.0.1:1" in feed["what"]
+    assert "its last run failed: COLUMNS_MISSING; nothing is published yet" in supplier["problem"]
+    assert "127.0.0.1:1" in feed["problem"]
     assert run["hint"] == f"penstock flow show {RUN}; then penstock flow retry {RUN}"
 
 
