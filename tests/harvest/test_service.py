@@ -33,7 +33,7 @@ async def test_what_failed_is_taken_up_again(api: HarvestApiClient) -> None:
     assert run["failedWorkers"] == run["expectedWorkers"]
     assert "partitions failed" in run["error"]
     alerts = (await api.get(f"/feeds/{FEED}/alerts"))["alerts"]
-    assert [(alert["code"], alert["runId"], alert["isTold"]) for alert in alerts] == [
+    assert [(alert["code"], alert["runId"], alert["isSettled"]) for alert in alerts] == [
         ("CONSOLIDATION_SKIPPED", run_id, False)
     ]
     one = await api.post(f"/runs/{run_id}/partitions/partition-0/retry")
@@ -79,7 +79,7 @@ async def test_force_and_cancel_are_kept_with_the_run(api: HarvestApiClient) -> 
     assert errors == {"CANCELLED: by operator: wrong day"}
     forced = await api.post(f"/runs/{run_id}/force", {"reason": "half will do"})
     assert (forced["state"], forced["status"]) == ("consolidating", "failed")
-    assert (forced["forcedBy"], forced["forcedBecause"]) == ("operator", "half will do")
+    assert (forced["forcedBy"], forced["forceReason"]) == ("operator", "half will do")
     assert "forced: half will do" in [one["reason"] for one in (await api.get(f"/runs/{run_id}"))["history"]]
     alerts = (await api.get(f"/feeds/{FEED}/alerts"))["alerts"]
     assert [alert["code"] for alert in alerts] == ["RUN_FORCED", "CONSOLIDATION_SKIPPED"]

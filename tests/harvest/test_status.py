@@ -49,7 +49,7 @@ RETRY = f"penstock harvest partitions {UUID(int=7)}; then penstock harvest retry
             [("BROKEN", "its last run was not consolidated: partitions failed")],
         ),
         (
-            {"paused_until": NOW + 5 * MINUTE, "paused_because": "429"},
+            {"paused_until": NOW + 5 * MINUTE, "pause_reason": "429"},
             [("LATE", "its source is left alone for 5 minutes: 429")],
         ),
     ],

@@ -145,10 +145,16 @@ def alerts(feed: FeedArgument, url: UrlOption = URL, json: JsonOption = False) -
     """Show what somebody was told of, the latest first."""
     told = ask_harvest(url, lambda client: client.alerts(feed))
     rows = [
-        [moment(one["raisedAt"]), one["severity"], one["code"], ", ".join(one["told"]), printable(one["message"])]
+        [
+            moment(one["raisedAt"]),
+            one["severity"],
+            one["code"],
+            ", ".join(one["deliveredTo"]),
+            printable(one["message"]),
+        ]
         for one in told["alerts"]
     ]
-    emit(told, as_json=json, text=table([["when", "severity", "code", "told", "what"], *rows]) if rows else "none")
+    emit(told, as_json=json, text=table([["when", "severity", "code", "sent to", "what"], *rows]) if rows else "none")
 
 
 app.command()(simulator.source)
@@ -210,7 +216,7 @@ def _summary(told: dict[str, Any]) -> str:
 
 def _feed_row(one: dict[str, Any]) -> list[str]:
     last = one["lastRun"]
-    look = f"paused: {one['pausedBecause']}" if one["pausedUntil"] else (last and last["error"]) or ""
+    look = f"paused: {one['pauseReason']}" if one["pausedUntil"] else (last and last["error"]) or ""
     known = moment(one["watermark"]) if one["watermark"] else "none"
     run_id, state, records = (last["runId"], last["state"], f"{last['records']:,}") if last else ("never", "", "")
     return [one["feed"], known, run_id, state, records, f"{one['pending']:,}", printable(look)]

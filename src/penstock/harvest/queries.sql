@@ -390,5 +390,5 @@ SELECT count(*) FROM harvest_alert WHERE NOT is_told;
 
 -- name: latest_alerts
 -- What somebody was told of, the latest first.
-SELECT id, feed, run_id, code, severity, message, raised_at, told, attempts, error, is_told
+SELECT id, feed, run_id, code, severity, message, raised_at, told AS delivered_to, attempts, error, is_told AS is_settled
 FROM harvest_alert WHERE feed = $1 ORDER BY id DESC LIMIT $2;

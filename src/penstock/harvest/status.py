@@ -35,7 +35,7 @@ def _of(feed: FeedView, now: datetime) -> list[StatusIssue]:
             hint = f"mend the cause, then penstock harvest run {run.feed}"
         found.append(broken_issue(feed.feed, what, hint, run.requested_at))
     if feed.paused_until is not None:
-        what = f"its source is left alone for {in_words(feed.paused_until - now)}: {feed.paused_because}"
+        what = f"its source is left alone for {in_words(feed.paused_until - now)}: {feed.pause_reason}"
         found.append(late_issue(feed.feed, what, "it goes on by itself"))
     every, overlap = (timedelta(seconds=span or 0) for span in (feed.every_seconds, feed.overlap_seconds))
     if every and (known := feed.watermark) is not None and now - known - overlap > 3 * every + _LATE:

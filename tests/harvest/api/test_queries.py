@@ -100,7 +100,7 @@ async def test_a_record(api: HarvestApiClient) -> None:
     assert Decimal(made["price"]) == (cost * Decimal("1.1")).quantize(Decimal("0.01"), "ROUND_HALF_UP")
     assert (made["rule"], made["pricingVersion"], made["deletedAt"]) == ("all", 1, None)
     assert made["fields"]["shape"] == truth[key]["diamond"]["certificate"]["shape"]
-    assert (told["key"], told["isPending"], told["isGone"], told["rawVersion"]) == (key, False, False, 1)
+    assert (told["key"], told["isPending"], told["isDeleted"], told["rawVersion"]) == (key, False, False, 1)
 
 
 async def test_what_was_set_aside_is_paged(api: HarvestApiClient) -> None:

@@ -56,7 +56,7 @@ class HarvestViews:
             every_seconds=section.every.total_seconds() if section.every else None,
             overlap_seconds=section.overlap.total_seconds(),
             paused_until=row["paused_until"] if row else None,
-            paused_because=row["paused_because"] if row else None,
+            pause_reason=row["pause_reason"] if row else None,
             pending=row["pending"] if row else 0,
             last_run=runs.items[0] if runs.items else None,
         )

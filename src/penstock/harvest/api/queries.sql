@@ -1,20 +1,20 @@
 -- name: runs
 -- The latest first.
-SELECT * FROM harvest_run
+SELECT *, forced_because AS force_reason FROM harvest_run
 WHERE ($1::timestamptz IS NULL OR (requested_at, run_id) < ($1, $2::uuid))
 ORDER BY requested_at DESC, run_id DESC
 LIMIT $3;
 
 -- name: runs_of_feed
 -- A statement of its own: one for both would have one plan for both.
-SELECT * FROM harvest_run
+SELECT *, forced_because AS force_reason FROM harvest_run
 WHERE feed = $4 AND ($1::timestamptz IS NULL OR (requested_at, run_id) < ($1, $2::uuid))
 ORDER BY requested_at DESC, run_id DESC
 LIMIT $3;
 
 -- name: run
 -- One run.
-SELECT * FROM harvest_run WHERE run_id = $1;
+SELECT *, forced_because AS force_reason FROM harvest_run WHERE run_id = $1;
 
 -- name: pricing
 -- H7: the rules there were, the latest first.
@@ -40,7 +40,7 @@ ORDER BY length(p.partition_id), p.partition_id;
 SELECT
     feed, watermark, watermark_run, watermark_at,
     CASE WHEN paused_until > $2 THEN paused_until END AS paused_until,
-    CASE WHEN paused_until > $2 THEN paused_because END AS paused_because,
+    CASE WHEN paused_until > $2 THEN paused_because END AS pause_reason,
     (SELECT count(*) FROM raw_pending WHERE raw_pending.feed = harvest_feed.feed) AS pending
 FROM harvest_feed WHERE feed = ANY ($1::text[]);
 
@@ -57,7 +57,8 @@ WHERE run_id = $1 AND id > $2 ORDER BY id LIMIT $3;
 -- name: record
 -- One record: as the source told it, and as it is served.
 SELECT
-    raw.key, raw.payload::text, raw.source_updated_at, raw.version AS raw_version, raw.seen_run, raw.seen_in, raw.is_gone,
+    raw.key, raw.payload::text, raw.source_updated_at, raw.version AS raw_version, raw.seen_run, raw.seen_in,
+    raw.is_gone AS is_deleted,
     raw.changed_at AS raw_changed_at, pending.key IS NOT NULL AS is_pending,
     made.fields::text, made.cost, made.price, made.rule, made.pricing_version, made.run_id, made.version, made.changed_at,
     made.deleted_at

@@ -66,7 +66,7 @@ class HarvestRun(Camel):
     deleted: int | None
     pricing_version: int | None
     forced_by: str | None
-    forced_because: str | None
+    force_reason: str | None
     error: str | None
 
 
@@ -141,7 +141,7 @@ class FeedView(Camel):
     every_seconds: float | None
     overlap_seconds: float = Field(description="How far the watermark stays behind what was asked for.")
     paused_until: datetime | None
-    paused_because: str | None
+    pause_reason: str | None
     pending: int = Field(description="Raw records that are not consolidated.")
     last_run: HarvestRun | None
 
@@ -172,8 +172,8 @@ class HarvestAlert(Camel):
     severity: str
     message: str
     raised_at: datetime
-    told: list[str]
-    is_told: bool
+    delivered_to: list[str] = Field(description="Channels that accepted the alert.")
+    is_settled: bool = Field(description="Whether every channel accepted the alert, or its delivery was given up.")
     error: str | None
 
 
@@ -223,6 +223,6 @@ class RecordView(Camel):
     raw_changed_at: datetime
     seen_run: UUID
     seen_in: str
-    is_gone: bool
+    is_deleted: bool
     is_pending: bool
     canonical: CanonicalRecord | None = None
