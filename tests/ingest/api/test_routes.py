@@ -63,26 +63,26 @@ def test_a_dropped_file_is_published_by_itself(api: str, served: IngestHarness) 
     served.drop(ONE, supplier="globex")
     until(lambda: bool(get(f"{api}/runs", supplier="globex", status="PASS")["runs"]), "it is published")
     (run,) = get(f"{api}/runs", supplier="globex")["runs"]
-    assert run["run_id"] == served.current("globex")
-    whole = get(f"{api}/runs/{run['run_id']}")
-    assert whole["manifest"] == served.told(paths.run(run["run_id"], paths.MANIFEST))
+    assert run["runId"] == served.current("globex")
+    whole = get(f"{api}/runs/{run['runId']}")
+    assert whole["manifest"] == served.told(paths.run(run["runId"], paths.MANIFEST))
     assert [(one["from"], one["to"]) for one in whole["history"]] == [(None, "RUNNING"), ("RUNNING", "PASS")]
-    assert [(one["file_name"], one["why"]) for one in whole["moves"]] == [("price.csv", "published")]
+    assert [(move["fileName"], move["why"]) for move in whole["moves"]] == [("price.csv", "published")]
     assert get(f"{api}/suppliers/globex/moves")["moves"] == whole["moves"]
     standing = {one["supplier"]: one for one in get(f"{api}/suppliers")["suppliers"]}["globex"]
-    assert (standing["run_id"], standing["facts"], standing["fence"]) == (run["run_id"], 2, 1)
+    assert (standing["runId"], standing["facts"], standing["fence"]) == (run["runId"], 2, 1)
     assert get(f"{api}/suppliers/globex")["alerts"] == []
 
 
 def test_a_state_is_read_whole(api: str, served: IngestHarness) -> None:
     """I14, §17: NDJSON whose sha256 is the pointer's and the ETag; the headers say which state it is."""
     state = get(f"{api}/state/{SUPPLIER}")
-    assert (state["run_id"], state["fence"], state["manifest"]["status"]) == (served.current(), 2, "PASS")
+    assert (state["runId"], state["fence"], state["manifest"]["status"]) == (served.current(), 2, "PASS")
     facts = httpx.get(f"{api}/state/{SUPPLIER}/facts")
     assert facts.headers["content-type"] == "application/x-ndjson"
     assert sha256(facts.content).hexdigest() == state["sha256"]
     assert facts.headers["etag"] == f'"{state["sha256"]}"'
-    assert (facts.headers["x-run-id"], facts.headers["x-fence"]) == (state["run_id"], "2")
+    assert (facts.headers["x-run-id"], facts.headers["x-fence"]) == (state["runId"], "2")
     assert [json.loads(line) for line in facts.text.splitlines()] == served.facts()
 
 
@@ -99,9 +99,40 @@ def test_runs_are_paged(api: str) -> None:
     assert paged == whole["runs"]
     assert cursor == {"cursor": None}
     failed = get(f"{api}/runs", status="FAIL")["runs"]
-    bad = get(f"{api}/runs/{failed[0]['run_id']}/bad-rows", limit=1)
-    assert (bad["bad_rows"], bad["reasons"], len(bad["rows"])) == (2, {"NOT_INTEGER": 2}, 1)
+    bad = get(f"{api}/runs/{failed[0]['runId']}/bad-rows", limit=1)
+    assert (bad["badRows"], bad["reasons"], len(bad["rows"])) == (2, {"NOT_INTEGER": 2}, 1)
     assert bad["rows"][0]["raw_value"] == "none"
+
+
+def test_files_in_quarantine_are_listed(api: str, served: IngestHarness) -> None:
+    """I3: each file with its reason and its run, newest first; `total` counts the files beyond the limit."""
+    (failed,) = get(f"{api}/runs", supplier=SUPPLIER, status="FAIL")["runs"]
+    found = get(f"{api}/suppliers/{SUPPLIER}/quarantine")
+    (file,) = found["files"]
+    assert found["total"] == 1
+    assert (file["why"], file["runId"], file["bytes"]) == ("DQ_TOO_MANY_BAD_ROWS", failed["runId"], len(BROKEN))
+    assert file["path"] == failed["manifest"]["moved_to"]
+    assert file["since"].endswith("Z")
+    later = f"{paths.broken(SUPPLIER)}/later.csv"
+    served.put(later, BROKEN)
+    cut = get(f"{api}/suppliers/{SUPPLIER}/quarantine", limit=1)
+    assert ([shown["path"] for shown in cut["files"]], cut["total"]) == ([later], 2)
+
+
+def test_two_publications_are_compared(api: str, served: IngestHarness) -> None:
+    """I10, I21: the published state with the one before it, or any two runs; the limit cuts what is shown."""
+    runs = get(f"{api}/runs", supplier=SUPPLIER, status="PASS")["runs"]
+    second, first = (run["runId"] for run in runs)
+    found = get(f"{api}/state/{SUPPLIER}/diff")
+    assert (found["before"], found["after"], found["changed"], found["unchanged"]) == (first, second, 1, 1)
+    (shown,) = found["shown"]
+    assert (shown["change"], shown["before"]["payload"]["price"], shown["after"]["payload"]["price"]) == (
+        "changed",
+        1,
+        2,
+    )
+    back = get(f"{api}/state/{SUPPLIER}/diff", **{"from": second, "to": first, "limit": 0})
+    assert (back["before"], back["changed"], back["shown"]) == (second, 1, [])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +141,13 @@ def test_runs_are_paged(api: str) -> None:
         ("suppliers/nobody", 404, "SUPPLIER_NOT_FOUND"),
         ("suppliers/no%20name", 422, "BAD_SUPPLIER"),
         ("suppliers/no%20name/moves", 422, "BAD_SUPPLIER"),
+        ("suppliers/nobody/quarantine", 404, "SUPPLIER_NOT_FOUND"),
+        ("suppliers/acme/quarantine?limit=0", 422, None),
         ("state/nobody", 404, "STATE_NOT_FOUND"),
+        ("state/nobody/diff", 404, "STATE_NOT_FOUND"),
+        ("state/no%20name/diff", 422, "BAD_SUPPLIER"),
+        ("state/acme/diff?from=globex_20200101T000000Z_000000", 422, "OTHER_SUPPLIER"),
+        ("state/acme/diff?limit=1001", 422, None),
         ("state/nobody/facts", 404, "STATE_NOT_FOUND"),
         ("runs/nothing", 404, "RUN_NOT_FOUND"),
         ("runs/acme_20200101T000000Z_000000", 404, "RUN_NOT_FOUND"),
@@ -138,7 +175,13 @@ def test_suppliers_belong_to_no_tenant(harness: IngestHarness) -> None:
     harness.drop(ONE)
     with Up(harness.root.parent, env=WITH_TOKENS) as up:
         api = f"{up.api}/api/v1/ingest"
-        for path in ("suppliers", "runs", f"state/{SUPPLIER}/facts"):
+        for path in (
+            "suppliers",
+            "runs",
+            f"state/{SUPPLIER}/facts",
+            f"suppliers/{SUPPLIER}/quarantine",
+            f"state/{SUPPLIER}/diff",
+        ):
             refused = httpx.get(f"{api}/{path}", headers=token())
             assert (refused.status_code, refused.json()["code"]) == (403, "OPERATOR_ONLY")
             assert httpx.get(f"{api}/{path}").status_code == 401

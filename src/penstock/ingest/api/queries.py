@@ -3,15 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
-from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from penstock.ingest.api import schemas
+from penstock.ingest.api.folder import FolderViews
 from penstock.ingest.config import IngestSection
 from penstock.ingest.contract import IngestRunState
-from penstock.ingest.model import CurrentPointer, SupplierStatus, checked_supplier, no_run, no_supplier, supplier_of
+from penstock.ingest.model import CurrentPointer, SupplierStatus, checked_supplier, no_run, supplier_of
 from penstock.ingest.run import store
 from penstock.ingest.run.store import IngestRunRow, MoveRow, Position
-from penstock.ingest.state import reader
 from penstock.ingest.state.reader import PublishedState
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.tree.port import FileTree
@@ -32,6 +32,7 @@ class IngestViews:
         self._db = db
         self._tree = tree
         self._section = section
+        self._comparison = asyncio.Lock()
 
     async def suppliers(self) -> list[SupplierStatus]:
         """Where every supplier stands."""
@@ -40,16 +41,16 @@ class IngestViews:
         tree = self._tree
         return await asyncio.to_thread(lambda: [self._standing(tree, supplier) for supplier in tree.suppliers()])
 
-    async def supplier(self, name: str) -> SupplierStatus:
-        """Where one stands; NotFound when nobody has that name."""
-        checked_supplier(name)
+    async def read(self, query: Callable[[FolderViews], T]) -> T:
+        """Return the result of *query* on the tree; NotFound NO_ROOT if the server has no tree."""
+        if self._tree is None:
+            raise NotFound("NO_ROOT", "this server has no folder of suppliers", hint="set ingest.root on the server")
+        return await asyncio.to_thread(query, FolderViews(self._tree, self._section, self._db.clock))
 
-        def look(tree: FileTree) -> SupplierStatus:
-            if name not in (known := tree.suppliers()):
-                raise no_supplier(name, known)
-            return self._standing(tree, name)
-
-        return await self._in_tree(look)
+    async def diff(self, supplier: str, before: str | None, after: str | None, limit: int) -> schemas.StateDiff:
+        """I10, I21: compare two runs; one comparison at a time, because each reads two states."""
+        async with self._comparison:
+            return await self.read(lambda folder: folder.diff(supplier, before, after, limit))
 
     async def moves(self, supplier: str, limit: int) -> list[MoveRow]:
         async with self._db.connection() as connection:
@@ -75,37 +76,14 @@ class IngestViews:
             moves = await store.moves_of_run(connection, run_id)
             return row, moves, await journal.history(connection, numbers, [run_id])
 
-    async def bad_rows(self, run_id: str, limit: int) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-        """The manifest and the stats of a run, and its first bad rows."""
-
-        def look(tree: FileTree) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-            manifest = reader.manifest_of(tree, run_id)
-            return manifest, reader.stats_of(tree, run_id), list(islice(reader.bad_rows(tree, run_id), limit))
-
-        return await self._in_tree(look)
-
-    async def state(self, supplier: str) -> tuple[CurrentPointer, dict[str, Any]]:
-        """Which state is current, and the manifest of its run."""
-
-        def look(tree: FileTree) -> tuple[CurrentPointer, dict[str, Any]]:
-            pointer = reader.current(tree, supplier)
-            return pointer, reader.manifest_of(tree, pointer.run_id)
-
-        return await self._in_tree(look)
-
     async def facts(self, supplier: str) -> "tuple[CurrentPointer, AsyncIterator[bytes]]":
         """The current state, its hash verified, and its facts in pieces; all of that one state."""
         stack = ExitStack()
-        state = await self._in_tree(lambda tree: stack.enter_context(reader.open_state(tree, supplier)))
+        state = await self.read(lambda folder: stack.enter_context(folder.open_state(supplier)))
         return state.pointer, _pieces(state, stack)
 
     def _standing(self, tree: FileTree, name: str) -> SupplierStatus:
         return standing(tree, name, self._section.alerts, self._db.clock.now())
-
-    async def _in_tree(self, look: Callable[[FileTree], T]) -> T:
-        if self._tree is None:
-            raise NotFound("NO_ROOT", "this Penstock has no tree of suppliers", hint="set ingest.root")
-        return await asyncio.to_thread(look, self._tree)
 
 
 async def _pieces(state: PublishedState, stack: ExitStack) -> AsyncIterator[bytes]:

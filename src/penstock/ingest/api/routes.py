@@ -29,21 +29,27 @@ Views = Annotated[IngestViews, Depends(_views)]
 
 @routes.get("/suppliers")
 async def suppliers(views: Views) -> schemas.SupplierList:
-    """Where every supplier stands."""
-    return schemas.SupplierList(suppliers=[schemas.SupplierView(**one.as_dict()) for one in await views.suppliers()])
+    """Return the status of every supplier."""
+    return schemas.SupplierList(suppliers=[schemas.SupplierView.of(status) for status in await views.suppliers()])
 
 
 @routes.get("/suppliers/{supplier}")
 async def supplier(supplier: Supplier, views: Views) -> schemas.SupplierView:
-    """Where one supplier stands."""
-    return schemas.SupplierView(**(await views.supplier(supplier)).as_dict())
+    """Return the status of a supplier."""
+    return await views.read(lambda folder: folder.supplier(supplier))
 
 
 @routes.get("/suppliers/{supplier}/moves")
 async def moves(supplier: Supplier, views: Views, limit: Limit = 100) -> schemas.FileMoveList:
-    """Where the files of a supplier went, the latest first."""
+    """Return the files of a supplier that were moved out of the inbox, newest first."""
     found = await views.moves(supplier, limit)
-    return schemas.FileMoveList(moves=[schemas.FileMove.model_validate(one, from_attributes=True) for one in found])
+    return schemas.FileMoveList(moves=[schemas.FileMove.model_validate(row) for row in found])
+
+
+@routes.get("/suppliers/{supplier}/quarantine")
+async def quarantine(supplier: Supplier, views: Views, limit: Limit = 100) -> schemas.QuarantineList:
+    """I3: return the files of a supplier in quarantine, newest first, with the reason and the run of each."""
+    return await views.read(lambda folder: folder.quarantine(supplier, limit))
 
 
 @routes.get("/runs")
@@ -54,22 +60,20 @@ async def runs(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> schemas.IngestRunList:
-    """The runs there were, the latest first."""
+    """Return runs, newest first."""
     moment, run_id = page.after(cursor, [datetime, str], START)
     found = await views.runs(supplier, status, (moment, run_id), limit)
-    items = [schemas.IngestRun.model_validate(item, from_attributes=True) for item in found.items]
-    return schemas.IngestRunList(runs=items, next=found.next)
+    return schemas.IngestRunList(runs=[schemas.IngestRun.model_validate(row) for row in found.items], next=found.next)
 
 
 @routes.get("/runs/{runId}")
 async def run(run_id: Annotated[RunId, Path(alias="runId")], views: Views) -> schemas.IngestRunDetails:
-    """A run with its manifest, the files it moved, and its history."""
+    """Return a run with its manifest, the files that it moved, and its history."""
     row, moved, history = await views.run(run_id)
-    known = schemas.IngestRun.model_validate(row, from_attributes=True).model_dump()
     return schemas.IngestRunDetails(
-        **known,
-        moves=[schemas.FileMove.model_validate(one, from_attributes=True) for one in moved],
-        history=[schemas.IngestMove.model_validate(one.entry, from_attributes=True) for one in history],
+        **schemas.IngestRun.model_validate(row).model_dump(),
+        moves=[schemas.FileMove.model_validate(move) for move in moved],
+        history=[schemas.IngestMove.model_validate(stored.entry, from_attributes=True) for stored in history],
     )
 
 
@@ -77,21 +81,35 @@ async def run(run_id: Annotated[RunId, Path(alias="runId")], views: Views) -> sc
 async def bad_rows(
     run_id: Annotated[RunId, Path(alias="runId")], views: Views, limit: Limit = 100
 ) -> schemas.BadRowList:
-    """The first bad rows of a run, and how often each reason came."""
-    manifest, stats, rows = await views.bad_rows(run_id, limit)
-    return schemas.BadRowList(run_id=run_id, bad_rows=manifest["bad_rows"], reasons=stats.get("reasons", {}), rows=rows)
+    """Return the first bad rows of a run, and the number of bad rows per reason."""
+    return await views.read(lambda folder: folder.bad_rows(run_id, limit))
 
 
 @routes.get("/state/{supplier}")
 async def state(supplier: Supplier, views: Views) -> schemas.StateView:
-    """Which state of a supplier is current, where it comes from and what it changed."""
-    pointer, manifest = await views.state(supplier)
-    return schemas.StateView(supplier=supplier, manifest=manifest, **pointer.as_dict())
+    """Return the published state of a supplier and the manifest of its run."""
+    return await views.read(lambda folder: folder.state(supplier))
 
 
 @routes.get("/state/{supplier}/facts", response_class=StreamingResponse, responses={200: {"content": {NDJSON: {}}}})
 async def facts(supplier: Supplier, views: Views) -> StreamingResponse:
-    """All facts of the current state, as NDJSON: of one state, whatever is published while they are read."""
+    """Stream all facts of the published state as NDJSON; a publication during the download does not mix into it."""
     pointer, pieces = await views.facts(supplier)
     headers = {"ETag": f'"{pointer.sha256}"', "X-Run-Id": pointer.run_id, "X-Fence": str(pointer.fence)}
     return StreamingResponse(pieces, media_type=NDJSON, headers=headers)
+
+
+@routes.get("/state/{supplier}/diff")
+async def diff(
+    supplier: Supplier,
+    views: Views,
+    before: Annotated[
+        str | None, Query(alias="from", max_length=128, description="Default: the run published before `to`.")
+    ] = None,
+    after: Annotated[
+        str | None, Query(alias="to", max_length=128, description="Default: the run whose state is published.")
+    ] = None,
+    limit: Annotated[int, Query(ge=0, le=1000, description="Changes shown of each kind.")] = 20,
+) -> schemas.StateDiff:
+    """I10, I21: compare the facts of two runs of a supplier: added, removed and changed."""
+    return await views.diff(supplier, before, after, limit)
