@@ -24,6 +24,7 @@ _KINDS: Sequence[type[PenstockError]] = (Invalid, TooLarge, Unauthorized, Forbid
 _BY_STATUS = {kind.status: kind for kind in _KINDS}
 _PROBLEM = ("type", "title", "status", "code", "detail", "hint")
 Json = dict[str, Any]
+_PIECE = 1 << 16
 
 
 class HttpResponse(NamedTuple):
@@ -32,6 +33,13 @@ class HttpResponse(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+class Download(NamedTuple):
+    """A response body that is read piece by piece."""
+
+    headers: Mapping[str, str]
+    pieces: AsyncIterator[bytes]
 
 
 class ServerEvent(NamedTuple):
@@ -103,6 +111,25 @@ class ApiClient:
         if answer.status >= 400:
             raise failure(answer.status, answer.body)
         return answer
+
+    @asynccontextmanager
+    async def _download(self, path: str, params: Mapping[str, str] | None = None) -> AsyncIterator[Download]:
+        """Open the body of a response as a stream; Transient if no byte arrives within the timeout.
+
+        An error of the reader, such as a full disk, is not an error of the server, so only reads are translated.
+        """
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=self._timeout)
+        with self._down():
+            response = await self._opened.get(self._address(path, params), timeout=limit)
+        async with response:
+            if response.status >= 400:
+                raise failure(response.status, await response.read())
+            yield Download(response.headers, self._pieces(response.content))
+
+    async def _pieces(self, content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+        with self._down():
+            async for piece in content.iter_chunked(_PIECE):
+                yield piece
 
     @asynccontextmanager
     async def _stream(
