@@ -54,7 +54,7 @@ async def run(settings: Settings, name: str, count: int, file: Path, target: Dic
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-", dir="/dev/shm")))
         lines = stack.enter_context(file.open("w", buffering=1))
-        opened = Database.open(settings.database.url, size=count, looks_up=True, decodes_json=False)
+        opened = Database.open(settings.database.url, size=count, prefers_indexes=True, decodes_json=False)
         db = await stack.enter_async_context(opened)
         for number in range(count):
             pod = await _start(stack, settings, db, folder / str(number), f"{name}-{number}")

@@ -188,7 +188,7 @@ async def _summaries(tracking: Tracking, times: int) -> float:
 async def _tracking(url: str) -> AsyncIterator[tuple[Database, Tracking]]:
     """The service as `pipeline-apid` runs it, chores and all."""
     async with AsyncExitStack() as stack:
-        db = await stack.enter_async_context(Database.open(url, looks_up=True))
+        db = await stack.enter_async_context(Database.open(url, prefers_indexes=True))
         await migrate.migrate(db, tracking_migrations())
         metrics = TrackingMetrics(Telemetry().registry)
         tracking = await stack.enter_async_context(Tracking.open(db, TrackingSection(), metrics))

@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from penstock.app.apis import make_app
-from penstock.app.process import Process, process
+from penstock.app.process import Process, open_process
 from penstock.kernel.errors import Conflict
 from penstock.kernel.http import health
 from penstock.kernel.http.health import LivenessPulse
@@ -50,7 +50,7 @@ async def test_a_program_closes_what_it_opened_in_reverse(tmp_path: Path) -> Non
     """Resources are closed in reverse, also when the program fails."""
     seen = Resources()
     with pytest.raises(RuntimeError, match="broken"):
-        async with process(settings(tmp_path), asyncio.Event()) as program:
+        async with open_process(settings(tmp_path), asyncio.Event()) as program:
             assert await program.open(seen.opened("database")) == "database"
             assert program.enter(seen.entered("socket")) == "socket"
             raise RuntimeError("broken")
@@ -62,7 +62,7 @@ async def test_a_program_answers_until_it_is_to_stop(tmp_path: Path) -> None:
     stop, drained, app = asyncio.Event(), asyncio.Event(), FastAPI()
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     pulse = LivenessPulse({}, needs=[], on_drain=drained.set)
-    async with process(settings(tmp_path), stop) as program:
+    async with open_process(settings(tmp_path), stop) as program:
         app.include_router(health.router(pulse, program.telemetry))
         serving = asyncio.create_task(program.serve(app, program.listen(), pulse, address.set_result))
         async with httpx.AsyncClient(base_url=await address) as client:
@@ -73,15 +73,15 @@ async def test_a_program_answers_until_it_is_to_stop(tmp_path: Path) -> None:
             assert (await client.get(READY)).status_code == 503
         await serving
     port = int(address.result().rpartition(":")[2])
-    async with process(settings(tmp_path, port=port), stop) as program:
+    async with open_process(settings(tmp_path, port=port), stop) as program:
         assert program.listen().getsockname()[1] == port
 
 
 async def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     """A second program on the same port ends with a named error before it starts anything."""
-    async with process(settings(tmp_path), asyncio.Event()) as program:
+    async with open_process(settings(tmp_path), asyncio.Event()) as program:
         port = program.listen().getsockname()[1]
-        async with process(settings(tmp_path, port=port), asyncio.Event()) as second:
+        async with open_process(settings(tmp_path, port=port), asyncio.Event()) as second:
             with pytest.raises(Conflict) as refused:
                 second.listen()
     assert refused.value.code == "PORT_IN_USE"
@@ -91,10 +91,10 @@ async def test_one_program_owns_a_data_directory(tmp_path: Path) -> None:
     """The owner locks the directory until its end; a program that does not own the directory is not refused."""
 
     async def start(*, owns: bool) -> Process:
-        async with process(settings(tmp_path), asyncio.Event(), role="test", owns_data_dir=owns) as program:
+        async with open_process(settings(tmp_path), asyncio.Event(), role="test", owns_data_dir=owns) as program:
             return program
 
-    async with process(settings(tmp_path), asyncio.Event(), role="test", owns_data_dir=True):
+    async with open_process(settings(tmp_path), asyncio.Event(), role="test", owns_data_dir=True):
         await start(owns=False)
         with pytest.raises(Conflict) as refused:
             await start(owns=True)
@@ -104,7 +104,7 @@ async def test_one_program_owns_a_data_directory(tmp_path: Path) -> None:
 
 async def test_a_program_without_an_application_shows_no_requests(tmp_path: Path) -> None:
     """R26: a pod counts its requests itself, so the metrics of applications come with the first application."""
-    async with process(settings(tmp_path), asyncio.Event()) as program:
+    async with open_process(settings(tmp_path), asyncio.Event()) as program:
         assert "penstock_http_requests" not in str(list(program.telemetry.registry.collect()))
         make_app("test", program.web, LivenessPulse({}, needs=()))
         assert "penstock_http_requests" in str(list(program.telemetry.registry.collect()))

@@ -28,7 +28,7 @@ def test_a_folder_that_is_not_the_demos_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").exists()
     with (
         DemoWorkspace.create(tmp_path / "demo") as running,
-        datadir.owned(running.folder / ".penstock", "up"),
+        datadir.lock_data_dir(running.folder / ".penstock", "up"),
         pytest.raises(Conflict, match="is running"),
         DemoWorkspace.create(running.folder),
     ):

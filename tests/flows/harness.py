@@ -10,7 +10,7 @@ import httpx
 from fastapi import FastAPI
 
 from penstock.app.apis import PublicApis, make_app
-from penstock.app.http_server import address_of, listening, serving
+from penstock.app.http_server import address_of, bind_listener, run_server
 from penstock.flows.api import runs, steps
 from penstock.flows.api.queries import FlowEvents, FlowViews
 from penstock.flows.config import FlowsSection
@@ -109,7 +109,7 @@ async def flows_harness(
     telemetry, storage = Telemetry(), FolderStorage(folder / "objects")
     flows = FlowsSection.model_validate({"lease": LEASE, **section})
     async with AsyncExitStack() as stack:
-        db = await stack.enter_async_context(Database.open(database_url, clock=clock, looks_up=True))
+        db = await stack.enter_async_context(Database.open(database_url, clock=clock, prefers_indexes=True))
         platform = await stack.enter_async_context(open_engine(db, storage, flows, telemetry))
         web = PublicApis(settings or Settings(), telemetry, authenticator or NoAuthenticator())
         app = make_app("Flows", web, LivenessPulse({}, needs=[]))
@@ -128,8 +128,8 @@ async def flows_harness(
 @asynccontextmanager
 async def on_a_port(harness: FlowsHarness) -> AsyncIterator[str]:
     """Serve the API of the harness on a free port and return its address."""
-    with listening("127.0.0.1", 0) as socket:
-        async with serving(harness.app, socket, Settings().server):
+    with bind_listener("127.0.0.1", 0) as socket:
+        async with run_server(harness.app, socket, Settings().server):
             try:
                 yield address_of(socket)
             finally:

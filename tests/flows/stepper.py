@@ -197,7 +197,7 @@ def inner(steps: Mapping[str, Any], *depends_on: str, **more: Any) -> dict[str, 
 async def flows_stepper(url: str, folder: Path, *, size: int = 10, **section: Any) -> AsyncIterator[FlowsStepper]:
     """Open a stepper of flows on the database at *url*; *section* are settings of flows."""
     clock = ManualClock()
-    async with Database.open(url, clock=clock, looks_up=True, size=size) as db:
+    async with Database.open(url, clock=clock, prefers_indexes=True, size=size) as db:
         notifier, storage, named = CountingBell(db, "stepper"), CrashingStorage(folder), NamedFlows()
         settings = FlowsSection.model_validate({"lease": LEASE, **section})
         engine = FlowEngine(db, notifier, storage, named, {}, settings)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.app.programs import work_flows_remotely
+from penstock.app.programs import run_remote_flow_workers
 from penstock.flows import sdk
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import StepReportAnswer, StepReportKind
@@ -130,7 +130,7 @@ async def test_a_module_has_its_decorators_workers(harness: FlowsHarness, url: s
     [found] = FlowCatalogue(FlowsSection(modules=[MODULE])).workers
     assert found is sdk_worker.worker.__self__  # type: ignore[attr-defined]
     stop, addresses = asyncio.Event(), list[str]()
-    working = asyncio.create_task(work_flows_remotely(url, ["GREET"], settings, stop, addresses.append))
+    working = asyncio.create_task(run_remote_flow_workers(url, ["GREET"], settings, stop, addresses.append))
     await harness.create({"a": {"kind": "GREET", "inputs": {"name": "x"}}, "b": {"kind": "RECALL"}})
 
     async def is_done() -> bool:
@@ -142,9 +142,9 @@ async def test_a_module_has_its_decorators_workers(harness: FlowsHarness, url: s
     assert len(addresses) == 1
     assert addresses != [url]
     with pytest.raises(BadConfig, match="nobody here does steps of the kind NONE"):
-        await work_flows_remotely(url, ["NONE"], settings, stop, addresses.append)
+        await run_remote_flow_workers(url, ["NONE"], settings, stop, addresses.append)
     with pytest.raises(BadConfig, match="there is nobody to do steps"):
-        await work_flows_remotely(url, [], Settings(), stop, addresses.append)
+        await run_remote_flow_workers(url, [], Settings(), stop, addresses.append)
 
 
 async def test_steps_done_from_afar_are_traced_where_the_settings_say(harness: FlowsHarness, url: str) -> None:
@@ -155,7 +155,7 @@ async def test_steps_done_from_afar_are_traced_where_the_settings_say(harness: F
         settings = Settings.model_validate(
             {"flows": {"modules": [MODULE]}, "telemetry": telemetry, "server": FREE_PORT}
         )
-        working = asyncio.create_task(work_flows_remotely(url, ["GREET"], settings, stop, lambda _: None))
+        working = asyncio.create_task(run_remote_flow_workers(url, ["GREET"], settings, stop, lambda _: None))
         steps = {"a": {"kind": "GREET", "inputs": {"name": "x"}}}
         made = await harness.http.post(
             "/flow_runs", json={"runId": "r1", "steps": steps}, headers={"traceparent": CALLER}

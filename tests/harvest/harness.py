@@ -37,7 +37,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound
 from penstock.kernel.tasks.outcome import Done, Outcome
 from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.kernel.work.worker import Worker, each
+from penstock.kernel.work.worker import Worker, handle_each
 from penstock.settings import Settings
 from tests.services.kafka import Kafka
 from tests.support.settings import settings_document
@@ -388,7 +388,7 @@ class HarvestHarness:
     async def handled(self, topic: str, handle: Callable[[BusDelivery], Awaitable[Outcome]]) -> int:
         """Have the messages of a topic that are due handled by *handle*, one after another; how many there were."""
         async with self.platform.bus.subscribe(topic, worker="harness") as queue:
-            return await Worker(queue, each(handle, queue, concurrency=1), Telemetry()).step()
+            return await Worker(queue, handle_each(handle, queue, concurrency=1), Telemetry()).step()
 
     async def backlog(self) -> int:
         """How many messages are not settled yet."""

@@ -18,10 +18,10 @@ from penstock.harvest.feed.recipe import FeedMapping
 from penstock.harvest.fetch.partitions import work_item
 from penstock.harvest.fetch.worker import ATTEMPTS
 from penstock.harvest.model import PagePosition, PartitionKind, PartitionRange, RecordPage, TimeWindow
-from penstock.kernel.bus import BusDelivery, DeliveryStream
+from penstock.kernel.bus import BusDelivery, DeliveryPolicy
 from penstock.kernel.tasks.outcome import Outcome
 from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.kernel.work.worker import Worker, each
+from penstock.kernel.work.worker import Worker, handle_each
 from tests.harvest.stepper import FEED, HarvestStepper, feed, harvest_stepper
 from tests.support.types import Json
 
@@ -166,8 +166,8 @@ async def drained(one: HarvestStepper, topic: str, *, within: int = 40) -> list[
 
 async def work_on_what_is_due(one: HarvestStepper, topic: str) -> int:
     """Handle the messages of a topic that are due, as a worker does; how many there were."""
-    async with one.bus.subscribe(topic, worker="due", delivering=DeliveryStream(max_attempts=ATTEMPTS)) as queue:
-        return await Worker(queue, each(one._handlers()[topic], queue, concurrency=4), Telemetry()).drain()
+    async with one.bus.subscribe(topic, worker="due", policy=DeliveryPolicy(max_attempts=ATTEMPTS)) as queue:
+        return await Worker(queue, handle_each(one._handlers()[topic], queue, concurrency=4), Telemetry()).drain()
 
 
 async def make_turn(one: HarvestStepper, run_id: UUID, name: str) -> Outcome:

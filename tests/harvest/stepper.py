@@ -21,12 +21,12 @@ from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.service import Harvest
 from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
-from penstock.kernel.bus import BusDelivery, BusMessage, DeliveryStream
+from penstock.kernel.bus import BusDelivery, BusMessage, DeliveryPolicy
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db.database import Database
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.tasks.outcome import Outcome
-from penstock.kernel.work.worker import judged
+from penstock.kernel.work.worker import run_to_outcome
 
 FEED = "stones"
 
@@ -70,12 +70,12 @@ class HarvestStepper:
     async def deliver(self, topic: str, *, limit: int = 1) -> list[Outcome | None]:
         """Hand out up to *limit* messages of a topic, each handled and settled; what became of them."""
         handle = self._handlers()[topic]
-        delivering = DeliveryStream(max_attempts=ATTEMPTS)
-        async with self.bus.subscribe(topic, worker="stepper", delivering=delivering) as queue:
+        policy = DeliveryPolicy(max_attempts=ATTEMPTS)
+        async with self.bus.subscribe(topic, worker="stepper", policy=policy) as queue:
             # Whatever was put back for later is due now.
             await self.db.execute("UPDATE bus_partition SET due_at = '-infinity' WHERE topic = $1", topic)
             held = list(await queue.take(limit))
-            outcomes: list[Outcome | None] = [await judged(handle(one)) for one in held]
+            outcomes: list[Outcome | None] = [await run_to_outcome(handle(one)) for one in held]
             await queue.settle(list(zip(held, outcomes, strict=True)))
         return outcomes
 
@@ -124,7 +124,7 @@ async def harvest_stepper(
     """A harvest over a local source of *records*, on the database at *url*; *changes* are of the feed."""
     async with (
         local_source(options or LocalOptions(records=records)) as source,
-        Database.open(url, looks_up=True) as db,
+        Database.open(url, prefers_indexes=True) as db,
     ):
         section = HarvestSection.model_validate({"feeds": {FEED: feed(source.url, **changes)}})
         bus, storage = PostgresBus(db), FolderStorage(folder)

@@ -27,7 +27,7 @@ from penstock.harvest.simulator.server import LocalOptions
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig
-from penstock.kernel.text import storable
+from penstock.kernel.text import make_storable
 from tests.harvest.stepper import FEED, harvest_stepper
 
 SECRET = "hunter2-and-more"
@@ -369,7 +369,7 @@ async def test_two_who_tell_do_not_tell_twice(timed: Database, hook: WebhookReco
 
 async def test_odd_text_is_told(timed: Database, sink: MailServer, hook: WebhookRecorder) -> None:
     """H12: line breaks, long lines and any character of a source's error go through every channel."""
-    message = storable("täglich \N{BLACK DIAMOND SUIT}\r\nSubject: another\n.\n" + "x" * 5_000, 10_000)
+    message = make_storable("täglich \N{BLACK DIAMOND SUIT}\r\nSubject: another\n.\n" + "x" * 5_000, 10_000)
     await cause(timed, message)
     await AlertSender(timed, section(sink, hook)).tell()
     assert (await alert(timed))["is_told"]

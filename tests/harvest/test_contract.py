@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from penstock.harvest import contract
-from penstock.kernel.bus import BusMessage, DeliveryStream
+from penstock.kernel.bus import BusMessage, DeliveryPolicy
 from penstock.kernel.tasks.outcome import Failed
 from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
 
@@ -52,5 +52,5 @@ async def test_all_messages_of_a_run_are_of_one_trace(database_url: str, tmp_pat
 
 async def waiting(stones: HarvestStepper, topic: str) -> list[dict[str, Any]]:
     """What is on a topic; it stays there."""
-    async with stones.bus.subscribe(topic, worker="reader", delivering=DeliveryStream()) as queue:
+    async with stones.bus.subscribe(topic, worker="reader", policy=DeliveryPolicy()) as queue:
         return [msgspec.json.decode(one.message.value) for one in await queue.take(100)]

@@ -8,7 +8,7 @@ import pytest
 from penstock.flows import status as flows
 from penstock.ingest.model import IngestAlert
 from penstock.kernel.states import event_stream
-from penstock.kernel.text import in_words
+from penstock.kernel.text import format_duration
 from penstock.refdata import status as refdata
 from penstock.tracking import status as tracking
 
@@ -20,9 +20,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "overview.md").read_text()
 def test_the_limits_are_the_codes() -> None:
     """T16, F18: how long is too long, and how many may watch."""
     rows = {row.split(" | ")[0].strip("| "): row for row in re.findall(r"^\| \w+ \|.*$", PAGE, re.MULTILINE)}
-    assert in_words(tracking.WAITS_TOO_LONG) in rows["tracking"]
-    assert in_words(flows.WAITS_TOO_LONG) in rows["flows"]
-    assert in_words(refdata.PENDING_TOO_LONG) in rows["refdata"]
+    assert format_duration(tracking.WAITS_TOO_LONG) in rows["tracking"]
+    assert format_duration(flows.WAITS_TOO_LONG) in rows["flows"]
+    assert format_duration(refdata.PENDING_TOO_LONG) in rows["refdata"]
     assert refdata.UNTOLD_TOO_LONG.total_seconds() == 60
     assert refdata.FAILED_WITHIN.days == flows.FAILED_WITHIN.days == 1
     assert all(alert in rows["ingest"] for alert in IngestAlert)

@@ -13,7 +13,7 @@ import msgspec
 from ruamel.yaml import YAML
 
 from penstock.app.parts import open_refdata
-from penstock.kernel.bus import BusMessage, DeliveryStream
+from penstock.kernel.bus import BusMessage, DeliveryPolicy
 from penstock.kernel.signals import Resync, Signal
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Worker
@@ -78,8 +78,8 @@ class RefdataHarness:
 
     async def apply(self, *, name: str = "apply", max_attempts: int = 5, max_items: int = 5_000_000) -> int:
         """Apply what is on the bus, to its end; how many messages."""
-        delivering = DeliveryStream(max_attempts=max_attempts)
-        async with self.bus.subscribe(self.topic, worker=name, delivering=delivering) as queue:
+        policy = DeliveryPolicy(max_attempts=max_attempts)
+        async with self.bus.subscribe(self.topic, worker=name, policy=policy) as queue:
             applier = CommandApplier(
                 self.db, self.refdata.catalogue, name, max_attempts=max_attempts, max_items=max_items
             )
@@ -148,7 +148,7 @@ def on_bus(body: bytes, tenant: str = "acme", event_id: UUID | None = None) -> t
 
 async def published(harness: RefdataHarness, count: int) -> AsyncIterator[BusMessage]:
     """The first *count* messages on the commands' topic."""
-    async with harness.bus.subscribe(harness.topic, worker="reader", delivering=DeliveryStream()) as queue:
+    async with harness.bus.subscribe(harness.topic, worker="reader", policy=DeliveryPolicy()) as queue:
         left = count
         while left > 0:
             for delivery in await queue.take(left):

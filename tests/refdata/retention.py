@@ -36,7 +36,7 @@ class RetentionHarness:
         """All the journal has, once no transaction of anybody else's on this server holds it back."""
         async with asyncio.timeout(30), self.harness.db.connection() as connection:
             while True:
-                noted, _ = await journal.tail_on(connection, journal.BEGINNING, limit=1000)
+                noted, _ = await journal.read_after(connection, journal.BEGINNING, limit=1000)
                 if len(noted) == await connection.fetchval("SELECT count(*) FROM journal_move"):
                     return [one.entry for one in noted]
 

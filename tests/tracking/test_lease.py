@@ -44,7 +44,7 @@ class Jobs:
     async def moves(self, id: int = 1) -> list[tuple[str | None, str]]:  # noqa: A002
         async with self.db.connection() as connection:
             numbers = await connection.fetchval("SELECT moves FROM job WHERE id = $1", id)
-            noted = await journal.history(connection, numbers, [str(id)])
+            noted = await journal.read_history(connection, numbers, [str(id)])
         return [(n.entry.source, n.entry.target) for n in noted]
 
 
@@ -243,7 +243,7 @@ async def test_every_move_is_in_the_journal_with_its_reason(jobs: Jobs) -> None:
     await jobs.settle(held, Job.FAILED, reason="disk full")
     async with jobs.db.connection() as connection:
         numbers = await connection.fetchval("SELECT moves FROM job WHERE id = 1")
-        claimed, failed = [noted.entry for noted in await journal.history(connection, numbers, ["1"])]
+        claimed, failed = [noted.entry for noted in await journal.read_history(connection, numbers, ["1"])]
     assert (claimed.actor, claimed.at, claimed.fence) == ("daemon-7", jobs.clock.now(), 1)
     assert (failed.source, failed.target, failed.reason) == ("started", "failed", "disk full")
 

@@ -48,7 +48,7 @@ async def test_plans_made_on_an_empty_table_are_good_for_a_full_one(database_url
     """T12: plans are kept, so the first ones, made before there was a row, must use the indexes too."""
     lease = store.leases(5)[Stage.SHARD_WORKER]
     query = lease._sql[statement].replace("<limit>", "100")
-    async with Database.open(database_url, looks_up=True) as db, db.connection() as connection:
+    async with Database.open(database_url, prefers_indexes=True) as db, db.connection() as connection:
         await connection.execute("SET plan_cache_mode = force_generic_plan")
         await connection.execute(f"PREPARE it AS {query}")
         count = await connection.fetchval(

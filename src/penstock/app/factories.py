@@ -6,7 +6,7 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.kernel.bus import Bus
 from penstock.kernel.bus.postgres import PostgresBus
-from penstock.kernel.config.loader import resolve
+from penstock.kernel.config.loader import resolve_secret
 from penstock.kernel.db.database import Database
 from penstock.kernel.signals import Signals
 from penstock.kernel.signals.postgres import PostgresSignals
@@ -53,7 +53,7 @@ def make_redis(section: RedisSection, route: InvalidationSection | None = None) 
         group_prefix=route.consumer_group if route else f"{CHANNEL}:group",
         stream_length=route.stream_length if route else STREAM_LENGTH,
         username=section.username,
-        password=resolve(section.password, "signals.redis.password") if section.password else None,
+        password=resolve_secret(section.password, "signals.redis.password") if section.password else None,
         tls=section.tls,
         tls_ca_file=str(section.tls_ca_file) if section.tls_ca_file else None,
     )
@@ -98,4 +98,4 @@ def make_telemetry(settings: Settings) -> Telemetry:
 
 
 def _resolved(secrets: Mapping[str, str], name: str) -> dict[str, str]:
-    return {key: resolve(reference, f"{name}.{key}") for key, reference in secrets.items()}
+    return {key: resolve_secret(reference, f"{name}.{key}") for key, reference in secrets.items()}

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from penstock.kernel.errors import BadConfig, Conflict
 from penstock.kernel.http.health import LivenessPulse
-from penstock.kernel.http.sockets import queued
+from penstock.kernel.http.sockets import accept_queued
 from penstock.settings import ServerSection
 
 _IDLE_SECONDS = 75  # longer than proxies keep a connection: who closes it first must be the one who sends requests
@@ -20,11 +20,11 @@ _PARTING_SECONDS = 1.0
 
 
 @contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
+def bind_listener(host: str, port: int) -> Iterator[socket.socket]:
     """A socket bound before anything else starts, so that a taken port costs nothing."""
-    with _bound(host, port) as listening:
-        listening.listen(1024)
-        yield listening
+    with _bound(host, port) as listener:
+        listener.listen(1024)
+        yield listener
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def listening_together(host: str, port: int, count: int) -> Iterator[list[socket.socket]]:
+def bind_shared_listeners(host: str, port: int, count: int) -> Iterator[list[socket.socket]]:
     """Sockets on one port, among which the kernel deals out connections; what others use is taken all the same.
 
     Nobody can connect before a process serves one of them: whoever came earlier would wait for it to start.
@@ -62,7 +62,7 @@ def listening_together(host: str, port: int, count: int) -> Iterator[list[socket
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, sock: socket.socket, section: ServerSection) -> AsyncIterator[None]:
+async def run_server(app: FastAPI, sock: socket.socket, section: ServerSection) -> AsyncIterator[None]:
     """Serve *app* on *sock* until the end, then finish the requests under way."""
     server = _ApiServer(_server_config(app, section))
     async with asyncio.TaskGroup() as group:
@@ -73,7 +73,7 @@ async def serving(app: FastAPI, sock: socket.socket, section: ServerSection) -> 
             server.should_exit = True
 
 
-async def until_stopped(
+async def serve_until_stopped(
     pulses: Sequence[LivenessPulse], section: ServerSection, stop: asyncio.Event, on_ready: Callable[[], None]
 ) -> None:
     """Serve until *stop*; not ready before, and no longer ready after, when those who come are sent elsewhere."""
@@ -110,7 +110,7 @@ class _ApiServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take nobody in any more, but do not hang up on whoever is about to ask: it is told with its last answer."""
-        waiting = [one for listening in sockets or () for one in queued(listening)]
+        waiting = [sock for listener in sockets or () for sock in accept_queued(listener)]
         for server in self.servers:
             server.close()
         for one in waiting:  # whoever had connected is taken in
@@ -127,6 +127,6 @@ class _ApiServer(uvicorn.Server):
         return made
 
 
-def address_of(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
+def address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

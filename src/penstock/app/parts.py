@@ -42,9 +42,9 @@ async def open_tracking(
     async with AsyncExitStack() as stack:
         shared = platform if own is None else None
         if shared is not None:
-            opened = connect(shared.dsn, settings.database, looks_up=True)
+            opened = connect(shared.dsn, settings.database, prefers_indexes=True)
         else:
-            opened = open_database(settings, own, looks_up=True)
+            opened = open_database(settings, own, prefers_indexes=True)
         db = await stack.enter_async_context(opened)
         await migrate.migrate(db, tracking_migrations())
         if shared is None:
@@ -81,7 +81,7 @@ def _open_for_commands(url: str, settings: Settings) -> AbstractAsyncContextMana
         url,
         size=own.pool.max_size if own else settings.database.pool_size,
         statement_timeout=settings.database.statement_timeout,
-        looks_up=True,
+        prefers_indexes=True,
         decodes_json=False,
         settings={
             **search_path(settings),
@@ -124,4 +124,4 @@ def open_for_queues(
 ) -> AbstractAsyncContextManager[Database]:
     """The *platform*'s database in sessions that find rows by an index, and lose what they hold when they freeze."""
     given = {**lease_settings(lease), **(session or {})}
-    return connect(platform.db.dsn, settings.database, looks_up=True, session=given)
+    return connect(platform.db.dsn, settings.database, prefers_indexes=True, session=given)

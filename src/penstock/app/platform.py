@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from penstock.app.factories import make_bus, make_signals, make_storage
 from penstock.app.schema import known_migrations, refdata_migrations, tracking_migrations
 from penstock.kernel.bus import Bus
-from penstock.kernel.config.loader import resolve
+from penstock.kernel.config.loader import resolve_secret
 from penstock.kernel.config.sections import EMBEDDED, DatabaseSection
 from penstock.kernel.db import datadir, migrate
 from penstock.kernel.db.database import Database
@@ -68,7 +68,7 @@ async def open_database(
     settings: Settings,
     section: DatabaseSection | None = None,
     *,
-    looks_up: bool = False,
+    prefers_indexes: bool = False,
     session: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Database]:
     """The platform's PostgreSQL, the embedded one started when needed, or the one *section* names."""
@@ -79,16 +79,18 @@ async def open_database(
             url = await stack.enter_async_context(embedded_postgres(settings.data_dir / "postgres"))
         else:
             url = _with_password(section)
-        opened = connect(url, section, looks_up=looks_up, session=session)
+        opened = connect(url, section, prefers_indexes=prefers_indexes, session=session)
         yield await stack.enter_async_context(opened)
 
 
 def connect(
-    url: str, section: DatabaseSection, *, looks_up: bool, session: Mapping[str, str] | None = None
+    url: str, section: DatabaseSection, *, prefers_indexes: bool, session: Mapping[str, str] | None = None
 ) -> AbstractAsyncContextManager[Database]:
     """Return the database at *url* with the pool and the timeout of *section*."""
     timeout = section.statement_timeout
-    return Database.open(url, size=section.pool_size, statement_timeout=timeout, looks_up=looks_up, settings=session)
+    return Database.open(
+        url, size=section.pool_size, statement_timeout=timeout, prefers_indexes=prefers_indexes, settings=session
+    )
 
 
 @asynccontextmanager
@@ -159,7 +161,7 @@ def _with_password(section: DatabaseSection, name: str = "database.password") ->
     if section.password is None:
         return section.url
     parts = urlsplit(section.url)
-    password = quote(resolve(section.password, name), safe="")
+    password = quote(resolve_secret(section.password, name), safe="")
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:{password}@{host}"))
 

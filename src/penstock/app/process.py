@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from penstock.app.apis import PublicApis
 from penstock.app.factories import make_telemetry
-from penstock.app.http_server import address_of, listening, serving, until_stopped
+from penstock.app.http_server import address_of, bind_listener, run_server, serve_until_stopped
 from penstock.kernel.db import datadir
 from penstock.kernel.http.auth import make_authenticator
 from penstock.kernel.http.health import LivenessPulse
@@ -46,11 +46,11 @@ class Process:
 
     def listen(self) -> socket.socket:
         """Bind the port of the API, before anything slow or costly starts."""
-        return self.enter(listening(self.settings.server.host, self.settings.server.port))
+        return self.enter(bind_listener(self.settings.server.host, self.settings.server.port))
 
     async def start_server(self, app: FastAPI, sock: socket.socket) -> None:
         """Answer requests on *sock* until the end of the process."""
-        await self.open(serving(app, sock, self.settings.server))
+        await self.open(run_server(app, sock, self.settings.server))
 
     async def serve(
         self,
@@ -68,11 +68,11 @@ class Process:
 
     async def wait_for_stop(self, pulses: Sequence[LivenessPulse], on_ready: Callable[[], None]) -> None:
         """Be ready until the process is to stop, then not ready for the drain delay."""
-        await until_stopped(pulses, self.settings.server, self._stop, on_ready)
+        await serve_until_stopped(pulses, self.settings.server, self._stop, on_ready)
 
 
 @asynccontextmanager
-async def process(
+async def open_process(
     settings: Settings, stop: asyncio.Event, *, role: str = "", owns_data_dir: bool = False
 ) -> AsyncIterator[Process]:
     """Start as every program starts: telemetry, authentication, and the data directory locked where it is owned."""
@@ -80,5 +80,5 @@ async def process(
         telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
         web = PublicApis(settings, telemetry, make_authenticator(settings.auth))
         if owns_data_dir:
-            stack.enter_context(datadir.owned(settings.data_dir, worker_name(role)))
+            stack.enter_context(datadir.lock_data_dir(settings.data_dir, worker_name(role)))
         yield Process(settings, web, stack, stop)

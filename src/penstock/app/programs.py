@@ -16,10 +16,10 @@ import structlog
 
 from penstock.app.apis import Parts, make_api, make_app, make_command_api, make_pipeline_api
 from penstock.app.bridges import PartServices, part_workers
-from penstock.app.http_server import address_of, listening_together
+from penstock.app.http_server import address_of, bind_shared_listeners
 from penstock.app.parts import open_flows, open_harvest, open_refdata, open_tracking
 from penstock.app.platform import Platform, open_database, open_platform, open_workplace
-from penstock.app.process import Process, process
+from penstock.app.process import Process, open_process
 from penstock.app.reload import reloading
 from penstock.flows import sdk
 from penstock.flows.api.queries import FlowViews
@@ -58,12 +58,12 @@ class Addresses:
     query: str
 
 
-async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addresses], None]) -> None:
+async def run_up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addresses], None]) -> None:
     """Run everything until *stop*; *on_ready* is called once requests are answered."""
     server, count = settings.server, settings.refdata.query.processes
-    async with process(settings, stop, role="up", owns_data_dir=True) as running:
+    async with open_process(settings, stop, role="up", owns_data_dir=True) as running:
         api = running.listen()
-        query = running.enter(listening_together(server.host, server.query_port, count))
+        query = running.enter(bind_shared_listeners(server.host, server.query_port, count))
         addresses = Addresses(address_of(api), address_of(query[0]))
         platform, tracking, refdata = await _open_services(running)
         pod = await running.open(open_pod(pod_config(settings), running.telemetry))
@@ -80,10 +80,10 @@ async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addres
         _end_streams(parts)
 
 
-async def api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+async def run_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
     """Serve the API of all parts, without workers, until *stop*."""
     owns = settings.database.url == EMBEDDED
-    async with process(settings, stop, role="api", owns_data_dir=owns) as running:
+    async with open_process(settings, stop, role="api", owns_data_dir=owns) as running:
         sock = running.listen()
         platform, tracking, refdata = await _open_services(running)
         pulse = _api_pulse(platform, tracking, refdata)
@@ -92,10 +92,10 @@ async def api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> Non
         _end_streams(parts)
 
 
-async def pipeline_apid(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+async def run_pipeline_apid(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
     """T10: serve the pipeline API alone, until *stop*."""
     owns = settings.database.url == EMBEDDED and settings.tracking.database is None
-    async with process(settings, stop, role="pipeline-apid", owns_data_dir=owns) as running:
+    async with open_process(settings, stop, role="pipeline-apid", owns_data_dir=owns) as running:
         sock = running.listen()
         tracking = await running.open(open_tracking(settings, running.telemetry))
         await running.open(reloading(settings, running.telemetry))
@@ -104,10 +104,10 @@ async def pipeline_apid(settings: Settings, stop: asyncio.Event, on_ready: OnRea
         tracking.stop()
 
 
-async def command_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+async def run_command_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
     """R6: serve the command API alone, until *stop*."""
     owns = _refdata_is_embedded(settings)
-    async with process(settings, stop, role="command-api", owns_data_dir=owns) as running:
+    async with open_process(settings, stop, role="command-api", owns_data_dir=owns) as running:
         sock = running.listen()
         refdata = await running.open(open_refdata(settings, running.telemetry))
         await running.open(reloading(settings, running.telemetry, refdata))
@@ -117,11 +117,11 @@ async def command_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady
         refdata.refdata.stop()
 
 
-async def query_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+async def run_query_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
     """R17: serve a pod alone, until *stop*. Without PostgreSQL it answers that it has nothing yet."""
     server, count = settings.server, settings.refdata.query.processes
-    async with process(settings, stop, role="query-api", owns_data_dir=_refdata_is_embedded(settings)) as running:
-        sockets = running.enter(listening_together(server.host, server.query_port, count))
+    async with open_process(settings, stop, role="query-api", owns_data_dir=_refdata_is_embedded(settings)) as running:
+        sockets = running.enter(bind_shared_listeners(server.host, server.query_port, count))
         address = address_of(sockets[0])
         pod = await running.open(open_pod(pod_config(settings), running.telemetry))
         # PostgreSQL may come late, and must stay open until the last reader is served.
@@ -137,12 +137,12 @@ async def query_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) 
         await running.wait_for_stop([pod.pulse], lambda: on_ready(address))
 
 
-async def work(role: str, settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+async def run_workers(role: str, settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
     """Run one role of refdata's workers alone, with its health and metrics on a port, until *stop*."""
     if role == "kafka-adapter" and not settings.refdata.kafka.external_topics:
         hint = "name them under refdata.kafka.externalTopics"
         raise BadConfig("NO_EXTERNAL_TOPICS", "there are no topics to adapt", hint=hint)
-    async with process(settings, stop, role=role, owns_data_dir=_refdata_is_embedded(settings)) as running:
+    async with open_process(settings, stop, role=role, owns_data_dir=_refdata_is_embedded(settings)) as running:
         sock = running.listen()
         refdata = await running.open(open_refdata(settings, running.telemetry))
         await running.open(reloading(settings, running.telemetry, refdata))
@@ -153,11 +153,11 @@ async def work(role: str, settings: Settings, stop: asyncio.Event, on_ready: OnR
         await running.serve(make_app(f"Penstock {role}", running.web, pulse), sock, pulse, on_ready)
 
 
-async def work_harvest(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+async def run_harvest_workers(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
     """H4–H8: run the workers of harvest alone, with their health and metrics on a port, until *stop*."""
     if not settings.harvest.feeds:
         raise BadConfig("NO_FEEDS", "there are no feeds to harvest", hint="name them under harvest.feeds")
-    async with process(settings, stop) as running:
+    async with open_process(settings, stop) as running:
         sock = running.listen()
         platform = await running.open(open_platform(settings, running.telemetry))
         await running.open(run_harvest(await running.open(open_harvest(settings, platform))))
@@ -166,9 +166,9 @@ async def work_harvest(settings: Settings, stop: asyncio.Event, on_ready: OnRead
         await running.serve(make_app("Penstock harvest", running.web, pulse), sock, pulse, on_ready)
 
 
-async def work_flows(kinds: Sequence[str], settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+async def run_flow_workers(kinds: Sequence[str], settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
     """F17: run the workers of flows alone, with their health and metrics on a port, until *stop*."""
-    async with process(settings, stop) as running:
+    async with open_process(settings, stop) as running:
         sock = running.listen()
         platform, tracking, refdata = await _open_services(running)
         harvest = await running.open(open_harvest(settings, platform))
@@ -179,7 +179,7 @@ async def work_flows(kinds: Sequence[str], settings: Settings, stop: asyncio.Eve
         await running.serve(make_app("Penstock flows", running.web, pulse), sock, pulse, on_ready)
 
 
-async def work_flows_remotely(
+async def run_remote_flow_workers(
     url: str, kinds: Sequence[str], settings: Settings, stop: asyncio.Event, on_ready: OnReady
 ) -> None:
     """F17: execute steps of the server at *url*, without a database, until *stop*; only some *kinds*, when named."""
@@ -190,7 +190,7 @@ async def work_flows_remotely(
     if not chosen.handlers:
         hint = "name modules with workers: --module, or flows.modules"
         raise BadConfig("NO_WORKERS", "there is nobody to do steps", hint=hint)
-    async with process(settings, stop) as running:
+    async with open_process(settings, stop) as running:
         sock = running.listen()
         await running.open(reloading(settings, running.telemetry))
         pulse = LivenessPulse({}, needs=())  # a server that is away is waited for: the worker itself is well
@@ -206,9 +206,9 @@ async def work_flows_remotely(
         await running.serve(make_app("Penstock flows", running.web, pulse), sock, pulse, on_ready, steps)
 
 
-async def ingest_watch(uses_database: bool, settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+async def run_ingest_watch(uses_database: bool, settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
     """I23: run the watcher alone, with its health and metrics on a port, until *stop*."""
-    async with process(settings, stop) as running:
+    async with open_process(settings, stop) as running:
         sock = running.listen()
         place = running.enter(open_workplace(settings, uses_database=uses_database))
 
@@ -325,7 +325,7 @@ def _journals(platform: Platform, tracking: Tracking, refdata: RefdataPlatform) 
 
 async def _open_at_last(stack: AsyncExitStack, settings: Settings, telemetry: Telemetry) -> RefdataPlatform:
     """R23: open refdata, as soon as its PostgreSQL is there."""
-    backoff = Backoff(most=timedelta(seconds=5))
+    backoff = Backoff(limit=timedelta(seconds=5))
     while True:
         try:
             return await stack.enter_async_context(open_refdata(settings, telemetry))

@@ -83,7 +83,7 @@ async def _until_there(settings: "Settings", seconds: float) -> None:
     from penstock.kernel.errors import TimedOut
     from penstock.kernel.tasks.backoff import Backoff
 
-    backoff, until, told = Backoff(most=timedelta(seconds=2)), monotonic() + seconds, "no answer"
+    backoff, until, told = Backoff(limit=timedelta(seconds=2)), monotonic() + seconds, "no answer"
     with suppress(TimeoutError):
         async with asyncio.timeout(max(seconds, _ONE_LOOK)):
             while lacking := await _lacking(settings):

@@ -79,7 +79,7 @@ def watch(
         from penstock.app import programs
 
     settings, uses_database = _settings(root, config, {"server.port": port})
-    serve(settings, partial(programs.ingest_watch, uses_database), tell_address("health", json))
+    serve(settings, partial(programs.run_ingest_watch, uses_database), tell_address("health", json))
 
 
 @app.command()

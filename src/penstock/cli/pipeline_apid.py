@@ -47,7 +47,7 @@ def pipeline_apid(
     with loading():  # takes a while: what is wrong with the settings is said before
         from penstock.app import programs
 
-    serve(settings, programs.pipeline_apid, tell_address("api", json))
+    serve(settings, programs.run_pipeline_apid, tell_address("api", json))
 
 
 def run() -> None:

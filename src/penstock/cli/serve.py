@@ -129,8 +129,8 @@ def _api(program: str, about: str) -> Callable[..., None]:
     return api
 
 
-serve_app.command("api")(_api("api", "Serve the API of all parts, without workers"))
-serve_app.command("command-api")(_api("command_api", "Take updates of dictionaries in"))
+serve_app.command("api")(_api("run_api", "Serve the API of all parts, without workers"))
+serve_app.command("command-api")(_api("run_command_api", "Take updates of dictionaries in"))
 
 
 @serve_app.command("query-api")
@@ -151,7 +151,7 @@ def query_api(
     with loading():
         from penstock.app import programs
 
-    serve(settings, programs.query_api, tell_address("query", json))
+    serve(settings, programs.run_query_api, tell_address("query", json))
 
 
 def _work(role: WorkRole, about: str) -> Callable[..., None]:
@@ -169,7 +169,9 @@ def _work(role: WorkRole, about: str) -> Callable[..., None]:
         with loading():
             from penstock.app import programs
 
-        program = programs.work_harvest if role is WorkRole.HARVEST else partial(programs.work, role.value)
+        program = (
+            programs.run_harvest_workers if role is WorkRole.HARVEST else partial(programs.run_workers, role.value)
+        )
         serve(settings, program, tell_address("health", json))
 
     work.__doc__ = f"{about}, until Ctrl-C or SIGTERM."
@@ -214,9 +216,9 @@ def flows(
         settings = settings.model_copy(update={"flows": settings.flows.model_copy(update={"modules": both})})
     wanted = [kind for some in kinds or () for kind in some.split(",")]
     if url is not None:
-        serve(settings, partial(programs.work_flows_remotely, url, wanted), tell_address("health", json))
+        serve(settings, partial(programs.run_remote_flow_workers, url, wanted), tell_address("health", json))
     else:
-        serve(settings, partial(programs.work_flows, wanted), tell_address("health", json))
+        serve(settings, partial(programs.run_flow_workers, wanted), tell_address("health", json))
 
 
 def _settings(config: Any, overrides: dict[str, Any]) -> "Settings":
@@ -261,4 +263,4 @@ def up(
         data = {"event": "ready", "api": addresses.api, "query": addresses.query, "pid": os.getpid()}
         emit(data, as_json=json, text=f"api    {addresses.api}\nquery  {addresses.query}\nready")
 
-    serve(settings, programs.up, on_ready)
+    serve(settings, programs.run_up, on_ready)

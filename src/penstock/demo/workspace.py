@@ -61,7 +61,9 @@ class DemoWorkspace:
         with ExitStack() as stack:
             try:
                 stack.enter_context(file_lock(self.folder / _MARK, "demo"))
-                with datadir.owned(self.folder / ".penstock", "demo"):  # a server may outlive a demo that was killed
+                with datadir.lock_data_dir(
+                    self.folder / ".penstock", "demo"
+                ):  # a server may outlive a demo that was killed
                     pass
             except Conflict as error:
                 message = f"a demo is running in {self.folder}: {error.message}"

@@ -21,12 +21,12 @@ from penstock.flows.engine.plan import ADVANCE, begin
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import RUN, StepEnd, StepError, StepSettlement
 from penstock.kernel.db.database import Connection
-from penstock.kernel.db.locks import transaction_lock
+from penstock.kernel.db.locks import acquire_transaction_lock
 from penstock.kernel.errors import Conflict, PenstockError, Transient
 from penstock.kernel.storage import Storage
 from penstock.kernel.tasks.periodic import PeriodicTask
 from penstock.kernel.tasks.wait import wait_event
-from penstock.kernel.telemetry.telemetry import current_trace
+from penstock.kernel.telemetry.telemetry import current_traceparent
 
 SCHEDULE = "schedule"
 _MANY = 100
@@ -170,7 +170,7 @@ class FlowMaintenance:
         most = self._engine.most_active(flow)
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
-            await transaction_lock(tx, f"flows admit {flow}")
+            await acquire_transaction_lock(tx, f"flows admit {flow}")
             room = _MANY if most is None else most - await store.count_active(tx, flow)
             told = StepSettlement()
             for row in await tx.fetch(store.SQL["waiting_runs"], flow, room) if room > 0 else []:
@@ -213,7 +213,7 @@ class FlowMaintenance:
         with suppress(Conflict):  # made before the flow was written anew
             request = RunRequest(run_id=name, flow=spec.name, scope=plan.scope)
             with self._tracer.start_as_current_span("flow.schedule"):
-                await self._engine.create(request, SCHEDULE, scheduled_for=due[0], trace=current_trace())
+                await self._engine.create(request, SCHEDULE, scheduled_for=due[0], trace=current_traceparent())
         await self._db.execute(store.SQL["schedule_kept"], spec.name, due[0], name, None)
 
     async def forget_old_runs(self) -> None:

@@ -15,14 +15,14 @@ import structlog
 
 from penstock.harvest.config import AlertsSection, SmtpSection, WebhookSection
 from penstock.harvest.store import SQL
-from penstock.kernel.config.loader import resolve
+from penstock.kernel.config.loader import resolve_secret
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.http.webhook import post_webhook
-from penstock.kernel.tasks.backoff import delay
-from penstock.kernel.text import storable
+from penstock.kernel.tasks.backoff import compute_delay
+from penstock.kernel.text import make_storable
 
 ATTEMPTS = 60  # over more than a day, however chance has it
-_FIRST_DELAY, _MOST_DELAY = timedelta(seconds=5), timedelta(hours=1)
+_FIRST_DELAY, _MAX_DELAY = timedelta(seconds=5), timedelta(hours=1)
 _AT_ONCE = 20
 _TIMEOUT = 15.0
 # ValueError: a secret that no header, or no login, can hold.
@@ -91,8 +91,8 @@ class AlertSender:
                 return False
             told, error = await self._tell_one(row)
             is_told = not error or row["attempts"] + 1 >= ATTEMPTS
-            due = now + delay(row["attempts"] + 1, first=_FIRST_DELAY, most=_MOST_DELAY)
-            await tx.execute(SQL["note_alert"], row["id"], told, due, error and storable(error, 1_000), is_told)
+            due = now + compute_delay(row["attempts"] + 1, first=_FIRST_DELAY, limit=_MAX_DELAY)
+            await tx.execute(SQL["note_alert"], row["id"], told, due, error and make_storable(error, 1_000), is_told)
             return True
 
     async def _tell_one(self, row: asyncpg.Record) -> tuple[list[str], str | None]:
@@ -134,7 +134,7 @@ async def _log(alert: Mapping[str, Any]) -> None:
 
 
 def _email(section: SmtpSection) -> Channel:
-    password = resolve(section.password, "harvest.alerts.email.password") if section.password else None
+    password = resolve_secret(section.password, "harvest.alerts.email.password") if section.password else None
 
     def send(message: EmailMessage) -> None:
         with smtplib.SMTP(section.host, section.port, timeout=_TIMEOUT) as server:
@@ -158,7 +158,7 @@ def _email(section: SmtpSection) -> Channel:
 
 def _webhook(section: WebhookSection, number: int) -> Channel:
     place = f"harvest.alerts.webhooks.{number}.secret_headers"
-    headers = {name: resolve(secret, f"{place}.{name}") for name, secret in section.secret_headers.items()}
+    headers = {name: resolve_secret(secret, f"{place}.{name}") for name, secret in section.secret_headers.items()}
 
     async def tell(alert: Mapping[str, Any]) -> None:
         answer = await post_webhook(section.url, alert, headers, timeout=_TIMEOUT)

@@ -25,7 +25,7 @@ from penstock.kernel.bus import Bus, BusMessage
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.tasks.periodic import PeriodicTask
-from penstock.kernel.text import in_words
+from penstock.kernel.text import format_duration
 
 RESCUES = 3
 _LOOK = timedelta(seconds=5)
@@ -102,7 +102,7 @@ class RunRescuer:
         before = self._db.clock.now() - _BECALMED
         for row in await self._db.fetch(SQL["becalmed"], before, AlertCode.NO_PROGRESS):
             async with self._db.transaction() as tx:
-                still = f"has kept no page for {in_words(_BECALMED)}; it goes on waiting."
+                still = f"has kept no page for {format_duration(_BECALMED)}; it goes on waiting."
                 message, now = f"Run {row['run_id']} of {row['feed']} {still}", self._db.clock.now()
                 await raise_alert(
                     tx, row["feed"], row["run_id"], AlertCode.NO_PROGRESS, AlertSeverity.WARNING, message, now

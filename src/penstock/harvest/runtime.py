@@ -17,7 +17,7 @@ from penstock.harvest.maintenance import RunRescuer, chores
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.service import Harvest
-from penstock.kernel.bus import Bus, BusDelivery, DeliveryStream, Subscription
+from penstock.kernel.bus import Bus, BusDelivery, DeliveryPolicy, Subscription
 from penstock.kernel.bus.workers import run_workers
 from penstock.kernel.db.database import Database
 from penstock.kernel.ids import worker_name
@@ -25,7 +25,7 @@ from penstock.kernel.storage import Storage
 from penstock.kernel.tasks.outcome import Done, Outcome
 from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.kernel.work.worker import Handler, each
+from penstock.kernel.work.worker import Handler, handle_each
 
 _AT_ONCE = 4  # partitions of one worker: a batch is settled when its slowest is
 _MANY = 100
@@ -64,8 +64,8 @@ async def run_harvest(platform: HarvestPlatform) -> AsyncIterator[None]:
             await stack.enter_async_context(run_periodically(*chore))
         # One feed's plan must not wait for another's; and each consolidation holds a connection while it needs more.
         decisions = max(1, min(len(section.feeds), platform.pool_size // 2, _MOST_DECISIONS))
-        later = DeliveryStream(max_attempts=ATTEMPTS, lease_for=section.lease, first_delay=section.retry_after)
-        soon = DeliveryStream(max_attempts=ATTEMPTS, lease_for=section.lease)
+        later = DeliveryPolicy(max_attempts=ATTEMPTS, lease_for=section.lease, first_delay=section.retry_after)
+        soon = DeliveryPolicy(max_attempts=ATTEMPTS, lease_for=section.lease)
         for role in (
             _working(platform, contract.PLANS, name, planner.handle, later, count=decisions),
             _working(platform, contract.WORK_ITEMS, name, fetcher.handle, soon, batch=_AT_ONCE, count=section.workers),
@@ -83,15 +83,15 @@ def _working(
     topic: str,
     name: str,
     handle: Handle,
-    delivering: DeliveryStream,
+    policy: DeliveryPolicy,
     *,
     batch: int = 1,
     count: int = 1,
 ) -> AbstractAsyncContextManager[None]:
     def handler_of(queue: Subscription) -> Handler[BusDelivery]:
-        return each(handle, queue, concurrency=batch)
+        return handle_each(handle, queue, concurrency=batch)
 
-    return run_workers(platform.bus, platform.telemetry, topic, name, handler_of, delivering, batch=batch, count=count)
+    return run_workers(platform.bus, platform.telemetry, topic, name, handler_of, policy, batch=batch, count=count)
 
 
 def _note_done(metrics: HarvestMetrics) -> Handle:

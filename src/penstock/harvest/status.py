@@ -7,7 +7,7 @@ from penstock.harvest.api.schemas import FeedView
 from penstock.harvest.contract import HarvestRunState, PlanState
 from penstock.harvest.model import RUN
 from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
-from penstock.kernel.text import in_words
+from penstock.kernel.text import format_duration
 
 _FAILED = (PlanState.FAILED, HarvestRunState.FAILED, HarvestRunState.CONSOLIDATION_SKIPPED)
 _UNDER_WAY = (PlanState.PLANNING, PlanState.PLANNED, *RUN.groups["active"])
@@ -35,10 +35,10 @@ def _of(feed: FeedView, now: datetime) -> list[StatusIssue]:
             hint = f"mend the cause, then penstock harvest run {run.feed}"
         found.append(broken_issue(feed.feed, what, hint, run.requested_at))
     if feed.paused_until is not None:
-        what = f"its source is left alone for {in_words(feed.paused_until - now)}: {feed.pause_reason}"
+        what = f"its source is left alone for {format_duration(feed.paused_until - now)}: {feed.pause_reason}"
         found.append(late_issue(feed.feed, what, "it goes on by itself"))
     every, overlap = (timedelta(seconds=span or 0) for span in (feed.every_seconds, feed.overlap_seconds))
     if every and (known := feed.watermark) is not None and now - known - overlap > 3 * every + _LATE:
-        what = f"known only up to {in_words(now - known)} ago, and due every {in_words(every)}"
+        what = f"known only up to {format_duration(now - known)} ago, and due every {format_duration(every)}"
         found.append(late_issue(feed.feed, what, f"penstock harvest status {feed.feed}", known))
     return found

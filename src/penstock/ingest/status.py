@@ -7,7 +7,7 @@ from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import IngestRunStatus
 from penstock.ingest.model import IngestAlert, SupplierStatus
 from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
-from penstock.kernel.text import in_words
+from penstock.kernel.text import format_duration
 
 _Told = tuple[Callable[..., StatusIssue], Callable[[SupplierStatus], str], str]  # the hint may name the supplier
 _ALERTS: Mapping[IngestAlert, _Told] = {
@@ -28,7 +28,7 @@ _ALERTS: Mapping[IngestAlert, _Told] = {
     ),
     IngestAlert.STATE_OLD: (
         late_issue,
-        lambda one: f"its state is {in_words(timedelta(seconds=one.age_seconds or 0))} old",
+        lambda one: f"its state is {format_duration(timedelta(seconds=one.age_seconds or 0))} old",
         "has the supplier sent anything?",
     ),
     IngestAlert.SAME_FILE_AGAIN: (

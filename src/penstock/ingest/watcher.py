@@ -147,7 +147,7 @@ class InboxWatcher:
     def _judge(self, supplier: str, code: int, told: bytes) -> None:
         log = self._log.bind(supplier=supplier, exit_code=code)
         if code not in (0, 1) or not told:  # also what is damaged ends with 1, and tells it on standard error
-            backoff = self._pauses.get(supplier, (Backoff(most=timedelta(minutes=5)), 0.0))[0]
+            backoff = self._pauses.get(supplier, (Backoff(limit=timedelta(minutes=5)), 0.0))[0]
             pause = backoff.next().total_seconds()
             self._pauses[supplier] = (backoff, monotonic() + pause)
             log.warning("ingest_run_broke", again_in=pause)

@@ -1,4 +1,4 @@
-"""Text that every store can keep (no NUL, no half of a surrogate pair), and text without secrets."""
+"""Text that every store accepts (no NUL, no half of a surrogate pair), and text without secrets."""
 
 import json
 from collections.abc import Iterable
@@ -7,24 +7,24 @@ from typing import Any
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 HIDDEN = "***"
-_TELLING = 8  # characters of a word that is a secret by itself, such as a token after its scheme
+_SECRET_WORD = 8  # characters; a word of a secret that is this long is masked by itself, e.g. the token after a scheme
 
 
 def is_storable(text: str) -> bool:
-    """Whether *text* can be kept as it is."""
+    """Return whether every store accepts *text* unchanged."""
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:
         return False
 
 
-def storable(text: str, limit: int) -> str:
-    """*text* as it can be kept: cut at *limit* characters, what no store takes replaced."""
+def make_storable(text: str, limit: int) -> str:
+    """Return *text* cut at *limit* characters, with a replacement for each character that a store would refuse."""
     return text.encode(errors="replace").decode().replace("\0", REPLACEMENT)[:limit]
 
 
-def in_words(span: timedelta) -> str:
-    """*span* in its largest unit of which there are two."""
+def format_duration(span: timedelta) -> str:
+    """Return *span* as text in the largest unit of which it has at least two, e.g. `90 minutes` or `1 second`."""
     seconds = max(0, int(span.total_seconds()))
     for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= 2 * size:
@@ -33,30 +33,30 @@ def in_words(span: timedelta) -> str:
 
 
 class SecretMask:
-    """Puts something else where one of *secrets* stands: as it is, and as JSON spells it."""
+    """Replaces secrets with asterisks, both as they are and as JSON escapes them."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         whole = [*secrets]
-        plain = {*whole, *(word for one in whole for word in one.split() if len(word) >= _TELLING)} - {""}
-        spelt = plain | {json.dumps(one, ensure_ascii=is_ascii)[1:-1] for one in plain for is_ascii in (True, False)}
-        self._words = sorted(spelt, key=len, reverse=True)  # the longest first: it may hold the others
+        plain = {*whole, *(word for secret in whole for word in secret.split() if len(word) >= _SECRET_WORD)} - {""}
+        escaped = {json.dumps(word, ensure_ascii=is_ascii)[1:-1] for word in plain for is_ascii in (True, False)}
+        self._words = sorted(plain | escaped, key=len, reverse=True)  # the longest first: it may contain the others
 
-    def text(self, text: str) -> str:
+    def mask_text(self, text: str) -> str:
         for word in self._words:
             text = text.replace(word, HIDDEN)
         return text
 
-    def raw(self, content: bytes) -> bytes:
+    def mask_bytes(self, content: bytes) -> bytes:
         for word in self._words:
             content = content.replace(word.encode(), HIDDEN.encode())
         return content
 
-    def document(self, value: Any) -> Any:
-        """A document of JSON, however its texts were spelt."""
+    def mask_json(self, value: Any) -> Any:
+        """Return a JSON document with the secrets in its keys and values masked."""
         if isinstance(value, str):
-            return self.text(value)
+            return self.mask_text(value)
         if isinstance(value, list):
-            return [self.document(one) for one in value]
+            return [self.mask_json(item) for item in value]
         if isinstance(value, dict):
-            return {self.text(name): self.document(one) for name, one in value.items()}
+            return {self.mask_text(name): self.mask_json(item) for name, item in value.items()}
         return value

@@ -21,7 +21,7 @@ Operator = Annotated[Principal, Depends(require_operator("events and status of a
 async def _watching(request: Request, _caller: Operator) -> AsyncIterator[LiveEvents]:
     """The journals' tails, with room for one more event stream."""
     live = service(request, EventHistory)
-    async with live.watching():
+    async with live.reserve_slot():
         yield live
 
 
@@ -37,7 +37,7 @@ async def events(
     """Every move of every part as it is made, as server-sent events named `move`."""
     # Asked before the first word is sent: who has heard it misses nothing from then on.
     machines = [machine.name for one in part or () for machine in MACHINES[one]]
-    start = await live.start(last_event_id, last=last, of=machines)
+    start = await live.start_positions(last_event_id, last=last, of=machines)
     stream = live.stream(start, told(subject), "Penstock", of=machines, follow=follow)
     return StreamingResponse(stream, media_type=EVENT_STREAM)
 

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from penstock.kernel.config.loader import MisplacedKey, Section
-from penstock.kernel.config.sections import Duration, Url, checked_url
+from penstock.kernel.config.sections import Duration, Url, validate_url
 from penstock.kernel.http.auth import Principal
 from penstock.refdata import sql_template
 from penstock.refdata.contract import NAME
@@ -60,7 +60,7 @@ class PostgresSection(CamelSection):
     @field_validator("jdbc_url")
     @classmethod
     def _is_postgres(cls, url: str) -> str:
-        parts = urlsplit(checked_url(url.removeprefix(_JDBC)))
+        parts = urlsplit(validate_url(url.removeprefix(_JDBC)))
         if parts.scheme not in ("postgresql", "postgres") or not parts.path.strip("/"):
             raise ValueError("expected jdbc:postgresql://host:5432/database")
         return url

@@ -7,7 +7,7 @@ import asyncpg
 import structlog
 
 from penstock.kernel.bus import Bus
-from penstock.kernel.db.database import Database, plan_freely
+from penstock.kernel.db.database import Database, enable_all_plans
 from penstock.kernel.tasks.periodic import PeriodicTask
 from penstock.refdata import store
 from penstock.refdata.apply import snapshots
@@ -50,7 +50,7 @@ class DriftWatch:
         log = structlog.get_logger().bind(tenantId=target.tenant_id, dictCode=target.dict_code)
         try:
             async with self._db.transaction("repeatable_read") as tx:
-                await plan_freely(tx)
+                await enable_all_plans(tx)
                 version = await store.committed_version(tx, target)
                 value = await tx.fetchval(check.sql, target.tenant_id)
         except asyncpg.PostgresError as error:
@@ -135,12 +135,12 @@ class RefdataMaintenance:
 
     async def _prune_kept(self) -> int:
         async with self._db.transaction() as tx:
-            await plan_freely(tx)
+            await enable_all_plans(tx)
             return await kept_versions.prune(tx, self._catalogue.all())
 
     async def _prune(self, what: str, age: timedelta) -> int:
         async with self._db.transaction() as tx:
-            await plan_freely(tx)
+            await enable_all_plans(tx)
             return await store.prune(tx, what, self._db.clock.now() - age)
 
     async def look_for_drift(self) -> int:

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from penstock.kernel.machine import StateMachine, Transition
-from penstock.kernel.text import storable
+from penstock.kernel.text import make_storable
 from penstock.refdata.contract import Command, EventType, Invalidation, SnapshotEntry, UpdateState
 
 KEYS_TOLD = 100  # changed keys an invalidation names; more, and the reader loads everything
@@ -248,7 +248,7 @@ def changed_keys(command: Command) -> list[str] | None:
 
 def readable_error(text: str) -> str:
     """*text* as it can be kept and shown."""
-    return storable(text, ERROR_LIMIT)
+    return make_storable(text, ERROR_LIMIT)
 
 
 def missing_chunks(have: Sequence[int], total: int) -> str:

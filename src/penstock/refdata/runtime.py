@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.kernel.bus import Bus, BusDelivery, DeliveryStream
+from penstock.kernel.bus import Bus, BusDelivery, DeliveryPolicy
 from penstock.kernel.bus.workers import run_workers
 from penstock.kernel.db.database import Database
 from penstock.kernel.ids import worker_name
@@ -101,11 +101,11 @@ async def _working(
 ) -> AsyncIterator[None]:
     """Workers on *topic*, until the end; what they are at is finished, what they hold is given back."""
     apply = platform.section.apply
-    delivering = DeliveryStream(lease_for=apply.lease, max_attempts=apply.max_attempts)
+    policy = DeliveryPolicy(lease_for=apply.lease, max_attempts=apply.max_attempts)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(run_periodically(*lag_chore(platform.bus, topic, platform.metrics)))
         workers = run_workers(
-            platform.bus, platform.telemetry, topic, name, lambda _: handler, delivering, batch=apply.batch, count=count
+            platform.bus, platform.telemetry, topic, name, lambda _: handler, policy, batch=apply.batch, count=count
         )
         await stack.enter_async_context(workers)
         yield

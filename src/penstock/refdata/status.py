@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
-from penstock.kernel.text import in_words
+from penstock.kernel.text import format_duration
 from penstock.refdata.commands.service import Refdata
 
 PENDING_TOO_LONG = timedelta(minutes=2)
@@ -27,15 +27,16 @@ async def report_status(refdata: Refdata) -> PartReport:
 def _waiting(row: Mapping[str, Any], now: datetime) -> list[StatusIssue]:
     found = []
     if (since := row["pending_since"]) is not None and now - since > PENDING_TOO_LONG:
-        what = f"{pluralize(row['pending'], 'update')} waiting, the oldest for {in_words(now - since)}"
+        what = f"{pluralize(row['pending'], 'update')} waiting, the oldest for {format_duration(now - since)}"
         found.append(late_issue("apply", what, "is `penstock work apply` running? penstock dict status TENANT", since))
     if (since := row["untold_since"]) is not None and now - since > UNTOLD_TOO_LONG:
-        what = f"versions waiting to be announced, the oldest for {in_words(now - since)}"
+        what = f"versions waiting to be announced, the oldest for {format_duration(now - since)}"
         found.append(late_issue("relay", what, "is `penstock work relay` running, and does it reach Redis?", since))
     return found
 
 
 def _failed(row: Mapping[str, Any], now: datetime) -> StatusIssue:
     subject = f"{row['tenant_id']}/{row['dict_code']}"
-    what = f"{pluralize(row['failed'], 'update')} failed, the last {in_words(now - row['last_at'])} ago: {row['code']}"
-    return broken_issue(subject, what, f"penstock dict status {row['tenant_id']}", row["last_at"])
+    ago = format_duration(now - row["last_at"])
+    problem = f"{pluralize(row['failed'], 'update')} failed, the last {ago} ago: {row['code']}"
+    return broken_issue(subject, problem, f"penstock dict status {row['tenant_id']}", row["last_at"])

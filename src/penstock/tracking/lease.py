@@ -21,7 +21,7 @@ from penstock.kernel.db.database import Connection
 from penstock.kernel.db.sql import load
 from penstock.kernel.machine import S, StateMachine
 from penstock.kernel.states.journal import APPENDED_MOVES
-from penstock.kernel.tasks.outcome import readable
+from penstock.kernel.tasks.outcome import clean_reason
 
 Key = tuple[Any, ...]
 REAPER = "reaper"
@@ -130,7 +130,7 @@ class Lease(Generic[S]):
         # In one order, so that batches do not deadlock.
         said = self._columns(sorted((report.key, report.fence) for report in reports))
         due = due_at if target is self.ready else None
-        why = readable(reason) if reason else None
+        why = clean_reason(reason) if reason else None
         found = await tx.fetch(self._sql["settle"], now, target.value, why, due, counts, *said)
         states = self.machine.states
         settled = [AcceptedReport(self._key(row), row["fence"], states(row["state"]), True) for row in found]

@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.db.notifier import Notifier
-from penstock.kernel.db.page import Page, page
+from penstock.kernel.db.page import Page, make_page
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.machine import Transition
 from penstock.kernel.states.event_stream import ChangeNotifications, JournalTail, LiveEvents
 from penstock.kernel.states.journal import StoredEntry
-from penstock.kernel.tasks.outcome import readable
+from penstock.kernel.tasks.outcome import clean_reason
 from penstock.tracking import store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Stage, StageReportAnswer, StageReportKind, StageStatus
@@ -139,7 +139,7 @@ class Tracking:
     ) -> int:
         """T2, T3, T4, T8: take a step with a row, or a whole file in event-ingest; how many rows now stand so."""
         step = MACHINES[stage].move(name)
-        said = readable(reason) if reason else None
+        said = clean_reason(reason) if reason else None
         async with self.db.transaction() as tx:
             if shard is None:
                 await store.lock_file(tx, filename)
@@ -257,7 +257,7 @@ class Tracking:
     async def pause(self, stage: Stage, *, actor: str, reason: str | None) -> StagePause:
         """T19: hand out and start nothing of *stage* from now on. What is under way may end."""
         async with self.db.transaction() as tx:
-            said = readable(reason) if reason else None
+            said = clean_reason(reason) if reason else None
             await store.pause(tx, stage, actor=actor, reason=said, now=self.db.clock.now())
             return (await store.pauses(tx))[stage]
 
@@ -288,7 +288,7 @@ class Tracking:
                 limit=limit + 1,
                 offset=offset,
             )
-        return page(rows, limit, lambda row: (row.due_at, row.id))
+        return make_page(rows, limit, lambda row: (row.due_at, row.id))
 
     async def file(self, filename: str) -> list[ShardRow]:
         """T6: all shards of a file, or NotFound."""
@@ -304,14 +304,14 @@ class Tracking:
         """T6: rows that stand so, by file and shard."""
         async with self.db.transaction() as tx:
             rows = await store.list_rows(tx, stands, after, limit + 1)
-        return page(rows, limit, lambda row: (row.filename, row.shard))
+        return make_page(rows, limit, lambda row: (row.filename, row.shard))
 
     async def history(self, filename: str, *, after: tuple[int, int] = (0, 0), limit: int = 1000) -> Page[StoredEntry]:
         """T15: every move of every row of a file, oldest first."""
         rows = await self.file(filename)
         async with self.db.connection() as connection:
             noted = await store.history(connection, rows, after, limit + 1)
-        return page(noted, limit, lambda one: one.position[1:])
+        return make_page(noted, limit, lambda one: one.position[1:])
 
     async def why(self, filename: str, shard: int) -> RowExplanation:
         """T16: in words, why a row is where it is."""

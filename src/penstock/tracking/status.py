@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
-from penstock.kernel.text import in_words
+from penstock.kernel.text import format_duration
 from penstock.tracking.contract import Stage, StageStatus
 from penstock.tracking.model import FILE_STAGE, PipelineCounts, because
 from penstock.tracking.service import Tracking
@@ -28,11 +28,12 @@ def _of(stage: Stage, standing: PipelineCounts) -> list[StatusIssue]:
         hint = f"penstock track status --stage {stage} --status failed; then penstock track retry {stage} --all"
         found.append(broken_issue(stage, f"{pluralize(failed, 'shard')} failed", hint))
     if pause := standing.pauses.get(stage):
-        since = f"paused for {in_words(standing.at - pause.since)} by {pause.actor}{because(pause.reason)}"
+        since = f"paused for {format_duration(standing.at - pause.since)} by {pause.actor}{because(pause.reason)}"
         found.append(late_issue(stage, since, f"penstock track resume {stage}", pause.since))
     oldest = standing.oldest.get(stage)
     if oldest is not None and pause is None and standing.at - oldest > WAITS_TOO_LONG:
-        waits = f"{pluralize(standing.ready(stage), 'shard')} waiting, the oldest for {in_words(standing.at - oldest)}"
+        waiting_for = format_duration(standing.at - oldest)
+        waits = f"{pluralize(standing.ready(stage), 'shard')} waiting, the oldest for {waiting_for}"
         hint = f"is a {stage} daemon running? penstock track queue {stage}; penstock track why FILE SHARD"
         found.append(late_issue(stage, waits, hint, oldest))
     return found

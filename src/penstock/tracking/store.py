@@ -186,7 +186,7 @@ async def history(tx: Connection, rows: Sequence[ShardRow], after: tuple[int, in
     """T15: the moves of *rows*, oldest first, after an entry and a place in it."""
     numbers = sorted({number for row in rows for number in row.moves})
     subjects = [subject(row.filename, row.shard) for row in rows]
-    return await journal.history(tx, numbers, subjects, after=after, limit=limit)
+    return await journal.read_history(tx, numbers, subjects, after=after, limit=limit)
 
 
 async def held_by(tx: Connection, stage: Stage, worker: str) -> list[RowKey]:

@@ -16,7 +16,7 @@ import pytest_asyncio
 import uvicorn
 from fastapi import FastAPI
 
-from penstock.app.http_server import listening, serving
+from penstock.app.http_server import bind_listener, run_server
 from penstock.kernel.http import health
 from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.http.middleware import DrainState
@@ -268,10 +268,10 @@ async def test_a_kept_connection_has_its_last_answer() -> None:
     app.include_router(health.router(pulse, Telemetry()))
     section = ServerSection()
     async with AsyncExitStack() as stack:
-        sock = stack.enter_context(listening("127.0.0.1", 0))
+        sock = stack.enter_context(bind_listener("127.0.0.1", 0))
         port = sock.getsockname()[1]
         served = await stack.enter_async_context(AsyncExitStack())
-        await served.enter_async_context(serving(app, sock, section))
+        await served.enter_async_context(run_server(app, sock, section))
         wire = await stack.enter_async_context(connected(port))
         assert not (await wire.ask(LIVENESS)).is_last
         pulse.drain()
@@ -296,8 +296,8 @@ async def test_whoever_has_connected_is_answered(monkeypatch: pytest.MonkeyPatch
             one.sendall(f"GET {LIVENESS} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
     monkeypatch.setattr(uvicorn.Server, "main_loop", until_the_end)
-    with listening("127.0.0.1", 0) as sock:
-        async with serving(app, sock, ServerSection()), connected(sock.getsockname()[1]) as first:
+    with bind_listener("127.0.0.1", 0) as sock:
+        async with run_server(app, sock, ServerSection()), connected(sock.getsockname()[1]) as first:
             await first.ask(LIVENESS)
     assert [one.recv(100).split(b" ")[1] for one in waiting] == [b"200"] * 20
     for one in waiting:

@@ -248,7 +248,7 @@ async def crash_harness(url: str, folder: Path, section: Mapping[str, Any]) -> A
     """The engine on the database at *url*, and nobody who works."""
     named, storage = NamedFlows(), FolderStorage(folder / "objects")
     async with (
-        Database.open(url, looks_up=True) as db,
+        Database.open(url, prefers_indexes=True) as db,
         FlowEngine.open(db, storage, named, {}, FlowsSection.model_validate(section)) as engine,
     ):
         yield FlowsCrashHarness(db, folder, named, engine)

@@ -108,7 +108,7 @@ async def opened(url: str, folder: Path, *, clock: Clock | None = None, **sectio
     """Flows of the example's folder, and nobody who does their steps."""
     flows = settings(**section)
     async with AsyncExitStack() as stack:
-        db = await stack.enter_async_context(Database.open(url, clock=clock, looks_up=True))
+        db = await stack.enter_async_context(Database.open(url, clock=clock, prefers_indexes=True))
         storage, catalogue = FolderStorage(folder / "objects"), open_catalogue(flows)
         checks = (catalogue.input_checks, catalogue.report_checks)
         opening = FlowEngine.open(db, storage, catalogue, checks[0], flows, checks[1])

@@ -68,7 +68,7 @@ async def working(url: str, folder: Path) -> AsyncIterator[FlowEngine]:
     """An engine and one who works for it, who has done a few small runs: plans are kept that fit those."""
     storage, section = FolderStorage(folder), FlowsSection(lease=LEASE)
     async with (
-        Database.open(url, looks_up=True) as db,
+        Database.open(url, prefers_indexes=True) as db,
         FlowEngine.open(db, storage, NamedFlows(), {}, section) as engine,
     ):
         worker = StepWorker(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.app.programs import work_flows_remotely
+from penstock.app.programs import run_remote_flow_workers
 from penstock.flows import sdk
 from penstock.flows.api.queries import FlowViews
 from penstock.flows.config import FlowsSection
@@ -105,7 +105,7 @@ async def test_a_module_makes_workers_of_its_context(database_url: str, tmp_path
     section = FlowsSection(modules=[counting_kind.__name__], lease=LEASE)
     clock, storage = ManualClock(), FolderStorage(tmp_path)
     async with AsyncExitStack() as stack:
-        db = await stack.enter_async_context(Database.open(database_url, clock=clock, looks_up=True))
+        db = await stack.enter_async_context(Database.open(database_url, clock=clock, prefers_indexes=True))
         platform = await stack.enter_async_context(open_engine(db, storage, section, Telemetry()))
         await stack.enter_async_context(run_flows(platform, Workers(), queries=db, drain=DRAIN))
         with pytest.raises(Invalid, match=r"inputs\.status: is missing"):
@@ -127,7 +127,7 @@ async def test_a_remote_worker_makes_workers_too(database_url: str, tmp_path: Pa
     settings = Settings.model_validate({"flows": {"modules": modules}, "server": {"port": 0}})
     stop = asyncio.Event()
     async with flows_harness(database_url, tmp_path, modules=modules) as harness, on_a_port(harness) as url:
-        working = asyncio.create_task(work_flows_remotely(url, [], settings, stop, lambda _: None))
+        working = asyncio.create_task(run_remote_flow_workers(url, [], settings, stop, lambda _: None))
         await harness.create({"count": {"kind": counting_kind.KIND, "inputs": {"status": "RUNNING"}}})
         run = await harness.ended()
         stop.set()

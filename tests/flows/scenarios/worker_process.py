@@ -139,7 +139,7 @@ async def _work(place: WorkerSetup) -> None:
     section, storage = FlowsSection.model_validate(place.section), FolderStorage(place.objects)
     catalogue = FlowCatalogue(section)
     async with AsyncExitStack() as stack:
-        db = await stack.enter_async_context(Database.open(place.url, looks_up=True))
+        db = await stack.enter_async_context(Database.open(place.url, prefers_indexes=True))
         engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, {}, section))
         for name, chore, every in FlowMaintenance(engine, catalogue, storage).chores():
             await stack.enter_async_context(run_periodically(name, chore, min(every, _SECOND)))

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.harvest import contract
 from penstock.harvest.api import routes as harvest_api
-from penstock.kernel.db.page import encode
+from penstock.kernel.db.page import encode_cursor
 from tests.app.scenarios.test_openapi import SECRET, token
 from tests.harvest.api_client import HarvestApiClient, serving
 from tests.harvest.stepper import FEED, harvest_stepper
@@ -88,11 +88,11 @@ RUBBISH: list[tuple[str, str, Any]] = [
     ("GET", "/runs?limit=many", None),
     ("GET", "/runs?cursor=nonsense", None),
     ("GET", "/runs?cursor=", None),
-    ("GET", f"/runs?cursor={encode(['2024-01-01T00:00:00+00:00', 'x'])}", None),
-    ("GET", f"/runs?cursor={encode(['2024-01-01T00:00:00', str(UNKNOWN)])}", None),
-    ("GET", f"/runs?cursor={encode([1])}", None),
-    ("GET", f"/runs/{UNKNOWN}/rejects?cursor={encode([2**64 - 1])}", None),
-    ("GET", f"/runs/{UNKNOWN}/rejects?cursor={encode(['1'])}", None),
+    ("GET", f"/runs?cursor={encode_cursor(['2024-01-01T00:00:00+00:00', 'x'])}", None),
+    ("GET", f"/runs?cursor={encode_cursor(['2024-01-01T00:00:00', str(UNKNOWN)])}", None),
+    ("GET", f"/runs?cursor={encode_cursor([1])}", None),
+    ("GET", f"/runs/{UNKNOWN}/rejects?cursor={encode_cursor([2**64 - 1])}", None),
+    ("GET", f"/runs/{UNKNOWN}/rejects?cursor={encode_cursor(['1'])}", None),
     ("GET", "/runs?feed=no%20name", None),
     ("GET", "/runs?feed=%00", None),
     ("GET", "/feeds/no%20name", None),

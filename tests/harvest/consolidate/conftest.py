@@ -12,6 +12,6 @@ from tests.harvest.consolidate.recorded_feed import Feed
 
 @pytest.fixture
 async def feed(database_url: str) -> AsyncIterator[Feed]:
-    async with Database.open(database_url, looks_up=True) as db:
+    async with Database.open(database_url, prefers_indexes=True) as db:
         await migrate.migrate(db, migrate.load("penstock.harvest"))
         yield Feed(db, uuid4())

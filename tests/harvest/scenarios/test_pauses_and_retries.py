@@ -18,7 +18,7 @@ from penstock.harvest.feed.feeds import FeedRegistry
 from penstock.harvest.fetch.partitions import consolidation
 from penstock.harvest.model import PagePosition, PartitionKind, PartitionRange, TimeWindow
 from penstock.harvest.sources.port import SourcePaused, SourceRefused
-from penstock.kernel.bus import BusDelivery, DeliveryStream
+from penstock.kernel.bus import BusDelivery, DeliveryPolicy
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.bus.workers import run_workers
 from penstock.kernel.clock import ManualClock
@@ -134,9 +134,9 @@ async def test_what_was_told_stays_told(timed: Database) -> None:
 
 async def working_of(
     monkeypatch: pytest.MonkeyPatch, database_url: str, folder: Path, **told: Any
-) -> dict[str, tuple[DeliveryStream, int]]:
+) -> dict[str, tuple[DeliveryPolicy, int]]:
     """How the role works on each topic: how it is delivered, and by how many workers."""
-    found: dict[str, tuple[DeliveryStream, int]] = {}
+    found: dict[str, tuple[DeliveryPolicy, int]] = {}
 
     def noted(*args: Any, count: int, **kept: Any) -> AbstractAsyncContextManager[None]:
         found[args[2]] = args[5], count

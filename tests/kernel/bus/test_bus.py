@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from penstock.kernel.bus import KEY_LIMIT, VALUE_LIMIT, BusDelivery, BusMessage, DeliveryStream, Subscription
+from penstock.kernel.bus import KEY_LIMIT, VALUE_LIMIT, BusDelivery, BusMessage, DeliveryPolicy, Subscription
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Invalid, Transient
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.kernel.work.worker import Worker, each
+from penstock.kernel.work.worker import Worker, handle_each
 from tests.kernel.bus.backends import BusBackend, KafkaBusBackend, PostgresBusBackend
 from tests.kernel.bus.worker_process import BusWorkerProcess, child
 from tests.services.kafka import Kafka, kafka
 
 WITHIN = 40.0  # a broker notices a death after six seconds at the earliest
 SHORT = timedelta(seconds=1)
-LONG = DeliveryStream(lease_for=timedelta(minutes=5))
+LONG = DeliveryPolicy(lease_for=timedelta(minutes=5))
 QUICK = timedelta(milliseconds=20)
 
 
@@ -115,12 +115,12 @@ Handle = Callable[[BusDelivery], Awaitable[Outcome]]
 
 @asynccontextmanager
 async def working(
-    backend: BusBackend, handle: Handle, name: str = "w", delivering: DeliveryStream = LONG
+    backend: BusBackend, handle: Handle, name: str = "w", policy: DeliveryPolicy = LONG
 ) -> AsyncIterator[None]:
     """A worker at work; it stops and leaves at the end."""
-    async with backend.bus.subscribe(backend.topic, worker=name, delivering=delivering) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker=name, policy=policy) as subscription:
         poll = timedelta(milliseconds=200)
-        worker = Worker(subscription, each(handle, subscription), Telemetry(), batch=10, poll=poll)
+        worker = Worker(subscription, handle_each(handle, subscription), Telemetry(), batch=10, poll=poll)
         running = asyncio.create_task(worker.run())
         try:
             yield
@@ -189,7 +189,7 @@ async def test_nothing_overtakes_a_message_that_is_retried(backend: BusBackend) 
 async def test_what_is_out_is_not_handed_out_again(backend: BusBackend) -> None:
     """A key's next message waits until the one before it is settled, also for the worker that holds it."""
     await publish(backend, ("a", "1"), ("a", "2"))
-    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
         first = await take(subscription, limit=1)
         assert values(first) == ["1"]
         assert await subscription.take(10) == []
@@ -292,10 +292,10 @@ def check_handled_in_order(backend: BusBackend, notes: Notes, total: int) -> Non
 async def test_leaving_gives_back_untouched_messages_at_once(backend: BusBackend) -> None:
     """A worker that stops leaves the rest of its batch to the others: now, in order, and as if never taken."""
     await publish(backend, *[("a", str(n)) for n in range(5)])
-    async with backend.bus.subscribe(backend.topic, worker="leaving", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="leaving", policy=LONG) as subscription:
         held = await take_all(subscription, 5)
         await subscription.settle([(held[0], Done()), *[(delivery, None) for delivery in held[1:]]])
-    async with backend.bus.subscribe(backend.topic, worker="staying", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="staying", policy=LONG) as subscription:
         given = await take_all(subscription, 4)
     assert values(given) == ["1", "2", "3", "4"]
     assert {delivery.attempt for delivery in given} == {1}
@@ -305,10 +305,10 @@ async def test_leaving_gives_back_what_was_never_settled(backend: BusBackend) ->
     """A worker that falls out of its loop still leaves nothing behind that others would have to wait for."""
     await publish(backend, ("a", "1"), ("b", "2"))
     with pytest.raises(LookupError):
-        async with backend.bus.subscribe(backend.topic, worker="failing", delivering=LONG) as subscription:
+        async with backend.bus.subscribe(backend.topic, worker="failing", policy=LONG) as subscription:
             await take_all(subscription, 2)
             raise LookupError
-    async with backend.bus.subscribe(backend.topic, worker="next", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="next", policy=LONG) as subscription:
         assert sorted(values(await take_all(subscription, 2))) == ["1", "2"]
 
 
@@ -339,10 +339,10 @@ async def test_several_event_loops_share_a_topic(backend: BusBackend) -> None:
 async def test_a_settle_after_the_hold_was_lost_changes_nothing(backend: BusBackend) -> None:
     """R11: a worker whose lease ran out is told so; the message is still with the one that took it over."""
     await publish(backend, ("a", "1"), ("a", "2"))
-    short = DeliveryStream(lease_for=SHORT)
-    async with backend.bus.subscribe(backend.topic, worker="slow", delivering=short) as slow:
+    short = DeliveryPolicy(lease_for=SHORT)
+    async with backend.bus.subscribe(backend.topic, worker="slow", policy=short) as slow:
         held = await take(slow, limit=1)
-        async with backend.bus.subscribe(backend.topic, worker="quick", delivering=LONG) as quick:
+        async with backend.bus.subscribe(backend.topic, worker="quick", policy=LONG) as quick:
             taken = await take(quick)
             assert await settle(slow, held) == 1
             assert await settle(slow, held, Failed("no")) == 1
@@ -356,9 +356,7 @@ async def test_a_settle_after_the_hold_was_lost_changes_nothing(backend: BusBack
 async def test_an_earlier_hold_of_the_same_worker_counts_for_nothing(backend: BusBackend) -> None:
     """R11: who lost a message and got it again settles it under the new hold only."""
     await publish(backend, ("a", "1"))
-    async with backend.bus.subscribe(
-        backend.topic, worker="w", delivering=DeliveryStream(lease_for=SHORT)
-    ) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w", policy=DeliveryPolicy(lease_for=SHORT)) as subscription:
         lost = await take(subscription)
         held = await take(subscription)  # the lease ran out
         assert (values(held), held[0].attempt) == (["1"], 2)
@@ -371,9 +369,7 @@ async def test_an_earlier_hold_of_the_same_worker_counts_for_nothing(backend: Bu
 async def test_what_is_lost_comes_again_however_much_waits_behind_it(backend: BusBackend) -> None:
     """R11: a worker that has fetched ahead as much as it may, and lets its hold run out, gets all of it again."""
     await publish(backend, *[("a", str(n)) for n in range(2_000)])
-    async with backend.bus.subscribe(
-        backend.topic, worker="w", delivering=DeliveryStream(lease_for=SHORT)
-    ) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w", policy=DeliveryPolicy(lease_for=SHORT)) as subscription:
         await take(subscription, limit=1)
         held = await take(subscription, limit=1)  # the lease ran out
         assert (values(held), held[0].attempt) == (["0"], 2)
@@ -384,7 +380,7 @@ async def test_what_is_lost_comes_again_however_much_waits_behind_it(backend: Bu
 async def test_a_batch_is_settled_once(backend: BusBackend) -> None:
     """Saying it again says nothing new."""
     await publish(backend, ("a", "1"), ("a", "2"))
-    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
         held = await take(subscription, limit=1)
         assert await settle(subscription, held) == 0
         assert await settle(subscription, held) == 1
@@ -402,10 +398,10 @@ async def test_a_worker_that_extends_keeps_what_it_holds(backend: BusBackend) ->
             await finish.wait()
         return Done()
 
-    short = DeliveryStream(lease_for=SHORT)
+    short = DeliveryPolicy(lease_for=SHORT)
     async with working(backend, handle, "long", short):
         await notes.until_handled(1)
-        async with backend.bus.subscribe(backend.topic, worker="other", delivering=short) as other:
+        async with backend.bus.subscribe(backend.topic, worker="other", policy=short) as other:
             until = time.monotonic() + 2 * SHORT.total_seconds()
             async with asyncio.timeout(WITHIN):
                 while await backend.bus.backlog(backend.topic):
@@ -422,13 +418,11 @@ async def test_a_worker_that_extends_keeps_what_it_holds(backend: BusBackend) ->
 
 async def test_a_worker_that_asks_for_nothing_holds_nobody_up(backend: BusBackend) -> None:
     """A frozen worker keeps no messages from the others, also none that came after it froze."""
-    async with backend.bus.subscribe(
-        backend.topic, worker="silent", delivering=DeliveryStream(lease_for=SHORT)
-    ) as silent:
+    async with backend.bus.subscribe(backend.topic, worker="silent", policy=DeliveryPolicy(lease_for=SHORT)) as silent:
         await publish(backend, ("a", "1"))
         await settle(silent, await take(silent))
         await publish(backend, *[(f"k{n}", f"k{n}") for n in range(20)])
-        async with backend.bus.subscribe(backend.topic, worker="busy", delivering=LONG) as busy:
+        async with backend.bus.subscribe(backend.topic, worker="busy", policy=LONG) as busy:
             seen: list[str] = []
             while len(seen) < 20:
                 taken = await take(busy)
@@ -444,7 +438,7 @@ async def test_messages_of_a_killed_worker_are_handed_out_again(backend: BusBack
         held = await dying.taken()
         dying.send(signal.SIGKILL)
         await dying.ended()
-    async with backend.bus.subscribe(backend.topic, worker="next", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="next", policy=LONG) as subscription:
         seen: dict[str, BusDelivery] = {}
         while len(seen) < 6:
             taken = await take(subscription)
@@ -466,7 +460,7 @@ async def test_a_frozen_worker_loses_its_messages_and_is_told(backend: BusBacken
     async with child(backend, "hold", lease=SHORT) as zombie:
         assert await zombie.taken() == ["1"]
         zombie.send(signal.SIGSTOP)
-        async with backend.bus.subscribe(backend.topic, worker="next", delivering=LONG) as subscription:
+        async with backend.bus.subscribe(backend.topic, worker="next", policy=LONG) as subscription:
             taken = await take(subscription)
             assert (values(taken), taken[0].attempt) == (["1"], 2)
             zombie.send(signal.SIGCONT)
@@ -479,9 +473,7 @@ async def test_a_frozen_worker_loses_its_messages_and_is_told(backend: BusBacken
 @pytest.mark.full
 async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(backend: BusBackend) -> None:
     """R11: who loses its hold while the others wait for a dead worker takes part again, and nothing stays behind."""
-    async with backend.bus.subscribe(
-        backend.topic, worker="late", delivering=DeliveryStream(lease_for=2 * SHORT)
-    ) as late:
+    async with backend.bus.subscribe(backend.topic, worker="late", policy=DeliveryPolicy(lease_for=2 * SHORT)) as late:
         async with child(backend, "hold", lease=SHORT) as dying:
             await share(backend, late, dying)
             await publish(backend, *[(f"k{n}", "held") for n in range(20)])
@@ -489,7 +481,7 @@ async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(backen
             dying.send(signal.SIGKILL)
             await dying.ended()
         async with (
-            backend.bus.subscribe(backend.topic, worker="next", delivering=LONG) as other,
+            backend.bus.subscribe(backend.topic, worker="next", policy=LONG) as other,
             asyncio.timeout(WITHIN),
         ):
             while await backend.bus.backlog(backend.topic):
@@ -503,14 +495,14 @@ async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(backen
 async def test_a_worker_at_work_loses_nothing_by_the_death_of_another(kafka_backend: KafkaBusBackend) -> None:
     """R11: what is settled while the group waits for a dead worker is settled, however late the broker answers."""
     backend, bus, topic = kafka_backend, kafka_backend.bus, kafka_backend.topic
-    async with bus.subscribe(topic, worker="alive", delivering=DeliveryStream(lease_for=2 * SHORT)) as alive:
+    async with bus.subscribe(topic, worker="alive", policy=DeliveryPolicy(lease_for=2 * SHORT)) as alive:
         async with child(backend, "hold", lease=8 * SHORT) as dying:
             await share(backend, alive, dying)
             await publish(backend, *[(f"k{n}", "held") for n in range(20)])
             held = await take(alive)
             dying.send(signal.SIGKILL)
             await dying.ended()
-        async with bus.subscribe(topic, worker="next", delivering=LONG):
+        async with bus.subscribe(topic, worker="next", policy=LONG):
             until = time.monotonic() + 2 * SHORT.total_seconds()  # by then it has asked to join again
             while time.monotonic() < until:
                 await alive.extend(held)
@@ -558,7 +550,7 @@ async def test_a_retry_is_handed_out_no_sooner_than_told(backend: BusBackend) ->
     """Retry(after) holds its partition back for that long."""
     pause = timedelta(milliseconds=400)
     await publish(backend, ("a", "1"), ("a", "2"))
-    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
         taken = await take_all(subscription, 2)
         before = time.monotonic()
         assert await subscription.settle([(taken[0], Retry("later", after=pause)), (taken[1], None)]) == 0
@@ -572,11 +564,11 @@ async def test_attempts_and_delay_outlive_the_worker(backend: BusBackend) -> Non
     """H6: how often a message was tried is known to whoever gets it next, and when it is due."""
     pause = timedelta(milliseconds=400)
     await publish(backend, ("a", "1"))
-    async with backend.bus.subscribe(backend.topic, worker="first", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="first", policy=LONG) as subscription:
         taken = await take(subscription)
         before = time.monotonic()
         await settle(subscription, taken, Retry("later", after=pause))
-    async with backend.bus.subscribe(backend.topic, worker="second", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="second", policy=LONG) as subscription:
         [again] = await take(subscription)
         assert time.monotonic() - before >= pause.total_seconds()
     assert again.attempt == 2
@@ -598,7 +590,7 @@ async def test_a_message_is_set_aside_after_so_many_attempts(backend: BusBackend
         return Retry("disk full", after=QUICK) if delivery.message.value == b"bad" else Done()
 
     dead: list[int] = []
-    async with working(backend, handle, delivering=DeliveryStream(max_attempts=3, on_dead=dead.append)):
+    async with working(backend, handle, policy=DeliveryPolicy(max_attempts=3, on_dead=dead.append)):
         await notes.until_handled(2)
     assert sum(dead) == 1
     assert notes.of_key("a") == ["bad", "bad", "bad", "good"]
@@ -612,8 +604,8 @@ async def test_a_message_is_set_aside_after_so_many_attempts(backend: BusBackend
 async def test_trouble_that_is_nobodys_fault_is_retried_without_end(backend: BusBackend) -> None:
     """R11: a transient failure never ends a message, however often it comes; the attempts that count are its own."""
     await publish(backend, ("a", "1"))
-    twice = DeliveryStream(max_attempts=2, lease_for=timedelta(minutes=5))
-    async with backend.bus.subscribe(backend.topic, worker="w", delivering=twice) as subscription:
+    twice = DeliveryPolicy(max_attempts=2, lease_for=timedelta(minutes=5))
+    async with backend.bus.subscribe(backend.topic, worker="w", policy=twice) as subscription:
         for _ in range(5):
             [delivery] = await take(subscription)
             assert delivery.attempt == 1
@@ -627,7 +619,7 @@ async def test_a_failure_is_set_aside_at_once_and_the_partition_goes_on(backend:
     """R10, R11: what cannot be read is dead-lettered with the reason, whatever that says; the next is handled."""
     await publish(backend, *[("a", str(n)) for n in range(4)])
     reason = "no \0 JSON \ud800 ✗"
-    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
         taken = await take_all(subscription, 4)
         outcomes: list[Outcome] = [Failed(reason), Done(), Failed("x" * 10_000), Done()]
         assert await subscription.settle(list(zip(taken, outcomes, strict=True))) == 0
@@ -646,7 +638,7 @@ async def test_a_failure_is_set_aside_at_once_and_the_partition_goes_on(backend:
 
 async def test_what_a_transaction_publishes_is_seen_when_it_commits(backend: BusBackend) -> None:
     """H4: the next message and the change that causes it are one; before the commit nobody sees it."""
-    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
         async with backend.db.transaction() as tx:
             await backend.bus.publish(
                 [BusMessage(backend.topic, "a", b"1", {"n": "1"}), BusMessage(backend.topic, "a", b"2")], tx=tx
@@ -666,7 +658,7 @@ async def test_what_a_rolled_back_transaction_published_is_never_seen(backend: B
             raise LookupError
     await backend.relay()
     await publish(backend, ("a", "after"))
-    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
         assert values(await take(subscription)) == ["after"]
 
 
@@ -696,7 +688,7 @@ async def test_messages_arrive_as_they_were_published(backend: BusBackend) -> No
     await backend.bus.publish(messages)
     await backend.bus.publish([])
     arrived: dict[str, BusMessage] = {}
-    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
         while len(arrived) < 3:
             taken = await take(subscription)
             arrived.update({delivery.message.key: delivery.message for delivery in taken})
@@ -732,7 +724,7 @@ async def test_the_backlog_counts_what_is_not_settled(backend: BusBackend) -> No
     assert await backend.bus.dead_letters(backend.topic) == []
     await publish(backend, *[(f"k{n}", str(n)) for n in range(10)])
     assert await backend.bus.backlog(backend.topic) == 10
-    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
         taken = await take_all(subscription, 10)
         assert await backend.bus.backlog(backend.topic) == 10
         outcomes = [Failed("no") if n < 3 else Done() if n < 7 else None for n in range(10)]

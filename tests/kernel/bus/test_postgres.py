@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.kernel.bus import BusMessage, DeliveryStream
+from penstock.kernel.bus import BusMessage, DeliveryPolicy
 from penstock.kernel.bus.postgres import LANES, SQL, PostgresBus
 from penstock.kernel.db.database import Database
 from penstock.kernel.tasks.outcome import Done
@@ -32,7 +32,7 @@ async def take_after_gate(db: Database, topic: str) -> int:
     statement = SQL["take"].replace("bus_partition p\n", f"{gated}\n", 1).replace("FOR UPDATE", "FOR UPDATE OF p")
     assert gated in statement
     now = db.clock.now()
-    return len(await db.fetch(statement, topic, 10, "slow", now, now + DeliveryStream().lease_for, LANES))
+    return len(await db.fetch(statement, topic, 10, "slow", now, now + DeliveryPolicy().lease_for, LANES))
 
 
 async def until_somebody_waits(db: Database) -> None:

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.kernel.bus import BusDelivery, BusMessage, DeliveryStream
+from penstock.kernel.bus import BusDelivery, BusMessage, DeliveryPolicy
 from penstock.kernel.bus.settlement import PartitionSettlement, settle
 from penstock.kernel.tasks.outcome import REASON_LIMIT, Done, Failed, Outcome, Retry
 from tests.support.soak import examples
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_ATTEMPTS = 3
-DELIVERING = DeliveryStream(max_attempts=MAX_ATTEMPTS)
+DELIVERING = DeliveryPolicy(max_attempts=MAX_ATTEMPTS)
 
 Results = Sequence[tuple[BusDelivery, Outcome | None]]
 

@@ -12,10 +12,10 @@ import signal
 import sys
 from datetime import timedelta
 
-from penstock.kernel.bus import Bus, BusDelivery, DeliveryStream, Subscription
+from penstock.kernel.bus import Bus, BusDelivery, DeliveryPolicy, Subscription
 from penstock.kernel.tasks.outcome import Done, Outcome
 from penstock.kernel.telemetry.telemetry import Telemetry, configure_logging
-from penstock.kernel.work.worker import Worker, each
+from penstock.kernel.work.worker import Worker, handle_each
 from tests.kernel.bus.backends import Address
 
 
@@ -43,16 +43,16 @@ async def work(bus: Bus, subscription: Subscription) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return Done()
 
-    worker = Worker(subscription, each(handle, subscription), Telemetry(), batch=100)
+    worker = Worker(subscription, handle_each(handle, subscription), Telemetry(), batch=100)
     while await worker.step() or await bus.backlog(subscription.name):
         await subscription.wait(0.5)
 
 
 async def main(address: str, topic: str, lease: str, max_attempts: str, mode: str) -> None:
-    delivering = DeliveryStream(max_attempts=int(max_attempts), lease_for=timedelta(seconds=float(lease)))
+    policy = DeliveryPolicy(max_attempts=int(max_attempts), lease_for=timedelta(seconds=float(lease)))
     async with (
         Address.load(address).open() as bus,
-        bus.subscribe(topic, worker=f"child {os.getpid()}", delivering=delivering) as subscription,
+        bus.subscribe(topic, worker=f"child {os.getpid()}", policy=policy) as subscription,
     ):
         await (hold(subscription) if mode == "hold" else work(bus, subscription))
 

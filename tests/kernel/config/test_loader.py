@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from penstock.kernel.config.loader import Section, load, resolve
+from penstock.kernel.config.loader import Section, load, resolve_secret
 from penstock.kernel.errors import BadConfig
 from penstock.settings import Settings, load_settings
 
@@ -301,8 +301,8 @@ def test_a_reference_is_resolved_when_it_is_needed(tmp_path: Path, monkeypatch: 
     """env: and file: give the secret, a file without the newline an editor left."""
     monkeypatch.setenv("A_SECRET", "s3cret\n")
     (tmp_path / "secret").write_text("s3cret two\n")
-    assert resolve("env:A_SECRET", "x") == "s3cret\n"
-    assert resolve(f"file:{tmp_path / 'secret'}", "x") == "s3cret two"
+    assert resolve_secret("env:A_SECRET", "x") == "s3cret\n"
+    assert resolve_secret(f"file:{tmp_path / 'secret'}", "x") == "s3cret two"
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_missing_secret_is_told_by_name(tmp_path: Path, reference: str) -> Non
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     reference = reference.replace("BINARY", str(tmp_path / "binary"))
     with pytest.raises(BadConfig) as refused:
-        resolve(reference, "database.password")
+        resolve_secret(reference, "database.password")
     assert refused.value.code == "SECRET_MISSING"
     assert f"database.password refers to {reference}" in refused.value.message
 

@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from penstock.kernel.db.database import Connection, Database, _PooledConnection, is_transient, plan_freely
+from penstock.kernel.db.database import Connection, Database, _PooledConnection, enable_all_plans, is_transient
 from penstock.kernel.errors import BadConfig, Transient
 from tests.services.postgres import database_url as url_of
 
@@ -57,7 +57,7 @@ async def test_json_can_pass_as_the_text_it_is(database_url: str, kind: str, tex
 async def test_settings_hold_in_every_session(database_url: str) -> None:
     """R1: what is set for the server is there in every connection, wins over ours, and outlives a reset."""
     settings = {"search_path": "pg_catalog", "enable_seqscan": "on", "application_name": "penstock-x"}
-    async with Database.open(database_url, size=2, looks_up=True, settings=settings) as db:
+    async with Database.open(database_url, size=2, prefers_indexes=True, settings=settings) as db:
         async with db.session() as one, db.session() as other:
             await one.execute("SET search_path = public")
             assert await _settings(other, *settings) == settings
@@ -70,11 +70,11 @@ async def test_settings_hold_in_every_session(database_url: str) -> None:
 async def test_the_planner_is_free_for_one_transaction(database_url: str, ends_well: bool) -> None:
     """R1: a database that looks up lets the planner choose until the transaction ends, and not a statement longer."""
     names = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
-    async with Database.open(database_url, size=2, looks_up=True) as db, db.connection() as connection:
+    async with Database.open(database_url, size=2, prefers_indexes=True) as db, db.connection() as connection:
         assert await _settings(connection, *names) == dict.fromkeys(names, "off")
         with contextlib.suppress(LookupError):
             async with connection.transaction():
-                await plan_freely(connection)
+                await enable_all_plans(connection)
                 assert await _settings(connection, *names) == dict.fromkeys(names, "on")
                 if not ends_well:
                     raise LookupError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.db import datadir
-from penstock.kernel.db.datadir import FORMAT, check_format, owned
+from penstock.kernel.db.datadir import FORMAT, check_format, lock_data_dir
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt
 
 
@@ -16,14 +16,18 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_folder_is_made_and_marked_with_its_format(tmp_path: Path) -> None:
     """A first start makes the folder, a second one finds it as it was."""
     for _ in range(2):
-        with owned(tmp_path / "a" / "b", "me") as folder:
+        with lock_data_dir(tmp_path / "a" / "b", "me") as folder:
             assert folder == tmp_path / "a" / "b"
     assert contents(folder) == {"FORMAT": f"{FORMAT}\n".encode()}
 
 
 def test_a_folder_has_one_owner(tmp_path: Path) -> None:
     """I4: a second process is told who holds it."""
-    with owned(tmp_path, "first"), pytest.raises(Conflict, match="is locked by first"), owned(tmp_path, "second"):
+    with (
+        lock_data_dir(tmp_path, "first"),
+        pytest.raises(Conflict, match="is locked by first"),
+        lock_data_dir(tmp_path, "second"),
+    ):
         pass
 
 
@@ -32,12 +36,12 @@ def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "FORMAT").write_text(f"{FORMAT + 1}\n")
     (tmp_path / "data").write_text("precious")
     before = contents(tmp_path)
-    with pytest.raises(Conflict) as newer, owned(tmp_path, "me"):
+    with pytest.raises(Conflict) as newer, lock_data_dir(tmp_path, "me"):
         pass
     assert newer.value.code == "DATA_NEWER"
     assert contents(tmp_path) == before
     (tmp_path / "FORMAT").write_text(f"{FORMAT}\n")
-    with owned(tmp_path, "me"):
+    with lock_data_dir(tmp_path, "me"):
         pass
 
 
@@ -45,7 +49,7 @@ def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
 def test_a_format_nobody_can_read_is_corrupt(tmp_path: Path, content: bytes) -> None:
     """Garbage in place of the number is told, not guessed at."""
     (tmp_path / "FORMAT").write_bytes(content)
-    for call in (lambda: owned(tmp_path, "me").__enter__(), lambda: check_format(tmp_path)):
+    for call in (lambda: lock_data_dir(tmp_path, "me").__enter__(), lambda: check_format(tmp_path)):
         with pytest.raises(Corrupt) as corrupt:
             call()
         assert corrupt.value.code == "DATA_FORMAT_UNKNOWN"
@@ -54,7 +58,7 @@ def test_a_format_nobody_can_read_is_corrupt(tmp_path: Path, content: bytes) -> 
 
 def test_a_crash_while_writing_leaves_the_format_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever moment the process dies at, the next start can read the format."""
-    with owned(tmp_path, "me"):
+    with lock_data_dir(tmp_path, "me"):
         pass
 
     def torn(self: Path, _: str) -> int:
@@ -63,9 +67,9 @@ def test_a_crash_while_writing_leaves_the_format_whole(tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", torn)
-        with pytest.raises(KeyboardInterrupt), owned(tmp_path, "me"):
+        with pytest.raises(KeyboardInterrupt), lock_data_dir(tmp_path, "me"):
             pass
-    with owned(tmp_path, "me"):
+    with lock_data_dir(tmp_path, "me"):
         check_format(tmp_path)
 
 
@@ -73,14 +77,14 @@ def test_a_crash_while_writing_leaves_the_format_whole(tmp_path: Path, monkeypat
 def test_a_place_that_cannot_be_used_is_told(tmp_path: Path, name: str) -> None:
     """A file in its place, or a name no folder can have, is a mistake in the configuration."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadConfig) as unusable, owned(tmp_path / name, "me"):
+    with pytest.raises(BadConfig) as unusable, lock_data_dir(tmp_path / name, "me"):
         pass
     assert unusable.value.code == "DATA_DIR_UNUSABLE"
 
 
 def test_what_fails_inside_is_told_as_it_is(tmp_path: Path) -> None:
     """A failure of the program that owns the folder is not taken for one of the folder."""
-    with pytest.raises(PermissionError, match="something else"), owned(tmp_path, "me"):
+    with pytest.raises(PermissionError, match="something else"), lock_data_dir(tmp_path, "me"):
         raise PermissionError("something else")
-    with datadir.owned(tmp_path, "me"):
+    with datadir.lock_data_dir(tmp_path, "me"):
         pass

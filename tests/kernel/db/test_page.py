@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.page import Page, after, decode, encode, page
+from penstock.kernel.db.page import Page, decode_cursor, encode_cursor, make_page, start_after
 from penstock.kernel.errors import Invalid
 
 TYPES = (datetime, int, str)
@@ -27,8 +27,8 @@ ORDER BY at, id LIMIT $3 + 1
 
 
 async def read_page(db: Database, cursor: str | None, limit: int) -> Page[Any]:
-    at, id_ = after(cursor, (datetime, int), (None, None))
-    return page(await db.fetch(READ, at, id_, limit), limit, lambda row: (row["at"], row["id"]))
+    at, id_ = start_after(cursor, (datetime, int), (None, None))
+    return make_page(await db.fetch(READ, at, id_, limit), limit, lambda row: (row["at"], row["id"]))
 
 
 async def test_a_walk_over_a_moving_table_misses_and_repeats_nothing(db: Database) -> None:
@@ -56,22 +56,22 @@ async def test_a_walk_over_a_moving_table_misses_and_repeats_nothing(db: Databas
 @pytest.mark.parametrize(("count", "items", "more"), [(0, 0, False), (1, 1, False), (3, 3, False), (4, 3, True)])
 def test_a_page_knows_whether_there_is_more(count: int, items: int, more: bool) -> None:
     """T5: `next` is there exactly when a row beyond the limit was read, and points at the last item."""
-    cut = page(list(range(count)), 3, lambda row: (row,))
+    cut = make_page(list(range(count)), 3, lambda row: (row,))
     assert len(cut.items) == items
-    assert cut.next == (encode([2]) if more else None)
+    assert cut.next == (encode_cursor([2]) if more else None)
 
 
 @settings(deadline=None)
 @given(MOMENTS, NUMBERS, NAMES)
 def test_a_cursor_gives_back_what_went_in(at: datetime, number: int, name: str) -> None:
     """T5: the values a page ended with come back the same, to the microsecond."""
-    assert decode(encode((at, number, name)), TYPES) == (at, number, name)
+    assert decode_cursor(encode_cursor((at, number, name)), TYPES) == (at, number, name)
 
 
 @pytest.mark.parametrize("at", [datetime.min, datetime.max])  # noqa: DTZ901 - as asyncpg reads them
 def test_a_cursor_carries_the_infinities(at: datetime) -> None:
     """T5: rows due since ever, which PostgreSQL calls -infinity, are a place to go on from as well."""
-    assert decode(encode([at]), [datetime]) == (at,)
+    assert decode_cursor(encode_cursor([at]), [datetime]) == (at,)
 
 
 @settings(deadline=None)
@@ -79,22 +79,22 @@ def test_a_cursor_carries_the_infinities(at: datetime) -> None:
 def test_garbage_is_no_cursor(cursor: str) -> None:
     """T5: whatever text a caller sends, the worst answer is Invalid BAD_CURSOR."""
     with pytest.raises(Invalid) as refused:
-        decode(cursor, TYPES)
+        decode_cursor(cursor, TYPES)
     assert refused.value.code == "BAD_CURSOR"
 
 
 def test_a_page_begins_at_the_start_or_goes_on() -> None:
     """T5: no cursor is the start; an empty one is made up like any other, not another way to say so."""
-    assert after(None, [int, str], (0, "")) == (0, "")
-    assert after(encode([7, "a"]), [int, str], (0, "")) == (7, "a")
+    assert start_after(None, [int, str], (0, "")) == (0, "")
+    assert start_after(encode_cursor([7, "a"]), [int, str], (0, "")) == (7, "a")
     with pytest.raises(Invalid) as refused:
-        after("", [int, str], (0, ""))
+        start_after("", [int, str], (0, ""))
     assert refused.value.code == "BAD_CURSOR"
 
 
 def test_a_cursor_carries_an_id() -> None:
     """T5: rows that are ordered by their UUIDs are paged like others."""
-    assert decode(encode([UUID(int=7)]), [UUID]) == (UUID(int=7),)
+    assert decode_cursor(encode_cursor([UUID(int=7)]), [UUID]) == (UUID(int=7),)
 
 
 JSON = st.recursive(
@@ -110,7 +110,7 @@ def test_a_forged_cursor_holds_values_of_the_types_asked_for(values: Any) -> Non
     """T5: a cursor made up with care either holds just these types or is refused."""
     cursor = base64.urlsafe_b64encode(orjson.dumps(values)).decode()
     with contextlib.suppress(Invalid):
-        assert tuple(type(value) for value in decode(cursor, TYPES)) == TYPES
+        assert tuple(type(value) for value in decode_cursor(cursor, TYPES)) == TYPES
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_forged_cursor_holds_values_of_the_types_asked_for(values: Any) -> Non
 def test_a_value_of_another_type_or_beyond_postgresql_is_refused(values: list[Any], kind: type) -> None:
     """T5: a bool is not an int, and what PostgreSQL would choke on is the caller's mistake, not a failure of ours."""
     with pytest.raises(Invalid) as refused:
-        decode(encode(values), [kind])
+        decode_cursor(encode_cursor(values), [kind])
     assert refused.value.code == "BAD_CURSOR"
 
 
@@ -146,4 +146,4 @@ def test_a_value_of_another_type_or_beyond_postgresql_is_refused(values: list[An
 def test_what_is_no_list_is_no_cursor(values: Any) -> None:
     """T5: JSON that is not a list of values is refused, though Python could walk over some of it."""
     with pytest.raises(Invalid):
-        decode(base64.urlsafe_b64encode(orjson.dumps(values)).decode(), [str])
+        decode_cursor(base64.urlsafe_b64encode(orjson.dumps(values)).decode(), [str])

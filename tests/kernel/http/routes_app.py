@@ -41,7 +41,7 @@ def make_app(telemetry: Telemetry) -> FastAPI:
 
     @app.get("/tenants/{tenant}")
     async def tenant(tenant: str, who: Caller) -> str:
-        who.must_act_for(tenant)
+        who.require_tenant(tenant)
         return tenant
 
     return app

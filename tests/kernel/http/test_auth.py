@@ -67,7 +67,7 @@ async def test_a_good_token_tells_who_is_asking(scheme: str) -> None:
 async def test_without_authentication_everybody_is_the_operator() -> None:
     """R25: on loopback without keys the caller may act for every tenant."""
     assert await NoAuthenticator().authenticate(None) is OPERATOR
-    OPERATOR.must_act_for("acme")
+    OPERATOR.require_tenant("acme")
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ async def test_a_token_acts_for_its_own_tenant_only(tenant: Any) -> None:
     caller = await come_in(shared(), signed(tenant_id=tenant))
     assert caller.tenant == tenant
     with pytest.raises(Forbidden) as refused:
-        caller.must_act_for("acme")
+        caller.require_tenant("acme")
     assert (refused.value.code, refused.value.status) == ("WRONG_TENANT", 403)
-    (await come_in(shared(), signed())).must_act_for("acme")
+    (await come_in(shared(), signed())).require_tenant("acme")
 
 
 async def test_the_claim_that_names_the_tenant_can_be_chosen() -> None:

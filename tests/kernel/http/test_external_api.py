@@ -21,8 +21,8 @@ from penstock.kernel.http.external_api import (
     BodyTooLarge,
     CallFailed,
     ExternalApi,
-    bare,
-    exchange,
+    redact_url,
+    send_request,
 )
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
@@ -135,9 +135,9 @@ async def test_one_exchange_returns_any_status(server: ExternalServer) -> None:
     """A redirect is an answer like any other; only the size of the body is an error."""
     server.replies = [says("gone", status=302, Location="/elsewhere", Content_Type="text/HTML; charset=utf-8")]
     async with aiohttp.ClientSession() as session:
-        answered = await exchange(session, "GET", server.url, timeout=10, limit=4)
+        answered = await send_request(session, "GET", server.url, timeout=10, limit=4)
         with pytest.raises(BodyTooLarge):
-            await exchange(session, "GET", server.url, timeout=10, limit=3)
+            await send_request(session, "GET", server.url, timeout=10, limit=3)
     assert (answered.status, answered.content_type, answered.body) == (302, "text/html", b"gone")
     assert answered.headers["location"] == "/elsewhere"
 
@@ -317,5 +317,5 @@ async def test_a_message_is_one_short_line(server: ExternalServer) -> None:
 
 def test_a_bare_url_has_no_secret_part() -> None:
     """Only scheme, host, port and path; of a relative URL, the path."""
-    assert bare(URL("https://me:hush@host:81/a%20b?key=1#x")) == "https://host:81/a%20b"
-    assert bare(URL("a/b?key=1")) == "a/b"
+    assert redact_url(URL("https://me:hush@host:81/a%20b?key=1#x")) == "https://host:81/a%20b"
+    assert redact_url(URL("a/b?key=1")) == "a/b"

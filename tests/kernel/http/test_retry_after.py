@@ -6,7 +6,7 @@ from email.utils import format_datetime
 import pytest
 
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.http.retry_after import retry_after
+from penstock.kernel.http.retry_after import parse_retry_after
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 
@@ -14,10 +14,10 @@ BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 def test_retry_after_is_seconds_or_a_date() -> None:
     """F13: both forms, and rubbish is no wish."""
     later = format_datetime(BEGIN + timedelta(seconds=90))
-    assert retry_after("1.5", BEGIN) == timedelta(seconds=1.5)
-    assert retry_after(later, BEGIN) == timedelta(seconds=90)
-    assert retry_after(format_datetime(BEGIN - timedelta(days=1)), BEGIN) == timedelta(0)
-    assert [retry_after(text, BEGIN) for text in (None, "", "soon", "-1", "9" * 40)] == [None] * 5
+    assert parse_retry_after("1.5", BEGIN) == timedelta(seconds=1.5)
+    assert parse_retry_after(later, BEGIN) == timedelta(seconds=90)
+    assert parse_retry_after(format_datetime(BEGIN - timedelta(days=1)), BEGIN) == timedelta(0)
+    assert [parse_retry_after(text, BEGIN) for text in (None, "", "soon", "-1", "9" * 40)] == [None] * 5
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_retry_after_is_seconds_or_a_date() -> None:
 )
 def test_both_forms_of_retry_after(clock: ManualClock, header: str | None, expected: timedelta | None) -> None:
     """H15: seconds, or a date; one that is over means now, and one nobody understands means nothing."""
-    assert retry_after(header, clock.now()) == expected
+    assert parse_retry_after(header, clock.now()) == expected

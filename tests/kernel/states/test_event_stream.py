@@ -36,7 +36,7 @@ async def test_a_bell_wakes_who_watches(db: Database, monkeypatch: pytest.Monkey
     monkeypatch.setattr(event_stream, "POLL", 3600.0)
     notifiers = [Notifier(db, "one"), Notifier(db, "two")]
     tails = LiveEvents([JournalTail(db, ["m"])], [ChangeNotifications(notifier, "moves") for notifier in notifiers])
-    async with aclosing(tails.moves(await tails.start(None))) as moves, asyncio.timeout(20):
+    async with aclosing(tails.moves(await tails.start_positions(None))) as moves, asyncio.timeout(20):
         for notifier in notifiers:
             waiting = asyncio.ensure_future(anext(moves))
             while not (await asyncio.wait([waiting], timeout=0.01))[0] or not waiting.result()[1]:
@@ -56,7 +56,7 @@ async def test_not_to_follow_is_to_end_with_what_was_there(db: Database, monkeyp
     tails = LiveEvents([JournalTail(db, ["m"])], [ChangeNotifications(Notifier(db, "one"), "moves")])
     told: list[str] = []
     async with asyncio.timeout(20):
-        async for _, noted in tails.moves(await tails.start(None, last=100), follow=False):
+        async for _, noted in tails.moves(await tails.start_positions(None, last=100), follow=False):
             told += [one.entry.subject for one in noted]
             await moved(db, "later", "later still")
     assert told[:5] == [f"a{number}" for number in range(5)]
@@ -72,11 +72,11 @@ async def test_moves_of_others_are_passed_over_once(db: Database, monkeypatch: p
     await moved(db, "mine too")
     await settled(db)
     tails = LiveEvents([JournalTail(db, ["m", "other"])], [])
-    start = await tails.start(None, last=2, of=["m"])
+    start = await tails.start_positions(None, last=2, of=["m"])
     batches = [noted async for _, noted in tails.moves(start, of=["m"], follow=False)]
     assert [one.entry.subject for noted in batches for one in noted] == ["mine", "mine too"]
     assert len(batches) <= 2
     async with db.connection() as connection:
-        found, reached = await journal.tail_on(connection, start[0], limit=100, machines=["nobody"])
+        found, reached = await journal.read_after(connection, start[0], limit=100, machines=["nobody"])
         assert found == []
         assert reached > start[0]

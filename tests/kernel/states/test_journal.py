@@ -22,7 +22,7 @@ async def test_history_tells_who_when_and_why(db: Database) -> None:
     moves = [entry("a"), entry("b"), entry("a", "new", "failed", reason="disk full", fence=3)]
     async with db.transaction() as tx:
         numbers = await journal.append(tx, moves)
-        told = await journal.history(tx, numbers, ["a"])
+        told = await journal.read_history(tx, numbers, ["a"])
     assert [noted.entry for noted in told] == [moves[0], moves[2]]
 
 
@@ -33,20 +33,20 @@ async def test_a_rolled_back_move_is_not_noted(db: Database) -> None:
             numbers = await journal.append(tx, [entry("a")])
             raise LookupError
     async with db.connection() as connection:
-        assert await journal.history(connection, numbers, ["a"]) == []
+        assert await journal.read_history(connection, numbers, ["a"]) == []
 
 
 async def test_the_tail_misses_nothing_that_commits_late(db: Database) -> None:
     """T17: a slow transaction with lower numbers is told before, never skipped by, a quick one."""
     async with db.connection() as reader:
-        position = await journal.end(reader)
+        position = await journal.end_position(reader)
         async with db.transaction() as slow:
             await journal.append(slow, [entry("slow")])
             async with db.transaction() as quick:
                 await journal.append(quick, [entry("quick")])
-            told, position = await journal.tail_on(reader, position, limit=9)
+            told, position = await journal.read_after(reader, position, limit=9)
         while len(told) < 2:  # other databases' transactions hold it up too: nothing may be told too early
-            more, position = await journal.tail_on(reader, position, limit=9)
+            more, position = await journal.read_after(reader, position, limit=9)
             told += more
     assert [noted.entry.subject for noted in told] == ["slow", "quick"]
 
@@ -63,10 +63,10 @@ async def test_the_tail_goes_by_number_not_by_letters(db: Database) -> None:
                 AT,
             )
         told: list[str] = []
-        page, position = await journal.tail_on(connection, position, limit=2)
+        page, position = await journal.read_after(connection, position, limit=2)
         while page:
             told += [noted.entry.subject for noted in page]
-            page, position = await journal.tail_on(connection, position, limit=2)
+            page, position = await journal.read_after(connection, position, limit=2)
     assert told == [str(number) for number in range(95, 106)]
 
 
@@ -95,8 +95,8 @@ async def test_a_tail_may_begin_with_the_last_moves(db: Database, machines: str,
                 batch,
                 AT,
             )
-        position = await journal.before_last(connection, list(machines), count)
-        found, _ = await journal.tail_on(connection, position, limit=1000)
+        position = await journal.position_before_last(connection, list(machines), count)
+        found, _ = await journal.read_after(connection, position, limit=1000)
     assert [noted.entry.subject for noted in found] == told
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.tasks import backoff
-from penstock.kernel.tasks.backoff import Backoff, delay
+from penstock.kernel.tasks.backoff import Backoff, compute_delay
 
 FIRST, MOST = timedelta(seconds=1), timedelta(seconds=60)
 SECOND = timedelta(seconds=1)
@@ -17,10 +17,10 @@ SECOND = timedelta(seconds=1)
 def test_delays_grow_to_a_limit_and_stay_there(monkeypatch: pytest.MonkeyPatch, chance: float) -> None:
     """A delay doubles with each failure and never exceeds the limit, however many failures there were."""
     monkeypatch.setattr(backoff, "random", lambda: chance)
-    delays = [delay(attempt, first=FIRST, most=MOST) for attempt in range(1, 8)]
+    delays = [compute_delay(attempt, first=FIRST, limit=MOST) for attempt in range(1, 8)]
     assert delays == sorted(delays)
     assert delays[3] == pytest.approx(8 * SECOND * (1 + chance) / 2, abs=timedelta(microseconds=1))
-    assert [delay(attempt, first=FIRST, most=MOST) for attempt in (7, 51, 1000, 10**9)] == [delays[-1]] * 4
+    assert [compute_delay(attempt, first=FIRST, limit=MOST) for attempt in (7, 51, 1000, 10**9)] == [delays[-1]] * 4
 
 
 @settings(deadline=None)
@@ -28,20 +28,20 @@ def test_delays_grow_to_a_limit_and_stay_there(monkeypatch: pytest.MonkeyPatch, 
 def test_half_of_a_delay_is_chance(attempt: int, first: int, most: int) -> None:
     """Every delay lies between half of what it could be and all of it, so that crowds part and nobody spins."""
     full = min(first * 2 ** min(attempt - 1, 40), most)
-    waited = delay(attempt, first=timedelta(milliseconds=first), most=timedelta(milliseconds=most))
+    waited = compute_delay(attempt, first=timedelta(milliseconds=first), limit=timedelta(milliseconds=most))
     slack = timedelta(microseconds=1)
     assert timedelta(milliseconds=full / 2) - slack <= waited <= timedelta(milliseconds=full) + slack
 
 
 def test_crowds_part() -> None:
     """Two who fail at once do not come back at once."""
-    assert len({delay(10) for _ in range(100)}) > 90
+    assert len({compute_delay(10) for _ in range(100)}) > 90
 
 
 def test_a_backoff_remembers_until_it_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delays grow from call to call; after a success they begin anew."""
     monkeypatch.setattr(backoff, "random", lambda: 0.0)
-    waits = Backoff(first=FIRST, most=MOST)
+    waits = Backoff(first=FIRST, limit=MOST)
     assert [waits.next() for _ in range(3)] == [SECOND / 2, SECOND, SECOND * 2]
     waits.reset()
     assert waits.next() == SECOND / 2

@@ -10,7 +10,7 @@ import pytest
 from penstock.kernel.errors import Invalid, Transient
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.kernel.work.worker import Worker, each
+from penstock.kernel.work.worker import Worker, handle_each
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Numbers:
 
 
 def worker(queue: Numbers, handle, telemetry: Telemetry | None = None, batch: int = 100) -> Worker[int]:  # type: ignore[no-untyped-def]
-    return Worker(queue, each(handle, queue), telemetry or Telemetry(), batch=batch)
+    return Worker(queue, handle_each(handle, queue), telemetry or Telemetry(), batch=batch)
 
 
 async def test_every_item_is_handled_and_settled() -> None:

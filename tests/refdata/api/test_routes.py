@@ -337,11 +337,11 @@ async def test_a_cursor_is_nobodys_to_make_up(idle: CommandApiClient) -> None:
         ["0001-01-01T00:00:00+14:00", good],
     ]
     made += [["2026-01-01T00:00:00", good], [now, "\0"], [None, None], [2**63], ["1"], [1.0], [True], []]
-    cursors = [*map(paging.encode, made), "", "x", "====", "é", "e30", "bnVsbA", "x" * 4_000]
+    cursors = [*map(paging.encode_cursor, made), "", "x", "====", "é", "e30", "bnVsbA", "x" * 4_000]
     for cursor in cursors:
         for path in ("acme/updates", "acme/history/LOOSE"):
             problem(await idle.http.get(f"/v1/tenants/{path}", params={"cursor": cursor}), 422, "BAD_CURSOR")
-    assert (await idle.get("acme/history/LOOSE", cursor=paging.encode([-(2**63)])))["versions"] == []
+    assert (await idle.get("acme/history/LOOSE", cursor=paging.encode_cursor([-(2**63)])))["versions"] == []
 
 
 TOKENS: dict[str, list[str | None]] = {

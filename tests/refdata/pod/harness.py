@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from penstock.app.http_server import listening
+from penstock.app.http_server import bind_listener
 from penstock.app.programs import pod_config
 from penstock.kernel.http.auth import Authenticator, NoAuthenticator
 from penstock.kernel.http.headers import LOCAL_NAMES
@@ -112,7 +112,7 @@ async def running_pod(
     """A pod on the database of *settings*; one that does not *follow* never reaches its primary."""
     telemetry = Telemetry()
     async with opened(settings) as harness, aiohttp.ClientSession() as session:
-        with pod_folder(folder, folder, "test") as place, listening("127.0.0.1", 0) as sock:
+        with pod_folder(folder, folder, "test") as place, bind_listener("127.0.0.1", 0) as sock:
             pod = PodSupervisor(pod_config(settings), telemetry, place)
             ours, theirs = socket.socketpair()
             ours.setblocking(False)

@@ -283,7 +283,7 @@ class SnapshotLifecycle(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.clock = ManualClock()
-        self.opened = Database.open(self.url, clock=self.clock, size=2, looks_up=True, decodes_json=False)
+        self.opened = Database.open(self.url, clock=self.clock, size=2, prefers_indexes=True, decodes_json=False)
         self.db = self.run(self.opened.__aenter__())
         self.run(self.db.execute(TABLES))
         known = [*dictionaries(DOCUMENT), *dictionaries(OTHER), {"code": "SPARE"}]

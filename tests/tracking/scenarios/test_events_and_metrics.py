@@ -25,7 +25,7 @@ async def next_moves(moves: AsyncIterator[Batch], number: int) -> list[tuple[str
 
 async def test_moves_are_told_as_they_are_made(api: TrackingHarness, tracking: Tracking) -> None:
     """T17: a watcher hears every move made from its beginning on, in order."""
-    async with aclosing(tracking.live.moves(await tracking.live.start(None))) as moves:
+    async with aclosing(tracking.live.moves(await tracking.live.start_positions(None))) as moves:
         await api.queue_up(WORKER, FILE)
         expected = [(f"{FILE}/0", status) for status in ("started", "done", "started", "done")]
         assert await next_moves(moves, 4) == expected

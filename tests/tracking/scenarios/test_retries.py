@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
-from penstock.kernel.states.journal import MOVES_KEPT
+from penstock.kernel.states.journal import MOVES_LIMIT
 from penstock.tracking.service import Tracking
 from tests.tracking.harness import FILE, SENDER, SPLITTER, WORKER, TrackingHarness, reported
 
@@ -72,13 +72,13 @@ async def test_a_row_without_end_does_not_grow_without_end(api: TrackingHarness,
     await api.queue_up(WORKER, FILE)
     await db.execute(
         "UPDATE pipeline_tracking SET moves = array_cat(ARRAY(SELECT -n FROM generate_series(1, $1::int) AS n), moves)",
-        MOVES_KEPT,
+        MOVES_LIMIT,
     )
     (item,) = await api.claim(WORKER)
     await api.report(WORKER, reported(item, "release"))
     await api.move(WORKER, "start", FILE, worker="by hand")
     kept = await db.fetchval("SELECT moves FROM pipeline_tracking")
-    assert len(kept) == MOVES_KEPT
+    assert len(kept) == MOVES_LIMIT
     assert (await api.steps(FILE, WORKER))[-1] == ("new", "started")
 
 

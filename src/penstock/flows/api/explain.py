@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.flows.contract import FLOW, MAP, FlowRunStatus, StepStatus
 from penstock.flows.model import UPSTREAM_FAILED
-from penstock.kernel.text import in_words
+from penstock.kernel.text import format_duration
 
 AHEAD_LIMIT = 1_000  # nobody counts further
 _NAMED = 5  # steps that are named; the others are counted
@@ -80,7 +80,7 @@ def _ready(step: StepFacts, now: datetime) -> StepExplanation:
     if step.due_at > now:
         tried = f"attempt {step.attempts} did not succeed{_because(step.reason)}"
         return StepExplanation(
-            f"it is tried again in {in_words(step.due_at - now)}; {tried}", "its `retry.backoff` says when"
+            f"it is tried again in {format_duration(step.due_at - now)}; {tried}", "its `retry.backoff` says when"
         )
     if step.limit is not None and step.busy >= step.limit:
         why = f"{_several(step.busy, 'step', f'of kind {step.kind}')} under way, and no more than {step.limit} may be"
@@ -90,7 +90,7 @@ def _ready(step: StepFacts, now: datetime) -> StepExplanation:
     of = f"of kind {step.kind}"
     queue = f"{_several(step.ahead, 'step', of, AHEAD_LIMIT)} before it, {_several(step.busy, 'step', of)} under way"
     again = f"; attempt {step.attempts} did not succeed{_because(step.reason)}" if step.attempts else ""
-    why = f"nobody has claimed it for {in_words(now - step.due_at)}; {queue}{again}"
+    why = f"nobody has claimed it for {format_duration(now - step.due_at)}; {queue}{again}"
     hint = None
     if not step.busy:
         hint = f"does anybody work on {step.kind}? `penstock work flows --kinds {step.kind}`, or a worker of your own"
@@ -103,18 +103,18 @@ def _running(step: StepFacts, now: datetime) -> StepExplanation:
         return StepExplanation(f"{ended} of its {items} items have ended", None)
     if step.kind == FLOW:
         return StepExplanation(f"it waits for run {step.inner_run}", f"`penstock flow show {step.inner_run}`")
-    began = f"{step.worker} began it {in_words(now - (step.started_at or now))} ago (attempt {step.attempts})"
+    began = f"{step.worker} began it {format_duration(now - (step.started_at or now))} ago (attempt {step.attempts})"
     if step.is_sealed or step.lease_until is None:
         return StepExplanation(f"{began} and has done it: what it left is being published", None)
     if step.lease_until < now:
-        why = f"{began}, and its lease ran out {in_words(now - step.lease_until)} ago"
+        why = f"{began}, and its lease ran out {format_duration(now - step.lease_until)} ago"
         return StepExplanation(why, "it is soon taken back, and handed out again")
     told = "" if step.run_status is FlowRunStatus.RUNNING else f"; the run is {step.run_status}"
-    return StepExplanation(f"{began}, and holds it for another {in_words(step.lease_until - now)}{told}", None)
+    return StepExplanation(f"{began}, and holds it for another {format_duration(step.lease_until - now)}{told}", None)
 
 
 def _ended(step: StepFacts, now: datetime) -> StepExplanation:
-    ago = f"{in_words(now - step.finished_at)} ago" if step.finished_at else "some time ago"
+    ago = f"{format_duration(now - step.finished_at)} ago" if step.finished_at else "some time ago"
     error = f"{step.error['code']}: {step.error['message']}" if step.error else None
     again = f"`penstock flow retry {step.run_id} {step.step_id}`"
     match step.status:

@@ -17,7 +17,7 @@ from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.model import RUN, STEP, no_run, no_step
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection, Database
-from penstock.kernel.db.page import Page, page
+from penstock.kernel.db.page import Page, make_page
 from penstock.kernel.errors import Conflict
 from penstock.kernel.states import journal
 from penstock.kernel.states.event_stream import LiveEvents
@@ -96,7 +96,7 @@ class FlowViews:
         rows = await (
             self._db.fetch(SQL["runs"], *asked) if flow is None else self._db.fetch(SQL["runs_of_flow"], *asked, flow)
         )
-        found = page(rows, limit, lambda row: [row["id"]])
+        found = make_page(rows, limit, lambda row: [row["id"]])
         return Page([schemas.FlowRunHead.model_validate(dict(row)) for row in found.items], found.next)
 
     async def run(self, run_id: str, *, with_steps: bool = True) -> Json:
@@ -169,15 +169,15 @@ class FlowViews:
             steps = await connection.fetch(SQL["moves"], head["id"])
             numbers = {*head["moves"], *(number for row in steps for number in row["moves"])}
             subjects = [run_id, *(f"{run_id}/{row['step_id']}" for row in steps)]
-            found = await journal.history(connection, sorted(numbers), subjects, after=after, limit=limit + 1)
-        cut = page(found, limit, lambda noted: noted.position[1:])
+            found = await journal.read_history(connection, sorted(numbers), subjects, after=after, limit=limit + 1)
+        cut = make_page(found, limit, lambda noted: noted.position[1:])
         return schemas.FlowHistory(run_id=run_id, moves=[move(noted) for noted in cut.items], next=cut.next)
 
     async def logs(self, run_id: str, step_id: str, attempt: int | None, after: int, limit: int) -> schemas.LogPage:
         """F18: what a step told, of all its attempts or of one."""
         row = await self.step(run_id, step_id)
         rows = await self._db.fetch(SQL["logs"], row["run"], row["n"], after, limit + 1, attempt)
-        found = page(rows, limit, lambda one: [one["id"]])
+        found = make_page(rows, limit, lambda one: [one["id"]])
         lines = [schemas.LogLine.model_validate(dict(item)) for item in found.items]
         return schemas.LogPage(run_id=run_id, step_id=step_id, lines=lines, next=found.next)
 

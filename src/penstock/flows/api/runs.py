@@ -22,7 +22,7 @@ from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import Moment
 from penstock.kernel.states.event_stream import EVENT_STREAM, LiveEvents
 from penstock.kernel.states.journal import StoredEntry
-from penstock.kernel.telemetry.telemetry import current_trace
+from penstock.kernel.telemetry.telemetry import current_traceparent
 
 EVENTS = "events"  # where a run of that name would be
 _STREAM: dict[int | str, Any] = {200: {"content": {EVENT_STREAM: {}}}}
@@ -63,7 +63,7 @@ async def _named_once(request: Request, _caller: Operator) -> None:
 async def _watching(request: Request, _caller: Operator) -> AsyncIterator[LiveEvents]:
     """The journal's tail, with room for one more event stream."""
     live = service(request, FlowEvents)
-    async with live.watching():
+    async with live.reserve_slot():
         yield live
 
 
@@ -81,7 +81,7 @@ async def create(
 ) -> schemas.RunCreated:
     """F2: a run of a named flow, or of steps given inline. With a `runId` asking again makes no second one."""
     _refuse_reserved(wanted.run_id)
-    run_id, is_new = await engine.create(wanted, caller.subject, trace=current_trace())
+    run_id, is_new = await engine.create(wanted, caller.subject, trace=current_traceparent())
     response.status_code = 201 if is_new else 200
     return _created(run_id, await views.status(run_id), is_new=is_new)
 
@@ -96,7 +96,7 @@ async def runs(
     cursor: Cursor = None,
 ) -> schemas.FlowRunList:
     """The runs there were, the latest first."""
-    (before,) = page.after(cursor, [int], [LAST])
+    (before,) = page.start_after(cursor, [int], [LAST])
     found = await views.runs(flow, status, since, before, limit)
     return schemas.FlowRunList(runs=list(found.items), next=found.next)
 
@@ -130,7 +130,7 @@ async def watch_run(run_id: RunId, views: Views, live: Watching, last_event_id: 
 @routes.get("/flow_runs/{runId}/history")
 async def history(run_id: RunId, views: Views, limit: Limit = 1000, cursor: Cursor = None) -> schemas.FlowHistory:
     """F18: every move of a run and its steps, oldest first: who, when, why."""
-    entry, place = page.after(cursor, [int, int], (0, 0))
+    entry, place = page.start_after(cursor, [int, int], (0, 0))
     return await views.history(run_id, (entry, place), limit)
 
 
@@ -195,7 +195,7 @@ async def logs(
     cursor: Cursor = None,
 ) -> schemas.LogPage:
     """F18: what a step told while it ran, oldest first."""
-    (after,) = page.after(cursor, [int], [0])
+    (after,) = page.start_after(cursor, [int], [0])
     return await views.logs(run_id, step_id, attempt, after, limit)
 
 
@@ -229,7 +229,7 @@ async def _streamed(
     live: LiveEvents, last_event_id: str | None, told: Callable[[StoredEntry], schemas.FlowMove | None]
 ) -> StreamingResponse:
     # Asked before the first word is sent: who has heard it misses nothing from then on.
-    start = await live.start(last_event_id)
+    start = await live.start_positions(last_event_id)
     return StreamingResponse(live.stream(start, told, "flows"), media_type=EVENT_STREAM)
 
 

@@ -12,7 +12,7 @@ from penstock.flows.contract import LATE_OUTPUTS, FlowRunStatus, StepReportAnswe
 from penstock.flows.definition.spec import RetryPolicy
 from penstock.flows.model import LEASE_EXPIRED, StepEnd, StepError, StepReport
 from penstock.flows.store import error_document
-from penstock.kernel.tasks.backoff import delay
+from penstock.kernel.tasks.backoff import compute_delay
 
 CANCELLED_REASON = "the run was ended"
 _LATER = timedelta(seconds=2)
@@ -111,7 +111,7 @@ def wait_after(retry: Mapping[str, Any] | None, attempt: int) -> timedelta:
     policy = RetryPolicy.model_validate(retry or {})
     if not policy.backoff:
         return timedelta(0)
-    return delay(attempt, first=policy.backoff, most=max(policy.backoff, policy.max_backoff))
+    return compute_delay(attempt, first=policy.backoff, limit=max(policy.backoff, policy.max_backoff))
 
 
 def _failed(row: asyncpg.Record, report: StepReport, now: datetime) -> StepEnd:

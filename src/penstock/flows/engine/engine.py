@@ -30,12 +30,12 @@ from penstock.flows.model import (
 )
 from penstock.flows.step import ReportCheck
 from penstock.kernel.db.database import Connection, Database
-from penstock.kernel.db.locks import transaction_lock, try_advisory_lock
+from penstock.kernel.db.locks import acquire_transaction_lock, try_advisory_lock
 from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.errors import Conflict, NotFound, Transient
 from penstock.kernel.ids import new_id
 from penstock.kernel.storage import Storage
-from penstock.kernel.text import storable
+from penstock.kernel.text import make_storable
 
 STEPS, RUNS, MOVES = "steps", "runs", "moves"  # the bell's topics: steps have their turn, runs ended, something moved
 REAP_LIMIT = 500
@@ -128,7 +128,7 @@ class FlowEngine:
         """F16: begin, unless as many runs of the flow are under way as there may be."""
         now = self.db.clock.now()
         if flow is not None and (most := self.most_active(flow)) is not None:
-            await transaction_lock(tx, f"flows admit {flow}")
+            await acquire_transaction_lock(tx, f"flows admit {flow}")
             if await store.count_active(tx, flow) >= most:
                 return StepSettlement()
         told = await plan.begin(tx, run, now)
@@ -183,7 +183,7 @@ class FlowEngine:
                 return await store.claim(connection, rooms, limit, worker, now, now + lease_for)
         async with self.db.transaction() as tx:
             for kind in limited:
-                await transaction_lock(tx, f"flows kind {kind}")
+                await acquire_transaction_lock(tx, f"flows kind {kind}")
             rows = await tx.fetch(store.SQL["running_of_kinds"], limited)
             running = {row["kind"]: row["running"] for row in rows}
             left = {kind: max(0, self.section.limits[kind] - running.get(kind, 0)) for kind in limited}
@@ -204,7 +204,7 @@ class FlowEngine:
         if not lines:
             return
         names = [[run_id] * len(lines), [step_id] * len(lines), [fence] * len(lines)]
-        told = [[level for level, _ in lines], [storable(message, LINE_LIMIT) for _, message in lines]]
+        told = [[level for level, _ in lines], [make_storable(message, LINE_LIMIT) for _, message in lines]]
         await self.db.execute(store.SQL["insert_logs"], *names, *told, self.db.clock.now(), LOG_LINES)
 
     async def read(self, run_id: str, step_id: str, name: str) -> bytes:

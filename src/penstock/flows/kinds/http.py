@@ -15,10 +15,10 @@ from penstock.flows.contract import DOCUMENT_LIMIT
 from penstock.flows.definition.spec import SpecModel
 from penstock.flows.kinds.inputs import read
 from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
-from penstock.kernel.config.loader import resolve
+from penstock.kernel.config.loader import resolve_secret
 from penstock.kernel.errors import BadConfig
-from penstock.kernel.http.external_api import BodyTooLarge, bare, exchange
-from penstock.kernel.text import SecretMask, is_storable, storable
+from penstock.kernel.http.external_api import BodyTooLarge, redact_url, send_request
+from penstock.kernel.text import SecretMask, is_storable, make_storable
 
 KIND = "http"
 BODY_LIMIT = 64_000_000  # bytes of an answer
@@ -86,7 +86,7 @@ def _allowed(given: HttpInputs, section: HttpSection) -> URL:
     except ValueError as error:
         raise StepFailed("BAD_INPUTS", f"inputs.url: {error}", retryable=False) from None
     if not is_allowed:
-        said = f"{bare(url)} begins with nothing that flows.http.allow lists; add it there to let steps ask it"
+        said = f"{redact_url(url)} begins with nothing that flows.http.allow lists; add it there to let steps ask it"
         raise StepFailed("HTTP_NOT_ALLOWED", said, retryable=False)
     return url.extend_query([(name, _spelt(one)) for name, value in given.params.items() for one in _several(value)])
 
@@ -127,10 +127,10 @@ def _secrets(given: HttpInputs, section: HttpSection, url: URL) -> dict[str, str
             said = f"inputs.secretHeaders.{header}: flows.http.secrets has no {name!r}"
             raise StepFailed("SECRET_UNKNOWN", said, retryable=False)
         if not _is_among(url, section.secrets[name].to):
-            said = f"{bare(url)} begins with nothing that flows.http.secrets.{name}.to lists"
+            said = f"{redact_url(url)} begins with nothing that flows.http.secrets.{name}.to lists"
             raise StepFailed("SECRET_NOT_ALLOWED", said, retryable=False)
         try:
-            found[header] = resolve(section.secrets[name].value, f"flows.http.secrets.{name}")
+            found[header] = resolve_secret(section.secrets[name].value, f"flows.http.secrets.{name}")
         except BadConfig as error:
             raise StepFailed(error.code, error.message) from None
     return found
@@ -144,7 +144,7 @@ class _Request:
         self._url = url
         self._secrets = secrets
         self.hiding = SecretMask(secrets.values())
-        self._named = f"{given.method} {bare(url)}"
+        self._named = f"{given.method} {redact_url(url)}"
 
     async def answer(self, session: aiohttp.ClientSession, key: str) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers and body; StepFailed when nothing came that could be one."""
@@ -152,10 +152,10 @@ class _Request:
         try:
             sent = {"data": self._data(), "headers": {**self._headers(), "Idempotency-Key": key}}
             # A redirect is an answer like any other: it could lead out of what is allowed.
-            answered = await exchange(session, method, self._url, timeout=timeout, limit=BODY_LIMIT, **sent)
+            answered = await send_request(session, method, self._url, timeout=timeout, limit=BODY_LIMIT, **sent)
             found = answered.headers
-            headers = {name: self.hiding.text(found[name]) for name in _HEADERS if name in found}
-            return answered.status, headers, self.hiding.raw(answered.body)
+            headers = {name: self.hiding.mask_text(found[name]) for name in _HEADERS if name in found}
+            return answered.status, headers, self.hiding.mask_bytes(answered.body)
         except BodyTooLarge:
             said = f"{self._named} was answered with more than {BODY_LIMIT} bytes"
             raise StepFailed("HTTP_TOO_LARGE", said, retryable=False) from None
@@ -163,8 +163,8 @@ class _Request:
             said = f"{self._named} was not answered within {timeout:g} s"
             raise StepFailed("HTTP_TIMEOUT", said, retryable=True) from None
         except (aiohttp.ClientError, OSError) as error:  # from None: what it says may repeat the request
-            said = f"{self._named} failed: {self.hiding.text(str(error) or type(error).__name__)}"
-            raise StepFailed("HTTP_UNAVAILABLE", storable(said, _TOLD_LIMIT), retryable=True) from None
+            said = f"{self._named} failed: {self.hiding.mask_text(str(error) or type(error).__name__)}"
+            raise StepFailed("HTTP_UNAVAILABLE", make_storable(said, _TOLD_LIMIT), retryable=True) from None
         except ValueError:  # a secret no header can carry: not even its error is to be seen
             raise StepFailed("BAD_INPUTS", f"{self._named}: a header cannot be sent", retryable=False) from None
 
@@ -172,7 +172,7 @@ class _Request:
         """An answer that is no success."""
         is_retryable = self._given.is_worth_a_retry(status)
         code = "HTTP_UNAVAILABLE" if is_retryable else "HTTP_STATUS"
-        told = storable(body.decode(errors="replace"), _TOLD_LIMIT)
+        told = make_storable(body.decode(errors="replace"), _TOLD_LIMIT)
         details = {"status": status, "headers": dict(headers), "body": told}
         return StepFailed(code, f"{self._named} was answered with {status}", details, retryable=is_retryable)
 
@@ -192,7 +192,7 @@ async def _kept(step: FlowStep, status: int, headers: Mapping[str, str], body: b
     outputs: dict[str, Any] = {"status": status, "headers": dict(headers)}
     if not body:
         return outputs
-    read = {**outputs, **hiding.document(_readable(headers.get("Content-Type", ""), body))}
+    read = {**outputs, **hiding.mask_json(_readable(headers.get("Content-Type", ""), body))}
     if len(read) > len(outputs) and len(orjson.dumps(read)) <= DOCUMENT_LIMIT:
         return read
     return {**outputs, "artifact": await step.write(BODY, body), "bytes": len(body)}

@@ -18,7 +18,7 @@ from penstock.flows.contract import DOCUMENT_LIMIT
 from penstock.flows.definition.spec import Json, SpecModel
 from penstock.flows.kinds.inputs import read
 from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
-from penstock.kernel.text import storable
+from penstock.kernel.text import make_storable
 
 KIND = "python"
 _TRACE_LIMIT = 4_000  # characters, of its end: there the mistake is
@@ -120,12 +120,12 @@ async def _result(function: Callable[..., Any], arguments: dict[str, Any], name:
 
 
 def _told(error: BaseException) -> StepFailed:
-    kind, message = type(error).__name__, storable(str(error), _MESSAGE_LIMIT)
+    kind, message = type(error).__name__, make_storable(str(error), _MESSAGE_LIMIT)
     theirs = error.__traceback__
     while theirs is not None and theirs.tb_next is not None and theirs.tb_frame.f_code.co_filename == __file__:
         theirs = theirs.tb_next
     lines = "".join(traceback.format_exception(type(error), error, theirs))
-    details = {"type": kind, "message": message, "traceback": storable(lines[-_TRACE_LIMIT:], _TRACE_LIMIT)}
+    details = {"type": kind, "message": message, "traceback": make_storable(lines[-_TRACE_LIMIT:], _TRACE_LIMIT)}
     return StepFailed("PYTHON_ERROR", f"{kind}: {message}", details)
 
 

@@ -10,7 +10,7 @@ from penstock.flows.contract import DOCUMENT_LIMIT, StepReportKind
 from penstock.flows.model import ClaimedStep, StepError, StepReport
 from penstock.flows.step import FlowStep, StepFailed
 from penstock.kernel.tasks.outcome import REASON_LIMIT
-from penstock.kernel.text import storable
+from penstock.kernel.text import make_storable
 
 CODE_LIMIT = 64
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # not after a backslash that is itself meant
@@ -66,4 +66,4 @@ def _kept(error: StepError) -> StepError:
     details = error.details
     if (trouble := _trouble(details)) is not None:
         details = {"left_out": f"the details {trouble}"}
-    return StepError(storable(error.code, CODE_LIMIT), storable(error.message, REASON_LIMIT), details)
+    return StepError(make_storable(error.code, CODE_LIMIT), make_storable(error.message, REASON_LIMIT), details)

@@ -17,7 +17,7 @@ from penstock.harvest.model import no_run
 from penstock.harvest.store import SQL as SHARED
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.page import Page, page
+from penstock.kernel.db.page import Page, make_page
 from penstock.kernel.errors import NotFound
 from penstock.kernel.states import journal
 from penstock.kernel.storage import Storage
@@ -67,7 +67,7 @@ class HarvestViews:
         rows = await (
             self._db.fetch(SQL["runs"], *asked) if feed is None else self._db.fetch(SQL["runs_of_feed"], *asked, feed)
         )
-        found = page(rows, limit, lambda row: (row["requested_at"], str(row["run_id"])))
+        found = make_page(rows, limit, lambda row: (row["requested_at"], str(row["run_id"])))
         return Page([schemas.HarvestRun.model_validate(dict(row)) for row in found.items], found.next)
 
     async def run(self, run_id: UUID) -> schemas.HarvestRunDetails:
@@ -105,7 +105,7 @@ class HarvestViews:
     async def rejects(self, run_id: UUID, after: int, limit: int) -> schemas.RejectList:
         await self._run(run_id)
         rows = await self._db.fetch(SQL["rejects"], run_id, after, limit + 1)
-        found = page(rows, limit, lambda row: [row["id"]])
+        found = make_page(rows, limit, lambda row: [row["id"]])
         return schemas.RejectList(
             run_id=run_id, rejects=[schemas.RejectedRecord(**dict(row)) for row in found.items], next=found.next
         )
@@ -147,7 +147,7 @@ class HarvestViews:
         async with self._db.connection() as connection:
             partitions = await connection.fetch(SQL["partitions"], run_id)
             subjects = [str(run_id), *(f"{run_id}/{row['partition_id']}" for row in partitions)]
-            found = await journal.history(connection, numbers, subjects)
+            found = await journal.read_history(connection, numbers, subjects)
         return [schemas.HarvestMove.model_validate(one.entry) for one in found]
 
     async def _blob(self, feed: str) -> schemas.WatermarkView | None:

@@ -92,7 +92,7 @@ async def runs(
     cursor: Cursor = None,
 ) -> schemas.HarvestRunList:
     """The runs there were, the latest first."""
-    moment, run_id = page.after(cursor, [datetime, UUID], START)
+    moment, run_id = page.start_after(cursor, [datetime, UUID], START)
     found = await views.runs(feed, (moment, run_id), limit)
     return schemas.HarvestRunList(runs=list(found.items), next=found.next)
 
@@ -112,7 +112,7 @@ async def partitions(run_id: RunId, views: Views) -> schemas.PartitionList:
 @routes.get("/runs/{runId}/rejects")
 async def rejects(run_id: RunId, views: Views, limit: Limit = 20, cursor: Cursor = None) -> schemas.RejectList:
     """The records of a run that could not be kept or mapped, and why."""
-    (after,) = page.after(cursor, [int], [0])
+    (after,) = page.start_after(cursor, [int], [0])
     return await views.rejects(run_id, after, limit)
 
 

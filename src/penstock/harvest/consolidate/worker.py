@@ -29,7 +29,7 @@ from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefu
 from penstock.harvest.store import AT_EASE, SQL, RunRow
 from penstock.kernel import canonical
 from penstock.kernel.bus import Bus, BusDelivery
-from penstock.kernel.db.database import Connection, Database, plan_freely
+from penstock.kernel.db.database import Connection, Database, enable_all_plans
 from penstock.kernel.db.sql import load
 from penstock.kernel.errors import Corrupt, PenstockError, Transient
 from penstock.kernel.storage import Storage
@@ -113,7 +113,7 @@ async def use_recipe(tx: Connection, feed: str, recipe: FeedMapping, now: dateti
     if before != recipe.digest:
         await tx.execute(_SQL["change_recipe"], feed, recipe.digest)
         if before is not None:  # else none was ever consolidated, and all are pending anyway
-            await plan_freely(tx)
+            await enable_all_plans(tx)
             await tx.execute(_SQL["make_all_pending"], feed, timeout=AT_EASE)
     latest = await tx.fetchrow(_SQL["latest_pricing"], feed)
     if latest is not None and latest["digest"] == recipe.pricing_digest:
@@ -400,7 +400,7 @@ class Consolidator:
         """Let dictionaries read what the run made, all at once: how many records differ; None when nobody reads it."""
         if not feed.section.dictionaries:
             return None
-        await plan_freely(tx)
+        await enable_all_plans(tx)
         await tx.execute(SQL["plan_at_ease"])
         return int(await tx.fetchval(SQL["publish"], feed.name, timeout=AT_EASE))
 
@@ -413,7 +413,7 @@ class Consolidator:
             # Nothing tells what moved while it was read: gone is what two runs in a row did not see.
             runs = [row["run_id"] for row in await tx.fetch(SQL["runs_since_last_full"], run.feed, run.run_id)]
             is_certain = True
-        await plan_freely(tx)
+        await enable_all_plans(tx)
         await tx.execute(SQL["plan_at_ease"])
         row = await tx.fetchrow(SQL["standing"], run.feed, runs, timeout=AT_EASE)
         live, unseen = (row["live"], row["unseen"]) if row and runs else (0, 0)

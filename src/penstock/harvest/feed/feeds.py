@@ -12,7 +12,7 @@ from penstock.harvest.sources import nivoda, rest
 from penstock.harvest.sources.http import SourceClient
 from penstock.harvest.sources.port import HarvestSource, SourcePaused
 from penstock.harvest.sources.rate_limiter import RateLimiter
-from penstock.kernel.config.loader import resolve
+from penstock.kernel.config.loader import resolve_secret
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound
 
@@ -26,11 +26,13 @@ async def open_source(feed: str, section: FeedSection, db: Database) -> AsyncIte
     source = section.source
     gate = RateLimiter(feed, source.call, db)
     if isinstance(source, NivodaSourceSection):
-        password = resolve(source.password, f"{place}.password")
+        password = resolve_secret(source.password, f"{place}.password")
         async with SourceClient.open(gate, source.call, {"Content-Type": "application/json"}) as caller:
             yield nivoda.NivodaSource(source, password, caller, db.clock)
     else:
-        secrets = {name: resolve(ref, f"{place}.secret_headers.{name}") for name, ref in source.secret_headers.items()}
+        secrets = {
+            name: resolve_secret(ref, f"{place}.secret_headers.{name}") for name, ref in source.secret_headers.items()
+        }
         async with SourceClient.open(gate, source.call, {**source.headers, **secrets}) as caller:
             caller.api.secrets.update(secrets.values())
             yield rest.RestSource(source, caller)

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.harvest.config import FeedSection
 from penstock.harvest.sources.json_envelope import envelope
-from penstock.kernel.text import is_storable, storable
+from penstock.kernel.text import is_storable, make_storable
 
 KEY_LIMIT = 500
 _SHOWN = 200
@@ -65,7 +65,7 @@ class RecordReader:
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
         if not isinstance(key, str) or not 0 < len(key) <= KEY_LIMIT or not is_storable(key):
-            shown = storable(repr(key), 100)
+            shown = make_storable(repr(key), 100)
             return StoredReject(None, f"its key ({self._key}) is no text of 1 to {KEY_LIMIT}: {shown}", text)
         if len(raw) > self._limit:
             reason = f"it has {len(raw):,} bytes, more than limits.record_bytes ({self._limit:,})"

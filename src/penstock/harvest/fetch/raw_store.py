@@ -10,7 +10,7 @@ from penstock.harvest.feed.reader import StoredRecord, StoredReject, newest
 from penstock.harvest.fetch.partitions import PartitionTask
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
-from penstock.kernel.text import storable
+from penstock.kernel.text import make_storable
 
 SQL = sql.load("penstock.harvest.fetch", file="raw_store.sql")
 # An escape for NUL, half a surrogate, a number of a million digits; brackets by the thousand.
@@ -42,8 +42,8 @@ async def reject(tx: Connection, task: PartitionTask, rejects: Sequence[StoredRe
     """Set records aside, with the reason. Those whose keys are known are seen: they are not gone."""
     if not rejects:
         return
-    keys, reasons = [one.key for one in rejects], [storable(one.reason, 1_000) for one in rejects]
-    texts = [storable(one.text, 10_000) for one in rejects]
+    keys, reasons = [one.key for one in rejects], [make_storable(one.reason, 1_000) for one in rejects]
+    texts = [make_storable(one.text, 10_000) for one in rejects]
     await tx.execute(SQL["reject"], task.run_id, task.feed, keys, reasons, texts, now)
     known = [key for key in keys if key is not None]
     await tx.execute(SQL["see"], task.feed, task.run_id, task.partition_id, task.scan, known)

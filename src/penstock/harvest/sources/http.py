@@ -15,8 +15,8 @@ from yarl import URL
 from penstock.harvest.config import CallSection
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.sources.rate_limiter import CLOSED, RateLimiter
-from penstock.kernel.http.external_api import ApiFailure, CallFailed, ExternalApi, bare
-from penstock.kernel.tasks.backoff import delay
+from penstock.kernel.http.external_api import ApiFailure, CallFailed, ExternalApi, redact_url
+from penstock.kernel.tasks.backoff import compute_delay
 
 T = TypeVar("T")
 UNAUTHORIZED = "SOURCE_UNAUTHORIZED"
@@ -57,12 +57,12 @@ class SourceClient:
                 raise self._meaning(failed, method, url) from failed
             except (msgspec.MsgspecError, RecursionError) as error:
                 raise SourceFailed(
-                    "SOURCE_INVALID_RESPONSE", f"{method} {bare(url)}: {self.api.said(str(error))}"
+                    "SOURCE_INVALID_RESPONSE", f"{method} {redact_url(url)}: {self.api.make_excerpt(str(error))}"
                 ) from error
 
     def _meaning(self, failed: CallFailed, method: str, url: URL) -> SourceFailed:
         """A failed attempt as a failure of the source."""
-        failure, said, place = failed.failure, f"{method} {failed.message}", f"{method} {bare(url)}"
+        failure, said, place = failed.failure, f"{method} {failed.message}", f"{method} {redact_url(url)}"
         is_pause = failed.status == HTTPStatus.SERVICE_UNAVAILABLE and failed.after is not None
         if is_pause or failure is ApiFailure.THROTTLED:
             return SourcePaused("SOURCE_THROTTLED", said, after=failed.after)
@@ -82,7 +82,7 @@ class SourceClient:
 def _wait(error: Exception, attempt: int) -> timedelta | None:
     if not isinstance(error, SourceFailed) or isinstance(error, SourceRefused) or error.code in CLOSED:
         return None
-    return timedelta(0) if isinstance(error, SourcePaused) else delay(attempt)  # the gate waits for a pause
+    return timedelta(0) if isinstance(error, SourcePaused) else compute_delay(attempt)  # the gate waits for a pause
 
 
 def instant(at: datetime) -> str:

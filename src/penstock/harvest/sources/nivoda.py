@@ -168,7 +168,7 @@ class NivodaSource:
     def _told(self, answer: _GraphqlResponse[T]) -> T:
         """The data; a GraphQL error, which comes with status 200, is raised as what it means."""
         if answer.errors:
-            raise _failure(answer.errors[0], self._caller.api.said(answer.errors[0].message))
+            raise _failure(answer.errors[0], self._caller.api.make_excerpt(answer.errors[0].message))
         if answer.data is None:
             raise garbage("an answer without data")
         return answer.data

@@ -19,8 +19,8 @@ from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefu
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.sql import load
 from penstock.kernel.errors import Transient
-from penstock.kernel.tasks.backoff import delay
-from penstock.kernel.tasks.outcome import readable
+from penstock.kernel.tasks.backoff import compute_delay
+from penstock.kernel.tasks.outcome import clean_reason
 
 PATIENCE = timedelta(seconds=5)  # who would wait longer is told so, and does something else meanwhile
 REFRESH = timedelta(seconds=0.5)  # how late another process's pause may be noticed
@@ -177,7 +177,7 @@ class RateLimiter:
         until = now + min(self._pause_time(paused.after), self._call.longest_pause)
         if claim or until > standing.paused_until:
             self._standing = replace(standing, paused_until=until)  # of many that are refused at once, one tells
-            await self._change("pause", until, readable(paused.message), claim)
+            await self._change("pause", until, clean_reason(paused.message), claim)
         return self._standing.paused_until - now
 
     def _pause_time(self, asked: timedelta | None) -> timedelta:
@@ -187,10 +187,10 @@ class RateLimiter:
         if left > _NOTHING:
             return left
         self._throttled += 1
-        return delay(self._throttled, first=_FIRST_PAUSE)
+        return compute_delay(self._throttled, first=_FIRST_PAUSE)
 
     async def _fail(self, failed: SourceFailed, claim: datetime | None) -> None:
-        limits = (self._call.break_after, readable(str(failed)), self._call.break_for)
+        limits = (self._call.break_after, clean_reason(str(failed)), self._call.break_for)
         await self._change("fail", self.clock.now(), *limits, claim)
 
     async def _succeed(self, claim: datetime | None) -> None:

@@ -16,7 +16,7 @@ from penstock.ingest.state.reader import PublishedState
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.page import Page, page
+from penstock.kernel.db.page import Page, make_page
 from penstock.kernel.errors import NotFound
 from penstock.kernel.states import journal
 from penstock.kernel.states.journal import StoredEntry
@@ -63,7 +63,7 @@ class IngestViews:
             checked_supplier(supplier)
         async with self._db.connection() as connection:
             rows = await store.runs(connection, supplier, status, after, limit + 1)
-        return page(rows, limit, lambda row: [row.started_at, row.run_id])
+        return make_page(rows, limit, lambda row: [row.started_at, row.run_id])
 
     async def run(self, run_id: str) -> tuple[IngestRunRow, list[MoveRow], list[StoredEntry]]:
         """A run, the files it moved, and its history."""
@@ -74,7 +74,7 @@ class IngestViews:
                 raise no_run(run_id)
             row, numbers = found
             moves = await store.moves_of_run(connection, run_id)
-            return row, moves, await journal.history(connection, numbers, [run_id])
+            return row, moves, await journal.read_history(connection, numbers, [run_id])
 
     async def facts(self, supplier: str) -> "tuple[CurrentPointer, AsyncIterator[bytes]]":
         """The current state, its hash verified, and its facts in pieces; all of that one state."""

@@ -61,7 +61,7 @@ async def runs(
     cursor: Cursor = None,
 ) -> schemas.IngestRunList:
     """Return runs, newest first."""
-    moment, run_id = page.after(cursor, [datetime, str], START)
+    moment, run_id = page.start_after(cursor, [datetime, str], START)
     found = await views.runs(supplier, status, (moment, run_id), limit)
     return schemas.IngestRunList(runs=[schemas.IngestRun.model_validate(row) for row in found.items], next=found.next)
 

@@ -14,7 +14,7 @@ from penstock.ingest.tree.documents import document, small
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Invalid, PenstockError, Transient
-from penstock.kernel.tasks.backoff import delay
+from penstock.kernel.tasks.backoff import compute_delay
 
 _FIRST, _LONGEST = timedelta(seconds=5), timedelta(hours=1)
 
@@ -70,7 +70,7 @@ class TargetDeliveries:
             return f"refused: {error.code}: {error.message}"
         except PenstockError as error:
             # Also what somebody has to mend first: a secret, a dictionary that is not there yet.
-            pause = delay(known.attempts, first=_FIRST, most=_LONGEST)
+            pause = compute_delay(known.attempts, first=_FIRST, limit=_LONGEST)
             known.again_at, known.told = (self._clock.now() + pause).isoformat(), error.as_dict()
             return f"not yet: {error.message}"
         known.is_done, known.again_at = True, None

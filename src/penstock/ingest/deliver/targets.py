@@ -15,7 +15,7 @@ from penstock.flows.contract import PREFIX as FLOWS
 from penstock.ingest.run.publish import CurrentState
 from penstock.ingest.state.reader import PublishedState
 from penstock.ingest.supplier import DictionaryTarget, FlowTarget, WebhookTarget
-from penstock.kernel.config.loader import resolve
+from penstock.kernel.config.loader import resolve_secret
 from penstock.kernel.errors import Conflict, Invalid, PenstockError, Transient
 from penstock.kernel.http.client import ApiClient, Json
 from penstock.kernel.http.webhook import post_webhook
@@ -35,7 +35,7 @@ class DeliveryRefused(PenstockError):
 async def fill_dictionary(target: DictionaryTarget, key: str, state: PublishedState) -> Json:
     """Make a dictionary what *state* is. The ids come from the run, so that whoever repeats this changes nothing."""
     snapshot_id = uuid5(_NAMESPACE, f"{state.pointer.run_id}:{target.tenant}:{target.code}")
-    token = resolve(target.token, "targets.dictionary.token") if target.token else None
+    token = resolve_secret(target.token, "targets.dictionary.token") if target.token else None
     async with _CommandSender(target.url, token=token) as commands:
         sizes = list(chunk_sizes(map(_size, _items(state, key))))
         items = _items(state, key)
@@ -97,7 +97,7 @@ async def start_flow(target: FlowTarget, supplier: str, current: CurrentState) -
     pointer = current.pointer
     told = {"supplier": supplier, "runId": pointer.run_id, "fence": pointer.fence, "facts": current.before.facts}
     run_id = f"{pointer.run_id}.{uuid5(_NAMESPACE, target.name).hex[:8]}"
-    token = resolve(target.token, "targets.flow.token") if target.token else None
+    token = resolve_secret(target.token, "targets.flow.token") if target.token else None
     async with _FlowStarter(target.url, token=token) as runs:
         await runs.start({"runId": run_id, "flow": target.name, "scope": {**target.scope, **told}})
     return {"run_id": run_id}
@@ -127,7 +127,7 @@ async def call_webhook(target: WebhookTarget, supplier: str, current: CurrentSta
         "facts": current.before.facts,
         "changes": current.manifest.get("changes"),
     }
-    secret = None if target.secret is None else resolve(target.secret, "targets.webhook.secret")
+    secret = None if target.secret is None else resolve_secret(target.secret, "targets.webhook.secret")
     try:
         answer = await post_webhook(target.url, note, {"Idempotency-Key": key}, timeout=_TIMEOUT, secret=secret)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:

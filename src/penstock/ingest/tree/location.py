@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 from penstock.ingest.config import IngestSection
 from penstock.ingest.tree.folder import FolderTree
 from penstock.ingest.tree.port import FileTree
-from penstock.kernel.config.loader import resolve
+from penstock.kernel.config.loader import resolve_secret
 
 
 def open_tree(root: str, options: Mapping[str, str] | None = None) -> FileTree:
@@ -23,5 +23,5 @@ def open_tree(root: str, options: Mapping[str, str] | None = None) -> FileTree:
 
 def make_tree(root: str, section: IngestSection) -> FileTree:
     """Return the tree at *root* with the options and the secrets of *section*."""
-    secrets = {key: resolve(reference, f"ingest.secrets.{key}") for key, reference in section.secrets.items()}
+    secrets = {key: resolve_secret(reference, f"ingest.secrets.{key}") for key, reference in section.secrets.items()}
     return open_tree(root, {**section.options, **secrets})

@@ -55,13 +55,13 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryStream:
+class DeliveryPolicy:
     """How a topic is handed out."""
 
     max_attempts: int = 5
     lease_for: timedelta = timedelta(seconds=60)
     first_delay: timedelta = timedelta(milliseconds=100)
-    most_delay: timedelta = timedelta(seconds=30)
+    max_delay: timedelta = timedelta(seconds=30)
     on_dead: Callable[[int], None] = lambda _count: None  # so many were set aside
 
 
@@ -85,7 +85,7 @@ class Bus(Protocol):
         topic: str,
         *,
         worker: str,
-        delivering: DeliveryStream = DeliveryStream(),  # noqa: B008 - frozen
+        policy: DeliveryPolicy = DeliveryPolicy(),  # noqa: B008 - frozen
     ) -> AbstractAsyncContextManager[Subscription]:
         """Take part in the work on *topic* as *worker*; leaving gives back what is held."""
 
@@ -101,7 +101,7 @@ class Bus(Protocol):
     async def close(self) -> None: ...
 
 
-def checked(messages: Sequence[BusMessage]) -> Sequence[BusMessage]:
+def validate_messages(messages: Sequence[BusMessage]) -> Sequence[BusMessage]:
     """*messages* themselves when every implementation can carry them; else Invalid BAD_MESSAGE."""
     for message in messages:
         if not _TOPIC.match(message.topic):

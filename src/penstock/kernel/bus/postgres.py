@@ -8,7 +8,7 @@ from zlib import crc32
 
 import structlog
 
-from penstock.kernel.bus import BusDelivery, BusMessage, DeadLetter, DeliveryStream, checked
+from penstock.kernel.bus import BusDelivery, BusMessage, DeadLetter, DeliveryPolicy, validate_messages
 from penstock.kernel.bus.settlement import PartitionSettlement, settle
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection, Database
@@ -32,7 +32,7 @@ class PostgresBus:
     async def publish(self, messages: Sequence[BusMessage], *, tx: Connection | None = None) -> None:
         if not messages:
             return
-        for topic in {message.topic for message in checked(messages)} - self._declared:
+        for topic in {message.topic for message in validate_messages(messages)} - self._declared:
             await self._declare(topic)
         if tx is None:
             async with self._db.transaction() as own:
@@ -56,11 +56,11 @@ class PostgresBus:
         topic: str,
         *,
         worker: str,
-        delivering: DeliveryStream = DeliveryStream(),  # noqa: B008 - frozen
+        policy: DeliveryPolicy = DeliveryPolicy(),  # noqa: B008 - frozen
     ) -> "AsyncIterator[PostgresSubscription]":
         await self._declare(topic)
         async with listen(self._db.dsn, CHANNEL) as wake:
-            subscription = PostgresSubscription(self._db, wake, topic, worker, delivering)
+            subscription = PostgresSubscription(self._db, wake, topic, worker, policy)
             try:
                 yield subscription
             finally:
@@ -99,15 +99,13 @@ class PostgresBus:
 class PostgresSubscription:
     """What one worker holds of a topic: whole partitions, for the length of a batch."""
 
-    def __init__(
-        self, db: Database, wake: NotificationInbox, topic: str, worker: str, delivering: DeliveryStream
-    ) -> None:
+    def __init__(self, db: Database, wake: NotificationInbox, topic: str, worker: str, policy: DeliveryPolicy) -> None:
         self.name = topic
-        self.lease_for = delivering.lease_for
+        self.lease_for = policy.lease_for
         self._db = db
         self._wake = wake
         self._worker = worker
-        self._delivering = delivering
+        self._delivering = policy
         self._out: dict[tuple[int, int], list[BusDelivery]] = defaultdict(list)
 
     async def take(self, limit: int) -> Sequence[BusDelivery]:

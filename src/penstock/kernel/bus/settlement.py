@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from penstock.kernel.bus import BusDelivery, DeliveryStream
-from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry, readable
+from penstock.kernel.bus import BusDelivery, DeliveryPolicy
+from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry, clean_reason
 
 
 @dataclass(slots=True)
@@ -23,17 +23,17 @@ class PartitionSettlement:
 
 
 def settle(
-    results: Sequence[tuple[BusDelivery, Outcome | None]], delivering: DeliveryStream, now: datetime
+    results: Sequence[tuple[BusDelivery, Outcome | None]], policy: DeliveryPolicy, now: datetime
 ) -> list[PartitionSettlement]:
     """Per partition: what ended, up to the first that did not. Whatever follows that one stays, in order."""
     lanes: dict[int, list[tuple[BusDelivery, Outcome | None]]] = defaultdict(list)
     for delivery, outcome in results:
         lanes[delivery.partition].append((delivery, outcome))
-    return [_settle_lane(lane, delivering, now) for lane in lanes.values()]
+    return [_settle_lane(lane, policy, now) for lane in lanes.values()]
 
 
 def _settle_lane(
-    lane: Sequence[tuple[BusDelivery, Outcome | None]], delivering: DeliveryStream, now: datetime
+    lane: Sequence[tuple[BusDelivery, Outcome | None]], policy: DeliveryPolicy, now: datetime
 ) -> PartitionSettlement:
     settled = PartitionSettlement(lane[0][0].partition, lane[0][0].fence)
     for delivery, outcome in lane:
@@ -41,14 +41,12 @@ def _settle_lane(
             case Done():
                 pass
             case Failed(reason):
-                settled.dead.append((delivery, readable(reason)))
-            case Retry(reason, counts=True) if delivery.attempt >= delivering.max_attempts:
-                settled.dead.append((delivery, readable(f"gave up after {delivery.attempt} attempts: {reason}")))
+                settled.dead.append((delivery, clean_reason(reason)))
+            case Retry(reason, counts=True) if delivery.attempt >= policy.max_attempts:
+                settled.dead.append((delivery, clean_reason(f"gave up after {delivery.attempt} attempts: {reason}")))
             case Retry():
                 settled.head, settled.attempts = delivery.position, delivery.attempt - (not outcome.counts)
-                settled.due_at = now + outcome.wait(
-                    delivery.attempt, first=delivering.first_delay, most=delivering.most_delay
-                )
+                settled.due_at = now + outcome.wait(delivery.attempt, first=policy.first_delay, limit=policy.max_delay)
                 return settled
             case None:
                 settled.head, settled.attempts = delivery.position, delivery.attempt - 1

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
-from penstock.kernel.bus import Bus, BusDelivery, DeliveryStream, Subscription
+from penstock.kernel.bus import Bus, BusDelivery, DeliveryPolicy, Subscription
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Handler, Worker
 
@@ -17,17 +17,17 @@ async def run_workers(
     topic: str,
     name: str,
     handler_of: Callable[[Subscription], Handler[BusDelivery]],
-    delivering: DeliveryStream,
+    policy: DeliveryPolicy,
     *,
     batch: int,
     count: int = 1,
 ) -> AsyncIterator[None]:
     """*count* workers on *topic*, until the end; what they are at is finished, what they hold is given back."""
-    delivering = replace(delivering, on_dead=telemetry.work.dead_letters(topic))
+    policy = replace(policy, on_dead=telemetry.work.dead_letters(topic))
     async with AsyncExitStack() as stack:
         workers: list[Worker[BusDelivery]] = []
         for _ in range(count):
-            queue = await stack.enter_async_context(bus.subscribe(topic, worker=name, delivering=delivering))
+            queue = await stack.enter_async_context(bus.subscribe(topic, worker=name, policy=policy))
             workers.append(Worker(queue, handler_of(queue), telemetry, batch=batch))
         tasks = [asyncio.create_task(worker.run(), name=f"work {topic}") for worker in workers]
         try:

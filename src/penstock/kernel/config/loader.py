@@ -49,7 +49,7 @@ SecretRef = Annotated[
 ]
 
 
-def resolve(reference: str, name: str) -> str:
+def resolve_secret(reference: str, name: str) -> str:
     """The secret behind *reference*, read now; BadConfig when it is not there. Never log what this returns."""
     kind, _, place = reference.partition(":")
     try:

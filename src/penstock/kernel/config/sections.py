@@ -22,7 +22,7 @@ Duration = Annotated[
 Secrets = dict[str, SecretRef]
 
 
-def checked_url(url: str) -> str:
+def validate_url(url: str) -> str:
     """*url* itself, unless it carries a password or its port is no number."""
     # The password first: what Python says about the rest of a URL may repeat it.
     if _PASSWORD.search(url):
@@ -32,7 +32,7 @@ def checked_url(url: str) -> str:
     return url
 
 
-Url = Annotated[str, AfterValidator(checked_url)]
+Url = Annotated[str, AfterValidator(validate_url)]
 
 
 def _without_secrets(options: dict[str, str]) -> dict[str, str]:

@@ -78,7 +78,7 @@ class Database:
         clock: Clock | None = None,
         size: int = 10,
         statement_timeout: timedelta = timedelta(minutes=5),
-        looks_up: bool = False,
+        prefers_indexes: bool = False,
         settings: Mapping[str, str] | None = None,
         decodes_json: bool = True,
     ) -> "AsyncIterator[Database]":
@@ -97,7 +97,7 @@ class Database:
                 await _teach_json(connection)
             server_clock.align(await connection.fetchval("SELECT clock_timestamp()"))
 
-        with translated(connecting=True):
+        with translate_errors(connecting=True):
             pool = await asyncpg.create_pool(
                 dsn,
                 min_size=1,
@@ -107,7 +107,7 @@ class Database:
                 reset=_leave_as_it_is,
                 timeout=10,
                 command_timeout=statement_timeout.total_seconds() + _NET,
-                server_settings=_session(statement_timeout, looks_up=looks_up) | dict(settings or {}),
+                server_settings=_session(statement_timeout, prefers_indexes=prefers_indexes) | dict(settings or {}),
             )
         try:
             yield cls(dsn, pool, clock or server_clock)
@@ -118,7 +118,7 @@ class Database:
     async def session(self) -> AsyncIterator[Connection]:
         """A connection whose settings and locks may be changed: they are put back at the end."""
         async with self._borrowed() as connection:
-            with translated():
+            with translate_errors():
                 try:
                     yield connection
                 finally:
@@ -129,14 +129,14 @@ class Database:
     async def connection(self) -> AsyncIterator[Connection]:
         """A connection without a transaction, for single statements."""
         async with self._borrowed() as connection:
-            with translated():
+            with translate_errors():
                 yield connection
 
     @asynccontextmanager
     async def transaction(self, isolation: Isolation = "read_committed") -> AsyncIterator[Connection]:
         """All of it or nothing of it: commits at the end, rolls back on any exception."""
         async with self._borrowed() as connection:
-            with translated():
+            with translate_errors():
                 async with connection.transaction(isolation=isolation):
                     yield connection
 
@@ -162,7 +162,7 @@ class Database:
 
     @asynccontextmanager
     async def _borrowed(self) -> "AsyncIterator[PoolConnectionProxy[asyncpg.Record]]":
-        with translated(connecting=True):
+        with translate_errors(connecting=True):
             connection = await self._pool.acquire(timeout=ACQUIRE_TIMEOUT)
         try:
             yield connection
@@ -173,18 +173,18 @@ class Database:
                 await self._pool.release(connection, timeout=_RELEASE_TIMEOUT)
 
 
-async def plan_freely(tx: Connection) -> None:
+async def enable_all_plans(tx: Connection) -> None:
     """Let the planner choose for the rest of this transaction, in a database that looks up otherwise."""
     await tx.execute("SELECT set_config(setting, 'on', true) FROM unnest($1::text[]) AS setting", list(_LOOK_UP))
 
 
-def _session(statement_timeout: timedelta, *, looks_up: bool) -> dict[str, str]:
+def _session(statement_timeout: timedelta, *, prefers_indexes: bool) -> dict[str, str]:
     """How every session is set up."""
     return {
         "application_name": "penstock",
         "timezone": "UTC",
         "statement_timeout": str(int(statement_timeout.total_seconds() * 1000)),
-        **(_LOOK_UP if looks_up else {}),
+        **(_LOOK_UP if prefers_indexes else {}),
     }
 
 
@@ -193,7 +193,7 @@ async def _leave_as_it_is(_connection: Any) -> None:
 
 
 @contextmanager
-def translated(*, connecting: bool = False) -> Iterator[None]:
+def translate_errors(*, connecting: bool = False) -> Iterator[None]:
     """Turn what asyncpg raises for a server that is down or busy into Transient; let the rest pass."""
     try:
         yield

@@ -13,9 +13,9 @@ _FORMAT_FILE = "FORMAT"
 
 
 @contextmanager
-def owned(folder: Path, holder: str) -> Iterator[Path]:
+def lock_data_dir(folder: Path, holder: str) -> Iterator[Path]:
     """*folder*, made when missing, held by this process alone; Conflict when it is held, or of a newer release."""
-    make_folder(folder, 0o755)
+    create_folder(folder, 0o755)
     with file_lock(folder / "lock", holder):
         check_format(folder)
         # By rename: a crash must not leave half a file, or the next start could not tell the format.
@@ -25,7 +25,7 @@ def owned(folder: Path, holder: str) -> Iterator[Path]:
         yield folder
 
 
-def make_folder(folder: Path, mode: int) -> None:
+def create_folder(folder: Path, mode: int) -> None:
     """Have *folder* there to be written to; BadConfig DATA_DIR_UNUSABLE when it cannot be."""
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ import asyncpg
 import structlog
 
 from penstock.kernel.db.account import OsAccount, Process
-from penstock.kernel.db.datadir import make_folder
+from penstock.kernel.db.datadir import create_folder
 from penstock.kernel.errors import BadConfig, Conflict, Transient
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.wait import wait_event
@@ -90,7 +90,7 @@ class _PostgresServer:
 
     async def start(self) -> Process | None:
         """The server's process, or None when it already ran."""
-        make_folder(self.folder, 0o700)
+        create_folder(self.folder, 0o700)
         with _append(self.folder / "start.lock") as lock:
             await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
             account = OsAccount.for_folders(self.folder, self._binaries.folder)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import asyncpg
 import structlog
 
-from penstock.kernel.db.database import translated
+from penstock.kernel.db.database import translate_errors
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.wait import cancel_and_wait, wait_event
@@ -74,7 +74,7 @@ async def _keep_listening(dsn: str, channel: str, inbox: NotificationInbox) -> N
     log, backoff, reason = structlog.get_logger(), Backoff(), "the listener began"
     while True:
         try:
-            with translated(connecting=True):
+            with translate_errors(connecting=True):
                 await _listen_until_lost(dsn, channel, inbox, reason, backoff)
         except Transient as error:
             log.warning("listen_lost", channel=channel, error=error.message)

@@ -44,7 +44,7 @@ async def try_advisory_lock(connection: Connection, name: str) -> AsyncIterator[
             await connection.execute("SELECT pg_advisory_unlock($1)", key)
 
 
-async def transaction_lock(tx: Connection, name: str) -> None:
+async def acquire_transaction_lock(tx: Connection, name: str) -> None:
     """Hold *name* until the end of the transaction, waiting for whoever holds it."""
     await tx.execute("SELECT pg_advisory_xact_lock($1)", advisory_key(name))
 

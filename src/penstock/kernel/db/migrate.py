@@ -83,7 +83,7 @@ async def migrate(db: Database, migrations: Iterable[Migration]) -> list[Migrati
 
 
 async def _apply(connection: Connection, migration: Migration) -> None:
-    backoff = Backoff(most=timedelta(seconds=10))
+    backoff = Backoff(limit=timedelta(seconds=10))
     while not await _is_applied(connection, migration):
         pause = backoff.next()
         told = {"part": migration.part, "version": migration.version, "again_in": pause.total_seconds()}

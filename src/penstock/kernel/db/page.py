@@ -31,23 +31,23 @@ class Page(Generic[T]):
     next: str | None
 
 
-def page(rows: Sequence[T], limit: int, key: Callable[[T], Sequence[Any]]) -> Page[T]:
+def make_page(rows: Sequence[T], limit: int, key: Callable[[T], Sequence[Any]]) -> Page[T]:
     """Cut *rows*, read with `LIMIT limit + 1`, into a page; *key* gives the values they are ordered by."""
     items = rows[:limit]
-    return Page(items, encode(key(items[-1])) if len(rows) > limit else None)
+    return Page(items, encode_cursor(key(items[-1])) if len(rows) > limit else None)
 
 
-def encode(values: Sequence[Any]) -> str:
+def encode_cursor(values: Sequence[Any]) -> str:
     """An opaque cursor for the values a row is ordered by."""
     return base64.urlsafe_b64encode(orjson.dumps(list(values))).decode().rstrip("=")
 
 
-def after(cursor: str | None, types: Sequence[type], start: Sequence[Any]) -> tuple[Any, ...]:
+def start_after(cursor: str | None, types: Sequence[type], start: Sequence[Any]) -> tuple[Any, ...]:
     """Where a page goes on: after *cursor*, or at *start* when there is none. An empty one is made up, and refused."""
-    return tuple(start) if cursor is None else decode(cursor, types)
+    return tuple(start) if cursor is None else decode_cursor(cursor, types)
 
 
-def decode(cursor: str, types: Sequence[type]) -> tuple[Any, ...]:
+def decode_cursor(cursor: str, types: Sequence[type]) -> tuple[Any, ...]:
     """The values of *cursor*, of just these *types*; anything else a caller made up is Invalid BAD_CURSOR."""
     try:
         values = _values(cursor)

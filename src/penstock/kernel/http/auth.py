@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import jwt
 from pydantic import Field, model_validator
 
-from penstock.kernel.config.loader import SecretRef, Section, resolve
+from penstock.kernel.config.loader import SecretRef, Section, resolve_secret
 from penstock.kernel.config.sections import Duration, Url
 from penstock.kernel.errors import Forbidden, Unauthorized
 from penstock.kernel.http.keys import KeyFile, KeySource, KeyUrl, SharedSecret
@@ -64,9 +64,9 @@ class Principal:
     claims: Mapping[str, Any] = field(default_factory=dict)
     is_operator: bool = False
 
-    def must_act_for(self, tenant: str, *, acts_for: object = None) -> None:
+    def require_tenant(self, tenant: str, *, claimed: object = None) -> None:
         """R25: Forbidden unless the token's tenant, or whom it *acts_for*, is the path's."""
-        if not self.is_operator and (self.tenant if acts_for is None else acts_for) != tenant:
+        if not self.is_operator and (self.tenant if claimed is None else claimed) != tenant:
             raise Forbidden(
                 "WRONG_TENANT", f"this token does not act for tenant {tenant!r}", hint="use a token of that tenant"
             )
@@ -184,5 +184,5 @@ def make_authenticator(section: AuthSection) -> Authenticator:
 
 def _keys(section: JwtSection) -> KeySource:
     if section.secret is not None:
-        return SharedSecret(resolve(section.secret, "auth.jwt.secret"))
+        return SharedSecret(resolve_secret(section.secret, "auth.jwt.secret"))
     return KeyFile(section.jwks_file) if section.jwks_file is not None else KeyUrl(section.jwks_url or "")

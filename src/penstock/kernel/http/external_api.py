@@ -15,9 +15,9 @@ from yarl import URL
 
 from penstock import __version__
 from penstock.kernel.clock import Clock
-from penstock.kernel.http.retry_after import retry_after
-from penstock.kernel.tasks.backoff import Sleep, delay
-from penstock.kernel.text import SecretMask, storable
+from penstock.kernel.http.retry_after import parse_retry_after
+from penstock.kernel.tasks.backoff import Sleep, compute_delay
+from penstock.kernel.text import SecretMask, make_storable
 
 LONGEST_PAUSE = timedelta(seconds=60)  # a longer Retry-After ends the call
 _SAID = 200  # characters of an answer in a message
@@ -76,7 +76,7 @@ class ApiResponse:
         return self.headers.get("Content-Type", "application/octet-stream").partition(";")[0].strip().lower()
 
 
-async def exchange(
+async def send_request(
     session: aiohttp.ClientSession, method: str, url: URL, *, timeout: float, limit: int, **sent: Any
 ) -> ApiResponse:
     """Send one request and read its answer, whatever its status; BodyTooLarge beyond *limit* bytes, the rest unread."""
@@ -93,7 +93,7 @@ async def exchange(
     return ApiResponse(response.status, response.headers, body)
 
 
-def bare(url: URL) -> str:
+def redact_url(url: URL) -> str:
     """*url* without the parts that can be secret."""
     return str(url.with_user(None).with_query(None).with_fragment(None)) if url.absolute else url.raw_path
 
@@ -102,7 +102,7 @@ def wait_as_asked(error: Exception, attempt: int) -> timedelta | None:
     """Wait at least as long as the API asks for; None if no further attempt is to be made."""
     if not isinstance(error, CallFailed) or not error.is_retryable:
         return None
-    wait = max(delay(attempt), error.after or timedelta(0))
+    wait = max(compute_delay(attempt), error.after or timedelta(0))
     return wait if wait <= LONGEST_PAUSE else None
 
 
@@ -165,29 +165,33 @@ class ExternalApi:
     async def _attempt(self, session: aiohttp.ClientSession, method: str, url: URL, data: bytes | None) -> ApiResponse:
         timeout = self.timeout.total_seconds()
         try:
-            answered = await exchange(session, method, url, timeout=timeout, limit=self.limit, data=data)
+            answered = await send_request(session, method, url, timeout=timeout, limit=self.limit, data=data)
         except TimeoutError as error:
-            raise CallFailed(ApiFailure.TIMEOUT, f"{bare(url)} did not answer within {timeout:g} s") from error
+            raise CallFailed(ApiFailure.TIMEOUT, f"{redact_url(url)} did not answer within {timeout:g} s") from error
         except BodyTooLarge as error:
-            raise CallFailed(ApiFailure.TOO_LARGE, f"{bare(url)} answered with more than {self.limit} bytes") from error
+            raise CallFailed(
+                ApiFailure.TOO_LARGE, f"{redact_url(url)} answered with more than {self.limit} bytes"
+            ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # The text of some errors of aiohttp contains the whole URL.
             text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
-            said = self.said(f"{type(error).__name__}: {text}")
-            raise CallFailed(ApiFailure.UNREACHABLE, f"{bare(url)}: {said}") from error
+            make_excerpt = self.make_excerpt(f"{type(error).__name__}: {text}")
+            raise CallFailed(ApiFailure.UNREACHABLE, f"{redact_url(url)}: {make_excerpt}") from error
         if HTTPStatus.OK <= answered.status < HTTPStatus.MULTIPLE_CHOICES:
             return answered
-        said = f"{bare(url)} answered {answered.status}: {self.said(answered.body.decode(errors='replace'))}"
-        after = retry_after(answered.headers.get("Retry-After"), self.clock.now())
-        raise CallFailed(_failure(answered.status), said.rstrip(": "), answered.status, after)
+        make_excerpt = (
+            f"{redact_url(url)} answered {answered.status}: {self.make_excerpt(answered.body.decode(errors='replace'))}"
+        )
+        after = parse_retry_after(answered.headers.get("Retry-After"), self.clock.now())
+        raise CallFailed(_failure(answered.status), make_excerpt.rstrip(": "), answered.status, after)
 
-    def hidden(self, text: str) -> str:
+    def mask_secrets(self, text: str) -> str:
         """*text* without secrets."""
-        return SecretMask([*self.secrets, self.token or ""]).text(text)
+        return SecretMask([*self.secrets, self.token or ""]).mask_text(text)
 
-    def said(self, text: str) -> str:
+    def make_excerpt(self, text: str) -> str:
         """*text* of the API as a message may contain it: without secrets, on one line, short."""
-        return storable(" ".join(self.hidden(text).split()), _SAID)
+        return make_storable(" ".join(self.mask_secrets(text).split()), _SAID)
 
 
 def _failure(status: int) -> ApiFailure:

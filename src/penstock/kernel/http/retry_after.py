@@ -7,7 +7,7 @@ from email.utils import parsedate_to_datetime
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
 
 
-def retry_after(header: str | None, now: datetime) -> timedelta | None:
+def parse_retry_after(header: str | None, now: datetime) -> timedelta | None:
     """How long a Retry-After asks for, in seconds or as a date; None when it does not say."""
     if header is None:
         return None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 
-def queued(listening: socket.socket) -> Iterator[socket.socket]:
+def accept_queued(listening: socket.socket) -> Iterator[socket.socket]:
     """Those the kernel has greeted and nobody has taken yet; whoever is left when it closes would be cut off."""
     with suppress(BlockingIOError):
         while True:

@@ -53,7 +53,7 @@ class LiveEvents:
         self._watchers = 0
 
     @asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
+    async def reserve_slot(self) -> AsyncIterator[None]:
         """Room for one more event stream, or Transient TOO_MANY_WATCHERS."""
         if self._watchers >= WATCHERS:
             hint = "close some, or ask another server"
@@ -64,7 +64,7 @@ class LiveEvents:
         finally:
             self._watchers -= 1
 
-    async def start(self, event_id: str | None, *, last: int = 0, of: Collection[str] = ()) -> Positions:
+    async def start_positions(self, event_id: str | None, *, last: int = 0, of: Collection[str] = ()) -> Positions:
         """Where to begin: after the event of that id; without one, before the *last* moves that were made, *of* these
         machines when some are named."""
         if event_id is not None:
@@ -72,7 +72,7 @@ class LiveEvents:
         found = []
         for tail in self._tails:
             async with tail.db.connection() as connection:
-                found.append(await journal.before_last(connection, _machines(tail, of), last))
+                found.append(await journal.position_before_last(connection, _machines(tail, of), last))
         return tuple(found)
 
     async def stream(
@@ -105,14 +105,14 @@ class LiveEvents:
         self, start: Positions, *, of: Collection[str] = (), follow: bool = True
     ) -> AsyncGenerator[Batch, None]:
         """Moves as they are made, after *start*; empty when a while passed without."""
-        reached, ends = list(start), None if follow else await self.start(None)
+        reached, ends = list(start), None if follow else await self.start_positions(None)
         while not any(notifier.notifier.is_closed for notifier in self.notifiers):
             notified = [notifier.notifier.next_event(notifier.topic) for notifier in self.notifiers]
             is_all = True
             for place, tail in enumerate(self._tails):
                 try:
                     async with tail.db.connection() as connection:
-                        noted, reached[place] = await journal.tail_on(
+                        noted, reached[place] = await journal.read_after(
                             connection, reached[place], limit=_TAIL, machines=_machines(tail, of)
                         )
                 except Transient as error:  # the watcher comes back with the last event it had

@@ -10,9 +10,9 @@ from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
 
 SQL = sql.load("penstock.kernel.states", file="journal.sql")
-MOVES_KEPT = 1_000  # numbers of journal entries a row keeps: one that is tried without end must not grow without end
+MOVES_LIMIT = 1_000  # numbers of journal entries a row keeps: one that is tried without end must not grow without end
 # The array of those numbers with that of the statement's `entry` appended, in an UPDATE of a table called t.
-APPENDED_MOVES = f"(t.moves || (SELECT number FROM entry))[cardinality(t.moves) + 2 - {MOVES_KEPT}:]"
+APPENDED_MOVES = f"(t.moves || (SELECT number FROM entry))[cardinality(t.moves) + 2 - {MOVES_LIMIT}:]"
 PRUNE_LIMIT = 10_000
 Position = tuple[int, int, int]  # transaction, entry, place in the entry
 BEGINNING: Position = (0, 0, 0)
@@ -46,7 +46,7 @@ async def append(tx: Connection, entries: Sequence[JournalEntry]) -> list[int]:
     return [await tx.fetchval(SQL["append"], *_alone(entry)) for entry in entries]
 
 
-async def history(
+async def read_history(
     connection: Connection,
     numbers: Sequence[int],
     subjects: Sequence[str],
@@ -58,7 +58,7 @@ async def history(
     return [_noted(row) for row in await connection.fetch(SQL["history"], numbers, subjects, *after, limit)]
 
 
-async def tail_on(
+async def read_after(
     connection: Connection, after: Position, *, limit: int, machines: Collection[str] | None = None
 ) -> tuple[list[StoredEntry], Position]:
     """Return what settled transactions noted after position *after*, and the position from which to go on.
@@ -73,17 +73,17 @@ async def tail_on(
     return told, told[-1].position if len(told) == limit else max(after, (end, 0, 0))
 
 
-async def end(connection: Connection) -> Position:
+async def end_position(connection: Connection) -> Position:
     """The position from which `tail_on` returns only what is yet to come."""
     return int(await connection.fetchval(SQL["end"])), 0, 0
 
 
-async def before_last(connection: Connection, machines: Collection[str], count: int) -> Position:
+async def position_before_last(connection: Connection, machines: Collection[str], count: int) -> Position:
     """The position from which `tail_on` returns the last *count* moves of *machines* first, then what is yet to come.
 
     Among the latest entries only: who asks for moves that are seldom must not have all of the journal read.
     """
-    now = await end(connection)
+    now = await end_position(connection)
     row = (
         await connection.fetchrow(SQL["before_last"], list(machines), count, _LOOKED_AT, str(now[0])) if count else None
     )

@@ -5,19 +5,19 @@ from pathlib import Path
 from penstock.kernel.errors import Conflict, Invalid, NotFound, Transient
 
 
-def missing(path: str) -> NotFound:
+def missing_object(path: str) -> NotFound:
     return NotFound("OBJECT_NOT_FOUND", f"there is no object {path}", hint="see what its folder lists")
 
 
-def exists(path: str) -> Conflict:
+def existing_object(path: str) -> Conflict:
     return Conflict("OBJECT_EXISTS", f"{path} is there already", hint="read it, or replace it by its etag")
 
 
-def changed(path: str) -> Conflict:
+def changed_object(path: str) -> Conflict:
     return Conflict("OBJECT_CHANGED", f"{path} is not what the etag names", hint="read it again, then decide")
 
 
-def down(where: str, why: str, *, hint: str) -> Transient:
+def storage_down(where: str, why: str, *, hint: str) -> Transient:
     return Transient("STORAGE_DOWN", f"the storage {where} does not work: {why}", hint=hint)
 
 

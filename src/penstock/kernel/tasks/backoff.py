@@ -6,7 +6,7 @@ from datetime import timedelta
 from random import random
 
 FIRST_DELAY = timedelta(milliseconds=100)
-MOST_DELAY = timedelta(seconds=30)
+MAX_DELAY = timedelta(seconds=30)
 
 Sleep = Callable[[float], Awaitable[None]]  # asyncio.sleep, or what a test waits with
 
@@ -16,26 +16,26 @@ class Backoff:
     """Gives the next delay; `reset` when things work again."""
 
     first: timedelta = FIRST_DELAY
-    most: timedelta = MOST_DELAY
+    limit: timedelta = MAX_DELAY
     factor: float = 2.0
     _tries: int = field(default=0, init=False)
 
     def next(self) -> timedelta:
         self._tries += 1
-        return delay(self._tries, first=self.first, most=self.most, factor=self.factor)
+        return compute_delay(self._tries, first=self.first, limit=self.limit, factor=self.factor)
 
     def reset(self) -> None:
         self._tries = 0
 
 
-def delay(
+def compute_delay(
     attempt: int,
     *,
     first: timedelta = FIRST_DELAY,
-    most: timedelta = MOST_DELAY,
+    limit: timedelta = MAX_DELAY,
     factor: float = 2.0,
 ) -> timedelta:
     """How long to wait after failure number *attempt*: half of it sure, half of it chance, so that crowds part."""
     # Counted in seconds: a timedelta overflows long before the limit is applied to it.
-    full = min(first.total_seconds() * factor ** min(attempt - 1, 60), most.total_seconds())
+    full = min(first.total_seconds() * factor ** min(attempt - 1, 60), limit.total_seconds())
     return timedelta(seconds=full / 2 + full / 2 * random())  # noqa: S311 - chance, not secrecy

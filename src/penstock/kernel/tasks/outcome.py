@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.kernel.tasks.backoff import FIRST_DELAY, MOST_DELAY, delay
-from penstock.kernel.text import storable
+from penstock.kernel.tasks.backoff import FIRST_DELAY, MAX_DELAY, compute_delay
+from penstock.kernel.text import make_storable
 
 _UNCOUNTED = 4  # waits as after the fourth failure: not at once, and not long after the trouble is over
 REASON_LIMIT = 2_000
@@ -26,11 +26,11 @@ class Retry:
     after: timedelta | None = None
     counts: bool = True
 
-    def wait(self, attempt: int, *, first: timedelta = FIRST_DELAY, most: timedelta = MOST_DELAY) -> timedelta:
+    def wait(self, attempt: int, *, first: timedelta = FIRST_DELAY, limit: timedelta = MAX_DELAY) -> timedelta:
         """How long until the next try, after *attempt* of them. What does not count has no number to grow with."""
         if self.after is not None:
             return self.after
-        return delay(attempt if self.counts else _UNCOUNTED, first=first, most=most)
+        return compute_delay(attempt if self.counts else _UNCOUNTED, first=first, limit=limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,6 @@ class Failed:
 Outcome = Done | Retry | Failed
 
 
-def readable(reason: str) -> str:
+def clean_reason(reason: str) -> str:
     """*reason* as every store can keep it: whatever a handler said, its work must not be stuck for it."""
-    return storable(reason, REASON_LIMIT)
+    return make_storable(reason, REASON_LIMIT)

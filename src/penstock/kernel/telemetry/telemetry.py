@@ -142,12 +142,12 @@ class Telemetry:
         self.provider.shutdown()
 
 
-def current_trace() -> str | None:
+def current_traceparent() -> str | None:
     """What runs now, as it is handed on to other processes; None when nobody follows it."""
     return _followed(get_current_span().get_span_context())
 
 
-def followed(traceparent: str | None) -> str | None:
+def normalize_traceparent(traceparent: str | None) -> str | None:
     """The trace that is named, in the one form it has; None when it is none, or nobody follows it."""
     if traceparent is None:
         return None

@@ -150,7 +150,9 @@ class Worker(Generic[T]):
             await asyncio.gather(*waits, return_exceptions=True)
 
 
-def each(handle: Callable[[T], Awaitable[Outcome]], queue: WorkSource[T], *, concurrency: int = 10) -> Handler[T]:
+def handle_each(
+    handle: Callable[[T], Awaitable[Outcome]], queue: WorkSource[T], *, concurrency: int = 10
+) -> Handler[T]:
     """A handler that calls *handle* per item: lanes side by side, the items of a lane one after another.
 
     A lane stops at its first Retry, or when the worker is told to stop; what follows is given back untouched.
@@ -168,7 +170,7 @@ def each(handle: Callable[[T], Awaitable[Outcome]], queue: WorkSource[T], *, con
                 for index in indexes:
                     if stopping.is_set():
                         return
-                    outcomes[index] = outcome = await judged(handle(items[index]))
+                    outcomes[index] = outcome = await run_to_outcome(handle(items[index]))
                     if isinstance(outcome, Retry):
                         return
 
@@ -180,7 +182,7 @@ def each(handle: Callable[[T], Awaitable[Outcome]], queue: WorkSource[T], *, con
     return handler
 
 
-async def judged(work: Awaitable[Outcome]) -> Outcome:
+async def run_to_outcome(work: Awaitable[Outcome]) -> Outcome:
     """The outcome of *work*, whatever it does: the edge where exceptions become outcomes."""
     try:
         return await work

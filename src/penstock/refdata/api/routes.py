@@ -59,7 +59,7 @@ async def _tenant(
     named: Annotated[str | None, Header(alias="X-Tenant-Id", description="For trusted clients only.")] = None,
 ) -> str:
     """R25: the path's tenant, if the caller may act for it."""
-    caller.must_act_for(tenant_id, acts_for=refdata.section.security.tenant.acts_for(caller, named))
+    caller.require_tenant(tenant_id, claimed=refdata.section.security.tenant.acts_for(caller, named))
     return tenant_id
 
 
@@ -111,7 +111,7 @@ async def list_updates(
         raise Invalid(
             "STATUS_NOT_LISTABLE", "committed updates are not listed", hint="the history of a dictionary tells them"
         )
-    moment, event_id = page.after(cursor, [datetime, UUID], (LATEST, LAST_ID))
+    moment, event_id = page.start_after(cursor, [datetime, UUID], (LATEST, LAST_ID))
     found = await refdata.updates(tenant, status, dict_code, before=(moment, event_id), limit=limit)
     return schemas.UpdatePage(updates=[update_status(update) for update in found.items], next=found.next)
 
@@ -121,7 +121,7 @@ async def show_history(
     tenant: Tenant, dict_code: Code, refdata: Service, limit: Limit = 100, cursor: Cursor = None
 ) -> schemas.VersionHistory:
     """R30: the versions of a dictionary and what made them, the latest first."""
-    (before,) = page.after(cursor, [int], [_MOST])
+    (before,) = page.start_after(cursor, [int], [_MOST])
     found = await refdata.history(DictionaryKey(tenant, dict_code), before=before, limit=limit)
     versions = [dictionary_version(version) for version in found.items]
     return schemas.VersionHistory(tenant_id=tenant, dict_code=dict_code, versions=versions, next=found.next)

@@ -14,7 +14,7 @@ import asyncpg
 import structlog
 
 from penstock.kernel.bus import BusDelivery
-from penstock.kernel.db.database import Connection, Database, is_transient, plan_freely
+from penstock.kernel.db.database import Connection, Database, enable_all_plans, is_transient
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.telemetry.telemetry import Telemetry
@@ -131,7 +131,7 @@ class CommandApplier:
         """All of it in one transaction, holding the dictionaries from before the look at what was processed."""
         async with self._db.transaction() as tx:
             if is_snapshot(cases[0].event):
-                await plan_freely(tx)
+                await enable_all_plans(tx)
             judging = await self._judging(tx, [case.event.target for case in cases if case.dictionary])
             new = await store.note_processed(tx, [case.event for case in cases], now=judging.now)
             verdicts = await self._judge(judging, cases, new)

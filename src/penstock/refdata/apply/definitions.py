@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 import structlog
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.locks import transaction_lock
+from penstock.kernel.db.locks import acquire_transaction_lock
 from penstock.kernel.errors import Invalid
 from penstock.refdata import store
 from penstock.refdata.apply import bump_version
@@ -33,7 +33,7 @@ async def register(db: Database, dictionaries: Sequence[Dictionary], tenants: Co
     Those of known *tenants* have a version from now on, so that one nobody ever writes has one to change.
     """
     async with db.transaction() as tx:
-        await transaction_lock(tx, "refdata.definitions")
+        await acquire_transaction_lock(tx, "refdata.definitions")
         now, known = db.clock.now(), await store.definitions(tx)
         targets = [DictionaryKey(tenant, dictionary.section.code) for tenant in tenants for dictionary in dictionaries]
         await store.create_dictionaries(tx, targets, now=now)

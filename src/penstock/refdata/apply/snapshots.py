@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.text import in_words
+from penstock.kernel.text import format_duration
 from penstock.refdata import store
 from penstock.refdata.apply import snapshot_store
 from penstock.refdata.apply.apply_transaction import ApplyTransaction
@@ -64,7 +64,7 @@ async def expire(db: Database, after: timedelta, actor: str) -> int:
             if not await snapshot_store.is_expired(tx, target, snapshot_id, now - after):
                 continue
             came = await snapshot_store.chunk_indexes(tx, target, snapshot_id)
-            said = f"chunks {missing_chunks(came, total)} of {total} did not come within {in_words(after)}"
+            said = f"chunks {missing_chunks(came, total)} of {total} did not come within {format_duration(after)}"
             await _close(
                 judging, target, snapshot_id, CommandVerdict(refusal=CommandRefusal("SNAPSHOT_INCOMPLETE", said))
             )

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.kernel.bus import BusDelivery, BusMessage
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.telemetry.telemetry import TRACEPARENT, followed
+from penstock.kernel.telemetry.telemetry import TRACEPARENT, normalize_traceparent
 from penstock.refdata.contract import FILLED_LIMIT, Command, CommandSource, EventType, Name, decode, encode, message_key
 from penstock.refdata.model import CommandEvent, CommandRefusal, DictionaryKey, readable_error
 
@@ -78,7 +78,7 @@ def command_message(topic: str, event: CommandEvent) -> BusMessage:
 
 def trace_of(message: BusMessage) -> str | None:
     """R26: the trace a message belongs to, when somebody follows it."""
-    return followed(message.headers.get(TRACEPARENT))
+    return normalize_traceparent(message.headers.get(TRACEPARENT))
 
 
 def give_up_message(topic: str, target: DictionaryKey, event_id: UUID) -> BusMessage:

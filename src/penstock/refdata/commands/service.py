@@ -13,10 +13,10 @@ import msgspec
 from penstock.kernel.bus import Bus
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.notifier import Notifier
-from penstock.kernel.db.page import Page, page
+from penstock.kernel.db.page import Page, make_page
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
 from penstock.kernel.ids import new_id
-from penstock.kernel.telemetry.telemetry import current_trace
+from penstock.kernel.telemetry.telemetry import current_traceparent
 from penstock.refdata import store
 from penstock.refdata.commands.commit_waiter import CommitWaiter
 from penstock.refdata.commands.messages import command_message
@@ -139,14 +139,14 @@ class Refdata:
         async with self._db.connection() as connection:
             rows = await store.listed_requests(connection, status, tenant_id, dict_code, before=before, limit=limit + 1)
         is_pending = status is UpdateState.PENDING
-        return page(rows, limit, lambda row: (row.created_at if is_pending else row.updated_at, str(row.event_id)))
+        return make_page(rows, limit, lambda row: (row.created_at if is_pending else row.updated_at, str(row.event_id)))
 
     async def history(self, target: DictionaryKey, *, before: int, limit: int) -> Page[VersionRecord]:
         """R30: the versions of a dictionary and what made them, the latest first."""
         self.catalogue.get(target)
         async with self._db.connection() as connection:
             rows = await store.history(connection, target, before=before, limit=limit + 1)
-        return page(rows, limit, lambda row: (row.version,))
+        return make_page(rows, limit, lambda row: (row.version,))
 
     def _accepted(self, tenant_id: str, command: Command) -> CommandEvent:
         if command.tenant_id not in (None, tenant_id):
@@ -162,7 +162,7 @@ class Refdata:
             source=CommandSource.REST,
             occurred_at=command.occurred_at or now,
         )
-        return CommandEvent(target, event_id, CommandSource.REST, filled, current_trace())
+        return CommandEvent(target, event_id, CommandSource.REST, filled, current_traceparent())
 
     async def _noted(self, event: CommandEvent, body_hash: bytes) -> UpdateRecord:
         """The update as it stands, opened when it is new; Conflict when its id was used for something else."""

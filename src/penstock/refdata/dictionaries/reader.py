@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import asyncpg
 
-from penstock.kernel.db.database import Connection, Database, is_transient, plan_freely
+from penstock.kernel.db.database import Connection, Database, enable_all_plans, is_transient
 from penstock.kernel.errors import Corrupt, Invalid, Transient
 from penstock.refdata import sql_template, store
 from penstock.refdata.model import CommitEntry, DictionaryKey, VersionStamp
@@ -38,7 +38,7 @@ class DictionarySnapshot:
 
     async def all(self) -> AsyncGenerator[Rows, None]:
         """Every item, many at a time; Corrupt when a key or a value is null."""
-        await plan_freely(self._tx)
+        await enable_all_plans(self._tx)
         with _readable(self.target):
             cursor = await self._tx.cursor(self._source.rows, self.target.tenant_id)
             while rows := await cursor.fetch(READ_AT_ONCE):

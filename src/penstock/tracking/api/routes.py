@@ -56,7 +56,7 @@ async def _queue(stage: _StageName) -> Stage:
 
 async def _watching(tracking: Annotated[Tracking, Depends(_tracking)]) -> AsyncIterator[Tracking]:
     """The service, with room for one more event stream."""
-    async with tracking.live.watching():
+    async with tracking.live.reserve_slot():
         yield tracking
 
 
@@ -89,7 +89,7 @@ async def list_files(
     if stage is not None and status is None:
         raise Invalid("STATUS_MISSING", "a stage alone filters nothing", hint="give `status` too")
     stands = RowPosition(stage, status, shard, prefix, updated_since, updated_before)
-    after = page.after(cursor, [str, int], ("", -1))
+    after = page.start_after(cursor, [str, int], ("", -1))
     found = await tracking.files(stands, after=after, limit=limit)
     files = [
         schemas.FileStatus(filename=filename, shards=[views.shard(row) for row in rows])
@@ -109,7 +109,7 @@ async def show_history(
     filename: Filename, tracking: Service, limit: Limit = 1000, cursor: Cursor = None
 ) -> schemas.TrackingHistory:
     """T15: every move of every shard of a file, oldest first: who, when, why."""
-    after = page.after(cursor, [int, int], (0, 0))
+    after = page.start_after(cursor, [int, int], (0, 0))
     found = await tracking.history(filename, after=after, limit=limit)
     return schemas.TrackingHistory(
         filename=filename, moves=[views.event(noted) for noted in found.items], next=found.next
@@ -193,7 +193,7 @@ async def list_queue(
     """T5: what waits for a stage, oldest first. Page with `cursor`: offsets skip rows while the queue moves."""
     found = await tracking.queue(
         stage,
-        after=page.after(cursor, [datetime, int], (BEGINNING, 0)),
+        after=page.start_after(cursor, [datetime, int], (BEGINNING, 0)),
         updated_since=updated_since,
         updated_before=updated_before,
         limit=limit,
@@ -263,7 +263,7 @@ async def watch(
 ) -> StreamingResponse:
     """T17: moves as they are made, as server-sent events named `move`."""
     # Asked before the first word is sent: who has heard it misses nothing from then on.
-    start = await tracking.live.start(last_event_id)
+    start = await tracking.live.start_positions(last_event_id)
     events = tracking.live.stream(start, views.told(stage, filename), "the pipeline")
     return StreamingResponse(events, media_type=EVENT_STREAM)
 

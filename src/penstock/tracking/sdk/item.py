@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.kernel.tasks.backoff import delay
-from penstock.kernel.tasks.outcome import readable
+from penstock.kernel.tasks.backoff import compute_delay
+from penstock.kernel.tasks.outcome import clean_reason
 from penstock.tracking.client import RowResult
 from penstock.tracking.contract import DELAY_LIMIT, StageReportKind
 
@@ -33,7 +33,7 @@ class Item:
 
     def retry(self, error: str, *, after: float | None = None) -> None:
         """Not now: hand it out again, after so many seconds or after a while that grows with its attempts."""
-        seconds = delay(self.attempt).total_seconds() if after is None else after
+        seconds = compute_delay(self.attempt).total_seconds() if after is None else after
         self._say(StageReportKind.RETRY, error, seconds)
 
     def release(self, error: str | None = None, *, after: float | None = None) -> None:
@@ -56,6 +56,6 @@ class Item:
     def _say(self, outcome: StageReportKind, error: str | None = None, after: float | None = None) -> None:
         if not self.is_ended:
             self.is_ended = True
-            said = readable(error) if error else None
+            said = clean_reason(error) if error else None
             wait = None if after is None else min(max(after, 0.0), DELAY_LIMIT)
             self._end(self, RowResult(self.filename, self.shard, self.fence, outcome, said, wait))

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka import Message as Record
 
-from penstock.kernel.bus import BusMessage, DeliveryStream
+from penstock.kernel.bus import BusMessage, DeliveryPolicy
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.outcome import Failed
 from tests.kernel.bus.backends import new_topic
@@ -57,8 +57,8 @@ async def test_a_broker_that_goes_and_comes_back_costs_nothing() -> None:
     with mock_cluster() as cluster:
         async with bus_on(cluster.kafka, timeout=2 * SECOND) as bus:
             await bus.publish([BusMessage(topic, "a", str(n).encode()) for n in range(3)])
-            lease = DeliveryStream(lease_for=2 * SECOND)
-            async with bus.subscribe(topic, worker="unlucky", delivering=lease) as subscription:
+            lease = DeliveryPolicy(lease_for=2 * SECOND)
+            async with bus.subscribe(topic, worker="unlucky", policy=lease) as subscription:
                 async with asyncio.timeout(WITHIN):
                     while not await subscription.take(2):
                         await subscription.wait(1)

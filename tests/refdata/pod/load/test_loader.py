@@ -147,7 +147,7 @@ async def test_a_page_of_a_quicker_pod_is_waited_for(pod: PodHarness) -> None:
     version = await pod.put("LOOSE", {"c": 3})
     query = "SELECT updated_at FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2"
     at = await pod.harness.db.fetchval(query, *LOOSE)
-    cursor = page.encode([version, stamp_of(at), False, b"\0a".hex()])
+    cursor = page.encode_cursor([version, stamp_of(at), False, b"\0a".hex()])
     found = await pod.get(f"LOOSE/all?cursor={cursor}")
     assert (found.status, [item["key"] for item in found.json["items"]]) == (200, ["b", "c"])
 

@@ -77,7 +77,7 @@ ASKED = [
     Ask(200, f"{BASE}/all", KNOWN, {}, {"Accept": "application/x-ndjson"}),
     Ask(400, f"{BASE}/all", KNOWN, {"limit": 10_001}),
     Ask(422, f"{BASE}/all", KNOWN, {"cursor": "bm90aGluZw"}),
-    Ask(410, f"{BASE}/all", KNOWN, {"cursor": paging.encode([1, 1, False, "00"])}),
+    Ask(410, f"{BASE}/all", KNOWN, {"cursor": paging.encode_cursor([1, 1, False, "00"])}),
     Ask(200, f"{BASE}/version", KNOWN),
     Ask(404, f"{BASE}/version", {**KNOWN, "dictCode": "NONE"}),
     Ask(409, f"{BASE}/version", KNOWN, {}, {"X-Min-Version": "1000"}),

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.app.http_server import listening
+from penstock.app.http_server import bind_listener
 from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.raw_client import ACME, LOCAL, SlowPage, asking, connected, stuck
 from tests.support.waiting import becomes
@@ -115,7 +115,7 @@ async def test_a_refused_client_that_stays_is_cut_off(filled: PodHarness, monkey
 @asynccontextmanager
 async def _serving(pod: PodHarness) -> AsyncIterator[tuple[str, asyncio.Event, "asyncio.Task[None]"]]:
     """The pod on one more port, which a test can have stopped."""
-    with listening("127.0.0.1", 0) as sock:
+    with bind_listener("127.0.0.1", 0) as sock:
         stopping = asyncio.Event()
         serving = asyncio.create_task(pod.server.serve(sock.dup(), stopping, 20.0))
         yield f"http://127.0.0.1:{sock.getsockname()[1]}", stopping, serving

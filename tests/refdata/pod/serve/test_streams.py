@@ -103,7 +103,7 @@ async def test_a_cursor_is_of_one_dictionary(filled: PodHarness) -> None:
             {"a": 1},
         ]
         for values in forged:
-            made_up = paging.encode(values) if isinstance(values, list) else "eyJhIjoxfQ"
+            made_up = paging.encode_cursor(values) if isinstance(values, list) else "eyJhIjoxfQ"
             refused = await raw.ask(asking(f"{ACME}/all?cursor={made_up}"))
             assert (refused.status in (409, 410, 422), refused.is_last) == (True, False), (values, refused)
         for made_up in ("x", "%00", "a" * 5_000, "%FF", "", "W10", "bnVsbA"):
@@ -118,7 +118,7 @@ async def test_a_forged_place_shows_nothing_but_its_own_version(filled: PodHarne
         cursor = (await _page(raw, 5, None)).json["next"]
         *mark, _ = orjson.loads(_decoded(cursor))
         for place in ("", "00", "01", "ff", "00" + b"k049".hex(), "ff" * 1_400, "00" * 600, "02"):
-            page = await raw.ask(asking(f"{ACME}/all?cursor={paging.encode([*mark, place])}"))
+            page = await raw.ask(asking(f"{ACME}/all?cursor={paging.encode_cursor([*mark, place])}"))
             assert page.status == 200
             assert {item["key"] for item in page.json["items"]} <= ITEMS.keys()
 

@@ -76,7 +76,7 @@ class ReportModel:
         try:
             async with self._api.session() as session:
                 body = orjson.dumps({"model": self.name, "messages": messages, "stream": False})
-                return self._api.hidden(await self._api.call(session, "POST", URL(self._url), _written, body))
+                return self._api.mask_secrets(await self._api.call(session, "POST", URL(self._url), _written, body))
         except CallFailed as failed:
             details = {"attempts": failed.attempts}
             raise StepFailed(_CODES[failed.failure], failed.message, details, retryable=failed.is_retryable) from failed

@@ -8,7 +8,7 @@ from penstock.flows.kinds.market.ohlcv import OHLCV_EXPORT, OhlcvInputs, worker_
 from penstock.flows.kinds.market.renderers import drawn_here, image_api
 from penstock.flows.kinds.market.report import LLM_REPORT, ReportInputs, ReportModel, worker_llm_report
 from penstock.flows.step import KindContext, ReportCheck, Workers
-from penstock.kernel.config.loader import SecretRef, resolve
+from penstock.kernel.config.loader import SecretRef, resolve_secret
 
 kinds = Workers()
 kinds.declare(OHLCV_EXPORT, check_inputs=checks(OhlcvInputs))
@@ -32,4 +32,4 @@ def make_workers(context: KindContext) -> Workers:
 
 
 def _token(name: str, token: SecretRef | None) -> str | None:
-    return resolve(token, f"flows.{name}.token") if token else None
+    return resolve_secret(token, f"flows.{name}.token") if token else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.kernel.bus import BusMessage, DeadLetter, DeliveryStream, checked
+from penstock.kernel.bus import BusMessage, DeadLetter, DeliveryPolicy, validate_messages
 from penstock.kernel.bus.kafka.letters import dead_topic, exhume
 from penstock.kernel.bus.kafka.sender import KafkaSender, OutgoingMessage
 from penstock.kernel.bus.kafka.subscription import KafkaSubscription, consumer_settings
@@ -60,7 +60,7 @@ class KafkaBus:
         self._topics = Topics(self._config, timeout.total_seconds())
 
     async def publish(self, messages: Sequence[BusMessage], *, tx: Connection | None = None) -> None:
-        for message in checked(messages):
+        for message in validate_messages(messages):
             _check_size(message)
         if tx is None:
             await self._publish([_letter(message) for message in messages])
@@ -90,14 +90,14 @@ class KafkaBus:
         topic: str,
         *,
         worker: str,
-        delivering: DeliveryStream = DeliveryStream(),  # noqa: B008 - frozen
+        policy: DeliveryPolicy = DeliveryPolicy(),  # noqa: B008 - frozen
     ) -> AsyncIterator[KafkaSubscription]:
         await asyncio.to_thread(self._ensure, [topic])
         await asyncio.to_thread(self._ensure, [dead_topic(topic)], partitions=1)  # one, so that they keep their order
         settings = consumer_settings(
-            self._consumer_config, group=self._group(topic), worker=worker, lease_for=delivering.lease_for
+            self._consumer_config, group=self._group(topic), worker=worker, lease_for=policy.lease_for
         )
-        subscription = KafkaSubscription(topic, delivering, settings, self._clock, self._deliver)
+        subscription = KafkaSubscription(topic, policy, settings, self._clock, self._deliver)
         async with subscription.joined():
             yield subscription
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from penstock.kernel.bus import BusDelivery, DeliveryStream
+from penstock.kernel.bus import BusDelivery, DeliveryPolicy
 from penstock.kernel.bus.kafka.letters import bury
 from penstock.kernel.bus.kafka.member import GroupMember
 from penstock.kernel.bus.kafka.place import plan
@@ -30,11 +30,11 @@ class KafkaSubscription:
     """The partitions the group gave to one worker, as a queue for the work loop."""
 
     def __init__(
-        self, topic: str, delivering: DeliveryStream, config: Mapping[str, Any], clock: Clock, deliver: Deliver
+        self, topic: str, policy: DeliveryPolicy, config: Mapping[str, Any], clock: Clock, deliver: Deliver
     ) -> None:
         self.name = topic
-        self.lease_for = delivering.lease_for
-        self._delivering = delivering
+        self.lease_for = policy.lease_for
+        self._delivering = policy
         self._clock = clock
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()

@@ -96,7 +96,7 @@ class NodeConnections:
             await _hang_up(line)
 
     async def _try(self, question: Callable[["Redis"], Awaitable[Answer]]) -> Answer:
-        backoff = Backoff(first=timedelta(milliseconds=50), most=timedelta(seconds=1))
+        backoff = Backoff(first=timedelta(milliseconds=50), limit=timedelta(seconds=1))
         for _ in range(_TRIES - 1):
             with suppress(*TROUBLE):
                 return await self._ask_once(question)

@@ -56,7 +56,7 @@ class RedisListener:
         return [asyncio.create_task(self._keep(name, way), name=f"{self._group} {name}") for name, way in ways.items()]
 
     async def _keep(self, name: str, path: Callable[[Backoff], Awaitable[None]]) -> None:
-        backoff = Backoff(most=_RETRY_AT_MOST)
+        backoff = Backoff(limit=_RETRY_AT_MOST)
         while True:
             try:
                 await path(backoff)

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from penstock.kernel.errors import NotFound
 from penstock.kernel.storage import RESERVED, ObjectInfo, StoredObject, checked_path
-from penstock.kernel.storage.failures import changed, down, source_size
+from penstock.kernel.storage.failures import changed_object, source_size, storage_down
 from penstock.kernel.storage.folder.files import FolderFiles
 
 PIECE = 1 << 20
@@ -54,7 +54,7 @@ class FolderStorage:
         file, info = await self._run(self._files.open, checked_path(path))
         with file:
             if etag not in (None, info.etag):
-                raise changed(path)
+                raise changed_object(path)
             while piece := await self._run(file.read, PIECE):
                 yield piece
 
@@ -104,7 +104,7 @@ class FolderStorage:
         read = self._read(path).data
         self._files.delete(path)
         if read != _PROBE:
-            raise down(str(self._root), "what is read is not what was written", hint="check the disk")
+            raise storage_down(str(self._root), "what is read is not what was written", hint="check the disk")
         self._files.remove_stale_drafts(now=written.modified_at)
 
     async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -112,4 +112,4 @@ class FolderStorage:
             return await asyncio.to_thread(work, *args, **kwargs)
         except OSError as error:
             hint = _HINTS.get(error.errno or 0, "check the folder and its disk")
-            raise down(str(self._root), error.strerror or str(error), hint=hint) from error
+            raise storage_down(str(self._root), error.strerror or str(error), hint=hint) from error

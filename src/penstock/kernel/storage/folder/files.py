@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from penstock.kernel.storage import RESERVED, ObjectInfo, is_object_path
-from penstock.kernel.storage.failures import changed, exists, missing
+from penstock.kernel.storage.failures import changed_object, existing_object, missing_object
 from penstock.kernel.storage.folder.tree import open_file, open_folder, present_file, remove_empty, remove_file
 
 STALE_AFTER = timedelta(days=1)
@@ -46,12 +46,12 @@ class FolderFiles:
     def create(self, path: str, data: bytes) -> ObjectInfo:
         def link(draft: FileDraft, folder: int, name: str, current: os.stat_result | None) -> None:
             if current is not None:
-                raise exists(path)
+                raise existing_object(path)
             try:
                 # A link, unlike a rename, never takes the place of what another process put there just now.
                 os.link(draft.file, name, dst_dir_fd=folder)
             except FileExistsError as error:
-                raise exists(path) from error
+                raise existing_object(path) from error
 
         with self._draft(lambda out: out.write(data)) as draft:
             return self._place(path, draft, link)
@@ -59,7 +59,7 @@ class FolderFiles:
     def replace(self, path: str, data: bytes, etag: str) -> ObjectInfo:
         def rename_over(draft: FileDraft, folder: int, name: str, current: os.stat_result | None) -> None:
             if current is None or _etag(current) != etag:
-                raise changed(path)
+                raise changed_object(path)
             os.replace(draft.file, name, dst_dir_fd=folder)
 
         with self._draft(lambda out: out.write(data)) as draft, self._locked(path):
@@ -72,7 +72,7 @@ class FolderFiles:
             with open_folder(self._root, folders) as folder:
                 opened = open_file(folder, name)
         except FileNotFoundError as error:
-            raise missing(path) from error
+            raise missing_object(path) from error
         return os.fdopen(opened, "rb"), _info(path, os.fstat(opened))
 
     def scan(self, folder: str) -> list[ObjectInfo | str]:

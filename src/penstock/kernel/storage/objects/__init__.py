@@ -15,7 +15,7 @@ from obstore.store import GCSStore
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import Conflict, NotFound, PenstockError, Transient
 from penstock.kernel.storage import RESERVED, ObjectInfo, StoredObject, checked_path, is_object_path
-from penstock.kernel.storage.failures import changed, down, exists, missing, source_size
+from penstock.kernel.storage.failures import changed_object, existing_object, missing_object, source_size, storage_down
 from penstock.kernel.storage.objects.bucket import open_bucket
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ObjectStorage:
             return await self._put(path, data, len(data), guard)
         except (Conflict, NotFound) as error:
             # S3 may answer "exists" when two conditional writes meet.
-            raise changed(path) from error
+            raise changed_object(path) from error
 
     async def put_file(self, path: str, source: Path) -> ObjectInfo:
         size = await asyncio.to_thread(source_size, source)
@@ -100,7 +100,7 @@ class ObjectStorage:
             read = bytes(await found.bytes_async())
         await self._delete(path)
         if read != _PROBE:
-            raise down(self._url, "what is read is not what was written", hint="check the bucket")
+            raise storage_down(self._url, "what is read is not what was written", hint="check the bucket")
 
     async def _put(self, path: str, content: bytes | Path, size: int, mode: "PutMode") -> ObjectInfo:
         part = max(PART, size // _PARTS)
@@ -121,7 +121,7 @@ class ObjectStorage:
         with self._reported(path):
             found = await obstore.head_async(self._store, path)
         if found["e_tag"] != etag:
-            raise changed(path)
+            raise changed_object(path)
         return {"version": found["version"]}
 
     async def _delete(self, path: str) -> None:
@@ -143,16 +143,16 @@ class ObjectStorage:
         message = str(error)
         if not any(word in message for word in _NO_BUCKET):
             if isinstance(error, FileNotFoundError):
-                return missing(path)
+                return missing_object(path)
             if isinstance(error, AlreadyExistsError):
-                return exists(path)
+                return existing_object(path)
             if isinstance(error, PreconditionError):
-                return changed(path)
+                return changed_object(path)
         # Without the client's inner life, and without queries, which may carry a signature.
         return self._down(re.sub(r"\?\S*", "", message.partition("\n")[0]))
 
     def _down(self, why: str) -> Transient:
-        return down(self._url, why, hint="check endpoint, bucket, region and credentials")
+        return storage_down(self._url, why, hint="check endpoint, bucket, region and credentials")
 
 
 def _info(found: "ObjectMeta") -> ObjectInfo:

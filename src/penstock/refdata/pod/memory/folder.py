@@ -10,7 +10,7 @@ from time import time
 
 import structlog
 
-from penstock.kernel.db.datadir import make_folder
+from penstock.kernel.db.datadir import create_folder
 from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import Conflict
 
@@ -24,7 +24,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it is ours 
 def pod_folder(chosen: Path | None, data_dir: Path, holder: str) -> Iterator[Path]:
     """A new folder in *chosen*, else in shared memory, else in *data_dir*; what dead pods left there is removed."""
     parent = chosen or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else data_dir)
-    make_folder(parent, 0o700)
+    create_folder(parent, 0o700)
     _reap(parent)
     made = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
     # Locked before it has its name: others that start now must not take it for a dead one's.

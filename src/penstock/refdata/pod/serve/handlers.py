@@ -167,7 +167,7 @@ def _page(
         raise ResourceGone("VERSION_EXPIRED", said, hint="begin again without a cursor")
     # When it is not known whether there is more, the next page tells: it may be empty.
     is_last = len(found) < limit and sum(len(place) + len(value) for place, value in found) < _PAGE_SIZE
-    more = None if is_last else page.encode([*at.mark, found[-1][0].hex()])
+    more = None if is_last else page.encode_cursor([*at.mark, found[-1][0].hex()])
     items = b",".join(map(as_line, found))
     body = b'{"version":%d,"items":[%b],"next":%b}' % (at.mark.version, items, orjson.dumps(more))
     head = responses.data_head(at.mark, responses.MEMORY, entry.age)
@@ -197,7 +197,7 @@ def _limit(given: str | None) -> int:
 
 
 def _at(cursor: str) -> PageCursor:
-    *mark, place = page.decode(cursor, [int, int, bool, str])
+    *mark, place = page.decode_cursor(cursor, [int, int, bool, str])
     try:
         at = PageCursor(VersionStamp(*mark), bytes.fromhex(place))
     except ValueError as error:

@@ -127,7 +127,7 @@ class Router:
             return Authenticate(None if given is None else given.decode("latin-1"))
         named = request.headers.get(b"x-tenant-id")
         whom = self._tenants.acts_for(grant.principal, None if named is None else named.decode("latin-1"))
-        grant.principal.must_act_for(address.target.tenant_id, acts_for=whom)
+        grant.principal.require_tenant(address.target.tenant_id, claimed=whom)
         if self.cells[0] != self.sequence:
             self.renew()
         entry = self.entry(address.target)

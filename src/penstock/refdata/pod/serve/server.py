@@ -8,7 +8,7 @@ from time import monotonic
 
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError, Transient
 from penstock.kernel.http.auth import Authenticator
-from penstock.kernel.http.sockets import queued
+from penstock.kernel.http.sockets import accept_queued
 from penstock.kernel.tasks.wait import wait_event
 from penstock.refdata.model import VersionStamp
 from penstock.refdata.pod.ipc import (
@@ -69,7 +69,7 @@ class PodServer:
         keeping_time = asyncio.create_task(self._keep_time(), name="time")
         await stopping.wait()
         self.front.drain()
-        waiting = list(queued(listening))
+        waiting = list(accept_queued(listening))
         server.close()
         for one in waiting:  # whoever had connected is taken in
             await loop.connect_accepted_socket(lambda: PodConnection(self), one)
