@@ -1,11 +1,12 @@
 """The API of flows from Python: a method per route."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 from urllib.parse import quote
 
 from penstock.flows.contract import PREFIX
-from penstock.kernel.http.client import ApiClient, Json
+from penstock.kernel.http.client import ApiClient, Download, Json
 
 
 class FlowClient(ApiClient):
@@ -45,6 +46,10 @@ class FlowClient(ApiClient):
 
     async def logs(self, run_id: str, step_id: str, **params: Any) -> Json:
         return await self._get(f"{_step(run_id, step_id)}/logs", params)
+
+    async def run_logs(self, run_id: str, **params: Any) -> Json:
+        """F18: return log lines of all steps of a run, oldest first."""
+        return await self._get(f"{_run(run_id)}/logs", params)
 
     async def flows(self) -> Json:
         return await self._get("/flows")
@@ -91,6 +96,10 @@ class FlowClient(ApiClient):
     async def read(self, run_id: str, step_id: str, name: str) -> bytes:
         """F6: an artifact."""
         return (await self._exchange("GET", f"{_step(run_id, step_id)}/artifacts/{quote(name)}")).body
+
+    def download(self, run_id: str, step_id: str, name: str) -> AbstractAsyncContextManager[Download]:
+        """F6: open an artifact as a stream."""
+        return self._download(f"{_step(run_id, step_id)}/artifacts/{quote(name)}")
 
 
 def _run(run_id: str) -> str:

@@ -55,6 +55,36 @@ async def test_logs_are_kept_by_attempt(harness: FlowsHarness) -> None:
     problem(await harness.http.get("/flow_runs/r1/steps/none/logs"), 404, "STEP_NOT_FOUND")
 
 
+async def test_the_log_of_a_run_has_the_lines_of_all_steps(harness: FlowsHarness, clock: ManualClock) -> None:
+    """F18: the lines of all steps are in the order of their time, each with its step, in pages."""
+    await harness.create({"a": {"kind": "work"}, "b": {"kind": "work"}})
+    items = {item["stepId"]: item for item in await harness.claim()}
+    for step, text in (("b", "1"), ("a", "2"), ("b", "3")):
+        lines = [{"message": text}]
+        await harness.post(f"{step_path(items[step])}/logs", fence=items[step]["fence"], lines=lines)
+        clock.advance(SECOND)
+    first = await harness.get("/flow_runs/r1/logs", limit=2)
+    rest = await harness.get("/flow_runs/r1/logs", limit=2, cursor=first["next"])
+    found = [*first["lines"], *rest["lines"]]
+    assert [(line["stepId"], line["message"]) for line in found] == [("b", "1"), ("a", "2"), ("b", "3")]
+    assert (rest["next"], rest["runId"]) == (None, "r1")
+    assert (found[0]["attempt"], found[0]["level"]) == (1, "info")
+    problem(await harness.http.get("/flow_runs/none/logs"), 404, "RUN_NOT_FOUND")
+
+
+async def test_a_flow_names_its_latest_run(harness: FlowsHarness, clock: ManualClock) -> None:
+    """F15: a listed flow has the id, status and times of its latest run, or null before the first run."""
+    assert (await harness.get("/flows"))["flows"][0]["latestRun"] is None
+    for run_id in ("n1", "n2"):
+        await harness.post("/flow_runs", 201, runId=run_id, flow="nightly")
+        clock.advance(SECOND)
+    [head] = (await harness.get("/flows"))["flows"]
+    run = await harness.run("n2")
+    expected = {name: run[name] for name in ("runId", "status", "createdAt", "finishedAt")}
+    assert head["latestRun"] == expected
+    assert (await harness.get("/flows/nightly"))["latestRun"] == expected
+
+
 async def test_the_history_has_every_move(harness: FlowsHarness) -> None:
     """F18: who moved the run and each step, when and why, oldest first, in pages."""
     await harness.create(chain("a", "b"))

@@ -1,5 +1,6 @@
 """What can be seen of harvest: feeds, runs, partitions, records and the watermark."""
 
+from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ async def test_what_feeds_tell(api: HarvestApiClient) -> None:
     assert (before["feed"], before["source"], before["url"]) == (FEED, "rest", api.stepper.source.url)
     assert (before["watermark"], before["lastRun"], before["pending"]) == (None, None, 0)
     assert (before["pausedUntil"], before["everySeconds"]) == (None, None)
+    assert (before["lastEndedRun"], before["nextRunAt"]) == (None, None)
     run_id = await api.completed()
     feed = await api.get(f"/feeds/{FEED}")
     run = await api.get(f"/runs/{run_id}")
@@ -24,6 +26,22 @@ async def test_what_feeds_tell(api: HarvestApiClient) -> None:
     assert feed["lastRun"].keys() == run.keys() - {"heatmap", "history"}
     assert (feed["lastRun"]["runId"], feed["pending"]) == (run_id, 0)
     assert (await api.get("/feeds"))["feeds"][0]["watermark"] == feed["watermark"]
+
+
+async def test_a_feed_names_its_last_ended_run_and_its_next_run(database_url: str, tmp_path: Path) -> None:
+    """H13: an active run does not hide the result of the run before it; `every` gives the time of the next run."""
+    async with harvest_stepper(database_url, tmp_path, every=3600) as turned, serving(turned) as api:
+        before = await api.get(f"/feeds/{FEED}")
+        assert (before["lastEndedRun"], before["everySeconds"]) == (None, 3600)
+        assert before["nextRunAt"] is not None
+        failed = await turned.planned()
+        await turned.harvest.cancel(failed, "test", "slow")
+        active = await turned.planned()
+        feed = await api.get(f"/feeds/{FEED}")
+        assert (feed["lastRun"]["runId"], feed["lastEndedRun"]["runId"]) == (str(active), str(failed))
+        assert feed["lastEndedRun"]["state"] == "consolidation_skipped"
+        asked, due = (datetime.fromisoformat(at) for at in (feed["lastRun"]["requestedAt"], feed["nextRunAt"]))
+        assert due - asked == timedelta(hours=1)
 
 
 async def test_partitions(api: HarvestApiClient) -> None:

@@ -181,30 +181,47 @@ class FlowViews:
         lines = [schemas.LogLine.model_validate(dict(item)) for item in found.items]
         return schemas.LogPage(run_id=run_id, step_id=step_id, lines=lines, next=found.next)
 
+    async def run_logs(self, run_id: str, after: tuple[datetime | None, int], limit: int) -> schemas.RunLogPage:
+        """F18: return the log lines of all steps of a run in the order of their time."""
+        async with self._db.connection() as connection:
+            head = await _run(connection, run_id)
+            rows = await connection.fetch(SQL["run_logs"], head["id"], *after, limit + 1)
+        found = make_page(rows, limit, lambda line: [line["at"], line["id"]])
+        lines = [schemas.RunLogLine.model_validate(dict(line)) for line in found.items]
+        return schemas.RunLogPage(run_id=run_id, lines=lines, next=found.next)
+
     async def flows(self) -> schemas.FlowList:
         """F15: all flows by name, and the files that hold none."""
         known = self._catalogue.flows()
         kept = await self._kept([name for name, spec in known.items() if spec.schedule])
-        heads = [schemas.FlowHead(**self._head(spec, kept)) for _, spec in sorted(known.items())]
+        latest = await self._latest_runs(list(known))
+        heads = [schemas.FlowHead(**self._head(spec, kept, latest)) for _, spec in sorted(known.items())]
         return schemas.FlowList(flows=heads, troubles=dict(self._catalogue.troubles()))
 
     async def flow(self, name: str) -> schemas.FlowView:
         """F15: one flow as it is written, and drawn."""
         spec = self._catalogue.flow(name)
         document = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        head = self._head(spec, await self._kept([name]))
+        head = self._head(spec, await self._kept([name]), await self._latest_runs([name]))
         return schemas.FlowView(**head, spec=document, mermaid=mermaid(spec.steps))
 
     async def _kept(self, names: Sequence[str]) -> Mapping[str, asyncpg.Record]:
         return {row["flow"]: row for row in await self._db.fetch(SQL["schedules"], names)}
 
-    def _head(self, spec: FlowSpec, kept: Mapping[str, asyncpg.Record]) -> Json:
+    async def _latest_runs(self, names: Sequence[str]) -> Mapping[str, schemas.LatestRun]:
+        rows = await self._db.fetch(SQL["latest_runs"], names)
+        return {row["flow"]: schemas.LatestRun.model_validate(dict(row)) for row in rows}
+
+    def _head(
+        self, spec: FlowSpec, kept: Mapping[str, asyncpg.Record], latest: Mapping[str, schemas.LatestRun]
+    ) -> Json:
         return {
             "name": spec.name,
             "description": spec.description,
             "steps": len(spec.steps),
             "max_active_runs": spec.max_active_runs,
             "schedule": self._schedule(spec, kept.get(spec.name)),
+            "latest_run": latest.get(spec.name),
         }
 
     def _schedule(self, spec: FlowSpec, kept: asyncpg.Record | None) -> schemas.ScheduleView | None:

@@ -96,6 +96,22 @@ WHERE l.run = $1 AND l.n = $2 AND l.id > $3 AND ($5::integer IS NULL OR l.attemp
 ORDER BY l.id
 LIMIT $4;
 
+-- name: run_logs
+-- F18: the log of a run: the lines of all its steps in the order of their time.
+SELECT l.id, l.at, t.step_id, l.attempt, l.fence, l.level, l.message
+FROM flow_log l JOIN flow_step t ON t.run = l.run AND t.n = l.n
+WHERE l.run = $1 AND ($2::timestamptz IS NULL OR (l.at, l.id) > ($2, $3::bigint))
+ORDER BY l.at, l.id
+LIMIT $4;
+
+-- name: latest_runs
+-- The latest run of each of some flows.
+SELECT f.flow, r.run_id, r.status, r.created_at, r.finished_at
+FROM unnest($1::text[]) AS f (flow)
+CROSS JOIN LATERAL (
+    SELECT run_id, status, created_at, finished_at FROM flow_run WHERE flow_run.flow = f.flow ORDER BY id DESC LIMIT 1
+) AS r;
+
 -- name: schedules
 -- F16: what is known of the schedules of some flows.
 SELECT s.flow, s.is_paused, s.last_run, s.note FROM flow_schedule s WHERE s.flow = ANY ($1);

@@ -1,6 +1,7 @@
 """The API of flows: /api/v1/flow_runs and /api/v1/flows; what workers ask for is in steps."""
 
 from collections.abc import AsyncIterator, Callable
+from datetime import datetime
 from typing import Annotated, Any
 
 import orjson
@@ -125,6 +126,13 @@ async def watch_run(run_id: RunId, views: Views, live: Watching, last_event_id: 
     return await _streamed(
         live, last_event_id, lambda noted: move(noted) if noted.entry.subject.partition("/")[0] == run_id else None
     )
+
+
+@routes.get("/flow_runs/{runId}/logs")
+async def run_logs(run_id: RunId, views: Views, limit: Limit = 200, cursor: Cursor = None) -> schemas.RunLogPage:
+    """F18: return the log lines of all steps of a run, oldest first."""
+    at, line = page.start_after(cursor, [datetime, int], (None, 0))
+    return await views.run_logs(run_id, (at, line), limit)
 
 
 @routes.get("/flow_runs/{runId}/history")

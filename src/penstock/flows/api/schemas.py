@@ -163,6 +163,18 @@ class LogPage(Camel):
     next: str | None
 
 
+class RunLogLine(LogLine):
+    """F18: a line of the log of a run, with its step."""
+
+    step_id: str
+
+
+class RunLogPage(Camel):
+    run_id: str
+    lines: list[RunLogLine]
+    next: str | None
+
+
 class ScheduleView(Camel):
     """F16: when a flow runs by itself."""
 
@@ -176,12 +188,22 @@ class ScheduleView(Camel):
     note: str | None = Field(description="Why the last time passed without a run.")
 
 
+class LatestRun(Camel):
+    """The latest run of a flow."""
+
+    run_id: str
+    status: FlowRunStatus
+    created_at: datetime
+    finished_at: datetime | None
+
+
 class FlowHead(Camel):
     name: str
     description: str
     steps: int
     max_active_runs: int | None
     schedule: ScheduleView | None
+    latest_run: LatestRun | None = Field(description="The latest run, however it was started.")
 
 
 class FlowList(Camel):

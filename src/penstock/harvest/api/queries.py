@@ -10,8 +10,9 @@ import asyncpg
 from pydantic import ValidationError
 
 from penstock.harvest.api import schemas
-from penstock.harvest.config import HarvestSection
+from penstock.harvest.config import FeedSection, HarvestSection
 from penstock.harvest.consolidate import watermark
+from penstock.harvest.contract import HarvestRunState, PlanState
 from penstock.harvest.feed.feeds import known_feed
 from penstock.harvest.model import no_run
 from penstock.harvest.store import SQL as SHARED
@@ -25,6 +26,7 @@ from penstock.kernel.storage import Storage
 SQL = sql.load("penstock.harvest.api")
 Position = tuple[datetime, UUID] | tuple[None, None]
 START: Position = (None, None)
+ENDED = (PlanState.FAILED, HarvestRunState.COMPLETED, HarvestRunState.FAILED, HarvestRunState.CONSOLIDATION_SKIPPED)
 _DIGITS = 15  # as many as a reader that knows only floats keeps
 
 
@@ -48,6 +50,7 @@ class HarvestViews:
         section = known_feed(self._section, name)
         row = await self._db.fetchrow(SQL["feeds"], [name], self._db.clock.now())
         runs = await self.runs(name, START, 1)
+        last = runs.items[0] if runs.items else None
         return schemas.FeedView(
             feed=name,
             source=section.source.kind,
@@ -58,8 +61,21 @@ class HarvestViews:
             paused_until=row["paused_until"] if row else None,
             pause_reason=row["pause_reason"] if row else None,
             pending=row["pending"] if row else 0,
-            last_run=runs.items[0] if runs.items else None,
+            last_run=last,
+            last_ended_run=last if last is None or last.state in ENDED else await self._last_ended_run(name),
+            next_run_at=self._next_run_at(section, last),
         )
+
+    async def _last_ended_run(self, feed: str) -> schemas.HarvestRun | None:
+        row = await self._db.fetchrow(SQL["last_ended_run"], feed, list(ENDED))
+        return schemas.HarvestRun.model_validate(dict(row)) if row else None
+
+    def _next_run_at(self, section: FeedSection, last: schemas.HarvestRun | None) -> datetime | None:
+        """Return the earliest time at which the schedule starts a run; an active run is awaited first."""
+        if section.every is None:
+            return None
+        now = self._db.clock.now()
+        return now if last is None else max(now, last.requested_at + section.every)
 
     async def runs(self, feed: str | None, after: Position, limit: int) -> Page[schemas.HarvestRun]:
         """Runs, the latest first."""

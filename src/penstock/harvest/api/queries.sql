@@ -12,6 +12,11 @@ WHERE feed = $4 AND ($1::timestamptz IS NULL OR (requested_at, run_id) < ($1, $2
 ORDER BY requested_at DESC, run_id DESC
 LIMIT $3;
 
+-- name: last_ended_run
+-- The latest run of a feed that has ended.
+SELECT *, forced_because AS force_reason FROM harvest_run
+WHERE feed = $1 AND state = ANY ($2::text[]) ORDER BY requested_at DESC, run_id DESC LIMIT 1;
+
 -- name: run
 -- One run.
 SELECT *, forced_because AS force_reason FROM harvest_run WHERE run_id = $1;

@@ -143,7 +143,11 @@ class FeedView(Camel):
     paused_until: datetime | None
     pause_reason: str | None
     pending: int = Field(description="Raw records that are not consolidated.")
-    last_run: HarvestRun | None
+    last_run: HarvestRun | None = Field(description="The latest run, which may be active.")
+    last_ended_run: HarvestRun | None = Field(description="The latest run that has ended: its state is the result.")
+    next_run_at: datetime | None = Field(
+        description="When the schedule starts the next run, at the earliest; null without `every`."
+    )
 
 
 class FeedList(Camel):
