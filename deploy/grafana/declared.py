@@ -4,7 +4,7 @@ from deploy.grafana.panels import Dashboard, Panel, Row, Variable, graph, stat, 
 
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 _RATE = "[$__rate_interval]"
-_ASKED = 'route!~"/actuator/.*"'  # health says 503 on purpose
+_ASKED = 'route!~"/actuator/.*|/healthz|/readyz|/metrics"'  # health says 503 on purpose
 _FAILED = """max by (stage) (penstock_tracking_rows{@,status="failed"})
   - min by (stage) (min_over_time(penstock_tracking_rows{@,status="failed"}[6h]))"""
 OVERVIEW, TRACKING, WAY_IN, PODS = "penstock-overview", "penstock-tracking", "penstock-refdata-in", "penstock-pods"
