@@ -1,10 +1,10 @@
-"""The dashboards: in each, the first row tells whether anything is wrong now, those below tell why."""
+"""Declare the dashboards: the first row of each shows current problems, the rows below show their causes."""
 
 from deploy.grafana.panels import Dashboard, Panel, Row, Variable, graph, stat, table
 
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 _RATE = "[$__rate_interval]"
-_ASKED = 'route!~"/actuator/.*|/healthz|/readyz|/metrics"'  # health says 503 on purpose
+_ASKED = 'route!~"/actuator/.*|/healthz|/readyz|/metrics"'  # health checks return 503 on purpose
 _FAILED = """max by (stage) (penstock_tracking_rows{@,status="failed"})
   - min by (stage) (min_over_time(penstock_tracking_rows{@,status="failed"}[6h]))"""
 OVERVIEW, TRACKING, WAY_IN, PODS = "penstock-overview", "penstock-tracking", "penstock-refdata-in", "penstock-pods"
@@ -24,47 +24,49 @@ def _broken(part: str, about: str, expr: str, to: str, bad: float = 1) -> Panel:
 _PLATFORM = Dashboard(
     OVERVIEW,
     "Penstock: overview",
-    "Whether anything is wrong now, in which part, and how the processes do. Begin here.",
+    "Current problems by part, and the state of the processes. Start here.",
     [
         Row(
             "Now",
             [
                 stat(
                     "Alerts firing",
-                    "Bad: anything but 0. The table below names them; each has its page in the runbook.",
+                    "Number of firing Penstock alerts. Bad: more than 0. The table below lists them; each alert "
+                    "has a page in the runbook.",
                     'count(ALERTS{alertstate="firing",alertname=~"Penstock.*"}) or vector(0)',
                     bad=1,
                 ),
                 stat(
                     "Processes down",
-                    "Processes Prometheus cannot reach. Bad: anything but 0.",
+                    "Processes that Prometheus cannot scrape. Bad: more than 0.",
                     "count(up{@} == 0) or vector(0)",
                     bad=1,
                 ),
                 stat(
                     "Processes not ready",
-                    "Reached, but they take no requests: starting, draining, or without what they need. Bad: more than "
-                    "0 for longer than a start takes.",
+                    "Processes that answer but accept no requests: starting, draining, or missing a dependency. "
+                    "Bad: more than 0 for longer than a start takes.",
                     "count(penstock_ready{@} == 0) or vector(0)",
                     warn=1,
                     bad=2,
                 ),
                 stat(
                     "Dependencies down",
-                    "Databases, buses, signals, stores that a process cannot reach. Bad: anything but 0.",
+                    "Databases, message buses, signals and object stores that a process cannot reach. Bad: more "
+                    "than 0.",
                     "count(penstock_component_up{@} == 0) or vector(0)",
                     bad=1,
                 ),
                 stat(
-                    "Configurations refused",
-                    "Processes whose file on disk is wrong; they go on with the one before, until they are restarted. "
-                    "Bad: anything but 0.",
+                    "Invalid configurations",
+                    "Processes whose configuration file on disk is invalid. They keep the previous "
+                    "configuration until a restart. Bad: more than 0.",
                     "sum(penstock_config_invalid{@}) or vector(0)",
                     bad=1,
                 ),
                 stat(
-                    "Requests that failed",
-                    "Share of the API's answers that are 5xx. Bad: more than 0.1 %.",
+                    "Failed requests",
+                    "Share of API responses with status 5xx. Bad: more than 0.1 %.",
                     f'(sum(rate(penstock_http_requests_total{{@,{_ASKED},status=~"5.."}}{_RATE})) or vector(0)) / '
                     f"(sum(rate(penstock_http_requests_total{{@,{_ASKED}}}{_RATE})) > 0) or vector(0)",
                     "percentunit",
@@ -74,19 +76,19 @@ _PLATFORM = Dashboard(
             ],
         ),
         Row(
-            "Late: how long the oldest waits, part by part",
+            "Late: age of the oldest waiting item by part",
             [
                 _late(
                     "Tracking",
-                    "Age of the oldest row no worker has taken. Bad: minutes, and growing.",
+                    "Age of the oldest row that no worker has claimed. Bad: minutes, and growing.",
                     "max(penstock_tracking_queue_oldest_seconds{@})",
                     TRACKING,
                     15 * _MINUTE,
                     _HOUR,
                 ),
                 _late(
-                    "Refdata in",
-                    "Age of the oldest update under way. Bad: more than seconds.",
+                    "Refdata writes",
+                    "Age of the oldest pending update. Bad: more than seconds.",
                     "max(penstock_refdata_pending_oldest_seconds{@})",
                     WAY_IN,
                     _MINUTE,
@@ -94,7 +96,7 @@ _PLATFORM = Dashboard(
                 ),
                 _late(
                     "Pods",
-                    "How long ago the pod that is worst off saw the primary. Bad: anything but 0; reads are that old.",
+                    "Longest time since a pod was in sync with the primary. Bad: more than 0; reads can be that old.",
                     "max(penstock_refdata_data_age_seconds{@})",
                     PODS,
                     10,
@@ -102,7 +104,7 @@ _PLATFORM = Dashboard(
                 ),
                 _late(
                     "Ingest",
-                    "Age of the oldest supplier's published state. Bad: older than its deliveries are apart.",
+                    "Age of the oldest published supplier state. Bad: older than the interval of its deliveries.",
                     "max(penstock_ingest_state_age_seconds{@})",
                     INGEST,
                     _DAY,
@@ -110,8 +112,8 @@ _PLATFORM = Dashboard(
                 ),
                 _late(
                     "Harvest",
-                    "How far the feed that is furthest behind is known. Bad: more than a few of its intervals. "
-                    "Empty until a run has completed since the workers started.",
+                    "Age of the oldest watermark of all feeds. Bad: more than a few intervals of the feed. "
+                    "Empty until a run has completed since the start of the workers.",
                     "time() - min(max by (feed) (penstock_harvest_watermark_seconds{@}))",
                     HARVEST,
                     _HOUR,
@@ -119,7 +121,7 @@ _PLATFORM = Dashboard(
                 ),
                 _late(
                     "Flows",
-                    "Age of the oldest step no worker has taken. Bad: minutes, and growing.",
+                    "Age of the oldest step that no worker has claimed. Bad: minutes, and growing.",
                     "max(penstock_flow_oldest_ready_step_seconds{@}) or vector(0)",
                     FLOWS,
                     5 * _MINUTE,
@@ -128,42 +130,43 @@ _PLATFORM = Dashboard(
             ],
         ),
         Row(
-            "Broken: what somebody has to look at, part by part",
+            "Broken: failures that need an operator, by part",
             [
                 _broken(
                     "Tracking",
-                    "Rows that failed for good in the last 6 hours. Bad: anything but 0.",
+                    "Rows that failed permanently in the last 6 hours. Bad: more than 0.",
                     f"sum({_FAILED})",
                     TRACKING,
                 ),
                 _broken(
-                    "Refdata in",
-                    "Commands that failed in the last hour: callers were refused. Bad: many at once.",
+                    "Refdata writes",
+                    "Commands that were rejected in the last hour. Bad: many at once.",
                     'sum(increase(penstock_refdata_events_total{@,result="failed"}[1h]))',
                     WAY_IN,
                     bad=10,
                 ),
                 _broken(
                     "Pods",
-                    "Dictionaries some pod is behind with. Bad: more than 0 for longer than a load takes.",
+                    "Dictionaries that are behind the committed version on at least one pod. Bad: more than 0 "
+                    "for longer than a load takes.",
                     "count(max by (dict_code) (dict_version_lag{@}) > 0) or vector(0)",
                     PODS,
                 ),
                 _broken(
                     "Ingest",
-                    "Suppliers with an alert. Bad: anything but 0.",
+                    "Suppliers with an alert. Bad: more than 0.",
                     "count(max by (supplier) (penstock_ingest_alert{@}) > 0) or vector(0)",
                     INGEST,
                 ),
                 _broken(
                     "Harvest",
-                    "Partitions that failed in the last hour. Bad: anything but 0.",
+                    "Partitions that failed in the last hour. Bad: more than 0.",
                     'sum(increase(penstock_harvest_partitions_total{@,status="failed"}[1h])) or vector(0)',
                     HARVEST,
                 ),
                 _broken(
                     "Flows",
-                    "Steps that failed in the last hour. Bad: more than is usual for these flows.",
+                    "Steps that failed in the last hour. Bad: more than usual for these flows.",
                     'sum(increase(penstock_flow_steps_total{@,outcome="FAILED"}[1h])) or vector(0)',
                     FLOWS,
                 ),
@@ -173,9 +176,9 @@ _PLATFORM = Dashboard(
             "Alerts",
             [
                 table(
-                    "Firing",
-                    "Every alert of ours that fires, with what it is about. Bad: any line. Its name is the heading in "
-                    "the runbook.",
+                    "Firing alerts",
+                    "Every firing Penstock alert with its labels. Bad: any row. The name of the alert is the "
+                    "name of its runbook page.",
                     'ALERTS{alertstate="firing",alertname=~"Penstock.*"}',
                     empty="none",
                 )
@@ -185,37 +188,41 @@ _PLATFORM = Dashboard(
             "Processes",
             [
                 graph(
-                    "Ready",
-                    "1 while a process takes requests. Bad: gaps (it is gone) and 0 (it is there and cannot serve).",
+                    "Readiness",
+                    "1 while a process accepts requests. Bad: gaps (the process is down) and 0 (the process "
+                    "runs but cannot serve).",
                     ("penstock_ready{@}", "{{role}} {{instance}}"),
                 ),
                 graph(
                     "Dependencies",
-                    "1 while a process reaches what it depends on. Bad: 0; when all processes show it, the dependency "
-                    "is down, when one does, it is that process or its network.",
+                    "1 while a process reaches the dependency. Bad: 0. If all processes show 0, the dependency "
+                    "is down; if one does, check this process and its network.",
                     ("min by (component, role) (penstock_component_up{@})", "{{component}} of {{role}}"),
                 ),
                 graph(
-                    "Processor",
-                    "Cores each process uses. Bad: a worker or an API that stays at 1: it can do no more, add another.",
+                    "CPU",
+                    "CPU cores used by each process. Bad: a worker or an API process that stays at 1; add "
+                    "another process.",
                     (f"rate(process_cpu_seconds_total{{@}}{_RATE})", "{{role}} {{instance}}"),
                 ),
                 graph(
                     "Memory",
-                    "What each process holds in memory. Bad: growth without end, or a saw: it is killed and restarted.",
+                    "Resident memory of each process. Bad: steady growth, or a sawtooth, which means that the "
+                    "process is killed and restarted.",
                     ("process_resident_memory_bytes{@}", "{{role}} {{instance}}"),
                     unit="bytes",
                 ),
                 graph(
                     "File descriptors",
-                    "Share of those it may have. Bad: towards 100 %; at that it takes no connections.",
+                    "Share of the file descriptor limit in use. Bad: close to 100 %; the process then accepts "
+                    "no connections.",
                     ("process_open_fds{@} / process_max_fds{@}", "{{role}} {{instance}}"),
                     unit="percentunit",
                     bad=0.8,
                 ),
                 graph(
                     "Releases",
-                    "Processes by release. Bad: two of them for longer than a roll-out takes.",
+                    "Processes by release. Bad: two releases for longer than a rollout takes.",
                     ("count by (version, commit) (penstock_build_info{@})", "{{version}} {{commit}}"),
                 ),
             ],
@@ -225,13 +232,14 @@ _PLATFORM = Dashboard(
             [
                 graph(
                     "Requests",
-                    "Answers a second by status. Bad: 5xx at all; 429 and 503 when callers come too fast.",
+                    "API responses per second by status. Bad: any 5xx; 429 and 503 if callers exceed the limits.",
                     (f"sum by (status) (rate(penstock_http_requests_total{{@,{_ASKED}}}{_RATE}))", "{{status}}"),
                     unit="reqps",
                 ),
                 graph(
-                    "Time to answer, 99 of 100",
-                    "By route. Bad: a route that was quick and is not; streams and waiting claims are slow by nature.",
+                    "Latency, p99",
+                    "99th percentile of the response time by route. Bad: a route that became slower; streams "
+                    "and waiting claims are slow by design.",
                     (
                         "histogram_quantile(0.99, sum by (le, method, route) "
                         f"(rate(penstock_http_request_seconds_bucket{{@,{_ASKED}}}{_RATE})))",
@@ -242,17 +250,17 @@ _PLATFORM = Dashboard(
             ],
         ),
         Row(
-            "Work loops",
+            "Workers",
             [
                 graph(
-                    "Messages set aside",
-                    "In an hour, by topic. Bad: any: nobody tries them again.",
+                    "Dead letters",
+                    "New dead letters in an hour by topic. Bad: more than 0; they are not retried automatically.",
                     ("sum by (topic) (increase(penstock_bus_dead_letters_total{@}[1h]))", "{{topic}}"),
                 ),
                 graph(
-                    "Items",
-                    "Items handled a second by queue and outcome. Bad: `retry` and `failed` beside little `done`; "
-                    "`superseded`: leases run out under their workers.",
+                    "Processed items",
+                    "Items processed per second by queue and outcome. Bad: `retry` and `failed` with little "
+                    "`done`; `superseded`, because leases expire during the work.",
                     (
                         f"sum by (queue, outcome) (rate(penstock_work_items_total{{@}}{_RATE}))",
                         "{{queue}} {{outcome}}",
@@ -260,8 +268,9 @@ _PLATFORM = Dashboard(
                     unit="ops",
                 ),
                 graph(
-                    "Time for a batch, 95 of 100",
-                    "By queue. Bad: near the lease (30 s to 60 s): work is done twice.",
+                    "Batch duration, p95",
+                    "95th percentile of the processing time of a batch by queue. Bad: close to the lease (30 s "
+                    "to 60 s); work is then repeated.",
                     (
                         "histogram_quantile(0.95, sum by (le, queue) "
                         f"(rate(penstock_work_batch_seconds_bucket{{@}}{_RATE})))",
@@ -277,14 +286,15 @@ _PLATFORM = Dashboard(
 _TRACKING = Dashboard(
     TRACKING,
     "Penstock: tracking",
-    "Where files and shards stand, what waits for whom, and for how long.",
+    "Status of files and shards, queues of the stages, and waiting times.",
     [
         Row(
             "Now",
             [
                 stat(
-                    "Oldest row waits",
-                    "Of all stages. Bad: minutes, and growing: nobody claims, or the stage is paused.",
+                    "Oldest waiting row",
+                    "Age of the oldest waiting row of all stages. Bad: minutes, and growing: no worker claims, "
+                    "or the stage is paused.",
                     "max(penstock_tracking_queue_oldest_seconds{@})",
                     "s",
                     width=6,
@@ -292,22 +302,23 @@ _TRACKING = Dashboard(
                     bad=_HOUR,
                 ),
                 stat(
-                    "Stages paused",
-                    "Somebody paused them, and nothing is handed out. Bad: when nobody knows why.",
+                    "Paused stages",
+                    "Stages that an operator paused; their rows are not handed out. Bad: a forgotten pause.",
                     "sum(max by (stage) (penstock_tracking_paused{@}))",
                     width=6,
                     warn=1,
                 ),
                 stat(
                     "Rows failed, last 6 hours",
-                    "They stay so until somebody retries them. Bad: anything but 0.",
+                    "Rows that failed permanently; they stay failed until an operator retries them. Bad: more than 0.",
                     f"sum({_FAILED})",
                     width=6,
                     bad=1,
                 ),
                 stat(
-                    "Leases run out, last hour",
-                    "Workers that died or froze with rows in hand. Bad: more than were restarted.",
+                    "Leases expired, last hour",
+                    "Leases of workers that crashed or froze while they owned rows. Bad: more than the number "
+                    "of restarted workers.",
                     "sum(increase(penstock_tracking_lease_expiries_total{@}[1h]))",
                     width=6,
                     warn=1,
@@ -319,41 +330,42 @@ _TRACKING = Dashboard(
             "Queues",
             [
                 graph(
-                    "Rows that wait",
-                    "By stage. Bad: one that grows while those after it are empty: its workers are too few or gone.",
+                    "Waiting rows",
+                    "Waiting rows by stage. Bad: a stage whose queue grows while later stages are empty: too "
+                    "few workers, or none.",
                     ("max by (stage) (penstock_tracking_queue_rows{@})", "{{stage}}"),
                 ),
                 graph(
-                    "Oldest row that waits",
-                    "By stage. Bad: a line at 45 degrees: nothing is taken at all.",
+                    "Oldest waiting row",
+                    "Age of the oldest waiting row by stage. Bad: a line at 45 degrees: no row is claimed.",
                     ("max by (stage) (penstock_tracking_queue_oldest_seconds{@})", "{{stage}}"),
                     unit="s",
                     bad=_HOUR,
                 ),
                 graph(
-                    "Rows under way",
-                    "Claimed or begun, by stage. Bad: 0 while rows wait, or many that never become fewer.",
+                    "Active rows",
+                    "Claimed rows by stage. Bad: 0 while rows are waiting, or a number that never decreases.",
                     ('max by (stage) (penstock_tracking_rows{@,status="started"})', "{{stage}}"),
                 ),
                 graph(
-                    "Rows failed",
-                    "By stage. Bad: steps upwards; `penstock track why` tells why.",
+                    "Failed rows",
+                    "Failed rows by stage. Bad: steps upwards; `penstock track why` explains the cause.",
                     ('max by (stage) (penstock_tracking_rows{@,status="failed"})', "{{stage}}"),
                 ),
                 graph(
-                    "Rows done",
-                    "How many more an hour, by stage. Bad: 0 while rows wait.",
+                    "Finished rows",
+                    "Rows finished per hour by stage. Bad: 0 while rows are waiting.",
                     ('deriv(max by (stage) (penstock_tracking_rows{@,status="done"})[15m:1m]) * 3600', "{{stage}}"),
                 ),
                 graph(
-                    "Leases that ran out",
-                    "A second, by stage. Bad: anything lasting; work is done again and again.",
+                    "Expired leases",
+                    "Expired leases per second by stage. Bad: a persistent rate; work is repeated.",
                     (f"sum by (stage) (rate(penstock_tracking_lease_expiries_total{{@}}{_RATE}))", "{{stage}}"),
                     unit="ops",
                 ),
                 graph(
                     "Paused",
-                    "1 while a stage is paused. Bad: when nobody knows why.",
+                    "1 while a stage is paused. Bad: a forgotten pause.",
                     ("max by (stage) (penstock_tracking_paused{@})", "{{stage}}"),
                 ),
             ],
@@ -363,15 +375,16 @@ _TRACKING = Dashboard(
 
 _WAY_IN = Dashboard(
     WAY_IN,
-    "Penstock: refdata in",
-    "Changes of dictionaries from the request to the commit and its announcement.",
+    "Penstock: refdata writes",
+    "Changes of dictionaries, from the request to the commit and its announcement.",
     [
         Row(
             "Now",
             [
                 stat(
-                    "Oldest update under way",
-                    "Since it was asked for. Bad: more than seconds: apply is down, stuck or overrun.",
+                    "Oldest pending update",
+                    "Time since the oldest pending update was sent. Bad: more than seconds: apply is down, "
+                    "blocked or overloaded.",
                     "max(penstock_refdata_pending_oldest_seconds{@})",
                     "s",
                     width=6,
@@ -379,25 +392,26 @@ _WAY_IN = Dashboard(
                     bad=15 * _MINUTE,
                 ),
                 stat(
-                    "Commits not announced",
-                    "Versions the relay has yet to tell pods of. Bad: anything that stays: relay or signals are down, "
-                    "and pods find new versions only by looking.",
+                    "Unannounced commits",
+                    "Committed versions that the relay has not announced to the pods. Bad: a persistent number: "
+                    "the relay or the signals are down, and pods detect new versions only by polling.",
                     "max(penstock_refdata_outbox_messages{@})",
                     width=6,
                     warn=100,
                     bad=1000,
                 ),
                 stat(
-                    "Messages behind",
-                    "Of the topic that is furthest behind. Bad: growing.",
+                    "Message lag",
+                    "Messages not processed yet, of the topic with the largest lag. Bad: growing.",
                     "max(kafka_consumer_lag{@})",
                     width=6,
                     warn=1000,
                     bad=10_000,
                 ),
                 stat(
-                    "Changes past us, last day",
-                    "A dictionary's tables were changed by others, without a version. Bad: anything but 0.",
+                    "Drift, last day",
+                    "Changes to the tables of a dictionary without a new version, made by other programs. Bad: "
+                    "more than 0.",
                     "sum(increase(penstock_refdata_drifts_total{@}[1d])) or vector(0)",
                     width=6,
                     bad=1,
@@ -408,31 +422,33 @@ _WAY_IN = Dashboard(
             "Commands",
             [
                 graph(
-                    "Commands judged",
-                    "A second, by what became of them. Bad: `failed` at all, or none while messages wait.",
+                    "Processed commands",
+                    "Commands processed per second by result. Bad: `failed`, or no commands while messages are "
+                    "waiting.",
                     (f"sum by (result) (rate(penstock_refdata_events_total{{@}}{_RATE}))", "{{result}}"),
                     unit="ops",
                 ),
                 graph(
-                    "Messages behind",
-                    "By topic. Bad: a line that grows: apply cannot keep up, or does not run.",
+                    "Message lag",
+                    "Messages not processed yet by topic. Bad: a growing line: apply is too slow or not running.",
                     ("max by (topic) (kafka_consumer_lag{@})", "{{topic}}"),
                 ),
                 graph(
-                    "Oldest update under way",
-                    "Bad: a line at 45 degrees: one update is stuck.",
+                    "Oldest pending update",
+                    "Age of the oldest pending update. Bad: a line at 45 degrees: an update does not end.",
                     ("max(penstock_refdata_pending_oldest_seconds{@})", "oldest"),
                     unit="s",
                     bad=15 * _MINUTE,
                 ),
                 graph(
-                    "Commits not announced",
-                    "Bad: anything that stays above 0 while commits come.",
+                    "Unannounced commits",
+                    "Committed versions that are not announced. Bad: a persistent number above 0 while commits arrive.",
                     ("max(penstock_refdata_outbox_messages{@})", "waiting"),
                 ),
                 graph(
-                    "Changes past us",
-                    "In an hour, by dictionary. Bad: anything: somebody writes to its tables without a version.",
+                    "Drift",
+                    "Changes per hour to the tables of a dictionary without a new version. Bad: more than 0: "
+                    "another program writes to the tables.",
                     ("sum by (dict_code) (increase(penstock_refdata_drifts_total{@}[1h]))", "{{dict_code}}"),
                 ),
             ],
@@ -443,29 +459,29 @@ _WAY_IN = Dashboard(
 _PODS = Dashboard(
     PODS,
     "Penstock: query pods",
-    "What pods hold, how fresh it is, and what readers get.",
+    "Loaded dictionaries, their freshness, and the answers that readers get.",
     [
         Row(
             "Now",
             [
                 stat(
-                    "Versions behind",
-                    "Of the dictionary and pod that are worst off. Bad: more than 0 for longer than a load takes.",
+                    "Version lag",
+                    "Largest number of versions that a pod is behind. Bad: more than 0 for longer than a load takes.",
                     f"max(dict_version_lag{_OF_DICTIONARY}}})",
                     warn=1,
                     bad=10,
                 ),
                 stat(
-                    "Primary out of sight",
-                    "Of the pod that is worst off. Bad: anything but 0: reads are as old as this says.",
+                    "Data age",
+                    "Longest time since a pod was in sync with the primary. Bad: more than 0; reads can be that old.",
                     "max(penstock_refdata_data_age_seconds{@})",
                     "s",
                     warn=10,
                     bad=_MINUTE,
                 ),
                 stat(
-                    "Answers 5xx",
-                    "Share of all. Bad: anything but 0.",
+                    "5xx responses",
+                    "Share of reads with status 5xx. Bad: more than 0.",
                     f'sum(rate(penstock_query_requests_total{{@,status="5xx"}}{_RATE})) / '
                     f"(sum(rate(penstock_query_requests_total{{@}}{_RATE})) > 0) or vector(0)",
                     "percentunit",
@@ -473,22 +489,24 @@ _PODS = Dashboard(
                     bad=0.01,
                 ),
                 stat(
-                    "Loads failed, last hour",
-                    "Bad: more than a few: a dictionary cannot be loaded, and grows old.",
+                    "Failed loads, last hour",
+                    "Loads of dictionaries that failed. Bad: more than a few: a dictionary cannot be loaded and "
+                    "becomes stale.",
                     "sum(increase(cache_reload_errors_total{@}[1h])) or vector(0)",
                     warn=1,
                     bad=10,
                 ),
                 stat(
-                    "Audits that disagree, last day",
-                    "A pod held what the primary did not; it was loaded anew. Bad: anything but 0.",
+                    "Audit mismatches, last day",
+                    "Audits that found different items in a pod and in the primary; the pod reloaded the "
+                    "dictionary. Bad: more than 0.",
                     'sum(increase(penstock_refdata_audits_total{@,result="disagrees"}[1d])) or vector(0)',
                     bad=1,
                 ),
                 stat(
-                    "Primaries with another past, last day",
-                    "Pods met a primary restored from a backup: versions readers were told of are gone. Bad: anything "
-                    "but 0 that nobody planned.",
+                    "History resets, last day",
+                    "Pods that found a restored primary, which no longer has versions that were served. Bad: "
+                    "more than 0, except after a planned restore.",
                     "sum(increase(penstock_refdata_history_resets_total{@}[1d])) or vector(0)",
                     bad=1,
                 ),
@@ -498,19 +516,22 @@ _PODS = Dashboard(
             "Freshness",
             [
                 graph(
-                    "Versions behind",
-                    "By dictionary and pod. Bad: a line that does not come back to 0.",
+                    "Version lag",
+                    "Number of versions behind the committed version by dictionary and pod. Bad: a line that "
+                    "does not return to 0.",
                     (f"dict_version_lag{_OF_DICTIONARY}}}", "{{dict_code}} {{instance}}"),
                 ),
                 graph(
-                    "Primary out of sight",
-                    "By pod. Bad: a line at 45 degrees; of all pods: the primary is down; of one: its network.",
+                    "Data age",
+                    "Time since the last sync with the primary by pod. Bad: a line at 45 degrees. All pods: the "
+                    "primary is down; one pod: check its network.",
                     ("penstock_refdata_data_age_seconds{@}", "{{instance}}"),
                     unit="s",
                 ),
                 graph(
-                    "Time of a load, 95 of 100",
-                    "From its beginning to the swap, by dictionary and kind. Bad: `delta` above 0.1 s.",
+                    "Load duration, p95",
+                    "95th percentile of the time from the start of a load to the switch, by dictionary and "
+                    "kind. Bad: `delta` above 0.1 s.",
                     (
                         "histogram_quantile(0.95, sum by (le, dict_code, kind) "
                         f"(rate(cache_reload_duration_seconds_bucket{_OF_DICTIONARY}}}{_RATE})))",
@@ -519,8 +540,9 @@ _PODS = Dashboard(
                     unit="s",
                 ),
                 graph(
-                    "From commit to pod",
-                    "By dictionary, for 50, 95 and 99 of 100 changes. Bad: p95 above 0.3 s.",
+                    "Freshness",
+                    "Time from a commit to its availability in a pod by dictionary, p50, p95 and p99. Bad: p95 "
+                    "above 0.3 s.",
                     *(
                         (
                             f"histogram_quantile({share}, sum by (le, dict_code) "
@@ -534,7 +556,7 @@ _PODS = Dashboard(
                 ),
                 graph(
                     "Loads",
-                    "A second, by dictionary and kind. Bad: `full` again and again where changes are deltas.",
+                    "Loads per second by dictionary and kind. Bad: repeated `full` loads although changes are deltas.",
                     (
                         "sum by (dict_code, kind) "
                         f"(rate(cache_reload_duration_seconds_count{_OF_DICTIONARY}}}{_RATE}))",
@@ -543,16 +565,16 @@ _PODS = Dashboard(
                     unit="ops",
                 ),
                 graph(
-                    "Loads that failed",
-                    "In five minutes, by dictionary and reason. Bad: anything lasting.",
+                    "Failed loads",
+                    "Failed loads in five minutes by dictionary and error code. Bad: a persistent number.",
                     (
                         f"sum by (dict_code, code) (increase(cache_reload_errors_total{_OF_DICTIONARY}}}[5m]))",
                         "{{dict_code}} {{code}}",
                     ),
                 ),
                 graph(
-                    "Invalidations behind",
-                    "What the slowest pod has yet to be handed, with Redis. Bad: growing.",
+                    "Invalidation lag",
+                    "Invalidations in Redis that the slowest pod has not received. Bad: growing.",
                     ("max(redis_stream_lag{@})", "slowest pod"),
                 ),
             ],
@@ -562,20 +584,22 @@ _PODS = Dashboard(
             [
                 graph(
                     "Requests",
-                    "A second, by status. Bad: 5xx; 409 when readers name versions that were never committed.",
+                    "Reads per second by status. Bad: 5xx; 409, which means that readers request versions that "
+                    "were never committed.",
                     (f"sum by (status) (rate(penstock_query_requests_total{{@}}{_RATE}))", "{{status}}"),
                     unit="reqps",
                 ),
                 graph(
                     "Requests by pod",
-                    "A second. Bad: one pod with all of them, or with none.",
+                    "Reads per second by pod. Bad: one pod that gets all requests, or none.",
                     (f"sum by (instance) (rate(penstock_query_requests_total{{@}}{_RATE}))", "{{instance}}"),
                     unit="reqps",
                 ),
                 graph(
-                    "Reads that waited or went to the primary",
-                    "A second. Bad: many: pods are late, and the primary carries the reads.",
-                    (f"sum(rate(penstock_query_barrier_waits_total{{@}}{_RATE}))", "named a version not held yet"),
+                    "Barrier waits and fallback reads",
+                    "Reads per second that waited for a version or were answered by the primary. Bad: many: "
+                    "pods are behind, and the primary serves the reads.",
+                    (f"sum(rate(penstock_query_barrier_waits_total{{@}}{_RATE}))", "waited for a version"),
                     (
                         f"sum by (dict_code) (rate(postgres_fallback_reads_total{_OF_DICTIONARY}}}{_RATE}))",
                         "{{dict_code}} from the primary",
@@ -584,29 +608,30 @@ _PODS = Dashboard(
                 ),
                 graph(
                     "Connections",
-                    "Open, by pod. Bad: a steep fall (a pod is gone) or a rise without more requests.",
+                    "Open connections by pod. Bad: a steep fall (the pod is down), or a rise without more requests.",
                     ("penstock_query_connections{@}", "{{instance}}"),
                 ),
             ],
         ),
         Row(
-            "Holdings",
+            "Loaded dictionaries",
             [
                 graph(
                     "Items",
-                    "By dictionary, of the pod that has fewest. Bad: a fall nobody asked for.",
+                    "Items by dictionary, of the pod with the fewest. Bad: an unexpected fall.",
                     (f"min by (dict_code) (penstock_refdata_items{_OF_DICTIONARY}}})", "{{dict_code}}"),
                 ),
                 graph(
-                    "Memory of dictionaries",
-                    "Share of `refdata.query.memoryLimitMb`, by pod. Bad: towards 100 %: loads are refused there.",
+                    "Dictionary memory",
+                    "Share of `refdata.query.memoryLimitMb` in use by pod. Bad: close to 100 %; loads are then "
+                    "refused.",
                     ("penstock_refdata_memory_bytes{@} / penstock_refdata_memory_limit_bytes{@}", "{{instance}}"),
                     unit="percentunit",
                     bad=0.8,
                 ),
                 graph(
                     "Audits",
-                    "In an hour, by result. Bad: `disagrees`; `failed` all the time: nothing is compared.",
+                    "Audits per hour by result. Bad: `disagrees`; `failed` all the time, because nothing is compared.",
                     ("sum by (result) (increase(penstock_refdata_audits_total{@}[1h]))", "{{result}}"),
                 ),
             ],
@@ -619,21 +644,21 @@ _OF_SUPPLIER = '{@,supplier=~"$supplier"'
 _INGEST = Dashboard(
     INGEST,
     "Penstock: ingest",
-    "What suppliers delivered, what is published, and what was refused.",
+    "Delivered files, published states, and rejected files by supplier.",
     [
         Row(
             "Now",
             [
                 stat(
                     "Suppliers with an alert",
-                    "Bad: anything but 0; which ones and why is below.",
+                    "Suppliers with an alert; the panels below show which and why. Bad: more than 0.",
                     "count(max by (supplier) (penstock_ingest_alert{@}) > 0) or vector(0)",
                     width=6,
                     bad=1,
                 ),
                 stat(
                     "Oldest published state",
-                    "Bad: older than deliveries are apart.",
+                    "Age of the oldest published supplier state. Bad: older than the interval of the deliveries.",
                     "max(penstock_ingest_state_age_seconds{@})",
                     "s",
                     width=6,
@@ -641,8 +666,8 @@ _INGEST = Dashboard(
                     bad=2 * _DAY,
                 ),
                 stat(
-                    "Files that wait",
-                    "In all inboxes. Bad: a number that does not fall: the watcher is down or runs fail.",
+                    "Waiting files",
+                    "Files in all inboxes. Bad: a number that does not fall: the watcher is down, or runs fail.",
                     "sum(max by (supplier) (penstock_ingest_inbox_files{@}))",
                     width=6,
                     warn=10,
@@ -650,7 +675,7 @@ _INGEST = Dashboard(
                 ),
                 stat(
                     "Files in quarantine",
-                    "They could not be published, and wait for somebody. Bad: a number that grows.",
+                    "Rejected files that need a decision. Bad: a growing number.",
                     "sum(max by (supplier) (penstock_ingest_quarantined_files{@}))",
                     width=6,
                     warn=1,
@@ -663,35 +688,37 @@ _INGEST = Dashboard(
             [
                 graph(
                     "Alerts",
-                    "1 while somebody should look. Bad: any line.",
+                    "1 while an alert of a supplier is active. Bad: any line.",
                     (f"max by (supplier, alert) (penstock_ingest_alert{_OF_SUPPLIER}}}) > 0", "{{supplier}} {{alert}}"),
                     empty="none",
                 ),
                 graph(
                     "Age of the published state",
-                    "By supplier. Good: a saw, as regular as the deliveries. Bad: a line that only rises.",
+                    "Age of the published state by supplier. Good: a sawtooth with the interval of the "
+                    "deliveries. Bad: a line that only rises.",
                     (f"max by (supplier) (penstock_ingest_state_age_seconds{_OF_SUPPLIER}}})", "{{supplier}}"),
                     unit="s",
                     bad=2 * _DAY,
                 ),
                 graph(
-                    "Facts published",
-                    "By supplier. Bad: a step downwards nobody announced.",
+                    "Published facts",
+                    "Published facts by supplier. Bad: an unexpected step downwards.",
                     (f"max by (supplier) (penstock_ingest_state_facts{_OF_SUPPLIER}}})", "{{supplier}}"),
                 ),
                 graph(
-                    "Files that wait",
-                    "By supplier. Bad: a line that stays.",
+                    "Waiting files",
+                    "Files in the inbox by supplier. Bad: a number that does not fall.",
                     (f"max by (supplier) (penstock_ingest_inbox_files{_OF_SUPPLIER}}})", "{{supplier}}"),
                 ),
                 graph(
                     "Files in quarantine",
-                    "By supplier. Bad: steps upwards.",
+                    "Files in quarantine by supplier. Bad: steps upwards.",
                     (f"max by (supplier) (penstock_ingest_quarantined_files{_OF_SUPPLIER}}})", "{{supplier}}"),
                 ),
                 graph(
-                    "Failures in a row, same file again",
-                    "By supplier. Bad: failures above 2; the same file above 4: the supplier's export stands still.",
+                    "Consecutive failures and unchanged files",
+                    "Consecutive failed runs and consecutive identical files by supplier. Bad: more than 2 "
+                    "failures; more than 4 identical files: the export of the supplier has stalled.",
                     (
                         f"max by (supplier) (penstock_ingest_consecutive_failures{_OF_SUPPLIER}}})",
                         "{{supplier}} failures",
@@ -705,15 +732,16 @@ _INGEST = Dashboard(
             [
                 graph(
                     "Runs",
-                    "That ended in an hour, by supplier and status. Bad: FAIL.",
+                    "Runs that ended in an hour by supplier and status. Bad: FAIL.",
                     (
                         f"sum by (supplier, status) (increase(penstock_ingest_runs_total{_OF_SUPPLIER}}}[1h]))",
                         "{{supplier}} {{status}}",
                     ),
                 ),
                 graph(
-                    "Why runs failed",
-                    "In an hour, by reason. Bad: any line; the reason's meaning is in docs/etl/reason_codes.yaml.",
+                    "Failed runs by reason",
+                    "Failed runs in an hour by reason code. Bad: any line; docs/etl/reason_codes.yaml explains "
+                    "each code.",
                     (
                         f'sum by (code) (increase(penstock_ingest_runs_total{_OF_SUPPLIER},status="FAIL"}}[1h]))',
                         "{{code}}",
@@ -731,15 +759,15 @@ _OF_FEED = '{@,feed=~"$feed"'
 _HARVEST = Dashboard(
     HARVEST,
     "Penstock: harvest",
-    "How far feeds are known, what runs fetch, and what goes wrong.",
+    "Watermarks of feeds, progress of runs, and failures.",
     [
         Row(
             "Now",
             [
                 stat(
-                    "Furthest behind",
-                    "Since the watermark of the feed that is worst off. Bad: more than a few of its intervals. Empty "
-                    "until a run has completed since the workers started.",
+                    "Oldest watermark",
+                    "Age of the oldest watermark of all feeds. Bad: more than a few intervals of the feed. "
+                    "Empty until a run has completed since the start of the workers.",
                     f"time() - min(max by (feed) (penstock_harvest_watermark_seconds{_OF_FEED}}}))",
                     "s",
                     width=6,
@@ -748,21 +776,22 @@ _HARVEST = Dashboard(
                 ),
                 stat(
                     "Partitions failed, last hour",
-                    "Their runs do not complete by themselves. Bad: anything but 0.",
+                    "Partitions that failed permanently; their runs do not complete without an operator. Bad: "
+                    "more than 0.",
                     f'sum(increase(penstock_harvest_partitions_total{_OF_FEED},status="failed"}}[1h])) or vector(0)',
                     width=6,
                     bad=1,
                 ),
                 stat(
-                    "Alerts nobody was told of",
-                    "The mail server or webhook does not take them. Bad: anything but 0.",
+                    "Undelivered alerts",
+                    "Alerts that the mail server or the webhook did not accept. Bad: more than 0.",
                     "max(penstock_harvest_alerts_undelivered{@})",
                     width=6,
                     bad=1,
                 ),
                 stat(
                     "Runs completed, last day",
-                    "Bad: fewer than the schedule says.",
+                    "Completed runs. Bad: fewer than the schedule requires.",
                     f"sum(increase(penstock_harvest_runs_completed_total{_OF_FEED}}}[1d]))",
                     width=6,
                     good_from=1,
@@ -773,15 +802,16 @@ _HARVEST = Dashboard(
             "Feeds",
             [
                 graph(
-                    "Behind",
-                    "Since the watermark, by feed. Good: a saw. Bad: a line that only rises.",
+                    "Age of the watermark",
+                    "Age of the watermark by feed. Good: a sawtooth. Bad: a line that only rises.",
                     (f"time() - max by (feed) (penstock_harvest_watermark_seconds{_OF_FEED}}})", "{{feed}}"),
                     unit="s",
                     bad=6 * _HOUR,
                 ),
                 graph(
-                    "Runs behind",
-                    "Age of the watermark in runs that were due, by feed with a schedule. Bad: above 3.",
+                    "Age of the watermark in intervals",
+                    "Age of the watermark divided by the interval of the feed, for feeds with a schedule. Bad: "
+                    "above 3.",
                     (
                         f"(time() - max by (feed) (penstock_harvest_watermark_seconds{_OF_FEED}}}))"
                         f" / on (feed) max by (feed) (penstock_harvest_interval_seconds{_OF_FEED}}})",
@@ -790,16 +820,18 @@ _HARVEST = Dashboard(
                     bad=3,
                 ),
                 graph(
-                    "Runs completed",
-                    "In a day, by feed and type. Bad: no `full` for longer than `full_every`: what is gone stays.",
+                    "Completed runs",
+                    "Completed runs per day by feed and type. Bad: no `full` run for longer than `full_every`; "
+                    "deleted records then stay published.",
                     (
                         f"sum by (feed, type) (increase(penstock_harvest_runs_completed_total{_OF_FEED}}}[1d]))",
                         "{{feed}} {{type}}",
                     ),
                 ),
                 graph(
-                    "What went wrong",
-                    "In five minutes, by feed and code. Bad: a line that lasts: the source throttles, lies or is down.",
+                    "Failures by code",
+                    "Failures in five minutes by feed and error code. Bad: a persistent line: the source "
+                    "throttles, returns wrong data or is down.",
                     (
                         f"sum by (feed, code) (increase(penstock_harvest_failures_total{_OF_FEED}}}[5m]))",
                         "{{feed}} {{code}}",
@@ -807,7 +839,7 @@ _HARVEST = Dashboard(
                 ),
                 graph(
                     "Partitions",
-                    "That ended in an hour, by feed and status. Bad: `failed`.",
+                    "Partitions that ended in an hour by feed and status. Bad: `failed`.",
                     (
                         f"sum by (feed, status) (increase(penstock_harvest_partitions_total{_OF_FEED}}}[1h]))",
                         "{{feed}} {{status}}",
@@ -820,13 +852,14 @@ _HARVEST = Dashboard(
             [
                 graph(
                     "Pages",
-                    "Fetched a second, by feed. Bad: 0 while a run is under way.",
+                    "Pages fetched per second by feed. Bad: 0 while a run is active.",
                     (f"sum by (feed) (rate(penstock_harvest_pages_total{_OF_FEED}}}{_RATE}))", "{{feed}}"),
                     unit="ops",
                 ),
                 graph(
                     "Records",
-                    "Fetched and made canonical a second, by feed. Bad: fetched without end, and none canonical.",
+                    "Records fetched and consolidated per second by feed. Bad: records are fetched and never "
+                    "consolidated.",
                     (f"sum by (feed) (rate(penstock_harvest_records_total{_OF_FEED}}}{_RATE}))", "{{feed}} fetched"),
                     (
                         f"sum by (feed) (rate(penstock_harvest_consolidated_records_total{_OF_FEED}}}{_RATE}))",
@@ -835,8 +868,8 @@ _HARVEST = Dashboard(
                     unit="ops",
                 ),
                 graph(
-                    "Records set aside",
-                    "Share of those fetched, by feed. Bad: towards `limits.max_reject_ratio`, where a run fails.",
+                    "Rejected records",
+                    "Share of rejected records by feed. Bad: close to `limits.max_reject_ratio`, at which a run fails.",
                     (
                         f"sum by (feed) (rate(penstock_harvest_rejects_total{_OF_FEED}}}{_RATE})) / "
                         f"(sum by (feed) (rate(penstock_harvest_records_total{_OF_FEED}}}{_RATE})) > 0)",
@@ -856,14 +889,15 @@ _OF_KIND = '{@,kind=~"$kind"'
 _FLOWS = Dashboard(
     FLOWS,
     "Penstock: flows",
-    "Runs under way, steps that wait for workers, and how steps end.",
+    "Active runs, steps that wait for workers, and outcomes of steps.",
     [
         Row(
             "Now",
             [
                 stat(
-                    "Oldest step waits",
-                    "Of all kinds. Bad: minutes, and growing: nobody works on its kind, or a limit holds it.",
+                    "Oldest waiting step",
+                    "Age of the oldest ready step of all kinds. Bad: minutes, and growing: no worker for the "
+                    "kind, or a limit is reached.",
                     "max(penstock_flow_oldest_ready_step_seconds{@}) or vector(0)",
                     "s",
                     width=6,
@@ -871,23 +905,24 @@ _FLOWS = Dashboard(
                     bad=15 * _MINUTE,
                 ),
                 stat(
-                    "Steps failed, last hour",
-                    "Each failed attempt of our own workers. Bad: more than is usual.",
+                    "Failed steps, last hour",
+                    "Failed attempts of Penstock's own workers. Bad: more than usual.",
                     'sum(increase(penstock_flow_steps_total{@,outcome="FAILED"}[1h])) or vector(0)',
                     width=6,
                     warn=1,
                     bad=20,
                 ),
                 stat(
-                    "Runs under way",
-                    "Bad: a number that only grows: runs begin and do not end.",
+                    "Active runs",
+                    "Runs that have not ended. Bad: a number that only grows: runs start and do not end.",
                     "sum(max by (status) (penstock_flow_runs_active{@})) or vector(0)",
                     width=6,
                     warn=1000,
                 ),
                 stat(
-                    "Runs set right, last day",
-                    "A crash left them astray, and they were mended. Bad: many; processes die.",
+                    "Repaired runs, last day",
+                    "Runs whose counters were inconsistent after a crash and were repaired. Bad: many: "
+                    "processes crash.",
                     "sum(increase(penstock_flow_runs_repaired_total{@}[1d]))",
                     width=6,
                     warn=1,
@@ -899,35 +934,36 @@ _FLOWS = Dashboard(
             "Waiting",
             [
                 graph(
-                    "Steps that wait for a worker",
-                    "By kind. Bad: one that grows while others are done: its workers are too few or gone.",
+                    "Waiting steps",
+                    "Ready steps by kind. Bad: a kind whose queue grows: too few workers, or none.",
                     (f"max by (kind) (penstock_flow_steps_ready{_OF_KIND}}})", "{{kind}}"),
                 ),
                 graph(
-                    "Oldest step that waits",
-                    "By kind. Bad: a line at 45 degrees: nothing of this kind is taken at all.",
+                    "Oldest waiting step",
+                    "Age of the oldest ready step by kind. Bad: a line at 45 degrees: no step of this kind is claimed.",
                     (f"max by (kind) (penstock_flow_oldest_ready_step_seconds{_OF_KIND}}})", "{{kind}}"),
                     unit="s",
                     bad=15 * _MINUTE,
                 ),
                 graph(
-                    "Runs under way",
-                    "By status. Bad: a line that only rises.",
+                    "Active runs",
+                    "Active runs by status. Bad: a line that only rises.",
                     ("max by (status) (penstock_flow_runs_active{@})", "{{status}}"),
                 ),
                 graph(
-                    "Runs set right",
-                    "In an hour. Bad: anything that lasts.",
-                    ("sum(increase(penstock_flow_runs_repaired_total{@}[1h]))", "set right"),
+                    "Repaired runs",
+                    "Repaired runs per hour. Bad: a persistent number.",
+                    ("sum(increase(penstock_flow_runs_repaired_total{@}[1h]))", "repaired"),
                 ),
             ],
         ),
         Row(
-            "Steps of our own workers",
+            "Steps of Penstock's own workers",
             [
                 graph(
                     "Steps",
-                    "That ended a second, by kind and outcome. Bad: FAILED; RELEASED: workers come and go.",
+                    "Steps that ended per second by kind and outcome. Bad: FAILED; RELEASED, because workers "
+                    "start and stop repeatedly.",
                     (
                         f"sum by (kind, outcome) (rate(penstock_flow_steps_total{_OF_KIND}}}{_RATE}))",
                         "{{kind}} {{outcome}}",
@@ -935,8 +971,8 @@ _FLOWS = Dashboard(
                     unit="ops",
                 ),
                 graph(
-                    "Time of a step, 95 of 100",
-                    "By kind. Bad: a kind that was quick and is not.",
+                    "Step duration, p95",
+                    "95th percentile of the duration of a step by kind. Bad: a kind that became slower.",
                     (
                         "histogram_quantile(0.95, sum by (le, kind) "
                         f"(rate(penstock_flow_step_seconds_bucket{_OF_KIND}}}{_RATE})))",

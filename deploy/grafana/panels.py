@@ -1,22 +1,22 @@
-"""Dashboards as we declare them, and the JSON that Grafana reads: rows of panels, each with its queries."""
+"""Dashboards as rows of panels with queries, and their conversion to the JSON of Grafana."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Json = dict[str, Any]
-SCHEMA = 41  # of Grafana 11.6 and 12; older ones are brought up by Grafana itself
+SCHEMA = 41  # of Grafana 11.6 and 12; Grafana migrates older schemas itself
 WIDTH = 24
 TAG = "penstock"
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
-# What every query is narrowed to: `metric{@}` and `metric{@,label="…"}` are short for it.
-PLACE = 'job="penstock",namespace=~"$namespace",role=~"$role",instance=~"$instance"'
-_GOOD, _SO_SO, _BAD = "green", "orange", "red"
+# The labels that every query filters by; `metric{@}` and `metric{@,label="…"}` are abbreviations.
+COMMON_LABELS = 'job="penstock",namespace=~"$namespace",role=~"$role",instance=~"$instance"'
+_GOOD, _WARN, _BAD = "green", "orange", "red"
 
 
 @dataclass(frozen=True)
 class Query:
-    """One line, or one figure, of a panel."""
+    """One series or one number of a panel."""
 
     expr: str
     legend: str = ""
@@ -24,7 +24,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """*about* says what it shows, and what a bad picture looks like."""
+    """One panel; *about* describes the value and what a bad value looks like."""
 
     title: str
     about: str
@@ -35,9 +35,9 @@ class Panel:
     kind: str = "timeseries"
     warn: float | None = None
     bad: float | None = None
-    good_from: float | None = None  # the other way round: less than this is bad
+    good_from: float | None = None  # smaller values are bad
     empty: str = "nothing yet"
-    to: str | None = None  # the dashboard a click leads to
+    to: str | None = None  # uid of the dashboard that a click opens
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Variable:
-    """What a reader can narrow a dashboard to: the values of a label."""
+    """A filter of a dashboard: the values of one label."""
 
     name: str
     label: str
@@ -57,7 +57,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """*uid* is in links and must not change."""
+    """One dashboard; *uid* is part of links and must not change."""
 
     uid: str
     title: str
@@ -68,7 +68,7 @@ class Dashboard:
     refresh: str = "30s"
 
     def document(self) -> Json:
-        """As Grafana reads it."""
+        """Return the JSON document of Grafana."""
         return {
             "uid": self.uid,
             "title": self.title,
@@ -76,7 +76,7 @@ class Dashboard:
             "tags": [TAG],
             "schemaVersion": SCHEMA,
             "editable": True,
-            "graphTooltip": 1,  # one crosshair over all panels: what happened together is seen together
+            "graphTooltip": 1,  # one crosshair over all panels, to compare times
             "time": {"from": self.since, "to": "now"},
             "timezone": "browser",
             "refresh": self.refresh,
@@ -84,7 +84,7 @@ class Dashboard:
                 {**_LINK, "title": "Penstock", "type": "dashboards", "tags": [TAG], "asDropdown": True},
                 {**_LINK, "title": "Runbook", "type": "link", "url": "${runbook}", "targetBlank": True, "icon": "doc"},
             ],
-            "templating": {"list": [_DATASOURCES, _RUNBOOK, *(_variable(one) for one in (*_PLACES, *self.variables))]},
+            "templating": {"list": [_DATASOURCES, _RUNBOOK, *(_variable(variable) for variable in (*_COMMON_VARIABLES, *self.variables))]},
             "annotations": {"list": [_RESTARTS]},
             "panels": list(self._panels()),
         }
@@ -98,40 +98,40 @@ class Dashboard:
     def _panels(self) -> Iterator[Json]:
         number, top = 1, 0
         for row in self.rows:
-            place = {"h": 1, "w": WIDTH, "x": 0, "y": top}
-            yield {"id": number, "type": "row", "title": row.title, "collapsed": False, "gridPos": place, "panels": []}
+            position = {"h": 1, "w": WIDTH, "x": 0, "y": top}
+            yield {"id": number, "type": "row", "title": row.title, "collapsed": False, "gridPos": position, "panels": []}
             number, top, left, tallest = number + 1, top + 1, 0, 0
             for panel in row.panels:
                 if left + panel.width > WIDTH:
                     left, top, tallest = 0, top + tallest, 0
-                place = {"h": panel.height, "w": panel.width, "x": left, "y": top}
-                yield {"id": number, "gridPos": place, **_panel(panel)}
+                position = {"h": panel.height, "w": panel.width, "x": left, "y": top}
+                yield {"id": number, "gridPos": position, **_panel(panel)}
                 number, left, tallest = number + 1, left + panel.width, max(tallest, panel.height)
             top += tallest
 
 
-def placed(expr: str) -> str:
-    """The query with our short form written out."""
-    return expr.replace("{@", "{" + PLACE)
+def expand_query(expr: str) -> str:
+    """Return *expr* with the abbreviation `{@` replaced by the common labels."""
+    return expr.replace("{@", "{" + COMMON_LABELS)
 
 
 def stat(title: str, about: str, expr: str, unit: str = "short", **more: Any) -> Panel:
-    """A figure with a colour."""
+    """Return a panel with one coloured number."""
     given = {"width": 4, "height": 4, **more}
     return Panel(title, about, [Query(expr)], unit, kind="stat", **given)
 
 
 def graph(title: str, about: str, *queries: tuple[str, str], unit: str = "short", **more: Any) -> Panel:
-    """Lines over time."""
+    """Return a panel with lines over time."""
     return Panel(title, about, [Query(expr, legend) for expr, legend in queries], unit, **more)
 
 
 def table(title: str, about: str, expr: str, **more: Any) -> Panel:
-    """What there is just now, a line each."""
+    """Return a panel with one row per current series."""
     return Panel(title, about, [Query(expr)], kind="table", **{"width": WIDTH, "height": 6, **more})
 
 
-_PLACES = (
+_COMMON_VARIABLES = (
     Variable("namespace", "Namespace", "penstock_build_info"),
     Variable("role", "Role", "penstock_build_info"),
     Variable("instance", "Instance", "penstock_build_info"),
@@ -151,7 +151,7 @@ _DATASOURCES: Json = {
     "options": [],
     "regex": "",
 }
-# Where your copy of the runbook is served: the alerts name its pages in the same way.
+# The address of your copy of the runbook. Alerts use the same paths.
 _RUNBOOK: Json = {
     "name": "runbook",
     "type": "constant",
@@ -167,28 +167,28 @@ _RESTARTS: Json = {
     "enable": True,
     "hide": False,
     "iconColor": "blue",
-    "expr": placed("changes(process_start_time_seconds{@}[2m]) > 0"),
+    "expr": expand_query("changes(process_start_time_seconds{@}[2m]) > 0"),
     "step": "60s",
     "titleFormat": "started",
     "textFormat": "{{role}} {{instance}}",
 }
 
 
-def _variable(one: Variable) -> Json:
-    query = f"label_values({one.of},{one.name})"
+def _variable(variable: Variable) -> Json:
+    query = f"label_values({variable.of},{variable.name})"
     return {
-        "name": one.name,
-        "label": one.label,
+        "name": variable.name,
+        "label": variable.label,
         "type": "query",
         "datasource": DATASOURCE,
         "definition": query,
-        "query": {"query": query, "refId": one.name},
+        "query": {"query": query, "refId": variable.name},
         "refresh": 2,
         "sort": 1,
         "hide": 0,
         "multi": True,
         "includeAll": True,
-        "allValue": ".*",  # matches a label that is not there, too
+        "allValue": ".*",  # also matches a missing label
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
         "options": [],
         "regex": "",
@@ -216,7 +216,7 @@ def _target(panel: Panel, number: int, query: Query) -> Json:
         "refId": chr(ord("A") + number),
         "datasource": DATASOURCE,
         "editorMode": "code",
-        "expr": placed(query.expr),
+        "expr": expand_query(query.expr),
         "legendFormat": query.legend or "__auto",
         "instant": is_instant,
         "range": not is_instant,
@@ -240,7 +240,7 @@ def _thresholds(panel: Panel) -> Json:
     if panel.good_from is not None:
         steps = [(None, _BAD), (panel.good_from, _GOOD)]
     else:
-        steps = [(None, _GOOD), (panel.warn, _SO_SO), (panel.bad, _BAD)]
+        steps = [(None, _GOOD), (panel.warn, _WARN), (panel.bad, _BAD)]
         steps = [steps[0], *(step for step in steps[1:] if step[0] is not None)]
     return {"mode": "absolute", "steps": [{"value": value, "color": color} for value, color in steps]}
 

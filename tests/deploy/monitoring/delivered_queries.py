@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.grafana.declared import DASHBOARDS
-from deploy.grafana.panels import placed
+from deploy.grafana.panels import expand_query
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[3]
@@ -56,7 +56,7 @@ def of_dashboards() -> list[DeliveredQuery]:
     for dashboard in DASHBOARDS:
         for panel, query in dashboard.queries():
             labels = frozenset(_IN_LEGENDS.findall(query.legend))
-            found.append(DeliveredQuery(f"{dashboard.uid}: {panel.title}", filled(placed(query.expr)), labels))
+            found.append(DeliveredQuery(f"{dashboard.uid}: {panel.title}", filled(expand_query(query.expr)), labels))
     return found
 
 

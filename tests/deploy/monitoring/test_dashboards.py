@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deploy.grafana.declared import DASHBOARDS, OVERVIEW
-from deploy.grafana.panels import PLACE, WIDTH
+from deploy.grafana.panels import COMMON_LABELS, WIDTH
 
 from tests.deploy.monitoring.delivered_queries import ROOT, filled
 from tests.deploy.monitoring.promql import metrics_of
@@ -74,7 +74,7 @@ def test_queries_are_understood_and_narrowed(document: Json) -> None:
             assert target["datasource"]["uid"] == panel["datasource"]["uid"] == "${datasource}"
             named = metrics_of(filled(target["expr"]))
             assert named
-            assert target["expr"].count(PLACE) >= len(named - {"ALERTS"}), target["expr"]
+            assert target["expr"].count(COMMON_LABELS) >= len(named - {"ALERTS"}), target["expr"]
 
 
 def test_variables_are_declared_and_used(document: Json) -> None:
