@@ -11,7 +11,7 @@ relay: {args: [work, relay], port: 8080, margin: 15}
 kafka-adapter: {args: [work, kafka-adapter], port: 8080, margin: 15}
 harvest: {args: [work, harvest], port: 8080, scales: true, stores: true, margin: 15}
 flows: {args: [work, flows], port: 8080, scales: true, stores: true, margin: 15}
-# A run that is asked to stop has half a minute of its own.
+# A stopping run gets 30 seconds to finish.
 ingest: {args: [ingest, watch], port: 8080, margin: 45}
 {{- end }}
 
