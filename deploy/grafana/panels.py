@@ -84,7 +84,9 @@ class Dashboard:
                 {**_LINK, "title": "Penstock", "type": "dashboards", "tags": [TAG], "asDropdown": True},
                 {**_LINK, "title": "Runbook", "type": "link", "url": "${runbook}", "targetBlank": True, "icon": "doc"},
             ],
-            "templating": {"list": [_DATASOURCES, _RUNBOOK, *(_variable(variable) for variable in (*_COMMON_VARIABLES, *self.variables))]},
+            "templating": {
+                "list": [_DATASOURCES, _RUNBOOK, *map(_variable, (*_COMMON_VARIABLES, *self.variables))],
+            },
             "annotations": {"list": [_RESTARTS]},
             "panels": list(self._panels()),
         }
@@ -99,7 +101,8 @@ class Dashboard:
         number, top = 1, 0
         for row in self.rows:
             position = {"h": 1, "w": WIDTH, "x": 0, "y": top}
-            yield {"id": number, "type": "row", "title": row.title, "collapsed": False, "gridPos": position, "panels": []}
+            header = {"id": number, "type": "row", "title": row.title}
+            yield {**header, "collapsed": False, "gridPos": position, "panels": []}
             number, top, left, tallest = number + 1, top + 1, 0, 0
             for panel in row.panels:
                 if left + panel.width > WIDTH:
