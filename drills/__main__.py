@@ -17,19 +17,15 @@ from drills.faults import Schedule
 from drills.given import Given, without_password
 from drills.running import Plan, Ramp
 from drills.target import Rates, Target
-from penstock.cli.main import guarded
-from penstock.cli.output import emit, say
+from penstock.cli.main import run_program
+from penstock.cli.terminal.command_group import CommandGroup
+from penstock.cli.terminal.output import emit, print_message
 from penstock.kernel.errors import Invalid
 from penstock.kernel.telemetry.telemetry import configure_logging
 
-app = typer.Typer(
+app = CommandGroup(
     name="drills",
     help="A load test and a failover test, on this machine or on a cluster. Exit code 0: every promise held.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 Reads = Annotated[float, typer.Option(min=1, help="Reads a second.")]
 Writes = Annotated[float, typer.Option(min=1, help="Writes a second.")]
@@ -162,7 +158,7 @@ async def _embedded(setup: Setup, faults: list[str], logs: Path) -> AsyncIterato
 def _run(place: _Place, plan: Plan, out: Path | None, *, as_json: bool) -> None:
     configure_logging("CRITICAL", "console")
     folder = out or report.default_folder()
-    tell: Callable[[str], None] = _silent if as_json else say
+    tell: Callable[[str], None] = _silent if as_json else print_message
     tell(
         "starting PostgreSQL and the roles"
         if place.given is None
@@ -179,4 +175,4 @@ def _silent(_said: str) -> None:
 
 
 if __name__ == "__main__":
-    guarded(app)
+    run_program(app, name="drills")

@@ -16,7 +16,7 @@ from drills.checker import Finding
 from drills.faults import outcome_of
 from drills.recorder import Read, Recorder, Struck, Write
 from penstock import __version__
-from penstock.cli.output import table
+from penstock.cli.terminal.output import table
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#22272e;background:#fff}

@@ -149,7 +149,7 @@ def test_a_failed_update_tells_why(cli: DictCli) -> None:
     assert (refused.code != 0, refused.out) == (True, "")
     error = json.loads(refused.err)["error"]
     assert error["code"] == "SQL_ERROR"
-    assert "mdm_currency_digits_check" in error["detail"]
+    assert "mdm_currency_digits_check" in error["message"]
     assert cli.put("k", "1", "--revision", "5").code == 0
     stale = cli.put("k", "2", "--revision", "4")
     assert "sourceRevision 4 is older than 5" in stale.err
@@ -210,7 +210,7 @@ def test_history_tells_the_versions_the_latest_first(cli: DictCli) -> None:
     lines = cli.run("history", cli.tenant, "LOOSE").out.splitlines()
     assert lines[0].split() == ["version", "committed", "type", "source", "items", "keys"]
     assert [line.split()[0] for line in lines[1:]] == ["2", "1"]
-    assert [line.split()[3:] for line in lines[1:]] == [["SNAPSHOT", "REST", "2", "all"], ["DELTA", "REST", "1", "a"]]
+    assert [line.split()[2:] for line in lines[1:]] == [["SNAPSHOT", "REST", "2", "all"], ["DELTA", "REST", "1", "a"]]
     latest = cli.run("history", cli.tenant, "LOOSE", "--limit", "1").out.splitlines()
     assert (len(latest), latest[-1]) == (3, "… and more: raise --limit")
     assert [version["sourceRevision"] for version in cli.versions()] == [None, 7]

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.cli.main import app, guarded
+from penstock.cli.main import app, run_program
 from tests.services.postgres import module_database
 from tests.support.processes import Result, ServerCli, Up, Work
 from tests.support.settings import write_config
@@ -112,7 +112,7 @@ def test_waiting_tells_by_its_exit_code(cli: FlowCli, tmp_path: Path) -> None:
     assert "SUCCEEDED" in cli.text("run", "empty", "--wait")
     late = cli.run("run", "greetings", "--run-id", "late", "--wait", "--timeout", "1")
     assert (late.code, late.out) == (124, "")
-    assert "it goes on" in late.err
+    assert "the run continues" in late.err
     cli.by_hand("FAILED", **FAILED)
     failed = cli.run("run", "greetings", "--run-id", "late", "--wait")
     assert failed.code == 1
@@ -187,7 +187,7 @@ def test_what_cannot_be_is_said(cli: FlowCli) -> None:
 def test_a_server_that_is_away_is_said(cli: FlowCli) -> None:
     """Nobody there: exit code 7, and where to look."""
     cli.url = NOWHERE
-    assert "`penstock up` starts it" in cli.refused(7, "ls")
+    assert "`penstock up` starts a server" in cli.refused(7, "ls")
 
 
 def test_workers_run_in_processes_of_their_own(cli: FlowCli, server: Up, tmp_path: Path) -> None:
@@ -217,7 +217,11 @@ def test_the_commands_are_told() -> None:
         cwd=ROOT,
     )
     wanted = ["validate", "graph", "run", "ls", "show", "logs", "retry", "skip", "cancel", "schedule"]
-    assert [line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.strip()] == wanted
+    assert [
+        line.split()[0]
+        for line in done.stdout.partition("Commands:")[2].splitlines()
+        if line.startswith("  ") and line[2] != " "
+    ][:10] == wanted
 
 
 @pytest.fixture
@@ -231,7 +235,7 @@ def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     def typed(*args: str) -> Result:
         monkeypatch.setattr(sys, "argv", ["penstock", "flow", *args])
         with pytest.raises(SystemExit) as ended:
-            guarded(app)
+            run_program(app, name="penstock")
         told = capsys.readouterr()
         assert "mistake in Penstock" not in told.err
         return Result(int(ended.value.code or 0), told.out, told.err)

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from penstock.cli import harvest
-from penstock.cli.progress import ProgressBar
+from penstock.cli.terminal.progress import ProgressBar
 from tests.harvest.simulator_process import RECORDS, SimulatorProcess
 from tests.harvest.stepper import FEED, feed
 from tests.services.postgres import module_database
@@ -150,7 +150,7 @@ def test_a_second_run_is_refused(cli: ServerCli, source: SimulatorProcess) -> No
     source.fail(latency_ms=700)
     late = cli.run("run", FEED, "--full", "--wait", "--timeout", "1")
     assert (late.code, late.out) == (124, "")
-    assert "takes longer than 1 s" in late.err
+    assert "has not ended after 1 s" in late.err
     assert f"`penstock harvest status {FEED}` shows it" in late.err
     active = cli.json("status", FEED)["runs"][0]["runId"]
     said = cli.refused(6, "run", FEED)
@@ -170,7 +170,7 @@ def test_a_second_run_is_refused(cli: ServerCli, source: SimulatorProcess) -> No
         (["watermark", "nobody"], 5, "there is no feed"),
         (["alerts", "nobody"], 5, "there is no feed"),
         (["record", FEED, "nobody"], 5, "has no record 'nobody'"),
-        (["partitions", UNKNOWN], 5, "`penstock harvest status` lists them"),
+        (["partitions", UNKNOWN], 5, "`penstock harvest status --url"),
         (["rejects", UNKNOWN], 5, "there is no run"),
         (["retry", UNKNOWN], 5, "there is no run"),
         (["force", UNKNOWN, "--reason", "x"], 5, "there is no run"),
@@ -190,7 +190,7 @@ def test_a_server_that_is_away(args: list[str]) -> None:
     """7, and how to start one."""
     said = ServerCli("harvest", NOWHERE).refused(7, *args)
     assert "does not answer" in said
-    assert "hint: is it running? `penstock up` starts it" in said
+    assert "hint: `penstock up` starts a server" in said
 
 
 def test_progress_on_a_terminal(cli: ServerCli, source: SimulatorProcess) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.cli.server_client import until, until_ended
+from penstock.cli.server_client import poll_until, wait_for_run
 from penstock.kernel.errors import TimedOut, Transient
 
 
@@ -23,17 +23,17 @@ def answering(*answers: str | Exception | None) -> Callable[[], Awaitable[str | 
 
 async def test_one_look_is_always_taken() -> None:
     """What is there already is found, however little time there is; what is not there in time is too late."""
-    assert await until(answering("found"), 0, lambda: TimedOut("LATE", "too late"), every=0) == "found"
-    assert await until(answering(None, "found"), 30, lambda: TimedOut("LATE", "too late"), every=0) == "found"
+    assert await poll_until(answering("found"), 0, lambda: TimedOut("LATE", "too late"), interval=0) == "found"
+    assert await poll_until(answering(None, "found"), 30, lambda: TimedOut("LATE", "too late"), interval=0) == "found"
     with pytest.raises(TimedOut, match="too late"):
-        await until(answering(None), 0, lambda: TimedOut("LATE", "too late"), every=0)
+        await poll_until(answering(None), 0, lambda: TimedOut("LATE", "too late"), interval=0)
 
 
 async def test_a_server_that_is_restarted_does_not_end_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """H13: `--wait` goes on waiting and says so; only the run's own end, or the time given, ends it."""
     away = Transient("SERVER_DOWN", "it does not answer")
-    assert await until_ended(answering(away, "ended"), "r1", 30, "penstock show r1") == "ended"
+    assert await wait_for_run(answering(away, "ended"), "r1", 30, "penstock show r1") == "ended"
     assert capsys.readouterr().err == "it does not answer; still waiting\n"
-    with pytest.raises(TimedOut, match="run r1 takes longer than 0 s") as late:
-        await until_ended(answering(None), "r1", 0, "penstock show r1")
-    assert late.value.hint == "it goes on; `penstock show r1` shows it"
+    with pytest.raises(TimedOut, match="run r1 has not ended after 0 s") as late:
+        await wait_for_run(answering(None), "r1", 0, "penstock show r1")
+    assert late.value.hint == "the run continues; `penstock show r1` shows it"

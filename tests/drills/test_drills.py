@@ -15,7 +15,7 @@ import pytest
 from drills.__main__ import app
 from drills.limits import LATE_AT_MOST
 
-from penstock.cli.main import guarded
+from penstock.cli.main import run_program
 from tests.support.processes import Up, penstock
 from tests.support.types import Json
 
@@ -184,7 +184,7 @@ def test_half_a_description_is_refused(args: list[str], capsys: pytest.CaptureFi
     """R27: exit code 2 before anything is started."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
         patch.setattr(sys, "argv", ["drills", *args])
-        guarded(app)
+        run_program(app, name="drills")
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert "hint: " in said

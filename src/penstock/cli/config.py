@@ -2,11 +2,11 @@
 
 from io import StringIO
 
-import typer
+from penstock.cli.terminal.command_group import CommandGroup
+from penstock.cli.terminal.options import ConfigOption, JsonOption
+from penstock.cli.terminal.output import emit
 
-from penstock.cli.output import ConfigOption, JsonOption, emit
-
-app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
+app = CommandGroup(help="Look at the configuration.")
 
 
 @app.command()

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import ConfigOption, DataDirOption, JsonOption, emit, say
+from penstock.cli.terminal.command_group import CommandGroup
+from penstock.cli.terminal.options import ConfigOption, DataDirOption, JsonOption
+from penstock.cli.terminal.output import emit, print_message
 
 if TYPE_CHECKING:
     from penstock.settings import Settings
 
 _ONE_LOOK = 10.0  # seconds, however short the wait
-app = typer.Typer(help="Care for the database.", no_args_is_help=True, rich_markup_mode=None)
+app = CommandGroup(help="Care for the database.")
 
 
 @app.command()
@@ -45,7 +47,7 @@ def migrate(
 
     pending, newer = asyncio.run(work())
     if newer:
-        say(f"note: a newer release was here: {', '.join(newer)}")
+        print_message(f"note: a newer release was here: {', '.join(newer)}")
     done = "would apply" if dry_run else "applied"
     lines = [f"{done} {name}" for name in pending] or ["the schema is up to date"]
     emit(
@@ -83,14 +85,14 @@ async def _until_there(settings: "Settings", seconds: float) -> None:
     from penstock.kernel.errors import TimedOut
     from penstock.kernel.tasks.backoff import Backoff
 
-    backoff, until, told = Backoff(limit=timedelta(seconds=2)), monotonic() + seconds, "no answer"
+    backoff, deadline, told = Backoff(limit=timedelta(seconds=2)), monotonic() + seconds, "no answer"
     with suppress(TimeoutError):
         async with asyncio.timeout(max(seconds, _ONE_LOOK)):
             while lacking := await _lacking(settings):
                 if lacking != told:
-                    say(f"waiting: {lacking}")
+                    print_message(f"waiting: {lacking}")
                     told = lacking
-                if monotonic() >= until:
+                if monotonic() >= deadline:
                     break
                 await asyncio.sleep(backoff.next().total_seconds())
             else:

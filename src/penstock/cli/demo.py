@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import JsonOption, emit, say, table
+from penstock.cli.terminal.options import JsonOption
+from penstock.cli.terminal.output import emit, print_message, table
 
 if TYPE_CHECKING:
     from penstock.demo.scenario import DemoScenario
@@ -60,7 +61,7 @@ def _run(*, keep: bool, folder: Path, as_json: bool) -> int:
 
     def report(line: str) -> None:
         text = f"{perf_counter() - began:5.1f} s  {line}"
-        say(text) if as_json else emit(None, as_json=False, text=text)
+        print_message(text) if as_json else emit(None, as_json=False, text=text)
 
     with DemoWorkspace.create(folder) as workspace:
         scenario = DemoScenario(workspace, report, ports=PORTS if keep else (0, 0, 0))

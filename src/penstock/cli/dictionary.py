@@ -9,8 +9,10 @@ from uuid import UUID, uuid4
 
 import typer
 
-from penstock.cli.output import JsonOption, emit, say, table
-from penstock.cli.server_client import URL, UrlOption, ask_pod, ask_refdata, moment, until
+from penstock.cli.server_client import ask_pod, ask_refdata, poll_until
+from penstock.cli.terminal.command_group import CommandGroup
+from penstock.cli.terminal.options import JsonOption, QueryUrlOption, UrlOption
+from penstock.cli.terminal.output import emit, print_message, table, time_text
 from penstock.kernel.errors import Conflict, Invalid, PenstockError, TimedOut, Transient
 
 if TYPE_CHECKING:
@@ -18,9 +20,7 @@ if TYPE_CHECKING:
     from penstock.refdata.client import PodClient, RefdataClient
     from penstock.refdata.contract import Command
 
-app = typer.Typer(
-    help="Change dictionaries, follow the changes, and read them.", no_args_is_help=True, rich_markup_mode=None
-)
+app = CommandGroup(help="Change dictionaries, follow the changes, and read them.")
 TenantArgument = Annotated[str, typer.Argument(help="Whose dictionary.", metavar="TENANT")]
 CodeArgument = Annotated[str, typer.Argument(help="Its code.", metavar="DICT")]
 VersionArgument = Annotated[int, typer.Argument(help="A version that is kept.", metavar="VERSION", min=0)]
@@ -28,11 +28,6 @@ RevisionOption = Annotated[int | None, typer.Option(help="The source's own revis
 TimeoutOption = Annotated[float, typer.Option(min=0.05, help="Seconds to wait for the commit.")]
 LeastOption = Annotated[
     int | None, typer.Option("--min-version", min=0, help="The answer must not be of a lower version.")
-]
-QUERY_URL = "http://127.0.0.1:8081"
-QueryOption = Annotated[
-    str,
-    typer.Option("--query-url", envvar="PENSTOCK_QUERY_URL", help="The pod; a token is taken from PENSTOCK_TOKEN."),
 ]
 _COMMIT_POLL = 0.2  # seconds
 _POD_POLL = 0.1
@@ -56,7 +51,7 @@ def put(
     event_id: Annotated[UUID | None, typer.Option(help="Makes a repeated command count once.")] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for the commit.")] = False,
     timeout: TimeoutOption = 10,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Put one item into a dictionary, or delete one; prints the version it is committed under."""
@@ -85,7 +80,7 @@ def import_file(
         bool, typer.Option("--allow-drop", help="It is meant, should most items go (maxDropPercent).")
     ] = False,
     timeout: TimeoutOption = 300,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Make a file's items the content of a dictionary: all of them, under one version, or none.
@@ -112,7 +107,7 @@ def status(
     status: Annotated[IncompleteSnapshot, typer.Option(help="Which are listed.")] = IncompleteSnapshot.FAILED,
     code: Annotated[str | None, typer.Option("--dict", help="Only of this dictionary.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 100,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show how an update stands, or which failed or are under way."""
@@ -121,7 +116,7 @@ def status(
         emit(told, as_json=json, text=_status_text(told))
         return
     told = ask_refdata(url, lambda client: client.updates(tenant, status=status.value, dictCode=code, limit=limit))
-    rows = [[moment(one["updatedAt"]), one["dictCode"], one["eventId"], _reason(one)] for one in told["updates"]]
+    rows = [[time_text(one["updatedAt"]), one["dictCode"], one["eventId"], _reason(one)] for one in told["updates"]]
     text = table([["updated", "dict", "eventId", "why"], *rows]) if rows else f"no update is {status.value}"
     emit(told, as_json=json, text=f"{text}\n… and more: raise --limit" if told["next"] else text)
 
@@ -131,7 +126,7 @@ def history(
     tenant: TenantArgument,
     code: CodeArgument,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show the versions of a dictionary and what made them, the latest first."""
@@ -148,7 +143,7 @@ def get(
     code: CodeArgument,
     keys: Annotated[list[str], typer.Argument(help="One key, or several.", metavar="KEY…")],
     least: LeastOption = None,
-    query_url: QueryOption = QUERY_URL,
+    query_url: QueryUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print one item's payload, or several items of one version by their keys; every digit as it is kept."""
@@ -164,7 +159,7 @@ def get(
         told = orjson.loads(answer.body)
         found, text = told, bytes(msgspec.json.decode(answer.body, type=dict[str, Raw])["items"]).decode()
         if told["missing"]:
-            say(f"not there: {', '.join(told['missing'])}")
+            print_message(f"not there: {', '.join(told['missing'])}")
     emit({**_origin(answer), **found}, as_json=json, text=text)
 
 
@@ -173,7 +168,7 @@ def read_all(
     tenant: TenantArgument,
     code: CodeArgument,
     least: LeastOption = None,
-    query_url: QueryOption = QUERY_URL,
+    query_url: QueryUrlOption = None,
     json: JsonOption = False,  # noqa: ARG001 - it is JSON in any case
 ) -> None:
     """Print every item of one version, as JSON lines; every digit as it is kept."""
@@ -190,7 +185,7 @@ def read_all(
                 sys.stdout.write(bytes(item).decode() + "\n")
             cursor, count = msgspec.json.decode(page["next"]), count + len(items)
             if cursor is None:
-                say(f"{count} items of version {_origin(answer)['version']}")
+                print_message(f"{count} items of version {_origin(answer)['version']}")
                 return count
 
     ask_pod(query_url, pages)
@@ -201,7 +196,7 @@ def version(
     tenant: TenantArgument,
     code: CodeArgument,
     least: LeastOption = None,
-    query_url: QueryOption = QUERY_URL,
+    query_url: QueryUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print the version that is read, and how many items it has."""
@@ -218,8 +213,8 @@ def version(
 def lag(
     tenant: TenantArgument,
     code: CodeArgument,
-    url: UrlOption = URL,
-    query_url: QueryOption = QUERY_URL,
+    url: UrlOption = None,
+    query_url: QueryUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print how many versions a pod is behind what is committed."""
@@ -238,7 +233,7 @@ def wait(
     code: CodeArgument,
     version: Annotated[int, typer.Option("--version", min=0, help="The version to wait for.")],
     timeout: Annotated[float, typer.Option(min=0.05, help="Seconds to wait.")] = 30,
-    query_url: QueryOption = QUERY_URL,
+    query_url: QueryUrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Wait until a pod can answer from a version or a later one."""
@@ -255,14 +250,14 @@ def wait(
     def late() -> TimedOut:
         return TimedOut("VERSION_NOT_READABLE", f"version {version} cannot be read yet: {last.message}", hint=last.hint)
 
-    answer = ask_pod(query_url, lambda pod: until(lambda: look(pod), timeout, late, every=_POD_POLL))
+    answer = ask_pod(query_url, lambda pod: poll_until(lambda: look(pod), timeout, late, interval=_POD_POLL))
     told = _origin(answer)
     emit(told, as_json=json, text=f"version {told['version']} is read ({told['source']})")
 
 
 @app.command()
 def audit(
-    tenant: TenantArgument, code: CodeArgument, query_url: QueryOption = QUERY_URL, json: JsonOption = False
+    tenant: TenantArgument, code: CodeArgument, query_url: QueryUrlOption = None, json: JsonOption = False
 ) -> None:
     """Compare a pod's items with the primary's; exit code 1 when they disagree."""
     told = ask_pod(query_url, lambda pod: pod.audit(tenant, code))
@@ -275,11 +270,11 @@ def audit(
 
 
 @app.command()
-def kept(tenant: TenantArgument, code: CodeArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
+def kept(tenant: TenantArgument, code: CodeArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """List the versions that can be pinned or gone back to, the latest first."""
     told = ask_refdata(url, lambda client: client.kept(tenant, code))
     rows = [
-        [str(one["version"]), moment(one["keptAt"]), str(one["items"]), "pinned" if one["isPinned"] else ""]
+        [str(one["version"]), time_text(one["keptAt"]), str(one["items"]), "pinned" if one["isPinned"] else ""]
         for one in told["versions"]
     ]
     text = table([["version", "kept", "items", ""], *rows]) if rows else f"no version of {code} is kept"
@@ -287,7 +282,7 @@ def kept(tenant: TenantArgument, code: CodeArgument, url: UrlOption = URL, json:
 
 
 @app.command()
-def keep(tenant: TenantArgument, code: CodeArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
+def keep(tenant: TenantArgument, code: CodeArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Keep the last version."""
     told = ask_refdata(url, lambda client: client.keep(tenant, code))
     emit(told, as_json=json, text=f"version {told['version']} is kept")
@@ -295,7 +290,11 @@ def keep(tenant: TenantArgument, code: CodeArgument, url: UrlOption = URL, json:
 
 @app.command()
 def pin(
-    tenant: TenantArgument, code: CodeArgument, version: VersionArgument, url: UrlOption = URL, json: JsonOption = False
+    tenant: TenantArgument,
+    code: CodeArgument,
+    version: VersionArgument,
+    url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Have readers get a version that is kept, whatever is committed later, until it is unpinned."""
     told = ask_refdata(url, lambda client: client.pin(tenant, code, version))
@@ -303,7 +302,7 @@ def pin(
 
 
 @app.command()
-def unpin(tenant: TenantArgument, code: CodeArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
+def unpin(tenant: TenantArgument, code: CodeArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Have readers get the last version again."""
     told = ask_refdata(url, lambda client: client.unpin(tenant, code))
     emit(told, as_json=json, text=f"version {told['version']} is pinned no more; readers get the last one")
@@ -311,7 +310,11 @@ def unpin(tenant: TenantArgument, code: CodeArgument, url: UrlOption = URL, json
 
 @app.command()
 def rollback(
-    tenant: TenantArgument, code: CodeArgument, version: VersionArgument, url: UrlOption = URL, json: JsonOption = False
+    tenant: TenantArgument,
+    code: CodeArgument,
+    version: VersionArgument,
+    url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Make a dictionary what it was in a version that is kept, as a new version."""
     told = ask_refdata(url, lambda client: client.roll_back(tenant, code, version))
@@ -331,7 +334,7 @@ async def _send(
     deadline, sent = monotonic() + (timeout or 0), list[str]()
     for number, command in enumerate(commands, start=1):
         if len(commands) > 1:
-            say(f"sending {number} of {len(commands)}")
+            print_message(f"sending {number} of {len(commands)}")
         sent.append(await _submit(client, tenant, command, waits=timeout is not None and len(commands) == 1))
     if timeout is None:
         return _raise_if_failed(await client.update(tenant, sent[-1]))
@@ -365,7 +368,7 @@ async def _wait_for_commit(client: "RefdataClient", tenant: str, event_id: str, 
         hint = f"it goes on: penstock dict status {tenant} {event_id}"
         return TimedOut("NOT_YET_COMMITTED", "the commit takes longer", hint=hint, eventId=event_id)
 
-    return await until(look, timeout, late, every=_COMMIT_POLL)
+    return await poll_until(look, timeout, late, interval=_COMMIT_POLL)
 
 
 def _status_text(told: Mapping[str, Any]) -> str:
@@ -381,7 +384,7 @@ def _reason(told: Mapping[str, Any]) -> str:
 
 def _version_row(one: Mapping[str, Any]) -> list[str]:
     keys = "all" if one["keys"] is None else ", ".join(one["keys"][:5]) + (" …" if len(one["keys"]) > 5 else "")
-    committed, items = moment(one["committedAt"]), str(one["items"])
+    committed, items = time_text(one["committedAt"]), str(one["items"])
     return [str(one["version"]), committed, one["eventType"], one["source"], items, keys]
 
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import JsonOption, LimitOption, RunArgument, emit, printable, say, table
-from penstock.cli.progress import ProgressBar
-from penstock.cli.server_client import URL, UrlOption, WaitOption, WaitTimeoutOption, ask_flows, moment, until_ended
+from penstock.cli.server_client import ask_flows, wait_for_run
+from penstock.cli.terminal.command_group import CommandGroup
+from penstock.cli.terminal.options import JsonOption, LimitOption, RunArgument, TimeoutOption, UrlOption, WaitOption
+from penstock.cli.terminal.output import emit, print_message, printable, table, time_text
+from penstock.cli.terminal.progress import ProgressBar
 from penstock.kernel.errors import Invalid, NotFound, PenstockError
 
 if TYPE_CHECKING:
     from penstock.flows.client import FlowClient
     from penstock.flows.definition.spec import FlowSpec
 
-app = typer.Typer(help="Run flows: steps that wait for each other.", no_args_is_help=True, rich_markup_mode=None)
-schedule_app = typer.Typer(
-    help="See and pause when flows run by themselves.", no_args_is_help=True, rich_markup_mode=None
-)
+app = CommandGroup(help="Run flows: steps that wait for each other.")
+schedule_app = CommandGroup(help="See and pause when flows run by themselves.")
 app.add_typer(schedule_app, name="schedule")
 _TARGET = "a YAML file, a folder of them, a Python file, or a module"
 FlowArgument = Annotated[str, typer.Argument(help="The flow's name.", metavar="FLOW")]
@@ -86,8 +86,8 @@ def run(
     resume: Annotated[str | None, typer.Option("--resume", help="Begin anew what this run did.", metavar="RUN")] = None,
     from_: Annotated[str | None, typer.Option("--from", help="The step to begin at.", metavar="STEP")] = None,
     wait: WaitOption = False,
-    timeout: WaitTimeoutOption = 86_400,
-    url: UrlOption = URL,
+    timeout: TimeoutOption = 86_400,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Start a run of a flow, or take one up at a step with --resume RUN --from STEP.
@@ -117,7 +117,7 @@ def list_runs(
     status: Annotated[str | None, typer.Option(help="Only those that stand so, e.g. FAILED.")] = None,
     since: Annotated[str | None, typer.Option(help="Made then or later, e.g. 2026-01-31T00:00:00Z.")] = None,
     limit: LimitOption = 20,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """List runs, the latest first."""
@@ -126,7 +126,7 @@ def list_runs(
     head = ["run", "flow", "status", "created", "seconds", "by", "reason"]
     text = table([head, *rows]) if rows else "no runs; `penstock flow run FLOW` starts one"
     if told["next"]:
-        say(f"there are more than {limit}; --limit shows them")
+        print_message(f"there are more than {limit}; --limit shows them")
     emit(told, as_json=json, text=text)
 
 
@@ -134,7 +134,7 @@ def list_runs(
 def show(
     run_id: RunArgument,
     why: Annotated[str | None, typer.Option("--why", help="Tell why this step is where it is.", metavar="STEP")] = None,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show where a run and its steps stand; with --why, what a step waits for."""
@@ -152,13 +152,13 @@ def logs(
     run_id: RunArgument,
     step_id: StepArgument,
     attempt: Annotated[int | None, typer.Option(help="Only of this one.", min=1)] = None,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show what a step told while it ran."""
     told = ask_flows(url, lambda client: _all_logs(client, run_id, step_id, attempt))
     lines = [
-        f"{moment(one['at'])}  {one['attempt']}  {one['level']:<7}  {printable(one['message'])}"
+        f"{time_text(one['at'])}  {one['attempt']}  {one['level']:<7}  {printable(one['message'])}"
         for one in told["lines"]
     ]
     emit(told, as_json=json, text="\n".join(lines) if lines else f"{step_id} has told nothing")
@@ -168,7 +168,7 @@ def logs(
 def retry(
     run_id: RunArgument,
     step_id: Annotated[str | None, typer.Argument(help="Only this one.", metavar="[STEP]")] = None,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Try what failed of a run again, with what was cancelled because of it."""
@@ -181,7 +181,7 @@ def skip(
     run_id: RunArgument,
     step_id: StepArgument,
     reason: ReasonOption = None,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Do without a step: what comes after it has its turn."""
@@ -190,18 +190,18 @@ def skip(
 
 
 @app.command()
-def cancel(run_id: RunArgument, reason: ReasonOption = None, url: UrlOption = URL, json: JsonOption = False) -> None:
+def cancel(run_id: RunArgument, reason: ReasonOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
     """Stop a run: what waits does not begin, what is under way is told."""
     told = ask_flows(url, lambda client: client.cancel(run_id, reason))
     emit(told, as_json=json, text=f"run {run_id} is {told['status']}")
 
 
 @schedule_app.command("ls")
-def list_schedules(url: UrlOption = URL, json: JsonOption = False) -> None:
+def list_schedules(url: UrlOption = None, json: JsonOption = False) -> None:
     """Show when flows run next, and when they ran last."""
     told = ask_flows(url, lambda client: client.flows())
     for file, trouble in told["troubles"].items():
-        say(printable(f"{file}: {trouble}"))
+        print_message(printable(f"{file}: {trouble}"))
     scheduled = [one for one in told["flows"] if one["schedule"]]
     rows = [_schedule_row(one["name"], one["schedule"]) for one in scheduled]
     head = ["flow", "cron", "time zone", "next", "last run", "note"]
@@ -210,7 +210,7 @@ def list_schedules(url: UrlOption = URL, json: JsonOption = False) -> None:
 
 
 @schedule_app.command()
-def pause(flow: FlowArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
+def pause(flow: FlowArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Do not start a flow by itself for the time being."""
     told = ask_flows(url, lambda client: client.pause(flow))
     emit(
@@ -219,7 +219,7 @@ def pause(flow: FlowArgument, url: UrlOption = URL, json: JsonOption = False) ->
 
 
 @schedule_app.command()
-def resume(flow: FlowArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
+def resume(flow: FlowArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Start a flow by itself again; what passed meanwhile is not caught up."""
     told = ask_flows(url, lambda client: client.unpause(flow))
     emit(told, as_json=json, text=f"{flow} runs by itself again, next: {_next_start(told['schedule'])}")
@@ -331,7 +331,7 @@ def _parse_scope(text: str) -> tuple[str, Any]:
 
 
 def _resume_run(
-    url: str, what: str | None, scope: list[str] | None, run_id: str | None, step_id: str | None, new: str | None
+    url: str | None, what: str | None, scope: list[str] | None, run_id: str | None, step_id: str | None, new: str | None
 ) -> dict[str, Any]:
     if run_id is None or step_id is None or what is not None or scope:
         said = "a run is taken up with --resume RUN and --from STEP, and nothing else of its own"
@@ -339,7 +339,7 @@ def _resume_run(
     return ask_flows(url, lambda client: client.resume(run_id, step_id, new))
 
 
-def _wait_for_end(url: str, run_id: str, timeout: float) -> dict[str, Any]:
+def _wait_for_end(url: str | None, run_id: str, timeout: float) -> dict[str, Any]:
     """Return the run when it has ended; until then show its progress on a terminal."""
     from penstock.flows.model import RUN
 
@@ -352,7 +352,7 @@ def _wait_for_end(url: str, run_id: str, timeout: float) -> dict[str, Any]:
 
     shown_by = f"penstock flow show {run_id}"
     with closing(ProgressBar(run_id)) as bar:
-        return ask_flows(url, lambda client: until_ended(lambda: look(client), run_id, timeout, shown_by))
+        return ask_flows(url, lambda client: wait_for_run(lambda: look(client), run_id, timeout, shown_by))
 
 
 def _show_progress(bar: ProgressBar, told: dict[str, Any]) -> None:
@@ -379,11 +379,11 @@ def _schedule_row(name: str, schedule: dict[str, Any]) -> list[str]:
 def _next_start(schedule: dict[str, Any]) -> str:
     if schedule["paused"]:
         return "paused"
-    return f"{moment(schedule['next'][0])} UTC" if schedule["next"] else "never"
+    return f"{time_text(schedule['next'][0])}" if schedule["next"] else "never"
 
 
 def _run_row(one: dict[str, Any]) -> list[str]:
-    created, seconds = moment(one["createdAt"]), _seconds(one["startedAt"], one["finishedAt"])
+    created, seconds = time_text(one["createdAt"]), _seconds(one["startedAt"], one["finishedAt"])
     reason = _short(one["reason"] or "")
     return [one["runId"], one["flow"] or "", one["status"], created, seconds, one["createdBy"], reason]
 

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import simulator
-from penstock.cli.output import JsonOption, LimitOption, RunArgument, emit, printable, table
-from penstock.cli.progress import ProgressBar
-from penstock.cli.server_client import URL, UrlOption, WaitOption, WaitTimeoutOption, ask_harvest, moment, until_ended
+from penstock.cli.server_client import ask_harvest, wait_for_run
+from penstock.cli.terminal.command_group import CommandGroup
+from penstock.cli.terminal.options import JsonOption, LimitOption, RunArgument, TimeoutOption, UrlOption, WaitOption
+from penstock.cli.terminal.output import emit, printable, table, time_text
+from penstock.cli.terminal.progress import ProgressBar
 
 if TYPE_CHECKING:
     from penstock.harvest.client import HarvestClient
 
-app = typer.Typer(help="Keep paged APIs in step.", no_args_is_help=True, rich_markup_mode=None)
+app = CommandGroup(help="Keep paged APIs in step.")
 FeedArgument = Annotated[str, typer.Argument(help="The feed's name.", metavar="FEED")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it is kept with the run.")]
 
@@ -23,8 +25,8 @@ def run(
     feed: FeedArgument,
     full: Annotated[bool, typer.Option("--full", help="Take all there is, even where there is a watermark.")] = False,
     wait: WaitOption = False,
-    timeout: WaitTimeoutOption = 86_400,
-    url: UrlOption = URL,
+    timeout: TimeoutOption = 86_400,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Start a run: incremental where there is a watermark, else full.
@@ -46,7 +48,7 @@ def run(
 def status(
     feed: Annotated[str | None, typer.Argument(help="Only this feed, with its last runs.", metavar="[FEED]")] = None,
     limit: Annotated[int, typer.Option(help="Runs to show of one feed.", min=1, max=1000)] = 10,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show where feeds stand, or the last runs of one."""
@@ -65,7 +67,7 @@ def status(
 
 
 @app.command()
-def partitions(run_id: RunArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
+def partitions(run_id: RunArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Show how far the partitions of a run are."""
     told = ask_harvest(url, lambda client: client.partitions(run_id))
     head = ["partition", "holds", "status", "seen", "counted", "offset", "pass", "worker", "error"]
@@ -76,7 +78,7 @@ def partitions(run_id: RunArgument, url: UrlOption = URL, json: JsonOption = Fal
 def retry(
     run_id: RunArgument,
     partition: Annotated[str | None, typer.Argument(help="Only this one.", metavar="[PARTITION]")] = None,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Take up what failed of a run: partitions where they stopped, or consolidation."""
@@ -86,7 +88,7 @@ def retry(
 
 
 @app.command()
-def force(run_id: RunArgument, reason: ReasonOption, url: UrlOption = URL, json: JsonOption = False) -> None:
+def force(run_id: RunArgument, reason: ReasonOption, url: UrlOption = None, json: JsonOption = False) -> None:
     """Consolidate a run in spite of its failures.
 
     Where partitions failed the watermark stays: the next run takes the same data again.
@@ -97,7 +99,7 @@ def force(run_id: RunArgument, reason: ReasonOption, url: UrlOption = URL, json:
 
 @app.command()
 def cancel(
-    run_id: RunArgument, reason: ReasonOption = "cancelled", url: UrlOption = URL, json: JsonOption = False
+    run_id: RunArgument, reason: ReasonOption = "cancelled", url: UrlOption = None, json: JsonOption = False
 ) -> None:
     """Stop a run that is being planned or fetched."""
     told = ask_harvest(url, lambda client: client.cancel(run_id, reason))
@@ -108,12 +110,12 @@ def cancel(
 def watermark(
     feed: FeedArgument,
     limit: Annotated[int, typer.Option(help="How many of its past to show.", min=1, max=1000)] = 10,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show up to when a feed is known, and since which run."""
     told = ask_harvest(url, lambda client: client.watermarks(feed, limit=limit))
-    rows = [[one["lastUpdatedAt"], one["lastRunId"], moment(one["lastRunCompletedAt"])] for one in told["history"]]
+    rows = [[one["lastUpdatedAt"], one["lastRunId"], time_text(one["lastRunCompletedAt"])] for one in told["history"]]
     lines = [table([["known up to", "by run", "completed"], *rows]) if rows else f"{feed} has no watermark yet"]
     if told["blob"] != told["current"]:
         lines.append(f"the copy at {told['blobUrl']} differs: {told['blob']}")
@@ -124,7 +126,7 @@ def watermark(
 def record(
     feed: FeedArgument,
     key: Annotated[str, typer.Argument(help="What the source calls it.", metavar="KEY")],
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show where one record is: as the source told it, and as it is served."""
@@ -133,7 +135,7 @@ def record(
 
 
 @app.command()
-def rejects(run_id: RunArgument, limit: LimitOption = 20, url: UrlOption = URL, json: JsonOption = False) -> None:
+def rejects(run_id: RunArgument, limit: LimitOption = 20, url: UrlOption = None, json: JsonOption = False) -> None:
     """Show the records of a run that could not be kept or mapped, and why."""
     told = ask_harvest(url, lambda client: client.rejects(run_id, limit=limit))
     rows = [[one["key"] or "", printable(one["reason"])] for one in told["rejects"]]
@@ -141,12 +143,12 @@ def rejects(run_id: RunArgument, limit: LimitOption = 20, url: UrlOption = URL, 
 
 
 @app.command()
-def alerts(feed: FeedArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
+def alerts(feed: FeedArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Show what somebody was told of, the latest first."""
     told = ask_harvest(url, lambda client: client.alerts(feed))
     rows = [
         [
-            moment(one["raisedAt"]),
+            time_text(one["raisedAt"]),
             one["severity"],
             one["code"],
             ", ".join(one["deliveredTo"]),
@@ -164,7 +166,7 @@ async def _feed_with_runs(client: "HarvestClient", feed: str, limit: int) -> dic
     return {**await client.feed(feed), **await client.runs(feed=feed, limit=limit)}
 
 
-def _wait_for_end(url: str, run_id: str, feed: str, timeout: float) -> dict[str, Any]:
+def _wait_for_end(url: str | None, run_id: str, feed: str, timeout: float) -> dict[str, Any]:
     """Return the run when it has ended; until then show its progress on a terminal."""
     from penstock.harvest.contract import HarvestRunState
 
@@ -179,7 +181,7 @@ def _wait_for_end(url: str, run_id: str, feed: str, timeout: float) -> dict[str,
 
     shown_by = f"penstock harvest status {feed}"
     with closing(ProgressBar(feed)) as bar:
-        return ask_harvest(url, lambda client: until_ended(lambda: look(client), run_id, timeout, shown_by))
+        return ask_harvest(url, lambda client: wait_for_run(lambda: look(client), run_id, timeout, shown_by))
 
 
 def _show_progress(bar: ProgressBar, told: dict[str, Any]) -> None:
@@ -217,7 +219,7 @@ def _summary(told: dict[str, Any]) -> str:
 def _feed_row(one: dict[str, Any]) -> list[str]:
     last = one["lastRun"]
     look = f"paused: {one['pauseReason']}" if one["pausedUntil"] else (last and last["error"]) or ""
-    known = moment(one["watermark"]) if one["watermark"] else "none"
+    known = time_text(one["watermark"]) if one["watermark"] else "none"
     run_id, state, records = (last["runId"], last["state"], f"{last['records']:,}") if last else ("never", "", "")
     return [one["feed"], known, run_id, state, records, f"{one['pending']:,}", printable(look)]
 
@@ -244,7 +246,7 @@ def _record_text(told: dict[str, Any]) -> str:
     if made:
         served = f"{made['fields']}\ncost {made['cost']}, price {made['price']} by rule {made['rule']!r} "
         served += f"(version {made['pricingVersion']}), made by run {made['runId']}"
-    gone = f"gone since {moment(made['deletedAt'])}" if made and made["deletedAt"] else ""
+    gone = f"gone since {time_text(made['deletedAt'])}" if made and made["deletedAt"] else ""
     seen = f"seen by run {told['seenRun']} in {told['seenIn']}, version {told['rawVersion']}"
     pending = "changed since, and not consolidated yet" if told["isPending"] else ""
     lines = [told["key"], *served.splitlines(), seen, pending, gone]

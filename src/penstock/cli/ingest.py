@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import ConfigOption, HealthPortOption, JsonOption, RunArgument, emit, printable, say, table
-from penstock.cli.progress import ProgressBar
+from penstock.cli.terminal.command_group import CommandGroup
+from penstock.cli.terminal.options import ConfigOption, HealthPortOption, JsonOption, RunArgument
+from penstock.cli.terminal.output import emit, print_message, printable, table
+from penstock.cli.terminal.progress import ProgressBar
 
 if TYPE_CHECKING:
     from penstock.ingest.model import SupplierStatus
@@ -20,11 +22,9 @@ if TYPE_CHECKING:
     from penstock.ingest.workspace import IngestWorkspace
     from penstock.settings import Settings
 
-app = typer.Typer(
-    help="Take supplier snapshots in, and read what is published.", no_args_is_help=True, rich_markup_mode=None
-)
-state_app = typer.Typer(help="Read what is published.", no_args_is_help=True, rich_markup_mode=None)
-quarantine_app = typer.Typer(help="See what was set aside.", no_args_is_help=True, rich_markup_mode=None)
+app = CommandGroup(help="Take supplier snapshots in, and read what is published.")
+state_app = CommandGroup(help="Read what is published.")
+quarantine_app = CommandGroup(help="See what was set aside.")
 app.add_typer(state_app, name="state")
 app.add_typer(quarantine_app, name="quarantine")
 RootOption = Annotated[
@@ -102,7 +102,7 @@ def inspect(
     except RunFailed as failed:
         raise Invalid(failed.code.value, failed.message, hint=failed.hint) from failed
     if not json:
-        say(found.text())
+        print_message(found.text())
     emit(found.as_dict(), as_json=json, text=found.yaml().rstrip())
 
 
@@ -279,7 +279,7 @@ def _stop_on_signals() -> Callable[[], bool]:
         if asked:
             os._exit(128 + number)  # whatever was begun is given up by the next run
         asked.append(number)
-        say("stopping; once more to leave at once")
+        print_message("stopping; once more to leave at once")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
@@ -287,7 +287,7 @@ def _stop_on_signals() -> Callable[[], bool]:
 
 
 def _say_waiting(names: list[str], seconds: float) -> None:
-    say(f"waiting up to {seconds:g} s for {', '.join(names[:3])} to stay unchanged (file_stability_window)")
+    print_message(f"waiting up to {seconds:g} s for {', '.join(names[:3])} to stay unchanged (file_stability_window)")
 
 
 def _print_outcome(outcome: "RunOutcome", *, as_json: bool) -> None:

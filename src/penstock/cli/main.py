@@ -4,45 +4,47 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from penstock import __version__
-from penstock.cli import config, database, demo, dictionary, flow, harvest, ingest, serve, status, track
-from penstock.cli.output import ConfigOption, DataDirOption, JsonOption, emit, fail, table
+from penstock.cli import completion, config, database, demo, dictionary, flow, harvest, ingest, serve, status, track
+from penstock.cli.terminal.command_group import CommandGroup
+from penstock.cli.terminal.options import ConfigOption, DataDirOption, JsonOption
+from penstock.cli.terminal.output import emit, fail, print_message, table
+from penstock.cli.terminal.usage_error import UsageError, from_parser
 from penstock.kernel.errors import PenstockError
 
-app = typer.Typer(
+RUN, PARTS, OPERATE = "Run Penstock", "Use a running server", "Check and maintain"
+app = CommandGroup(
     name="penstock",
-    help="Leads data from where it arises to where it is served.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Ingest, version and serve reference data, exactly once, on one PostgreSQL.",
     epilog="Exit codes: 0 ok, 1 the work failed, 2 usage, 3 config, 4 auth, 5 not found, 6 conflict or locked, "
-    "7 a dependency is down, 124 time-out.",
+    "7 a dependency is down, 124 time-out, 130 interrupted.",
 )
 
 
 def doctor(config: ConfigOption = None, data_dir: DataDirOption = None, json: JsonOption = False) -> None:
-    """Find out what would keep Penstock from running here, and say what to do about it."""
+    """Check the configuration, the databases and every other dependency of this machine's Penstock.
+
+    Each failed check prints what to do next; the exit code is that of the worst.
+    """
     import asyncio
 
     from penstock.app.doctor import diagnose
     from penstock.settings import load_settings
 
-    findings = asyncio.run(diagnose(load_settings(config, overrides={"data_dir": data_dir})))
-    data = [finding.as_dict() for finding in findings]
-    rows = [["ok" if f.error is None else "FAIL", f.name, f.detail] for f in findings]
-    hints = [f"{f.name}: {f.error.hint}" for f in findings if f.error is not None and f.error.hint]
+    checks = asyncio.run(diagnose(load_settings(config, overrides={"data_dir": data_dir})))
+    data = [check.as_dict() for check in checks]
+    rows = [["ok" if check.error is None else "FAIL", check.name, check.detail] for check in checks]
+    hints = [f"{check.name}: {check.error.hint}" for check in checks if check.error is not None and check.error.hint]
     emit(data, as_json=json, text="\n".join([table(rows), *hints]))
-    sys.exit(max((finding.error.exit_code for finding in findings if finding.error), default=0))
+    sys.exit(max((check.error.exit_code for check in checks if check.error), default=0))
 
 
 def print_version(json: JsonOption = False) -> None:
-    """Print the version."""
+    """Print the version of Penstock; with --json also of Python and the platform."""
     data = {"penstock": __version__, "python": platform.python_version(), "platform": platform.platform()}
     emit(data, as_json=json, text=f"penstock {__version__}")
 
@@ -65,45 +67,57 @@ def penstock(
     """Accept the options that belong to no command."""
 
 
-app.command()(serve.up)
-app.command()(demo.demo)
-app.command()(status.status)
-app.command()(status.events)
-app.command()(doctor)
-app.command("version")(print_version)
-app.add_typer(config.app, name="config")
-app.add_typer(database.app, name="db")
-app.add_typer(track.app, name="track")
-app.add_typer(dictionary.app, name="dict")
-app.add_typer(ingest.app, name="ingest")
-app.add_typer(harvest.app, name="harvest")
-app.add_typer(flow.app, name="flow")
-app.add_typer(serve.serve_app, name="serve")
-app.add_typer(serve.work_app, name="work")
+app.command(rich_help_panel=RUN)(serve.up)
+app.command(rich_help_panel=RUN)(demo.demo)
+app.add_typer(serve.serve_app, name="serve", rich_help_panel=RUN)
+app.add_typer(serve.work_app, name="work", rich_help_panel=RUN)
+app.command(rich_help_panel=PARTS)(status.status)
+app.command(rich_help_panel=PARTS)(status.events)
+app.add_typer(dictionary.app, name="dict", rich_help_panel=PARTS)
+app.add_typer(ingest.app, name="ingest", rich_help_panel=PARTS)
+app.add_typer(harvest.app, name="harvest", rich_help_panel=PARTS)
+app.add_typer(track.app, name="track", rich_help_panel=PARTS)
+app.add_typer(flow.app, name="flow", rich_help_panel=PARTS)
+app.command(rich_help_panel=OPERATE)(doctor)
+app.add_typer(config.app, name="config", rich_help_panel=OPERATE)
+app.add_typer(database.app, name="db", rich_help_panel=OPERATE)
+app.command("completion", rich_help_panel=OPERATE)(completion.print_completion)
+app.command("version", rich_help_panel=OPERATE)(print_version)
 
 
 def run() -> None:
     """Run the command line."""
-    guarded(app)
+    run_program(app, name="penstock")
 
 
-def guarded(program: Callable[[], object]) -> None:
-    """Run *program*; every failure we know becomes a sentence and an exit code, never a traceback."""
+def run_program(program: Callable[..., Any], *, name: str) -> None:
+    """Run *program* and exit; every known failure is printed as an error and a hint, never as a traceback."""
     try:
-        program()
+        completion.prepare(name)
+        code = program(prog_name=name, complete_var=completion.variable(name), standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except UsageError as error:
+        _fail_usage(error)
     except PenstockError as error:
         fail(error)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # Whoever read our output has seen enough; say nothing while Python flushes it.
+        # The reader of the output closed it, such as `head`. Keep Python quiet while it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
         if os.environ.get("PENSTOCK_DEBUG"):
             raise
-        hint = "this is a mistake in Penstock; PENSTOCK_DEBUG=1 shows where"
+        hint = "this is a bug in Penstock; PENSTOCK_DEBUG=1 prints the traceback"
         fail(PenstockError("INTERNAL", f"{type(error).__name__}: {error}", hint=hint))
+
+
+def _fail_usage(error: Any) -> None:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print_message(error.ctx.get_help())
+        sys.exit(error.exit_code)
+    fail(from_parser(error))
 
 
 if __name__ == "__main__":

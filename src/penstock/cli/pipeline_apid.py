@@ -4,18 +4,13 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.main import guarded
-from penstock.cli.output import ConfigOption, DataDirOption, HostOption, JsonOption
+from penstock.cli.main import run_program
 from penstock.cli.serve import loading, serve, tell_address
+from penstock.cli.terminal.command_group import CommandGroup
+from penstock.cli.terminal.options import ConfigOption, DataDirOption, HostOption, JsonOption
 
 PORT = 8085
-app = typer.Typer(
-    name="pipeline-apid",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = CommandGroup("Serve the pipeline API alone.", name="pipeline-apid", no_args_is_help=False)
 
 
 @app.command()
@@ -52,7 +47,7 @@ def pipeline_apid(
 
 def run() -> None:
     """Run the command; every failure we know becomes a sentence and an exit code."""
-    guarded(app)
+    run_program(app, name="pipeline-apid")
 
 
 if __name__ == "__main__":

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from penstock.cli.output import (
+from penstock.cli.terminal.command_group import CommandGroup
+from penstock.cli.terminal.options import (
     ApiPortOption,
     ConfigOption,
     DataDirOption,
     HealthPortOption,
     HostOption,
     JsonOption,
-    emit,
-    say,
 )
+from penstock.cli.terminal.output import emit, print_message
 
 if TYPE_CHECKING:
     from penstock.app.programs import Addresses
@@ -51,7 +51,7 @@ def serve(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) ->
     code_commit()  # a checkout asks git; later that would be on the event loop
     configure_logging(settings.telemetry.log_level, settings.telemetry.log_format)
     if settings.auth.jwt is None:
-        say(f"no authentication is set, so only this machine can connect ({settings.server.host})")
+        print_message(f"no authentication is set, so only this machine can connect ({settings.server.host})")
     uvloop.run(_main(settings, role, on_ready))
 
 
@@ -92,8 +92,8 @@ class _Shutdown:
             self._task.cancel()
 
 
-serve_app = typer.Typer(help="Serve one role alone.", no_args_is_help=True, rich_markup_mode=None)
-work_app = typer.Typer(help="Run the workers of one role.", no_args_is_help=True, rich_markup_mode=None)
+serve_app = CommandGroup(help="Serve one role alone.")
+work_app = CommandGroup(help="Run the workers of one role.")
 
 
 class WorkRole(StrEnum):

@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Awaitable, Callable
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-import typer
-
-from penstock.cli.output import say
-from penstock.kernel.errors import TimedOut, Transient
+from penstock.cli.server_address import API, QUERY_API, ServerKind, find_server
+from penstock.cli.suggestion import pasteable
+from penstock.cli.terminal.output import print_message
+from penstock.kernel.errors import PenstockError, TimedOut, Transient
 
 if TYPE_CHECKING:
     from penstock.flows.client import FlowClient
@@ -19,74 +18,77 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 T = TypeVar("T")
-URL = "http://127.0.0.1:8080"
-UrlOption = Annotated[
-    str, typer.Option("--url", envvar="PENSTOCK_URL", help="The server; a token is taken from PENSTOCK_TOKEN.")
-]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Until the run ended, and show how far it is.")]
-WaitTimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds to wait at most.", min=1)]
 
 
 class ServerClient(Generic[C]):
-    """Asks with one client, which is loaded when somebody asks: `--help` must not wait for it."""
+    """Call a server with a client class that is imported at the first call, because `--help` must not wait for it."""
 
-    def __init__(self, client: str) -> None:
+    def __init__(self, client: str, kind: ServerKind = API) -> None:
         self._module, _, self._name = client.partition(":")
+        self._kind = kind
 
-    def __call__(self, url: str, question: Callable[[C], Awaitable[T]], *, timeout: float = 30) -> T:
-        """What the server at *url* answers to *question*."""
+    def __call__(self, url: str | None, call: Callable[[C], Awaitable[T]], *, timeout: float = 30) -> T:
+        """Return the result of *call* at the server that *url*, the environment or the configuration names."""
         import asyncio
         from importlib import import_module
 
-        client_of = getattr(import_module(self._module), self._name)
+        address = find_server(url, self._kind)
+        client_class = getattr(import_module(self._module), self._name)
 
-        async def asking() -> T:
-            async with client_of(url, token=os.environ.get("PENSTOCK_TOKEN"), timeout=timeout) as client:
-                return await question(client)
+        async def connect_and_call() -> T:
+            async with client_class(address.url, token=os.environ.get("PENSTOCK_TOKEN"), timeout=timeout) as client:
+                return await call(client)
 
-        return asyncio.run(asking())
+        try:
+            return asyncio.run(connect_and_call())
+        except PenstockError as error:
+            if error.code == "SERVER_DOWN":
+                error.hint = address.down_hint()
+            elif error.code == "NOT_A_PENSTOCK_SERVER":
+                error.hint = f"the address comes from {address.origin}; {self._kind.option} URL names another"
+            elif error.hint:
+                error.hint = pasteable(error.hint, **{self._kind.parameter: url})
+            raise
 
 
 ask_flows: "ServerClient[FlowClient]" = ServerClient("penstock.flows.client:FlowClient")
 ask_harvest: "ServerClient[HarvestClient]" = ServerClient("penstock.harvest.client:HarvestClient")
 ask_overview: "ServerClient[OverviewClient]" = ServerClient("penstock.overview.client:OverviewClient")
-ask_pod: "ServerClient[PodClient]" = ServerClient("penstock.refdata.client:PodClient")
+ask_pod: "ServerClient[PodClient]" = ServerClient("penstock.refdata.client:PodClient", QUERY_API)
 ask_refdata: "ServerClient[RefdataClient]" = ServerClient("penstock.refdata.client:RefdataClient")
 ask_tracking: "ServerClient[PipelineClient]" = ServerClient("penstock.tracking.client:PipelineClient")
 
 
-async def until(
-    look: Callable[[], Awaitable[T | None]], timeout: float, late: Callable[[], TimedOut], *, every: float
+async def poll_until(
+    poll: Callable[[], Awaitable[T | None]], timeout: float, timed_out: Callable[[], TimedOut], *, interval: float
 ) -> T:
-    """What *look* finds, looking at least once and then again and again; *late* is raised when that takes too long."""
+    """Call *poll* at least once, then every *interval* seconds, until it returns a result; else raise *timed_out*."""
     import asyncio
     from time import monotonic
 
     deadline = monotonic() + timeout
-    while (found := await look()) is None:
+    while (result := await poll()) is None:
         if monotonic() >= deadline:
-            raise late()
-        await asyncio.sleep(every)
-    return found
+            raise timed_out()
+        await asyncio.sleep(interval)
+    return result
 
 
-async def until_ended(look: Callable[[], Awaitable[T | None]], run_id: str, timeout: float, shown_by: str) -> T:
-    """What *look* tells of a run that ended; a server that is restarted meanwhile does not end the run."""
+async def wait_for_run(poll: Callable[[], Awaitable[T | None]], run_id: str, timeout: float, shown_by: str) -> T:
+    """Return what *poll* returns when the run has ended; a server that restarts does not end the wait.
 
-    async def patiently() -> T | None:
+    *shown_by* is the command that shows the run: the hint of TimedOut.
+    """
+
+    async def poll_patiently() -> T | None:
         try:
-            return await look()
+            return await poll()
         except Transient as error:
-            say(f"{error.message}; still waiting")
+            print_message(f"{error.message}; still waiting")
             return None
 
-    def late() -> TimedOut:
-        hint = f"it goes on; `{shown_by}` shows it"
-        return TimedOut("STILL_RUNNING", f"run {run_id} takes longer than {timeout:g} s", hint=hint)
+    def timed_out() -> TimedOut:
+        hint = f"the run continues; `{shown_by}` shows it"
+        return TimedOut("STILL_RUNNING", f"run {run_id} has not ended after {timeout:g} s", hint=hint)
 
-    return await until(patiently, timeout, late, every=0.5)
-
-
-def moment(text: str) -> str:
-    """A server's time for people."""
-    return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M:%S}"
+    return await poll_until(poll_patiently, timeout, timed_out, interval=0.5)

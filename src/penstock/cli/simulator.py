@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import JsonOption
+from penstock.cli.terminal.options import JsonOption
 
 if TYPE_CHECKING:
     from penstock.harvest.simulator.server import LocalOptions, LocalSource

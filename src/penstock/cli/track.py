@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import JsonOption, emit, table
-from penstock.cli.server_client import URL, UrlOption, ask_tracking, moment
+from penstock.cli.server_client import ask_tracking
+from penstock.cli.terminal.command_group import CommandGroup
+from penstock.cli.terminal.options import JsonOption, UrlOption
+from penstock.cli.terminal.output import emit, table, time_text
 from penstock.kernel.errors import Invalid
 from penstock.tracking.contract import Stage, StageStatus
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.tracking.client import PipelineClient
 
 RETRIED_AT_ONCE = 10_000
-app = typer.Typer(help="Follow files through the pipeline.", no_args_is_help=True, rich_markup_mode=None)
+app = CommandGroup(help="Follow files through the pipeline.")
 WorkerOption = Annotated[str | None, typer.Option(help="The name it is noted under in the history.")]
 StageArgument = Annotated[Stage, typer.Argument()]
 
@@ -34,7 +36,7 @@ def register(
     filename: Annotated[str, typer.Argument(help="The file's name, without .event-ingest.txt")],
     shards: Annotated[list[int], typer.Argument(help="Its shards: 0 1 2 …", min=0)],
     worker: WorkerOption = None,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Register a file: one row per shard, event-ingest started. Saying it again changes nothing."""
@@ -50,7 +52,7 @@ def status(
     status: Annotated[StageStatus | None, typer.Option(help="Only shards that stand so.")] = None,
     prefix: Annotated[str, typer.Option(help="How filenames begin.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Files at most.")] = 100,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show where a file's shards stand, or which files stand so."""
@@ -72,7 +74,7 @@ def status(
 def queue(
     stage: Annotated[Stage | None, typer.Argument(help="A stage; without one, how long each queue is.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 100,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show what waits for a stage, oldest first, or how long the queues are."""
@@ -83,7 +85,7 @@ def queue(
         )
         return
     told = ask_tracking(url, lambda client: client.queue(stage, limit=limit))
-    rows = [[item["filename"], str(item["shard"]), moment(item["created_at"])] for item in told["items"]]
+    rows = [[item["filename"], str(item["shard"]), time_text(item["created_at"])] for item in told["items"]]
     text = table([["filename", "shard", "created"], *rows]) if rows else f"nothing waits for {stage}"
     emit(told, as_json=json, text=f"{text}\n… and more" if told["next"] else text)
 
@@ -95,7 +97,7 @@ def claim(
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 1,
     lease: Annotated[float | None, typer.Option(min=0, help="Seconds until they are taken back.")] = None,
     wait: Annotated[float, typer.Option(min=0, max=30, help="Seconds to wait for a row.")] = 0,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Take rows of a stage for a time. Report them under their fence before the lease runs out."""
@@ -119,7 +121,7 @@ def retry(
     since: Annotated[datetime | None, typer.Option(help="All that failed since (UTC).")] = None,
     before: Annotated[datetime | None, typer.Option(help="All that failed before (UTC).")] = None,
     worker: WorkerOption = None,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Set what failed back to new: one row, or all that the filters choose."""
@@ -144,7 +146,7 @@ def retry(
 def why(
     filename: Annotated[str, typer.Argument()],
     shard: Annotated[int, typer.Argument(min=0)],
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Say in words why a row is where it is, and what would move it."""
@@ -156,7 +158,7 @@ def why(
 def history(
     filename: Annotated[str, typer.Argument()],
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 1000,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show every move of a file's shards: who, when, why."""
@@ -166,7 +168,7 @@ def history(
 
 
 @app.command()
-def summary(url: UrlOption = URL, json: JsonOption = False) -> None:
+def summary(url: UrlOption = None, json: JsonOption = False) -> None:
     """Count the rows by stage and status, and by shard."""
     told = ask_tracking(url, lambda client: client.summary())
     stages = [[stage.value, *(str(told["by_stage"][stage.field][status]) for status in StageStatus)] for stage in Stage]
@@ -180,7 +182,7 @@ def pause(
     stage: StageArgument,
     reason: Annotated[str | None, typer.Option(help="Why, for whoever wonders.")] = None,
     worker: WorkerOption = None,
-    url: UrlOption = URL,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Hand out nothing more of a stage; what is under way may end."""
@@ -189,7 +191,7 @@ def pause(
 
 
 @app.command()
-def resume(stage: StageArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
+def resume(stage: StageArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Let a paused stage go on."""
     told = ask_tracking(url, lambda client: client.resume(stage))
     emit(told, as_json=json, text=f"{stage} goes on")
@@ -206,12 +208,12 @@ async def _retry_all(client: "PipelineClient", stage: Stage, chosen: Mapping[str
 
 def _standing(filename: str, shard: Mapping[str, Any]) -> list[str]:
     statuses = [shard[f"{stage.field}_status"] for stage in Stage]
-    return [filename, str(shard["shard"]), *statuses, moment(shard["updated_at"])]
+    return [filename, str(shard["shard"]), *statuses, time_text(shard["updated_at"])]
 
 
 def _step(move: Mapping[str, Any]) -> Sequence[str]:
     step = f"{move['from'] or ''} → {move['to']}"
-    return [moment(move["at"]), str(move["shard"]), move["stage"], step, move["actor"], move["reason"] or ""]
+    return [time_text(move["at"]), str(move["shard"]), move["stage"], step, move["actor"], move["reason"] or ""]
 
 
 def _length(queue: Mapping[str, Any]) -> Sequence[str]:

@@ -1,5 +1,6 @@
 """An API of ours from Python: requests that answer with documents, and the server's own errors."""
 
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
@@ -23,6 +24,7 @@ from penstock.kernel.errors import (
 _KINDS: Sequence[type[PenstockError]] = (Invalid, TooLarge, Unauthorized, Forbidden, NotFound, Conflict, Transient)
 _BY_STATUS = {kind.status: kind for kind in _KINDS}
 _PROBLEM = ("type", "title", "status", "code", "detail", "hint")
+_NOT_PENSTOCK = (400, 404, 405, 501)  # an error of a proxy in front of Penstock has another status
 Json = dict[str, Any]
 _PIECE = 1 << 16
 
@@ -54,7 +56,8 @@ class ApiClient:
     """One server's API under *prefix*. A failure it tells is raised as the error it is; a server away is Transient."""
 
     def __init__(self, url: str, prefix: str, *, token: str | None = None, timeout: float = 30) -> None:
-        self._base = url.rstrip("/") + prefix
+        self._server = url.rstrip("/")
+        self._base = self._server + prefix
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
@@ -157,9 +160,20 @@ class ApiClient:
         try:
             yield
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            hint = "is it running? `penstock up` starts it; --url tells where it is"
-            said = str(error) or type(error).__name__
-            raise Transient("SERVER_DOWN", f"{self._base} does not answer: {said}", hint=hint) from error
+            message = f"{self._server} does not answer: {self._reason(error)}"
+            raise Transient("SERVER_DOWN", message, hint="check that the server runs at this address") from error
+
+    def _reason(self, error: Exception) -> str:
+        """Return why there was no answer, in words that do not depend on the HTTP library."""
+        if isinstance(error, aiohttp.ClientConnectorDNSError):
+            return "the host name is unknown"
+        if isinstance(error, TimeoutError):
+            return f"time-out after {self._timeout:g} s"
+        if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionResetError):
+            return "the connection was closed"
+        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+        number = cause.errno if isinstance(cause, OSError) else None
+        return os.strerror(number).lower() if number else type(error).__name__
 
 
 async def _events(lines: aiohttp.StreamReader) -> AsyncIterator[ServerEvent]:
@@ -178,10 +192,8 @@ def _document(answer: bytes) -> Json:
     try:
         document: Json = orjson.loads(answer)
     except orjson.JSONDecodeError as error:
-        hint = "check the address: this is no Penstock"
-        raise Invalid(
-            "NOT_A_PENSTOCK_SERVER", "the server answered with something that is not JSON", hint=hint
-        ) from error
+        message = "the server answered with text that is not JSON, so it is not a Penstock server"
+        raise Invalid("NOT_A_PENSTOCK_SERVER", message, hint="check the address") from error
     return document
 
 
@@ -193,6 +205,9 @@ def failure(status: int, answer: bytes) -> PenstockError:
         problem = None
     told = problem if isinstance(problem, dict) else {}
     kind = _BY_STATUS.get(status, Transient if status >= 500 else Invalid)
+    if "code" not in told and status in _NOT_PENSTOCK:
+        message = f"the server answered {status} without an error code, so it is not a Penstock server"
+        return kind("NOT_A_PENSTOCK_SERVER", message, hint="check the address")
     details = {name: value for name, value in told.items() if name not in _PROBLEM}
     code, detail = str(told.get("code", f"HTTP_{status}")), str(told.get("detail", f"the server answered {status}"))
     return kind(code, detail, hint=told.get("hint"), **details)

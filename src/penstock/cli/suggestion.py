@@ -1,0 +1,56 @@
+"""Commands that a message suggests: complete, so that they can be pasted in any folder."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.cli.server_address import API, QUERY_API, ServerKind, find_server
+
+_SUGGESTED = re.compile(r"`penstock ([^`\n]+)`")
+_SERVERS: Mapping[str, ServerKind] = {"url": API, "query_url": QUERY_API}
+
+
+def pasteable(text: str, **options: str | None) -> str:
+    """Return *text*; each command in it between backticks gets the options it needs to work in any folder.
+
+    `pasteable(text, url=url)` appends `--url` to commands that accept it, unless they find the same server without
+    it. Any other option, such as `root=DIR`, is appended if it is not None.
+    """
+    if not _SUGGESTED.search(text):
+        return text
+    values = {name: _needed(name, value) for name, value in options.items()}
+    if not any(values.values()):
+        return text
+    return _SUGGESTED.sub(lambda found: f"`penstock {_complete(found[1], values)}`", text)
+
+
+def _needed(name: str, value: str | None) -> str | None:
+    if name not in _SERVERS:
+        return value
+    address = find_server(value, _SERVERS[name])
+    return None if address.is_found_from_anywhere else address.url
+
+
+def _complete(command: str, values: Mapping[str, str | None]) -> str:
+    accepted = _accepted_options(command)
+    added = [
+        f"{accepted[name]} {shlex.quote(value)}"
+        for name, value in values.items()
+        if value and name in accepted and accepted[name] not in command.split()
+    ]
+    return " ".join([command, *added])
+
+
+def _accepted_options(command: str) -> dict[str, str]:
+    """Return the options of the command that *command* begins with, by parameter name."""
+    import typer
+
+    from penstock.cli.main import app
+
+    found: Any = typer.main.get_command(app)
+    for word in command.split():
+        if word not in getattr(found, "commands", {}):
+            break
+        found = found.commands[word]
+    return {parameter.name: parameter.opts[0] for parameter in found.params if parameter.param_type_name == "option"}

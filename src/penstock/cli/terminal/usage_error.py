@@ -1,0 +1,91 @@
+"""Turn what the argument parser refuses into an error like every other: a sentence and a hint."""
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import typer
+
+from penstock.cli.terminal.help_text import choices, metavar
+from penstock.kernel.errors import Invalid, PenstockError
+
+UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer carries its own copy of Click, which is private
+_EXTRA_ARGUMENTS = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", re.DOTALL)
+# The types of pydantic's errors; their messages would speak of inputs, unions and timedeltas.
+_EXPECTED: Mapping[str, str] = {
+    "int_parsing": "is not a whole number",
+    "int_from_float": "is not a whole number",
+    "float_parsing": "is not a number",
+    "uuid_parsing": "is not a UUID",
+    "datetime_parsing": "is not a time, e.g. 2026-01-31T00:00:00Z",
+    "datetime_from_date_parsing": "is not a time, e.g. 2026-01-31T00:00:00Z",
+    "bool_parsing": "is not true or false",
+}
+
+
+def from_parser(error: Any) -> PenstockError:
+    """Return the error to print for a UsageError of the parser."""
+    context = error.ctx
+    hint = f"usage: {context.command.short_usage(context)}" if context is not None else None
+    kind = type(error).__name__
+    if kind == "MissingParameter":
+        values = choices(error.param)
+        name = f"{error.param.param_type_name} {_name(error.param)}"
+        suffix = f": {_one_of(values).strip()}" if values else ""
+        return Invalid("USAGE", f"missing {name}{suffix}", hint=hint)
+    if kind == "NoSuchOption":
+        near = get_close_matches(error.option_name, _options(context), n=1, cutoff=0.6)
+        message = f"{context.command_path} has no option {error.option_name}"
+        return Invalid("USAGE", message, hint=f"did you mean {near[0]}?" if near else hint)
+    if kind == "BadOptionUsage":
+        return Invalid("USAGE", f"{error.option_name} needs a value", hint=hint)
+    if isinstance(error, typer.BadParameter) and error.param is not None:
+        return Invalid("USAGE", f"{_name(error.param)}: {_refusal(error)}", hint=hint)
+    if extra := _EXTRA_ARGUMENTS.fullmatch(error.message):
+        return Invalid("USAGE", f"unexpected argument {extra[1]}", hint=hint)
+    return Invalid("USAGE", _lower_first(error.format_message()).rstrip("."), hint=hint)
+
+
+def unknown_command(group: Any, context: Any, name: str) -> PenstockError:
+    """Return the error for a command that *group* does not have."""
+    near = get_close_matches(name, group.commands, n=1, cutoff=0.6)
+    known = ", ".join(group.commands)
+    hint = f"did you mean `{context.command_path} {near[0]}`?" if near else f"commands: {known}"
+    return Invalid("USAGE", f"{context.command_path} has no command {name!r}", hint=hint)
+
+
+def _name(parameter: Any) -> str:
+    return metavar(parameter) if parameter.param_type_name == "argument" else max(parameter.opts, key=len)
+
+
+def _options(context: Any) -> list[str]:
+    return [name for option in context.command.get_params(context) for name in (*option.opts, *option.secondary_opts)]
+
+
+def _refusal(error: Any) -> str:
+    """Return why a value was refused, without the words of the libraries that refused it."""
+    values = choices(error.param)
+    details: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    if not details:
+        return _lower_first(str(error.message)).rstrip(".")
+    first = details[0]
+    given, limits = repr(first.get("input")), first.get("ctx", {})
+    if values:
+        return f"{given} is not{_one_of(values)}"
+    match first["type"]:
+        case "greater_than_equal":
+            return f"{given} is less than {limits['ge']}"
+        case "less_than_equal":
+            return f"{given} is more than {limits['le']}"
+        case kind if kind in _EXPECTED:
+            return f"{given} {_EXPECTED[kind]}"
+    return _lower_first(str(first["msg"]).removeprefix("Value error, "))
+
+
+def _one_of(values: list[str]) -> str:
+    return f" one of {', '.join(values)}" if values else ""
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
