@@ -279,9 +279,9 @@ def test_the_claim_is_the_one_penstock_reads() -> None:
     assert set(conditions) == {f"request.auth.claims[{JwtSection.model_fields['tenant_claim'].default}]"}
 
 
-def test_what_has_to_be_changed_first_is_told() -> None:
+def test_the_page_lists_all_values_to_adapt() -> None:
     """R27: hosts, issuer, keys, audience, the tenant's claim and principals of the files are all in the list."""
-    told = re.search(r"^Change first.*?(?=^\| file)", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    told = re.search(r"^Adapt these values first.*?(?=^\| file)", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert told is not None
     [gateway], [authentication] = of_kind("Gateway"), of_kind("RequestAuthentication")
     [rule] = authentication["spec"]["jwtRules"]
