@@ -42,7 +42,7 @@ KAFKA = "PENSTOCK_BENCH_KAFKA"
 
 class State(StrEnum):
     NEW = "new"
-    HELD = "held"
+    CLAIMED = "claimed"
     DONE = "done"
     FAILED = "failed"
 
@@ -52,13 +52,13 @@ MACHINE = StateMachine(
     State,
     initial=State.NEW,
     moves=[
-        Transition("claim", (State.NEW,), State.HELD),
-        Transition("finish", (State.HELD,), State.DONE),
-        Transition("fail", (State.HELD,), State.FAILED),
-        Transition("retry", (State.HELD, State.FAILED), State.NEW),
+        Transition("claim", (State.NEW,), State.CLAIMED),
+        Transition("finish", (State.CLAIMED,), State.DONE),
+        Transition("fail", (State.CLAIMED,), State.FAILED),
+        Transition("retry", (State.CLAIMED, State.FAILED), State.NEW),
     ],
 )
-LEASE = Lease("bench", MACHINE, ready=State.NEW, held=State.HELD, done=State.DONE, failed=State.FAILED)
+LEASE = Lease("bench", MACHINE, ready=State.NEW, claimed=State.CLAIMED, done=State.DONE, failed=State.FAILED)
 TABLE = """
 DROP TABLE IF EXISTS bench;
 TRUNCATE journal;

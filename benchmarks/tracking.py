@@ -180,7 +180,7 @@ async def _claims(db: Database, tracking: Tracking, rows: int) -> float:
 async def _summaries(tracking: Tracking, times: int) -> float:
     began = perf_counter()
     for _ in range(times):
-        await tracking.counts()
+        await tracking.count_rows()
     return times / (perf_counter() - began)
 
 
@@ -192,7 +192,7 @@ async def _tracking(url: str) -> AsyncIterator[tuple[Database, Tracking]]:
         await migrate.migrate(db, tracking_migrations())
         metrics = TrackingMetrics(Telemetry().registry)
         tracking = await stack.enter_async_context(Tracking.open(db, TrackingSection(), metrics))
-        for name, chore, every in maintenance.chores(tracking):
+        for name, chore, every in maintenance.list_periodic_tasks(tracking):
             await stack.enter_async_context(run_periodically(name, chore, every))
         yield db, tracking
 

@@ -57,7 +57,7 @@ def test_the_command_line_retries_and_pauses(server: Up, tmp_path: Path) -> None
     ("args", "code", "words"),
     [
         (("status", "nobody"), 5, "no file 'nobody' is registered"),
-        (("register", "a/b", "0"), 2, "no slash"),
+        (("register", "a/b", "0"), 2, "must not contain a slash"),
         (("retry", "mysql-sender"), 2, "say what to retry"),
         (("claim", "event-ingest", "--worker", "w"), 2, "event-ingest"),
         (("why", "nobody", "0", "--url", "http://127.0.0.1:1"), 7, "does not answer"),

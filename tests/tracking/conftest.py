@@ -1,4 +1,4 @@
-"""The pipeline under test: its service under a clock of the test's own, its API without a network, its program with."""
+"""Fixtures of tracking: the service on a manual clock, its API without a network, and the `pipeline-apid` program."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -26,12 +26,13 @@ MAX_ATTEMPTS = 3
 
 @pytest.fixture
 def telemetry() -> Telemetry:
+    """Return the telemetry whose metrics the test reads."""
     return Telemetry()
 
 
 @pytest.fixture
 async def tracking(database_url: str, clock: ManualClock, telemetry: Telemetry) -> AsyncIterator[Tracking]:
-    """The service; its time passes when the test says so."""
+    """Yield the service; its clock moves only when the test advances it."""
     section = TrackingSection(max_attempts=MAX_ATTEMPTS)
     metrics = TrackingMetrics(telemetry.registry)
     async with Database.open(database_url, clock=clock) as db, Tracking.open(db, section, metrics) as tracking:
@@ -40,13 +41,14 @@ async def tracking(database_url: str, clock: ManualClock, telemetry: Telemetry) 
 
 @pytest.fixture
 def app(tracking: Tracking, telemetry: Telemetry) -> FastAPI:
+    """Return the application of the pipeline API."""
     web = PublicApis(Settings(), telemetry, NoAuthenticator())
     return make_pipeline_api(web, LivenessPulse({"database": tracking.check}, needs=["database"]), tracking)
 
 
 @pytest.fixture
 async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    """The API, reached without a network."""
+    """Yield a client of the API without a network."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url=f"http://127.0.0.1{BASE}") as client:
         yield client
@@ -54,12 +56,13 @@ async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def api(http: httpx.AsyncClient) -> TrackingHarness:
+    """Return a harness for the API without a network."""
     return TrackingHarness(http)
 
 
 @pytest.fixture(scope="module")
 def apid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PipelineApid, str]]:
-    """One `pipeline-apid` for all tests of a module, and its database."""
+    """Yield one `pipeline-apid` for all tests of a module, and the URL of its database."""
     with (
         module_database() as url,
         PipelineApid(tmp_path_factory.mktemp("apid"), "--database", url) as running,
@@ -69,7 +72,7 @@ def apid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PipelineApi
 
 @pytest.fixture
 async def server(apid: tuple[PipelineApid, str]) -> str:
-    """The address of a running pipeline without rows."""
+    """Return the address of a running server without rows."""
     running, database_url = apid
     connection = await asyncpg.connect(database_url)
     try:
@@ -81,6 +84,6 @@ async def server(apid: tuple[PipelineApid, str]) -> str:
 
 @pytest.fixture
 async def live(server: str) -> AsyncIterator[TrackingHarness]:
-    """The API of that server, over the network."""
+    """Yield a harness for the API of that server, over the network."""
     async with httpx.AsyncClient(base_url=server + BASE, timeout=60) as client:
         yield TrackingHarness(client)

@@ -1,4 +1,4 @@
-"""A small leased table of the tests' own: what a part would declare."""
+"""A small leased table for tests, as a part would declare it."""
 
 from enum import StrEnum
 
@@ -8,6 +8,8 @@ from penstock.tracking.lease import Lease
 
 
 class Job(StrEnum):
+    """The states of a job."""
+
     NEW = "new"
     STARTED = "started"
     DONE = "done"
@@ -27,7 +29,9 @@ JOB = StateMachine(
     groups={"open": (Job.NEW, Job.STARTED)},
 )
 MAX_ATTEMPTS = 3
-LEASE = Lease("job", JOB, ready=Job.NEW, held=Job.STARTED, done=Job.DONE, failed=Job.FAILED, max_attempts=MAX_ATTEMPTS)
+LEASE = Lease(
+    "job", JOB, ready=Job.NEW, claimed=Job.STARTED, done=Job.DONE, failed=Job.FAILED, max_attempts=MAX_ATTEMPTS
+)
 TABLE = f"""
 CREATE TABLE job (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -40,11 +44,11 @@ CREATE TABLE job (
     moves bigint[] NOT NULL DEFAULT '{{}}'
 ) WITH (fillfactor = 70);
 CREATE INDEX job_ready ON job (due_at, id) WHERE status = {JOB.sql("NEW")};
-CREATE INDEX job_held ON job (lease_until) WHERE status = {JOB.sql("STARTED")};
+CREATE INDEX job_claimed ON job (lease_until) WHERE status = {JOB.sql("STARTED")};
 """
 
 
 async def make_jobs(db: Database, count: int) -> None:
-    """The table with *count* new rows, numbered from 1."""
+    """Create the table with *count* new rows, numbered from 1."""
     await db.execute(TABLE)
     await db.execute("INSERT INTO job (due_at) SELECT '-infinity' FROM generate_series(1, $1::int)", count)

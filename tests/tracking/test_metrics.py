@@ -1,30 +1,31 @@
-"""The pipeline in Prometheus metrics."""
+"""Prometheus read_metrics of tracking."""
 
 from datetime import timedelta
 
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.tracking.service import Tracking
-from tests.tracking.harness import WORKER, TrackingHarness, expire, reported
+from tests.tracking.harness import WORKER, TrackingHarness, expire, make_report
 
 
-def metrics(telemetry: Telemetry) -> dict[str, float]:
+def read_metrics(telemetry: Telemetry) -> dict[str, float]:
+    """Return the read_metrics of tracking by name, without their common prefix."""
     lines = telemetry.exposition().decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if line.startswith("penstock_tracking"))
     return {name.removeprefix("penstock_tracking_"): float(value) for name, _, value in pairs}
 
 
-async def test_prometheus_sees_the_pipeline(
+async def test_metrics_show_the_pipeline(
     api: TrackingHarness, tracking: Tracking, clock: ManualClock, telemetry: Telemetry
 ) -> None:
-    """T17: gauges per stage and status, the oldest age per queue, and a counter of leases that ran out."""
+    """T17: there are gauges per stage and status, the oldest age per queue, and a counter of expired leases."""
     await api.queue_up(WORKER, "old")
     clock.advance(timedelta(seconds=100))
     await api.queue_up(WORKER, "young", 0, 1)
     await api.queue_up(WORKER, "failed")
     await api.move(WORKER, "fail", "failed")
-    await tracking.show_metrics()
-    shown = metrics(telemetry)
+    await tracking.update_metrics()
+    shown = read_metrics(telemetry)
     assert shown['rows{stage="shard-worker",status="new"}'] == 3
     assert shown['rows{stage="shard-worker",status="failed"}'] == 1
     assert shown['rows{stage="event-ingest",status="done"}'] == 4
@@ -38,21 +39,21 @@ async def test_prometheus_sees_the_pipeline(
     await api.claim(WORKER, limit=2)
     await expire(tracking, clock)
     await api.post("/queues/shard-worker/pause")
-    await tracking.show_metrics()
-    shown = metrics(telemetry)
+    await tracking.update_metrics()
+    shown = read_metrics(telemetry)
     assert shown['lease_expiries_total{stage="shard-worker"}'] == 2
     assert shown['paused{stage="shard-worker"}'] == 1
 
 
-async def test_the_oldest_row_is_the_one_that_came_first(
+async def test_oldest_row_is_the_one_registered_first(
     api: TrackingHarness, tracking: Tracking, clock: ManualClock, telemetry: Telemetry
 ) -> None:
-    """T17: the age of a queue is that of its oldest row, also when that one is tried again after younger ones."""
+    """T17: the age of a queue is that of its oldest row, even if this row is retried after younger ones."""
     await api.queue_up(WORKER, "old")
     (item,) = await api.claim(WORKER)
     clock.advance(timedelta(seconds=100))
     await api.queue_up(WORKER, "young")
-    await api.report(WORKER, reported(item, "retry", error="busy", retry_after_seconds=10))
+    await api.report(WORKER, make_report(item, "retry", error="busy", retry_after_seconds=10))
     clock.advance(timedelta(seconds=20))
-    await tracking.show_metrics()
-    assert metrics(telemetry)['queue_oldest_seconds{stage="shard-worker"}'] == 120
+    await tracking.update_metrics()
+    assert read_metrics(telemetry)['queue_oldest_seconds{stage="shard-worker"}'] == 120

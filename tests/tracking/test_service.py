@@ -1,7 +1,10 @@
-"""T12, T13, T14: claims, reports, heartbeats and leases of workers."""
+"""T12, T13, T14: claims, reports, heartbeats and leases of workers; and the log of them."""
 
 import asyncio
 from datetime import timedelta
+from typing import Any
+
+from structlog.testing import capture_logs
 
 from penstock.kernel.clock import ManualClock
 from penstock.tracking.service import Tracking
@@ -15,16 +18,16 @@ from tests.tracking.harness import (
     WORKER,
     TrackingHarness,
     expire,
-    held,
+    make_lease,
+    make_report,
     names,
-    reported,
 )
 
 # T12
 
 
-async def test_a_claim_starts_the_oldest_rows(api: TrackingHarness, clock: ManualClock) -> None:
-    """T12: rows come oldest first, up to the limit, each started, with a fence, an attempt and a lease."""
+async def test_claim_starts_the_oldest_rows(api: TrackingHarness, clock: ManualClock) -> None:
+    """T12: a claim returns the oldest rows up to the limit; each is started, with a fence, an attempt and a lease."""
     await api.queue_up(WORKER, "second", 1, 0)
     clock.advance(SECOND)
     await api.queue_up(WORKER, "first-by-name")
@@ -42,16 +45,16 @@ async def test_a_claim_starts_the_oldest_rows(api: TrackingHarness, clock: Manua
     assert await api.claim(WORKER, "w3") == []
 
 
-async def test_without_a_word_one_row_is_claimed_for_a_minute(api: TrackingHarness) -> None:
-    """T12: `limit` and `lease_seconds` may be left out."""
+async def test_claim_defaults_to_one_row_for_a_minute(api: TrackingHarness) -> None:
+    """T12: `limit` and `lease_seconds` are optional."""
     await api.queue_up(WORKER, FILE, 0, 1)
     items = (await api.post("/queues/shard-worker/claim", worker="w1"))["items"]
     assert names(items) == [(FILE, 0)]
     assert items[0]["lease_until"] == "2026-01-01T00:01:00Z"
 
 
-async def test_only_what_is_ready_is_handed_out(api: TrackingHarness) -> None:
-    """T8, T12: nothing is claimed before the stage before it is done, and nothing that failed."""
+async def test_claim_returns_ready_rows_only(api: TrackingHarness) -> None:
+    """T8, T12: a row is not claimed before its previous stage is done, nor after it failed."""
     await api.queue_up(SPLITTER, "too-early")
     await api.queue_up(WORKER, "failed")
     await api.move(WORKER, "fail", "failed")
@@ -60,19 +63,19 @@ async def test_only_what_is_ready_is_handed_out(api: TrackingHarness) -> None:
 
 
 async def test_fences_grow_with_every_claim(api: TrackingHarness) -> None:
-    """T12: each time a row is handed out, in whatever stage, its fence is higher."""
+    """T12: every claim of a row, in any stage, increments its fence."""
     await api.queue_up(SPLITTER, FILE)
     fences = []
     for stage in (SPLITTER, SPLITTER, WORKER, SENDER):
         (item,) = await api.claim(stage)
         fences.append(item["fence"])
         outcome = "release" if len(fences) == 1 else "done"
-        assert (await api.report(stage, reported(item, outcome)))[0][0] == "settled"
+        assert (await api.report(stage, make_report(item, outcome)))[0][0] == "settled"
     assert fences == sorted(set(fences))
 
 
-async def test_claimers_at_once_share_nothing(api: TrackingHarness) -> None:
-    """T12: eight workers at once get every row, and none of them twice."""
+async def test_concurrent_claims_share_no_row(api: TrackingHarness) -> None:
+    """T12: eight concurrent workers claim every row, and no row twice."""
     await api.queue_up(SPLITTER, FILE, *range(40))
     claims = await asyncio.gather(*(api.claim(SPLITTER, f"w{n}", limit=5) for n in range(8)))
     rest = await api.claim(SPLITTER)
@@ -80,8 +83,8 @@ async def test_claimers_at_once_share_nothing(api: TrackingHarness) -> None:
     assert sorted(got) == list(range(40))
 
 
-async def test_a_claim_waits_for_work(api: TrackingHarness) -> None:
-    """T12: a claim that may wait gets the row as soon as it is ready."""
+async def test_claim_waits_for_work(api: TrackingHarness) -> None:
+    """T12: a waiting claim returns the row as soon as it is ready."""
     await api.post("/files/register", filename=FILE, shards=[0])
     waiting = asyncio.create_task(api.claim(SPLITTER, wait_seconds=30))
     async with asyncio.timeout(10):
@@ -92,23 +95,23 @@ async def test_a_claim_waits_for_work(api: TrackingHarness) -> None:
 # T13
 
 
-async def test_reports_are_answered_one_by_one(api: TrackingHarness) -> None:
-    """T13: settled, unchanged, superseded, unknown: each report gets its own result, in order, and where its row is."""
+async def test_each_report_gets_a_result(api: TrackingHarness) -> None:
+    """T13: settled, unchanged, superseded, unknown: each report gets its result and the status of its row, in order."""
     await api.queue_up(WORKER, FILE, 0, 1, 2)
     done, failed, again = await api.claim(WORKER)
     answer = await api.http.post(
         "/stages/shard-worker/report",
         json=[
-            reported(done, "done"),
-            reported(failed, "failed", error="broken"),
-            reported(again, "retry", error="later", retry_after_seconds=0),
-            {**reported(done, "done"), "fence": done["fence"] - 1},
+            make_report(done, "done"),
+            make_report(failed, "failed", error="broken"),
+            make_report(again, "retry", error="later", retry_after_seconds=0),
+            {**make_report(done, "done"), "fence": done["fence"] - 1},
             {"filename": FILE, "shard": 9, "fence": 1, "outcome": "done"},
             {"filename": "other", "shard": 0, "fence": 1, "outcome": "done"},
         ],
     )
-    told = [(one["shard"], one["result"], one["status"]) for one in answer.json()["results"]]
-    assert told == [
+    results = [(result["shard"], result["result"], result["status"]) for result in answer.json()["results"]]
+    assert results == [
         (0, "settled", "done"),
         (1, "settled", "failed"),
         (2, "settled", "new"),
@@ -119,58 +122,62 @@ async def test_reports_are_answered_one_by_one(api: TrackingHarness) -> None:
     assert [await api.status(FILE, WORKER, shard) for shard in (0, 1, 2)] == ["done", "failed", "new"]
 
 
-async def test_a_report_said_twice_is_unchanged(api: TrackingHarness, clock: ManualClock) -> None:
-    """T13: a worker that did not hear the answer may say it again: nothing changes, for every outcome."""
+async def test_repeated_report_is_unchanged(api: TrackingHarness, clock: ManualClock) -> None:
+    """T13: a report that is repeated after a lost answer changes nothing, for every outcome."""
     for outcome in ("done", "failed", "retry", "release"):
         await api.queue_up(WORKER, outcome)
         (item,) = await api.claim(WORKER)
-        (first,) = await api.report(WORKER, reported(item, outcome, error="why"))
+        (first,) = await api.report(WORKER, make_report(item, outcome, error="why"))
         before = await api.row(outcome), await api.steps(outcome)
         clock.advance(SECOND)
-        assert await api.report(WORKER, reported(item, outcome, error="why")) == [("unchanged", first[1])]
+        assert await api.report(WORKER, make_report(item, outcome, error="why")) == [("unchanged", first[1])]
         assert (await api.row(outcome), await api.steps(outcome)) == before
         await api.http.post("/stages/shard-worker/fail", json={"filename": outcome, "shard": 0})
 
 
-async def test_of_two_reports_in_a_batch_the_first_counts(api: TrackingHarness) -> None:
-    """T13: of two reports on one row in one batch the first is believed; the same again is unchanged."""
+async def test_first_of_two_reports_in_a_batch_counts(api: TrackingHarness) -> None:
+    """T13: of two reports on one row in one batch the first is accepted; an equal second one is unchanged."""
     await api.queue_up(WORKER, FILE, 0, 1)
-    one, two = await api.claim(WORKER)
+    first, second = await api.claim(WORKER)
     answers = await api.report(
-        WORKER, reported(one, "done"), reported(one, "done"), reported(two, "failed"), reported(two, "done")
+        WORKER,
+        make_report(first, "done"),
+        make_report(first, "done"),
+        make_report(second, "failed"),
+        make_report(second, "done"),
     )
     assert answers == [("settled", "done"), ("unchanged", "done"), ("settled", "failed"), ("superseded", "failed")]
     assert await api.steps(FILE, WORKER, 0) == [("new", "started"), ("started", "done")]
 
 
-async def test_an_old_fence_changes_nothing(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
-    """T13: whose lease ran out is told so, whatever it says; the row belongs to the one who claimed it after."""
+async def test_old_fence_changes_nothing(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
+    """T13: every report under an expired lease is superseded; the row belongs to the worker that claimed it later."""
     await api.queue_up(WORKER, FILE)
     (lost,) = await api.claim(WORKER, "slow")
     await expire(tracking, clock)
     (mine,) = await api.claim(WORKER, "next")
     assert mine["fence"] > lost["fence"]
     for outcome in ("done", "failed", "retry", "release"):
-        assert await api.report(WORKER, reported(lost, outcome)) == [("superseded", "started")]
-    assert await api.report(WORKER, reported(mine, "done")) == [("settled", "done")]
-    assert await api.report(WORKER, reported(lost, "failed")) == [("superseded", "done")]
+        assert await api.report(WORKER, make_report(lost, outcome)) == [("superseded", "started")]
+    assert await api.report(WORKER, make_report(mine, "done")) == [("settled", "done")]
+    assert await api.report(WORKER, make_report(lost, "failed")) == [("superseded", "done")]
 
 
-async def test_a_report_on_a_row_in_another_stage_is_superseded(api: TrackingHarness) -> None:
-    """T13: a fence holds for the stage it was claimed in."""
+async def test_report_in_another_stage_is_superseded(api: TrackingHarness) -> None:
+    """T13: a fence is valid only in the stage of its claim."""
     await api.queue_up(WORKER, FILE)
     (item,) = await api.claim(WORKER)
-    assert (await api.report(SENDER, reported(item, "done")))[0][0] == "superseded"
+    assert (await api.report(SENDER, make_report(item, "done")))[0][0] == "superseded"
     assert await api.status(FILE, WORKER) == "started"
 
 
-async def test_a_retry_waits_and_counts(api: TrackingHarness, clock: ManualClock) -> None:
-    """T13: `retry` hands the row out again when its time has come, as the next attempt; at last it fails for good."""
+async def test_retry_waits_and_counts_as_an_attempt(api: TrackingHarness, clock: ManualClock) -> None:
+    """T13: a retried row can be claimed again when it is due, as the next attempt; the last attempt fails for good."""
     await api.queue_up(WORKER, FILE)
     for attempt in range(1, MAX_ATTEMPTS + 1):
         (item,) = await api.claim(WORKER)
         assert item["attempt"] == attempt
-        last = await api.report(WORKER, reported(item, "retry", error="busy", retry_after_seconds=10))
+        last = await api.report(WORKER, make_report(item, "retry", error="busy", retry_after_seconds=10))
         clock.advance(9 * SECOND)
         assert await api.claim(WORKER) == []
         clock.advance(SECOND)
@@ -178,30 +185,30 @@ async def test_a_retry_waits_and_counts(api: TrackingHarness, clock: ManualClock
     assert await api.claim(WORKER) == []
 
 
-async def test_a_release_costs_nothing(api: TrackingHarness, clock: ManualClock) -> None:
-    """T13: what was not begun goes back to its place in the queue at once, as if never claimed."""
+async def test_release_costs_no_attempt(api: TrackingHarness, clock: ManualClock) -> None:
+    """T13: a released row returns to its position in the queue at once, as if never claimed."""
     await api.queue_up(WORKER, "older")
     clock.advance(SECOND)
     await api.queue_up(WORKER, "younger")
     for _ in range(MAX_ATTEMPTS + 1):
         (item,) = await api.claim(WORKER, limit=1)
         assert (item["filename"], item["attempt"]) == ("older", 1)
-        assert await api.report(WORKER, reported(item, "release")) == [("settled", "new")]
+        assert await api.report(WORKER, make_report(item, "release")) == [("settled", "new")]
 
 
 # T14
 
 
-async def test_a_heartbeat_extends_what_it_names(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
-    """T14: leases of the named items are extended; what nobody named runs out."""
+async def test_heartbeat_extends_named_items(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
+    """T14: a heartbeat extends the leases of the named items; the other leases expire."""
     await api.queue_up(WORKER, FILE, 0, 1)
-    kept, _ = await api.claim(WORKER, lease_seconds=10)
+    named, _ = await api.claim(WORKER, lease_seconds=10)
     clock.advance(9 * SECOND)
-    answer = await api.post("/queues/shard-worker/heartbeat", worker="w1", items=[held(kept)], lease_seconds=30)
+    answer = await api.post("/queues/shard-worker/heartbeat", worker="w1", items=[make_lease(named)], lease_seconds=30)
     assert answer == {
         "stage": "shard-worker",
         "lease_until": "2026-01-01T00:00:39Z",
-        "extended": [held(kept)],
+        "extended": [make_lease(named)],
         "lost": [],
     }
     assert await expire(tracking, clock, 2 * SECOND) == 1
@@ -209,10 +216,10 @@ async def test_a_heartbeat_extends_what_it_names(api: TrackingHarness, tracking:
     assert await expire(tracking, clock, 30 * SECOND) == 1
 
 
-async def test_a_heartbeat_without_items_extends_all_a_worker_holds(
+async def test_heartbeat_without_items_extends_all_claims_of_a_worker(
     api: TrackingHarness, tracking: Tracking, clock: ManualClock
 ) -> None:
-    """T14: a worker that names no items keeps all it holds of the stage, and nothing of others."""
+    """T14: a heartbeat without items extends all claims of the worker in the stage, and no others."""
     await api.queue_up(WORKER, FILE, 0, 1, 2)
     await api.queue_up(SPLITTER, "other-stage")
     mine = await api.claim(WORKER, "w1", limit=2)
@@ -226,43 +233,41 @@ async def test_a_heartbeat_without_items_extends_all_a_worker_holds(
     assert [await api.status(FILE, WORKER, shard) for shard in (0, 1, 2)] == ["started", "started", "new"]
 
 
-async def test_a_heartbeat_tells_what_was_lost(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
-    """T14: items taken back, ended or unknown are lost; a heartbeat does not bring them back."""
+async def test_heartbeat_returns_lost_items(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
+    """T14: reaped, settled and unknown items are lost; a heartbeat does not restore them."""
     await api.queue_up(WORKER, FILE, 0, 1)
     late, ended = await api.claim(WORKER)
-    await api.report(WORKER, reported(ended, "done"))
+    await api.report(WORKER, make_report(ended, "done"))
     await expire(tracking, clock)
     unknown = {"filename": "other", "shard": 0, "fence": 1}
-    items = [held(late), held(ended), unknown]
+    items = [make_lease(late), make_lease(ended), unknown]
     answer = await api.post("/queues/shard-worker/heartbeat", worker="w1", items=items)
     assert (answer["extended"], answer["lost"]) == ([], items)
     assert await api.status(FILE, WORKER) == "new"
 
 
-async def test_a_row_lost_and_claimed_again_is_both(
-    api: TrackingHarness, tracking: Tracking, clock: ManualClock
-) -> None:
-    """T14: under its old fence an item is lost, also for a worker that holds the row again under a new one."""
+async def test_old_and_new_fence_of_a_row_differ(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
+    """T14: an item is lost under its old fence, even if its worker has claimed the row again under a new one."""
     await api.queue_up(WORKER, FILE)
     (old,) = await api.claim(WORKER)
     await expire(tracking, clock)
     (new,) = await api.claim(WORKER)
-    answer = await api.post("/queues/shard-worker/heartbeat", worker="w1", items=[held(old), held(new)])
-    assert (answer["extended"], answer["lost"]) == ([held(new)], [held(old)])
+    answer = await api.post("/queues/shard-worker/heartbeat", worker="w1", items=[make_lease(old), make_lease(new)])
+    assert (answer["extended"], answer["lost"]) == ([make_lease(new)], [make_lease(old)])
 
 
-async def test_a_heartbeat_never_shortens_a_lease(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
-    """T14: a heartbeat for a second leaves a minute's lease a minute."""
+async def test_heartbeat_never_shortens_a_lease(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
+    """T14: a heartbeat for one second does not shorten a lease of a minute."""
     await api.queue_up(WORKER, FILE)
     items = await api.claim(WORKER)
-    await api.post("/queues/shard-worker/heartbeat", worker="w1", items=[held(items[0])], lease_seconds=1)
+    await api.post("/queues/shard-worker/heartbeat", worker="w1", items=[make_lease(items[0])], lease_seconds=1)
     assert await expire(tracking, clock, 5 * SECOND) == 0
 
 
-async def test_a_lease_that_ran_out_goes_back_through_failed(
+async def test_expired_lease_returns_through_failed(
     api: TrackingHarness, tracking: Tracking, clock: ManualClock
 ) -> None:
-    """T14: the reaper puts the row back to new, by way of failed, and both moves are in the history with the reason."""
+    """T14: the reaper returns the row to new through failed; both moves are in the history with the reason."""
     await api.queue_up(WORKER, FILE)
     await api.claim(WORKER, "gone")
     assert await expire(tracking, clock) == 1
@@ -274,10 +279,10 @@ async def test_a_lease_that_ran_out_goes_back_through_failed(
         assert "gone" in move["reason"]
 
 
-async def test_after_max_attempts_it_has_failed_for_good(
+async def test_row_fails_for_good_after_max_attempts(
     api: TrackingHarness, tracking: Tracking, clock: ManualClock
 ) -> None:
-    """T14: the lease that runs out on the last attempt leaves the row failed, until somebody retries it."""
+    """T14: a lease that expires on the last attempt leaves the row failed, until an operator retries it."""
     await api.queue_up(WORKER, FILE)
     for attempt in range(1, MAX_ATTEMPTS + 1):
         assert [item["attempt"] for item in await api.claim(WORKER)] == [attempt]
@@ -289,11 +294,65 @@ async def test_after_max_attempts_it_has_failed_for_good(
     assert [item["attempt"] for item in await api.claim(WORKER)] == [1]
 
 
-async def test_a_start_without_a_lease_is_never_taken_back(
+async def test_start_without_a_lease_never_expires(
     api: TrackingHarness, tracking: Tracking, clock: ManualClock
 ) -> None:
-    """T8, T14: the document's own `start` knows no lease: its daemon may take as long as it needs."""
+    """T8, T14: the founding document's `start` has no lease: its daemon may take any time."""
     await api.queue_up(WORKER, FILE)
     await api.move(WORKER, "start", FILE, worker="w")
     assert await expire(tracking, clock, timedelta(days=365)) == 0
     assert await api.status(FILE, WORKER) == "started"
+
+
+# Log
+
+
+def select(logs: list[Any], *events: str) -> list[dict[str, Any]]:
+    """Return the log entries of *events*, without the names of the events."""
+    return [{k: v for k, v in entry.items() if k != "event"} for entry in logs if entry["event"] in events]
+
+
+async def test_log_shows_a_completed_file_once(api: TrackingHarness) -> None:
+    """Log: a file is logged at INFO when its last shard is done, by report or by move; claims only at DEBUG."""
+    await api.queue_up(SENDER, FILE, 0, 1)
+    await api.queue_up(SENDER, "other")
+    with capture_logs() as logs:
+        first, second, *_ = await api.claim(SENDER, limit=2)
+        await api.report(SENDER, make_report(first, "done"))
+        assert select(logs, "file_completed") == []
+        await api.report(SENDER, make_report(second, "done"))
+        await api.report(SENDER, make_report(second, "done"))  # a repeated report
+        await api.move(SENDER, "start", "other")
+        await api.move(SENDER, "done", "other")
+        await api.move(SENDER, "done", "other")
+    assert select(logs, "file_completed") == [
+        {"log_level": "info", "filename": FILE, "shards": 2},
+        {"log_level": "info", "filename": "other", "shards": 1},
+    ]
+    assert {entry["log_level"] for entry in select(logs, "rows_claimed", "rows_settled", "row_moved")} == {"debug"}
+
+
+async def test_log_shows_rows_that_failed_for_good(
+    api: TrackingHarness, tracking: Tracking, clock: ManualClock
+) -> None:
+    """Log: a row that fails for good is logged at WARNING with its error; a row that is retried is not."""
+    await api.queue_up(WORKER, FILE)
+    await api.queue_up(WORKER, "second")
+    with capture_logs() as logs:
+        for _ in range(MAX_ATTEMPTS):
+            assert select(logs, "row_failed") == []
+            await api.claim(WORKER, limit=1)
+            await expire(tracking, clock)
+            await api.claim(WORKER, limit=1)  # the other row
+            await expire(tracking, clock)
+        await api.queue_up(WORKER, "third", 0, 1)
+        item, _ = await api.claim(WORKER)
+        await api.report(WORKER, make_report(item, "failed", error="bad line 3"))
+        await api.move(WORKER, "fail", "third", 1, error="stopped by hand")
+    failed = [(entry["log_level"], entry["filename"], entry["error"]) for entry in select(logs, "row_failed")]
+    assert sorted(failed) == [
+        ("warning", FILE, "the lease expired on the last attempt"),
+        ("warning", "second", "the lease expired on the last attempt"),
+        ("warning", "third", "bad line 3"),
+        ("warning", "third", "stopped by hand"),
+    ]

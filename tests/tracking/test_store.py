@@ -1,4 +1,4 @@
-"""The table of files and shards: what the database itself keeps right."""
+"""The tables of tracking: the guarantees of the database itself."""
 
 import asyncpg
 import pytest
@@ -12,7 +12,7 @@ from tests.tracking.harness import TrackingHarness
 
 
 async def test_filename_and_shard_are_unique(db: Database) -> None:
-    """T10: whoever writes past the API cannot make a row twice."""
+    """T10: a row cannot be inserted twice, not even with SQL that bypasses the API."""
     insert = "INSERT INTO pipeline_tracking (filename, shard) VALUES ('f', 0)"
     await db.execute(insert)
     with pytest.raises(asyncpg.UniqueViolationError, match="uq_filename_shard"):
@@ -20,8 +20,8 @@ async def test_filename_and_shard_are_unique(db: Database) -> None:
 
 
 @pytest.mark.parametrize("stage", Stage)
-async def test_the_table_knows_the_machines_states(db: Database, stage: Stage) -> None:
-    """T8: the CHECK of each status column allows just the states the machine declares."""
+async def test_table_allows_the_states_of_the_machine(db: Database, stage: Stage) -> None:
+    """T8: the CHECK of each status column allows exactly the states of the machine."""
     found = await db.fetchval(
         "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = $1",
         f"pipeline_tracking_{stage.field}_status_check",
@@ -31,8 +31,8 @@ async def test_the_table_knows_the_machines_states(db: Database, stage: Stage) -
     assert found == twin.replace("status", f"{stage.field}_status")
 
 
-async def test_rows_moved_by_hand_are_counted(db: Database) -> None:
-    """T7: SQL typed at night, deletes and truncation included, leaves the counters exact."""
+async def test_counts_include_manual_sql(db: Database) -> None:
+    """T7: manual SQL, including deletes and truncation, leaves the counters exact."""
     total = "SELECT coalesce(sum(rows), 0) FROM pipeline_count_change WHERE stage = 'mysql-sender' AND standing = $1"
     await db.execute("INSERT INTO pipeline_tracking (filename, shard) SELECT 'f', n FROM generate_series(1, 5) AS n")
     await db.execute("UPDATE pipeline_tracking SET mysql_sender_status = 'failed' WHERE shard <= 3")
@@ -44,9 +44,9 @@ async def test_rows_moved_by_hand_are_counted(db: Database) -> None:
 
 
 @pytest.mark.parametrize("statement", ["claim", "settle", "reap", "heartbeat"])
-async def test_plans_made_on_an_empty_table_are_good_for_a_full_one(database_url: str, statement: str) -> None:
-    """T12: plans are kept, so the first ones, made before there was a row, must use the indexes too."""
-    lease = store.leases(5)[Stage.SHARD_WORKER]
+async def test_plans_of_an_empty_table_use_the_indexes(database_url: str, statement: str) -> None:
+    """T12: cached plans, which are made while the table is empty, must use the indexes too."""
+    lease = store.declare_leases(5)[Stage.SHARD_WORKER]
     query = lease._sql[statement].replace("<limit>", "100")
     async with Database.open(database_url, prefers_indexes=True) as db, db.connection() as connection:
         await connection.execute("SET plan_cache_mode = force_generic_plan")
@@ -62,13 +62,11 @@ async def test_plans_made_on_an_empty_table_are_good_for_a_full_one(database_url
     ) in text
 
 
-async def test_a_listing_that_takes_too_long_is_given_up(
-    api: TrackingHarness, db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """T6: a listing must not keep a connection from the queues: it ends with a 503, and the next one works."""
+async def test_slow_listing_is_cancelled(api: TrackingHarness, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6: a slow listing ends with a 503 and releases its connection; the next listing works."""
     quick = "SET LOCAL statement_timeout = '50ms'"
     with monkeypatch.context() as impatient:
-        impatient.setitem(store._ANY, "be_quick", quick)
+        impatient.setitem(store._ANY, "limit_listing_time", quick)
         async with db.transaction() as tx:
             await tx.execute("LOCK TABLE pipeline_tracking IN ACCESS EXCLUSIVE MODE")
             problem(await api.http.get("/files"), 503, "DATABASE_BUSY")

@@ -107,14 +107,14 @@ def _published(update: UpdateRecord) -> RefdataOutputs:
 
 
 class TrackingAdapter:
-    """Tracking."""
+    """Tracking, as the flow steps of kind `tracking` use it."""
 
     def __init__(self, tracking: Tracking) -> None:
         self._tracking = tracking
 
     async def shards(self, filename: str, stage: Stage) -> Sequence[ShardInput]:
         try:
-            rows = await self._tracking.file(filename)
+            rows = await self._tracking.find_file(filename)
             return [await self._shard(row, stage) for row in rows]
         except NotFound:  # not yet, or not any more
             return []
@@ -123,7 +123,9 @@ class TrackingAdapter:
         stages = list(Stage)
         upto = stages[: stages.index(stage) + 1]
         if any(row.status[one] is ShardStatus.FAILED for one in upto):
-            return ShardInput(row.shard, is_done=False, failure=(await self._tracking.why(row.filename, row.shard)).why)
+            return ShardInput(
+                row.shard, is_done=False, failure=(await self._tracking.explain(row.filename, row.shard)).why
+            )
         return ShardInput(row.shard, is_done=row.status[stage] is ShardStatus.DONE)
 
 

@@ -1,4 +1,4 @@
-"""The pipeline API from Python: a method per route, and the server's own errors."""
+"""A client of the pipeline API: one method per route; errors are those of the server."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -11,7 +11,7 @@ from penstock.tracking.model import ClaimedRow
 
 
 class RowResult(NamedTuple):
-    """How a claimed row ended."""
+    """The outcome of a claimed row."""
 
     filename: str
     shard: int
@@ -22,7 +22,7 @@ class RowResult(NamedTuple):
 
 
 class PipelineClient(ApiClient):
-    """One server's pipeline."""
+    """The pipeline API of one server."""
 
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 30) -> None:
         super().__init__(url, PREFIX, token=token, timeout=timeout)
@@ -40,30 +40,30 @@ class PipelineClient(ApiClient):
         worker: str | None = None,
         error: str | None = None,
     ) -> Json:
-        """Take a step with a row, or, in event-ingest, with a whole file."""
+        """Make the move *transition* with a row, or with a whole file in event-ingest."""
         path = f"/stages/{stage}/{quote(transition, safe='')}"
         return await self._post(path, filename=filename, shard=shard, worker=worker, error=error)
 
     async def claim(
         self, stage: Stage, worker: str, *, limit: int, lease: float | None = None, wait: float = 0
     ) -> list[ClaimedRow]:
-        """Rows that are now this worker's alone; waits up to *wait* seconds for the first."""
-        said = {"worker": worker, "limit": limit, "lease_seconds": lease, "wait_seconds": wait}
-        asked = {name: value for name, value in said.items() if value is not None}
-        body = await self._call("POST", f"/queues/{stage}/claim", asked, wait=wait)
-        return [_claimed(item) for item in body["items"]]
+        """Claim rows for *worker*; wait up to *wait* seconds for the first one."""
+        options = {"worker": worker, "limit": limit, "lease_seconds": lease, "wait_seconds": wait}
+        request = {name: value for name, value in options.items() if value is not None}
+        body = await self._call("POST", f"/queues/{stage}/claim", request, wait=wait)
+        return [_claimed_row(item) for item in body["items"]]
 
-    async def report(self, stage: Stage, ended: Iterable[RowResult]) -> list[Json]:
-        """How claimed rows ended; one result each, in order."""
-        reports = [_said(one) for one in ended]
+    async def report(self, stage: Stage, outcomes: Iterable[RowResult]) -> list[Json]:
+        """Report the outcomes of claimed rows, and return one result each, in order."""
+        reports = [_report(outcome) for outcome in outcomes]
         results: list[Json] = (await self._call("POST", f"/stages/{stage}/report", reports))["results"]
         return results
 
     async def heartbeat(
-        self, stage: Stage, worker: str, held: Iterable[tuple[str, int, int]], *, lease: float | None = None
+        self, stage: Stage, worker: str, claims: Iterable[tuple[str, int, int]], *, lease: float | None = None
     ) -> set[tuple[str, int, int]]:
-        """Hold on to rows, given by filename, shard and fence; those that were lost."""
-        items = [{"filename": filename, "shard": shard, "fence": fence} for filename, shard, fence in held]
+        """Extend the leases of *claims* (filename, shard and fence), and return the lost ones."""
+        items = [{"filename": filename, "shard": shard, "fence": fence} for filename, shard, fence in claims]
         body = await self._post(f"/queues/{stage}/heartbeat", worker=worker, items=items, lease_seconds=lease)
         return {(item["filename"], item["shard"], item["fence"]) for item in body["lost"]}
 
@@ -88,8 +88,8 @@ class PipelineClient(ApiClient):
     async def summary(self) -> Json:
         return await self._get("/metrics/summary")
 
-    async def retry_failed(self, stage: Stage, **chosen: Any) -> Json:
-        return await self._post(f"/stages/{stage}/retry-failed", **chosen)
+    async def retry_failed(self, stage: Stage, **filters: Any) -> Json:
+        return await self._post(f"/stages/{stage}/retry-failed", **filters)
 
     async def pause(self, stage: Stage, *, worker: str | None = None, reason: str | None = None) -> Json:
         return await self._post(f"/queues/{stage}/pause", worker=worker, reason=reason)
@@ -98,16 +98,16 @@ class PipelineClient(ApiClient):
         return await self._post(f"/queues/{stage}/resume")
 
 
-def _said(ended: RowResult) -> Json:
-    filename, shard, fence, outcome, error, after = ended
-    said: Json = {"filename": filename, "shard": shard, "fence": fence, "outcome": outcome}
+def _report(result: RowResult) -> Json:
+    filename, shard, fence, outcome, error, after = result
+    report: Json = {"filename": filename, "shard": shard, "fence": fence, "outcome": outcome}
     if error is not None:
-        said["error"] = error
+        report["error"] = error
     if after is not None:
-        said["retry_after_seconds"] = after
-    return said
+        report["retry_after_seconds"] = after
+    return report
 
 
-def _claimed(item: Json) -> ClaimedRow:
+def _claimed_row(item: Json) -> ClaimedRow:
     created_at, until = (datetime.fromisoformat(item[name]) for name in ("created_at", "lease_until"))
     return ClaimedRow(item["filename"], item["shard"], item["fence"], item["attempt"], created_at, until)

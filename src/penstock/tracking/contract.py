@@ -1,16 +1,16 @@
-"""What others may know of tracking: the stages, their states, and what can be said of a row."""
+"""The names that other parts may use: stages, statuses, outcomes of work, and limits of the API."""
 
 from enum import StrEnum
 
 PREFIX = "/api/v1/pipeline"
-NAME_LIMIT = 255  # characters of the name of a file, or a worker
-BATCH_LIMIT = 1_000  # rows in a claim, a report or a heartbeat
+NAME_LIMIT = 255  # characters in the name of a file or a worker
+BATCH_LIMIT = 1_000  # rows in one claim, report or heartbeat
 WAIT_LIMIT = 30  # seconds a claim waits for a row
-DELAY_LIMIT = 86_400  # seconds of a lease, or until a later try
+DELAY_LIMIT = 86_400  # seconds of a lease, or until the next attempt
 
 
 class Stage(StrEnum):
-    """The way of a row, in order."""
+    """The stages of a row, in order."""
 
     EVENT_INGEST = "event-ingest"
     SHARD_SPLITTER = "shard-splitter"
@@ -19,18 +19,18 @@ class Stage(StrEnum):
 
     @property
     def field(self) -> str:
-        """Its name where a hyphen cannot be: in columns and in the summary."""
+        """Return the name with underscores, for columns and JSON fields."""
         return self.value.replace("-", "_")
 
     @property
     def before(self) -> "Stage | None":
-        """The stage that must be done first."""
+        """Return the previous stage, which must be done first; None for the first stage."""
         stages = list(Stage)
         return stages[stages.index(self) - 1] if self is not stages[0] else None
 
 
 class StageStatus(StrEnum):
-    """Where a row stands in one stage."""
+    """The status of a row in one stage."""
 
     NEW = "new"
     STARTED = "started"
@@ -39,18 +39,18 @@ class StageStatus(StrEnum):
 
 
 class StageReportKind(StrEnum):
-    """T13: how a worker ends what it claimed."""
+    """T13: the outcome that a worker reports for a claimed row."""
 
     DONE = "done"
     FAILED = "failed"
-    RETRY = "retry"  # try again, later; counts as an attempt
-    RELEASE = "release"  # not begun, or not its own fault: hand it out again as if never claimed
+    RETRY = "retry"  # try again later; counts as an attempt
+    RELEASE = "release"  # return the row to the queue unprocessed; costs no attempt
 
 
 class StageReportAnswer(StrEnum):
-    """T13: what became of one report."""
+    """T13: the answer of the server to one report."""
 
     SETTLED = "settled"
-    UNCHANGED = "unchanged"  # said before, and believed then
-    SUPERSEDED = "superseded"  # the row is no longer held under that fence
-    UNKNOWN = "unknown"  # there is no such row
+    UNCHANGED = "unchanged"  # a repeated report, accepted before
+    SUPERSEDED = "superseded"  # the row has another fence now, or was settled differently
+    UNKNOWN = "unknown"  # the row does not exist

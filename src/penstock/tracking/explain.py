@@ -1,18 +1,19 @@
-"""T16: why a row is where it is, in words."""
+"""T16: explain in words why a row has its present status, and how to move it."""
 
+import shlex
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
 from penstock.kernel.text import format_duration
 from penstock.tracking.contract import Stage, StageStatus
-from penstock.tracking.model import FILE_STAGE, ShardRow, StagePause, because
+from penstock.tracking.model import FILE_STAGE, ShardRow, StagePause, format_reason
 
-AHEAD_LIMIT = 1000  # nobody counts further
+AHEAD_LIMIT = 1000  # rows ahead in the queue are counted up to here
 
 
 class RowFailure(NamedTuple):
-    """When and why a row failed."""
+    """The time and the error of a failure."""
 
     at: datetime
     error: str | None
@@ -20,7 +21,7 @@ class RowFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowExplanation:
-    """T16: why a row is where it is, in words, and what would move it."""
+    """T16: the reason for the status of a row, and a hint how to move it."""
 
     stage: Stage | None
     status: StageStatus | None
@@ -28,61 +29,79 @@ class RowExplanation:
     hint: str | None
 
 
-def explain(
-    row: ShardRow, now: datetime, *, pause: StagePause | None, ahead: int, busy: int, failure: RowFailure | None
+def explain_row(
+    row: ShardRow, now: datetime, *, pause: StagePause | None, ahead: int, started: int, failure: RowFailure | None
 ) -> RowExplanation:
-    """*ahead* rows of its queue come first, *busy* rows of its stage are under way, *failure* is how it failed."""
+    """Explain the status of *row* in its present stage.
+
+    *ahead* rows of its queue come first, *started* rows of its stage are being processed, and *failure* is its last
+    failure in the stage.
+    """
     stage = row.stage
     if stage is None:
         return RowExplanation(
-            None, None, f"all stages are done, the last one since {format_duration(now - row.updated_at)}", None
+            None, None, f"all stages are done; the last one ended {format_duration(now - row.updated_at)} ago", None
         )
     status = row.status[stage]
     if status is StageStatus.FAILED:
-        at, error = failure or RowFailure(row.updated_at, None)  # forgotten, when its history is
-        why = f"{stage} failed {format_duration(now - at)} ago{because(error)}"
-        return RowExplanation(stage, status, why, f"mend the cause, then POST /stages/{stage}/retry")
+        at, error = failure or RowFailure(row.updated_at, None)  # the history may have expired
+        why = f"{stage} failed {format_duration(now - at)} ago{format_reason(error)}"
+        return RowExplanation(stage, status, why, f"fix the cause, then {_retry(row, stage)}")
     if status is StageStatus.STARTED:
-        return RowExplanation(stage, status, *_under_way(row, stage, now))
-    return RowExplanation(stage, status, *_waiting(row, stage, now, pause, ahead, busy, failure and failure.error))
+        return RowExplanation(stage, status, *_explain_started(row, stage, now))
+    error = failure.error if failure else None
+    return RowExplanation(stage, status, *_explain_new(row, stage, now, pause, ahead, started, error))
 
 
-def _under_way(row: ShardRow, stage: Stage, now: datetime) -> tuple[str, str | None]:
-    who = row.worker or "a worker that gave no name"
-    began = f"{stage} was started by {who} {format_duration(now - row.updated_at)} ago"
+def _explain_started(row: ShardRow, stage: Stage, now: datetime) -> tuple[str, str | None]:
+    worker = row.worker or "an unnamed worker"
+    start = f"{stage} was started by {worker} {format_duration(now - row.updated_at)} ago"
     if stage is FILE_STAGE:
-        return f"the file is not complete yet: {began}", f"its producer says /stages/{stage}/done or fail"
+        return f"the file is not complete yet: {start}", f"its producer must send POST /stages/{stage}/done or fail"
     if row.lease_until is None or row.lease_until.tzinfo is None:  # infinity, as asyncpg reads it
-        hint = f"if that worker is gone, POST /stages/{stage}/fail and then retry"
-        return f"{began}, without a lease: it is waited for however long it takes", hint
+        hint = f"if that worker is dead, send POST /stages/{stage}/fail, then {_retry(row, stage)}"
+        return f"{start}, without a lease: it never expires", hint
     attempt = f"attempt {row.attempts[stage]}"
     if row.lease_until < now:
-        return (
-            f"{began} ({attempt}), and its lease ran out {format_duration(now - row.lease_until)} ago",
-            "it is soon taken back",
-        )
-    return f"{began} ({attempt}), and is held for another {format_duration(row.lease_until - now)}", None
+        expired = f"{start} ({attempt}); its lease expired {format_duration(now - row.lease_until)} ago"
+        return expired, "the server returns it to the queue within seconds; if not, check `penstock status`"
+    return f"{start} ({attempt}); its lease expires in {format_duration(row.lease_until - now)}", None
 
 
-def _waiting(
-    row: ShardRow, stage: Stage, now: datetime, pause: StagePause | None, ahead: int, busy: int, error: str | None
+def _explain_new(
+    row: ShardRow, stage: Stage, now: datetime, pause: StagePause | None, ahead: int, started: int, error: str | None
 ) -> tuple[str, str | None]:
     if pause is not None:
-        why = f"{stage} was paused {format_duration(now - pause.since)} ago by {pause.actor}{because(pause.reason)}"
-        return why, f"POST /queues/{stage}/resume when it may go on"
+        why = (
+            f"{stage} was paused {format_duration(now - pause.since)} ago by {pause.actor}{format_reason(pause.reason)}"
+        )
+        return why, f"to end the pause, run `penstock track resume {stage}` (POST /queues/{stage}/resume)"
     if stage is FILE_STAGE:
-        return "the file failed and was set back; its producer has not begun again", f"POST /stages/{stage}/start"
-    tried = f"attempt {row.attempts[stage]} did not succeed" if row.attempts[stage] else "it was given back"
+        why = f"{stage} failed and was reset to new; its producer has not started again"
+        return why, f"its producer must send POST /stages/{stage}/start"
+    last = f"attempt {row.attempts[stage]} did not succeed" if row.attempts[stage] else "its worker released it"
     if row.due_at > now:
-        return f"{stage} is tried again in {format_duration(row.due_at - now)}; {tried}{because(error)}", None
-    waits = f"it has waited for a worker of {stage} for {format_duration(now - row.updated_at)}"
-    queue = f"{_several(ahead, AHEAD_LIMIT)} before it in the queue, {_several(busy)} under way"
-    hint = None if busy else f"nobody works on this stage: is a {stage} daemon running, and does it reach this server?"
-    before = f"; {tried}{because(error)}" if row.attempts[stage] else ""
-    return f"{waits}; {queue}{before}", hint
+        return f"{stage} will be retried in {format_duration(row.due_at - now)}; {last}{format_reason(error)}", None
+    wait = f"waiting for a worker of {stage} for {format_duration(now - row.updated_at)}"
+    queue = f"{_count(ahead, AHEAD_LIMIT)} ahead of it in the queue, {_count(started)} being processed"
+    failed = f"; {last}{format_reason(error)}" if row.attempts[stage] else ""
+    return f"{wait}; {queue}{failed}", None if started else _NO_WORKER.format(stage=stage)
 
 
-def _several(number: int, limit: int | None = None) -> str:
+_NO_WORKER = (
+    "no row of this stage is being processed: check that a {stage} daemon is running and reaches this server; "
+    "`penstock track queue` shows all queues"
+)
+
+
+def _retry(row: ShardRow, stage: Stage) -> str:
+    """Return the instruction to retry *row*: the command, and the route."""
+    shard = "" if stage is FILE_STAGE else f" {row.shard}"
+    command = f"penstock track retry {stage} {shlex.quote(row.filename)}{shard}"
+    return f"run `{command}` (POST /stages/{stage}/retry)"
+
+
+def _count(number: int, limit: int | None = None) -> str:
     if limit is not None and number >= limit:
-        return f"{limit} rows or more are"
+        return f"{limit} or more rows are"
     return "1 row is" if number == 1 else f"{number or 'no'} rows are"

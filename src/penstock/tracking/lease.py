@@ -1,10 +1,10 @@
-"""Work handed out for a time: claim, heartbeat, settle, reap, under a fence that only grows.
+"""Leases on the rows of a table: claim, heartbeat, settle and reap, protected by a fence that only grows.
 
-A stage declares a `Lease` over a table. Besides its key and the column of the state the table has, all NOT NULL:
-`id bigint` (in order of arrival), `fence bigint`, `attempts integer`, `due_at timestamptz` and `moves bigint[]` (the
-numbers of its journal entries); and `worker text`, `lease_until timestamptz`.
-An index on `(due_at, id) WHERE <state> = <ready>` and one on `(lease_until)` of held rows keep it fast.
-A row whose stages follow one another has one `Lease` per stage, each with a state and a count of attempts of its own.
+A stage declares a `Lease` over a table. The table needs its key, the column of the state, and these columns, all NOT
+NULL: `id bigint` (in order of arrival), `fence bigint`, `attempts integer`, `due_at timestamptz` and `moves bigint[]`
+(the numbers of its journal entries); also `worker text` and `lease_until timestamptz`.
+An index on `(due_at, id) WHERE <state> = <ready>` and one on `(lease_until)` of claimed rows keep the statements fast.
+A row that passes several stages has one `Lease` per stage, each with its own state and attempts column.
 """
 
 from collections import defaultdict
@@ -26,12 +26,12 @@ from penstock.kernel.tasks.outcome import clean_reason
 Key = tuple[Any, ...]
 REAPER = "reaper"
 REAP_LIMIT = 1_000
-_NOW = {"claim": "$3", "settle": "$1", "reap": "$1"}  # which parameter of each statement tells the time
+_NOW = {"claim": "$3", "settle": "$1", "reap": "$1"}  # the parameter of each statement with the current time
 _ACTOR = {"settle": "coalesce(t.worker, 'unnamed')", "reap": f"'{REAPER}'::text"}
 
 
 class LeasedRow(NamedTuple):
-    """A row its worker may settle as long as nobody got a higher fence."""
+    """A claimed row; its worker may settle it until a later claim or a reap increments the fence."""
 
     key: Key
     fence: int
@@ -40,10 +40,10 @@ class LeasedRow(NamedTuple):
 
 
 class LeaseReport(NamedTuple, Generic[S]):
-    """What a worker says of a row it held under *fence*.
+    """The outcome of a row that was claimed under *fence*.
 
-    *due_at* is when a row that goes back is handed out again; without it the row keeps its place. One that does not
-    count was not its own fault, or not begun: it costs no attempt.
+    *due_at* is the time when a row that returns to the queue can be claimed again; None keeps its position. Without
+    *counts_attempt* the claim costs no attempt: the row was not processed, or the failure was not its own.
     """
 
     key: Key
@@ -51,11 +51,11 @@ class LeaseReport(NamedTuple, Generic[S]):
     target: S
     reason: str | None = None
     due_at: datetime | None = None
-    counts: bool = True
+    counts_attempt: bool = True
 
 
 class AcceptedReport(NamedTuple, Generic[S]):
-    """A report that was believed: where the row is now, and whether this very report moved it there."""
+    """An accepted report: the state of the row, and whether this report moved it there."""
 
     key: Key
     fence: int
@@ -65,84 +65,85 @@ class AcceptedReport(NamedTuple, Generic[S]):
 
 @dataclass(frozen=True)
 class Lease(Generic[S]):
-    """A declaration: which table, and which states of its machine mean ready, held, done and failed."""
+    """The declaration of a leased table, and of the states that mean ready, claimed, done and failed."""
 
     table: str
     machine: StateMachine[S]
     ready: S
-    held: S
+    claimed: S
     done: S
     failed: S
     key: Mapping[str, str] = field(default_factory=lambda: {"id": "bigint"})  # columns and their types
     state: str = "status"
     attempts: str = "attempts"
-    stamp: str | None = None  # the column that tells when the row last moved, if it has one
-    condition: str = "true"  # what besides the state makes a row ready
-    subject: str = "t.id::text"  # what the journal calls the row; `t` is the row
-    max_attempts: int | str = 5  # for all rows, or a column of each: "t.max_attempts"
+    stamp: str | None = None  # optional column with the time of the last move
+    condition: str = "true"  # condition on a claimable row besides its state
+    subject: str = "t.id::text"  # name of the row in the journal; `t` is the row
+    max_attempts: int | str = 5  # a number, or a column of the row: "t.max_attempts"
 
     def __post_init__(self) -> None:
-        """Refuse a declaration whose moves the machine does not know."""
-        self.machine.check(self.ready, self.held)
+        """Raise Conflict if the machine does not allow the moves of this lease."""
+        self.machine.check(self.ready, self.claimed)
         for target in (self.done, self.failed):
-            self.machine.check(self.held, target)
-        if self._way_back[0] is not self.ready:
-            self.machine.check(self._way_back[0], self.ready)
+            self.machine.check(self.claimed, target)
+        if self._return_path[0] is not self.ready:
+            self.machine.check(self._return_path[0], self.ready)
 
     async def claim(
         self, tx: Connection, *, worker: str, limit: int, lease_for: timedelta, now: datetime
     ) -> list[LeasedRow]:
-        """Rows now held by *worker* alone, oldest first; empty when all are taken."""
-        # The limit as a literal: with it the plan is good for every call, and is made once, not each time.
+        """Claim up to *limit* ready rows for *worker*, oldest first; empty if no row is available."""
+        # The limit as a literal: the plan then fits every call and is made once per connection.
         query = self._sql["claim"].replace("<limit>", str(int(limit)))
         rows = await tx.fetch(query, worker, now + lease_for, now)
         return [LeasedRow(self._key(row), row["fence"], row[self.attempts], row) for row in rows]
 
     async def heartbeat(
-        self, tx: Connection, held: Iterable[tuple[Key, int]], *, until: datetime
+        self, tx: Connection, claims: Iterable[tuple[Key, int]], *, until: datetime
     ) -> set[tuple[Key, int]]:
-        """Extend leases, given by key and fence; those still held. A missing one was lost: stop working on it."""
-        rows = await tx.fetch(self._sql["heartbeat"], until, *self._columns(sorted(set(held))))
+        """Extend the leases of *claims* (key and fence) and return those still valid; the missing ones were lost."""
+        rows = await tx.fetch(self._sql["heartbeat"], until, *self._columns(sorted(set(claims))))
         return {(self._key(row), row["fence"]) for row in rows}
 
     async def settle(
         self, tx: Connection, reports: Sequence[LeaseReport[S]], *, now: datetime
     ) -> list[AcceptedReport[S]]:
-        """End what is still held, or was ended just so before. What is not told back was superseded: unchanged.
+        """Settle claimed rows and return the accepted reports; a missing report is superseded and changed nothing.
 
-        Of two reports on one row the first counts. The journal names the holder of each row as the author.
+        A repeated report is accepted without a move. Of two reports on one row the first counts. The journal names
+        the worker of each row as the actor.
         """
         for target in {report.target for report in reports} - {self.ready}:
-            self.machine.check(self.held, target)
-        said: dict[tuple[Key, int], LeaseReport[S]] = {}
+            self.machine.check(self.claimed, target)
+        first: dict[tuple[Key, int], LeaseReport[S]] = {}
         for report in reports:
-            said.setdefault((report.key, report.fence), report)
-        alike: dict[tuple[Any, ...], list[LeaseReport[S]]] = defaultdict(list)
-        for report in said.values():
-            alike[report[2:]].append(report)
-        return [one for group in alike.values() for one in await self._settle(tx, group, now)]
+            first.setdefault((report.key, report.fence), report)
+        groups: dict[tuple[Any, ...], list[LeaseReport[S]]] = defaultdict(list)
+        for report in first.values():
+            groups[report[2:]].append(report)
+        return [accepted for group in groups.values() for accepted in await self._settle(tx, group, now)]
 
     async def _settle(
         self, tx: Connection, reports: Sequence[LeaseReport[S]], now: datetime
     ) -> list[AcceptedReport[S]]:
-        """Settle *reports* that differ in nothing but the row."""
-        _, _, target, reason, due_at, counts = reports[0]
-        # In one order, so that batches do not deadlock.
-        said = self._columns(sorted((report.key, report.fence) for report in reports))
+        """Settle *reports* that differ only in the row."""
+        _, _, target, reason, due_at, counts_attempt = reports[0]
+        # Always in the same order, so that concurrent batches do not deadlock.
+        keys = self._columns(sorted((report.key, report.fence) for report in reports))
         due = due_at if target is self.ready else None
         why = clean_reason(reason) if reason else None
-        found = await tx.fetch(self._sql["settle"], now, target.value, why, due, counts, *said)
+        moved = await tx.fetch(self._sql["settle"], now, target.value, why, due, counts_attempt, *keys)
         states = self.machine.states
-        settled = [AcceptedReport(self._key(row), row["fence"], states(row["state"]), True) for row in found]
-        if len(found) < len(reports):
-            before = await tx.fetch(self._sql["standing"], target.value, counts, *said)
-            moved = {(one.key, one.fence) for one in settled}
-            told = [AcceptedReport(self._key(row), row["fence"], states(row["state"]), False) for row in before]
-            settled += [one for one in told if (one.key, one.fence) not in moved]
-        return settled
+        accepted = [AcceptedReport(self._key(row), row["fence"], states(row["state"]), True) for row in moved]
+        if len(moved) < len(reports):
+            settled = await tx.fetch(self._sql["settled_before"], target.value, counts_attempt, *keys)
+            names = {(report.key, report.fence) for report in accepted}
+            repeated = [AcceptedReport(self._key(row), row["fence"], states(row["state"]), False) for row in settled]
+            accepted += [report for report in repeated if (report.key, report.fence) not in names]
+        return accepted
 
     async def reap(self, tx: Connection, *, now: datetime) -> list[tuple[Key, S]]:
-        """Take back what nobody settled in time: ready again, or failed once its attempts are used up."""
+        """Take back rows with an expired lease and return their new states: ready, or failed after max_attempts."""
         rows = await tx.fetch(self._sql["reap"], now, REAP_LIMIT)
         return [(self._key(row), self.machine.states(row["status"])) for row in rows]
 
@@ -152,13 +153,13 @@ class Lease(Generic[S]):
         return columns if len(self.key) > 1 else lambda row: (columns(row),)
 
     def _columns(self, rows: Sequence[tuple[Key, int]]) -> list[list[Any]]:
-        """Keys and fences as arrays to bind."""
+        """Return keys and fences as arrays for the parameters of a statement."""
         return [*([key[n] for key, _ in rows] for n in range(len(self.key))), [fence for _, fence in rows]]
 
     @cached_property
-    def _way_back(self) -> tuple[S, ...]:
-        """The moves that bring a held row back to ready: straight, or through failed."""
-        return (self.ready,) if self.machine.can(self.held, self.ready) else (self.failed, self.ready)
+    def _return_path(self) -> tuple[S, ...]:
+        """Return the states that lead a claimed row back to ready: directly, or through failed."""
+        return (self.ready,) if self.machine.can(self.claimed, self.ready) else (self.failed, self.ready)
 
     @cached_property
     def _sql(self) -> Mapping[str, str]:
@@ -167,13 +168,13 @@ class Lease(Generic[S]):
         words = {
             "steps": statements["steps"],
             "paths": self._paths(),
-            "said_keys": self._said(first=2),
-            "said_settled": self._said(first=6),
-            "said_standing": self._said(first=3),
+            "reported_keys": self._reported(first=2),
+            "reported_settled": self._reported(first=6),
+            "reported_before": self._reported(first=3),
             "reached_before": f"CASE WHEN {exhausted.format('$1', '$2')} THEN <failed> ELSE $1 END",
             "reached": f"CASE WHEN {exhausted.format('$2', '$5')} THEN <failed> ELSE $2 END",
             "moves": APPENDED_MOVES,
-            "is_said": " AND ".join(f"t.{column} = said.{column}" for column in self.key),
+            "is_reported": " AND ".join(f"t.{column} = reported.{column}" for column in self.key),
             "keys": ", ".join(f"t.{column}" for column in self.key),
             "table": self.table,
             "state": self.state,
@@ -181,7 +182,7 @@ class Lease(Generic[S]):
             "stamp": f", {self.stamp} = <now>" if self.stamp else "",
             "machine": f"'{self.machine.name}'",
             "ready": self.machine.sql(self.ready.name),
-            "held": self.machine.sql(self.held.name),
+            "claimed": self.machine.sql(self.claimed.name),
             "failed": self.machine.sql(self.failed.name),
             "condition": self.condition,
             "max_attempts": str(self.max_attempts),
@@ -193,17 +194,17 @@ class Lease(Generic[S]):
         }
 
     def _paths(self) -> str:
-        """Which moves lead a held row to where it is found after: reached, number, source, target."""
-        ways = [(self.held, self.done), (self.held, self.failed), (self.held, *self._way_back)]
-        words = [[self.machine.sql(state.name) for state in way] for way in ways]
-        rows = [f"({way[-1]}, {n}, {way[n - 1]}, {way[n]})" for way in words for n in range(1, len(way))]
+        """Return the moves to each state a claimed row can reach, as a relation: reached, number, source, target."""
+        paths = [(self.claimed, self.done), (self.claimed, self.failed), (self.claimed, *self._return_path)]
+        words = [[self.machine.sql(state.name) for state in path] for path in paths]
+        rows = [f"({path[-1]}, {n}, {path[n - 1]}, {path[n]})" for path in words for n in range(1, len(path))]
         return f"(VALUES {', '.join(rows)}) AS step (reached, n, source, target)"
 
-    def _said(self, *, first: int) -> str:
-        """Keys and fences, bound from parameter *first* on, as rows of a relation `said`."""
+    def _reported(self, *, first: int) -> str:
+        """Return a relation `reported` of keys and fences, bound from parameter *first* on."""
         columns = {**self.key, "fence": "bigint"}
         arrays = ", ".join(f"${first + n}::{kind}[]" for n, kind in enumerate(columns.values()))
-        return f"unnest({arrays}) AS said ({', '.join(columns)})"
+        return f"unnest({arrays}) AS reported ({', '.join(columns)})"
 
 
 def _fill(body: str, words: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
 -- name: claim
--- Hand out the oldest due rows; SKIP LOCKED keeps claimers out of each other's way.
+-- Claim the oldest due rows; with SKIP LOCKED concurrent claims do not wait for each other.
 WITH due AS MATERIALIZED (
-    SELECT t.ctid AS place
+    SELECT t.ctid AS position
     FROM <table> t
     WHERE t.<state> = <ready> AND t.due_at <= $3 AND (<condition>)
     ORDER BY t.due_at, t.id
@@ -9,36 +9,36 @@ WITH due AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ), entry AS MATERIALIZED (
     SELECT nextval('journal_id_seq') AS number
-), held AS (
-    -- Locked above, so found by its place; what changed between our snapshot and our lock is left to the next claim.
+), claimed AS (
+    -- The rows are locked above, so the ctid finds them; a row that changed before its lock is left to the next claim.
     UPDATE <table> t
-    SET <state> = <held>,
+    SET <state> = <claimed>,
         fence = t.fence + 1,
         <attempts> = t.<attempts> + 1,
         worker = $1,
         lease_until = $2,
         moves = <moves><stamp>
-    WHERE t.ctid = ANY (ARRAY(SELECT place FROM due))
+    WHERE t.ctid = ANY (ARRAY(SELECT position FROM due))
     RETURNING t.*
-), noted AS (
+), logged AS (
     INSERT INTO journal (id, machine, at, subjects, sources, targets, actors, reasons, fences)
     SELECT (SELECT number FROM entry), <machine>, $3, array_agg(<subject>),
-           ARRAY[<ready>], ARRAY[<held>], ARRAY[$1], ARRAY[NULL::text], array_agg(t.fence)
-    FROM held t
+           ARRAY[<ready>], ARRAY[<claimed>], ARRAY[$1], ARRAY[NULL::text], array_agg(t.fence)
+    FROM claimed t
     HAVING count(*) > 0
 )
-SELECT * FROM held ORDER BY due_at, id;
+SELECT * FROM claimed ORDER BY due_at, id;
 
 -- name: heartbeat
--- Extend what is still held under its fence; a heartbeat never shortens a lease.
+-- Extend the lease of rows that still have the reported fence; a heartbeat never shortens a lease.
 UPDATE <table> t
 SET lease_until = greatest(t.lease_until, $1)
-FROM <said_keys>
-WHERE <is_said> AND t.fence = said.fence AND t.<state> = <held>
+FROM <reported_keys>
+WHERE <is_reported> AND t.fence = reported.fence AND t.<state> = <claimed>
 RETURNING <keys>, t.fence;
 
 -- name: settle
--- Move what is still held under its fence; rows are looked up by their key, in one go with the move.
+-- Move the rows that still have the reported fence, found by their key.
 WITH entry AS MATERIALIZED (
     SELECT nextval('journal_id_seq') AS number
 ), moved AS (
@@ -48,10 +48,10 @@ WITH entry AS MATERIALIZED (
         due_at = CASE WHEN <reached> = <ready> THEN coalesce($4, t.due_at) ELSE least(t.due_at, $1) END,
         <attempts> = t.<attempts> - CASE WHEN $5 THEN 0 ELSE 1 END,
         moves = <moves><stamp>
-    FROM <said_settled>
-    WHERE <is_said> AND t.fence = said.fence AND t.<state> = <held>
+    FROM <reported_settled>
+    WHERE <is_reported> AND t.fence = reported.fence AND t.<state> = <claimed>
     RETURNING t.*
-), noted AS (
+), logged AS (
     INSERT INTO journal (id, machine, at, subjects, sources, targets, actors, reasons, fences)
     SELECT (SELECT number FROM entry), <machine>, $1, <steps>, ARRAY[$3], array_agg(t.fence ORDER BY t.id, step.n)
     FROM moved t
@@ -60,19 +60,19 @@ WITH entry AS MATERIALIZED (
 )
 SELECT <keys>, t.fence, t.<state> AS state FROM moved t;
 
--- name: standing
--- Where rows stand whose reports moved nothing: perhaps just there, because of the same report before.
+-- name: settled_before
+-- The rows of reports that moved nothing, if they already are where the report would move them: a repeated report.
 SELECT <keys>, t.fence, t.<state> AS state
-FROM <said_standing>
-JOIN <table> t ON <is_said> AND t.fence = said.fence
+FROM <reported_before>
+JOIN <table> t ON <is_reported> AND t.fence = reported.fence
 WHERE t.<state> = <reached_before>;
 
 -- name: reap
--- Take back rows whose lease ran out; the grown fence makes every late report an old one.
+-- Take back rows with an expired lease; the incremented fence supersedes a late report.
 WITH late AS MATERIALIZED (
-    SELECT t.ctid AS place
+    SELECT t.ctid AS position
     FROM <table> t
-    WHERE t.<state> = <held> AND t.lease_until < $1
+    WHERE t.<state> = <claimed> AND t.lease_until < $1
     ORDER BY t.lease_until
     LIMIT $2
     FOR UPDATE SKIP LOCKED
@@ -85,12 +85,12 @@ WITH late AS MATERIALIZED (
         lease_until = NULL,
         due_at = $1,
         moves = <moves><stamp>
-    WHERE t.ctid = ANY (ARRAY(SELECT place FROM late))
+    WHERE t.ctid = ANY (ARRAY(SELECT position FROM late))
     RETURNING t.*
-), noted AS (
+), logged AS (
     INSERT INTO journal (id, machine, at, subjects, sources, targets, actors, reasons, fences)
     SELECT (SELECT number FROM entry), <machine>, $1, <steps>,
-           array_agg('the lease of ' || coalesce(t.worker, 'an unnamed worker') || ' ran out, attempt ' || t.<attempts>
+           array_agg('the lease of ' || coalesce(t.worker, 'an unnamed worker') || ' expired, attempt ' || t.<attempts>
                      ORDER BY t.id, step.n),
            array_agg(t.fence ORDER BY t.id, step.n)
     FROM moved t
@@ -100,7 +100,7 @@ WITH late AS MATERIALIZED (
 SELECT <keys>, t.<state> AS status FROM moved t;
 
 -- name: steps
--- Part of the others: subjects, sources, targets and actors of moved rows. What is the same for all is told once.
+-- Part of other statements: subjects, sources, targets and actors of moved rows; equal values are stored once.
 array_agg(<subject> ORDER BY t.id, step.n),
 CASE WHEN min(step.source) = max(step.source) THEN ARRAY[min(step.source)]
      ELSE array_agg(step.source ORDER BY t.id, step.n) END,

@@ -1,4 +1,4 @@
-"""What tracking does by itself, now and then."""
+"""Periodic tasks of tracking."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -9,10 +9,10 @@ from penstock.tracking.service import Tracking
 SECOND = timedelta(seconds=1)
 
 
-def chores(tracking: Tracking) -> Sequence[tuple[str, PeriodicTask, timedelta]]:
-    """Each with its name and how often it is done; any number of processes may do them at once."""
+def list_periodic_tasks(tracking: Tracking) -> Sequence[tuple[str, PeriodicTask, timedelta]]:
+    """Return name, task and interval of each periodic task; several processes may run them concurrently."""
     return [
         ("tracking reaper", tracking.reap, SECOND),
         ("tracking counts", tracking.fold_counts, SECOND),
-        ("tracking metrics", tracking.show_metrics, 5 * SECOND),
+        ("tracking metrics", tracking.update_metrics, 5 * SECOND),
     ]

@@ -1,4 +1,4 @@
-"""The rules of the pipeline, without I/O: what may move, why not, and why a row stands still."""
+"""The rules of the pipeline, without I/O: the moves of a row, and the errors of a refused move."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from penstock.kernel.errors import Conflict, NotFound
 from penstock.kernel.machine import StateMachine, Transition
 from penstock.tracking.contract import Stage, StageReportAnswer, StageReportKind, StageStatus
 
-FILE_STAGE = Stage.EVENT_INGEST  # moves a whole file at a time, and is never handed out: its producer begins it
+FILE_STAGE = Stage.EVENT_INGEST  # moves a whole file at a time; started by the producer and never claimed
+LAST_STAGE = Stage.MYSQL_SENDER  # a file is complete when all its shards are done here
 QUEUES = tuple(stage for stage in Stage if stage is not FILE_STAGE)
 TARGETS = {
     StageReportKind.DONE: StageStatus.DONE,
@@ -35,12 +36,12 @@ def _machine(stage: Stage) -> StateMachine[StageStatus]:
 
 MACHINES: Mapping[Stage, StateMachine[StageStatus]] = {stage: _machine(stage) for stage in Stage}
 MOVES = tuple(MACHINES[FILE_STAGE].moves)
-STAGE_OF = {machine.name: stage for stage, machine in MACHINES.items()}
+STAGES_BY_MACHINE = {machine.name: stage for stage, machine in MACHINES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRow:
-    """One file and shard, with all that is known of it."""
+    """One shard of a file, as stored."""
 
     id: int
     filename: str
@@ -57,12 +58,12 @@ class ShardRow:
 
     @property
     def stage(self) -> Stage | None:
-        """The first stage that is not done; None when all are."""
+        """Return the first stage that is not done; None if all are done."""
         return next((stage for stage in Stage if self.status[stage] is not StageStatus.DONE), None)
 
 
 class RowKey(NamedTuple):
-    """A row as its worker names it."""
+    """A claimed row, identified by file, shard and fence."""
 
     filename: str
     shard: int
@@ -70,7 +71,7 @@ class RowKey(NamedTuple):
 
 
 class ClaimedRow(NamedTuple):
-    """A row that is its worker's alone until the lease runs out."""
+    """A row that belongs to one worker until its lease expires."""
 
     filename: str
     shard: int
@@ -80,8 +81,16 @@ class ClaimedRow(NamedTuple):
     lease_until: datetime
 
 
-class WaitingRows(NamedTuple):
-    """A row in a queue, and its place there."""
+class ReapedRow(NamedTuple):
+    """A row whose lease expired, and its new status."""
+
+    filename: str
+    shard: int
+    status: StageStatus
+
+
+class WaitingRow(NamedTuple):
+    """A row in a queue, with its position (`due_at`, `id`)."""
 
     filename: str
     shard: int
@@ -91,18 +100,18 @@ class WaitingRows(NamedTuple):
 
 
 class RowReport(NamedTuple):
-    """What a worker says of a row it claimed."""
+    """The report of a worker about a row it claimed."""
 
     filename: str
     shard: int
     fence: int
-    said: StageReportKind
+    outcome: StageReportKind
     error: str | None = None
     retry_after: timedelta | None = None
 
 
 class RowReportResult(NamedTuple):
-    """What became of a report, and where the row stands now; no status when there is no such row."""
+    """The answer to a report, and the status of the row; no status if the row does not exist."""
 
     report: RowReport
     answer: StageReportAnswer
@@ -110,8 +119,8 @@ class RowReportResult(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RowPosition:
-    """Which rows are asked for; None leaves open."""
+class RowFilter:
+    """Conditions on rows for a listing; a condition of None matches all rows."""
 
     stage: Stage | None = None
     status: StageStatus | None = None
@@ -122,8 +131,8 @@ class RowPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class FailureSample:
-    """Which failed rows are meant; None leaves open."""
+class FailureFilter:
+    """Conditions on failed rows for a bulk retry; a condition of None matches all rows."""
 
     prefix: str = ""
     shards: Sequence[int] | None = None
@@ -134,7 +143,7 @@ class FailureSample:
 
 @dataclass(frozen=True, slots=True)
 class StagePause:
-    """A stage in which nothing is handed out or started."""
+    """The pause of a stage: no row is claimed or started."""
 
     stage: Stage
     since: datetime
@@ -144,7 +153,7 @@ class StagePause:
 
 @dataclass(frozen=True, slots=True)
 class StageCount:
-    """How many rows stand so in a stage; *shard* only for the last stage."""
+    """The number of rows with a status in a stage; *shard* is set for the last stage only."""
 
     stage: Stage
     status: StageStatus
@@ -154,115 +163,125 @@ class StageCount:
 
 
 @dataclass(frozen=True, slots=True)
+class OverdueRows:
+    """Started rows of a stage that should have ended: expired leases, or old starts without a lease."""
+
+    stage: Stage
+    has_lease: bool
+    rows: int
+    since: datetime  # the end of the oldest lease, or the oldest start
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineCounts:
-    """How all rows stand at a moment."""
+    """A consistent snapshot of all counts, pauses and queue ages."""
 
     at: datetime
     counts: Sequence[StageCount]
     pauses: Mapping[Stage, StagePause]
-    oldest: Mapping[Stage, datetime | None]  # when the oldest row of each queue was created
+    oldest: Mapping[Stage, datetime | None]  # when the oldest row of each queue was registered
 
     def rows(self, stage: Stage, status: StageStatus | None = None) -> int:
-        """How many rows stand so in *stage*."""
+        """Return the number of rows with *status* in *stage*; all rows without a status."""
         return sum(count.rows for count in self.counts if count.stage is stage and status in (None, count.status))
 
     def ready(self, stage: Stage) -> int:
-        """How many could be claimed."""
+        """Return the number of rows that a worker of *stage* could claim."""
         return sum(count.rows for count in self.counts if count.stage is stage and count.is_ready)
 
 
-def stage_named(name: str) -> Stage:
-    """T9: the stage of that name, or NotFound."""
+def parse_stage(name: str) -> Stage:
+    """T9: return the stage called *name*, or raise NotFound."""
     if name not in list(Stage):
         raise NotFound("UNKNOWN_STAGE", f"there is no stage {name!r}", hint=f"stages: {', '.join(Stage)}")
     return Stage(name)
 
 
-def queue_named(name: str) -> Stage:
-    """The stage of that name, if its rows are handed out one by one."""
-    stage = stage_named(name)
+def parse_queue(name: str) -> Stage:
+    """Return the stage called *name* if workers claim its rows; raise Conflict for event-ingest."""
+    stage = parse_stage(name)
     if stage is FILE_STAGE:
         raise Conflict(
             "STAGE_NOT_CLAIMABLE",
-            f"{stage} moves a whole file at a time; its rows are not handed out",
-            hint=f"use /stages/{stage}/start, done, fail and retry with the filename",
+            f"rows of {stage} cannot be claimed: the stage moves all shards of a file together",
+            hint=f"use POST /stages/{stage}/start, done, fail or retry with the filename",
         )
     return stage
 
 
-def refusal(
+def find_conflict(
     row: ShardRow, stage: Stage, move: Transition[StageStatus], worker: str | None, pause: StagePause | None
 ) -> Conflict | None:
-    """T8: why *row* may not move; None when nothing is against it, or it already was where it should go."""
+    """T8: return the error that forbids *move*; None if it is allowed, or *row* already has the target status."""
     current = row.status[stage]
-    named = f"{stage} of {row.filename}/{row.shard}"
+    name = f"{stage} of {row.filename}/{row.shard}"
     if current is move.target and (move.name != "start" or (worker is not None and worker == row.worker)):
         return None
     if current not in move.sources:
-        return _impossible(row, stage, move, named)
+        return _bad_move(row, stage, move, name)
     if move.name == "start" and stage.before and row.status[stage.before] is not StageStatus.DONE:
-        return _too_early(row, stage, stage.before, named)
+        return _stage_not_ready(row, stage, stage.before, name)
     if move.name == "start" and pause is not None:
         return Conflict(
             "STAGE_PAUSED",
-            f"{stage} is paused since {pause.since:%Y-%m-%d %H:%M:%S} UTC by {pause.actor}{because(pause.reason)}",
-            hint=f"POST /queues/{stage}/resume when it may go on",
+            f"{stage} has been paused since {pause.since:%Y-%m-%d %H:%M:%S} UTC by {pause.actor}"
+            f"{format_reason(pause.reason)}",
+            hint=f"to end the pause, run `penstock track resume {stage}` (POST /queues/{stage}/resume)",
             current=current.value,
         )
     if current is StageStatus.STARTED and worker is not None and row.worker not in (None, worker):
         return Conflict(
             "CLAIMED_BY_OTHER",
-            f"{named} is held by {row.worker}, not by {worker}",
-            hint="stop working on it: it was handed to somebody else",
+            f"{name} is claimed by {row.worker}, not by {worker}",
+            hint="stop working on this row; the other worker is processing it",
             current=current.value,
             worker=row.worker,
         )
     return None
 
 
-def changed_meanwhile(row: ShardRow, stage: Stage) -> Conflict:
-    """Nothing is against the move any more, but it was when it was tried."""
-    message = f"{stage} of {row.filename}/{row.shard} was kept from moving by what has changed meanwhile"
-    return Conflict("CONCURRENT_CHANGE", message, hint="try again", current=row.status[stage].value)
+def concurrent_change_error(row: ShardRow, stage: Stage) -> Conflict:
+    """Return the error of a move that was refused, although the row would allow it now."""
+    message = f"{stage} of {row.filename}/{row.shard} was changed by a concurrent request"
+    return Conflict("CONCURRENT_CHANGE", message, hint="repeat the request", current=row.status[stage].value)
 
 
-def _impossible(row: ShardRow, stage: Stage, move: Transition[StageStatus], named: str) -> Conflict:
+def _bad_move(row: ShardRow, stage: Stage, move: Transition[StageStatus], name: str) -> Conflict:
     current = row.status[stage]
     possible = [other.name for other in MACHINES[stage].moves.values() if current in other.sources]
     if move.name == "start" and current is StageStatus.STARTED:
-        who = row.worker or "a worker that gave no name"
-        hint = "take another row; only the same named worker may repeat its start"
+        worker = row.worker or "an unnamed worker"
         return Conflict(
             "ALREADY_STARTED",
-            f"{named} was already started by {who}",
-            hint=hint,
+            f"{name} was already started by {worker}",
+            hint="take another row; only the worker that started this one may repeat the start",
             current=current.value,
             worker=row.worker,
         )
-    hint = f"possible now: {', '.join(possible)}" if possible else f"{current} is final"
-    return Conflict("BAD_MOVE", f"{named} is {current}, {move.name} is not possible", hint=hint, current=current.value)
+    hint = f"possible now: {', '.join(possible)}" if possible else f"{current} is a final status"
+    return Conflict("BAD_MOVE", f"{name} is {current}, {move.name} is not possible", hint=hint, current=current.value)
 
 
-def _too_early(row: ShardRow, stage: Stage, before: Stage, named: str) -> Conflict:
+def _stage_not_ready(row: ShardRow, stage: Stage, before: Stage, name: str) -> Conflict:
     return Conflict(
         "STAGE_NOT_READY",
-        f"{named} cannot start: {before} is {row.status[before]}",
-        hint=f"wait until {before} is done; GET /files/{row.filename}/{row.shard}/why says what keeps it",
+        f"{name} cannot start: {before} is {row.status[before]}",
+        hint=f"wait until {before} is done; GET /files/{row.filename}/{row.shard}/why explains the delay",
         current=row.status[stage].value,
         before={"stage": before.value, "status": row.status[before].value},
     )
 
 
-def sealed(filename: str, shards: Sequence[int]) -> Conflict:
-    """T1: no shard joins a file that is complete."""
+def file_sealed_error(filename: str, shards: Sequence[int]) -> Conflict:
+    """T1: return the error of shards that are registered after event-ingest of their file is done."""
     return Conflict(
         "FILE_SEALED",
-        f"{filename} is complete: shards {', '.join(map(str, shards))} come too late",
-        hint="register them under a new filename",
+        f"{filename} is complete (event-ingest is done); it cannot get the new shards {', '.join(map(str, shards))}",
+        hint="register the new shards under another filename",
         current=StageStatus.DONE.value,
     )
 
 
-def because(reason: str | None) -> str:
-    """*reason* as the end of a sentence."""
+def format_reason(reason: str | None) -> str:
+    """Return *reason* as the end of a sentence: `: reason`, or nothing."""
     return f": {reason}" if reason else ""

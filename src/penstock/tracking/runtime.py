@@ -1,4 +1,4 @@
-"""Tracking as it runs: the service on its database, with its periodic tasks."""
+"""The running tracking part: the service on its database, with its periodic tasks."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -7,7 +7,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.tracking.config import TrackingSection
-from penstock.tracking.maintenance import chores
+from penstock.tracking.maintenance import list_periodic_tasks
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 
@@ -18,6 +18,6 @@ async def run_tracking(db: Database, section: TrackingSection, telemetry: Teleme
     async with AsyncExitStack() as stack:
         opened = Tracking.open(db, section, TrackingMetrics(telemetry.registry))
         tracking = await stack.enter_async_context(opened)
-        for chore in chores(tracking):
-            await stack.enter_async_context(run_periodically(*chore))
+        for task in list_periodic_tasks(tracking):
+            await stack.enter_async_context(run_periodically(*task))
         yield tracking

@@ -1,39 +1,57 @@
-"""What is late or broken among files and shards."""
+"""The status of tracking: counts of shards, and issues such as failed shards, delayed queues and pauses."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 
 from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
 from penstock.kernel.text import format_duration
 from penstock.tracking.contract import Stage, StageStatus
-from penstock.tracking.model import FILE_STAGE, PipelineCounts, because
+from penstock.tracking.model import FILE_STAGE, LAST_STAGE, OverdueRows, PipelineCounts, format_reason
 from penstock.tracking.service import Tracking
 
-WAITS_TOO_LONG = timedelta(minutes=10)  # what a stage hands on is claimed within seconds when anybody claims
+WAITS_TOO_LONG = timedelta(minutes=10)  # a running worker claims a shard within seconds
+EXPIRED_TOO_LONG = timedelta(minutes=1)  # the reaper runs every second
+STARTED_TOO_LONG = timedelta(hours=24)  # only of starts without a lease, which never expire
 
 
 async def report_status(tracking: Tracking) -> PartReport:
-    """How files and shards stand, and what is wrong with some."""
-    standing = await tracking.standing()
-    rows = standing.rows(FILE_STAGE)
-    failed = sum(standing.rows(stage, StageStatus.FAILED) for stage in Stage)
-    under_way = sum(standing.rows(stage, StageStatus.STARTED) for stage in Stage)
-    done = standing.rows(list(Stage)[-1], StageStatus.DONE)
-    summary = f"{pluralize(rows, 'shard')}: {done:,} done, {under_way:,} under way, {failed:,} failed"
-    return PartReport(summary, [issue for stage in Stage for issue in _of(stage, standing)])
+    """Return the number of shards by status, and the issues of each stage."""
+    counts = await tracking.read_counts()
+    overdue = await tracking.list_overdue(expired_for=EXPIRED_TOO_LONG, started_for=STARTED_TOO_LONG)
+    rows = counts.rows(FILE_STAGE)
+    failed = sum(counts.rows(stage, StageStatus.FAILED) for stage in Stage)
+    started = sum(counts.rows(stage, StageStatus.STARTED) for stage in Stage)
+    done = counts.rows(LAST_STAGE, StageStatus.DONE)
+    summary = f"{pluralize(rows, 'shard')}: {done:,} done, {started:,} being processed, {failed:,} failed"
+    issues = [issue for stage in Stage for issue in _stage_issues(stage, counts)]
+    return PartReport(summary, [*issues, *(_overdue_issue(rows, counts) for rows in overdue)])
 
 
-def _of(stage: Stage, standing: PipelineCounts) -> list[StatusIssue]:
-    found = []
-    if failed := standing.rows(stage, StageStatus.FAILED):
+def _stage_issues(stage: Stage, counts: PipelineCounts) -> Iterator[StatusIssue]:
+    if failed := counts.rows(stage, StageStatus.FAILED):
         hint = f"penstock track status --stage {stage} --status failed; then penstock track retry {stage} --all"
-        found.append(broken_issue(stage, f"{pluralize(failed, 'shard')} failed", hint))
-    if pause := standing.pauses.get(stage):
-        since = f"paused for {format_duration(standing.at - pause.since)} by {pause.actor}{because(pause.reason)}"
-        found.append(late_issue(stage, since, f"penstock track resume {stage}", pause.since))
-    oldest = standing.oldest.get(stage)
-    if oldest is not None and pause is None and standing.at - oldest > WAITS_TOO_LONG:
-        waiting_for = format_duration(standing.at - oldest)
-        waits = f"{pluralize(standing.ready(stage), 'shard')} waiting, the oldest for {waiting_for}"
-        hint = f"is a {stage} daemon running? penstock track queue {stage}; penstock track why FILE SHARD"
-        found.append(late_issue(stage, waits, hint, oldest))
-    return found
+        yield broken_issue(stage, f"{pluralize(failed, 'shard')} failed", hint)
+    pause = counts.pauses.get(stage)
+    if pause is not None:
+        duration = format_duration(counts.at - pause.since)
+        problem = f"paused for {duration} by {pause.actor}{format_reason(pause.reason)}"
+        yield late_issue(stage, problem, f"penstock track resume {stage}", pause.since)
+    oldest = counts.oldest.get(stage)
+    if oldest is not None and pause is None and counts.at - oldest > WAITS_TOO_LONG:
+        waiting = pluralize(counts.ready(stage), "shard")
+        problem = f"{waiting} waiting for a worker, the oldest was registered {format_duration(counts.at - oldest)} ago"
+        yield late_issue(
+            stage, problem, f"check that a {stage} daemon is running; penstock track queue {stage}", oldest
+        )
+
+
+def _overdue_issue(overdue: OverdueRows, counts: PipelineCounts) -> StatusIssue:
+    stage, rows, age = overdue.stage, pluralize(overdue.rows, "shard"), format_duration(counts.at - overdue.since)
+    hint = f"penstock track status --stage {stage} --status started"
+    if overdue.has_lease:
+        problem = f"{rows} with an expired lease, the oldest for {age}: no server returns them to the queue"
+        return broken_issue(
+            stage, problem, f"{hint}; look for periodic_task_failed in the log of the server", overdue.since
+        )
+    problem = f"{rows} started without a lease, the oldest {age} ago: the worker may be dead"
+    return late_issue(stage, problem, hint, overdue.since)

@@ -1,4 +1,4 @@
-"""The pipeline's tables on PostgreSQL: a typed function per statement, and nothing of the dialect above it."""
+"""The tables of tracking on PostgreSQL: one typed function per statement; all SQL is below this module."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,23 +19,26 @@ from penstock.tracking.model import (
     MACHINES,
     QUEUES,
     ClaimedRow,
-    FailureSample,
+    FailureFilter,
+    OverdueRows,
+    ReapedRow,
+    RowFilter,
     RowKey,
-    RowPosition,
     ShardRow,
     StageCount,
     StagePause,
-    WaitingRows,
+    WaitingRow,
 )
 
 CHANNEL = "penstock_tracking"
 BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
 _LAST_CHARACTER = "\U0010ffff"
-_LOOKED_AT = 10_000  # rows of a queue that are looked at to find the oldest
-_READY = "ready"  # a count's word for: new, and the stage before it is done
+_OLDEST_LIMIT = 10_000  # rows of a queue that are read to find the oldest
+_READY = "ready"  # the state of a count: new, and the previous stage is done
 _SUBJECT = "t.filename || '/' || t.shard"
-# When and why is looked up in the history only for those who ask; when that is forgotten, it failed when it last moved.
-_FAILED_SO = f"""t.<status> = {{stage.FAILED}}
+# Time and reason of a failure are read from the journal only if the filter needs them. Without a journal entry (its
+# retention has ended) the time of the last move counts.
+_FAILED = f"""t.<status> = {{stage.FAILED}}
       AND t.filename >= $1 AND t.filename < $2
       AND ($3::integer[] IS NULL OR t.shard = ANY ($3))
       AND (coalesce($4::timestamptz, $5::timestamptz) IS NULL AND $6::text IS NULL OR EXISTS (
@@ -55,9 +58,9 @@ Leases = Mapping[Stage, Lease[StageStatus]]
 
 
 def _statements(stage: Stage) -> Mapping[str, str]:
-    """The statements, filled in for *stage*: `<status>` and `<attempts>` are its columns, and so on."""
+    """Return the statements for *stage*, with its columns and conditions filled in."""
     words = {
-        "<failed_so>": sql.fill(_FAILED_SO, {"stage": MACHINES[stage]}),
+        "<failed>": sql.fill(_FAILED, {"stage": MACHINES[stage]}),
         "<status>": f"{stage.field}_status",
         "<attempts>": f"{stage.field}_attempts",
         "<may_start>": _may_start(stage),
@@ -65,10 +68,10 @@ def _statements(stage: Stage) -> Mapping[str, str]:
         "<machine>": f"'{MACHINES[stage].name}'",
         "<moves>": APPENDED_MOVES,
     }
-    return {name: _filled(body, words) for name, body in sql.load(__package__, {"stage": MACHINES[stage]}).items()}
+    return {name: _fill(body, words) for name, body in sql.load(__package__, {"stage": MACHINES[stage]}).items()}
 
 
-def _filled(body: str, words: Mapping[str, str]) -> str:
+def _fill(body: str, words: Mapping[str, str]) -> str:
     for word, text in words.items():
         body = body.replace(word, text)
     return body
@@ -83,17 +86,17 @@ def _is_paused(stage: Stage) -> str:
 
 
 SQL = {stage: _statements(stage) for stage in Stage}
-_ANY = SQL[FILE_STAGE]  # for statements that are the same for every stage
+_ANY = SQL[FILE_STAGE]  # for statements that are equal for all stages
 
 
-def leases(max_attempts: int) -> Leases:
-    """How the rows of each queue are handed out."""
+def declare_leases(max_attempts: int) -> Leases:
+    """Return the lease of each stage whose rows are claimed."""
     return {
         stage: Lease(
             "pipeline_tracking",
             MACHINES[stage],
             ready=StageStatus.NEW,
-            held=StageStatus.STARTED,
+            claimed=StageStatus.STARTED,
             done=StageStatus.DONE,
             failed=StageStatus.FAILED,
             key={"filename": "text", "shard": "integer"},
@@ -109,7 +112,7 @@ def leases(max_attempts: int) -> Leases:
 
 
 async def lock_file(tx: Connection, filename: str) -> None:
-    """Be the only one to register or end *filename* until *tx* ends."""
+    """Block other registrations and whole-file moves of *filename* until *tx* ends."""
     await tx.execute(_ANY["lock_file"], filename)
 
 
@@ -123,17 +126,18 @@ async def insert_rows(
     actor: str,
     now: datetime,
 ) -> None:
-    """New rows of a file whose event-ingest is *status*."""
+    """Insert rows of a file whose event-ingest has *status*."""
     await tx.execute(_ANY["insert_rows"], filename, shards, status.value, worker, actor, now)
 
 
-async def rows_of_file(tx: Connection, filename: str) -> list[ShardRow]:
-    """All shards of *filename*; empty when nobody registered it."""
-    return [_row(record) for record in await tx.fetch(_ANY["rows_of_file"], filename)]
+async def find_file(tx: Connection, filename: str) -> list[ShardRow]:
+    """Return all shards of *filename*; empty if it is not registered."""
+    return [_row(record) for record in await tx.fetch(_ANY["find_file"], filename)]
 
 
 async def find_row(tx: Connection, filename: str, shard: int) -> ShardRow | None:
-    record = await tx.fetchrow(_ANY["row"], filename, shard)
+    """Return one shard of a file, if it exists."""
+    record = await tx.fetchrow(_ANY["find_row"], filename, shard)
     return _row(record) if record else None
 
 
@@ -149,9 +153,9 @@ async def move(
     reason: str | None,
     now: datetime,
 ) -> list[tuple[ShardRow, bool]]:
-    """The rows as they were found, and whether each was moved: all that had to, or none."""
+    """Move all rows that need it, or none; return each row as it was before, and whether it was moved."""
     sources = [source.value for source in step.sources]
-    of_file = "$2::integer IS NULL" if shard is None else "t.shard = $2"  # two statements, as they are two plans
+    of_file = "$2::integer IS NULL" if shard is None else "t.shard = $2"  # two statements, because the plans differ
     query = SQL[stage]["move"].replace("<of_file>", of_file)
     records = await tx.fetch(query, filename, shard, step.target.value, sources, worker, actor, reason, now)
     return [(_row(record), record["moved"]) for record in records]
@@ -160,49 +164,54 @@ async def move(
 async def claim(
     tx: Connection, lease: Lease[StageStatus], *, worker: str, limit: int, lease_for: timedelta, now: datetime
 ) -> list[ClaimedRow]:
-    """T12: rows now held by *worker* alone, oldest first."""
-    held = await lease.claim(tx, worker=worker, limit=limit, lease_for=lease_for, now=now)
+    """T12: claim rows for *worker*, oldest first."""
+    rows = await lease.claim(tx, worker=worker, limit=limit, lease_for=lease_for, now=now)
     until = now + lease_for
     return [
-        ClaimedRow(one.row["filename"], one.row["shard"], one.fence, one.attempt, one.row["created_at"], until)
-        for one in held
+        ClaimedRow(row.row["filename"], row.row["shard"], row.fence, row.attempt, row.row["created_at"], until)
+        for row in rows
     ]
 
 
 async def heartbeat(
     tx: Connection, lease: Lease[StageStatus], keys: Sequence[RowKey], *, until: datetime
 ) -> set[RowKey]:
-    """T14: extend leases; what is still held of *keys*."""
-    kept = await lease.heartbeat(tx, (((key.filename, key.shard), key.fence) for key in keys), until=until)
-    return {RowKey(filename, shard, fence) for (filename, shard), fence in kept}
+    """T14: extend the leases of *keys* and return those still valid."""
+    extended = await lease.heartbeat(tx, (((key.filename, key.shard), key.fence) for key in keys), until=until)
+    return {RowKey(filename, shard, fence) for (filename, shard), fence in extended}
 
 
-async def reap(tx: Connection, lease: Lease[StageStatus], *, now: datetime) -> list[StageStatus]:
-    """T14: take back what nobody ended in time; where each row is now."""
-    return [status for _, status in await lease.reap(tx, now=now)]
+async def reap(tx: Connection, lease: Lease[StageStatus], *, now: datetime) -> list[ReapedRow]:
+    """T14: take back rows with an expired lease, and return them with their new status."""
+    return [ReapedRow(key[0], key[1], status) for key, status in await lease.reap(tx, now=now)]
 
 
-async def history(tx: Connection, rows: Sequence[ShardRow], after: tuple[int, int], limit: int) -> list[StoredEntry]:
-    """T15: the moves of *rows*, oldest first, after an entry and a place in it."""
+async def list_moves(tx: Connection, rows: Sequence[ShardRow], after: tuple[int, int], limit: int) -> list[StoredEntry]:
+    """T15: return the moves of *rows*, oldest first, after a position (entry and index) in the journal."""
     numbers = sorted({number for row in rows for number in row.moves})
-    subjects = [subject(row.filename, row.shard) for row in rows]
+    subjects = [make_subject(row.filename, row.shard) for row in rows]
     return await journal.read_history(tx, numbers, subjects, after=after, limit=limit)
 
 
-async def held_by(tx: Connection, stage: Stage, worker: str) -> list[RowKey]:
-    """What *worker* holds under a lease."""
-    return [
-        RowKey(row["filename"], row["shard"], row["fence"]) for row in await tx.fetch(SQL[stage]["held_by"], worker)
-    ]
+async def find_claims(tx: Connection, stage: Stage, worker: str) -> list[RowKey]:
+    """Return the rows of *stage* that *worker* has claimed with a lease."""
+    rows = await tx.fetch(SQL[stage]["find_claims"], worker)
+    return [RowKey(row["filename"], row["shard"], row["fence"]) for row in rows]
 
 
-async def statuses(
+async def find_statuses(
     tx: Connection, stage: Stage, names: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], StageStatus]:
-    """Where rows stand in *stage*, by file and shard; those that are not there are missing."""
+    """Return the status in *stage* of each row, by file and shard; rows that do not exist are missing."""
     files, shards = [name[0] for name in names], [name[1] for name in names]
-    rows = await tx.fetch(SQL[stage]["rows_by_key"], files, shards)
+    rows = await tx.fetch(SQL[stage]["find_statuses"], files, shards)
     return {(row["filename"], row["shard"]): StageStatus(row["status"]) for row in rows}
+
+
+async def find_complete(tx: Connection, stage: Stage, filenames: Sequence[str]) -> dict[str, int]:
+    """Return those of *filenames* whose shards are all done in *stage*, with the number of their shards."""
+    rows = await tx.fetch(SQL[stage]["find_complete"], filenames)
+    return {row["filename"]: row["shards"] for row in rows}
 
 
 async def list_queue(
@@ -214,93 +223,104 @@ async def list_queue(
     updated_before: datetime | None,
     limit: int,
     offset: int,
-) -> list[WaitingRows]:
-    """What waits for *stage* after a place in its queue."""
+) -> list[WaitingRow]:
+    """Return the rows that wait for *stage*, after a position in its queue."""
     rows = await tx.fetch(SQL[stage]["list_queue"], *after, updated_since, updated_before, limit, offset)
-    return [WaitingRows(row["filename"], row["shard"], row["created_at"], row["due_at"], row["id"]) for row in rows]
+    return [WaitingRow(row["filename"], row["shard"], row["created_at"], row["due_at"], row["id"]) for row in rows]
 
 
 async def count_ahead(tx: Connection, stage: Stage, row: ShardRow, limit: int) -> int:
-    """How many rows of the queue come before *row*, up to *limit*."""
+    """Return the number of rows ahead of *row* in its queue, at most *limit*."""
     return int(await tx.fetchval(SQL[stage]["count_ahead"], row.due_at, row.id, limit))
 
 
-async def oldest(tx: Connection, stage: Stage) -> datetime | None:
-    """When the oldest row of the queue was created, as far as anybody looks."""
-    found: datetime | None = await tx.fetchval(SQL[stage]["oldest"], _LOOKED_AT)
-    return found
+async def find_oldest(tx: Connection, stage: Stage) -> datetime | None:
+    """Return when the oldest of the first rows in the queue was registered; None if the queue is empty."""
+    created_at: datetime | None = await tx.fetchval(SQL[stage]["find_oldest"], _OLDEST_LIMIT)
+    return created_at
 
 
-async def list_rows(tx: Connection, stands: RowPosition, after: tuple[str, int], limit: int) -> list[ShardRow]:
-    """Rows that stand so, by file and shard, after one of them."""
-    await tx.execute(_ANY["be_quick"])
-    within = (*after, stands.prefix, stands.prefix + _LAST_CHARACTER)
-    asked = (stands.shard, stands.updated_since, stands.updated_before)
-    return [_row(record) for record in await tx.fetch(_list_rows(stands), *within, *asked, limit)]
+async def list_overdue(
+    tx: Connection, stage: Stage, *, expired_before: datetime, started_before: datetime
+) -> list[OverdueRows]:
+    """Count rows of *stage* with a lease that expired, or a start without a lease, before the given times."""
+    rows = await tx.fetch(SQL[stage]["list_overdue"], expired_before, started_before)
+    return [OverdueRows(stage, row["has_lease"], row["rows"], row["since"]) for row in rows]
 
 
-def _list_rows(stands: RowPosition) -> str:
-    """The statement for just this stage and status, as literals: only so the partial indexes are used."""
-    stages = [stands.stage] if stands.stage else list(Stage)
-    words = [f"t.{stage.field}_status = {MACHINES[stage].sql(stands.status.name)}" for stage in stages if stands.status]
-    stands_so = f"({' OR '.join(words) or 'true'})"
-    # What is started has a lease, if only one without end: that index is the short way to it.
-    stands_so += " AND t.lease_until IS NOT NULL" if stands.status is StageStatus.STARTED else ""
-    return _ANY["list_rows"].replace("<stands>", stands_so)
+async def list_rows(tx: Connection, wanted: RowFilter, after: tuple[str, int], limit: int) -> list[ShardRow]:
+    """Return the rows that match *wanted*, by file and shard, after one of them."""
+    await tx.execute(_ANY["limit_listing_time"])
+    names = (*after, wanted.prefix, wanted.prefix + _LAST_CHARACTER)
+    conditions = (wanted.shard, wanted.updated_since, wanted.updated_before)
+    return [_row(record) for record in await tx.fetch(_list_rows(wanted), *names, *conditions, limit)]
 
 
-async def failed_files(tx: Connection, stage: Stage, failed: FailureSample, limit: int) -> list[str]:
-    """Files whose rows failed so."""
-    return [record["filename"] for record in await tx.fetch(SQL[stage]["failed_files"], *_asked(failed), limit)]
+def _list_rows(wanted: RowFilter) -> str:
+    """Return the statement with stage and status as literals, which the partial indexes need."""
+    stages = [wanted.stage] if wanted.stage else list(Stage)
+    terms = [f"t.{stage.field}_status = {MACHINES[stage].sql(wanted.status.name)}" for stage in stages if wanted.status]
+    condition = f"({' OR '.join(terms) or 'true'})"
+    # A started row always has a lease, if only an endless one: this condition makes the index on leases usable.
+    condition += " AND t.lease_until IS NOT NULL" if wanted.status is StageStatus.STARTED else ""
+    return _ANY["list_rows"].replace("<filter>", condition)
+
+
+async def find_failed_files(tx: Connection, stage: Stage, failed: FailureFilter, limit: int) -> list[str]:
+    """Return the files with failures that match *failed*."""
+    records = await tx.fetch(SQL[stage]["find_failed_files"], *_parameters(failed), limit)
+    return [record["filename"] for record in records]
 
 
 async def retry_rows(
-    tx: Connection, stage: Stage, failed: FailureSample, limit: int, *, actor: str, reason: str | None, now: datetime
+    tx: Connection, stage: Stage, failed: FailureFilter, limit: int, *, actor: str, reason: str | None, now: datetime
 ) -> int:
-    """Set up to *limit* failed rows back to new; how many."""
-    return int(await tx.fetchval(SQL[stage]["retry_rows"], *_asked(failed), limit, now, actor, reason))
+    """Reset up to *limit* failed rows to new, and return their number."""
+    return int(await tx.fetchval(SQL[stage]["retry_rows"], *_parameters(failed), limit, now, actor, reason))
 
 
-def _asked(failed: FailureSample) -> tuple[Any, ...]:
-    bounds = (failed.prefix, failed.prefix + _LAST_CHARACTER)
-    return (*bounds, failed.shards, failed.failed_since, failed.failed_before, failed.error_contains)
+def _parameters(failed: FailureFilter) -> tuple[Any, ...]:
+    names = (failed.prefix, failed.prefix + _LAST_CHARACTER)
+    return (*names, failed.shards, failed.failed_since, failed.failed_before, failed.error_contains)
 
 
-async def last_failure(tx: Connection, stage: Stage, row: ShardRow) -> RowFailure | None:
-    """When and why *row* failed last in *stage*; None when that is forgotten."""
-    found = await tx.fetchrow(SQL[stage]["last_failure"], subject(row.filename, row.shard), row.moves)
-    return RowFailure(found["at"], found["reason"]) if found else None
+async def find_last_failure(tx: Connection, stage: Stage, row: ShardRow) -> RowFailure | None:
+    """Return time and error of the last failure of *row* in *stage*; None if the journal no longer has it."""
+    record = await tx.fetchrow(SQL[stage]["find_last_failure"], make_subject(row.filename, row.shard), row.moves)
+    return RowFailure(record["at"], record["reason"]) if record else None
 
 
-async def counts(tx: Connection) -> list[StageCount]:
-    """How many rows stand where, exactly."""
-    return [_count(record) for record in await tx.fetch(_ANY["counts"])]
+async def count_rows(tx: Connection) -> list[StageCount]:
+    """Return the exact number of rows by stage, state and shard."""
+    return [_count(record) for record in await tx.fetch(_ANY["count_rows"])]
 
 
 async def fold_counts(tx: Connection) -> int:
-    """Put the changes of the counts together; how many there were."""
+    """Fold the changes into the counts, and return the number of changes."""
     return int(await tx.fetchval(_ANY["fold_counts"]))
 
 
-async def pauses(tx: Connection) -> dict[Stage, StagePause]:
-    """The stages that are paused."""
-    records = await tx.fetch(_ANY["pauses"])
-    found = [
+async def list_pauses(tx: Connection) -> dict[Stage, StagePause]:
+    """Return the pauses of the paused stages."""
+    records = await tx.fetch(_ANY["list_pauses"])
+    pauses = [
         StagePause(Stage(record["stage"]), record["since"], record["actor"], record["reason"]) for record in records
     ]
-    return {pause.stage: pause for pause in found}
+    return {pause.stage: pause for pause in pauses}
 
 
 async def pause(tx: Connection, stage: Stage, *, actor: str, reason: str | None, now: datetime) -> None:
+    """Pause *stage*; an existing pause is left unchanged."""
     await tx.execute(_ANY["pause"], stage.value, now, actor, reason)
 
 
 async def resume(tx: Connection, stage: Stage) -> None:
+    """End the pause of *stage*."""
     await tx.execute(_ANY["resume"], stage.value)
 
 
-def subject(filename: str, shard: int) -> str:
-    """What the journal calls a row."""
+def make_subject(filename: str, shard: int) -> str:
+    """Return the name of a row in the journal."""
     return f"{filename}/{shard}"
 
 

@@ -1,4 +1,4 @@
-"""The founding document, word for word: its seven endpoints, their rules and their refusals."""
+"""The founding document: its seven endpoints, their rules and their errors."""
 
 import asyncio
 import json
@@ -18,17 +18,17 @@ from tests.support.types import Json
 from tests.tracking.harness import FILE, INGEST, SENDER, SPLITTER, WORKER, TrackingHarness
 
 SECOND = timedelta(seconds=1)
-PATIENCE = 20  # seconds; only who waits for a lock takes so long
+TIMEOUT = 20  # seconds; only a request that waits for a lock takes so long
 QUEUED = [SPLITTER, WORKER, SENDER]
 STATES = ["new", "started", "done", "failed"]
 MOVES = ["start", "done", "fail", "retry"]
-# T8: what each move makes of each state; None is refused with 409.
+# T8: the status after each move from each status; None is refused with 409.
 TABLE: dict[tuple[str, str], str | None] = {
     ("new", "start"): "started",
     ("new", "done"): None,
     ("new", "fail"): "failed",
     ("new", "retry"): "new",
-    ("started", "start"): None,  # a claim: nobody said who asks again
+    ("started", "start"): None,  # a claim: an unnamed worker cannot repeat it
     ("started", "done"): "done",
     ("started", "fail"): "failed",
     ("started", "retry"): None,
@@ -43,20 +43,20 @@ TABLE: dict[tuple[str, str], str | None] = {
 }
 
 
-async def stand(api: TrackingHarness, stage: Stage, state: str, filename: str) -> None:
-    """A new file of one shard that stands so in *stage*, with every stage before it done."""
+async def make_file(api: TrackingHarness, stage: Stage, state: str, filename: str) -> None:
+    """Create a file of one shard with *state* in *stage* and every previous stage done."""
     if stage is INGEST:
         await api.post("/files/register", filename=filename, shards=[0])
-        ways = {"new": ["fail", "retry"], "started": [], "done": ["done"], "failed": ["fail"]}
+        moves = {"new": ["fail", "retry"], "started": [], "done": ["done"], "failed": ["fail"]}
     else:
         await api.queue_up(stage, filename)
-        ways = {"new": [], "started": ["start"], "done": ["start", "done"], "failed": ["fail"]}
-    for step in ways[state]:
+        moves = {"new": [], "started": ["start"], "done": ["start", "done"], "failed": ["fail"]}
+    for step in moves[state]:
         await api.move(stage, step, filename)
 
 
-async def test_the_document_from_end_to_end(api: TrackingHarness) -> None:
-    """T1, T2, T3, T4, T5: every request of the founding document gets the answer printed below it."""
+async def test_requests_of_the_founding_document(api: TrackingHarness) -> None:
+    """T1, T2, T3, T4, T5: every request of the founding document gets the answer printed in it."""
     assert await api.post("/files/register", filename=FILE, shards=[0, 1]) == {
         "filename": FILE,
         "shards": [0, 1],
@@ -90,8 +90,8 @@ async def test_the_document_from_end_to_end(api: TrackingHarness) -> None:
     }
 
 
-async def test_a_file_shows_its_shards(api: TrackingHarness, clock: ManualClock) -> None:
-    """T6: all shards in order, with the four statuses and when each last moved, as the document prints them."""
+async def test_file_shows_its_shards(api: TrackingHarness, clock: ManualClock) -> None:
+    """T6: a file shows all shards in order, with four statuses and the time of the last move, as in the document."""
     await api.queue_up(WORKER, FILE, 1, 0)
     clock.advance(timedelta(minutes=5))
     await api.move(WORKER, "start", FILE, 0)
@@ -101,8 +101,8 @@ async def test_a_file_shows_its_shards(api: TrackingHarness, clock: ManualClock)
     assert await api.get(f"/files/{FILE}") == {"filename": FILE, "shards": [moved, waiting]}
 
 
-async def test_registering_begins_event_ingest(api: TrackingHarness) -> None:
-    """T1: one row per shard, with event-ingest started and the rest new."""
+async def test_register_starts_event_ingest(api: TrackingHarness) -> None:
+    """T1: there is one row per shard, with event-ingest started and the other stages new."""
     await api.post("/files/register", filename=FILE, shards=[2, 0])
     rows = (await api.get(f"/files/{FILE}"))["shards"]
     assert [row["shard"] for row in rows] == [0, 2]
@@ -110,8 +110,8 @@ async def test_registering_begins_event_ingest(api: TrackingHarness) -> None:
         assert [row[f"{stage.field}_status"] for stage in Stage] == ["started", "new", "new", "new"]
 
 
-async def test_registering_again_is_a_success(api: TrackingHarness) -> None:
-    """T1: the same shards, some of them, and the same after event-ingest is done: `created` is false."""
+async def test_repeated_registration_succeeds(api: TrackingHarness) -> None:
+    """T1: `created` is false for the same shards, a part of them, and after event-ingest is done."""
     await api.post("/files/register", filename=FILE, shards=[0, 1])
     before = await api.get(f"/files/{FILE}")
     for shards in ([0, 1], [1]):
@@ -123,7 +123,7 @@ async def test_registering_again_is_a_success(api: TrackingHarness) -> None:
 
 
 async def test_new_shards_join_until_the_file_is_complete(api: TrackingHarness) -> None:
-    """T1: new shards of a known file are inserted while its event-ingest is not done; after that 409."""
+    """T1: new shards of a file are inserted while its event-ingest is not done; later they are refused with 409."""
     await api.post("/files/register", filename=FILE, shards=[0])
     assert (await api.post("/files/register", filename=FILE, shards=[0, 1]))["created"] is True
     assert (await api.move(INGEST, "done", FILE))["updated_rows"] == 2
@@ -132,15 +132,15 @@ async def test_new_shards_join_until_the_file_is_complete(api: TrackingHarness) 
     assert len((await api.get(f"/files/{FILE}"))["shards"]) == 2
 
 
-async def test_of_many_registrations_at_once_one_creates(api: TrackingHarness) -> None:
-    """T1: ten producers that register one file at once leave one row per shard; one of them created it."""
+async def test_one_of_concurrent_registrations_creates(api: TrackingHarness) -> None:
+    """T1: ten concurrent registrations of one file leave one row per shard; one of them created it."""
     answers = await asyncio.gather(*(api.post("/files/register", filename=FILE, shards=[0, 1]) for _ in range(10)))
     assert sorted(answer["created"] for answer in answers) == [False] * 9 + [True]
     assert (await api.get("/metrics/summary"))["total"] == 2
 
 
 async def test_event_ingest_moves_the_whole_file(api: TrackingHarness) -> None:
-    """T2: done, fail, retry and start concern all shards, and a repeat answers the same."""
+    """T2: done, fail, retry and start move all shards, and a repeated request gets the same answer."""
     await api.post("/files/register", filename=FILE, shards=[0, 1, 2])
     for transition, status in (("fail", "failed"), ("retry", "new"), ("start", "started"), ("done", "done")):
         assert await api.move(INGEST, transition, FILE) == {"filename": FILE, "updated_rows": 3}
@@ -150,8 +150,8 @@ async def test_event_ingest_moves_the_whole_file(api: TrackingHarness) -> None:
             assert await api.move(INGEST, transition, FILE) == {"filename": FILE, "updated_rows": 3}
 
 
-async def test_a_file_has_one_producer(api: TrackingHarness) -> None:
-    """T2, T8: shards somebody adds belong to the file's producer, who alone may repeat its start and end it."""
+async def test_file_has_one_producer(api: TrackingHarness) -> None:
+    """T2, T8: shards that are added later belong to the producer of the file; only it may repeat or end its start."""
     await api.post("/files/register", filename=FILE, shards=[0], worker="a")
     await api.post("/files/register", filename=FILE, shards=[1], worker="b")
     refused = await api.refused(409, "ALREADY_STARTED", "/stages/event-ingest/start", filename=FILE, worker="b")
@@ -162,10 +162,10 @@ async def test_a_file_has_one_producer(api: TrackingHarness) -> None:
 
 @pytest.mark.parametrize("stage", list(Stage))
 async def test_every_move_from_every_state(api: TrackingHarness, clock: ManualClock, stage: Stage) -> None:
-    """T3, T4, T8: what may move does, what is there already changes nothing, all else is 409 with the current state."""
+    """T3, T4, T8: possible moves succeed, repeated ones change nothing, all others are 409 with the current status."""
     for (state, transition), target in TABLE.items():
         filename = f"{state}-{transition}"
-        await stand(api, stage, state, filename)
+        await make_file(api, stage, state, filename)
         before = await api.row(filename)
         clock.advance(SECOND)
         row = {} if stage is INGEST else {"shard": 0}
@@ -182,17 +182,17 @@ async def test_every_move_from_every_state(api: TrackingHarness, clock: ManualCl
         assert (after["updated_at"] == before["updated_at"]) is (target in (None, state)), filename
 
 
-async def test_a_repeat_leaves_no_trace(api: TrackingHarness, clock: ManualClock) -> None:
-    """T8: asking for the state a row is in is noted nowhere."""
-    await stand(api, WORKER, "done", FILE)
+async def test_repeated_move_is_not_recorded(api: TrackingHarness, clock: ManualClock) -> None:
+    """T8: a request for the present status of a row adds nothing to the history."""
+    await make_file(api, WORKER, "done", FILE)
     before = await api.steps(FILE)
     clock.advance(SECOND)
-    await api.move(WORKER, "done", FILE, worker="somebody else")
+    await api.move(WORKER, "done", FILE, worker="other")
     assert await api.steps(FILE) == before
 
 
 async def test_start_is_a_claim(api: TrackingHarness, clock: ManualClock) -> None:
-    """T8: a second `start` succeeds only for the same worker; for another, or with none named, 409."""
+    """T8: a second `start` succeeds for the same worker only; another or an unnamed worker gets 409."""
     await api.queue_up(WORKER, FILE)
     await api.move(WORKER, "start", FILE, worker="a")
     before = await api.row(FILE)
@@ -205,23 +205,23 @@ async def test_start_is_a_claim(api: TrackingHarness, clock: ManualClock) -> Non
     assert await api.row(FILE) == before
 
 
-async def test_a_start_without_a_name_cannot_be_repeated(api: TrackingHarness) -> None:
-    """T8: who gave no name cannot show that it is the same worker."""
+async def test_unnamed_start_cannot_be_repeated(api: TrackingHarness) -> None:
+    """T8: a `start` without a worker name cannot be repeated."""
     await api.queue_up(WORKER, FILE)
     await api.move(WORKER, "start", FILE)
     for again in ({}, {"worker": "a"}):
         await api.refused(409, "ALREADY_STARTED", "/stages/shard-worker/start", filename=FILE, shard=0, **again)
 
 
-async def test_the_producer_may_repeat_its_start(api: TrackingHarness) -> None:
-    """T1, T8: registering is the start of event-ingest; the worker it names holds it."""
+async def test_producer_may_repeat_its_start(api: TrackingHarness) -> None:
+    """T1, T8: the registration is the start of event-ingest, and claims it for the named worker."""
     await api.post("/files/register", filename=FILE, shards=[0, 1], worker="a")
     assert (await api.move(INGEST, "start", FILE, worker="a"))["updated_rows"] == 2
     await api.refused(409, "ALREADY_STARTED", "/stages/event-ingest/start", filename=FILE, worker="b")
 
 
-async def test_of_many_starts_at_once_one_succeeds(api: TrackingHarness) -> None:
-    """T8: `start` is a claim: of ten workers at once one holds the row, the others get 409."""
+async def test_one_of_concurrent_starts_succeeds(api: TrackingHarness) -> None:
+    """T8: `start` is a claim: of ten concurrent workers one gets the row, the others get 409."""
     await api.queue_up(WORKER, FILE)
     body = {"filename": FILE, "shard": 0}
     starts = [api.http.post("/stages/shard-worker/start", json={**body, "worker": f"w{n}"}) for n in range(10)]
@@ -230,8 +230,8 @@ async def test_of_many_starts_at_once_one_succeeds(api: TrackingHarness) -> None
     assert await api.steps(FILE, WORKER) == [("new", "started")]
 
 
-async def test_only_its_holder_ends_a_row(api: TrackingHarness) -> None:
-    """T8: a worker that names itself cannot end what another one holds; who names nobody, an operator, can."""
+async def test_only_its_worker_ends_a_row(api: TrackingHarness) -> None:
+    """T8: a named worker cannot end the row of another worker; an unnamed caller, an operator, can."""
     await api.queue_up(WORKER, FILE)
     await api.move(WORKER, "start", FILE, worker="a")
     for transition in ("done", "fail"):
@@ -243,10 +243,10 @@ async def test_only_its_holder_ends_a_row(api: TrackingHarness) -> None:
 
 @pytest.mark.parametrize("stage", QUEUED)
 async def test_stages_start_in_order(api: TrackingHarness, stage: Stage) -> None:
-    """T8: a stage starts only when the one before it is done: 409 while that is new, started or failed."""
+    """T8: a stage starts only when the previous one is done: 409 while that is new, started or failed."""
     assert stage.before is not None
     for state in ("new", "started", "failed"):
-        await stand(api, stage.before, state, state)
+        await make_file(api, stage.before, state, state)
         refused = await api.refused(409, "STAGE_NOT_READY", f"/stages/{stage}/start", filename=state, shard=0)
         assert refused["current"] == "new"
         assert refused["before"] == {"stage": stage.before.value, "status": state}
@@ -255,10 +255,10 @@ async def test_stages_start_in_order(api: TrackingHarness, stage: Stage) -> None
     assert (await api.get(f"/queues/{stage}"))["items"] == []
 
 
-async def test_a_later_stage_that_fails_leaves_the_running_one_its_lease(
+async def test_failure_of_a_later_stage_keeps_the_lease(
     api: TrackingHarness, clock: ManualClock, tracking: Tracking
 ) -> None:
-    """T8, T14: `new → failed` of a later stage takes no lease from the stage under way: it still runs out."""
+    """T8, T14: `new → failed` of a later stage does not change the lease of the started stage, which still expires."""
     await api.queue_up(SPLITTER, FILE)
     await api.claim(SPLITTER, "dies", lease_seconds=10)
     await api.move(SENDER, "fail", FILE)
@@ -268,19 +268,19 @@ async def test_a_later_stage_that_fails_leaves_the_running_one_its_lease(
     assert await api.status(FILE, SPLITTER) == "new"
 
 
-async def test_a_file_under_way_is_found_after_a_later_stage_failed(api: TrackingHarness) -> None:
-    """T6, T8: rows that are started are listed as such, whatever else was said of them."""
+async def test_started_file_is_listed_after_a_later_stage_failed(api: TrackingHarness) -> None:
+    """T6, T8: the filter `started` finds a started row, whatever happened in its other stages."""
     await api.post("/files/register", filename=FILE, shards=[0])
     await api.move(SENDER, "fail", FILE)
     found = await api.get("/files", stage="event-ingest", status="started")
-    assert [one["filename"] for one in found["files"]] == [FILE]
+    assert [file["filename"] for file in found["files"]] == [FILE]
 
 
 @pytest.mark.parametrize("stage", QUEUED)
-async def test_the_queues_of_the_document(api: TrackingHarness, stage: Stage) -> None:
-    """T5: in a queue stands what is new in its stage and done in the one before, and nothing else."""
+async def test_queue_contains_ready_rows_only(api: TrackingHarness, stage: Stage) -> None:
+    """T5: a queue contains the rows that are new in its stage and done in the previous one, and no others."""
     for state in STATES:
-        await stand(api, stage, state, state)
+        await make_file(api, stage, state, state)
     page = await api.get(f"/queues/{stage}")
     assert [item["filename"] for item in page["items"]] == ["new"]
     assert set(page["items"][0]) == {"filename", "shard", "created_at"}
@@ -288,7 +288,7 @@ async def test_the_queues_of_the_document(api: TrackingHarness, stage: Stage) ->
 
 
 async def test_queues_are_oldest_first_and_limited(api: TrackingHarness, clock: ManualClock) -> None:
-    """T5: oldest first; 100 items unless `limit` says otherwise, `offset` skips."""
+    """T5: a queue is ordered oldest first; `limit` defaults to 100 items, and `offset` skips items."""
     await api.queue_up(SPLITTER, "b", *range(101))
     clock.advance(SECOND)
     await api.queue_up(SPLITTER, "a")
@@ -298,17 +298,17 @@ async def test_queues_are_oldest_first_and_limited(api: TrackingHarness, clock: 
     assert [(item["filename"], item["shard"]) for item in rest] == [("b", 100), ("a", 0)]
 
 
-async def test_nonsense_in_a_query_is_refused(api: TrackingHarness) -> None:
-    """T5, T9: `limit` is 1 to 1000, `offset` not negative, times are times, a cursor is one that was given."""
-    nonsense: list[tuple[str, str | int]] = [("limit", 0), ("limit", 1001), ("limit", "x"), ("offset", -1)]
-    for name, value in [*nonsense, ("updated_since", "yesterday")]:
+async def test_invalid_query_parameters_are_refused(api: TrackingHarness) -> None:
+    """T5, T9: `limit` is 1 to 1000, `offset` is not negative, and times and cursors must be valid."""
+    invalid: list[tuple[str, str | int]] = [("limit", 0), ("limit", 1001), ("limit", "x"), ("offset", -1)]
+    for name, value in [*invalid, ("updated_since", "yesterday")]:
         refused = problem(await api.http.get("/queues/shard-worker", params={name: value}), 422, "MALFORMED")
         assert refused["errors"][0]["at"] == f"query.{name}"
     assert problem(await api.http.get("/queues/shard-worker", params={"cursor": "x"}), 422, "BAD_CURSOR")["hint"]
 
 
 async def test_files_are_found_by_filters(api: TrackingHarness, clock: ManualClock) -> None:
-    """T6: `GET /files` by status in a stage or in any, by shard, prefix and time, each with the shards that fit."""
+    """T6: `GET /files` filters by status in one or any stage, shard, prefix and time, and lists the matching shards."""
     await api.queue_up(WORKER, "2025-a", 0, 1)
     clock.advance(SECOND)
     await api.queue_up(SPLITTER, "2025-b")
@@ -332,14 +332,14 @@ async def test_files_are_found_by_filters(api: TrackingHarness, clock: ManualClo
     assert await found(updated_since="2026-01-01T00:00:01Z") == everything[1:]
 
 
-async def test_files_come_in_pages(api: TrackingHarness) -> None:
-    """T6: page by page, by name and shard, each once; a page is bounded however many shards a file has."""
+async def test_files_are_paged(api: TrackingHarness) -> None:
+    """T6: pages are ordered by name and shard, list each row once, and are limited however many shards a file has."""
     for name in ("c", "a", "b"):
         await api.post("/files/register", filename=name, shards=[1, 0])
     found, cursor = [], None
     while True:
         page = await api.get("/files", limit=3, **({"cursor": cursor} if cursor else {}))
-        shards = [(one["filename"], shard["shard"]) for one in page["files"] for shard in one["shards"]]
+        shards = [(file["filename"], shard["shard"]) for file in page["files"] for shard in file["shards"]]
         assert len(shards) <= 3
         found += shards
         if (cursor := page["next"]) is None:
@@ -347,8 +347,8 @@ async def test_files_come_in_pages(api: TrackingHarness) -> None:
     assert found == [(name, shard) for name in "abc" for shard in (0, 1)]
 
 
-async def test_the_summary(api: TrackingHarness, tracking: Tracking) -> None:
-    """T7: the total, all four stages by status, and each shard by mysql-sender; the same before and after folding."""
+async def test_summary(api: TrackingHarness, tracking: Tracking) -> None:
+    """T7: the summary has the total, all stages by status, and each shard by mysql-sender, before and after folding."""
     await api.queue_up(SENDER, "a", 0, 1)
     await api.queue_up(WORKER, "b", 1)
     await api.move(SENDER, "start", "a", 0)
@@ -374,31 +374,31 @@ async def test_the_summary(api: TrackingHarness, tracking: Tracking) -> None:
     assert await api.get("/metrics/summary") == summary
 
 
-async def test_an_empty_pipeline_has_a_summary(api: TrackingHarness) -> None:
-    """T7: all four stages are told, also when there is nothing to count."""
+async def test_summary_of_an_empty_pipeline(api: TrackingHarness) -> None:
+    """T7: the summary lists all four stages even without rows."""
     summary = await api.get("/metrics/summary")
     assert (summary["total"], summary["by_shard"]) == (0, [])
     assert summary["by_stage"] == {stage.field: dict.fromkeys(STATES, 0) for stage in Stage}
 
 
-async def test_the_summary_reads_no_row(api: TrackingHarness, db: Database) -> None:
-    """T7: it is told while nobody can read the table, so it takes as long with ten rows as with ten million."""
+async def test_summary_reads_no_row(api: TrackingHarness, db: Database) -> None:
+    """T7: the summary works while the table is locked, so its time does not depend on the number of rows."""
     await api.queue_up(SPLITTER, FILE, 0, 1)
     async with db.transaction() as tx:
         await tx.execute("LOCK TABLE pipeline_tracking IN ACCESS EXCLUSIVE MODE")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             summary = await api.get("/metrics/summary")
     assert (summary["total"], summary["by_stage"]["shard_splitter"]["new"]) == (2, 2)
 
 
-async def test_nobody_waits_for_a_counter(api: TrackingHarness, db: Database, tracking: Tracking) -> None:
+async def test_moves_do_not_wait_for_counters(api: TrackingHarness, db: Database, tracking: Tracking) -> None:
     """T7: while one move is not committed, others of the same stage and shard are made, counted and folded."""
     await api.queue_up(SPLITTER, "a")
     await api.queue_up(SPLITTER, "b")
     await tracking.fold_counts()
     async with db.transaction() as slow:
         await slow.execute("UPDATE pipeline_tracking SET shard_splitter_status = 'started' WHERE filename = 'a'")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             (claimed,) = await api.claim(SPLITTER)
             await tracking.fold_counts()
             counted = (await api.get("/metrics/summary"))["by_stage"]["shard_splitter"]
@@ -433,8 +433,8 @@ UNKNOWN: list[tuple[str, str, Json | None, str]] = [
 ]
 
 
-async def test_what_is_unknown_is_404(api: TrackingHarness) -> None:
-    """T9: unknown stages, transitions, files and rows are problems with status 404, a code of their own and a hint."""
+async def test_unknown_names_are_404(api: TrackingHarness) -> None:
+    """T9: unknown stages, transitions, files and rows are problems with status 404, their own code and a hint."""
     await api.queue_up(WORKER, FILE)
     for method, path, body, code in UNKNOWN:
         answer = await api.http.request(method, path, json=body)
@@ -461,7 +461,7 @@ SHARDS: list[Any] = [
 ]
 
 
-async def test_bad_shards_are_422(api: TrackingHarness) -> None:
+async def test_invalid_shards_are_422(api: TrackingHarness) -> None:
     """T1, T9: an empty list, a negative, double, non-integer or huge shard is malformed, and nothing is registered."""
     for shards in SHARDS:
         refused = await api.refused(422, "MALFORMED", "/files/register", filename=FILE, shards=shards)
@@ -472,8 +472,8 @@ async def test_bad_shards_are_422(api: TrackingHarness) -> None:
 NAMES: list[Any] = ["", ".", "..", "a/b", "a\nb", "a\0b", "\ud800", "x" * 256, 7, None, ["a"]]
 
 
-async def test_bad_filenames_are_422(api: TrackingHarness) -> None:
-    """T9: a filename is text that can stand in a path; anything else is malformed, whatever it is sent to."""
+async def test_invalid_filenames_are_422(api: TrackingHarness) -> None:
+    """T9: a filename is text that can be part of a path; anything else is malformed in every request."""
     for name in NAMES:
         for path, more in (("/files/register", {"shards": [0]}), ("/stages/shard-worker/start", {"shard": 0})):
             refused = await api.http.post(path, content=json.dumps({"filename": name, **more}), headers=AS_JSON)
@@ -518,7 +518,7 @@ BODIES: list[tuple[str, Any]] = [
 
 
 async def test_malformed_bodies_are_422(api: TrackingHarness) -> None:
-    """T9: a missing, wrong or unknown field is a problem with status 422 that says where, and nothing changes."""
+    """T9: a missing, wrong or unknown field is a problem with status 422 that names the field, and nothing changes."""
     await api.queue_up(WORKER, FILE)
     before = await api.get(f"/files/{FILE}")
     for path, body in BODIES:
@@ -530,7 +530,7 @@ async def test_malformed_bodies_are_422(api: TrackingHarness) -> None:
 CONTENTS = [
     b"",
     b"{",
-    b"nonsense",
+    b"invalid",
     b'{"filename": "a", "shards": [0]',
     b'{"filename": "a", "shards": [0]} {}',
     b"\xff\xfe",
@@ -541,23 +541,23 @@ CONTENTS = [
 ]
 
 
-async def test_what_is_no_json_is_422(http: httpx.AsyncClient) -> None:
-    """T9: a body that is not JSON, or that no parser can take, is malformed like any other."""
+async def test_invalid_json_is_422(http: httpx.AsyncClient) -> None:
+    """T9: a body that is not JSON, or that no parser accepts, is malformed."""
     answers = [await http.post("/files/register", content=content, headers=AS_JSON) for content in CONTENTS]
     assert [answer.status_code for answer in answers] == [422] * len(CONTENTS)
     for answer in answers:
         problem(answer, 422, "MALFORMED")
 
 
-async def test_what_is_malformed_gets_a_hint(api: TrackingHarness) -> None:
-    """T9: every error has a hint, also that of a malformed body, query or path."""
+async def test_malformed_requests_get_a_hint(api: TrackingHarness) -> None:
+    """T9: every error has a hint, including a malformed body, query or path."""
     assert (await api.refused(422, "MALFORMED", "/files/register"))["hint"]
     assert problem(await api.http.get("/queues/shard-worker", params={"limit": 0}), 422, "MALFORMED")["hint"]
     assert problem(await api.http.get(f"/files/{FILE}/x/why"), 422, "MALFORMED")["hint"]
 
 
-async def test_event_ingest_is_not_handed_out(api: TrackingHarness) -> None:
-    """T2, T9: files pass event-ingest as a whole; claims, reports and heartbeats of it are refused with a hint."""
+async def test_event_ingest_cannot_be_claimed(api: TrackingHarness) -> None:
+    """T2, T9: event-ingest moves whole files; claims, reports and heartbeats of it are refused with a hint."""
     await api.post("/files/register", filename=FILE, shards=[0])
     report = [{**ROW, "fence": 0, "outcome": "done"}]
     for path, body in (("/queues/event-ingest/claim", {"worker": "w"}), ("/stages/event-ingest/report", report)):
@@ -565,8 +565,8 @@ async def test_event_ingest_is_not_handed_out(api: TrackingHarness) -> None:
     await api.refused(409, "STAGE_NOT_CLAIMABLE", "/queues/event-ingest/heartbeat", worker="w")
 
 
-async def test_names_of_all_kinds_stand_in_paths(api: TrackingHarness) -> None:
-    """T6: whatever name is accepted can be asked for by its path."""
+async def test_any_accepted_name_works_in_a_path(api: TrackingHarness) -> None:
+    """T6: every accepted filename can be requested by its path."""
     for name in ("a b", "a?b=c#d", "100%", "Ёлка", "register", "x" * 255, "a.event-ingest.txt", "-", "a;b"):
         await api.post("/files/register", filename=name, shards=[0])
         path = f"/files/{quote(name, safe='')}"

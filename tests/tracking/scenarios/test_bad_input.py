@@ -1,4 +1,4 @@
-"""What nobody should send is answered in words, and changes nothing."""
+"""T9: invalid input is answered with a problem and changes nothing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,14 +31,15 @@ PATHS = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """Yield a client of a running server."""
     folder: Path = tmp_path_factory.mktemp("up")
     with Up(folder) as up, httpx.Client(base_url=f"{up.api}/api/v1/pipeline/") as client:
         yield client
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_question_that_makes_no_sense_is_422(server: httpx.Client, path: str) -> None:
-    """T9: whatever stands in a path or a query, the answer is a problem with a code, never a 5xx."""
+def test_invalid_query_is_422(server: httpx.Client, path: str) -> None:
+    """T9: an invalid path or query gets a problem with a code, never a 5xx."""
     answer = server.get(path)
     assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
     assert answer.json()["code"]
@@ -55,7 +56,7 @@ def test_a_question_that_makes_no_sense_is_422(server: httpx.Client, path: str) 
         {"shrads": [1]},
     ],
 )
-def test_a_filter_that_makes_no_sense_retries_nothing(server: httpx.Client, body: dict[str, object]) -> None:
-    """T19: a mistake in a filter is told; it never means everything."""
+def test_invalid_filter_retries_nothing(server: httpx.Client, body: dict[str, object]) -> None:
+    """T19: an invalid filter is an error; it never matches all rows."""
     answer = server.post("stages/mysql-sender/retry-failed", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "MALFORMED")

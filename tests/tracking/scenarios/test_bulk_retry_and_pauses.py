@@ -1,4 +1,4 @@
-"""T19: bulk retry, and stages that are paused and resumed."""
+"""T19: bulk retry, and paused stages."""
 
 import asyncio
 from datetime import timedelta
@@ -18,9 +18,9 @@ from tests.tracking.harness import (
     WORKER,
     TrackingHarness,
     expire,
+    explain,
+    make_report,
     names,
-    reported,
-    why,
 )
 
 CHOICES: list[tuple[Json, list[tuple[str, int]]]] = [
@@ -40,7 +40,7 @@ CHOICES: list[tuple[Json, list[tuple[str, int]]]] = [
 async def test_bulk_retry_by_filter(
     api: TrackingHarness, clock: ManualClock, chosen: Json, expected: list[tuple[str, int]]
 ) -> None:
-    """T19: all failed rows of a stage, or those of a prefix, of shards, of a time, of an error; and no others."""
+    """T19: a bulk retry resets the failed rows of a stage that match prefix, shards, time and error, and no others."""
     for name in ("a", "b"):
         await api.queue_up(WORKER, name, 0, 1)
         await api.move(WORKER, "fail", name, 0, error="a timeout of 3 s")
@@ -54,22 +54,22 @@ async def test_bulk_retry_by_filter(
     assert await api.status("c", SENDER) == "failed"
 
 
-async def test_a_failure_has_the_time_of_its_own_stage(api: TrackingHarness, clock: ManualClock) -> None:
-    """T16, T19: what another stage of the row does later does not make its failure younger."""
+async def test_failure_time_is_that_of_its_stage(api: TrackingHarness, clock: ManualClock) -> None:
+    """T16, T19: a later move in another stage does not change the time of a failure."""
     await api.queue_up(SPLITTER, FILE)
     await api.move(WORKER, "fail", FILE)
     clock.advance(timedelta(minutes=5))
     for step in ("start", "done"):
         await api.move(SPLITTER, step, FILE)
-    assert "5 minutes ago" in (await why(api))[2]
+    assert "5 minutes ago" in (await explain(api))[2]
     chosen = {"failed_before": "2026-01-01T00:00:01Z"}
     assert (await api.post("/stages/shard-worker/retry-failed", **chosen))["retried"] == 1
 
 
-async def test_bulk_retry_gives_back_all_attempts_and_says_who(
+async def test_bulk_retry_resets_attempts_and_records_the_actor(
     api: TrackingHarness, tracking: Tracking, clock: ManualClock
 ) -> None:
-    """T15, T19: a row set back in bulk begins anew, and its history tells by whom."""
+    """T15, T19: a row that is reset in bulk starts with all attempts, and its history names the actor."""
     await api.queue_up(WORKER, FILE)
     for _ in range(MAX_ATTEMPTS):
         await api.claim(WORKER)
@@ -81,7 +81,7 @@ async def test_bulk_retry_gives_back_all_attempts_and_says_who(
 
 
 async def test_bulk_retry_of_files(api: TrackingHarness) -> None:
-    """T2, T19: event-ingest is retried file by file; single shards of it cannot be."""
+    """T2, T19: event-ingest is retried by file; a filter on shards is refused."""
     for name in ("a", "b"):
         await api.post("/files/register", filename=name, shards=[0, 1])
         await api.move(INGEST, "fail", name, error="timeout")
@@ -90,8 +90,8 @@ async def test_bulk_retry_of_files(api: TrackingHarness) -> None:
     assert [await api.status(name, INGEST, 1) for name in ("a", "b")] == ["new", "failed"]
 
 
-async def test_a_paused_stage_hands_out_nothing(api: TrackingHarness) -> None:
-    """T12, T19: while a stage is paused nothing of it is claimed; other stages go on, and after resume it does too."""
+async def test_paused_stage_cannot_be_claimed(api: TrackingHarness) -> None:
+    """T12, T19: rows of a paused stage cannot be claimed; other stages continue, and so does this one after resume."""
     await api.queue_up(WORKER, FILE)
     await api.queue_up(SPLITTER, "other")
     assert await api.post("/queues/shard-worker/pause", worker="ann", reason="why not") == {
@@ -111,22 +111,22 @@ async def test_a_paused_stage_hands_out_nothing(api: TrackingHarness) -> None:
     assert names(await api.claim(WORKER)) == [(FILE, 0)]
 
 
-async def test_a_paused_stage_starts_nothing_and_ends_what_runs(api: TrackingHarness) -> None:
-    """T8, T19: `start` is refused with the state and who paused it; what is under way may end."""
+async def test_paused_stage_refuses_starts_and_lets_rows_end(api: TrackingHarness) -> None:
+    """T8, T19: `start` is refused with the status and the actor of the pause; started rows may end."""
     await api.queue_up(WORKER, FILE, 0, 1, 2)
     await api.move(WORKER, "start", FILE, 0, worker="w1")
     (claimed,) = await api.claim(WORKER, limit=1)
     await api.post("/queues/shard-worker/pause", worker="ann")
-    await api.post("/queues/shard-worker/pause", worker="bob")  # it stays ann's
+    await api.post("/queues/shard-worker/pause", worker="bob")  # the pause of ann is unchanged
     refused = await api.refused(409, "STAGE_PAUSED", "/stages/shard-worker/start", filename=FILE, shard=2)
     assert (refused["current"], "ann" in refused["detail"], bool(refused["hint"])) == ("new", True, True)
     assert (await api.move(WORKER, "start", FILE, 0, worker="w1"))["status"] == "started"
     await api.move(WORKER, "done", FILE, 0)
-    assert await api.report(WORKER, reported(claimed, "done")) == [("settled", "done")]
+    assert await api.report(WORKER, make_report(claimed, "done")) == [("settled", "done")]
 
 
-async def test_resume_wakes_who_waits(api: TrackingHarness) -> None:
-    """T12, T19: a worker that waits at a paused stage gets its row when the stage is resumed."""
+async def test_resume_wakes_waiting_claims(api: TrackingHarness) -> None:
+    """T12, T19: a claim that waits at a paused stage gets its row when the stage is resumed."""
     await api.queue_up(WORKER, FILE)
     await api.post("/queues/shard-worker/pause")
     waiting = asyncio.create_task(api.claim(WORKER, wait_seconds=30))

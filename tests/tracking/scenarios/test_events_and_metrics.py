@@ -1,4 +1,4 @@
-"""T17: moves as a stream of events, and the pipeline in Prometheus metrics."""
+"""T17: the stream of events."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,46 +14,46 @@ from tests.support.sse import EventStream
 from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, TrackingHarness
 
 
-async def next_moves(moves: AsyncIterator[Batch], number: int) -> list[tuple[str, str]]:
-    """The next so many moves of a stream: whose, and where to."""
-    found: list[StoredEntry] = []
+async def read_moves(moves: AsyncIterator[Batch], number: int) -> list[tuple[str, str]]:
+    """Return subject and target of the next *number* moves of a stream."""
+    entries: list[StoredEntry] = []
     async with asyncio.timeout(20):
-        while len(found) < number:
-            found += (await anext(moves))[1]
-    return [(noted.entry.subject, noted.entry.target) for noted in found]
+        while len(entries) < number:
+            entries += (await anext(moves))[1]
+    return [(stored.entry.subject, stored.entry.target) for stored in entries]
 
 
-async def test_moves_are_told_as_they_are_made(api: TrackingHarness, tracking: Tracking) -> None:
-    """T17: a watcher hears every move made from its beginning on, in order."""
+async def test_watcher_receives_moves_in_order(api: TrackingHarness, tracking: Tracking) -> None:
+    """T17: a watcher receives every move after its start, in order."""
     async with aclosing(tracking.live.moves(await tracking.live.start_positions(None))) as moves:
         await api.queue_up(WORKER, FILE)
         expected = [(f"{FILE}/0", status) for status in ("started", "done", "started", "done")]
-        assert await next_moves(moves, 4) == expected
+        assert await read_moves(moves, 4) == expected
 
 
-async def test_a_watcher_goes_on_where_it_left_off(api: TrackingHarness, tracking: Tracking) -> None:
-    """T17: from any position on, every move after it is told, once."""
+async def test_watcher_continues_at_a_position(api: TrackingHarness, tracking: Tracking) -> None:
+    """T17: a stream from any position contains every later move exactly once."""
     await api.queue_up(WORKER, FILE, 0, 1)
     async with aclosing(tracking.live.moves((BEGINNING,))) as moves:
         batch: list[StoredEntry] = []
         while len(batch) < 8:
             batch += (await anext(moves))[1]
-    whole = [(noted.entry.subject, noted.entry.target) for noted in batch]
-    for place in (0, 3, 6):
-        async with aclosing(tracking.live.moves((batch[place].position,))) as moves:
-            assert await next_moves(moves, 7 - place) == whole[place + 1 :]
+    whole = [(stored.entry.subject, stored.entry.target) for stored in batch]
+    for index in (0, 3, 6):
+        async with aclosing(tracking.live.moves((batch[index].position,))) as moves:
+            assert await read_moves(moves, 7 - index) == whole[index + 1 :]
 
 
 class Watcher:
-    """`GET /events` of an application: httpx's own transport reads an answer to its end, and this one has none."""
+    """A client of `GET /events`; the transport of httpx would read the endless response to its end."""
 
     def __init__(self, app: FastAPI, then: Callable[[], Awaitable[Any]]) -> None:
         self._app, self._then = app, then
         self._bodies: list[str] = []
-        self._heard = asyncio.Event()
+        self._received = asyncio.Event()
 
-    async def heard(self) -> str:
-        """What came after the first bytes; *then* is done once these are out and before anything else goes on."""
+    async def read(self) -> str:
+        """Return the text after the first bytes; *then* runs right after these were sent."""
         scope = {
             "type": "http",
             "http_version": "1.1",
@@ -70,14 +70,14 @@ class Watcher:
         watching = asyncio.create_task(self._app(scope, self._receive, self._send))
         try:
             async with asyncio.timeout(5):
-                await self._heard.wait()
+                await self._received.wait()
         finally:
             watching.cancel()
             await asyncio.wait([watching])
         return "".join(self._bodies[1:])
 
     async def _receive(self) -> Any:
-        await asyncio.Event().wait()  # it asks nothing more, and does not go
+        await asyncio.Event().wait()  # the client stays connected and sends no more
 
     async def _send(self, message: Any) -> None:
         if body := message.get("body"):
@@ -85,17 +85,17 @@ class Watcher:
             if len(self._bodies) == 1:
                 await self._then()
             else:
-                self._heard.set()
+                self._received.set()
 
 
-async def test_a_greeted_watcher_misses_nothing(api: TrackingHarness, app: FastAPI) -> None:
-    """T17: whoever has received the beginning of the stream receives every move made after it."""
+async def test_watcher_misses_nothing_after_the_first_bytes(api: TrackingHarness, app: FastAPI) -> None:
+    """T17: a client that received the beginning of the stream receives every later move."""
     watcher = Watcher(app, lambda: api.post("/files/register", filename=FILE, shards=[0]))
-    assert FILE in await watcher.heard()
+    assert FILE in await watcher.read()
 
 
 async def test_events_stream_over_http(live: TrackingHarness) -> None:
-    """T17: `GET /events` tells moves as server-sent events; Last-Event-ID goes on, filters leave out."""
+    """T17: `GET /events` sends moves as server-sent events; Last-Event-ID continues a stream, and filters apply."""
     async with live.http.stream("GET", "/events") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = EventStream(answer)
@@ -109,8 +109,8 @@ async def test_events_stream_over_http(live: TrackingHarness) -> None:
     go_on = {"last-event-id": first_id}
     async with live.http.stream("GET", "/events", headers=go_on) as answer:
         events = EventStream(answer)
-        told = [await events.next() for _ in range(5)]
-    assert [(one["filename"], one["to"]) for _, one in told] == [
+        later = [await events.next() for _ in range(5)]
+    assert [(event["filename"], event["to"]) for _, event in later] == [
         ("a", "done"),
         ("b", "started"),
         ("b", "done"),
@@ -119,7 +119,7 @@ async def test_events_stream_over_http(live: TrackingHarness) -> None:
     ]
     params = {"stage": "shard-splitter", "filename": "b"}
     async with live.http.stream("GET", "/events", headers=go_on, params=params) as answer:
-        assert (await EventStream(answer).next())[0] == told[3][0]
+        assert (await EventStream(answer).next())[0] == later[3][0]
     for path, headers, code in (("/events", {"last-event-id": "x"}, "BAD_EVENT_ID"), ("/events?stage=x", {}, None)):
         refused = await live.http.get(path, headers=headers)
         assert refused.status_code == 422

@@ -1,13 +1,13 @@
-"""T15: the history of a file: who moved it, when and why."""
+"""T15: the history of a file: actor, time and reason of each move."""
 
 from penstock.kernel.clock import ManualClock
 from tests.support.http import problem
 from tests.support.types import Json
-from tests.tracking.harness import FILE, INGEST, SECOND, SPLITTER, WORKER, TrackingHarness, reported
+from tests.tracking.harness import FILE, INGEST, SECOND, SPLITTER, WORKER, TrackingHarness, make_report
 
 
-async def test_history_tells_who_when_and_why(api: TrackingHarness, clock: ManualClock) -> None:
-    """T15: every move of every row, oldest first, with its author, its time, its reason and its fence."""
+async def test_history_has_actor_time_and_reason(api: TrackingHarness, clock: ManualClock) -> None:
+    """T15: the history has every move of every row, oldest first, with actor, time, reason and fence."""
     await api.post("/files/register", filename=FILE, shards=[0], worker="producer")
     clock.advance(SECOND)
     await api.move(INGEST, "done", FILE, worker="producer")
@@ -39,17 +39,17 @@ async def test_history_tells_who_when_and_why(api: TrackingHarness, clock: Manua
     }
 
 
-async def test_reports_are_noted_under_their_workers_name(api: TrackingHarness) -> None:
-    """T13, T15: the worker that claimed a row is the author of its end; the error it gave is the reason."""
+async def test_history_names_the_worker_of_a_report(api: TrackingHarness) -> None:
+    """T13, T15: the worker that claimed a row is the actor of its end; the reported error is the reason."""
     await api.queue_up(WORKER, FILE)
     (item,) = await api.claim(WORKER, "w7")
-    await api.report(WORKER, reported(item, "failed", error="bad line 3"))
+    await api.report(WORKER, make_report(item, "failed", error="bad line 3"))
     last = (await api.get(f"/files/{FILE}/history"))["moves"][-1]
     assert (last["actor"], last["reason"], last["to"], last["fence"]) == ("w7", "bad line 3", "failed", item["fence"])
 
 
-async def test_history_comes_in_pages(api: TrackingHarness) -> None:
-    """T15: page by page, no move twice and none left out, also within one batch of moves."""
+async def test_history_is_paged(api: TrackingHarness) -> None:
+    """T15: the pages contain each move exactly once, also within one batch of moves."""
     await api.queue_up(WORKER, FILE, 0, 1, 2)
     await api.queue_up(WORKER, "other", 0)
     whole = (await api.get(f"/files/{FILE}/history"))["moves"]

@@ -1,4 +1,4 @@
-"""Random claims, heartbeats, expiries and late reports against a plain model: never two holders, never a lost row."""
+"""Random claims, heartbeats, expiries and late reports against a plain model: never two workers, never a lost row."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -25,7 +25,7 @@ WORKERS = st.sampled_from(["ann", "bob", "cy"])
 
 @dataclass
 class LeaseModelRow:
-    """What a row must look like, kept by hand."""
+    """The expected state of a row."""
 
     status: Job = Job.NEW
     fence: int = 0
@@ -43,6 +43,8 @@ class LeaseModelRow:
 
 
 class LeaseAgainstModel(RuleBasedStateMachine):
+    """A lease and a plain model of it, driven by random steps."""
+
     url: str
 
     def __init__(self) -> None:
@@ -76,11 +78,11 @@ class LeaseAgainstModel(RuleBasedStateMachine):
             async with self.db.transaction() as tx:
                 return await LEASE.claim(tx, worker=worker, limit=limit, lease_for=LEASE_FOR, now=self.clock.now())
 
-        held = self.run(work())
+        leased = self.run(work())
         due = [number for number, row in self.model.items() if row.status is Job.NEW and row.due <= self.now]
         expected = sorted(due, key=lambda number: (self.model[number].due, number))[:limit]
-        assert [row.key[0] for row in held] == expected
-        for row in held:
+        assert [row.key[0] for row in leased] == expected
+        for row in leased:
             model = self.model[row.key[0]]
             model.go(Job.STARTED)
             model.fence, model.attempts, model.holder = model.fence + 1, model.attempts + 1, worker
@@ -96,23 +98,25 @@ class LeaseAgainstModel(RuleBasedStateMachine):
         counts=st.booleans(),
     )
     def report(self, data: st.DataObject, outcome: Job, wait: int, counts: bool) -> None:
-        _, held = data.draw(st.sampled_from(self.handed_out))
+        _, leased = data.draw(st.sampled_from(self.handed_out))
         counts = counts or outcome is not Job.NEW
-        report = LeaseReport(held.key, held.fence, outcome, "said", self.clock.now() + timedelta(seconds=wait), counts)
+        report = LeaseReport(
+            leased.key, leased.fence, outcome, "busy", self.clock.now() + timedelta(seconds=wait), counts
+        )
 
         async def work() -> bool:
             async with self.db.transaction() as tx:
                 return bool(await LEASE.settle(tx, [report], now=self.clock.now()))
 
-        believed, model = self.run(work()), self.model[held.key[0]]
-        if model.fence == held.fence and model.status is Job.STARTED:
-            assert believed
+        accepted, model = self.run(work()), self.model[leased.key[0]]
+        if model.fence == leased.fence and model.status is Job.STARTED:
+            assert accepted
             self._settle(model, outcome, wait, counts)
-        elif model.fence == held.fence:
+        elif model.fence == leased.fence:
             exhausted = outcome is Job.NEW and counts and model.attempts >= MAX_ATTEMPTS
-            assert believed is (model.status is (Job.FAILED if exhausted else outcome))
+            assert accepted is (model.status is (Job.FAILED if exhausted else outcome))
         else:
-            assert not believed
+            assert not accepted
 
     def _settle(self, model: LeaseModelRow, target: Job, wait: int, counts: bool) -> None:
         model.holder = None
@@ -128,15 +132,15 @@ class LeaseAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self.handed_out)
     @rule(data=st.data())
     def heartbeat(self, data: st.DataObject) -> None:
-        _, held = data.draw(st.sampled_from(self.handed_out))
+        _, leased = data.draw(st.sampled_from(self.handed_out))
 
         async def work() -> set[tuple[Key, int]]:
             async with self.db.transaction() as tx:
-                return await LEASE.heartbeat(tx, [(held.key, held.fence)], until=self.clock.now() + LEASE_FOR)
+                return await LEASE.heartbeat(tx, [(leased.key, leased.fence)], until=self.clock.now() + LEASE_FOR)
 
-        kept, model = self.run(work()), self.model[held.key[0]]
-        assert bool(kept) == (model.status is Job.STARTED and model.fence == held.fence)
-        if kept:
+        extended, model = self.run(work()), self.model[leased.key[0]]
+        assert bool(extended) == (model.status is Job.STARTED and model.fence == leased.fence)
+        if extended:
             model.expires = self.now + LEASE_FOR.total_seconds()
 
     @rule(seconds=st.integers(1, 100))
@@ -160,21 +164,21 @@ class LeaseAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def table_equals_model(self) -> None:
-        """No row lost, none in two hands, every fence and attempt as told, every move in the journal."""
+        """Check that no row is lost, none has two workers, and fences, attempts and moves match the model."""
         rows = self.run(self.db.fetch("SELECT id, status, fence, attempts, worker FROM job ORDER BY id"))
         seen = {row["id"]: (row["status"], row["fence"], row["attempts"]) for row in rows}
         assert seen == {number: (row.status.value, row.fence, row.attempts) for number, row in self.model.items()}
         holders = {row["id"]: row["worker"] for row in rows if row["status"] == "started"}
         assert holders == {number: row.holder for number, row in self.model.items() if row.holder}
-        noted = self.run(self.db.fetch("SELECT subject, source, target FROM journal_move ORDER BY id, n"))
+        stored = self.run(self.db.fetch("SELECT subject, source, target FROM journal_move ORDER BY id, n"))
         for number, row in self.model.items():
-            moves = [(entry["source"], entry["target"]) for entry in noted if entry["subject"] == str(number)]
+            moves = [(entry["source"], entry["target"]) for entry in stored if entry["subject"] == str(number)]
             assert moves == [(source.value, target.value) for source, target in row.moves]
 
 
 @pytest.mark.soak
 async def test_leases_behave_like_the_model(db: Database, database_url: str, campaign: Campaign) -> None:
-    """T12, T13, T14: whatever claims, reports, heartbeats and expiries happen, the table equals a plain model."""
+    """T12, T13, T14: after any sequence of claims, reports, heartbeats and expiries the table equals a plain model."""
     campaign.rounds = model_examples(25, soak=1000)
     await make_jobs(db, 0)
     machine = type("Run", (LeaseAgainstModel,), {"url": database_url})

@@ -1,4 +1,4 @@
-"""Random walks of several workers through the pipeline, against a plain model kept by hand."""
+"""Random steps of several workers through the pipeline, against a plain model."""
 
 import asyncio
 from collections import Counter
@@ -21,7 +21,7 @@ from penstock.tracking import store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Stage, StageReportAnswer, StageReportKind, StageStatus
 from penstock.tracking.metrics import TrackingMetrics
-from penstock.tracking.model import QUEUES, FailureSample, RowKey, RowReport, StageCount
+from penstock.tracking.model import QUEUES, FailureFilter, RowKey, RowReport, StageCount
 from penstock.tracking.service import Tracking
 from tests.support.soak import Campaign, model_examples
 
@@ -41,11 +41,11 @@ MOVES = {
 
 @dataclass
 class PipelineModelRow:
-    """What a row must look like."""
+    """The expected state of a row."""
 
     status: dict[Stage, StageStatus] = field(default_factory=lambda: dict.fromkeys(Stage, StageStatus.NEW))
     attempts: dict[Stage, int] = field(default_factory=lambda: dict.fromkeys(Stage, 0))
-    born: float = 0
+    created: float = 0
     due: float = 0
     number: int = 0
     fence: int = 0
@@ -66,6 +66,8 @@ class PipelineModelRow:
 
 
 class PipelineLifecycle(RuleBasedStateMachine):
+    """The pipeline and a plain model of it, driven by random steps."""
+
     url: str
 
     def __init__(self) -> None:
@@ -111,7 +113,7 @@ class PipelineLifecycle(RuleBasedStateMachine):
         for shard in new:
             producer = known[0].worker if known else worker
             row = PipelineModelRow(
-                born=self.now, due=self.now, number=len(self.rows), worker=producer, updated=self.now
+                created=self.now, due=self.now, number=len(self.rows), worker=producer, updated=self.now
             )
             row.status[Stage.EVENT_INGEST] = state
             row.attempts[Stage.EVENT_INGEST] = int(state is StageStatus.STARTED)
@@ -134,7 +136,7 @@ class PipelineLifecycle(RuleBasedStateMachine):
 
     def take_step(self, stage: Stage, name: str, filename: str, shard: int | None, worker: str | None) -> None:
         rows = self.file(filename) if shard is None else list(filter(None, [self.rows.get((filename, shard))]))
-        work = self.tracking.move(stage, name, filename, shard, worker=worker, actor=worker or "somebody")
+        work = self.tracking.move(stage, name, filename, shard, worker=worker, actor=worker or "operator")
         if not rows:
             with pytest.raises(NotFound):
                 self.run(work)
@@ -156,12 +158,12 @@ class PipelineLifecycle(RuleBasedStateMachine):
             return False
         if name == "start":
             return row.is_ready(stage) and stage not in self.paused
-        is_held = name in ("done", "fail") and row.status[stage] is StageStatus.STARTED
-        return not (is_held and worker and row.worker and worker != row.worker)
+        is_claimed = name in ("done", "fail") and row.status[stage] is StageStatus.STARTED
+        return not (is_claimed and worker and row.worker and worker != row.worker)
 
     def has_moved(self, row: PipelineModelRow, stage: Stage, name: str, worker: str | None) -> bool:
-        is_there = row.status[stage] is MOVES[name][1]
-        return is_there and (name != "start" or (worker is not None and worker == row.worker))
+        is_target = row.status[stage] is MOVES[name][1]
+        return is_target and (name != "start" or (worker is not None and worker == row.worker))
 
     def step(self, row: PipelineModelRow, stage: Stage, name: str, worker: str | None) -> None:
         if row.status[stage] is StageStatus.STARTED:
@@ -175,54 +177,54 @@ class PipelineLifecycle(RuleBasedStateMachine):
 
     @rule(stage=st.sampled_from(QUEUES), worker=WORKERS, limit=st.integers(1, 5))
     def claim(self, stage: Stage, worker: str, limit: int) -> None:
-        held = self.run(self.tracking.claim(stage, worker, limit=limit))
+        claimed = self.run(self.tracking.claim(stage, worker, limit=limit))
         due = [key for key, row in self.rows.items() if row.is_ready(stage) and row.due <= self.now]
         expected = [] if stage in self.paused else sorted(due, key=lambda k: (self.rows[k].due, self.rows[k].number))
-        assert [one[:2] for one in held] == expected[:limit]
-        for one in held:
-            row = self.rows[one.filename, one.shard]
+        assert [row[:2] for row in claimed] == expected[:limit]
+        for item in claimed:
+            row = self.rows[item.filename, item.shard]
             row.go(stage, self.now, StageStatus.STARTED)
             row.fence, row.worker, row.attempts[stage] = row.fence + 1, worker, row.attempts[stage] + 1
             row.expires = self.now + LEASE.total_seconds()
-            assert (one.fence, one.attempt) == (row.fence, row.attempts[stage])
-            self.handed_out.append((stage, (one.filename, one.shard), one.fence))
+            assert (item.fence, item.attempt) == (row.fence, row.attempts[stage])
+            self.handed_out.append((stage, (item.filename, item.shard), item.fence))
 
     @precondition(lambda self: self.handed_out)
-    @rule(data=st.data(), said=st.sampled_from(StageReportKind), wait=st.integers(0, 90))
-    def report(self, data: st.DataObject, said: StageReportKind, wait: int) -> None:
+    @rule(data=st.data(), outcome=st.sampled_from(StageReportKind), wait=st.integers(0, 90))
+    def report(self, data: st.DataObject, outcome: StageReportKind, wait: int) -> None:
         stage, key, fence = data.draw(st.sampled_from(self.handed_out))
-        report = RowReport(*key, fence, said, "said", timedelta(seconds=wait))
+        report = RowReport(*key, fence, outcome, "busy", timedelta(seconds=wait))
         (result,) = self.run(self.tracking.report(stage, [report]))
         row = self.rows[key]
         if row.fence != fence:
             assert result.answer is StageReportAnswer.SUPERSEDED
         elif row.status[stage] is StageStatus.STARTED:
             assert result.answer is StageReportAnswer.SETTLED
-            self.end(row, stage, said, wait)
+            self.end(row, stage, outcome, wait)
         else:
             wanted = (
                 StageStatus.DONE
-                if said is StageReportKind.DONE
+                if outcome is StageReportKind.DONE
                 else StageStatus.FAILED
-                if said is StageReportKind.FAILED
+                if outcome is StageReportKind.FAILED
                 else StageStatus.NEW
             )
-            if said is StageReportKind.RETRY and row.attempts[stage] >= MAX_ATTEMPTS:
+            if outcome is StageReportKind.RETRY and row.attempts[stage] >= MAX_ATTEMPTS:
                 wanted = StageStatus.FAILED
             assert (result.answer is StageReportAnswer.UNCHANGED) == (row.status[stage] is wanted)
         assert result.status is row.status[stage]
 
-    def end(self, row: PipelineModelRow, stage: Stage, said: StageReportKind, wait: int) -> None:
+    def end(self, row: PipelineModelRow, stage: Stage, outcome: StageReportKind, wait: int) -> None:
         row.expires = None
-        if said in (StageReportKind.DONE, StageReportKind.FAILED):
-            row.go(stage, self.now, StageStatus.DONE if said is StageReportKind.DONE else StageStatus.FAILED)
+        if outcome in (StageReportKind.DONE, StageReportKind.FAILED):
+            row.go(stage, self.now, StageStatus.DONE if outcome is StageReportKind.DONE else StageStatus.FAILED)
             row.due = min(row.due, self.now)
-        elif said is StageReportKind.RETRY and row.attempts[stage] >= MAX_ATTEMPTS:
+        elif outcome is StageReportKind.RETRY and row.attempts[stage] >= MAX_ATTEMPTS:
             row.go(stage, self.now, StageStatus.FAILED)
             row.due = min(row.due, self.now)
         else:
             row.go(stage, self.now, StageStatus.FAILED, StageStatus.NEW)
-            row.attempts[stage] -= said is StageReportKind.RELEASE
+            row.attempts[stage] -= outcome is StageReportKind.RELEASE
             row.due = self.now + wait
 
     @precondition(lambda self: self.handed_out)
@@ -231,14 +233,14 @@ class PipelineLifecycle(RuleBasedStateMachine):
         stage, key, fence = data.draw(st.sampled_from(self.handed_out))
         worker = data.draw(WORKERS)
         keys = None if by_worker else [RowKey(*key, fence)]
-        _, kept, lost = self.run(self.tracking.heartbeat(stage, worker, keys))
+        _, extended, lost = self.run(self.tracking.heartbeat(stage, worker, keys))
         mine = {
             (name, row.fence)
             for name, row in self.rows.items()
             if row.status[stage] is StageStatus.STARTED
             and (row.worker == worker and row.expires is not None if by_worker else (name, row.fence) == (key, fence))
         }
-        assert {((one.filename, one.shard), one.fence) for one in kept} == mine
+        assert {((key.filename, key.shard), key.fence) for key in extended} == mine
         assert len(lost) == (0 if by_worker or mine else 1)
         for name, _ in mine:
             if self.rows[name].expires is not None:
@@ -269,7 +271,7 @@ class PipelineLifecycle(RuleBasedStateMachine):
 
     @rule(stage=st.sampled_from(QUEUES), filename=FILES, shards=st.none() | st.sets(SHARDS, min_size=1))
     def retry_failed(self, stage: Stage, filename: str, shards: set[int] | None) -> None:
-        chosen = FailureSample(filename[:10], None if shards is None else sorted(shards))
+        chosen = FailureFilter(filename[:10], None if shards is None else sorted(shards))
         failed = [
             row
             for (name, shard), row in self.rows.items()
@@ -288,7 +290,7 @@ class PipelineLifecycle(RuleBasedStateMachine):
 
     @invariant()
     def table_equals_model(self) -> None:
-        """No row lost or doubled, each where the model has it, touched when the model says."""
+        """Check that no row is lost or doubled, and that statuses and times match the model."""
         records = self.run(self.db.fetch("SELECT * FROM pipeline_tracking"))
         found = {(record["filename"], record["shard"]): record for record in records}
         assert found.keys() == self.rows.keys()
@@ -301,30 +303,31 @@ class PipelineLifecycle(RuleBasedStateMachine):
 
     @invariant()
     def counts_equal_a_full_count(self) -> None:
-        """T7: the counters tell exactly what counting every row tells."""
+        """T7: check that the counters equal a full count of the rows."""
         expected: Counter[tuple[Stage, StageStatus, bool, int]] = Counter()
         for (_, shard), row in self.rows.items():
             for stage in Stage:
-                place = shard if stage is Stage.MYSQL_SENDER else -1
-                expected[stage, row.status[stage], row.is_ready(stage), place] += 1
-        told: list[StageCount] = self.run(self.tracking.counts())
-        assert {(one.stage, one.status, one.is_ready, one.shard): one.rows for one in told} == dict(expected)
+                number = shard if stage is Stage.MYSQL_SENDER else -1
+                expected[stage, row.status[stage], row.is_ready(stage), number] += 1
+        counts: list[StageCount] = self.run(self.tracking.count_rows())
+        counted = {(count.stage, count.status, count.is_ready, count.shard): count.rows for count in counts}
+        assert counted == dict(expected)
 
     @invariant()
     def history_equals_model(self) -> None:
-        """T15: every move is in the history, in order, the way back by way of failed."""
+        """T15: check that every move is in the history, in order, including returns through failed."""
         for filename in {name for name, _ in self.rows}:
-            noted = self.run(self.tracking.history(filename)).items
+            stored = self.run(self.tracking.list_moves(filename)).items
             for (name, shard), row in self.rows.items():
                 if name == filename:
-                    mine = [one.entry for one in noted if one.entry.subject == f"{name}/{shard}"]
-                    told = [(one.machine.removeprefix("tracking."), one.source, one.target) for one in mine]
-                    assert told == row.moves
+                    entries = [move.entry for move in stored if move.entry.subject == f"{name}/{shard}"]
+                    moves = [(entry.machine.removeprefix("tracking."), entry.source, entry.target) for entry in entries]
+                    assert moves == row.moves
 
 
 @pytest.mark.soak
-async def test_the_pipeline_behaves_like_the_model(database_url: str, campaign: Campaign) -> None:
-    """T1, T4, T7, T8, T12, T13, T14, T15, T19: whatever several workers do, table, counts and history equal a model."""
+async def test_pipeline_behaves_like_the_model(database_url: str, campaign: Campaign) -> None:
+    """T1, T4, T7, T8, T12, T13, T14, T15, T19: after any steps of workers table, counts and history equal a model."""
     campaign.rounds = model_examples(25, soak=1000)
     machine = type("Run", (PipelineLifecycle,), {"url": database_url})
     await asyncio.to_thread(

@@ -1,4 +1,4 @@
-"""Tracking as a user runs it: alone, beside the rest, on a database of its own."""
+"""Tracking as a program: alone, with the other parts, and on a separate database."""
 
 import json
 import subprocess
@@ -19,8 +19,8 @@ DDL = ROOT / "db" / "pipeline_ddl.sql"
 APID = [sys.executable, "-m", "penstock.cli.pipeline_apid"]
 
 
-async def test_the_ddl_can_be_applied_again_and_loses_nothing(db: Database) -> None:
-    """T10: applied at every start; a table with rows keeps them, and counts on."""
+async def test_ddl_can_be_applied_repeatedly(db: Database) -> None:
+    """T10: the DDL is applied at every start; the table keeps its rows, and the counts stay exact."""
     insert = "INSERT INTO pipeline_tracking (filename, shard) VALUES ($1, 0)"
     await db.execute(insert, "before")
     await db.execute(DDL.read_text())
@@ -29,8 +29,8 @@ async def test_the_ddl_can_be_applied_again_and_loses_nothing(db: Database) -> N
     assert await db.fetchval("SELECT sum(rows) FROM pipeline_count_change WHERE stage = 'event-ingest'") == 2
 
 
-def test_the_wheel_carries_the_ddl(tmp_path: Path) -> None:
-    """T10: whoever installs Penstock has the tables with it."""
+def test_wheel_contains_the_ddl(tmp_path: Path) -> None:
+    """T10: the installed package contains the DDL."""
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
         cwd=ROOT,
@@ -39,12 +39,12 @@ def test_the_wheel_carries_the_ddl(tmp_path: Path) -> None:
     )
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
-        carried = opened.read("penstock/tracking/migrations/0001_pipeline_ddl.sql")
-    assert carried == DDL.read_bytes()
+        packaged = opened.read("penstock/tracking/migrations/0001_pipeline_ddl.sql")
+    assert packaged == DDL.read_bytes()
 
 
-def test_it_runs_alone_on_an_embedded_database_and_survives_kill_9(tmp_path: Path) -> None:
-    """T10: `pipeline-apid --data-dir D` needs nothing installed; killed and started again, it has its rows."""
+def test_apid_runs_on_an_embedded_database_and_survives_kill_9(tmp_path: Path) -> None:
+    """T10: `pipeline-apid --data-dir D` needs no other software; after a kill and a restart it has its rows."""
     with PipelineApid(tmp_path, "--data-dir", "data", anew=True) as alone:
         pipeline = f"{alone.api}/api/v1/pipeline"
         httpx.post(f"{pipeline}/files/register", json={"filename": "f", "shards": [0]}).raise_for_status()
@@ -56,7 +56,7 @@ def test_it_runs_alone_on_an_embedded_database_and_survives_kill_9(tmp_path: Pat
 
 
 @pytest.mark.full
-def test_an_open_event_stream_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+def test_open_event_stream_does_not_delay_a_stop(tmp_path: Path) -> None:
     """T17: SIGTERM ends the streams, and with them the process, at once."""
     with Up(tmp_path) as up, httpx.stream("GET", f"{up.api}/api/v1/pipeline/events") as stream:
         lines = stream.iter_lines()
@@ -66,8 +66,8 @@ def test_an_open_event_stream_does_not_hold_up_a_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-async def test_up_keeps_the_pipeline_in_a_database_of_its_own(tmp_path: Path, postgres_url: str) -> None:
-    """T10: with tracking.database the platform's has no pipeline tables; `db migrate` and `doctor` know both."""
+async def test_up_uses_a_separate_tracking_database(tmp_path: Path, postgres_url: str) -> None:
+    """T10: with tracking.database the platform has no tracking tables; `db migrate` and `doctor` use both databases."""
     async with fresh_database(postgres_url, empty=True) as platform, fresh_database(postgres_url, empty=True) as own:
         config = {"database": {"url": platform}, "tracking": {"database": {"url": own}}}
         write_config(tmp_path, config)
@@ -84,8 +84,8 @@ async def test_up_keeps_the_pipeline_in_a_database_of_its_own(tmp_path: Path, po
             assert await db.fetchval("SELECT count(*) FROM pipeline_tracking") == 2
 
 
-def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
-    """Secrets come by reference: the next step is told, the password is not repeated."""
+def test_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
+    """Secrets are passed by reference: the error gives the next step and does not repeat the password."""
     command = [*APID, "--port", "0", "--database", "postgresql://app:hunter2@db/pipeline"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 3
@@ -93,8 +93,8 @@ def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_database_that_is_away_is_told(tmp_path: Path) -> None:
-    """A start without its database ends with the exit code for that, in words."""
+def test_unreachable_database_is_reported(tmp_path: Path) -> None:
+    """A start without its database ends with exit code 7 and a message."""
     command = [*APID, "--port", "0", "--database", "postgresql://app@127.0.0.1:1/pipeline"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 7

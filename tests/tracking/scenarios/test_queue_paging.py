@@ -4,8 +4,8 @@ from penstock.kernel.clock import ManualClock
 from tests.tracking.harness import FILE, SECOND, SPLITTER, WORKER, TrackingHarness
 
 
-async def test_a_cursor_skips_nothing_while_the_queue_moves(api: TrackingHarness, clock: ManualClock) -> None:
-    """T5: rows leave and enter between pages; of those that stayed none is skipped and none comes twice."""
+async def test_cursor_skips_no_row_of_a_busy_queue(api: TrackingHarness, clock: ManualClock) -> None:
+    """T5: rows leave and enter between pages; each row that stays is listed exactly once."""
     for n in range(10):
         await api.queue_up(WORKER, f"f{n}")
         clock.advance(SECOND)
@@ -20,8 +20,8 @@ async def test_a_cursor_skips_nothing_while_the_queue_moves(api: TrackingHarness
     assert seen == ["f0", "f1", "f2", "f3", "f4", "f6", "f7", "f8", "f9", "f10"]
 
 
-async def test_a_cursor_tells_apart_rows_of_one_moment(api: TrackingHarness) -> None:
-    """T5: rows that came in one moment are paged one by one."""
+async def test_cursor_separates_rows_of_the_same_time(api: TrackingHarness) -> None:
+    """T5: rows that were registered at the same time are paged one by one."""
     await api.queue_up(SPLITTER, FILE, *range(5))
     shards, cursor = [], None
     while True:
@@ -32,16 +32,16 @@ async def test_a_cursor_tells_apart_rows_of_one_moment(api: TrackingHarness) -> 
     assert shards == list(range(5))
 
 
-async def test_offsets_still_work(api: TrackingHarness, clock: ManualClock) -> None:
-    """T5: `limit` and `offset` as the document has them; past the end there is nothing."""
+async def test_offset_skips_rows(api: TrackingHarness, clock: ManualClock) -> None:
+    """T5: `limit` and `offset` work as in the founding document; a page past the end is empty."""
     await api.queue_up(SPLITTER, FILE, *range(5))
     for offset, expected in ((0, [0, 1]), (2, [2, 3]), (4, [4]), (6, [])):
         page = await api.get("/queues/shard-splitter", limit=2, offset=offset)
         assert [item["shard"] for item in page["items"]] == expected
 
 
-async def test_a_queue_by_the_time_of_its_rows(api: TrackingHarness, clock: ManualClock) -> None:
-    """T5: `updated_since` is the first moment that counts, `updated_before` the first that does not."""
+async def test_queue_is_filtered_by_time(api: TrackingHarness, clock: ManualClock) -> None:
+    """T5: `updated_since` is inclusive, `updated_before` is exclusive."""
     for n in range(3):
         await api.queue_up(SPLITTER, f"f{n}")
         clock.advance(SECOND)

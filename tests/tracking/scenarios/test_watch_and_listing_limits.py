@@ -1,4 +1,4 @@
-"""Watching and listing have their limits."""
+"""Limits of event streams."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from penstock.kernel.states import event_stream
 from penstock.tracking.service import Tracking
 
 
-async def test_one_watcher_too_many_is_told_so(tracking: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T17: streams are bounded; who comes too many may ask again when another has left."""
+async def test_too_many_watchers_are_refused(tracking: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T17: the number of streams is limited; a refused client can connect when another one has left."""
     monkeypatch.setattr(event_stream, "WATCHERS", 1)
     async with tracking.live.reserve_slot():
         with pytest.raises(Transient) as refused:

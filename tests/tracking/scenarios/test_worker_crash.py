@@ -1,4 +1,4 @@
-"""Workers killed in mid-work: every item is done, and done once."""
+"""Workers are killed while they work: every item is done exactly once."""
 
 import asyncio
 import os
@@ -17,29 +17,29 @@ from tests.tracking.scenarios.job_worker import work
 
 ROUNDS = examples(50, soak=500)
 JOBS_PER_ROUND = 6
-MANY = Lease("job", LEASE.machine, LEASE.ready, LEASE.held, LEASE.done, LEASE.failed, max_attempts=10**6)
+MANY = Lease("job", LEASE.machine, LEASE.ready, LEASE.claimed, LEASE.done, LEASE.failed, max_attempts=10**6)
 
 
 @pytest.mark.soak
-async def test_killed_workers_lose_and_double_nothing(db: Database, database_url: str, campaign: Campaign) -> None:
-    """T13, T14: SIGKILL in mid-work, round after round; each job has its effect and exactly one move to done."""
+async def test_killed_workers_lose_and_repeat_nothing(db: Database, database_url: str, campaign: Campaign) -> None:
+    """T13, T14: after many SIGKILLs each job has its effect and exactly one move to done."""
     campaign.counts_items = True
     jobs = ROUNDS * JOBS_PER_ROUND
     await make_jobs(db, jobs)
     await db.execute("CREATE TABLE effect (job bigint, fence bigint, PRIMARY KEY (job, fence))")
     for _ in range(ROUNDS):
         was_killed = await asyncio.to_thread(start_and_kill, database_url, random.randint(1, JOBS_PER_ROUND))
-        await reap_as_if_late(db)
+        await reap_all(db)
         campaign.end_round(faults=was_killed)
     while await db.fetchval("SELECT count(*) FROM job WHERE status <> 'done'"):
         await asyncio.to_thread(start_and_kill, database_url, jobs + 1)
-        await reap_as_if_late(db)
+        await reap_all(db)
     assert campaign.faults >= ROUNDS // 2, "the campaign killed too few workers to mean anything"
     await check_done_once(db, jobs)
 
 
 async def check_done_once(db: Database, jobs: int) -> None:
-    """Every job: one move to done, under a fence whose effect is there."""
+    """Check that every job has one move to done, under a fence whose effect exists."""
     done = await db.fetch("SELECT subject::bigint AS job, fence FROM journal_move WHERE target = 'done' ORDER BY 1")
     assert [row["job"] for row in done] == list(range(1, jobs + 1))
     without_effect = await db.fetch(
@@ -49,8 +49,8 @@ async def check_done_once(db: Database, jobs: int) -> None:
     assert without_effect == []
 
 
-async def reap_as_if_late(db: Database) -> None:
-    """Time is given: an hour later every lease has run out, also that of a worker still alive."""
+async def reap_all(db: Database) -> None:
+    """Reap as if an hour had passed: every lease has expired, also that of a live worker."""
     async with db.transaction() as tx:
         while await MANY.reap(tx, now=db.clock.now() + timedelta(hours=1)):
             pass
@@ -58,7 +58,7 @@ async def reap_as_if_late(db: Database) -> None:
 
 
 def start_and_kill(url: str, after: int) -> bool:
-    """Start a worker, kill it once it has begun *after* jobs; whether it was killed before it had finished all."""
+    """Start a worker and kill it after *after* jobs; return whether it was killed before it finished all."""
     ours, theirs = FORKED.Pipe(duplex=False)
     process = FORKED.Process(target=work, args=(url, f"w{after}", theirs))
     process.start()

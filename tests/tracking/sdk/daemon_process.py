@@ -1,4 +1,4 @@
-"""A daemon of the SDK in a process of its own: says what it begins, and ends it when told to."""
+"""A daemon of the SDK in a separate process: prints each item it starts, and ends it when the test sends a line."""
 
 import asyncio
 import sys
@@ -7,12 +7,12 @@ from penstock.tracking.sdk import Item, StageDaemon, SyncStageDaemon
 
 
 def work(item: Item) -> None:
-    print(f"begun {item.shard}", flush=True)  # noqa: T201 - read by the test
+    print(f"started {item.shard}", flush=True)  # noqa: T201 - read by the test
     sys.stdin.readline()
 
 
 class AsyncDaemon(StageDaemon):
-    """Tells when the signal has arrived: what it is given to do after that must not be begun."""
+    """A daemon that prints when the signal has arrived: no later item must be started."""
 
     def stop(self) -> None:
         super().stop()
@@ -20,6 +20,8 @@ class AsyncDaemon(StageDaemon):
 
 
 class SyncDaemon(SyncStageDaemon):
+    """The same daemon without asyncio."""
+
     def stop(self) -> None:
         super().stop()
         print("stopping", flush=True)  # noqa: T201 - read by the test

@@ -1,4 +1,4 @@
-"""The SDK against a real server: a daemon is a plain loop, and loses nothing however it ends."""
+"""The SDK against a real server: a daemon is a plain loop, and loses no item however it ends."""
 
 import asyncio
 import signal
@@ -15,7 +15,7 @@ import pytest
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.tracking.sdk import Item, StageDaemon, SyncStageDaemon
 from tests.support.processes import PipelineApid
-from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, TrackingHarness, reported
+from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, TrackingHarness, make_report
 
 ROOT = Path(__file__).parents[3]
 WITHIN = 30.0
@@ -24,7 +24,7 @@ Body = Callable[[Daemon, Item], bool | None]  # what to do with an item; True le
 
 
 class Run(Protocol):
-    """A daemon on a stage, in one of its two forms, until its loop ends."""
+    """A daemon on a stage, in one of its two forms, that runs until its loop ends."""
 
     def __call__(self, url: str, body: Body, **options: Any) -> Coroutine[Any, Any, None]: ...
 
@@ -49,13 +49,13 @@ async def run_sync(url: str, body: Body, **options: Any) -> None:
 
 @pytest.fixture(params=[run_async, run_sync], ids=["async", "sync"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Both forms keep the same promises."""
+    """Return one form of the daemon; both give the same guarantees."""
     form: Run = request.param
     return form
 
 
 class Until:
-    """The body of a loop that ends after so many items."""
+    """The body of a loop that ends after *number* items."""
 
     def __init__(self, number: int, each: Callable[[Item], object] = lambda item: None) -> None:
         self._number, self._each = number, each
@@ -77,14 +77,14 @@ async def statuses(api: TrackingHarness, filename: str = FILE) -> list[str]:
     return [row["shard_worker_status"] for row in rows]
 
 
-async def attempts_left_as_they_were(api: TrackingHarness, *shards: int) -> bool:
-    """Whether just these rows can be claimed at once, as if for the first time."""
+async def can_be_claimed_first(api: TrackingHarness, *shards: int) -> bool:
+    """Return whether exactly these rows can be claimed at once, as a first attempt."""
     items = await api.claim(WORKER, "next")
     return [(item["shard"], item["attempt"]) for item in items] == [(shard, 1) for shard in shards]
 
 
-async def test_items_are_done_when_the_loop_goes_on(run: Run, live: TrackingHarness, server: str) -> None:
-    """T18: the loop gets every row once, oldest first; asking for the next one is the report of the last."""
+async def test_items_are_done_when_the_loop_continues(run: Run, live: TrackingHarness, server: str) -> None:
+    """T18: the loop gets every row once, oldest first; asking for the next item reports the last one as done."""
     await live.queue_up(WORKER, FILE, *range(7))
     body = Until(7)
     await run(server, body, worker="me", batch=3)
@@ -95,8 +95,8 @@ async def test_items_are_done_when_the_loop_goes_on(run: Run, live: TrackingHarn
     assert {move["actor"] for move in moves if move["stage"] == WORKER} == {"me"}
 
 
-async def test_an_item_says_how_it_ended(run: Run, live: TrackingHarness, server: str) -> None:
-    """T18: done, fail, retry and release, each as it was said; what the loop does after does not change it."""
+async def test_first_outcome_of_an_item_counts(run: Run, live: TrackingHarness, server: str) -> None:
+    """T18: done, fail, retry and release have their effect; a later call does not change it."""
     await live.queue_up(WORKER, FILE, *range(4))
 
     def end(item: Item) -> None:
@@ -107,7 +107,7 @@ async def test_an_item_says_how_it_ended(run: Run, live: TrackingHarness, server
             item.release,
         ]
         ends[item.shard]()
-        item.done()  # too late: it has ended
+        item.done()  # too late: the item has ended
 
     await run(server, Until(4, end), batch=4)
     assert await statuses(live) == ["done", "failed", "new", "new"]
@@ -115,11 +115,11 @@ async def test_an_item_says_how_it_ended(run: Run, live: TrackingHarness, server
         move["shard"]: move["reason"] for move in (await live.get(f"/files/{FILE}/history"))["moves"] if move["reason"]
     }
     assert reasons == {1: "broken", 2: "busy"}
-    assert await attempts_left_as_they_were(live, 3)
+    assert await can_be_claimed_first(live, 3)
 
 
-async def test_a_retried_item_comes_again(run: Run, live: TrackingHarness, server: str) -> None:
-    """T18: an item that is retried is handed out again, as the next attempt."""
+async def test_retried_item_is_delivered_again(run: Run, live: TrackingHarness, server: str) -> None:
+    """T18: a retried item is delivered again, as the next attempt."""
     await live.queue_up(WORKER, FILE)
     body = Until(3, lambda item: item.retry("busy", after=0) if item.attempt < 3 else item.done())
     await run(server, body)
@@ -128,19 +128,19 @@ async def test_a_retried_item_comes_again(run: Run, live: TrackingHarness, serve
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-async def test_leaving_the_loop_gives_back_what_is_not_done(
+async def test_leaving_the_loop_releases_unfinished_items(
     run: Run, live: TrackingHarness, server: str, batch: int
 ) -> None:
-    """T18: `break` says nothing of the current item: it and those not begun can be claimed again at once."""
+    """T18: after `break` the current item and the unprocessed ones can be claimed again at once."""
     await live.queue_up(WORKER, FILE, *range(3))
     await run(server, lambda _daemon, item: item.shard == batch - 1, batch=batch)
     done = ["done"] * (batch - 1)
     assert await statuses(live) == [*done, *["new"] * (3 - len(done))]
-    assert await attempts_left_as_they_were(live, *range(len(done), 3))
+    assert await can_be_claimed_first(live, *range(len(done), 3))
 
 
-async def test_an_item_done_before_the_break_is_done(run: Run, live: TrackingHarness, server: str) -> None:
-    """T18: what was said stands, also when the loop is left right after."""
+async def test_item_done_before_the_break_is_done(run: Run, live: TrackingHarness, server: str) -> None:
+    """T18: an outcome that was set before `break` is reported."""
     await live.queue_up(WORKER, FILE, 0, 1)
 
     def body(_daemon: Daemon, item: Item) -> bool:
@@ -152,8 +152,8 @@ async def test_an_item_done_before_the_break_is_done(run: Run, live: TrackingHar
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-async def test_an_exception_is_a_retry_of_its_item(run: Run, live: TrackingHarness, server: str, batch: int) -> None:
-    """T18: an exception that leaves the loop is raised, is the reason of a retry, and gives back the others."""
+async def test_exception_retries_its_item(run: Run, live: TrackingHarness, server: str, batch: int) -> None:
+    """T18: an exception that leaves the loop is raised, is the reason of a retry, and releases the other items."""
     await live.queue_up(WORKER, FILE, *range(batch))
 
     def body(_daemon: Daemon, _item: Item) -> None:
@@ -170,16 +170,16 @@ async def test_an_exception_is_a_retry_of_its_item(run: Run, live: TrackingHarne
 
 
 async def test_stop_ends_the_loop_after_the_current_item(run: Run, live: TrackingHarness, server: str) -> None:
-    """T18: `stop()` lets the current item end, and gives back those not begun."""
+    """T18: `stop()` lets the current item end, and releases the unprocessed ones."""
     await live.queue_up(WORKER, FILE, *range(4))
     body = Until(2)
     await run(server, body, batch=4)
     assert body.shards == [0, 1]
     assert await statuses(live) == ["done", "done", "new", "new"]
-    assert await attempts_left_as_they_were(live, 2, 3)
+    assert await can_be_claimed_first(live, 2, 3)
 
 
-async def test_stop_ends_a_loop_that_waits(live: TrackingHarness, server: str) -> None:
+async def test_stop_ends_a_waiting_loop(live: TrackingHarness, server: str) -> None:
     """T18: a daemon without work can be stopped, in both forms."""
     async with asyncio.timeout(WITHIN), StageDaemon(WORKER, server, handle_signals=False) as daemon:
         waiting = asyncio.create_task(anext(daemon, None))
@@ -196,8 +196,8 @@ async def test_stop_ends_a_loop_that_waits(live: TrackingHarness, server: str) -
     await asyncio.to_thread(wait_in_thread)
 
 
-async def test_a_daemon_waits_for_work(live: TrackingHarness, server: str) -> None:
-    """T18: a loop that found nothing gets the row that comes later."""
+async def test_daemon_waits_for_work(live: TrackingHarness, server: str) -> None:
+    """T18: a loop on an empty queue gets a row that is registered later."""
     body = Until(1)
     async with asyncio.timeout(WITHIN), asyncio.TaskGroup() as group:
         group.create_task(run_async(server, body))
@@ -205,8 +205,8 @@ async def test_a_daemon_waits_for_work(live: TrackingHarness, server: str) -> No
     assert await statuses(live) == ["done"]
 
 
-async def test_flush_waits_for_the_record(live: TrackingHarness, server: str) -> None:
-    """T18: after `flush` everything said so far can be read back."""
+async def test_flush_waits_for_the_reports(live: TrackingHarness, server: str) -> None:
+    """T18: after `flush` the server has every outcome reported so far."""
     await live.queue_up(WORKER, FILE)
     async with StageDaemon(WORKER, server, handle_signals=False) as daemon:
         item = await anext(daemon)
@@ -215,16 +215,16 @@ async def test_flush_waits_for_the_record(live: TrackingHarness, server: str) ->
         assert await statuses(live) == ["done"]
 
 
-async def test_heartbeats_keep_long_work(run: Run, live: TrackingHarness, server: str) -> None:
-    """T14, T18: an item worked on for longer than its lease is not taken away; one without heartbeats is."""
+async def test_heartbeats_extend_the_lease_of_long_work(run: Run, live: TrackingHarness, server: str) -> None:
+    """T14, T18: an item that takes longer than its lease is not reaped; one without heartbeats is."""
     await live.queue_up(WORKER, FILE, 0, 1)
-    begun, may_end = threading.Event(), threading.Event()
+    started, may_end = threading.Event(), threading.Event()
 
     def work(_item: Item) -> None:
-        begun.set()
+        started.set()
         assert may_end.wait(WITHIN)
 
-    async def worked() -> None:
+    async def run_daemon() -> None:
         if run is run_sync:
             await run(server, Until(1, work), batch=1, lease=1)
             return
@@ -234,9 +234,9 @@ async def test_heartbeats_keep_long_work(run: Run, live: TrackingHarness, server
                 daemon.stop()
 
     async with asyncio.timeout(WITHIN), asyncio.TaskGroup() as group:
-        group.create_task(worked())
-        await asyncio.to_thread(begun.wait)
-        for _ in range(2):  # a lease of the same length, claimed after the daemon's, runs out before it
+        group.create_task(run_daemon())
+        await asyncio.to_thread(started.wait)
+        for _ in range(2):  # a lease of the same length, claimed later and without heartbeats, expires first
             (other,) = await live.claim(WORKER, "silent", lease_seconds=1, wait_seconds=20)
             assert other["shard"] == 1
         assert await statuses(live) == ["started", "started"]
@@ -245,12 +245,12 @@ async def test_heartbeats_keep_long_work(run: Run, live: TrackingHarness, server
     assert await live.steps(FILE, WORKER, 0) == [("new", "started"), ("started", "done")]
 
 
-async def test_who_lost_its_item_is_told(live: TrackingHarness, server: str) -> None:
-    """T13, T14, T18: an item somebody took away is marked lost, by the next heartbeat; items not begun are skipped."""
+async def test_lost_item_is_marked(live: TrackingHarness, server: str) -> None:
+    """T13, T14, T18: the next heartbeat marks an item that was taken away; lost items in the batch are skipped."""
     await live.queue_up(WORKER, FILE, 0, 1, 2)
     async with asyncio.timeout(WITHIN), StageDaemon(WORKER, server, batch=3, lease=1.5, handle_signals=False) as daemon:
         item = await anext(daemon)
-        for shard in (0, 1):  # an operator takes them away
+        for shard in (0, 1):  # an operator fails the rows
             await live.move(WORKER, "fail", FILE, shard)
         while not item.is_lost:
             await next_heartbeat(daemon)
@@ -266,7 +266,7 @@ async def next_heartbeat(daemon: StageDaemon) -> None:
 
     async def heartbeat(*args: Any, **options: Any) -> Any:
         lost = await send(*args, **options)
-        asyncio.get_running_loop().call_soon(sent.set)  # when its caller has gone on
+        asyncio.get_running_loop().call_soon(sent.set)  # after its caller has read the answer
         return lost
 
     daemon._client.heartbeat = heartbeat  # type: ignore[method-assign]
@@ -274,7 +274,7 @@ async def next_heartbeat(daemon: StageDaemon) -> None:
     daemon._client.heartbeat = send  # type: ignore[method-assign]
 
 
-async def test_a_late_report_is_told_that_it_is_lost(run: Run, live: TrackingHarness, server: str) -> None:
+async def test_late_report_marks_the_item_as_lost(run: Run, live: TrackingHarness, server: str) -> None:
     """T13, T18: the report of an item that was taken away changes nothing, and marks the item as lost."""
     await live.queue_up(WORKER, FILE)
     body = Until(1, lambda item: httpx.post(f"{server}{BASE}/stages/{WORKER}/fail", json=row(item)))
@@ -287,28 +287,28 @@ def row(item: Item) -> dict[str, Any]:
     return {"filename": item.filename, "shard": item.shard}
 
 
-async def test_a_daemon_that_holds_a_row_again_knows_the_old_item_is_lost(live: TrackingHarness, server: str) -> None:
-    """T14, T18: the same daemon gets the row it lost once more; only the new item is its own."""
+async def test_old_item_of_a_row_claimed_again_is_lost(live: TrackingHarness, server: str) -> None:
+    """T14, T18: if a daemon claims its lost row again, only the new item is valid."""
     await live.queue_up(WORKER, FILE)
     async with asyncio.timeout(WITHIN), StageDaemon(WORKER, server, batch=1, lease=1.5, handle_signals=False) as daemon:
         old = await anext(daemon)
         await live.move(WORKER, "fail", FILE)
         await live.move(WORKER, "retry", FILE)
-        (held,) = await daemon._claim()
-        assert held.fence > old.fence
+        (new,) = await daemon._claim()
+        assert new.fence > old.fence
         await next_heartbeat(daemon)
-        assert (old.is_lost, held.is_lost) == (True, False)
+        assert (old.is_lost, new.is_lost) == (True, False)
 
 
 @pytest.mark.parametrize("form", ["async", "sync"])
-async def test_sigterm_gives_back_the_rest(live: TrackingHarness, server: str, form: str) -> None:
-    """T18: SIGTERM in mid-batch: the current item is ended, the others are given back at once, the exit is clean."""
+async def test_sigterm_releases_the_remaining_items(live: TrackingHarness, server: str, form: str) -> None:
+    """T18: on SIGTERM the current item ends, the others are released at once, and the process exits with 0."""
     await live.queue_up(WORKER, FILE, *range(5))
-    async with child(form, server) as process:
+    async with run_daemon_process(form, server) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         for shard in (0, 1):
-            assert await process.stdout.readline() == f"begun {shard}\n".encode()
+            assert await process.stdout.readline() == f"started {shard}\n".encode()
             if shard == 0:
                 process.stdin.write(b"\n")
         assert (await statuses(live))[1:] == ["started"] * 4
@@ -317,12 +317,12 @@ async def test_sigterm_gives_back_the_rest(live: TrackingHarness, server: str, f
         process.stdin.write(b"\n")
         assert await process.wait() == 0
     assert await statuses(live) == ["done", "done", "new", "new", "new"]
-    assert await attempts_left_as_they_were(live, 2, 3, 4)
+    assert await can_be_claimed_first(live, 2, 3, 4)
 
 
 @asynccontextmanager
-async def child(form: str, url: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A daemon in a process of its own; killed at the end, should it still live."""
+async def run_daemon_process(form: str, url: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Yield a daemon in a separate process; kill it at the end if it is still running."""
     pipe = asyncio.subprocess.PIPE
     command = [sys.executable, "-m", "tests.tracking.sdk.daemon_process", form, url]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
@@ -335,19 +335,19 @@ async def child(form: str, url: str) -> AsyncIterator[asyncio.subprocess.Process
         await process.wait()
 
 
-async def test_a_killed_daemon_loses_nothing(live: TrackingHarness, server: str) -> None:
-    """T14, T18: what a daemon held when it was killed is handed to another one, as the next attempt."""
+async def test_killed_daemon_loses_nothing(live: TrackingHarness, server: str) -> None:
+    """T14, T18: the claims of a killed daemon go to another one, as the next attempt."""
     await live.queue_up(WORKER, FILE)
     (item,) = await live.claim(WORKER, "killed", lease_seconds=0.5)
     body = Until(1)
     async with asyncio.timeout(WITHIN):
         await run_async(server, body)
-    assert [(one.attempt, one.fence > item["fence"]) for one in body.items] == [(2, True)]
-    assert await live.report(WORKER, reported(item, "failed")) == [("superseded", "done")]
+    assert [(claimed.attempt, claimed.fence > item["fence"]) for claimed in body.items] == [(2, True)]
+    assert await live.report(WORKER, make_report(item, "failed")) == [("superseded", "done")]
 
 
-async def test_a_server_that_was_away_loses_nothing(run: Run, database_url: str, tmp_path: Path) -> None:
-    """T18: killed in mid-work and started again, the server finds every row, and the daemon goes on by itself."""
+async def test_server_restart_loses_nothing(run: Run, database_url: str, tmp_path: Path) -> None:
+    """T18: a server that is killed and started again has every row, and the daemon continues by itself."""
     with ExitStack() as stack:
         first = stack.enter_context(PipelineApid(tmp_path, "--database", database_url))
         async with httpx.AsyncClient(base_url=first.api + BASE) as client:
@@ -367,8 +367,8 @@ async def test_a_server_that_was_away_loses_nothing(run: Run, database_url: str,
     assert sorted(set(body.shards)) == list(range(6))
 
 
-async def test_a_daemon_says_what_the_server_will_not_take(live: TrackingHarness, server: str) -> None:
-    """T18: a stage that does not exist, or is not handed out, is told before anything begins, and leaves no thread."""
+async def test_daemon_refuses_an_unknown_stage(live: TrackingHarness, server: str) -> None:
+    """T18: an unknown or unclaimable stage is refused before any work starts, and leaves no thread."""
     threads = set(threading.enumerate())
     for stage, kind in (("no-such", NotFound), ("event-ingest", Conflict)):
         with pytest.raises(kind):
@@ -379,7 +379,7 @@ async def test_a_daemon_says_what_the_server_will_not_take(live: TrackingHarness
 
 
 async def test_two_daemons_share_the_work(live: TrackingHarness, server: str) -> None:
-    """T12, T18: two daemons on one stage get every row between them, and none of them twice."""
+    """T12, T18: two daemons on one stage process every row, and no row twice."""
     await live.queue_up(WORKER, FILE, *range(20))
     got: list[int] = []
 
@@ -390,8 +390,8 @@ async def test_two_daemons_share_the_work(live: TrackingHarness, server: str) ->
                 got.append(item.shard)
                 await daemon.flush()
                 if len(got) == 20:
-                    for one in daemons:
-                        one.stop()
+                    for running in daemons:
+                        running.stop()
 
     daemons: list[StageDaemon] = []
     async with asyncio.timeout(WITHIN), asyncio.TaskGroup() as group:
@@ -401,8 +401,8 @@ async def test_two_daemons_share_the_work(live: TrackingHarness, server: str) ->
     assert await statuses(live) == ["done"] * 20
 
 
-async def test_stages_follow_one_another(live: TrackingHarness, server: str) -> None:
-    """T18: a row goes through the stages from daemon to daemon, as fast as they report."""
+async def test_row_passes_all_stages(live: TrackingHarness, server: str) -> None:
+    """T18: a row passes the stages from daemon to daemon, as fast as they report."""
 
     async def pass_on(stage: str) -> None:
         async with StageDaemon(stage, server, handle_signals=False) as daemon:

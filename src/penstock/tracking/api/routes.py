@@ -22,12 +22,12 @@ from penstock.tracking.model import (
     FILE_STAGE,
     MACHINES,
     MOVES,
-    FailureSample,
+    FailureFilter,
+    RowFilter,
     RowKey,
-    RowPosition,
     RowReport,
-    queue_named,
-    stage_named,
+    parse_queue,
+    parse_stage,
 )
 from penstock.tracking.service import Tracking
 from penstock.tracking.store import BEGINNING
@@ -40,34 +40,34 @@ Filename = Annotated[schemas.Filename, Path()]
 When = Annotated[Moment | None, Query()]
 
 
-# These wait for nothing, and are async all the same: what is not, the framework runs in a thread.
+# These functions are async although they do not wait: the framework would run a plain function in a thread.
 async def _tracking(request: Request, _caller: Caller) -> Tracking:
-    """The service; whoever gets hold of it has said who they are."""
+    """Return the service, for an authenticated caller."""
     return service(request, Tracking)
 
 
 async def _stage(stage: _StageName) -> Stage:
-    return stage_named(stage)
+    return parse_stage(stage)
 
 
 async def _queue(stage: _StageName) -> Stage:
-    return queue_named(stage)
+    return parse_queue(stage)
 
 
-async def _watching(tracking: Annotated[Tracking, Depends(_tracking)]) -> AsyncIterator[Tracking]:
-    """The service, with room for one more event stream."""
+async def _open_stream(tracking: Annotated[Tracking, Depends(_tracking)]) -> AsyncIterator[Tracking]:
+    """Yield the service, and count one more event stream while it is open."""
     async with tracking.live.reserve_slot():
         yield tracking
 
 
 Service = Annotated[Tracking, Depends(_tracking)]
-AnyStage = Annotated[Stage, Depends(_stage)]
-HandedOut = Annotated[Stage, Depends(_queue)]
+StageParam = Annotated[Stage, Depends(_stage)]
+QueueParam = Annotated[Stage, Depends(_queue)]
 
 
 @routes.post("/files/register")
 async def register(body: schemas.RegisterRequest, tracking: Service, caller: Caller) -> schemas.RegisterResult:
-    """T1: one row per shard, with event-ingest started. Saying it again is a success."""
+    """T1: register the shards of a file, with event-ingest started. A repeated registration succeeds."""
     actor = _actor(body.worker, caller)
     created = await tracking.register(body.filename, body.shards, worker=body.worker, actor=actor)
     return schemas.RegisterResult(filename=body.filename, shards=body.shards, created=created)
@@ -76,75 +76,86 @@ async def register(body: schemas.RegisterRequest, tracking: Service, caller: Cal
 @routes.get("/files")
 async def list_files(
     tracking: Service,
-    stage: Annotated[Stage | None, Query(description="With `status`: where the rows must stand so.")] = None,
-    status: Annotated[StageStatus | None, Query(description="Without `stage`: in any of them.")] = None,
+    stage: Annotated[Stage | None, Query(description="Stage that must have `status`; needs `status`.")] = None,
+    status: Annotated[
+        StageStatus | None, Query(description="Status of the shards in `stage`; without `stage`, in any stage.")
+    ] = None,
     shard: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
-    prefix: Annotated[schemas.Prefix, Query(description="How the filename begins.")] = "",
+    prefix: Annotated[schemas.Prefix, Query(description="Prefix of the filename.")] = "",
     updated_since: When = None,
     updated_before: When = None,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> schemas.FilePage:
-    """T6: files by name, with the shards the filters leave. `limit` counts shards: a file may go on over pages."""
+    """T6: list files by name, with the shards that match the filters. `limit` counts shards; a file may span pages."""
     if stage is not None and status is None:
-        raise Invalid("STATUS_MISSING", "a stage alone filters nothing", hint="give `status` too")
-    stands = RowPosition(stage, status, shard, prefix, updated_since, updated_before)
+        raise Invalid(
+            "STATUS_MISSING",
+            "the filter `stage` needs the filter `status`",
+            hint=f"add a status, e.g. ?stage={stage}&status=failed",
+        )
+    wanted = RowFilter(stage, status, shard, prefix, updated_since, updated_before)
     after = page.start_after(cursor, [str, int], ("", -1))
-    found = await tracking.files(stands, after=after, limit=limit)
+    rows = await tracking.list_rows(wanted, after=after, limit=limit)
     files = [
-        schemas.FileStatus(filename=filename, shards=[views.shard(row) for row in rows])
-        for filename, rows in groupby(found.items, key=lambda row: row.filename)
+        schemas.FileStatus(filename=filename, shards=[views.view_shard(row) for row in shards])
+        for filename, shards in groupby(rows.items, key=lambda row: row.filename)
     ]
-    return schemas.FilePage(files=files, next=found.next)
+    return schemas.FilePage(files=files, next=rows.next)
 
 
 @routes.get("/files/{filename}")
 async def show_file(filename: Filename, tracking: Service) -> schemas.FileStatus:
-    """T6: all shards of a file with their four statuses."""
-    return schemas.FileStatus(filename=filename, shards=[views.shard(row) for row in await tracking.file(filename)])
+    """T6: show all shards of a file with their four statuses."""
+    rows = await tracking.find_file(filename)
+    return schemas.FileStatus(filename=filename, shards=[views.view_shard(row) for row in rows])
 
 
 @routes.get("/files/{filename}/history")
 async def show_history(
     filename: Filename, tracking: Service, limit: Limit = 1000, cursor: Cursor = None
 ) -> schemas.TrackingHistory:
-    """T15: every move of every shard of a file, oldest first: who, when, why."""
+    """T15: list the moves of all shards of a file, oldest first, with actor, time and reason."""
     after = page.start_after(cursor, [int, int], (0, 0))
-    found = await tracking.history(filename, after=after, limit=limit)
-    return schemas.TrackingHistory(
-        filename=filename, moves=[views.event(noted) for noted in found.items], next=found.next
-    )
+    entries = await tracking.list_moves(filename, after=after, limit=limit)
+    moves = [views.view_event(entry) for entry in entries.items]
+    return schemas.TrackingHistory(filename=filename, moves=moves, next=entries.next)
 
 
 @routes.get("/files/{filename}/{shard}/why")
 async def explain(
     filename: Filename, shard: Annotated[int, Path(ge=0, le=2**31 - 1)], tracking: Service
 ) -> schemas.RowExplanationView:
-    """T16: in words, why a row is where it is, and what would move it."""
-    found = await tracking.why(filename, shard)
-    status = found.status or StageStatus.DONE
+    """T16: explain in words why a shard has its present status, and how to move it."""
+    explanation = await tracking.explain(filename, shard)
+    status = explanation.status or StageStatus.DONE
     return schemas.RowExplanationView(
-        filename=filename, shard=shard, stage=found.stage, status=status, why=found.why, hint=found.hint
+        filename=filename,
+        shard=shard,
+        stage=explanation.stage,
+        status=status,
+        why=explanation.why,
+        hint=explanation.hint,
     )
 
 
 @routes.post("/stages/{stage}/retry-failed")
 async def retry_failed(
-    body: schemas.RetryFilter, tracking: Service, caller: Caller, stage: AnyStage
+    body: schemas.RetryFilter, tracking: Service, caller: Caller, stage: StageParam
 ) -> schemas.RetriedRows:
-    """T19: set back all rows that failed so."""
-    failed = FailureSample(
+    """T19: reset the failed rows that match the filters to new."""
+    failed = FailureFilter(
         body.filename_prefix, body.shards, body.failed_since, body.failed_before, body.error_contains
     )
     actor = _actor(body.worker, caller)
-    retried = await tracking.retry_failed(stage, failed, limit=body.limit, actor=actor, reason="retried with others")
+    retried = await tracking.retry_failed(stage, failed, limit=body.limit, actor=actor, reason="bulk retry")
     return schemas.RetriedRows(stage=stage, retried=retried)
 
 
 @routes.post("/stages/{stage}/report", response_model=schemas.StageReportResponse)
-async def report(body: schemas.Reports, tracking: Service, stage: HandedOut) -> Response:
-    """T13: how claimed rows ended, each with a result of its own. An old fence is superseded and changes nothing."""
-    results = await tracking.report(stage, [_report(one) for one in body])
+async def report(body: schemas.Reports, tracking: Service, stage: QueueParam) -> Response:
+    """T13: report the outcome of claimed rows; one result each. A report under an old fence changes nothing."""
+    results = await tracking.report(stage, [_report(row) for row in body])
     return _answer({"stage": stage, "results": [_result(*result) for result in results]})
 
 
@@ -152,7 +163,7 @@ async def report(body: schemas.Reports, tracking: Service, stage: HandedOut) -> 
 async def move_file(
     transition: Transition, body: schemas.FileMoveRequest, tracking: Service, caller: Caller
 ) -> schemas.FileMoved:
-    """T2: a step of event-ingest, with all shards of a file at once."""
+    """T2: move all shards of a file in event-ingest."""
     actor = _actor(body.worker, caller)
     rows = await tracking.move(
         FILE_STAGE, transition, body.filename, worker=body.worker, actor=actor, reason=body.error
@@ -162,9 +173,9 @@ async def move_file(
 
 @routes.post("/stages/{stage}/{transition}")
 async def move_row(
-    stage: AnyStage, transition: Transition, body: schemas.RowMoveRequest, tracking: Service, caller: Caller
+    stage: StageParam, transition: Transition, body: schemas.RowMoveRequest, tracking: Service, caller: Caller
 ) -> schemas.RowMoved:
-    """T3, T4, T8: a step of one row. Asking for the state it is in changes nothing; `start` is a claim."""
+    """T3, T4, T8: move one row. A repeated request changes nothing; only its worker may repeat `start`."""
     actor = _actor(body.worker, caller)
     await tracking.move(
         stage, transition, body.filename, body.shard, worker=body.worker, actor=actor, reason=body.error
@@ -175,14 +186,14 @@ async def move_row(
 
 @routes.get("/queues")
 async def list_queues(tracking: Service) -> schemas.QueueList:
-    """How long each queue is, and whether it is paused."""
-    counts, pauses = await tracking.counts(), await tracking.pauses()
-    return schemas.QueueList(queues=[views.queue(stage, counts, pauses.get(stage)) for stage in Stage])
+    """List all queues with their length and their pause."""
+    counts, pauses = await tracking.count_rows(), await tracking.list_pauses()
+    return schemas.QueueList(queues=[views.view_queue(stage, counts, pauses.get(stage)) for stage in Stage])
 
 
 @routes.get("/queues/{stage}")
 async def list_queue(
-    stage: AnyStage,
+    stage: StageParam,
     tracking: Service,
     limit: Limit = 100,
     offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
@@ -190,8 +201,8 @@ async def list_queue(
     updated_before: When = None,
     cursor: Cursor = None,
 ) -> schemas.QueuePage:
-    """T5: what waits for a stage, oldest first. Page with `cursor`: offsets skip rows while the queue moves."""
-    found = await tracking.queue(
+    """T5: list the rows that wait for a stage, oldest first. Use `cursor`: `offset` skips rows of a busy queue."""
+    rows = await tracking.list_queue(
         stage,
         after=page.start_after(cursor, [datetime, int], (BEGINNING, 0)),
         updated_since=updated_since,
@@ -199,16 +210,14 @@ async def list_queue(
         limit=limit,
         offset=offset,
     )
-    items = [
-        schemas.QueueItem(filename=row.filename, shard=row.shard, created_at=row.created_at) for row in found.items
-    ]
-    return schemas.QueuePage(stage=stage, items=items, next=found.next)
+    items = [schemas.QueueItem(filename=row.filename, shard=row.shard, created_at=row.created_at) for row in rows.items]
+    return schemas.QueuePage(stage=stage, items=items, next=rows.next)
 
 
 @routes.post("/queues/{stage}/claim", response_model=schemas.StageClaimResponse)
-async def claim(body: schemas.StageClaimRequest, request: Request, tracking: Service, stage: HandedOut) -> Response:
-    """T12: rows that are now this worker's alone, each under a fence that grows with every claim."""
-    held = await tracking.claim(
+async def claim(body: schemas.StageClaimRequest, request: Request, tracking: Service, stage: QueueParam) -> Response:
+    """T12: claim rows for one worker, each with a lease and a fence that grows with every claim."""
+    rows = await tracking.claim(
         stage,
         body.worker,
         limit=body.limit,
@@ -216,60 +225,64 @@ async def claim(body: schemas.StageClaimRequest, request: Request, tracking: Ser
         wait=body.wait_seconds,
         is_gone=request.is_disconnected,
     )
-    paused = not held and stage in await tracking.pauses()
-    items = [one._asdict() for one in held]
+    paused = not rows and stage in await tracking.list_pauses()
+    items = [row._asdict() for row in rows]
     return _answer({"stage": stage, "worker": body.worker, "items": items, "paused": paused})
 
 
 @routes.post("/queues/{stage}/heartbeat")
 async def heartbeat(
-    body: schemas.StageHeartbeatRequest, tracking: Service, stage: HandedOut
+    body: schemas.StageHeartbeatRequest, tracking: Service, stage: QueueParam
 ) -> schemas.StageHeartbeatResult:
-    """T14: hold on to claimed rows for another lease."""
+    """T14: extend the leases of claimed rows."""
     keys = None if body.items is None else [RowKey(item.filename, item.shard, item.fence) for item in body.items]
-    until, kept, lost = await tracking.heartbeat(stage, body.worker, keys, _seconds(body.lease_seconds))
-    return schemas.StageHeartbeatResult(stage=stage, lease_until=until, extended=_held(kept), lost=_held(lost))
+    until, extended, lost = await tracking.heartbeat(stage, body.worker, keys, _seconds(body.lease_seconds))
+    return schemas.StageHeartbeatResult(
+        stage=stage, lease_until=until, extended=_view_keys(extended), lost=_view_keys(lost)
+    )
 
 
 @routes.post("/queues/{stage}/pause")
-async def pause(
-    stage: AnyStage, tracking: Service, caller: Caller, body: schemas.PauseRequest | None = None
+async def pause_stage(
+    stage: StageParam, tracking: Service, caller: Caller, body: schemas.PauseRequest | None = None
 ) -> schemas.PauseState:
-    """T19: hand out and start nothing of this stage until it is resumed. What is under way may end."""
-    said = body or schemas.PauseRequest()
-    paused = await tracking.pause(stage, actor=_actor(said.worker, caller), reason=said.reason)
-    return schemas.PauseState(stage=stage, paused=True, since=paused.since, by=paused.actor, reason=paused.reason)
+    """T19: stop claims and starts of a stage until it is resumed. Started rows may end."""
+    request = body or schemas.PauseRequest()
+    pause = await tracking.pause(stage, actor=_actor(request.worker, caller), reason=request.reason)
+    return schemas.PauseState(stage=stage, paused=True, since=pause.since, by=pause.actor, reason=pause.reason)
 
 
 @routes.post("/queues/{stage}/resume")
-async def resume(stage: AnyStage, tracking: Service) -> schemas.PauseState:
-    """T19: let a stage go on."""
+async def resume_stage(stage: StageParam, tracking: Service) -> schemas.PauseState:
+    """T19: end the pause of a stage."""
     await tracking.resume(stage)
     return schemas.PauseState(stage=stage, paused=False)
 
 
 @routes.get("/metrics/summary")
 async def summarise(tracking: Service) -> schemas.TrackingSummary:
-    """T7: how many rows stand where, exactly, whatever their number."""
-    return views.summary(await tracking.counts())
+    """T7: count the rows by stage and by shard, exactly."""
+    return views.view_summary(await tracking.count_rows())
 
 
 @routes.get("/events", response_class=StreamingResponse, responses={200: {"content": {EVENT_STREAM: {}}}})
 async def watch(
-    tracking: Annotated[Tracking, Depends(_watching)],
+    tracking: Annotated[Tracking, Depends(_open_stream)],
     stage: Annotated[Stage | None, Query()] = None,
     filename: Annotated[schemas.Filename | None, Query()] = None,
-    last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
+    last_event_id: Annotated[
+        str | None, Header(description="Id of the last received event; the stream continues after it.")
+    ] = None,
 ) -> StreamingResponse:
-    """T17: moves as they are made, as server-sent events named `move`."""
-    # Asked before the first word is sent: who has heard it misses nothing from then on.
+    """T17: stream moves as server-sent events named `move`."""
+    # Read before the response starts: a client that has the headers misses no later event.
     start = await tracking.live.start_positions(last_event_id)
-    events = tracking.live.stream(start, views.told(stage, filename), "the pipeline")
+    events = tracking.live.stream(start, views.event_filter(stage, filename), "the pipeline")
     return StreamingResponse(events, media_type=EVENT_STREAM)
 
 
 def _answer(document: Mapping[str, Any]) -> Response:
-    """*document* as it is: for the two routes whose answers are long and asked for all the time."""
+    """Return *document* without validation, for the two frequent routes with long responses."""
     return Response(orjson.dumps(document, option=orjson.OPT_UTC_Z), media_type="application/json")
 
 
@@ -279,7 +292,7 @@ def _result(report: RowReport, answer: StageReportAnswer, status: StageStatus | 
 
 
 def _actor(worker: str | None, caller: Principal) -> str:
-    """Who is noted in the history: the worker that named itself, else whoever the token is for."""
+    """Return the name for the history: the worker of the request, else the subject of the token."""
     return worker or caller.subject or "unknown"
 
 
@@ -287,9 +300,9 @@ def _seconds(number: float | None) -> timedelta | None:
     return None if number is None else timedelta(seconds=number)
 
 
-def _report(one: schemas.StageReportRequest) -> RowReport:
-    return RowReport(one.filename, one.shard, one.fence, one.outcome, one.error, _seconds(one.retry_after_seconds))
+def _report(row: schemas.StageReportRequest) -> RowReport:
+    return RowReport(row.filename, row.shard, row.fence, row.outcome, row.error, _seconds(row.retry_after_seconds))
 
 
-def _held(keys: Sequence[RowKey]) -> list[schemas.LeasedRowView]:
+def _view_keys(keys: Sequence[RowKey]) -> list[schemas.LeasedRowView]:
     return [schemas.LeasedRowView(filename=key.filename, shard=key.shard, fence=key.fence) for key in keys]

@@ -1,4 +1,4 @@
-"""What goes over the wire: the bodies of the pipeline API, as its document and clients know them."""
+"""Request and response bodies of the pipeline API."""
 
 import re
 from datetime import datetime
@@ -21,25 +21,25 @@ from penstock.tracking.contract import (
 SHARDS_LIMIT = 10_000
 
 
-# Nothing a client or a proxy would read as another address.
+# No characters that a client or a proxy would interpret as another path.
 _FILENAME = re.compile(r"(?!\.{1,2}$)[^/\x00-\x1f\x7f-\x9f]+")
 Prefix = Annotated[Text, Field(max_length=NAME_LIMIT)]
 Worker = Annotated[Text, Field(min_length=1, max_length=NAME_LIMIT)]
 Reason = Annotated[Text, Field(max_length=10_000)]
-Piece = Annotated[Text, Field(min_length=1, max_length=1_000)]
+ErrorText = Annotated[Text, Field(min_length=1, max_length=1_000)]
 Shard = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), WHOLE]
 LeaseSeconds = Annotated[float, Field(ge=0.001, le=DELAY_LIMIT)]
 
 
 def _filename(name: str) -> str:
     if not _FILENAME.fullmatch(name):
-        raise ValueError("a filename has no slash and no control characters, and is not `.` or `..`")
+        raise ValueError("a filename must not contain a slash or a control character, and must not be `.` or `..`")
     return name
 
 
-def _all_different(shards: list[int]) -> list[int]:
+def _unique_shards(shards: list[int]) -> list[int]:
     if len(set(shards)) != len(shards):
-        raise ValueError("each shard only once")
+        raise ValueError("a shard must not be listed twice")
     return shards
 
 
@@ -51,26 +51,28 @@ Filename = Annotated[
 Shards = Annotated[
     list[Shard],
     Field(min_length=1, max_length=SHARDS_LIMIT, json_schema_extra={"uniqueItems": True}),
-    AfterValidator(_all_different),
+    AfterValidator(_unique_shards),
 ]
 
 
 class RegisterRequest(Body):
     filename: Filename
     shards: Shards
-    worker: Worker | None = Field(None, description="Who produces the file; may then repeat its `start`.")
+    worker: Worker | None = Field(
+        None, description="Producer of the file. Only it, or a caller without a name, may end event-ingest."
+    )
 
 
 class RegisterResult(BaseModel):
     filename: str
     shards: list[int]
-    created: bool = Field(description="Whether any row is new.")
+    created: bool = Field(description="True if at least one shard is new.")
 
 
 class FileMoveRequest(Body):
     filename: Filename
     worker: Worker | None = None
-    error: Reason | None = Field(None, description="Why, for the history.")
+    error: Reason | None = Field(None, description="Reason of the move, stored in the history.")
 
 
 class RowMoveRequest(FileMoveRequest):
@@ -79,7 +81,7 @@ class RowMoveRequest(FileMoveRequest):
 
 class FileMoved(BaseModel):
     filename: str
-    updated_rows: int = Field(description="Rows that now stand so.")
+    updated_rows: int = Field(description="Number of shards that have the target status now.")
 
 
 class RowMoved(BaseModel):
@@ -98,7 +100,7 @@ class QueueItem(BaseModel):
 class QueuePage(BaseModel):
     stage: Stage
     items: list[QueueItem]
-    next: str | None = Field(description="The cursor of the next page; null on the last one.")
+    next: str | None = Field(description="Cursor of the next page; null on the last page.")
 
 
 class QueueView(BaseModel):
@@ -107,7 +109,7 @@ class QueueView(BaseModel):
     paused_since: datetime | None = None
     paused_by: str | None = None
     reason: str | None = None
-    ready: int = Field(description="Rows that wait for a worker.")
+    ready: int = Field(description="Number of shards that wait for a worker.")
     started: int
     failed: int
 
@@ -159,14 +161,16 @@ class ShardCounts(BaseModel):
 class TrackingSummary(BaseModel):
     total: int
     by_stage: StageCounts
-    by_shard: list[ShardCounts] = Field(description="By mysql-sender, the last stage.")
+    by_shard: list[ShardCounts] = Field(description="Counts of mysql-sender, the last stage, by shard number.")
 
 
 class StageClaimRequest(Body):
     worker: Worker
     limit: Annotated[int, Field(strict=True, ge=1, le=BATCH_LIMIT), WHOLE] = 1
     lease_seconds: LeaseSeconds | None = None
-    wait_seconds: Annotated[float, Field(ge=0, le=WAIT_LIMIT)] = Field(0, description="How long to wait for a row.")
+    wait_seconds: Annotated[float, Field(ge=0, le=WAIT_LIMIT)] = Field(
+        0, description="Seconds to wait for a row if none is available; 0 returns at once."
+    )
 
 
 class ClaimedRowView(BaseModel):
@@ -182,7 +186,7 @@ class StageClaimResponse(BaseModel):
     stage: Stage
     worker: str
     items: list[ClaimedRowView]
-    paused: bool = Field(description="Whether nothing came because the stage is paused.")
+    paused: bool = Field(description="True if `items` is empty because the stage is paused.")
 
 
 class StageReportRequest(Body):
@@ -193,7 +197,7 @@ class StageReportRequest(Body):
     error: Reason | None = None
     retry_after_seconds: Annotated[float, Field(ge=0, le=DELAY_LIMIT)] | None = Field(
         None,
-        description="When to hand it out again: after a `retry` else in 5 seconds, after a `release` else at once.",
+        description="Seconds until the row can be claimed again. Default: 5 after `retry`, 0 after `release`.",
     )
 
 
@@ -205,7 +209,7 @@ class StageReportResult(BaseModel):
     shard: int
     fence: int
     result: StageReportAnswer
-    status: StageStatus | None = Field(description="Where the row stands now; null when there is no such row.")
+    status: StageStatus | None = Field(description="Status of the row now; null if the row does not exist.")
 
 
 class StageReportResponse(BaseModel):
@@ -223,7 +227,7 @@ class StageHeartbeatRequest(Body):
     worker: Worker
     lease_seconds: LeaseSeconds | None = None
     items: Annotated[list[LeasedRowView], Field(max_length=BATCH_LIMIT)] | None = Field(
-        None, description="What to hold on to; without it, all this worker holds of the stage."
+        None, description="Claimed rows to extend. Default: all rows of the stage that this worker has claimed."
     )
 
 
@@ -231,7 +235,7 @@ class StageHeartbeatResult(BaseModel):
     stage: Stage
     lease_until: datetime
     extended: list[LeasedRowView]
-    lost: list[LeasedRowView] = Field(description="No longer held: stop working on these.")
+    lost: list[LeasedRowView] = Field(description="Rows whose lease this worker has lost; stop working on them.")
 
 
 class RetryFilter(Body):
@@ -239,14 +243,16 @@ class RetryFilter(Body):
     shards: Shards | None = None
     failed_since: Moment | None = None
     failed_before: Moment | None = None
-    error_contains: Piece | None = None
+    error_contains: ErrorText | None = None
     limit: Annotated[int, Field(strict=True, ge=1, le=100_000), WHOLE] = 10_000
     worker: Worker | None = None
 
 
 class RetriedRows(BaseModel):
     stage: Stage
-    retried: int = Field(description="Rows set back; files, in event-ingest. Repeat until it is below the limit.")
+    retried: int = Field(
+        description="Number of rows reset to new (files, in event-ingest). If it equals `limit`, repeat the request."
+    )
 
 
 class PauseRequest(Body):
@@ -266,7 +272,9 @@ class TrackingEvent(BaseModel):
     filename: str
     shard: int
     stage: Stage
-    source: StageStatus | None = Field(serialization_alias="from", description="Null when the row came into being.")
+    source: StageStatus | None = Field(
+        serialization_alias="from", description="Previous status; null for the registration."
+    )
     target: StageStatus = Field(serialization_alias="to")
     actor: str
     at: datetime
@@ -283,7 +291,7 @@ class TrackingHistory(BaseModel):
 class RowExplanationView(BaseModel):
     filename: str
     shard: int
-    stage: Stage | None = Field(description="The first stage that is not done; null when all are.")
+    stage: Stage | None = Field(description="First stage that is not done; null if all are done.")
     status: StageStatus
     why: str
     hint: str | None

@@ -1,4 +1,4 @@
-"""What the API shows, made of what the service knows."""
+"""Convert the results of the service to the schemas of the API."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from penstock.kernel.states.journal import StoredEntry
 from penstock.tracking.api import schemas
 from penstock.tracking.contract import Stage, StageStatus
-from penstock.tracking.model import FILE_STAGE, STAGE_OF, ShardRow, StageCount, StagePause
+from penstock.tracking.model import FILE_STAGE, LAST_STAGE, STAGES_BY_MACHINE, ShardRow, StageCount, StagePause
 
 
-def shard(row: ShardRow) -> schemas.ShardStatus:
-    """A row of a file."""
+def view_shard(row: ShardRow) -> schemas.ShardStatus:
+    """Return the statuses of one shard."""
     statuses = {f"{stage.field}_status": status for stage, status in row.status.items()}
     return schemas.ShardStatus(shard=row.shard, updated_at=row.updated_at, **statuses)
 
 
-def queue(stage: Stage, counts: Sequence[StageCount], pause: StagePause | None) -> schemas.QueueView:
-    """How long a queue is, and whether it is paused."""
+def view_queue(stage: Stage, counts: Sequence[StageCount], pause: StagePause | None) -> schemas.QueueView:
+    """Return the length of a queue, and its pause."""
     return schemas.QueueView(
         stage=stage,
         paused=pause is not None,
@@ -29,11 +29,11 @@ def queue(stage: Stage, counts: Sequence[StageCount], pause: StagePause | None) 
     )
 
 
-def summary(counts: Sequence[StageCount]) -> schemas.TrackingSummary:
-    """T7: the counts, by stage and by shard."""
+def view_summary(counts: Sequence[StageCount]) -> schemas.TrackingSummary:
+    """T7: return the counts by stage and by shard."""
     by_shard: dict[int, list[StageCount]] = defaultdict(list)
     for count in counts:
-        if count.stage is Stage.MYSQL_SENDER:
+        if count.stage is LAST_STAGE:
             by_shard[count.shard].append(count)
     return schemas.TrackingSummary(
         total=_rows(counts, FILE_STAGE),
@@ -42,14 +42,14 @@ def summary(counts: Sequence[StageCount]) -> schemas.TrackingSummary:
     )
 
 
-def event(noted: StoredEntry) -> schemas.TrackingEvent:
-    """T15, T17: a move."""
-    entry = noted.entry
+def view_event(stored: StoredEntry) -> schemas.TrackingEvent:
+    """T15, T17: return one move of a shard."""
+    entry = stored.entry
     filename, _, shard = entry.subject.rpartition("/")
     return schemas.TrackingEvent(
         filename=filename,
         shard=int(shard),
-        stage=STAGE_OF[entry.machine],
+        stage=STAGES_BY_MACHINE[entry.machine],
         source=StageStatus(entry.source) if entry.source else None,
         target=StageStatus(entry.target),
         actor=entry.actor,
@@ -59,19 +59,20 @@ def event(noted: StoredEntry) -> schemas.TrackingEvent:
     )
 
 
-def told(stage: Stage | None, filename: str | None) -> Callable[[StoredEntry], schemas.TrackingEvent | None]:
-    """T17: what watchers of a stage, or of a file, are told of a move."""
+def event_filter(stage: Stage | None, filename: str | None) -> Callable[[StoredEntry], schemas.TrackingEvent | None]:
+    """T17: return a function that converts the moves of *stage* and *filename*, and returns None for other moves."""
 
-    def fitting(noted: StoredEntry) -> schemas.TrackingEvent | None:
-        is_stage = stage is None or STAGE_OF[noted.entry.machine] is stage
-        return event(noted) if is_stage and filename in (None, noted.entry.subject.rpartition("/")[0]) else None
+    def convert(stored: StoredEntry) -> schemas.TrackingEvent | None:
+        is_stage = stage is None or STAGES_BY_MACHINE[stored.entry.machine] is stage
+        is_file = filename in (None, stored.entry.subject.rpartition("/")[0])
+        return view_event(stored) if is_stage and is_file else None
 
-    return fitting
+    return convert
 
 
 def _rows(counts: Sequence[StageCount], stage: Stage, status: StageStatus | None = None, *, ready: bool = False) -> int:
-    fitting = (count for count in counts if count.stage is stage and status in (None, count.status))
-    return sum(count.rows for count in fitting if count.is_ready or not ready)
+    matching = (count for count in counts if count.stage is stage and status in (None, count.status))
+    return sum(count.rows for count in matching if count.is_ready or not ready)
 
 
 def _by_status(counts: Sequence[StageCount], stage: Stage) -> schemas.StatusCounts:
@@ -79,6 +80,5 @@ def _by_status(counts: Sequence[StageCount], stage: Stage) -> schemas.StatusCoun
 
 
 def _by_shard(counts: Sequence[StageCount], shard: int) -> schemas.ShardCounts:
-    last = Stage.MYSQL_SENDER
-    done, failed = _rows(counts, last, StageStatus.DONE), _rows(counts, last, StageStatus.FAILED)
-    return schemas.ShardCounts(shard=shard, total=_rows(counts, last), done=done, failed=failed)
+    done, failed = _rows(counts, LAST_STAGE, StageStatus.DONE), _rows(counts, LAST_STAGE, StageStatus.FAILED)
+    return schemas.ShardCounts(shard=shard, total=_rows(counts, LAST_STAGE), done=done, failed=failed)

@@ -1,4 +1,4 @@
-"""One row to work on, as a daemon's loop sees it."""
+"""One claimed row, as the loop of a daemon receives it."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from penstock.tracking.contract import DELAY_LIMIT, StageReportKind
 
 @dataclass(eq=False)
 class Item:
-    """One row to work on, held for this daemon until it is ended or lost."""
+    """One row that this daemon has claimed, until it is ended or lost."""
 
     filename: str
     shard: int
@@ -21,41 +21,41 @@ class Item:
     fence: int
     _end: Callable[["Item", RowResult], None] = field(repr=False)
     is_ended: bool = False
-    is_lost: bool = False  # somebody else may have it by now: stop working on it
+    is_lost: bool = False  # another worker may have claimed it: stop working on it
 
     def done(self) -> None:
-        """The work is finished."""
-        self._say(StageReportKind.DONE)
+        """Report that the work is finished."""
+        self._report(StageReportKind.DONE)
 
     def fail(self, error: str) -> None:
-        """It cannot be done; it stays failed until somebody retries it."""
-        self._say(StageReportKind.FAILED, error)
+        """Report that the item cannot be processed; it stays failed until an operator retries it."""
+        self._report(StageReportKind.FAILED, error)
 
     def retry(self, error: str, *, after: float | None = None) -> None:
-        """Not now: hand it out again, after so many seconds or after a while that grows with its attempts."""
+        """Return the item to the queue for a later attempt, after *after* seconds or a delay that grows per attempt."""
         seconds = compute_delay(self.attempt).total_seconds() if after is None else after
-        self._say(StageReportKind.RETRY, error, seconds)
+        self._report(StageReportKind.RETRY, error, seconds)
 
     def release(self, error: str | None = None, *, after: float | None = None) -> None:
-        """Not begun, or not its own fault: hand it out again, as if it had never been claimed; costs no attempt."""
-        self._say(StageReportKind.RELEASE, error, after)
+        """Return the item to the queue without costing an attempt, e.g. at a stop or when a database is down."""
+        self._report(StageReportKind.RELEASE, error, after)
 
-    def ended_from(self, loop: asyncio.AbstractEventLoop, thread: int | None) -> "Item":
-        """The item, for another thread than that of *loop*."""
+    def make_thread_safe(self, loop: asyncio.AbstractEventLoop, thread: int | None) -> "Item":
+        """Return the item for use outside *thread*, in which *loop* runs."""
         end = self._end
 
-        def hand_over(item: Item, how: RowResult) -> None:
+        def end_in_loop(item: Item, result: RowResult) -> None:
             if threading.get_ident() == thread:
-                end(item, how)
+                end(item, result)
             else:
-                loop.call_soon_threadsafe(end, item, how)
+                loop.call_soon_threadsafe(end, item, result)
 
-        self._end = hand_over
+        self._end = end_in_loop
         return self
 
-    def _say(self, outcome: StageReportKind, error: str | None = None, after: float | None = None) -> None:
+    def _report(self, outcome: StageReportKind, error: str | None = None, after: float | None = None) -> None:
         if not self.is_ended:
             self.is_ended = True
-            said = clean_reason(error) if error else None
+            text = clean_reason(error) if error else None
             wait = None if after is None else min(max(after, 0.0), DELAY_LIMIT)
-            self._end(self, RowResult(self.filename, self.shard, self.fence, outcome, said, wait))
+            self._end(self, RowResult(self.filename, self.shard, self.fence, outcome, text, wait))

@@ -1,4 +1,4 @@
-"""The same loop for code without asyncio."""
+"""A daemon of a stage for code without asyncio."""
 
 import asyncio
 import signal
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 class SyncStageDaemon:
-    """The same for code without asyncio: `with SyncStageDaemon(…) as daemon: for item in daemon: …`.
+    """A `StageDaemon` for code without asyncio: `with SyncStageDaemon(…) as daemon: for item in daemon: …`.
 
-    Heartbeats and reports go on in a thread of their own while the loop's body works.
+    Heartbeats and reports run in a separate thread while the body of the loop works.
     """
 
     def __init__(self, stage: str, url: str, **options: Any) -> None:
@@ -60,20 +60,20 @@ class SyncStageDaemon:
             item = self._run(self._inner.__anext__())
         except StopAsyncIteration:
             raise StopIteration from None
-        return item.ended_from(self._loop, self._thread.ident)
+        return item.make_thread_safe(self._loop, self._thread.ident)
 
     def stop(self) -> None:
-        """End the loop after the current item, and give back the others."""
+        """End the loop after the current item, and release the other claimed items."""
         self._loop.call_soon_threadsafe(self._inner.stop)
 
     def flush(self) -> None:
-        """Wait until everything said so far is on record."""
+        """Wait until the server has all outcomes reported so far."""
         self._run(self._inner.flush())
 
     @property
     def _inner(self) -> StageDaemon:
         if self._daemon is None:
-            raise RuntimeError("use the daemon in `with`")
+            raise RuntimeError("SyncStageDaemon must be used in a `with` statement")
         return self._daemon
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
