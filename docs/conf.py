@@ -1,4 +1,4 @@
-"""How `make docs` makes one site of these pages, which stay plain Markdown for any code host."""
+"""Configuration of `make docs`, which builds a site from these plain Markdown pages."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ extensions = ["myst_parser"]
 myst_enable_extensions = ["tasklist"]
 myst_heading_anchors = 4
 highlight_language = "none"
-suppress_warnings = ["misc.highlighting_failure"]  # examples may leave something out: `…`
+suppress_warnings = ["misc.highlighting_failure"]  # examples may contain `…`
 
 
 def setup(app: Sphinx) -> None:
@@ -31,29 +31,31 @@ def setup(app: Sphinx) -> None:
 
 def _prepare(_: Sphinx, name: str, source: list[str]) -> None:
     page = DOCS / f"{name}.md"
-    source[0] = _LINK.sub(lambda link: _reachable(page, link), source[0]) + _contents(page, source[0])
+    source[0] = _LINK.sub(lambda link: _resolve_link(page, link), source[0]) + _contents(page, source[0])
 
 
-def _reachable(page: Path, link: re.Match[str]) -> str:
-    """A link to a file outside docs/ gets a copy of it, one to a folder tells where in the repository it is."""
+def _resolve_link(page: Path, link: re.Match[str]) -> str:
+    """Return a link that works on the site: a copy of a file outside docs/, the path of a folder as text."""
     text, target = link[1], (page.parent / link[2]).resolve()
     if target.is_relative_to(DOCS):
         return link[0]
-    place = f"`{target.relative_to(DOCS.parent)}`"
+    path = f"`{target.relative_to(DOCS.parent)}`"
     if target.is_dir():
-        return text if text.strip("`/") == place.strip("`") else f"{text} ({place})"
+        return text if text.strip("`/") == path.strip("`") else f"{text} ({path})"
     return f"[{text}](path:{link[2]})"
 
 
 def _contents(page: Path, text: str) -> str:
-    """The branches below a page that leads to others: its own links, a branch for each heading."""
+    """Return the navigation below an index page: its links, grouped by heading."""
     if page.stem not in ("index", "README"):
         return ""
     first, *headed = _HEADING.split(text)
     branches, known = [], {page}
     for caption, section in [("", first), *zip(headed[::2], headed[1::2], strict=True)]:
         below = dict.fromkeys(page.parent / link[2] for link in _LINK.finditer(section) if link[2].endswith(".md"))
-        fresh = [one for one in below if one.is_relative_to(page.parent) and ".." not in one.parts and one not in known]
+        fresh = [
+            file for file in below if file.is_relative_to(page.parent) and ".." not in file.parts and file not in known
+        ]
         known.update(fresh)
         branches.append(_branch(page, caption, fresh))
     return "".join(branches)
@@ -62,6 +64,6 @@ def _contents(page: Path, text: str) -> str:
 def _branch(page: Path, caption: str, below: list[Path]) -> str:
     if not below:
         return ""
-    names = "\n".join(str(one.relative_to(page.parent).with_suffix("")) for one in below)
+    names = "\n".join(str(file.relative_to(page.parent).with_suffix("")) for file in below)
     options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
     return f"\n\n```{{toctree}}\n{options}\n{names}\n```\n"

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from docs.generators.drawing import draw
+from docs.generators.diagram import draw
 from docs.generators.machines import MACHINES as DRAWN
 
 from penstock.refdata.config import RefdataSection

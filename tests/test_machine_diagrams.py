@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
-from docs.generators.drawing import draw
+from docs.generators.diagram import draw
 from docs.generators.machines import MACHINES
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The reference of the HTTP APIs, from their OpenAPI documents."""
+"""Generate the reference of the HTTP API from its OpenAPI documents."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-from docs.generators.text import code, page, said, table
+from docs.generators.text import code, describe, page, table
 
 import penstock.refdata.pod
 from penstock.app.apis import Parts, PublicApis, make_api
@@ -21,50 +21,52 @@ _PODS = Path(penstock.refdata.pod.__file__).parent / "openapi.json"
 
 
 def api_document() -> Json:
-    """The OpenAPI document of the API: what its routes declare, with nobody behind them."""
+    """Return the OpenAPI document of the API, built with mocked parts."""
     telemetry = Telemetry()
     web = PublicApis(Settings(), telemetry, NoAuthenticator())
-    nobody = Parts(**{part.name: MagicMock() for part in fields(Parts)})
-    document: Json = make_api(web, LivenessPulse({}, needs=()), nobody).openapi()
+    mocks = Parts(**{part.name: MagicMock() for part in fields(Parts)})
+    document: Json = make_api(web, LivenessPulse({}, needs=()), mocks).openapi()
     return document
 
 
 def pods_document() -> Json:
-    """The OpenAPI document of the query server."""
+    """Return the OpenAPI document of the query server."""
     document: Json = json.loads(_PODS.read_text())
     return document
 
 
 def api() -> str:
-    """Every route there is."""
+    """Return the page with every route."""
     return page(
-        "HTTP APIs",
-        "A failure is `application/problem+json` with a stable `code`, a `detail` and a `hint`: "
-        "[codes](reason-codes.md). Bodies and parameters are in the OpenAPI documents; a running server shows its own "
+        "HTTP API",
+        "An error response is `application/problem+json` with a stable `code`, a `detail` and a `hint`: "
+        "[error codes](reason-codes.md). The OpenAPI documents describe bodies and parameters; a running server shows "
+        "its own "
         "at `/docs`.",
-        "## The API",
-        "On `server.port`, 8080; `penstock up` and `penstock serve api` serve all of it. `pipeline-apid` serves "
+        "## API server",
+        "Port `server.port`, 8080 by default. `penstock up` and `penstock serve api` serve all routes. "
+        "`pipeline-apid` serves "
         "`pipeline`, `penstock serve command-api` serves `refdata`, and every role `actuator`. OpenAPI: "
         "[openapi.json](../contracts/openapi.json), and `/openapi.json` of a server.",
         *_groups(api_document()),
-        "## The query server",
-        "On `server.query_port`, 8081: `penstock up` and `penstock serve query-api`. OpenAPI: "
-        "[openapi.json](../../src/penstock/refdata/pod/openapi.json), and `/openapi.json` of a server. HEAD works "
-        "wherever GET does.",
+        "## Query server",
+        "Port `server.query_port`, 8081 by default, of `penstock up` and `penstock serve query-api`. OpenAPI: "
+        "[openapi.json](../../src/penstock/refdata/pod/openapi.json), and `/openapi.json` of a server. Every GET "
+        "route accepts HEAD.",
         table(
-            ["", "", "answers"],
+            ["route", "description", "status"],
             (_row(*operation) for operation in _operations(pods_document()) if operation[0] != "head"),
         ),
     )
 
 
 def _groups(document: Json) -> Iterator[str]:
-    """A table for each tag, in the order of the document."""
+    """Yield a table per tag, in the order of the document."""
     rows: dict[str, list[tuple[str, str, str]]] = {}
     for method, path, operation in _operations(document):
         rows.setdefault(operation["tags"][0], []).append(_row(method, path, operation))
     for tag, found in rows.items():
-        yield f"### {tag}\n\n{table(['', '', 'answers'], found)}"
+        yield f"### {tag}\n\n{table(['route', 'description', 'status'], found)}"
 
 
 def _operations(document: Json) -> Iterator[tuple[str, str, Json]]:
@@ -75,6 +77,6 @@ def _operations(document: Json) -> Iterator[tuple[str, str, Json]]:
 
 
 def _row(method: str, path: str, operation: Json) -> tuple[str, str, str]:
-    about = said(operation.get("description") or operation.get("summary"))
+    about = describe(operation.get("description") or operation.get("summary"))
     answers = sorted(answer for answer in operation["responses"] if answer != "default")
     return code(f"{method.upper()} {path}"), about, ", ".join(answers)

@@ -1,4 +1,4 @@
-"""The reference of all that can be set, from the models that read it."""
+"""Generate the reference of settings from the models that read them."""
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, get_args, get_origin
 
 from docs.generators.kinds import kind_of
-from docs.generators.text import code, page, said, table
+from docs.generators.text import code, describe, page, table
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -26,38 +26,44 @@ Path = tuple[str, ...]
 
 
 def configuration() -> str:
-    """Every key of penstock.yaml, of a supplier's file and of a flow's."""
+    """Return the page with every key of penstock.yaml, of supplier files and of flow files."""
     return page(
-        "Configuration keys",
-        "What each file means, and in which order files, environment and command line count, is told in "
-        "[configuration](../configuration.md). `NAME` stands for a name of your own, `[]` for each item of a list. "
-        "Below a key of penstock.yaml stands the variable that sets it; what is in a list is set with the whole list, "
-        "as YAML. A secret is `env:NAME` or `file:/path`. A duration is a number of seconds or ISO 8601, as `PT30S`.",
+        "Settings",
+        "[Configuration](../configuration.md) describes the files and the precedence of file, environment and command "
+        "line. `NAME` stands "
+        "for a name that you choose, `[]` for each item of a list. The table shows the environment variable below "
+        "each key of "
+        "penstock.yaml; a list is set as a whole, as YAML. A secret is `env:NAME` or `file:/path`. A duration is a "
+        "number of "
+        "seconds or an ISO 8601 duration such as `PT30S`.",
         "## penstock.yaml",
-        *dict.fromkeys(_sections(Settings, (), has_variables=True)),  # what two kinds of a source share comes once
-        "## A supplier's file",
+        *dict.fromkeys(
+            _sections(Settings, (), has_variables=True)
+        ),  # sections that several kinds of a source share appear once
+        "## Supplier file",
         "`etl_ops/config/SUPPLIER.yaml`, see [ingest](../ingest.md).",
         *_sections(Supplier, ()),
-        "## A flow's file",
+        "## Flow file",
         "`*.yaml` in `flows.folder`, see [flows](../flows.md).",
         *_sections(FlowSpec, ()),
     )
 
 
 def _sections(model: type[BaseModel], path: Path, *, has_variables: bool = False) -> Iterator[str]:
-    """A table of the keys of *model*, and what is below it."""
+    """Yield a table of the keys of *model*, and its subsections."""
     schema = model.model_json_schema(by_alias=True)
     rows, sections = [], []
     for name, field in model.model_fields.items():
         key = (*path, field.alias or name)
         inner = list(below(field.annotation, key))
-        sections += [(field, one, place) for one, place in inner]
+        sections += [(field, section, section_path) for section, section_path in inner]
         if not inner:
             rows.append(_row(field, key, schema, has_variables=has_variables))
-    yield table(["key", "kind", "default", ""], rows)
-    for field, one, place in sections:
-        yield f"### {'.'.join(place).replace('.[]', '[]')}{_choice(one)}\n\n{said(one.__doc__)}{_presence(field)}"
-        yield from _sections(one, place, has_variables=has_variables)
+    yield table(["key", "type", "default", "description"], rows)
+    for field, section, place in sections:
+        heading = ".".join(place).replace(".[]", "[]") + _choice(section)
+        yield f"### {heading}\n\n{describe(section.__doc__)}{_presence(field)}"
+        yield from _sections(section, place, has_variables=has_variables)
 
 
 def _row(field: FieldInfo, key: Path, schema: Mapping[str, Any], *, has_variables: bool) -> tuple[str, ...]:
@@ -65,11 +71,11 @@ def _row(field: FieldInfo, key: Path, schema: Mapping[str, Any], *, has_variable
     if has_variables and ITEM not in key:
         shown += "<br>" + code(ENV_PREFIX + "__".join(key).upper())
     kind = kind_of(schema["properties"][key[-1]], schema.get("$defs", {}))
-    return shown, kind, "required" if field.is_required() else _default(field), said(field.description)
+    return shown, kind, "required" if field.is_required() else _default(field), describe(field.description)
 
 
 def below(annotation: Any, path: Path) -> Iterator[tuple[type[BaseModel], Path]]:
-    """The sections a key can hold, and where each is."""
+    """Yield the sections that a key can contain, with their paths."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, path
         return
@@ -79,16 +85,16 @@ def below(annotation: Any, path: Path) -> Iterator[tuple[type[BaseModel], Path]]
 
 
 def _choice(model: type[BaseModel]) -> str:
-    """What makes it this section and no other."""
+    """Return the `kind` that selects this section."""
     kinds = [get_args(field.annotation) for name, field in model.model_fields.items() if name == "kind"]
     return f", kind: {kinds[0][0]}" if kinds and len(kinds[0]) == 1 else ""
 
 
 def _presence(field: FieldInfo) -> str:
-    more = f" {said(field.description)}" if field.description else ""
+    more = f" {describe(field.description)}" if field.description else ""
     if field.is_required() or field.get_default(call_default_factory=True) not in (None, [], {}):
         return more
-    return f"{more} There is none unless it is given."
+    return f"{more} Not set by default."
 
 
 def _default(field: FieldInfo) -> str:
@@ -98,7 +104,7 @@ def _default(field: FieldInfo) -> str:
     if isinstance(default, timedelta):
         return _duration(default)
     if isinstance(default, list):
-        return ", ".join(code(str(one)) for one in default)
+        return ", ".join(code(str(item)) for item in default)
     if isinstance(default, bool):
         return code(str(default).lower())
     return code(str(default.value if isinstance(default, Enum) else default))

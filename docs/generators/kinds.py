@@ -1,4 +1,4 @@
-"""What JSON Schema asks for, in words."""
+"""Describe the type of a value of a JSON Schema in words."""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -9,17 +9,17 @@ from penstock.kernel.config.loader import SecretRef
 
 _SECRET = get_args(SecretRef)[-1].json_schema["pattern"]
 _FORMATS = {"path": "path", "duration": "duration", "date-time": "time, ISO 8601", "uuid": "UUID"}
-_KINDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "true, false", "object": "map"}
-_LARGEST = 2**63 - 1  # a bound that is but the size of an integer
+_KINDS = {"string": "string", "integer": "integer", "number": "number", "boolean": "boolean", "object": "map"}
+_LARGEST = 2**63 - 1  # a bound that is only the size of the integer type
 Schema = Mapping[str, Any]
 
 
 def kind_of(schema: Schema, defs: Schema) -> str:
-    """The kind of value, and its bounds."""
+    """Return the type of the value and its bounds."""
     if "$ref" in schema:
         return kind_of(defs[schema["$ref"].rpartition("/")[2]], defs)
     if "anyOf" in schema:
-        kinds = [one for one in schema["anyOf"] if one.get("type") != "null"]
+        kinds = [option for option in schema["anyOf"] if option.get("type") != "null"]
         if any(kind.get("format") == "duration" for kind in kinds):
             return "duration"
         return " or ".join(dict.fromkeys(kind_of(kind, defs) for kind in kinds))
@@ -37,13 +37,13 @@ def _plain(schema: Schema) -> str:
         return "secret"
     if schema.get("format") in _FORMATS:
         return _FORMATS[schema["format"]]
-    kind = _KINDS.get(schema.get("type", ""), "anything")
+    kind = _KINDS.get(schema.get("type", ""), "any")
     low, high = (None if abs(bound or 0) == _LARGEST else bound for bound in _bounds(schema))
     if low is None and high is None:
         return kind
     if high is None:
-        return f"{kind}, {'over' if 'exclusiveMinimum' in schema else 'from'} {low:,}"
-    return f"{kind}, up to {high:,}" if low is None else f"{kind}, {low:,} to {high:,}"
+        return f"{kind}, {'greater than' if 'exclusiveMinimum' in schema else 'at least'} {low:,}"
+    return f"{kind}, at most {high:,}" if low is None else f"{kind}, {low:,} to {high:,}"
 
 
 def _bounds(schema: Schema) -> tuple[float | None, float | None]:

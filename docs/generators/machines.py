@@ -1,9 +1,9 @@
-"""Every state machine there is, and its picture."""
+"""All state machines and their pictures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from docs.generators.drawing import draw
+from docs.generators.diagram import draw
 
 from penstock.flows import model as flows
 from penstock.harvest import model as harvest
@@ -12,7 +12,7 @@ from penstock.kernel.machine import StateMachine
 from penstock.refdata import model as refdata
 from penstock.tracking import model as tracking
 
-# By the names of their pictures. The stages of tracking are alike.
+# By the name of the picture. All stages of tracking have the same machine.
 MACHINES: Mapping[str, Sequence[StateMachine[Any]]] = {
     "tracking-stage": list(tracking.MACHINES.values()),
     "refdata-update": [refdata.UPDATE],
@@ -27,5 +27,5 @@ MACHINES: Mapping[str, Sequence[StateMachine[Any]]] = {
 
 
 def pictures() -> dict[str, str]:
-    """All pictures, by their places under docs/."""
-    return {f"images/machines/{name}.svg": draw(alike[0], name) for name, alike in MACHINES.items()}
+    """Return all pictures by their path below docs/."""
+    return {f"images/machines/{name}.svg": draw(machines[0], name) for name, machines in MACHINES.items()}

@@ -1,4 +1,4 @@
-"""The reference of metrics, from the objects that count."""
+"""Generate the reference of metrics from the objects that export them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,8 +21,8 @@ from penstock.tracking.metrics import TrackingMetrics
 _MEMORY = 1_000_000
 
 
-class Told(NamedTuple):
-    """A metric as Prometheus knows it."""
+class MetricDescription(NamedTuple):
+    """A metric as Prometheus sees it."""
 
     name: str
     kind: str
@@ -31,59 +31,61 @@ class Told(NamedTuple):
 
 
 def metrics() -> str:
-    """Every metric there is."""
+    """Return the page with every metric."""
     return page(
         "Metrics",
-        "Told by every role on `/actuator/prometheus`, in Prometheus' text format. Which role tells which, and what to "
-        "make of them, is in [monitoring](../deploy/monitoring.md); beside these there are the client's own "
-        "`process_…`. A histogram `name` has the series `name_bucket`, `name_sum` and `name_count`.",
-        *(f"## {part}\n\n{_table(told)}" for part, told in all_metrics().items()),
+        "Every role exports metrics at `/metrics` and `/actuator/prometheus` in the text format of Prometheus. "
+        "[Monitoring](../deploy/monitoring.md) lists which role exports which metric. The metrics `process_…` of the "
+        "client "
+        "library are exported in addition. A histogram `name` has the series `name_bucket`, `name_sum` and "
+        "`name_count`.",
+        *(f"## {part}\n\n{_table(metrics)}" for part, metrics in all_metrics().items()),
     )
 
 
-def _table(metrics: Iterable[Told]) -> str:
+def _table(metrics: Iterable[MetricDescription]) -> str:
     rows = ((code(metric.name), metric.kind, ", ".join(map(code, metric.labels)), metric.about) for metric in metrics)
-    return table(["metric", "kind", "labels", ""], rows)
+    return table(["metric", "type", "labels", "description"], rows)
 
 
-def all_metrics() -> dict[str, list[Told]]:
-    """All that is counted, by what counts it."""
+def all_metrics() -> dict[str, list[MetricDescription]]:
+    """Return all metrics by part."""
     telemetry = Telemetry()
     HttpMetrics(telemetry)
     return {
-        "Every role": list(_told(telemetry.registry)),
+        "Every role": list(_read_metrics(telemetry.registry)),
         "Tracking": _counted(TrackingMetrics),
-        "Refdata, the way in": _counted(RefdataMetrics),
-        "Refdata, the way out": _of_a_pod(),
+        "Refdata: writing": _counted(RefdataMetrics),
+        "Refdata: reading": _of_a_pod(),
         "Ingest": _counted(IngestMetrics),
         "Harvest": _counted(HarvestMetrics),
         "Flows": _counted(FlowMetrics),
     }
 
 
-def _counted(part: Callable[[CollectorRegistry], object]) -> list[Told]:
+def _counted(part: Callable[[CollectorRegistry], object]) -> list[MetricDescription]:
     registry = CollectorRegistry()
     part(registry)
-    return list(_told(registry))
+    return list(_read_metrics(registry))
 
 
-def _of_a_pod() -> list[Told]:
-    """With a memory of its own: much of it is looked up only when it is asked for."""
+def _of_a_pod() -> list[MetricDescription]:
+    """Return the metrics of a pod; many are read from the shared memory when they are exported, so create one."""
     registry = CollectorRegistry()
     with TemporaryDirectory() as folder:
         memory = MemoryWriter(Path(folder), limit=_MEMORY)
         PodMetrics(registry).show(memory, list, processes=1, patience=1)
-        told = list(_told(registry))
+        metrics = list(_read_metrics(registry))
         memory.close()
-    return told
+    return metrics
 
 
-def _told(registry: CollectorRegistry) -> Iterator[Told]:
-    collectors: Iterable[Any] = registry._collector_to_names  # noqa: SLF001 - nobody else tells labels without values
+def _read_metrics(registry: CollectorRegistry) -> Iterator[MetricDescription]:
+    collectors: Iterable[Any] = registry._collector_to_names  # noqa: SLF001 - the only source of labels without values
     for collector in collectors:
         if isinstance(collector, ProcessCollector):
             continue
         for family in collector.collect():
             named = collector if hasattr(collector, "_labelnames") else family
             name = f"{family.name}_total" if family.type == "counter" else family.name
-            yield Told(name, family.type, tuple(named._labelnames), family.documentation)  # noqa: SLF001 - as above
+            yield MetricDescription(name, family.type, tuple(named._labelnames), family.documentation)  # noqa: SLF001 - as above

@@ -1,4 +1,4 @@
-"""All that the documentation has from the code."""
+"""All pages and pictures that are generated from the code."""
 
 from docs.generators.api import api
 from docs.generators.cli import cli
@@ -19,5 +19,5 @@ PAGES = {
 
 
 def generated() -> dict[str, str]:
-    """Every page and picture, by its place under docs/."""
+    """Return every page and picture by its path below docs/."""
     return {**{f"reference/{name}.md": write() for name, write in PAGES.items()}, **pictures()}

@@ -1,20 +1,20 @@
-"""Markdown, made."""
+"""Build Markdown."""
 
 import re
 from collections.abc import Iterable, Sequence
 
 NOTE = "<!-- Written by `make reference` from the code: do not edit. -->"
-# What descriptions in the code begin with: the clauses they keep, or places in documents.
+# Clause ids and section numbers at the start of descriptions in the code.
 _CLAUSES = re.compile(r"^(?:(?:[TRIFH]\d+|§[\d.]+)(?:[–, ]+(?=[TRIFH]\d|§))?)+[:,]? ")
 
 
 def page(title: str, *parts: str) -> str:
-    """A page of the reference."""
+    """Return a page of the reference."""
     return "\n\n".join([f"# {title}", NOTE, *(part for part in parts if part)]) + "\n"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table, or nothing when there are no rows."""
+    """Return a table, or an empty text without rows."""
     lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
     ruler = "|" + "---|" * len(heads)
     return "\n".join([f"| {' | '.join(heads)} |", ruler, *lines]) if lines else ""
@@ -24,8 +24,8 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def said(text: str | None) -> str:
-    """A description in one line, without the clauses it keeps."""
+def describe(text: str | None) -> str:
+    """Return a description in one line, without its clause ids."""
     line = " ".join((text or "").split())
     plain, removed = _CLAUSES.subn("", line)
     return plain[:1].upper() + plain[1:] if removed else plain

@@ -1,6 +1,6 @@
-"""A machine as a picture: states in layers from the initial one, every move an arrow with its name where it arrives.
+"""Draw a state machine: states in layers from the initial state, moves as arrows with their names at the target.
 
-A move that passes a layer has a place of its own in it, and one that leads back goes above all layers. So lines may
+A move that passes a layer has its own position in it; moves that lead back are drawn above all layers. So lines may
 cross each other, but never a state or a name.
 """
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from docs.generators.layering import Layers, Node, layered
+from docs.generators.layers import Layers, Node, arrange_layers
 
 from penstock.kernel.machine import StateMachine
 
 _LETTER, _SMALL_LETTER = 7.9, 7.3  # widths in a monospaced font
 _PORT, _GAP, _LANE, _TRACK, _BEND = 19, 14, 13, 9, 7
 _LONG = 12
-# Colours that can be read on white and on black.
+# Colours that are readable on white and on black.
 _STYLE = """text { font: 12px ui-monospace, 'DejaVu Sans Mono', Consolas, monospace; fill: #747d88 }
 .state text { font-size: 13px; fill: #fff; text-anchor: middle }
 .state rect { fill: #2f6f8c; stroke: #2f6f8c } .state .final { fill: none; stroke-width: 1.5 }
@@ -25,8 +25,8 @@ Point = tuple[float, float]
 
 
 def draw(machine: StateMachine[Any], title: str) -> str:
-    """The picture, as SVG."""
-    picture = _Picture(layered(machine), start=machine.initial.value)
+    """Return the diagram as SVG."""
+    picture = _Picture(arrange_layers(machine), start=machine.initial.value)
     finals = {state.value for state in machine.finals}
     size = f'width="{picture.right:.0f}" height="{picture.bottom:.0f}"'
     lines = [
@@ -44,7 +44,7 @@ def draw(machine: StateMachine[Any], title: str) -> str:
 
 
 class _Picture:
-    """Where everything is, in pixels."""
+    """The positions of all elements in pixels."""
 
     def __init__(self, layers: Layers, start: str) -> None:
         self._layers, self._initial = layers, Node(start, 0)
@@ -58,7 +58,7 @@ class _Picture:
         self._ports = {name: y for node in self._moves_to for name, y in self._arriving(node)}
 
     def _stack(self) -> None:
-        """Every layer from top to bottom, all of them around one middle."""
+        """Position every layer from top to bottom, vertically centred."""
         tall = [sum(map(self._height, nodes)) + _GAP * (len(nodes) - 1) for nodes in self._layers.nodes]
         self._y: dict[Node, float] = {}
         for nodes, height in zip(self._layers.nodes, tall, strict=True):
@@ -73,7 +73,7 @@ class _Picture:
         return max(16 + 16 * len(_lines(node.name)), _PORT * arriving + 10) if node.is_state else _PORT
 
     def _spread(self) -> None:
-        """Every layer from left to right: tracks of lines that turn, names that arrive, states."""
+        """Position every layer from left to right: tracks of vertical lines, names of moves, states."""
         self._stubs: list[float] = []
         self._boxes: list[float] = []
         self._ends: list[float] = []
@@ -88,14 +88,14 @@ class _Picture:
         self.right = at + _TRACK * len(self._leaving(len(self._ends) - 1)) + 14
 
     def _leaving(self, layer: int) -> list[str]:
-        """Moves that lead back from this layer."""
+        """Return the moves that lead back from this layer."""
         return [name for name, nodes in self._layers.back.items() if any(node.layer == layer for node in nodes)]
 
     def _returning(self, layer: int) -> list[str]:
         return [name for name in self._layers.back if self._layers.targets[name].layer == layer]
 
     def _arriving(self, node: Node) -> Iterator[tuple[str, float]]:
-        """The height of each move to a state: those that come back above, the others in the order they come in."""
+        """Yield the height of each move to a state: moves that lead back first, then the others by their source."""
 
         def origin(name: str) -> float:
             links = [link for link in self._layers.ahead if link.move == name and link.target == node]
@@ -106,7 +106,7 @@ class _Picture:
         yield from ((name, self._y[node] + (place - middle) * _PORT + 4) for place, name in enumerate(names))
 
     def _leave(self, node: Node, move: str) -> float:
-        """The height at which a move leaves a state: those that go back above, the others by where they go."""
+        """Return the height at which a move leaves a state: moves that lead back first, then by target."""
         goals = {name: 0.0 for name, nodes in self._layers.back.items() if node in nodes}
         goals |= {link.move: self._reach(link.target, link.move) for link in self._layers.ahead if link.source == node}
         order = sorted(goals, key=lambda name: goals[name])
@@ -117,7 +117,7 @@ class _Picture:
         return self._ports[move] if node.is_state else self._y[node]
 
     def start(self) -> Iterator[str]:
-        """What leads to the initial state."""
+        """Yield the arrow to the initial state."""
         before = len(self._moves_to.get(self._initial, []))
         x, y = self._boxes[0] - 26, self._y[self._initial] + before / 2 * _PORT + (4 if before else 0)
         yield f'<circle cx="{x:.0f}" cy="{y:.0f}" r="5"/>'
@@ -162,7 +162,7 @@ def _width(node: Node) -> float:
 
 
 def _lines(name: str) -> list[str]:
-    """A long name in two lines."""
+    """Return a long name in two lines."""
     first, dash, second = name.rpartition("_") if len(name) > _LONG else ("", "", name)
     return [line for line in (first + dash, second) if line]
 
@@ -179,13 +179,13 @@ def _box(x: float, middle: float, width: float, height: float, more: str) -> str
 
 
 def _arrow(x: float, y: float, end: float) -> Iterator[str]:
-    """A line to the right that ends in a tip."""
+    """Return a line to the right with an arrow head."""
     yield f'<path d="M{x:.0f} {y:.0f}H{end - 8:.0f}"/>'
     yield f'<path class="tip" d="M{end - 3:.0f} {y:.0f}l-9 -4v8z"/>'
 
 
 def _bent(points: Sequence[Point]) -> str:
-    """A line along the points, with its corners rounded."""
+    """Return a line along the points with rounded corners."""
     path = f"M{points[0][0]:.0f} {points[0][1]:.0f}"
     for before, here, after in zip(points, points[1:], points[2:], strict=False):
         (x, y), (end, height) = _near(here, before), _near(here, after)
@@ -194,6 +194,6 @@ def _bent(points: Sequence[Point]) -> str:
 
 
 def _near(here: Point, there: Point) -> Point:
-    """Where a line to *here* begins to turn."""
+    """Return the point at which a line to *here* starts to turn."""
     part = min(_BEND / max(abs(there[0] - here[0]), abs(there[1] - here[1]), 1), 0.5)
     return here[0] + (there[0] - here[0]) * part, here[1] + (there[1] - here[1]) * part
