@@ -1,4 +1,4 @@
-"""All settings with their defaults, as penstock.yaml has them; read from the file, the environment and overrides."""
+"""All settings of penstock.yaml with their defaults; read from the file, the environment and overrides."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -26,20 +26,33 @@ Stamp = tuple[int, int, int]
 
 
 class ServerSection(Section):
-    """Where Penstock listens."""
+    """HTTP servers: address, ports, limits and graceful shutdown."""
 
-    host: str = Field("127.0.0.1", description="The address it listens on; beyond loopback only with `auth.jwt`.")
-    port: Port = Field(8080, description="The API; 0 takes a free port.")
-    query_port: Port = Field(8081, description="The query server; 0 takes a free port.")
-    body_limit: int = Field(10_000_000, ge=1_000, description="Bytes a request body may have.")
-    drain_delay: Duration = Field(
-        timedelta(), description="How long a stop goes on taking requests, not ready any more, until nobody sends any."
+    host: str = Field(
+        "127.0.0.1",
+        description="IP address or host name that the HTTP servers bind. An address other than loopback needs "
+        "`auth.jwt`.",
     )
-    drain_timeout: Duration = Field(timedelta(seconds=20), description="How long a stop waits for work under way.")
+    port: Port = Field(8080, description="TCP port of the API. 0 chooses a free port.")
+    query_port: Port = Field(
+        8081, description="TCP port of the query server, which serves dictionaries. 0 chooses a free port."
+    )
+    body_limit: int = Field(
+        10_000_000, ge=1_000, description="Maximum size of a request body in bytes. A larger body is answered with 413."
+    )
+    drain_delay: Duration = Field(
+        timedelta(),
+        description="Grace period after SIGTERM: readiness fails, but requests are still served, so that load "
+        "balancers can stop sending them.",
+    )
+    drain_timeout: Duration = Field(
+        timedelta(seconds=20),
+        description="How long a shutdown waits for running requests and tasks before it cancels them.",
+    )
 
     @property
     def is_loopback(self) -> bool:
-        """Whether nobody outside this machine can connect."""
+        """Return whether only this machine can connect."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -47,60 +60,108 @@ class ServerSection(Section):
 
 
 class KafkaSection(Section):
-    """Apache Kafka as the bus."""
+    """Apache Kafka as the message bus."""
 
-    bootstrap: str = Field(min_length=1, description="host:port, several with commas")
-    group_prefix: str = Field("penstock", description="What the names of consumer groups begin with.")
-    options: Options = Field(default_factory=dict, description="librdkafka's own settings, e.g. sasl.username")
-    secrets: Secrets = Field(default_factory=dict, description="Its secret settings, by reference: sasl.password")
+    bootstrap: str = Field(
+        min_length=1,
+        description="Kafka bootstrap servers: host:port, separated by commas, e.g. kafka-1:9092,kafka-2:9092.",
+    )
+    group_prefix: str = Field("penstock", description="Prefix of the names of Kafka consumer groups.")
+    options: Options = Field(
+        default_factory=dict,
+        description="Configuration properties of librdkafka that are not secret, e.g. `sasl.username: penstock`.",
+    )
+    secrets: Secrets = Field(
+        default_factory=dict,
+        description="Secret configuration properties of librdkafka, each as env:NAME or file:/path, e.g. "
+        "`sasl.password: env:KAFKA_PASSWORD`.",
+    )
 
 
 class BusSection(Section):
-    """Messages between processes: on PostgreSQL, unless Kafka is given."""
+    """Message bus between processes: PostgreSQL, or Apache Kafka if `kafka` is set."""
 
-    partitions: int = Field(16, ge=1, le=1000, description="Partitions of a topic Penstock creates.")
-    kafka: KafkaSection | None = None
+    partitions: int = Field(
+        16,
+        ge=1,
+        le=1000,
+        description="Number of partitions of each topic that Penstock creates; the limit of parallel work.",
+    )
+    kafka: KafkaSection | None = Field(
+        None, description="Connection to Apache Kafka. If not set, the bus uses PostgreSQL."
+    )
 
 
 class RedisSection(Section):
-    """Redis as the carrier of signals."""
+    """Redis as the transport of signals."""
 
-    nodes: list[str] = Field(min_length=1, description="host:port of some nodes")
-    mode: Literal["cluster", "single"] = Field("cluster", description="`cluster`, or `single` for one server.")
-    username: str | None = Field(None, description="Who we are there.")
-    password: SecretRef | None = Field(None, description="Of that user.")
-    tls: bool = Field(False, description="Whether to speak TLS.")
-    tls_ca_file: Path | None = Field(None, description="Whom to trust; without it, whom the system trusts.")
+    nodes: list[str] = Field(
+        min_length=1, description="Addresses of Redis nodes as host:port. In a cluster the other nodes are discovered."
+    )
+    mode: Literal["cluster", "single"] = Field(
+        "cluster", description="Type of the Redis deployment: `cluster`, or `single` for one server."
+    )
+    username: str | None = Field(None, description="User name for authentication at Redis.")
+    password: SecretRef | None = Field(
+        None, description="Password for authentication at Redis, as env:NAME or file:/path."
+    )
+    tls: bool = Field(False, description="Whether to connect to Redis with TLS.")
+    tls_ca_file: Path | None = Field(
+        None,
+        description="PEM file with the CA certificates that Redis is verified with. Default: the CAs of the system.",
+    )
 
 
 class SignalsSection(Section):
-    """Instant hints to all pods: on PostgreSQL, unless Redis is given."""
+    """Signals that announce new versions to query servers: PostgreSQL, or Redis if `redis` is set."""
 
-    redis: RedisSection | None = None
+    redis: RedisSection | None = Field(None, description="Connection to Redis. If not set, signals use PostgreSQL.")
 
 
 class StorageSection(Section):
-    """Objects: in a folder of the data directory, unless a store is given."""
+    """Object storage for large payloads, artifacts and harvested pages."""
 
-    url: Url | None = Field(None, description="s3://bucket/prefix, gs://…, az://…, or file:///folder")
-    options: Options = Field(default_factory=dict, description="The store's own settings, e.g. region, endpoint")
-    secrets: Secrets = Field(default_factory=dict, description="Its secret settings, by reference")
+    url: Url | None = Field(
+        None,
+        description="URL of the object store: s3://bucket/prefix, gs://…, az://… or file:///folder. Default: the "
+        "folder "
+        "`objects` of `data_dir`.",
+    )
+    options: Options = Field(
+        default_factory=dict,
+        description="Options of the object store that are not secret, e.g. `region` or `endpoint`.",
+    )
+    secrets: Secrets = Field(
+        default_factory=dict,
+        description="Secret options of the object store, each as env:NAME or file:/path, e.g. "
+        "`secret_access_key: env:S3_SECRET`.",
+    )
 
 
 class TelemetrySection(Section):
-    """Logs, metrics, traces."""
+    """Logs, traces and the journal of state changes."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", description="Taken over while everything runs."
+        "INFO", description="Minimum level of log entries. A change in the file is applied without a restart."
     )
-    log_format: LogFormat = Field("auto", description="`auto`: for people on a terminal, else JSON.")
-    otlp_endpoint: Url | None = Field(None, description="Where traces go, e.g. http://collector:4318/v1/traces")
-    journal_retention: Duration = Field(timedelta(days=90), description="How long moves are remembered.")
+    log_format: LogFormat = Field(
+        "auto",
+        description="Format of log entries: `console`, `json`, or `auto` for console on a terminal and JSON elsewhere.",
+    )
+    otlp_endpoint: Url | None = Field(
+        None,
+        description="URL that OpenTelemetry traces are sent to, e.g. http://collector:4318/v1/traces. If not set, no "
+        "traces "
+        "are recorded.",
+    )
+    journal_retention: Duration = Field(
+        timedelta(days=90), description="How long the journal of state changes is kept; older entries are deleted."
+    )
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where settings come from; it makes no two of them differ."""
+    """The source of settings. It is not part of their equality."""
 
     file: Path | None = field(default=None, compare=False)
     stamp: "Stamp | None" = field(default=None, compare=False)
@@ -108,9 +169,14 @@ class Origin:
 
 
 class Settings(Section):
-    """penstock.yaml. Everything has a default; an empty file runs it all on this machine."""
+    """penstock.yaml. Every key has a default: with an empty file everything runs on this machine."""
 
-    data_dir: Path = Field(Path(".penstock"), description="Where the embedded database and objects live.")
+    data_dir: Path = Field(
+        Path(".penstock"),
+        description="Folder of the embedded PostgreSQL, of local objects and of the copies of dictionaries. Relative "
+        "to the "
+        "working directory.",
+    )
     server: ServerSection = ServerSection()
     database: DatabaseSection = DatabaseSection()
     bus: BusSection = BusSection()
@@ -128,70 +194,73 @@ class Settings(Section):
 
     @property
     def file(self) -> Path | None:
-        """The file they come from."""
+        """Return the file that the settings were read from."""
         return self._origin.file
 
     @property
     def stamp(self) -> Stamp | None:
-        """How that file was marked just before it was read."""
+        """Return the stamp of the file just before it was read."""
         return self._origin.stamp
 
     def reread(self) -> "Settings":
-        """The settings as they would be now; BadConfig when they cannot be used."""
+        """Return the settings from the same sources as they are now; BadConfig if they are invalid."""
         return self._origin.reread() if self._origin.reread else self
 
     @model_validator(mode="after")
-    def _feeds_fill_what_reads_them(self) -> "Settings":
+    def _check_dictionaries_of_feeds(self) -> "Settings":
         for feed, section in self.harvest.feeds.items():
-            for place, fed in enumerate(section.dictionaries):
-                if wrong := _cannot_be_fed(self.refdata, fed):
-                    raise MisplacedKey(("harvest", "feeds", feed, "dictionaries", place), wrong)
+            for index, sink in enumerate(section.dictionaries):
+                if problem := _describe_wrong_sink(self.refdata, sink):
+                    raise MisplacedKey(("harvest", "feeds", feed, "dictionaries", index), problem)
         return self
 
     @model_validator(mode="after")
-    def _is_safe(self) -> "Settings":
+    def _require_authentication(self) -> "Settings":
         if self.auth.jwt is None and not self.server.is_loopback:
             raise MisplacedKey(
                 ("server", "host"),
-                f"{self.server.host} can be reached by other machines, and auth.jwt is not set; "
-                "without authentication Penstock listens on loopback only",
+                f"{self.server.host} accepts connections from other machines, which needs authentication: set "
+                "auth.jwt, or "
+                "use the loopback address 127.0.0.1",
             )
         return self
 
 
-def _cannot_be_fed(refdata: RefdataSection, fed: DictionarySinkSection) -> str | None:
-    found = next((dictionary for dictionary in refdata.dictionaries if dictionary.code == fed.code), None)
+def _describe_wrong_sink(refdata: RefdataSection, sink: DictionarySinkSection) -> str | None:
+    """Return why the dictionary *sink* cannot read a feed, or None if it can."""
+    code = sink.code
+    found = next((dictionary for dictionary in refdata.dictionaries if dictionary.code == code), None)
     if found is None:
-        return f"there is no dictionary {fed.code} in refdata.dictionaries"
+        return f"refdata.dictionaries has no dictionary {code}"
     if found.load_sql is None or found.apply is not None:
-        return f"{fed.code} has to read what harvest publishes: give it `loadSql`, and no `apply`"
+        return f"dictionary {code} reads the tables of harvest: it needs `loadSql` and must not have `apply`"
     if found.keep_versions or found.max_drop_percent is not None:
-        said = "are for SNAPSHOTs, and nobody sends one to it; limits.max_delete_ratio of the feed guards it"
-        return f"keepVersions and maxDropPercent of {fed.code} {said}"
-    if refdata.tenants is not None and fed.tenant not in refdata.tenants:
-        return f"there is no tenant {fed.tenant} in refdata.tenants"
+        reason = "apply to SNAPSHOT commands only, which a feed does not send; use limits.max_delete_ratio of the feed"
+        return f"keepVersions and maxDropPercent of dictionary {code} {reason}"
+    if refdata.tenants is not None and sink.tenant not in refdata.tenants:
+        return f"refdata.tenants has no tenant {sink.tenant}"
     if refdata.postgres is not None:
-        return "refdata.postgres is another database, and cannot read what harvest publishes"
+        return "refdata.postgres is another database, which cannot read the tables of harvest"
     return None
 
 
 def load_settings(
     file: Path | None, env: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Settings:
-    """The settings from *file* (else ./penstock.yaml when there is one), the environment, and overrides by path."""
-    place = file or (Path(FILE) if Path(FILE).exists() else None)
+    """Return the settings from *file* (default: ./penstock.yaml, if it exists), the environment and *overrides*."""
+    source = file or (Path(FILE) if Path(FILE).exists() else None)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     paths: dict[KeyPath, Any] = {tuple(name.split(".")): value for name, value in given.items()}
-    stamp = stamp_of(place)
-    settings = load(Settings, place, os.environ if env is None else env, paths)
-    settings._origin = Origin(place, stamp, lambda: load_settings(place, env, overrides))  # noqa: SLF001 - it is ours
+    stamp = read_stamp(source)
+    settings = load(Settings, source, os.environ if env is None else env, paths)
+    settings._origin = Origin(source, stamp, lambda: load_settings(source, env, overrides))  # noqa: SLF001 - same module
     return settings
 
 
-def stamp_of(file: Path | None) -> Stamp | None:
-    """Changes with the file, also when a symlink to it is moved, as Kubernetes does it."""
+def read_stamp(file: Path | None) -> Stamp | None:
+    """Return a value that changes with the file, also if a symlink to it is moved, as Kubernetes does."""
     try:
         stat = file.stat() if file else None
-    except OSError:  # gone for a moment, while it is replaced
+    except OSError:  # missing for a moment, while it is replaced
         return None
     return (stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat else None

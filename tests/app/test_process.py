@@ -63,7 +63,7 @@ async def test_a_program_answers_until_it_is_to_stop(tmp_path: Path) -> None:
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     pulse = LivenessPulse({}, needs=[], on_drain=drained.set)
     async with open_process(settings(tmp_path), stop) as program:
-        app.include_router(health.router(pulse, program.telemetry))
+        app.include_router(health.make_router(pulse, program.telemetry))
         serving = asyncio.create_task(program.serve(app, program.listen(), pulse, address.set_result))
         async with httpx.AsyncClient(base_url=await address) as client:
             assert (await client.get(READY)).status_code == 200

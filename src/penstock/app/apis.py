@@ -24,7 +24,7 @@ from penstock.kernel.http import health
 from penstock.kernel.http.app import Caller, create_app, services_of
 from penstock.kernel.http.auth import Authenticator
 from penstock.kernel.http.health import LivenessPulse
-from penstock.kernel.http.middleware import DrainState, HttpMetrics
+from penstock.kernel.http.middleware import DrainMiddleware, HttpMetrics
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview import api as overview_api
 from penstock.overview.contract import Part
@@ -138,8 +138,8 @@ def make_app(title: str, web: PublicApis, pulse: LivenessPulse) -> FastAPI:
     app = create_app(
         title, web.telemetry, web.metrics, web.authenticator, body_limit=server.body_limit, local_name=local_name
     )
-    app.add_middleware(DrainState, pulse=pulse)
-    app.include_router(health.router(pulse, web.telemetry))
+    app.add_middleware(DrainMiddleware, pulse=pulse)
+    app.include_router(health.make_router(pulse, web.telemetry))
     return app
 
 

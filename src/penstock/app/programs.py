@@ -46,7 +46,7 @@ from penstock.refdata.runtime import ROLES, RefdataPlatform
 from penstock.settings import Settings
 from penstock.tracking.service import Tracking
 
-SELDOM_ASKED = ("storage",)  # it writes, reads and removes an object, and some buckets keep what is removed
+EXPENSIVE_CHECKS = ("storage",)  # writes, reads and deletes an object, and some buckets retain deleted objects
 OnReady = Callable[[str], None]
 
 
@@ -162,7 +162,7 @@ async def run_harvest_workers(settings: Settings, stop: asyncio.Event, on_ready:
         platform = await running.open(open_platform(settings, running.telemetry))
         await running.open(run_harvest(await running.open(open_harvest(settings, platform))))
         await running.open(reloading(settings, running.telemetry))
-        pulse = LivenessPulse(platform_checks(platform), needs=["database", "bus"], seldom=SELDOM_ASKED)
+        pulse = LivenessPulse(platform_checks(platform), needs=["database", "bus"], expensive=EXPENSIVE_CHECKS)
         await running.serve(make_app("Penstock harvest", running.web, pulse), sock, pulse, on_ready)
 
 
@@ -175,7 +175,7 @@ async def run_flow_workers(kinds: Sequence[str], settings: Settings, stop: async
         place = _open_place(running)
         flows = await running.open(open_flows(settings, platform))
         await _run_flows(running, flows, harvest, refdata, tracking, place, kinds)
-        pulse = LivenessPulse(platform_checks(platform), needs=["database", "storage"], seldom=SELDOM_ASKED)
+        pulse = LivenessPulse(platform_checks(platform), needs=["database", "storage"], expensive=EXPENSIVE_CHECKS)
         await running.serve(make_app("Penstock flows", running.web, pulse), sock, pulse, on_ready)
 
 
@@ -242,7 +242,7 @@ def refdata_checks(platform: RefdataPlatform) -> dict[str, Check]:
 def _api_pulse(platform: Platform, tracking: Tracking, refdata: RefdataPlatform, **more: Check) -> LivenessPulse:
     """The API cannot do without its databases."""
     checks = {**platform_checks(platform), "tracking": tracking.check, **refdata_checks(refdata), **more}
-    return LivenessPulse(checks, needs=["database", "tracking", "refdata"], seldom=SELDOM_ASKED)
+    return LivenessPulse(checks, needs=["database", "tracking", "refdata"], expensive=EXPENSIVE_CHECKS)
 
 
 def _end_streams(parts: Parts) -> None:

@@ -17,7 +17,7 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.apply import definitions
 from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
 from penstock.refdata.runtime import RefdataPlatform
-from penstock.settings import Settings, stamp_of
+from penstock.settings import Settings, read_stamp
 
 EVERY = timedelta(seconds=1)
 
@@ -57,7 +57,7 @@ class _ReloadWorker:
 
     async def look(self) -> None:
         """Take over what changed."""
-        stamp = stamp_of(self._settings.file)
+        stamp = read_stamp(self._settings.file)
         if stamp == self._seen and not self._is_asked:
             return
         self._is_asked = False
@@ -66,13 +66,13 @@ class _ReloadWorker:
             wrong = await self._dictionaries.wrong(settings) if self._dictionaries else ""
             if not wrong:
                 await self._take_over(settings)
-            self._health.refused(bool(wrong))
+            self._health.set_config_invalid(bool(wrong))
         except Transient:  # the database's trouble, not the file's: look again
             self._is_asked = True
             raise
         except PenstockError as error:
             wrong = ""
-            self._health.refused(True)
+            self._health.set_config_invalid(True)
             self._log.error("configuration_refused", code=error.code, error=error.message, kept="the one before")
         if wrong and wrong != self._wrong:
             self._log.error("configuration_refused", code="BAD_SQL", error=wrong, kept="the one before")

@@ -91,11 +91,11 @@ class FlowClient(ApiClient):
     async def write(self, run_id: str, step_id: str, fence: int, name: str, data: bytes) -> None:
         """F6: write under an attempt."""
         path, binary = f"{_step(run_id, step_id)}/artifacts/{quote(name)}", {"content-type": "application/octet-stream"}
-        await self._exchange("PUT", path, data, params={"fence": str(fence)}, headers=binary)
+        await self._send("PUT", path, data, params={"fence": str(fence)}, headers=binary)
 
     async def read(self, run_id: str, step_id: str, name: str) -> bytes:
         """F6: an artifact."""
-        return (await self._exchange("GET", f"{_step(run_id, step_id)}/artifacts/{quote(name)}")).body
+        return (await self._send("GET", f"{_step(run_id, step_id)}/artifacts/{quote(name)}")).body
 
     def download(self, run_id: str, step_id: str, name: str) -> AbstractAsyncContextManager[Download]:
         """F6: open an artifact as a stream."""

@@ -17,6 +17,7 @@ from penstock.kernel.config import loader
 from penstock.kernel.config.loader import MisplacedKey, SecretRef, Section
 from penstock.kernel.config.sections import Url
 from penstock.kernel.errors import BadConfig, PenstockError
+from penstock.kernel.validation import MISSING
 
 DQ_KEYS = ("min_fact_count", "max_bad_ratio", "allow_empty_snapshot")
 _AGES = 1_000_000  # hours: more than a century
@@ -370,7 +371,7 @@ def load_supplier(file: Path, shown: str | None = None) -> tuple[Supplier, str]:
 def _code(error: PenstockError) -> FailureCode:
     """A configuration that asks for no quality is none."""
     problems: list[dict[str, Any]] = error.details.get("problems", [])
-    lacks = any(problem["path"] in DQ_KEYS and problem["message"] == "Field required" for problem in problems)
+    lacks = any(problem["path"] in DQ_KEYS and problem["message"] == MISSING for problem in problems)
     return FailureCode.CONFIG_DQ_MISSING if lacks else FailureCode.CONFIG_INVALID
 
 

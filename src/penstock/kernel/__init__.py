@@ -1,5 +1,5 @@
 """Kernel: what all parts use, without business terms.
 
-From the bottom: errors, clock, text, findings; config, machine, ids, canonical, storage, tasks; db, telemetry; http,
-signals, states, work; bus.
+From the bottom: clock, errors, status, text, validation; canonical, config, ids, machine, storage, tasks;
+db, telemetry; http, signals, states, work; bus.
 """

@@ -100,7 +100,7 @@ class PodClient(ApiClient):
 
     async def _read(self, tenant: str, dict_code: str, rest: str, least: int | None) -> HttpResponse:
         headers = {} if least is None else {"X-Min-Version": str(least)}
-        return await self._exchange("GET", f"{_name(tenant)}/dictionaries{_name(dict_code)}/{rest}", headers=headers)
+        return await self._send("GET", f"{_name(tenant)}/dictionaries{_name(dict_code)}/{rest}", headers=headers)
 
 
 def version_of(answer: HttpResponse) -> int:

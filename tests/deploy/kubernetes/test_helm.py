@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.main import app
-from penstock.kernel.http.health import LivenessPulse, router
+from penstock.kernel.http.health import LivenessPulse, make_router
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import load_settings
 from tests.deploy.kubernetes.helm_chart import (
@@ -343,7 +343,7 @@ def test_a_certificate_is_named_wherever_it_is_verified() -> None:
 @each_example
 def test_probes_ask_what_there_is(name: str) -> None:
     """R17, R27: each probe asks a page every role has, on the port the role was told to listen on."""
-    pages = {getattr(route, "path", "") for route in router(LivenessPulse({}, needs=[]), Telemetry()).routes}
+    pages = {getattr(route, "path", "") for route in make_router(LivenessPulse({}, needs=[]), Telemetry()).routes}
     pod_pages = json.loads((Path(penstock.__file__).parent / "refdata" / "pod" / "openapi.json").read_bytes())["paths"]
     for role, one in example(name).roles().items():
         container = one["spec"]["template"]["spec"]["containers"][0]

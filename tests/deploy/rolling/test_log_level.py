@@ -50,7 +50,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogLevelHarnes
 def details(role: RollingRole) -> int:
     """How many lines it has logged that are of no interest but to whoever looks closer."""
     role.status("liveness")
-    return sum(one["level"] == "debug" for one in role.logged("request"))
+    return sum(one["level"] == "debug" for one in role.logged("request_answered"))
 
 
 def switch(role: RollingRole) -> str:

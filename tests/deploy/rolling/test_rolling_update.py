@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from penstock.app.http_server import bind_listener, run_server
 from penstock.kernel.http import health
 from penstock.kernel.http.health import LivenessPulse
-from penstock.kernel.http.middleware import DrainState
+from penstock.kernel.http.middleware import DrainMiddleware
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import ServerSection, Settings
 from tests.deploy.rolling.nginx import Nginx
@@ -264,8 +264,8 @@ async def test_no_update_is_lost_or_doubled(
 async def test_a_kept_connection_has_its_last_answer() -> None:
     """R27: when nobody can connect any more, a request that was on its way is answered, as the last one."""
     app, pulse = FastAPI(), LivenessPulse({}, needs=[])
-    app.add_middleware(DrainState, pulse=pulse)
-    app.include_router(health.router(pulse, Telemetry()))
+    app.add_middleware(DrainMiddleware, pulse=pulse)
+    app.include_router(health.make_router(pulse, Telemetry()))
     section = ServerSection()
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bind_listener("127.0.0.1", 0))
@@ -285,7 +285,7 @@ async def test_a_kept_connection_has_its_last_answer() -> None:
 async def test_whoever_has_connected_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """R27: a server that ends takes in those the kernel has greeted and nobody has taken yet."""
     app, waiting = FastAPI(), []
-    app.include_router(health.router(LivenessPulse({}, needs=[]), Telemetry()))
+    app.include_router(health.make_router(LivenessPulse({}, needs=[]), Telemetry()))
     served = uvicorn.Server.main_loop
 
     async def until_the_end(server: uvicorn.Server) -> None:

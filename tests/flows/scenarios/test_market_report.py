@@ -509,7 +509,7 @@ async def test_a_model_that_recovers_between_attempts(
         assert b"All is well." in await found.artifact("report", "report.md")
         moves = (await found.views.history("r1", (0, 0), 100)).moves
         assert [move.reason for move in moves if (move.source, move.target) == ("RUNNING", "READY")] == [
-            f"LLM_UNAVAILABLE: {api.url}/chat/completions answered 503: busy"
+            f"LLM_UNAVAILABLE: {api.url}/chat/completions answered with status 503: busy"
         ]
 
 

@@ -242,7 +242,7 @@ async def test_a_remembered_refusal_keeps_no_request_alive() -> None:
         with pytest.raises(Unauthorized) as refused:
             await come_in(authenticator, "bad")
         raised.append(refused.value)
-    ((_, remembered),) = authenticator._known.values()
+    ((_, remembered),) = authenticator._cache.values()
     assert raised[0] is not raised[1]
     assert isinstance(remembered, Unauthorized)
     assert (remembered.__traceback__, remembered.__context__) == (None, None)
@@ -256,7 +256,7 @@ async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
         await refusal(authenticator, f"bad{number}")
     newest = [sha256(f"bad{number}".encode()).digest() for number in range(40, 50)]
-    assert list(authenticator._known) == newest
+    assert list(authenticator._cache) == newest
 
 
 async def test_an_outage_is_not_remembered() -> None:

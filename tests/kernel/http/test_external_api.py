@@ -218,7 +218,7 @@ async def test_a_status_names_its_failure(
     assert (failed.failure, failed.status, failed.attempts) == (failure, status, attempts)
     assert len(server.requests) == attempts
     assert failed.is_retryable is (attempts > 1)
-    assert failed.message == f"{server.url} answered {status}"
+    assert failed.message == f"{server.url} answered with status {status}"
 
 
 async def test_attempts_end_with_the_first_success(server: ExternalServer) -> None:
@@ -311,8 +311,10 @@ async def test_a_message_is_one_short_line(server: ExternalServer) -> None:
     server.replies = [says("no\n such \0 field " + "x" * 500, status=400)]
     url = server.url.with_user("me").with_password("hush")
     failed = await server.failure(f"{url}list?key=hidden#part")
-    assert failed.message.startswith(f"{server.url}list answered 400: no such \N{REPLACEMENT CHARACTER} field xxx")
-    assert len(failed.message) <= len(f"{server.url}list answered 400: ") + 200
+    assert failed.message.startswith(
+        f"{server.url}list answered with status 400: no such \N{REPLACEMENT CHARACTER} field xxx"
+    )
+    assert len(failed.message) <= len(f"{server.url}list answered with status 400: ") + 200
 
 
 def test_a_bare_url_has_no_secret_part() -> None:

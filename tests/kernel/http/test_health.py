@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.kernel.errors import Transient
 from penstock.kernel.http import health as actuator
 from penstock.kernel.http.health import LivenessPulse
-from penstock.kernel.http.middleware import DrainState
+from penstock.kernel.http.middleware import DrainMiddleware
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 
@@ -28,7 +28,7 @@ async def hanging() -> None:
 
 def http(pulse: LivenessPulse) -> httpx.AsyncClient:
     app = FastAPI()
-    app.include_router(actuator.router(pulse, Telemetry()))
+    app.include_router(actuator.make_router(pulse, Telemetry()))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost/actuator")
 
 
@@ -118,8 +118,8 @@ async def test_a_server_that_drains_sends_its_clients_elsewhere() -> None:
     pulse = LivenessPulse({}, needs=[], on_drain=lambda: told.append("drain"))
     pulse.is_serving = True
     app = FastAPI()
-    app.include_router(actuator.router(pulse, Telemetry()))
-    app.add_middleware(DrainState, pulse=pulse)
+    app.include_router(actuator.make_router(pulse, Telemetry()))
+    app.add_middleware(DrainMiddleware, pulse=pulse)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost/actuator") as client:
         assert "connection" not in (await client.get("/health/readiness")).headers
         pulse.drain()
@@ -141,7 +141,7 @@ async def test_a_check_that_crashes_does_not_hide_the_others() -> None:
 
 async def test_what_costs_something_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """R26: while it is well; as soon as it is not, as often as all the others."""
-    monkeypatch.setattr(actuator, "FRESH_FOR", 0.0)
+    monkeypatch.setattr(actuator, "CACHE_SECONDS", 0.0)
     asked: list[str] = []
 
     async def check() -> None:
@@ -149,7 +149,34 @@ async def test_what_costs_something_is_asked_seldom(monkeypatch: pytest.MonkeyPa
         if len(asked) < 3:
             await down()
 
-    pulse = LivenessPulse({"storage": check}, needs=[], seldom=["storage"])
+    pulse = LivenessPulse({"storage": check}, needs=[], expensive=["storage"])
     states = [(await pulse.health()).status for _ in range(6)]
     assert states == ["DOWN", "DOWN", "UP", "UP", "UP", "UP"]
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("alias", "path"),
+    [
+        ("/healthz", "/actuator/health/liveness"),
+        ("/readyz", "/actuator/health/readiness"),
+        ("/metrics", "/actuator/prometheus"),
+    ],
+)
+async def test_short_paths_answer_like_the_actuator(alias: str, path: str) -> None:
+    """/healthz, /readyz and /metrics have the response of the actuator route, and are in OpenAPI."""
+    pulse = LivenessPulse({"database": down}, needs=["database"])
+    app = FastAPI()
+    app.include_router(actuator.make_router(pulse, Telemetry()))
+    transport = httpx.ASGITransport(app)
+    for is_serving in (False, True):
+        pulse.is_serving = is_serving
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            short, long = await client.get(alias), await client.get(path)
+        assert (short.status_code, _stable(short.text)) == (long.status_code, _stable(long.text))
+    assert {alias, path} <= set(app.openapi()["paths"])
+
+
+def _stable(text: str) -> str:
+    """Return *text* without the metrics of the process itself, which change between two requests."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith("process_"))

@@ -128,7 +128,7 @@ async def test_a_file_that_breaks_later_harms_nobody(jwks_file: Path, content: s
     with capture_logs() as logs:
         for number in range(3):
             await come_in(authenticator, signed(RSA_KEY, "rsa", "RS256", jti=f"{number}"))
-    assert [(log["event"], log["log_level"]) for log in logs] == [("jwks_not_read", "warning")]
+    assert [(log["event"], log["log_level"]) for log in logs] == [("jwks_read_failed", "warning")]
     write(jwks_file, {"keys": [public(RSA_OTHER, "new")]})
     await come_in(authenticator, signed(RSA_OTHER, "new", "RS256"))
 

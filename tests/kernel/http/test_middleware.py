@@ -1,9 +1,10 @@
-"""Around every route: limits of bodies, request ids, strangers, metrics."""
+"""Middleware of every request: limits of bodies, request ids, foreign origins, log levels, metrics."""
 
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.kernel.telemetry.telemetry import Telemetry
 
@@ -49,3 +50,16 @@ async def test_metrics_are_by_route_not_by_path(http: httpx.AsyncClient, telemet
     text = telemetry.exposition().decode()
     assert 'method="GET",route="none",status="404"} 5.0' in text
     assert "METHOD1" not in text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "level"),
+    [("GET", "/docs", 200, "debug"), ("GET", "/nowhere", 404, "info"), ("GET", "/bug", 500, "warning")],
+)
+async def test_log_level_follows_the_status(
+    http: httpx.AsyncClient, method: str, path: str, status: int, level: str
+) -> None:
+    """Log of `penstock up`: success is logged at DEBUG, a client error at INFO, a server error at WARNING."""
+    with capture_logs() as logs:
+        assert (await http.request(method, path)).status_code == status
+    assert [log["log_level"] for log in logs if log["event"] == "request_answered"] == [level]

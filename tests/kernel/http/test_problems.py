@@ -54,3 +54,14 @@ async def test_bad_requests_are_problems(
     answer = await http.request(method, path, content=content, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_wrong_body_is_described_in_plain_words(http: httpx.AsyncClient) -> None:
+    """Validation: a 422 names every wrong field and what it must be, without a message of the library."""
+    answer = await http.post("/items", json={"count": "x"})
+    assert answer.json()["errors"] == [
+        {"at": "body.name", "message": "is required"},
+        {"at": "body.count", "message": "must be a whole number"},
+    ]
+    broken = await http.post("/items", content=b"{", headers={"content-type": "application/json"})
+    assert broken.json()["detail"].startswith("body: is not valid JSON: ")

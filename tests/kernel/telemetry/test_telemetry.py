@@ -133,7 +133,7 @@ def test_work_is_counted_and_timed() -> None:
     """R26: outcomes by queue and kind, and the time of batches, are in the exposition."""
     telemetry = Telemetry()
     telemetry.work.count("shards", [Done(), Done(), Failed("x"), None], lost=2)
-    with pytest.raises(ZeroDivisionError), telemetry.work.timed("shards"):
+    with pytest.raises(ZeroDivisionError), telemetry.work.time_batch("shards"):
         _ = 1 / 0
     text = telemetry.exposition().decode()
     for outcome, number in {"done": 2, "failed": 1, "given_back": 1, "superseded": 2}.items():

@@ -20,7 +20,7 @@ from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http.app import require_operator, service
 from penstock.kernel.http.auth import Principal
-from penstock.kernel.http.schemas import Moment
+from penstock.kernel.http.schemas import UtcTime
 from penstock.kernel.states.event_stream import EVENT_STREAM, LiveEvents
 from penstock.kernel.states.journal import StoredEntry
 from penstock.kernel.telemetry.telemetry import current_traceparent
@@ -92,7 +92,7 @@ async def runs(
     views: Views,
     flow: Annotated[str | None, Query(pattern=NAME)] = None,
     status: Annotated[FlowRunStatus | None, Query()] = None,
-    since: Annotated[Moment | None, Query(description="Made then or later.")] = None,
+    since: Annotated[UtcTime | None, Query(description="Made then or later.")] = None,
     limit: Limit = 20,
     cursor: Cursor = None,
 ) -> schemas.FlowRunList:

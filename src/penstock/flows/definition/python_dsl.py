@@ -11,6 +11,7 @@ from penstock.flows.contract import MAP
 from penstock.flows.definition.json_values import ValueReference, of_step
 from penstock.flows.definition.spec import FlowSpec, RetryPolicy, ScheduleSpec, StepPolicy, StepSpec, WorkSpec
 from penstock.kernel.errors import Invalid
+from penstock.kernel.validation import describe_error
 
 item = ValueReference("item")  # within `do` of a map
 index = ValueReference("index")
@@ -106,7 +107,7 @@ class Flow:
 
 def _refused(what: str, error: ValidationError) -> Invalid:
     said = [
-        ": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, "))))
+        ": ".join(filter(None, (".".join(map(str, one["loc"])), describe_error(one))))
         for one in error.errors(include_url=False)
     ]
     return Invalid("BAD_FLOW", f"{what}: {'; '.join(said)}")

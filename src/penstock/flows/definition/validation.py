@@ -13,6 +13,7 @@ from penstock.flows.definition.expression_eval import EvaluationContext
 from penstock.flows.definition.graph import StepGraph, did_you_mean, ordered
 from penstock.flows.definition.spec import Steps, StepSpec, WorkSpec
 from penstock.kernel.errors import Invalid
+from penstock.kernel.validation import describe_error
 
 BAD_INPUTS = "BAD_INPUTS"
 _TOLD = 20  # mistakes named in one answer
@@ -142,7 +143,7 @@ def checked_inputs(model: type[M], inputs: Mapping[str, Any]) -> M:
     try:
         return model.model_validate(dict(inputs))
     except ValidationError as error:
-        problems = [f"{_place(told['loc'])}: {told['msg']}" for told in error.errors()]
+        problems = [f"{_place(detail['loc'])}: {describe_error(detail)}" for detail in error.errors()]
     raise bad_inputs(*problems)
 
 
@@ -177,7 +178,7 @@ def _check_within(steps: Any, kind_checks: KindChecks, depth: int) -> None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, ("steps", *first["loc"])))
-        raise Invalid("BAD_INPUTS", f"{place}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise Invalid("BAD_INPUTS", f"{place}: {describe_error(first)}") from None
 
 
 def _check_references(

@@ -9,6 +9,7 @@ from penstock.flows.definition.spec import SpecModel
 from penstock.flows.definition.validation import bad_inputs, checked_inputs
 from penstock.flows.step import CheckInputs, StepFailed
 from penstock.kernel.errors import Invalid
+from penstock.kernel.validation import describe_error
 
 M = TypeVar("M", bound=SpecModel)
 _CERTAIN = frozenset({"missing", "extra_forbidden"})  # whatever is referred to
@@ -30,7 +31,7 @@ def checks(model: type[SpecModel]) -> CheckInputs:
             model.model_validate(dict(inputs))
         except ValidationError as error:
             wrong = [one for one in error.errors() if one["type"] in _CERTAIN or not _has_reference(one["input"])]
-            problems = [f"{'.'.join(map(str, ('inputs', *one['loc'])))}: {one['msg']}" for one in wrong]
+            problems = [f"{'.'.join(map(str, ('inputs', *one['loc'])))}: {describe_error(one)}" for one in wrong]
             if problems:
                 raise bad_inputs(*problems) from None
 

@@ -23,7 +23,7 @@ async def run_workers(
     count: int = 1,
 ) -> AsyncIterator[None]:
     """*count* workers on *topic*, until the end; what they are at is finished, what they hold is given back."""
-    policy = replace(policy, on_dead=telemetry.work.dead_letters(topic))
+    policy = replace(policy, on_dead=telemetry.work.count_dead_letters(topic))
     async with AsyncExitStack() as stack:
         workers: list[Worker[BusDelivery]] = []
         for _ in range(count):

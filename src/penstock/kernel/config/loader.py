@@ -1,4 +1,4 @@
-"""Configuration: one YAML file, overrides from the environment, and errors that point at the very place."""
+"""Configuration: one YAML file, overrides from the environment, and errors with file, line and column."""
 
 import difflib
 import os
@@ -15,6 +15,7 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import MarkedYAMLError, YAMLError, YAMLWarning
 
 from penstock.kernel.errors import BadConfig
+from penstock.kernel.validation import UNKNOWN_KEY, Violation, list_violations
 
 ENV_PREFIX = "PENSTOCK__"
 _SIZE_LIMIT = 1_000_000
@@ -25,19 +26,19 @@ KeyPath = tuple[str | int, ...]
 
 
 class Section(BaseModel):
-    """A part of the configuration; a key it does not know is a mistake."""
+    """A section of the configuration. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 def _reference(value: str) -> str:
     if not _REFERENCE.fullmatch(value):
-        raise ValueError("a secret is given by reference: env:NAME or file:/path, never itself")
+        raise ValueError("must be a reference to a secret: env:NAME or file:/path, never the secret itself")
     return value
 
 
 class MisplacedKey(ValueError):
-    """A mistake only the whole can see, told where it can be mended."""
+    """An error of several keys together, reported at the key that has to be changed."""
 
     def __init__(self, path: KeyPath, message: str) -> None:
         super().__init__(message)
@@ -50,142 +51,148 @@ SecretRef = Annotated[
 
 
 def resolve_secret(reference: str, name: str) -> str:
-    """The secret behind *reference*, read now; BadConfig when it is not there. Never log what this returns."""
-    kind, _, place = reference.partition(":")
+    """Return the secret that *reference* names, read now; BadConfig if it is missing. Never log the result."""
+    kind, _, source = reference.partition(":")
     try:
-        secret = os.environ[place] if kind == "env" else Path(place).read_text(encoding="utf-8").rstrip("\n")
-    except (KeyError, OSError, ValueError) as error:  # ValueError: not UTF-8, or a name no file can have
-        what = f"environment variable {place} is not set" if kind == "env" else f"cannot read {place}"
-        raise BadConfig("SECRET_MISSING", f"{name} refers to {reference}, but {what}", hint="provide it") from error
+        secret = os.environ[source] if kind == "env" else Path(source).read_text(encoding="utf-8").rstrip("\n")
+    except (KeyError, OSError, ValueError) as error:  # ValueError: not UTF-8, or an impossible file name
+        if kind == "env":
+            reason, hint = f"environment variable {source} is not set", f"set {source} in the environment of the server"
+        else:
+            reason, hint = f"{source} cannot be read", f"create {source}, readable by the user of the server"
+        raise BadConfig("SECRET_MISSING", f"{name} refers to {reference}, but {reason}", hint=hint) from error
     return secret
 
 
 @dataclass(frozen=True)
 class ConfigProblem:
-    """One thing wrong, and where."""
+    """One error of the configuration, with its location: a line of the file, a variable or the command line."""
 
-    place: str
+    location: str
     path: str
     message: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.path + ': ' if self.path else ''}{self.message}"
+        return f"{self.location}: {self.path + ': ' if self.path else ''}{self.message}"
 
 
 def load(
     model: type[M], file: Path | None, env: Mapping[str, str], overrides: Mapping[KeyPath, Any] | None = None
 ) -> M:
-    """The configuration from *file*, then *env*, then *overrides*; BadConfig naming every mistake and its place."""
+    """Return the configuration from *file*, then *env*, then *overrides*; BadConfig with every error."""
     document = _read(file) if file else CommentedMap()
-    places: dict[KeyPath, str] = {}
+    locations: dict[KeyPath, str] = {}
     for name, value in sorted(env.items()):
         if name.startswith(ENV_PREFIX):
-            path = _spelled(model, name[len(ENV_PREFIX) :].lower().split("__"))
-            _put(document, path, _scalar(name, value), f"environment variable {name}")
-            places[path] = f"environment variable {name}"
+            path = _restore_case(model, name[len(ENV_PREFIX) :].lower().split("__"))
+            _put(document, path, _parse_variable(name, value), f"environment variable {name}")
+            locations[path] = f"environment variable {name}"
     for path, value in (overrides or {}).items():
         _put(document, path, value, "command line")
-        places[path] = "command line"
+        locations[path] = "command line"
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise _bad([_problem(model, document, file, places, dict(detail)) for detail in error.errors()]) from None
+        found = list_violations(error.errors(), document)
+        raise _invalid([_locate(model, document, file, locations, violation) for violation in found]) from None
 
 
-def _bad(problems: Sequence[ConfigProblem]) -> BadConfig:
-    listed = [{"place": p.place, "path": p.path, "message": p.message} for p in problems]
-    hint = "`penstock config schema` prints all that can be set"
+def _invalid(problems: Sequence[ConfigProblem]) -> BadConfig:
+    listed = [{"location": p.location, "path": p.path, "message": p.message} for p in problems]
+    hint = "`penstock config schema` prints every setting"
     return BadConfig("CONFIG_INVALID", "\n".join(map(str, problems)), hint=hint, problems=listed)
 
 
 def _read(file: Path) -> CommentedMap:
     try:
         if file.stat().st_size > _SIZE_LIMIT:
-            raise BadConfig("CONFIG_INVALID", f"{file} is over {_SIZE_LIMIT} bytes", hint="is it the right file?")
-        document = _yaml(file.read_text(encoding="utf-8"), "rt")
+            hint = "check that it is the configuration file"
+            raise BadConfig("CONFIG_INVALID", f"{file} has more than {_SIZE_LIMIT} bytes", hint=hint)
+        document = _parse_yaml(file.read_text(encoding="utf-8"), "rt")
     except OSError as error:
-        hint = "check --config"
+        hint = "pass the path of the configuration file with --config or PENSTOCK_CONFIG"
         raise BadConfig("CONFIG_UNREADABLE", f"cannot read {file}: {error.strerror}", hint=hint) from error
     except UnicodeDecodeError as error:
-        raise BadConfig("CONFIG_INVALID", f"{file} is not UTF-8: {error.reason}") from error
+        hint = "save the file as UTF-8"
+        raise BadConfig("CONFIG_INVALID", f"{file} is not UTF-8: {error.reason}", hint=hint) from error
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
-        raise _bad([ConfigProblem(place, "", f"not valid YAML: {error.problem or error.context}")]) from None
+        location = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
+        raise _invalid([ConfigProblem(location, "", f"not valid YAML: {error.problem or error.context}")]) from None
     except (YAMLError, ValueError) as error:
-        raise _bad([ConfigProblem(str(file), "", f"not valid YAML: {error}")]) from None
+        raise _invalid([ConfigProblem(str(file), "", f"not valid YAML: {error}")]) from None
     if document is None:
         return CommentedMap()
     if not isinstance(document, CommentedMap):
-        raise _bad([ConfigProblem(f"{file}:1:1", "", "the file must hold a mapping of sections")])
+        raise _invalid([ConfigProblem(f"{file}:1:1", "", "the file must contain keys with values, e.g. `server: {}`")])
     return document
 
 
-def _yaml(text: str, kind: str) -> Any:
-    """What *text* says; YAMLError or ValueError when it says nothing."""
+def _parse_yaml(text: str, kind: str) -> Any:
+    """Return the document that *text* contains; YAMLError or ValueError if it is not YAML."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", YAMLWarning)  # of style, such as an anchor used twice
+            warnings.simplefilter("ignore", YAMLWarning)  # warnings of style, such as an anchor used twice
             return YAML(typ=kind).load(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
     except (AssertionError, AttributeError, LookupError, OverflowError, TypeError) as error:
-        # The parser stumbles over values that are not what their tag says, such as `!!float ''`.
+        # The parser crashes on values that do not have the type of their tag, such as `!!float ''`.
         raise ValueError("a value does not match its tag") from error
 
 
-def _scalar(name: str, text: str) -> Any:
+def _parse_variable(name: str, text: str) -> Any:
     try:
-        return _yaml(text, "safe")
-    except (YAMLError, ValueError):  # without its words: they repeat the value, which may be a secret
-        message = "not a YAML value; quote it if it is meant as text"
-        raise _bad([ConfigProblem(f"environment variable {name}", "", message)]) from None
+        return _parse_yaml(text, "safe")
+    except (YAMLError, ValueError):  # without the parser's message: it repeats the value, which may be a secret
+        message = "not a YAML value; put text in quotes"
+        raise _invalid([ConfigProblem(f"environment variable {name}", "", message)]) from None
 
 
-def _spelled(model: type[BaseModel], keys: Sequence[str]) -> KeyPath:
-    """The path of these lower-case *keys*, each spelled as its section spells it; one no section knows stays."""
+def _restore_case(model: type[BaseModel], keys: Sequence[str]) -> KeyPath:
+    """Return the path of these lower-case *keys*, each in the spelling of its section; unknown keys stay unchanged."""
     path: KeyPath = ()
     for key in keys:
-        spellings = {field.lower(): field for field in _fields(model, path)}
+        spellings = {field.lower(): field for field in _list_keys(model, path)}
         path = (*path, spellings.get(key, key))
     return path
 
 
-def _put(document: Any, path: KeyPath, value: Any, place: str) -> None:
+def _put(document: Any, path: KeyPath, value: Any, location: str) -> None:
     for key in path[:-1]:
         if not isinstance(document, dict):
-            raise _bad([ConfigProblem(place, ".".join(map(str, path)), "there is no such place")])
+            raise _invalid([ConfigProblem(location, ".".join(map(str, path)), UNKNOWN_KEY)])
         if document.get(key) is None:
             document[key] = CommentedMap()
         document = document[key]
     if not isinstance(document, dict):
-        raise _bad([ConfigProblem(place, ".".join(map(str, path)), "there is no such place")])
+        raise _invalid([ConfigProblem(location, ".".join(map(str, path)), UNKNOWN_KEY)])
     document[path[-1]] = value
 
 
-def _problem(
-    model: type[BaseModel], document: Any, file: Path | None, places: Mapping[KeyPath, str], detail: dict[str, Any]
+def _locate(
+    model: type[BaseModel], document: Any, file: Path | None, locations: Mapping[KeyPath, str], violation: Violation
 ) -> ConfigProblem:
-    cause = detail.get("ctx", {}).get("error")
-    path: KeyPath = (*detail["loc"], *(cause.path if isinstance(cause, MisplacedKey) else ()))
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "extra_forbidden":
-        message = "unknown key" + _did_you_mean(str(path[-1]), _fields(model, path[:-1]))
-    return ConfigProblem(_place(document, file, places, path), ".".join(map(str, path)), message)
+    cause = violation.detail.get("ctx", {}).get("error")
+    path: KeyPath = (*violation.path, *(cause.path if isinstance(cause, MisplacedKey) else ()))
+    message = violation.message
+    if violation.detail["type"] == "extra_forbidden":
+        message += _suggest_key(str(path[-1]), _list_keys(model, path[:-1]))
+    return ConfigProblem(_find_location(document, file, locations, path), ".".join(map(str, path)), message)
 
 
-def _did_you_mean(word: str, known: Sequence[str]) -> str:
+def _suggest_key(word: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f"; did you mean '{near[0]}'?"
-    return f"; known keys: {', '.join(known)}" if known else "; this section has no keys yet"
+    return f"; known keys: {', '.join(known)}" if known else "; this section has no keys"
 
 
-def _fields(model: type[BaseModel], path: KeyPath) -> list[str]:
-    """The keys the section at *path* knows."""
+def _list_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
+    """Return the keys of the section at *path*."""
     is_entry = False
     for key in path:
-        if isinstance(key, int) or is_entry:  # an item of a list, or an entry of a mapping: the model is known already
+        if isinstance(key, int) or is_entry:  # an item of a list or an entry of a mapping, whose model is known
             is_entry = False
             continue
         field = next((field for name, field in model.model_fields.items() if key in (name, field.alias)), None)
@@ -197,29 +204,29 @@ def _fields(model: type[BaseModel], path: KeyPath) -> list[str]:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The models within *annotation*: itself, or those of an optional or a list."""
+    """Return the models in *annotation*: itself, or the models of an optional or a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for inner in get_args(annotation) for model in _models(inner)]
 
 
 def _is_mapping(annotation: Any) -> bool:
-    """Whether the models within *annotation* go by names of the user's own."""
+    """Return whether the models in *annotation* are entries of a mapping, whose keys the user chooses."""
     return get_origin(annotation) is dict or any(_is_mapping(inner) for inner in get_args(annotation))
 
 
-def _place(document: Any, file: Path | None, places: Mapping[KeyPath, str], path: KeyPath) -> str:
-    """Where *path*, or the nearest thing around it, was set: a variable, the command line, or a line of the file."""
+def _find_location(document: Any, file: Path | None, locations: Mapping[KeyPath, str], path: KeyPath) -> str:
+    """Return where *path*, or the nearest key around it, was set: a variable, the command line or a line."""
     for length in range(len(path), 0, -1):
         part = path[:length]
-        inside = (place for key, place in places.items() if key[:length] == part)
-        if found := places.get(part) or _line(document, file, part) or next(inside, None):
+        inside = (location for key, location in locations.items() if key[:length] == part)
+        if found := locations.get(part) or _find_line(document, file, part) or next(inside, None):
             return found
     return str(file) if file else "defaults"
 
 
-def _line(document: Any, file: Path | None, path: KeyPath) -> str | None:
-    """The line and column of *file* where *path* is, if it is there."""
+def _find_line(document: Any, file: Path | None, path: KeyPath) -> str | None:
+    """Return file, line and column of *path*, or None if the file does not contain it."""
     line = column = None
     for key in path:
         try:

@@ -1,4 +1,4 @@
-"""Shapes that several sections of the configuration share: durations, URLs and options without secrets, a database."""
+"""Types that several sections of the configuration share: durations, URLs and options without secrets, a database."""
 
 import re
 from datetime import timedelta
@@ -23,12 +23,14 @@ Secrets = dict[str, SecretRef]
 
 
 def validate_url(url: str) -> str:
-    """*url* itself, unless it carries a password or its port is no number."""
-    # The password first: what Python says about the rest of a URL may repeat it.
+    """Return *url* unchanged; ValueError if it contains a password, or a port that is not a port number."""
     if _PASSWORD.search(url):
-        raise ValueError("a URL in the configuration carries no password: set `password: env:NAME` beside it")
-    for host in urlsplit(url).netloc.rpartition("@")[2].split(","):  # PostgreSQL's may name several
-        _ = urlsplit(f"//{host}").port  # a port that is no number is told here
+        raise ValueError("must not contain a password: set `password: env:NAME` beside the URL")
+    try:
+        for host in urlsplit(url).netloc.rpartition("@")[2].split(","):  # a URL of PostgreSQL may name several hosts
+            _ = urlsplit(f"//{host}").port
+    except ValueError:  # without the message of Python, which may repeat a secret in the URL
+        raise ValueError("must be a URL with a port from 0 to 65535, if it has one") from None
     return url
 
 
@@ -38,7 +40,7 @@ Url = Annotated[str, AfterValidator(validate_url)]
 def _without_secrets(options: dict[str, str]) -> dict[str, str]:
     for name in options:
         if _SECRET_OPTION.search(name):
-            raise ValueError(f"{name} is a secret: give it under `secrets`, by reference")
+            raise ValueError(f"{name} is a secret: move it to `secrets`, as env:NAME or file:/path")
     return options
 
 
@@ -46,11 +48,18 @@ Options = Annotated[dict[str, str], AfterValidator(_without_secrets)]
 
 
 class DatabaseSection(Section):
-    """PostgreSQL: the embedded one, or any other."""
+    """Connection to PostgreSQL: the embedded server, or your own."""
 
-    url: Url = Field(EMBEDDED, description="`embedded`, or postgresql://user@host:5432/database, 15 or newer")
-    password: SecretRef | None = Field(None, description="Of the user in the URL.")
-    pool_size: int = Field(10, ge=2, le=500, description="Connections of one process.")
+    url: Url = Field(
+        EMBEDDED,
+        description="PostgreSQL 15 or newer: `embedded` for the server that Penstock runs itself, or "
+        "postgresql://user@host:5432/database.",
+    )
+    password: SecretRef | None = Field(
+        None,
+        description="Password of the user in `url`, as env:NAME or file:/path. The URL itself must not contain it.",
+    )
+    pool_size: int = Field(10, ge=2, le=500, description="Maximum number of PostgreSQL connections per process.")
     statement_timeout: Annotated[Duration, Field(ge=timedelta(seconds=1))] = Field(
-        timedelta(minutes=5), description="How long one statement may take."
+        timedelta(minutes=5), description="Maximum time of one SQL statement; a slower statement is cancelled."
     )

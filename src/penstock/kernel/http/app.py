@@ -26,11 +26,11 @@ class ServiceRegistry:
         self._by_class: dict[type, object] = {}
 
     def add(self, kind: type[T], service: T) -> None:
-        """Give the routes *service* under *kind*."""
+        """Register *service* as the object of class *kind*."""
         self._by_class[kind] = service
 
     def get(self, kind: type[T]) -> T:
-        """Return the object of class *kind*; KeyError when the application was made without it."""
+        """Return the object of class *kind*; KeyError if the application was created without it."""
         return cast("T", self._by_class[kind])
 
 
@@ -40,27 +40,28 @@ def services_of(app: FastAPI) -> ServiceRegistry:
 
 
 def service(request: Request, kind: type[T]) -> T:
-    """Return the object of class *kind* that the application of *request* was made with."""
+    """Return the object of class *kind* of the application that serves *request*."""
     return services_of(request.app).get(kind)
 
 
-async def _caller(request: Request) -> Principal:
+async def _authenticate(request: Request) -> Principal:
     authenticator: Authenticator = request.app.state.authenticator
     return await authenticator.authenticate(request.headers.get("authorization"))
 
 
-Caller = Annotated[Principal, Depends(_caller)]  # tells a route who is asking, or answers 401 in its place
+Caller = Annotated[Principal, Depends(_authenticate)]  # the caller of a route, or 401 without a valid token
 
 
-def require_operator(what: str) -> Callable[[Principal], Awaitable[Principal]]:
-    """Tells a route who is asking for *what*, which is the house's own: 403 for a token that acts for a tenant."""
+def require_operator(subject: str) -> Callable[[Principal], Awaitable[Principal]]:
+    """Return a dependency that answers 403 unless the token is an operator token; *subject* names what is protected."""
 
-    async def operator(caller: Caller) -> Principal:
+    async def check_operator(caller: Caller) -> Principal:
         if caller.tenant is not None:
-            raise Forbidden("OPERATOR_ONLY", f"{what} belong to no tenant", hint="use a token without a tenant")
+            problem = f"{subject} need an operator token; this token acts for tenant {caller.tenant!r}"
+            raise Forbidden("OPERATOR_ONLY", problem, hint="use a token without a tenant")
         return caller
 
-    return operator
+    return check_operator
 
 
 def create_app(
@@ -72,7 +73,10 @@ def create_app(
     body_limit: int,
     local_name: str | None,
 ) -> FastAPI:
-    """Problems for failures, ids, limits, metrics, a page. With a *local_name* nobody authenticates: be local only."""
+    """Return an application with error responses, request ids, limits, metrics and the page /docs.
+
+    With a *local_name* callers are not authenticated, and only requests to a local host name are accepted.
+    """
     app = FastAPI(
         title=title,
         version=__version__,
@@ -91,7 +95,7 @@ def create_app(
 
 
 def _add_page(app: FastAPI) -> None:
-    """The API's page, from files of our own: it works without the internet."""
+    """Add the page that shows the API, from local files, so that it works without the internet."""
     app.mount("/swagger", StaticFiles(directory=str(files("fastapi_swagger").joinpath("resources"))), name="swagger")
 
     @app.get("/docs", include_in_schema=False)

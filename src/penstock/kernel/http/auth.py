@@ -1,4 +1,4 @@
-"""Who is asking: JSON Web Tokens, verified once and remembered, and the wall between tenants."""
+"""Authentication by JSON Web Tokens, which are verified once and cached, and the separation of tenants."""
 
 import time
 from collections import OrderedDict
@@ -19,45 +19,72 @@ from penstock.kernel.http.keys import KeyFile, KeySource, KeyUrl, SharedSecret
 
 CACHE_SIZE = 10_000
 TOKEN_LIMIT = 16_000
-REMEMBER_SECONDS = 300.0  # no longer, whatever the token says: a withdrawn key must stop working
+REMEMBER_SECONDS = 300.0  # the maximum, even for tokens that expire later: a withdrawn key must stop working
 REFUSAL_SECONDS = 10.0
+_NEW_TOKEN = "get a new token from the issuer"  # noqa: S105 - a hint
 
 
 class JwtSection(Section):
-    """Who may come in: bearers of a token signed by one of these keys."""
+    """Authentication by JSON Web Tokens (`Authorization: Bearer …`).
+
+    Set exactly one of secret, jwks_file and jwks_url.
+    """
 
     algorithms: list[Literal["HS256", "RS256", "ES256"]] = Field(
-        ["RS256", "ES256"], min_length=1, description="Those a token may be signed with."
+        ["RS256", "ES256"], min_length=1, description="Signature algorithms of tokens that are accepted."
     )
-    secret: SecretRef | None = Field(None, description="For HS256, at least 32 bytes.")
-    jwks_file: Path | None = Field(None, description="Public keys, as a JWKS.")
+    secret: SecretRef | None = Field(
+        None, description="Shared secret for HS256, at least 32 bytes, as env:NAME or file:/path."
+    )
+    jwks_file: Path | None = Field(
+        None, description="File with the public keys for RS256 and ES256, as a JSON Web Key Set."
+    )
     jwks_url: Url | None = Field(
-        None, description="Where such a JWKS is fetched from, again when it names no key of a token."
+        None,
+        description="URL of a JSON Web Key Set with the public keys for RS256 and ES256. It is fetched again if a "
+        "token was "
+        "signed with an unknown key.",
     )
-    issuer: str | None = Field(None, description="What `iss` has to be; without it, anything.")
-    audience: str | None = Field(None, description="What `aud` has to have; without it, anything.")
-    tenant_claim: str = Field("tenant_id", description="The claim that names the tenant.")
-    leeway: Duration = Field(timedelta(seconds=30), description="By how much clocks may differ.")
+    issuer: str | None = Field(
+        None, description="Required value of the `iss` claim. If not set, every issuer is accepted."
+    )
+    audience: str | None = Field(
+        None, description="Value that the `aud` claim must contain. If not set, every audience is accepted."
+    )
+    tenant_claim: str = Field(
+        "tenant_id", description="Name of the claim with the tenant. A token without this claim is an operator token."
+    )
+    leeway: Duration = Field(
+        timedelta(seconds=30), description="Tolerated clock difference when the expiry time of a token is checked."
+    )
 
     @model_validator(mode="after")
-    def _has_one_source_of_keys(self) -> "JwtSection":
+    def _check_source_of_keys(self) -> "JwtSection":
         given = [name for name in ("secret", "jwks_file", "jwks_url") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError("give exactly one of secret, jwks_file and jwks_url")
+            raise ValueError("must have exactly one of secret, jwks_file and jwks_url")
         if {algorithm == "HS256" for algorithm in self.algorithms} != {given == ["secret"]}:
-            raise ValueError("a secret goes with `algorithms: [HS256]`, keys with RS256 and ES256")
+            raise ValueError("`secret` needs `algorithms: [HS256]`; jwks_file and jwks_url need RS256 or ES256")
         return self
 
 
 class AuthSection(Section):
-    """Without `jwt` anybody who can connect may do anything, so Penstock then listens on loopback only."""
+    """Authentication.
 
-    jwt: JwtSection | None = None
+    Without `jwt` every caller is an operator, so the servers accept connections of this machine only.
+    """
+
+    jwt: JwtSection | None = Field(
+        None, description="Verification of JSON Web Tokens. If not set, callers are not authenticated."
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is asking. Without authentication it is the operator of this machine, who may act for every tenant."""
+    """The caller of a request.
+
+    Without authentication it is the operator of this machine, who may act for every tenant.
+    """
 
     subject: str
     tenant: str | None
@@ -65,10 +92,12 @@ class Principal:
     is_operator: bool = False
 
     def require_tenant(self, tenant: str, *, claimed: object = None) -> None:
-        """R25: Forbidden unless the token's tenant, or whom it *acts_for*, is the path's."""
+        """R25: raise Forbidden unless the tenant of the token, or the *claimed* one, is the tenant of the path."""
         if not self.is_operator and (self.tenant if claimed is None else claimed) != tenant:
             raise Forbidden(
-                "WRONG_TENANT", f"this token does not act for tenant {tenant!r}", hint="use a token of that tenant"
+                "WRONG_TENANT",
+                f"the token does not act for tenant {tenant!r}",
+                hint=f"use a token of tenant {tenant!r}",
             )
 
 
@@ -77,18 +106,18 @@ OPERATOR = Principal("operator", None, is_operator=True)
 
 class Authenticator(Protocol):
     async def authenticate(self, authorization: str | None) -> Principal:
-        """The principal behind an Authorization header, or Unauthorized."""
+        """Return the caller that an Authorization header names; raise Unauthorized if it names none."""
 
 
 class NoAuthenticator:
-    """For loopback only: whoever can connect is the operator."""
+    """Treats every caller as the operator; for loopback only."""
 
-    async def authenticate(self, authorization: str | None) -> Principal:  # noqa: ARG002 - the header does not matter here
+    async def authenticate(self, authorization: str | None) -> Principal:  # noqa: ARG002 - the header is not used
         return OPERATOR
 
 
 class JwtAuthenticator:
-    """R25: verifies a token once, and remembers it for minutes, never past its end; a bad one is remembered briefly."""
+    """R25: verifies a token once and caches the result for minutes, never past its expiry; refusals for seconds."""
 
     def __init__(
         self,
@@ -105,33 +134,33 @@ class JwtAuthenticator:
         self._issuer, self._audience = issuer, audience
         self._tenant_claim = tenant_claim
         self._leeway = leeway.total_seconds()
-        self._known: OrderedDict[bytes, tuple[float, Principal | Unauthorized]] = OrderedDict()
+        self._cache: OrderedDict[bytes, tuple[float, Principal | Unauthorized]] = OrderedDict()
 
     async def authenticate(self, authorization: str | None) -> Principal:
-        token = _bearer(authorization)
+        token = _parse_bearer(authorization)
         name = sha256(token.encode(errors="surrogatepass")).digest()  # long tokens must not fill the memory
-        remembered = self._known.get(name)
-        if remembered is None or remembered[0] < time.time():
-            remembered = await self._verified(token)
-            self._remember(name, remembered)
-        answer = remembered[1]
-        if isinstance(answer, Unauthorized):
-            raise _anew(answer)
-        return answer
+        cached = self._cache.get(name)
+        if cached is None or cached[0] < time.time():
+            cached = await self._verify(token)
+            self._store(name, cached)
+        result = cached[1]
+        if isinstance(result, Unauthorized):
+            raise _copy_error(result)
+        return result
 
-    async def _verified(self, token: str) -> tuple[float, Principal | Unauthorized]:
+    async def _verify(self, token: str) -> tuple[float, Principal | Unauthorized]:
         try:
-            claims = await self._claims(token)
+            claims = await self._decode(token)
         except Unauthorized as error:
-            return time.time() + REFUSAL_SECONDS, _anew(error)
+            return time.time() + REFUSAL_SECONDS, _copy_error(error)
         tenant = claims.get(self._tenant_claim)
-        if not (tenant is None or isinstance(tenant, str)):  # it means some tenant, so it must not pass for none
-            wrong = f"the token's {self._tenant_claim} is no text"
-            return time.time() + REFUSAL_SECONDS, Unauthorized("BAD_TOKEN", wrong, hint="get a new one")
+        if not (tenant is None or isinstance(tenant, str)):  # it means some tenant, so it must not pass for an operator
+            problem = f"the claim {self._tenant_claim} of the token is not text"
+            return time.time() + REFUSAL_SECONDS, Unauthorized("BAD_TOKEN", problem, hint=_NEW_TOKEN)
         principal = Principal(str(claims.get("sub", "")), tenant, claims)
         return min(int(claims["exp"]), time.time() + REMEMBER_SECONDS) + self._leeway, principal
 
-    async def _claims(self, token: str) -> Mapping[str, Any]:
+    async def _decode(self, token: str) -> Mapping[str, Any]:
         try:
             claims: Mapping[str, Any] = jwt.decode(
                 token,
@@ -143,37 +172,38 @@ class JwtAuthenticator:
                 options={"require": ["exp"], "verify_aud": self._audience is not None},
             )
         except jwt.ExpiredSignatureError:
-            raise Unauthorized("TOKEN_EXPIRED", "the token has expired", hint="get a new one") from None
+            raise Unauthorized("TOKEN_EXPIRED", "the token has expired", hint=_NEW_TOKEN) from None
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
-            raise Unauthorized("BAD_TOKEN", f"the token is not accepted: {error}", hint="get a new one") from None
+            raise Unauthorized("BAD_TOKEN", f"the token is not accepted: {error}", hint=_NEW_TOKEN) from None
         return claims
 
-    def _remember(self, name: bytes, answer: tuple[float, Principal | Unauthorized]) -> None:
-        self._known[name] = answer
-        self._known.move_to_end(name)
-        if len(self._known) > CACHE_SIZE:
-            self._known.popitem(last=False)
+    def _store(self, name: bytes, result: tuple[float, Principal | Unauthorized]) -> None:
+        self._cache[name] = result
+        self._cache.move_to_end(name)
+        if len(self._cache) > CACHE_SIZE:
+            self._cache.popitem(last=False)
 
 
-def _anew(error: Unauthorized) -> Unauthorized:
-    """The same refusal without its traceback, which would keep a whole request in the cache."""
+def _copy_error(error: Unauthorized) -> Unauthorized:
+    """Return the same refusal without its traceback, which would keep a whole request in the cache."""
     return Unauthorized(error.code, error.message, hint=error.hint)
 
 
-def _bearer(authorization: str | None) -> str:
+def _parse_bearer(authorization: str | None) -> str:
     scheme, _, token = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not token or len(token) > TOKEN_LIMIT:
-        raise Unauthorized("NO_TOKEN", "this needs a token", hint="send the header `Authorization: Bearer …`")
+        hint = "send the header `Authorization: Bearer TOKEN`; the CLI sends PENSTOCK_TOKEN"
+        raise Unauthorized("NO_TOKEN", "the request has no token", hint=hint)
     return token.strip()
 
 
 def make_authenticator(section: AuthSection) -> Authenticator:
-    """R25: tokens when keys are configured, else nobody but whoever is on this machine."""
+    """R25: return an authenticator that requires tokens if keys are configured, else one for this machine only."""
     keys = section.jwt
     if keys is None:
         return NoAuthenticator()
     return JwtAuthenticator(
-        _keys(keys),
+        _open_keys(keys),
         algorithms=list(keys.algorithms),
         issuer=keys.issuer,
         audience=keys.audience,
@@ -182,7 +212,7 @@ def make_authenticator(section: AuthSection) -> Authenticator:
     )
 
 
-def _keys(section: JwtSection) -> KeySource:
+def _open_keys(section: JwtSection) -> KeySource:
     if section.secret is not None:
         return SharedSecret(resolve_secret(section.secret, "auth.jwt.secret"))
     return KeyFile(section.jwks_file) if section.jwks_file is not None else KeyUrl(section.jwks_url or "")

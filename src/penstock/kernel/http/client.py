@@ -1,4 +1,4 @@
-"""An API of ours from Python: requests that answer with documents, and the server's own errors."""
+"""Base of the Python clients of the API: requests that return JSON documents, and the errors of the server."""
 
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ _PIECE = 1 << 16
 
 
 class HttpResponse(NamedTuple):
-    """What came back."""
+    """A response of the server with its whole body."""
 
     status: int
     headers: Mapping[str, str]
@@ -45,7 +45,7 @@ class Download(NamedTuple):
 
 
 class ServerEvent(NamedTuple):
-    """One event of a stream: its id, its name, and its document."""
+    """One server-sent event: its id, its name and its document."""
 
     id: str
     name: str
@@ -53,7 +53,10 @@ class ServerEvent(NamedTuple):
 
 
 class ApiClient:
-    """One server's API under *prefix*. A failure it tells is raised as the error it is; a server away is Transient."""
+    """The API of a server under *prefix*.
+
+    Error responses are raised as PenstockError; an unreachable server is Transient.
+    """
 
     def __init__(self, url: str, prefix: str, *, token: str | None = None, timeout: float = 30) -> None:
         self._server = url.rstrip("/")
@@ -73,8 +76,8 @@ class ApiClient:
             await self._session.close()
 
     async def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Json:
-        given = {name: str(value) for name, value in (params or {}).items() if value is not None}
-        return await self._call("GET", path, params=given)
+        query = {name: str(value) for name, value in (params or {}).items() if value is not None}
+        return await self._call("GET", path, params=query)
 
     async def _post(self, path: str, **body: Any) -> Json:
         return await self._call("POST", path, {name: value for name, value in body.items() if value is not None})
@@ -88,10 +91,10 @@ class ApiClient:
         params: Mapping[str, str] | None = None,
         wait: float = 0,
     ) -> Json:
-        answer = await self._exchange(method, path, body, params=params, wait=wait)
-        return _document(answer.body)
+        response = await self._send(method, path, body, params=params, wait=wait)
+        return _parse_document(response.body)
 
-    async def _exchange(
+    async def _send(
         self,
         method: str,
         path: str,
@@ -101,19 +104,19 @@ class ApiClient:
         headers: Mapping[str, str] | None = None,
         wait: float = 0,
     ) -> "HttpResponse":
-        """The server's answer as it came; its failure as the error it is."""
+        """Return the response of the server unchanged; raise an error response as a PenstockError."""
         data = body if body is None or isinstance(body, bytes) else orjson.dumps(body)
-        given = {"content-type": "application/json", **(headers or {})}
-        # What the server was asked to wait is not its fault.
+        all_headers = {"content-type": "application/json", **(headers or {})}
+        # A long poll is allowed to take as long as was asked for.
         limit = aiohttp.ClientTimeout(total=self._timeout + wait)
-        with self._down():
-            async with self._opened.request(
-                method, self._address(path, params), data=data, headers=given, timeout=limit
+        with self._report_outage():
+            async with self._open_session.request(
+                method, self._address(path, params), data=data, headers=all_headers, timeout=limit
             ) as response:
-                answer = HttpResponse(response.status, response.headers, await response.read())
-        if answer.status >= 400:
-            raise failure(answer.status, answer.body)
-        return answer
+                result = HttpResponse(response.status, response.headers, await response.read())
+        if result.status >= 400:
+            raise parse_error(result.status, result.body)
+        return result
 
     @asynccontextmanager
     async def _download(self, path: str, params: Mapping[str, str] | None = None) -> AsyncIterator[Download]:
@@ -122,15 +125,15 @@ class ApiClient:
         An error of the reader, such as a full disk, is not an error of the server, so only reads are translated.
         """
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=self._timeout)
-        with self._down():
-            response = await self._opened.get(self._address(path, params), timeout=limit)
+        with self._report_outage():
+            response = await self._open_session.get(self._address(path, params), timeout=limit)
         async with response:
             if response.status >= 400:
-                raise failure(response.status, await response.read())
+                raise parse_error(response.status, await response.read())
             yield Download(response.headers, self._pieces(response.content))
 
     async def _pieces(self, content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-        with self._down():
+        with self._report_outage():
             async for piece in content.iter_chunked(_PIECE):
                 yield piece
 
@@ -140,14 +143,14 @@ class ApiClient:
     ) -> AsyncIterator[AsyncIterator[ServerEvent]]:
         """Open a stream of server-sent events; without a line for *silent_for* seconds it is Transient."""
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=silent_for)
-        with self._down():
-            async with self._opened.get(address, timeout=limit, headers=headers) as response:
+        with self._report_outage():
+            async with self._open_session.get(address, timeout=limit, headers=headers) as response:
                 if response.status >= 400:
-                    raise failure(response.status, await response.read())
+                    raise parse_error(response.status, await response.read())
                 yield _events(response.content)
 
     @property
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             raise RuntimeError("use the client in `async with`")
         return self._session
@@ -156,7 +159,7 @@ class ApiClient:
         return URL(self._base + path, encoded=True).update_query(params or {})
 
     @contextmanager
-    def _down(self) -> Iterator[None]:
+    def _report_outage(self) -> Iterator[None]:
         try:
             yield
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -188,26 +191,29 @@ async def _events(lines: aiohttp.StreamReader) -> AsyncIterator[ServerEvent]:
             yield ServerEvent(event_id, name, orjson.loads(value))
 
 
-def _document(answer: bytes) -> Json:
+def _parse_document(body: bytes) -> Json:
     try:
-        document: Json = orjson.loads(answer)
+        document: Json = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         message = "the server answered with text that is not JSON, so it is not a Penstock server"
         raise Invalid("NOT_A_PENSTOCK_SERVER", message, hint="check the address") from error
     return document
 
 
-def failure(status: int, answer: bytes) -> PenstockError:
-    """What the server said went wrong, as the error it raised."""
+def parse_error(status: int, body: bytes) -> PenstockError:
+    """Return the error that the server reported with *status* and a body of problem+json."""
     try:
-        problem = orjson.loads(answer)
+        document = orjson.loads(body)
     except orjson.JSONDecodeError:
-        problem = None
-    told = problem if isinstance(problem, dict) else {}
+        document = None
+    problem = document if isinstance(document, dict) else {}
     kind = _BY_STATUS.get(status, Transient if status >= 500 else Invalid)
-    if "code" not in told and status in _NOT_PENSTOCK:
+    if "code" not in problem and status in _NOT_PENSTOCK:
         message = f"the server answered {status} without an error code, so it is not a Penstock server"
         return kind("NOT_A_PENSTOCK_SERVER", message, hint="check the address")
-    details = {name: value for name, value in told.items() if name not in _PROBLEM}
-    code, detail = str(told.get("code", f"HTTP_{status}")), str(told.get("detail", f"the server answered {status}"))
-    return kind(code, detail, hint=told.get("hint"), **details)
+    details = {name: value for name, value in problem.items() if name not in _PROBLEM}
+    code, detail = (
+        str(problem.get("code", f"HTTP_{status}")),
+        str(problem.get("detail", f"the server answered {status}")),
+    )
+    return kind(code, detail, hint=problem.get("hint"), **details)

@@ -20,20 +20,20 @@ from penstock.kernel.tasks.backoff import Sleep, compute_delay
 from penstock.kernel.text import SecretMask, make_storable
 
 LONGEST_PAUSE = timedelta(seconds=60)  # a longer Retry-After ends the call
-_SAID = 200  # characters of an answer in a message
+_EXCERPT_LENGTH = 200  # characters of a response in a message
 
 T = TypeVar("T")
-Around = Callable[[], AbstractAsyncContextManager[object]]
-Wait = Callable[[Exception, int], timedelta | None]
+AttemptContext = Callable[[], AbstractAsyncContextManager[object]]
+RetryWait = Callable[[Exception, int], timedelta | None]
 
 
 class ApiFailure(StrEnum):
-    """Why a call failed."""
+    """The reason why a call failed."""
 
     TIMEOUT = "TIMEOUT"
     UNREACHABLE = "UNREACHABLE"
     THROTTLED = "THROTTLED"
-    ERROR = "ERROR"  # of the API itself
+    ERROR = "ERROR"  # an internal error of the API
     UNAUTHORIZED = "UNAUTHORIZED"
     MOVED = "MOVED"
     REFUSED = "REFUSED"
@@ -45,7 +45,7 @@ _FINAL = frozenset({ApiFailure.UNAUTHORIZED, ApiFailure.MOVED, ApiFailure.REFUSE
 
 
 class CallFailed(Exception):
-    """A call failed. *status* (0 without an answer) and *after*, its Retry-After, are those of the answer."""
+    """A call failed. *status* (0 without a response) and *after*, its Retry-After, are from the response."""
 
     def __init__(self, failure: ApiFailure, message: str, status: int = 0, after: timedelta | None = None) -> None:
         super().__init__(message)
@@ -54,17 +54,17 @@ class CallFailed(Exception):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether another attempt can help."""
+        """Return whether another attempt can succeed."""
         return self.failure not in _FINAL
 
 
 class BodyTooLarge(Exception):
-    """The body of an answer is longer than its limit."""
+    """The body of a response is longer than its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiResponse:
-    """An answer with its whole body."""
+    """A response with its whole body."""
 
     status: int
     headers: Mapping[str, str]
@@ -72,17 +72,17 @@ class ApiResponse:
 
     @property
     def content_type(self) -> str:
-        """The media type without its parameters, in lower case."""
+        """Return the media type without its parameters, in lower case."""
         return self.headers.get("Content-Type", "application/octet-stream").partition(";")[0].strip().lower()
 
 
 async def send_request(
-    session: aiohttp.ClientSession, method: str, url: URL, *, timeout: float, limit: int, **sent: Any
+    session: aiohttp.ClientSession, method: str, url: URL, *, timeout: float, limit: int, **options: Any
 ) -> ApiResponse:
-    """Send one request and read its answer, whatever its status; BodyTooLarge beyond *limit* bytes, the rest unread."""
+    """Send one request and read the response of any status; BodyTooLarge if its body has more than *limit* bytes."""
     total = aiohttp.ClientTimeout(total=timeout)
-    # Redirects are not followed: the secrets in a request are for the host that is configured.
-    async with session.request(method, url, timeout=total, allow_redirects=False, **sent) as response:
+    # Redirects are not followed: the secrets in a request are for the configured host.
+    async with session.request(method, url, timeout=total, allow_redirects=False, **options) as response:
         chunks, size = [], 0
         async for chunk in response.content.iter_any():
             size += len(chunk)
@@ -94,12 +94,12 @@ async def send_request(
 
 
 def redact_url(url: URL) -> str:
-    """*url* without the parts that can be secret."""
+    """Return *url* without the parts that can be secret: user, query and fragment."""
     return str(url.with_user(None).with_query(None).with_fragment(None)) if url.absolute else url.raw_path
 
 
-def wait_as_asked(error: Exception, attempt: int) -> timedelta | None:
-    """Wait at least as long as the API asks for; None if no further attempt is to be made."""
+def compute_retry_wait(error: Exception, attempt: int) -> timedelta | None:
+    """Return the time until the next attempt, at least the Retry-After of the API; None to give up."""
     if not isinstance(error, CallFailed) or not error.is_retryable:
         return None
     wait = max(compute_delay(attempt), error.after or timedelta(0))
@@ -110,23 +110,23 @@ def wait_as_asked(error: Exception, attempt: int) -> timedelta | None:
 class ExternalApi:
     """An external API and the limits of a call. Messages never contain the *token* or one of the *secrets*.
 
-    *wait* returns the time between the failed attempt of that number and the next one, None to give up.
+    *wait* returns the time between the failed attempt of that number and the next attempt, or None to give up.
     """
 
     clock: Clock
     timeout: timedelta
     attempts: int
-    limit: int  # bytes of an answer
+    limit: int  # bytes of a response
     headers: Mapping[str, str]
     _: KW_ONLY
     token: str | None = None
     secrets: set[str] = field(default_factory=set)
     connections: int = 100
-    wait: Wait = wait_as_asked
+    wait: RetryWait = compute_retry_wait
     pause: Sleep = asyncio.sleep
 
     def session(self) -> aiohttp.ClientSession:
-        """Connections for calls; the caller closes them."""
+        """Return a session for calls, which the caller closes."""
         bearer = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self.connections),
@@ -142,9 +142,9 @@ class ExternalApi:
         read: Callable[[ApiResponse], T],
         data: bytes | None = None,
         *,
-        around: Around = nullcontext,
+        around: AttemptContext = nullcontext,
     ) -> T:
-        """Return what *read* makes of a 2xx answer; its errors fail the attempt like any other.
+        """Return the result of *read* for a 2xx response; an error of *read* fails the attempt like any other.
 
         Each attempt runs inside *around*, which may replace the error.
         """
@@ -165,7 +165,7 @@ class ExternalApi:
     async def _attempt(self, session: aiohttp.ClientSession, method: str, url: URL, data: bytes | None) -> ApiResponse:
         timeout = self.timeout.total_seconds()
         try:
-            answered = await send_request(session, method, url, timeout=timeout, limit=self.limit, data=data)
+            response = await send_request(session, method, url, timeout=timeout, limit=self.limit, data=data)
         except TimeoutError as error:
             raise CallFailed(ApiFailure.TIMEOUT, f"{redact_url(url)} did not answer within {timeout:g} s") from error
         except BodyTooLarge as error:
@@ -175,26 +175,25 @@ class ExternalApi:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # The text of some errors of aiohttp contains the whole URL.
             text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
-            make_excerpt = self.make_excerpt(f"{type(error).__name__}: {text}")
-            raise CallFailed(ApiFailure.UNREACHABLE, f"{redact_url(url)}: {make_excerpt}") from error
-        if HTTPStatus.OK <= answered.status < HTTPStatus.MULTIPLE_CHOICES:
-            return answered
-        make_excerpt = (
-            f"{redact_url(url)} answered {answered.status}: {self.make_excerpt(answered.body.decode(errors='replace'))}"
-        )
-        after = parse_retry_after(answered.headers.get("Retry-After"), self.clock.now())
-        raise CallFailed(_failure(answered.status), make_excerpt.rstrip(": "), answered.status, after)
+            excerpt = self.make_excerpt(f"{type(error).__name__}: {text}")
+            raise CallFailed(ApiFailure.UNREACHABLE, f"{redact_url(url)}: {excerpt}") from error
+        if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
+            return response
+        excerpt = self.make_excerpt(response.body.decode(errors="replace"))
+        message = f"{redact_url(url)} answered with status {response.status}: {excerpt}"
+        after = parse_retry_after(response.headers.get("Retry-After"), self.clock.now())
+        raise CallFailed(_classify(response.status), message.rstrip(": "), response.status, after)
 
     def mask_secrets(self, text: str) -> str:
-        """*text* without secrets."""
+        """Return *text* without the secrets of the API."""
         return SecretMask([*self.secrets, self.token or ""]).mask_text(text)
 
     def make_excerpt(self, text: str) -> str:
-        """*text* of the API as a message may contain it: without secrets, on one line, short."""
-        return make_storable(" ".join(self.mask_secrets(text).split()), _SAID)
+        """Return *text* of the API as a message may contain it: without secrets, on one line, short."""
+        return make_storable(" ".join(self.mask_secrets(text).split()), _EXCERPT_LENGTH)
 
 
-def _failure(status: int) -> ApiFailure:
+def _classify(status: int) -> ApiFailure:
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return ApiFailure.THROTTLED
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.REQUEST_TIMEOUT:

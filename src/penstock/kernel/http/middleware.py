@@ -1,4 +1,4 @@
-"""What every request passes: an id, a log line, metrics, and the gate that keeps out what is too large or foreign."""
+"""Middleware of every request: an id, a log entry, metrics, and limits for size and origin."""
 
 from collections.abc import Mapping
 from time import perf_counter
@@ -10,27 +10,33 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.kernel.errors import PenstockError, TooLarge
 from penstock.kernel.http import problems
-from penstock.kernel.http.headers import LOCAL_NAMES, foreign_page, is_request_id
+from penstock.kernel.http.headers import LOCAL_NAMES, is_request_id, refuse_foreign_page
 from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
+_CLIENT_ERROR, _SERVER_ERROR = 400, 500
 
 
 class HttpMetrics:
-    """Requests by route, never by path: a path is the caller's to choose."""
+    """Metrics of requests by route, never by path: callers choose paths, so their number is unlimited."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         names = ["method", "route", "status"]
-        self.requests = Counter("penstock_http_requests", "Requests answered", names, registry=telemetry.registry)
+        self.requests = Counter(
+            "penstock_http_requests", "HTTP requests, by method, route and status.", names, registry=telemetry.registry
+        )
         self.seconds = Histogram(
-            "penstock_http_request_seconds", "Time to answer", names[:2], registry=telemetry.registry
+            "penstock_http_request_seconds",
+            "Duration of an HTTP request in seconds, by method and route.",
+            names[:2],
+            registry=telemetry.registry,
         )
 
 
 class RequestObserver:
-    """Gives every request an id, an answer whatever happens, a log line and its place in the metrics."""
+    """Gives every request an id, a response even after a crash, a log entry and metrics."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
@@ -40,9 +46,9 @@ class RequestObserver:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # The caller's id when it is a sane one, so that logs of several services can be joined; else a new one.
-        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
-        request_id = scope["request_id"] = given if is_request_id(given) else uuid4().hex
+        # The id of the caller if it is valid, so that the logs of several services can be joined; else a new one.
+        sent_id = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+        request_id = scope["request_id"] = sent_id if is_request_id(sent_id) else uuid4().hex
         status, began = 0, perf_counter()
 
         async def send_with_id(message: Message) -> None:
@@ -56,41 +62,47 @@ class RequestObserver:
             try:
                 await self._app(scope, receive, send_with_id)
             except Exception as error:
-                if status:  # half an answer is out: only a broken connection can tell the caller
+                if status:  # half of the response is sent: only a broken connection can signal the error
                     raise
                 await problems.respond_to_bug(error, scope)(scope, receive, send_with_id)
             finally:
-                self._note(scope, status, perf_counter() - began)
+                self._record(scope, status, perf_counter() - began)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.requests.labels(method, route, status).inc()
         self._metrics.seconds.labels(method, route).observe(seconds)
-        level = "debug" if route.startswith("/actuator") else "info"
-        getattr(structlog.get_logger(), level)(
-            "request", method=method, path=scope["path"], status=status, seconds=round(seconds, 6)
+        getattr(structlog.get_logger(), _level_of(status))(
+            "request_answered", method=method, path=scope["path"], status=status, seconds=round(seconds, 6)
         )
 
 
-class DrainState:
-    """Sends clients of a process that is about to stop elsewhere: with their answer, not between two requests."""
+def _level_of(status: int) -> str:
+    """Return the log level of a response. A busy server must not hide its events behind successful requests."""
+    if status == 0 or status >= _SERVER_ERROR:
+        return "warning"
+    return "info" if status >= _CLIENT_ERROR else "debug"
+
+
+class DrainMiddleware:
+    """Closes the connections of a process that is about to stop: with a response, not between two requests."""
 
     def __init__(self, app: ASGIApp, pulse: LivenessPulse) -> None:
         self._app = app
         self._pulse = pulse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_and_part(message: Message) -> None:
+        async def send_and_close(message: Message) -> None:
             if message["type"] == "http.response.start" and self._pulse.is_draining:
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
-        await self._app(scope, receive, send_and_part)
+        await self._app(scope, receive, send_and_close)
 
 
 class RequestLimits:
-    """Refuses bodies over the limit, and, where nobody authenticates, pages of other sites."""
+    """Refuses bodies over the limit and, if callers are not authenticated, requests from pages of other sites."""
 
     def __init__(self, app: ASGIApp, body_limit: int, local_name: str | None) -> None:
         self._app = app
@@ -101,42 +113,43 @@ class RequestLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal({name: value.decode("latin-1") for name, value in scope["headers"]})
+        refusal = self._check_headers({name: value.decode("latin-1") for name, value in scope["headers"]})
         if refusal is None:
-            refusal = await self._pass_counted(scope, receive, send)
+            refusal = await self._run_limited(scope, receive, send)
         if refusal is not None:
             await problems.respond(refusal, scope)(scope, receive, send)
 
-    def _refusal(self, headers: Mapping[bytes, str]) -> PenstockError | None:
+    def _check_headers(self, headers: Mapping[bytes, str]) -> PenstockError | None:
         length = headers.get(b"content-length", "0")
         if length.isdigit() and int(length) > self._limit:
             return self._too_large()
-        return None if self._local_names is None else foreign_page(headers, self._local_names)
+        return None if self._local_names is None else refuse_foreign_page(headers, self._local_names)
 
-    async def _pass_counted(self, scope: Scope, receive: Receive, send: Send) -> PenstockError | None:
-        """Let the request through, but count its body; whatever the application makes of a cut one is not sent."""
-        seen, answered = 0, False
+    async def _run_limited(self, scope: Scope, receive: Receive, send: Send) -> PenstockError | None:
+        """Run the application and count the bytes of the body; a response to a body that was cut off is not sent."""
+        size, is_answered = 0, False
 
-        async def counted() -> Message:
-            nonlocal seen
+        async def receive_counted() -> Message:
+            nonlocal size
             message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._limit:
+            size += len(message.get("body", b""))
+            if size > self._limit:
                 raise self._too_large()
             return message
 
         async def send_unless_over(message: Message) -> None:
-            nonlocal answered
-            if seen <= self._limit or answered:
-                answered = True
+            nonlocal is_answered
+            if size <= self._limit or is_answered:
+                is_answered = True
                 await send(message)
 
         try:
-            await self._app(scope, counted, send_unless_over)
+            await self._app(scope, receive_counted, send_unless_over)
         except TooLarge:
-            if answered:
+            if is_answered:
                 raise
-        return self._too_large() if seen > self._limit and not answered else None
+        return self._too_large() if size > self._limit and not is_answered else None
 
     def _too_large(self) -> TooLarge:
-        return TooLarge("BODY_TOO_LARGE", f"a body has at most {self._limit} bytes here", hint="send it in parts")
+        hint = "send the content in several requests, or raise server.body_limit"
+        return TooLarge("BODY_TOO_LARGE", f"the body has more than {self._limit} bytes (server.body_limit)", hint=hint)

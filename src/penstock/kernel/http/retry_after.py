@@ -1,4 +1,4 @@
-"""What a server asks of those it turns away: the Retry-After of HTTP."""
+"""The Retry-After header of HTTP."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -8,7 +8,7 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
 
 
 def parse_retry_after(header: str | None, now: datetime) -> timedelta | None:
-    """How long a Retry-After asks for, in seconds or as a date; None when it does not say."""
+    """Return the time that a Retry-After header asks for, in seconds or as a date; None if it is absent or invalid."""
     if header is None:
         return None
     if _SECONDS.fullmatch(header):

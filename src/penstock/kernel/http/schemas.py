@@ -1,4 +1,4 @@
-"""What the bodies of all APIs are made of, so that they say and refuse the same in the same way."""
+"""Types that the request and response bodies of all APIs share."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -11,51 +11,53 @@ from penstock.kernel.text import is_storable
 
 def _storable(text: str) -> str:
     if not is_storable(text):
-        raise ValueError("a NUL, or half a character: that cannot be kept")
+        raise ValueError("must not contain a NUL character or half of a surrogate pair")
     return text
 
 
 def _whole(value: Any) -> Any:
-    """JSON has but one kind of number: 1.0 is the integer 1, and true and "1" are none."""
+    """Return 1.0 as the integer 1, because JSON has one type of number; true and "1" are not numbers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _in_utc(moment: datetime) -> datetime:
     try:
         return moment.astimezone(UTC)
-    except OverflowError as error:  # within a day of the first or the last moment there is
-        raise ValueError("a moment that has none in UTC") from error
+    except OverflowError as error:  # within a day of the first or the last date that datetime supports
+        raise ValueError("must be a time from year 1 to 9999 in UTC") from error
 
 
 Text = Annotated[str, Field(json_schema_extra={"pattern": r"^[^\x00]*$"}), AfterValidator(_storable)]
-WHOLE = BeforeValidator(_whole)  # behind the bounds of an int, or the document does not tell them
+WHOLE = BeforeValidator(_whole)  # after the bounds of an int, or the OpenAPI document loses them
 Fence = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
-Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+UtcTime = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 class Body(BaseModel):
-    """A field nobody knows is a mistake, told at once."""
+    """A request body. An unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class MoveSchema(BaseModel):
-    """A move of whatever it is: from where to where, who, when, why, and under which fence."""
+    """A state change: from which state to which, by whom, when, why, and under which fence."""
 
-    # Not by these names: `from` is a word of Python's own.
-    source: str | None = Field(serialization_alias="from", description="Null when it came into being.")
-    target: str = Field(serialization_alias="to")
-    actor: str
-    at: datetime
-    reason: str | None
-    fence: int | None
+    # `from` is a keyword of Python.
+    source: str | None = Field(
+        serialization_alias="from", description="The state before; null if the move created the subject."
+    )
+    target: str = Field(serialization_alias="to", description="The state after.")
+    actor: str = Field(description="The process or person that made the change.")
+    at: datetime = Field(description="The time of the change.")
+    reason: str | None = Field(description="The reason in words, if the actor gave one.")
+    fence: int | None = Field(description="The fencing token of the lease under which the change was made, if any.")
 
 
 class Camel(BaseModel):
-    """Written as JavaScript writes names; read from whatever has the attributes."""
+    """A body with names in camelCase, which can be read from any object with the attributes."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, from_attributes=True)
 
 
 class CamelBody(Camel, Body):
-    """Both."""
+    """A request body with names in camelCase. An unknown field is an error."""

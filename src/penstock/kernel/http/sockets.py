@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 
-def accept_queued(listening: socket.socket) -> Iterator[socket.socket]:
-    """Those the kernel has greeted and nobody has taken yet; whoever is left when it closes would be cut off."""
+def accept_queued(listener: socket.socket) -> Iterator[socket.socket]:
+    """Accept the connections that wait in the queue of *listener*, which would be reset when it is closed."""
     with suppress(BlockingIOError):
         while True:
-            yield listening.accept()[0]
+            yield listener.accept()[0]

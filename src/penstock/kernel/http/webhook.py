@@ -1,4 +1,4 @@
-"""Webhooks: one JSON document, posted to one address and to no other."""
+"""Webhooks: a JSON document is posted to one URL, without following redirects."""
 
 import hashlib
 import hmac
@@ -12,17 +12,17 @@ import orjson
 async def post_webhook(
     url: str, document: Mapping[str, Any], headers: Mapping[str, str], *, timeout: float, secret: str | None = None
 ) -> aiohttp.ClientResponse:
-    """Post *document* and return the answer, its body unread; errors of aiohttp are for the caller to report.
+    """Post *document* and return the response, its body unread; errors of aiohttp are raised unchanged.
 
-    With a *secret*, X-Penstock-Signature holds the HMAC-SHA256 of the body.
+    With a *secret*, the header X-Penstock-Signature contains the HMAC-SHA256 of the body.
     """
     body = orjson.dumps(document)
-    sent = {**headers, "Content-Type": "application/json"}
+    all_headers = {**headers, "Content-Type": "application/json"}
     if secret is not None:
-        sent["X-Penstock-Signature"] = f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}"
-    # Redirects are not followed: the signature and the secrets among the headers are for this address.
+        all_headers["X-Penstock-Signature"] = f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}"
+    # Redirects are not followed: the signature and the secrets among the headers are for this URL.
     async with (
-        aiohttp.ClientSession(headers=sent, timeout=aiohttp.ClientTimeout(total=timeout)) as session,
-        session.post(url, data=body, allow_redirects=False) as answer,
+        aiohttp.ClientSession(headers=all_headers, timeout=aiohttp.ClientTimeout(total=timeout)) as session,
+        session.post(url, data=body, allow_redirects=False) as response,
     ):
-        return answer
+        return response

@@ -1,4 +1,4 @@
-"""Which code this is."""
+"""The commit that the code was built from."""
 
 import subprocess
 from functools import cache
@@ -12,15 +12,15 @@ COMMIT_FILE = "_commit"  # written when a wheel is built
 
 @cache
 def code_commit() -> str:
-    """The commit of this code: as the wheel was told when it was built, else as the checkout says; else the version."""
+    """Return the commit of this code: from the wheel, else from the checkout, else the version."""
     baked = resources.files("penstock") / COMMIT_FILE
     if baked.is_file():
         return baked.read_text().strip()
-    return _checked_out(Path(__file__).parent) or f"v{__version__}"
+    return _read_checkout(Path(__file__).parent) or f"v{__version__}"
 
 
-def _checked_out(folder: Path) -> str | None:
-    """The commit that is checked out, marked when files are not as committed."""
+def _read_checkout(folder: Path) -> str | None:
+    """Return the commit that is checked out, with the suffix -dirty if files were changed."""
     command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

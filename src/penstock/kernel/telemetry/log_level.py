@@ -1,4 +1,4 @@
-"""How much a process logs: as it is configured or, as long as somebody looks closer, everything."""
+"""The log level of a process: as it is configured, or DEBUG while debugging is switched on."""
 
 import logging
 
@@ -6,7 +6,7 @@ import structlog
 
 
 class LogLevel:
-    """The least a log line has to be to be told, by whichever logger, and however long ago that was made."""
+    """The minimum level of log entries. It applies to every logger at once, however old the logger is."""
 
     def __init__(self) -> None:
         self._configured = "INFO"
@@ -17,12 +17,12 @@ class LogLevel:
         return logging.getLogger().level
 
     def configure(self, level: str) -> None:
-        """What it is from now on, unless everything is told."""
+        """Set the configured level. It takes effect at once, or when debugging is switched off."""
         self._configured = level.upper()
         self._set()
 
     def toggle_debugging(self) -> None:
-        """Tell everything; called again, what is configured."""
+        """Switch to DEBUG, or back to the configured level."""
         self._is_debugging = not self._is_debugging
         self._set()
         structlog.get_logger().warning("log_level_changed", to=logging.getLevelName(self.number))
@@ -31,4 +31,4 @@ class LogLevel:
         logging.getLogger().setLevel("DEBUG" if self._is_debugging else self._configured)
 
 
-LOG_LEVEL = LogLevel()  # of the process, as its logging is
+LOG_LEVEL = LogLevel()  # global, as the logging of a process is

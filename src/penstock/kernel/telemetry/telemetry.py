@@ -1,4 +1,4 @@
-"""Logs as JSON, metrics for Prometheus, traces for OpenTelemetry: one object per process, handed down."""
+"""Logs as JSON, metrics for Prometheus, traces for OpenTelemetry. Each process has one Telemetry object."""
 
 import logging
 import re
@@ -29,42 +29,50 @@ from prometheus_client import (
 from penstock import __version__
 from penstock.kernel.tasks.outcome import Outcome
 from penstock.kernel.telemetry.build import code_commit
+from penstock.kernel.telemetry.console import ConsoleRenderer, supports_color
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.text import HIDDEN
 
-disable_created_metrics()  # type: ignore[no-untyped-call] # a series more for each, and nobody asks for them
+disable_created_metrics()  # type: ignore[no-untyped-call] # one more series per metric, without a use
 LogFormat = Literal["auto", "json", "console"]
 TRACEPARENT = "traceparent"  # the header of W3C's Trace Context
 _CONTEXTS = TraceContextTextMapPropagator()
 _LEVELS = logging.getLevelNamesMapping()
-_TELLING = r"(?:password|passwd|secret|token|authorization|api_?key|credential)"
-_SECRET = re.compile(_TELLING, re.IGNORECASE)
+_MARKERS = r"(?:password|passwd|secret|token|authorization|api_?key|credential)"
+_SECRET = re.compile(_MARKERS, re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(\w+://[^:/@\s]*):[^\s'\"]+@")
-_URL_PARAMETER = re.compile(rf"([?&][^=&\s]*{_TELLING}[^=&\s]*)=[^&\s'\"]+", re.IGNORECASE)
+_URL_PARAMETER = re.compile(rf"([?&][^=&\s]*{_MARKERS}[^=&\s]*)=[^&\s'\"]+", re.IGNORECASE)
 
 
 class WorkMetrics:
-    """What the work loops of a process did."""
+    """Metrics of the work loops of a process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._items = Counter(
             "penstock_work_items",
-            "Items handled, by queue and outcome",
+            "Items that workers have handled, by queue and outcome.",
             ["queue", "outcome"],
             registry=registry,
         )
         self._seconds = Histogram(
-            "penstock_work_batch_seconds", "Time to handle one batch", ["queue"], registry=registry
+            "penstock_work_batch_seconds",
+            "Time to handle one batch of items, in seconds.",
+            ["queue"],
+            registry=registry,
+        )
+        self._dead = Counter(
+            "penstock_bus_dead_letters",
+            "Messages that were moved to the dead letters, by topic.",
+            ["topic"],
+            registry=registry,
         )
 
-        self._dead = Counter("penstock_bus_dead_letters", "Messages set aside, by topic", ["topic"], registry=registry)
-
-    def dead_letters(self, topic: str) -> Callable[[float], None]:
-        """Where those of *topic* are counted; from now on it is there, so that the first one is noticed."""
+    def count_dead_letters(self, topic: str) -> Callable[[float], None]:
+        """Return the function that counts the dead letters of *topic*; the series starts at 0, as alerts need it."""
         return self._dead.labels(topic).inc
 
     @contextmanager
-    def timed(self, queue: str) -> Iterator[None]:
+    def time_batch(self, queue: str) -> Iterator[None]:
         began = perf_counter()
         try:
             yield
@@ -79,31 +87,44 @@ class WorkMetrics:
 
 
 class HealthMetrics:
-    """How the process is, as its metrics tell it."""
+    """The health of the process as metrics."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._is_ready = Gauge("penstock_ready", "1 when it is ready", registry=registry)
-        self._is_up = Gauge(
-            "penstock_component_up", "1 when what it depends on does well", ["component"], registry=registry
+        self._is_ready = Gauge(
+            "penstock_ready", "1 if the process is ready for requests or work, else 0.", registry=registry
         )
-        self._is_refused = Gauge(
-            "penstock_config_invalid",
-            "1 while the configuration file is wrong and the one before is in force",
+        self._is_up = Gauge(
+            "penstock_component_up",
+            "1 if the health check of the dependency passes, else 0.",
+            ["component"],
             registry=registry,
         )
-        self._build = Gauge("penstock_build_info", "Which code this is", ["version", "commit"], registry=registry)
+        self._is_config_invalid = Gauge(
+            "penstock_config_invalid",
+            "1 while the configuration file is invalid and the previous configuration is still active, else 0.",
+            registry=registry,
+        )
+        self._build = Gauge(
+            "penstock_build_info",
+            "1, labelled with the version and the commit of the code.",
+            ["version", "commit"],
+            registry=registry,
+        )
 
-    def tell(self, components: Mapping[str, bool], *, is_ready: bool) -> None:
-        """What is so now; in a process with several servers each tells its own, just before it is read."""
+    def set_components(self, components: Mapping[str, bool], *, is_ready: bool) -> None:
+        """Set the present health.
+
+        In a process with several servers each sets its own, just before the metrics are read.
+        """
         self._is_ready.set(is_ready)
         self._is_up.clear()
         for name, is_up in components.items():
             self._is_up.labels(name).set(is_up)
         self._build.labels(__version__, code_commit()).set(1)
 
-    def refused(self, is_refused: bool) -> None:
-        """Whether the configuration on disk is one that cannot be used."""
-        self._is_refused.set(is_refused)
+    def set_config_invalid(self, is_invalid: bool) -> None:
+        """Set whether the configuration file cannot be used."""
+        self._is_config_invalid.set(is_invalid)
 
 
 class Telemetry:
@@ -115,7 +136,7 @@ class Telemetry:
         self.health = HealthMetrics(self.registry)
         self.work = WorkMetrics(self.registry)
         resource = Resource.create({"service.name": service, "service.version": __version__})
-        # Without anybody to send them to no trace begins here; those of others are handed on.
+        # Without an exporter no trace starts here; the traces of callers are passed on.
         sampler = DEFAULT_ON if spans else DEFAULT_OFF
         self.provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
         for processor in spans:
@@ -123,59 +144,62 @@ class Telemetry:
         self.tracer: Tracer = self.provider.get_tracer("penstock", __version__)
 
     def trace(self, name: str, parent: str | None, began: int, error: str | None = None, **about: Any) -> None:
-        """Add what was done from *began* (in ns) until now to the trace of *parent*; without one nobody follows it."""
+        """Add a span from *began* (in ns) until now to the trace *parent*; do nothing without a parent."""
         if parent is None:
             return
         context = _CONTEXTS.extract({TRACEPARENT: parent}, context=Context())
-        known = {key: value for key, value in about.items() if value is not None}
-        span = self.tracer.start_span(name, context, start_time=began, attributes=known)
+        attributes = {key: value for key, value in about.items() if value is not None}
+        span = self.tracer.start_span(name, context, start_time=began, attributes=attributes)
         if error is not None:
             span.set_status(Status(StatusCode.ERROR, error))
         span.end()
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
     def close(self) -> None:
-        """Send what is still held back."""
+        """Send the spans that are still buffered."""
         self.provider.shutdown()
 
 
 def current_traceparent() -> str | None:
-    """What runs now, as it is handed on to other processes; None when nobody follows it."""
-    return _followed(get_current_span().get_span_context())
+    """Return the traceparent of the current span for other processes; None if it is not sampled."""
+    return _format_traceparent(get_current_span().get_span_context())
 
 
 def normalize_traceparent(traceparent: str | None) -> str | None:
-    """The trace that is named, in the one form it has; None when it is none, or nobody follows it."""
+    """Return *traceparent* in its normal form; None if it is invalid or not sampled."""
     if traceparent is None:
         return None
     parent = _CONTEXTS.extract({TRACEPARENT: traceparent}, context=Context())
-    return _followed(get_current_span(parent).get_span_context())
+    return _format_traceparent(get_current_span(parent).get_span_context())
 
 
-def _followed(context: SpanContext) -> str | None:
+def _format_traceparent(context: SpanContext) -> str | None:
     if not context.is_valid or not context.trace_flags.sampled:
         return None
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
-def configure_logging(level: str = "INFO", format: LogFormat = "auto") -> None:  # noqa: A002 - the setting's own name
-    """Send all logs of the process to standard error, structured, without secrets. Called once, by a program's main."""
+def configure_logging(level: str = "INFO", format: LogFormat = "auto") -> None:  # noqa: A002 - the name of the setting
+    """Send all logs of the process to standard error, structured, without secrets.
+
+    Call it once, in the main function.
+    """
     LOG_LEVEL.configure(level)
-    for_people = sys.stderr.isatty() if format == "auto" else format == "console"
-    renderer = _for_people() if for_people else structlog.processors.JSONRenderer()
+    is_console = sys.stderr.isatty() if format == "auto" else format == "console"
+    renderer: Any = ConsoleRenderer(colors=supports_color()) if is_console else structlog.processors.JSONRenderer()
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,  # here, so that what it prints is redacted too
+        structlog.processors.format_exc_info,  # before redact, so that tracebacks are redacted too
         _add_trace,
         redact,
     ]
     structlog.configure(
-        processors=[_drop_what_is_below, *shared, renderer],
+        processors=[_drop_below_level, *shared, renderer],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
@@ -184,40 +208,35 @@ def configure_logging(level: str = "INFO", format: LogFormat = "auto") -> None: 
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop_private, renderer])
     )
     logging.basicConfig(handlers=[handler], force=True)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # when a server starts and stops we say ourselves
-    logging.getLogger("asyncpg").setLevel(logging.CRITICAL)  # that PostgreSQL is away, too, and without a traceback
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # Penstock logs the start and stop of servers itself
+    logging.getLogger("asyncpg").setLevel(logging.CRITICAL)  # Penstock logs outages itself, without a traceback
 
 
-def _drop_what_is_below(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    # Not the logger's class, which a logger keeps for good once something is bound to it.
+def _drop_below_level(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    # A processor and not a filtering logger class: a logger with bound values would keep its class when the level
+    # changes.
     if _LEVELS.get(method.upper(), logging.ERROR) < LOG_LEVEL.number:
         raise structlog.DropEvent
     return event
 
 
-def _for_people() -> Any:
-    # Plain tracebacks: the rich ones print local variables, and with them secrets.
-    plain = structlog.dev.plain_traceback
-    return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
-
-
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Hide what a name gives away as secret, and passwords in URLs."""
-    return {name: value if name.startswith("_") else _hidden(name, value) for name, value in event.items()}
+    """Replace values whose names mark them as secrets, and passwords in URLs."""
+    return {name: value if name.startswith("_") else _redact_value(name, value) for name, value in event.items()}
 
 
-def _hidden(name: str, value: Any) -> Any:
+def _redact_value(name: str, value: Any) -> Any:
     if value is None:
         return None
     if _SECRET.search(name):
         return HIDDEN
     if isinstance(value, Mapping):
-        return {str(key): _hidden(str(key), inner) for key, inner in value.items()}
+        return {str(key): _redact_value(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_hidden("", inner) for inner in value]
+        return [_redact_value("", inner) for inner in value]
     if isinstance(value, int | float):
         return value
-    # Other objects, exceptions above all, are logged as their repr.
+    # Other objects, such as exceptions, are logged as their repr.
     text = value if isinstance(value, str) else repr(value)
     return _URL_PARAMETER.sub(rf"\1={HIDDEN}", _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", text))
 

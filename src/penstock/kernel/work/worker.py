@@ -91,7 +91,7 @@ class Worker(Generic[T]):
         items = await self._queue.take(self._batch)
         if items:
             async with self._kept(items):
-                with self._metrics.timed(self._queue.name):
+                with self._metrics.time_batch(self._queue.name):
                     outcomes = await self._handler(items, self._stopping)
                 await self._settle(list(zip(items, outcomes, strict=True)))
         return len(items)

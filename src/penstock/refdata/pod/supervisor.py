@@ -17,7 +17,16 @@ from fastapi.openapi.docs import get_swagger_ui_html
 
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound, Transient
-from penstock.kernel.http.health import EXPOSITION, Check, HealthChecks, LivenessPulse
+from penstock.kernel.http.health import (
+    ALIASES,
+    EXPOSITION,
+    HEALTH,
+    METRICS,
+    READINESS,
+    Check,
+    HealthChecks,
+    LivenessPulse,
+)
 from penstock.kernel.ids import worker_name
 from penstock.kernel.signals import Signals
 from penstock.kernel.tasks.backoff import Backoff
@@ -107,13 +116,14 @@ class PodSupervisor:
 
     async def _page(self, path: str) -> DocumentReply:
         """R17, R27: how the pod is, and what can be asked of it."""
+        path = ALIASES.get(path, path)
         if path == LIVENESS:
             return _health(HealthChecks(status="UP"))
-        if path == "/actuator/health":
+        if path == HEALTH:
             return _health(await self.pulse.health())
-        if path == "/actuator/health/readiness":
+        if path == READINESS:
             return _health(await self.pulse.readiness())
-        if path == "/actuator/prometheus":
+        if path == METRICS:
             return DocumentReply(200, EXPOSITION, await self.pulse.exposition(self._telemetry))
         if path == "/openapi.json":
             return DocumentReply(200, _JSON, files("penstock.refdata.pod").joinpath("openapi.json").read_bytes())

@@ -14,7 +14,7 @@ from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http.app import Caller, service
 from penstock.kernel.http.auth import Principal
-from penstock.kernel.http.schemas import Moment
+from penstock.kernel.http.schemas import UtcTime
 from penstock.kernel.states.event_stream import EVENT_STREAM
 from penstock.tracking.api import schemas, views
 from penstock.tracking.contract import PREFIX, Stage, StageReportAnswer, StageStatus
@@ -37,7 +37,7 @@ routes = APIRouter(prefix=PREFIX, tags=["pipeline"])
 _StageName = Annotated[str, Path(json_schema_extra={"enum": [stage.value for stage in Stage]})]
 Transition = Annotated[str, Path(json_schema_extra={"enum": list(MOVES)})]
 Filename = Annotated[schemas.Filename, Path()]
-When = Annotated[Moment | None, Query()]
+When = Annotated[UtcTime | None, Query()]
 
 
 # These functions are async although they do not wait: the framework would run a plain function in a thread.

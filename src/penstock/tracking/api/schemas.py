@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from penstock.kernel.http.schemas import WHOLE, Body, Fence, Moment, Text
+from penstock.kernel.http.schemas import WHOLE, Body, Fence, Text, UtcTime
 from penstock.tracking.contract import (
     BATCH_LIMIT,
     DELAY_LIMIT,
@@ -241,8 +241,8 @@ class StageHeartbeatResult(BaseModel):
 class RetryFilter(Body):
     filename_prefix: Prefix = ""
     shards: Shards | None = None
-    failed_since: Moment | None = None
-    failed_before: Moment | None = None
+    failed_since: UtcTime | None = None
+    failed_before: UtcTime | None = None
     error_contains: ErrorText | None = None
     limit: Annotated[int, Field(strict=True, ge=1, le=100_000), WHOLE] = 10_000
     worker: Worker | None = None

@@ -88,6 +88,9 @@ ASKED = [
     Ask(200, "/actuator/health/liveness"),
     Ask(200, "/actuator/health/readiness"),
     Ask(200, "/actuator/prometheus"),
+    Ask(200, "/healthz"),
+    Ask(200, "/readyz"),
+    Ask(200, "/metrics"),
 ]
 
 

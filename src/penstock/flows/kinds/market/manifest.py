@@ -14,6 +14,7 @@ from penstock.flows.definition.validation import bad_inputs, checked_inputs
 from penstock.flows.kinds.market.candles import TIMEFRAME, CandleFile
 from penstock.flows.model import StepError
 from penstock.kernel.errors import Invalid
+from penstock.kernel.validation import describe_error
 
 MANIFEST = "manifest.json"
 MANIFEST_OUTPUT = "outputsManifestGcsUri"  # the document's name for it, whichever store is used
@@ -194,7 +195,7 @@ def read_manifest(data: bytes | None) -> ChartsManifest | StepError:
         return StepError(MANIFEST_INVALID, f"the manifest is no JSON: {error}")
     except ValidationError as error:
         told = error.errors()[0]
-        return StepError(MANIFEST_INVALID, f"the manifest: {'.'.join(map(str, told['loc']))}: {told['msg']}")
+        return StepError(MANIFEST_INVALID, f"the manifest: {'.'.join(map(str, told['loc']))}: {describe_error(told)}")
     problems = _contradictions(manifest)
     return StepError(MANIFEST_INVALID, f"the manifest: {problems[0]}", problems[:_TOLD]) if problems else manifest
 

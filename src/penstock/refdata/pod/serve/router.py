@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.http.auth import Principal
-from penstock.kernel.http.headers import foreign_page
+from penstock.kernel.http.headers import refuse_foreign_page
 from penstock.refdata.config import TenantSection
 from penstock.refdata.model import DictionaryKey
 from penstock.refdata.pod.ipc import AuditRequest, FindRequest, ReachRequest, ShowRequest
@@ -179,7 +179,7 @@ class Router:
             raise MalformedRequest("HOST_MISSING", "an HTTP/1.1 request names its host", hint="send the header Host")
         if self._local_names is None:
             return
-        refusal = foreign_page(
+        refusal = refuse_foreign_page(
             {name: value.decode("latin-1") for name, value in request.headers.items()}, self._local_names
         )
         if refusal is not None:
