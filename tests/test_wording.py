@@ -81,6 +81,18 @@ def test_a_listed_word_is_found(
     assert [line.split(": use ")[0] for line in found] == ([f"src/a.py:1: {word!r}"] if word else [])
 
 
+@pytest.mark.parametrize(
+    "text", ['"""What is late."""\n', 'class A:\n    """Whose turn it is."""\n', 'def f():\n    "It runs."\n']
+)
+def test_a_docstring_without_a_subject_is_found(
+    wording: ModuleType, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """A docstring of src/ starts with a verb or a noun; tests state what is so."""
+    found = check(wording, capsys, src__a_dot_py=text, tests__test_a_dot_py=text)
+    assert len(found) == 1
+    assert found[0].startswith("src/a.py:1: the docstring starts with ")
+
+
 @pytest.mark.parametrize("name", ["docs__page_dot_md", "deploy__values_dot_yaml", "src__queries_dot_sql", "Makefile"])
 def test_documents_are_read(wording: ModuleType, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """Documents, YAML, SQL and files without a suffix are checked too."""
