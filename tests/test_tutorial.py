@@ -16,7 +16,7 @@ from tests.support.console import Typed, blocks_of, typed_in
 from tests.support.page_output import Names
 from tests.support.ports import free_port
 from tests.support.processes import penstock_here
-from tests.support.waiting import until
+from tests.support.wait import until
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 API, QUERY, SOURCE = "127.0.0.1:8080", "127.0.0.1:8081", "127.0.0.1:8090"

@@ -14,7 +14,7 @@ from penstock.cli.main import app, run_program
 from tests.services.postgres import module_database
 from tests.support.processes import Result, ServerCli, Up, Work
 from tests.support.settings import write_config
-from tests.support.waiting import until
+from tests.support.wait import until
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "http://127.0.0.1:9"

@@ -15,7 +15,7 @@ from tests.harvest.stepper import FEED, feed
 from tests.services.postgres import module_database
 from tests.support.processes import ServerCli, Up, penstock_on_a_terminal
 from tests.support.settings import write_config
-from tests.support.waiting import until
+from tests.support.wait import until
 
 UNKNOWN = str(UUID(int=7))
 NOWHERE = "http://127.0.0.1:9"

@@ -19,7 +19,7 @@ import pytest
 from penstock.kernel.db.locks import advisory_key
 from tests.services.postgres import fresh_database
 from tests.support.processes import Up, penstock
-from tests.support.waiting import until
+from tests.support.wait import until
 
 
 def test_up_answers_and_stops_cleanly(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from tests.services.postgres import module_database
 from tests.services.redis import _dies_with_us, _free_port, redis_binary
 from tests.support.processes import PENSTOCK, Server, penstock, penstock_here
 from tests.support.require import require
-from tests.support.waiting import until
+from tests.support.wait import until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "docker"

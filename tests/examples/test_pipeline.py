@@ -18,7 +18,7 @@ from tests.examples.tcp_proxy import TcpProxy
 from tests.services.mariadb import mariadb_binary, running_mariadb
 from tests.support.processes import PipelineApid
 from tests.support.require import require
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 SHARDS = 2
 KILLS = (1, 3, 2)  # in each round the sender dies when it has begun so many

@@ -29,7 +29,7 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 from tests.support.http import answered, problem
 from tests.support.types import Json
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 BASE = "/api/v1"
 LEASE = timedelta(seconds=60)

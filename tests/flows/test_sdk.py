@@ -25,7 +25,7 @@ from tests.flows import sdk_worker
 from tests.flows.harness import FlowsHarness, chain
 from tests.flows.scenarios.test_traces import CALLER, TRACE
 from tests.services.collector import Collector
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.flows.sdk_worker"

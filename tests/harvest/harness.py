@@ -42,7 +42,7 @@ from penstock.settings import Settings
 from tests.services.kafka import Kafka
 from tests.support.settings import settings_document
 from tests.support.types import Json
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 FEED = "stones"
 OVERLAP = timedelta(milliseconds=100)

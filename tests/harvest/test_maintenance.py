@@ -26,7 +26,7 @@ from tests.harvest.stepper import FEED, HarvestStepper, feed, harvest_stepper
 from tests.harvest.test_config import EXAMPLE
 from tests.support.processes import Up, Work, penstock
 from tests.support.settings import write_config
-from tests.support.waiting import becomes, until
+from tests.support.wait import becomes, until
 
 RECORDS = 600
 PASSWORD = {"NIVODA_PASSWORD": "demo"}

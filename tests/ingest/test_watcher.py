@@ -10,7 +10,7 @@ import pytest
 from penstock.ingest.tree import paths
 from tests.ingest.harness import KEYED, QUICK, SUPPLIER, IngestHarness, snapshot
 from tests.support.processes import PENSTOCK, Server
-from tests.support.waiting import until
+from tests.support.wait import until
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 MANY = 400_000

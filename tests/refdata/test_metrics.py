@@ -15,7 +15,7 @@ from tests.refdata.exposition import parsed, samples_of
 from tests.refdata.harness import environment, on_bus, opened, refdata_settings, upsert
 from tests.refdata.retention import RetentionHarness
 from tests.support.processes import Work
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 DAY, HOUR, SECOND = timedelta(days=1), timedelta(hours=1), timedelta(seconds=1)
 

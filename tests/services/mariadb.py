@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.waiting import until
+from tests.support.wait import until
 
 
 def mariadb_binary() -> str | None:

@@ -19,7 +19,7 @@ import redis
 from redis.crc import key_slot
 
 from tests.support.require import is_required
-from tests.support.waiting import until
+from tests.support.wait import until
 
 MASTERS = 3
 SLOTS = 16_384

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import httpx
 
 from tests.support.types import Json
-from tests.support.waiting import until
+from tests.support.wait import until
 
 PROBLEM = "application/problem+json"
 

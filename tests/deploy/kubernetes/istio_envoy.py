@@ -17,7 +17,7 @@ from tests.deploy.kubernetes.istio_routes import of_kind
 from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.types import Json
-from tests.support.waiting import until
+from tests.support.wait import until
 
 BINARY = Path(__file__).parents[3] / ".build" / "tools" / "bin" / "envoy-1.39.3"
 BREAKS = "x-break"  # asks a server to close the connection in place of an answer

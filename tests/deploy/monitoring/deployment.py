@@ -25,7 +25,7 @@ from tests.support.http import answered, commit_update
 from tests.support.processes import PENSTOCK, Server
 from tests.support.settings import write_config
 from tests.support.types import Json
-from tests.support.waiting import until
+from tests.support.wait import until
 
 ROLES: dict[str, Sequence[str]] = {
     "api": ["serve", "api"],

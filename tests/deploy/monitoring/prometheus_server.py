@@ -21,7 +21,7 @@ from tests.services.postgres_proxy import PostgresProxy
 from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.types import Json
-from tests.support.waiting import until
+from tests.support.wait import until
 
 LOOK = 5  # seconds between two looks, and for one: a process without its database takes three to answer
 PATIENCE = 3  # seconds that stand for every longer `for:`

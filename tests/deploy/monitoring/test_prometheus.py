@@ -14,7 +14,7 @@ from tests.deploy.monitoring.prometheus_server import PostgresProxyThread, Prome
 from tests.deploy.monitoring.promql import metrics_of
 from tests.ingest.harness import snapshot
 from tests.support.processes import Up
-from tests.support.waiting import until
+from tests.support.wait import until
 
 _WITHIN = 90.0  # seconds: gauges are set every five or ten, and the machine may be busy
 # The first counts what failed in a quarter of an hour; the second sees for ten minutes what waited for the broken view.

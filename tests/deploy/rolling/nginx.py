@@ -14,7 +14,7 @@ from typing import Self
 
 from tests.support.ports import free_port
 from tests.support.require import require
-from tests.support.waiting import until
+from tests.support.wait import until
 
 _CONFIG = """
 daemon off;

@@ -13,7 +13,7 @@ from tests.support.ports import free_port
 from tests.support.processes import Server
 from tests.support.settings import write_config
 from tests.support.types import Json
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 Program = Callable[[Path, int], Server]
 READINESS = "/actuator/health/readiness"

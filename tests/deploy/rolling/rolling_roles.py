@@ -13,7 +13,7 @@ from tests.support.ports import free_port
 from tests.support.processes import PENSTOCK, Server
 from tests.support.settings import write_config
 from tests.support.types import Json
-from tests.support.waiting import until
+from tests.support.wait import until
 
 API, QUERY, FLOWS, INGEST, TRACKING = "api", "query", "flows", "ingest", "pipeline-apid"
 _PATIENCE = 30.0

@@ -15,7 +15,7 @@ from penstock.refdata.pod.memory.shared_counters import PodCounters
 from penstock.refdata.pod.serve.main import heed_log_level
 from tests.deploy.rolling.rolling_roles import INGEST, QUERY, TRACKING, RollingRole, configure, running
 from tests.services.postgres import module_database
-from tests.support.waiting import until
+from tests.support.wait import until
 
 ROLES = ("command-api", QUERY, "harvest", INGEST, TRACKING)
 WITHOUT_A_POD = ("command-api", "harvest", INGEST, TRACKING)

@@ -34,7 +34,7 @@ from tests.services.postgres import SETTINGS, fresh_database
 from tests.support.ports import free_port
 from tests.support.processes import penstock, penstock_here
 from tests.support.settings import write_config
-from tests.support.waiting import until
+from tests.support.wait import until
 
 # Which component of each role is its PostgreSQL.
 DATABASE = {

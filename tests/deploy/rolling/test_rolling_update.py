@@ -31,7 +31,7 @@ from tests.services.postgres import SERVER_URL, fresh_database
 from tests.support.processes import CommandApi, QueryApi
 from tests.support.soak import Campaign, examples
 from tests.support.types import Json
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 MANY = 20_000
 BIG = {

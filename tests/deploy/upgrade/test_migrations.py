@@ -14,7 +14,7 @@ from penstock.kernel.db.locks import advisory_lock
 from penstock.kernel.db.migrate import Migration
 from penstock.settings import Settings
 from tests.deploy.upgrade.upgrade_rules import broken_rules, tables_made
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[2] / "src" / "penstock"

@@ -24,7 +24,7 @@ from tests.services.postgres import fresh_database
 from tests.support.processes import penstock_here
 from tests.support.settings import write_config
 from tests.support.soak import Campaign, examples
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 RECORDS = 240
 SHARDS = list(range(60))

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from tests.support.waiting import until
+from tests.support.wait import until
 
 
 def do_it(item: int, file: str) -> int:

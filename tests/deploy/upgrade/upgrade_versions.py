@@ -20,7 +20,7 @@ from penstock.kernel.db.migrate import load
 from tests.deploy.upgrade.upgrade_rules import tables_made
 from tests.support.processes import Result, penstock_from_scratch
 from tests.support.require import require
-from tests.support.waiting import until
+from tests.support.wait import until
 
 ROOT = Path(__file__).parents[3]
 BEFORE = "8cc9bf2130456fbd9f9cb08892c9ebec2ac9a91b"  # the last commit before there was a guide to upgrades

@@ -17,7 +17,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.tasks.periodic import run_periodically
 from tests.deploy.upgrade.upgrade_versions import Version, VersionRole
 from tests.support.settings import write_config
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 # Who reads goes before who writes: what a newer release writes, its readers know.
 FORWARD = ("relay", "apply", "query-api.1", "query-api.2", "command-api")

@@ -10,7 +10,7 @@ from penstock.flows.contract import StepReportAnswer, StepReportKind
 from penstock.kernel.errors import Conflict, NotFound
 from tests.flows.scenarios.test_races import WAITING, held_back
 from tests.flows.stepper import DIAMOND, FlowsStepper, flows_stepper, inner, mapped, report, work
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 
 @pytest.fixture

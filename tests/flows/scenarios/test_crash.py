@@ -31,7 +31,7 @@ from tests.flows.scenarios.worker_process import DONE, FlowWorkerProcess, Worker
 from tests.support.processes import Up
 from tests.support.settings import write_config
 from tests.support.soak import Campaign, examples
-from tests.support.waiting import becomes, until
+from tests.support.wait import becomes, until
 
 SECTION = {"lease": timedelta(seconds=1), "max_lost": 10_000}
 LONG = {"lease": timedelta(minutes=10)}

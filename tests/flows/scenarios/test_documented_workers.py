@@ -16,7 +16,7 @@ from penstock.flows.sdk import workers as registered
 from tests.flows.docs_page import blocks
 from tests.flows.harness import FlowsHarness, on_a_port
 from tests.support.require import require
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 ADDRESS = "http://127.0.0.1:8080"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.flows.harness import BASE, FlowsHarness
 from tests.support.require import require
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "flows-http"
 SHELL, NODE = str(EXAMPLES / "worker.sh"), str(EXAMPLES / "worker.mjs")

@@ -36,7 +36,7 @@ from tests.flows.market_servers import (
 from tests.flows.scenarios.market_harness import EXAMPLE, FLOW, LEASE, example, market, opened, workers
 from tests.support.processes import Up
 from tests.support.types import Json
-from tests.support.waiting import becomes, until
+from tests.support.wait import becomes, until
 
 SECOND = timedelta(seconds=1)
 PICTURES = ["days", "four-hours", "hours"]

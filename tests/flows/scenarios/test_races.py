@@ -17,7 +17,7 @@ from penstock.flows.model import ClaimedStep
 from penstock.kernel.errors import Conflict
 from tests.flows.stepper import LEASE, FlowsStepper, flows_stepper, mapped, report, work
 from tests.support.soak import Campaign, examples
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 T = TypeVar("T")
 ROUNDS = examples(16, soak=400)

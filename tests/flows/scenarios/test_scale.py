@@ -22,7 +22,7 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.flows.scenarios.crash_scenarios import is_consistent
 from tests.flows.stepper import NamedFlows, mapped, work
 from tests.support.soak import Campaign, examples
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 LEASE = timedelta(minutes=5)
 WITHIN = 600.0

@@ -16,7 +16,7 @@ from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.flows.stepper import FlowsStepper, flows_stepper
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = f"00-{TRACE}-b7ad6b7169203331-01"

@@ -28,7 +28,7 @@ from tests.flows.harness import LEASE, FlowsHarness, flows_harness, on_a_port
 from tests.flows.scenarios import counting_kind
 from tests.flows.scenarios.receipt_worker import KIND, RECEIPT, RECEIPT_OUTPUT, workers
 from tests.support.types import Json
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 MODULE = "tests.flows.scenarios.receipt_worker"
 DRAIN = timedelta(seconds=5)

@@ -29,7 +29,7 @@ from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.support.crash import CrashingProcess, redirect_output
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 DONE = "FLOWS_DONE"  # names the file of all that was done
 ARTIFACT = "who.txt"

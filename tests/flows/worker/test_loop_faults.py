@@ -16,7 +16,7 @@ from penstock.flows.worker.loop import StepWorker
 from penstock.flows.worker.reports import checked_outputs
 from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, work
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 AGAIN = {"maxAttempts": 2, "backoff": 0}
 

@@ -17,7 +17,7 @@ from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Corrupt
 from tests.harvest.consolidate.recorded_feed import MODES, Feed, make
 from tests.support.soak import examples
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 WAITING = """
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database())

@@ -19,7 +19,7 @@ from tests.harvest.scenarios.worker_process import HarvestWorkerProcess
 from tests.services.kafka import Kafka, kafka
 from tests.support.soak import Campaign, examples
 from tests.support.types import Json
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 # Where a spread of steps of each kind of work is killed when there is no time for all.
 SPREAD = {PLANS: (1, 4, 22, 28), WORK_ITEMS: (1, 3, 8, 13, 17, 40), CONSOLIDATIONS: (1, 4, 9, 17, 19, 22, 24)}

@@ -28,7 +28,7 @@ from tests.harvest.stepper import feed
 from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.support.processes import Up, penstock
 from tests.support.settings import write_config
-from tests.support.waiting import becomes, until
+from tests.support.wait import becomes, until
 
 PRICES, OTHERS = DictionaryKey("acme", "STONES"), DictionaryKey("globex", "STONES")
 LOAD = f"""

@@ -35,7 +35,7 @@ from tests.harvest.scripted_source import (
     stones,
 )
 from tests.harvest.stepper import FEED, HarvestStepper, feed
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 LOCKED = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')"
 

@@ -27,7 +27,7 @@ from tests.harvest.harness import (
 )
 from tests.harvest.scenarios.worker_process import HarvestWorkerProcess
 from tests.support.types import Json
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 EACH = {
     "429": Faults(rate_429=0.05, retry_after=1),

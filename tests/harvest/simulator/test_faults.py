@@ -9,7 +9,7 @@ import pytest
 from penstock.harvest.simulator.faults import FaultInjector, Faults, Rates
 from penstock.harvest.simulator.server import LocalSource
 from tests.harvest.simulator.client import COUNT, PAGE, LocalSourceClient, in_order
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 
 @pytest.mark.parametrize(("asked", "told"), [(0, "0"), (0.2, "1"), (7, "7")])

@@ -20,7 +20,7 @@ from tests.support.http import answered
 from tests.support.processes import Up
 from tests.support.settings import write_config
 from tests.support.types import Json
-from tests.support.waiting import until
+from tests.support.wait import until
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 BROKEN = snapshot({"A": "none", "B": "none"})

@@ -13,7 +13,7 @@ import httpx
 from tests.ingest.harness import IngestHarness, snapshot
 from tests.support.processes import Up
 from tests.support.types import Json
-from tests.support.waiting import until
+from tests.support.wait import until
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 FLOW, OTHER_FLOW = "after-prices", "also-after-prices"

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.kernel.db.database import Database
 from tests.kernel.signals.backends import PostgresSignalsBackend, RedisSignalsBackend, SignalsBackend, redis_backend
-from tests.kernel.signals.hearing import server_binary
+from tests.kernel.signals.feed_reader import server_binary
 from tests.services.redis import RedisCluster, RedisServer
 
 

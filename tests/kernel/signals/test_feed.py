@@ -6,7 +6,7 @@ import pytest
 
 from penstock.kernel.db.listener import NotificationInbox
 from penstock.kernel.signals.feed import SignalStream
-from tests.kernel.signals.hearing import resynced
+from tests.kernel.signals.feed_reader import resynced
 
 
 async def test_a_listener_that_breaks_says_so() -> None:

@@ -17,7 +17,7 @@ from penstock.kernel.signals import BODY_LIMIT, Resync, Signal
 from penstock.kernel.signals.feed import SignalStream
 from penstock.kernel.signals.postgres import PostgresSignals
 from tests.kernel.signals.backends import SignalsBackend
-from tests.kernel.signals.hearing import (
+from tests.kernel.signals.feed_reader import (
     AT_ONCE,
     WITHIN,
     assert_down,

@@ -11,7 +11,7 @@ from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.states import event_stream, journal
 from penstock.kernel.states.event_stream import ChangeNotifications, JournalTail, LiveEvents
 from penstock.kernel.states.journal import JournalEntry
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

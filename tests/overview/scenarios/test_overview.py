@@ -24,7 +24,7 @@ from tests.support.processes import Result, Up, penstock
 from tests.support.settings import write_config
 from tests.support.sse import parse_event
 from tests.support.types import Json
-from tests.support.waiting import until
+from tests.support.wait import until
 
 FILE, TENANT, RUN = "2026-11-17.events", "acme", "nightly"
 

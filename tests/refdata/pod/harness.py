@@ -25,7 +25,7 @@ from penstock.refdata.pod.supervisor import PodSupervisor
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, opened, upsert
 from tests.support.types import Json
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 
 class PodHarness:

@@ -10,7 +10,7 @@ import orjson
 
 from penstock.refdata.pod.ipc import DocumentReply
 from tests.refdata.pod.harness import PodHarness
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 ACME = "/v1/tenants/acme/dictionaries/LOOSE"
 LOCAL = "Host: localhost"

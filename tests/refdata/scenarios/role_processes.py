@@ -30,7 +30,7 @@ from tests.services.kafka import Kafka
 from tests.services.redis import RedisServer
 from tests.support.fork_server import FORKED
 from tests.support.types import Json
-from tests.support.waiting import WITHIN, becomes
+from tests.support.wait import WITHIN, becomes
 
 ROLES = ("command-api", "apply", "relay", "kafka-adapter")
 TENANTS = ("acme", "globex")

@@ -22,7 +22,7 @@ from tests.support.http import commit_update
 from tests.support.processes import Up
 from tests.support.settings import write_config
 from tests.support.types import Json
-from tests.support.waiting import until
+from tests.support.wait import until
 
 
 class HotReloadHarness:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.refdata.scenarios.role_processes import RoleProcesses, load, role_processes
 from tests.services.kafka import Kafka
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 FROZEN = {"apply.1": "taken", "apply.2": "noted", "apply.3": "written", "apply.4": "applied"}
 AWAKE = "apply.5"

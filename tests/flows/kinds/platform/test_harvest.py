@@ -16,7 +16,7 @@ from tests.flows.kinds.platform.steps_under_way import is_stopped, under_way
 from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
 from tests.harvest.scripted_source import ScriptedSource, scripted_harvest, stones
 from tests.harvest.stepper import FEED, HarvestStepper
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.flows.kinds.platform.steps_under_way import under_way
 from tests.flows.memory_step_io import done, failed, held
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.support.crash import Killed, raise_killed
-from tests.support.waiting import becomes, until
+from tests.support.wait import becomes, until
 
 
 @pytest.fixture

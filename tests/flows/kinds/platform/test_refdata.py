@@ -15,7 +15,7 @@ from tests.flows.kinds.platform.steps_under_way import is_stopped, under_way
 from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
 from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
 from tests.support.types import Json
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 LOOSE = DictionaryKey("acme", "LOOSE")
 

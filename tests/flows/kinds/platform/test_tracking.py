@@ -19,7 +19,7 @@ from penstock.tracking.service import Tracking
 from tests.flows.kinds.platform.steps_under_way import is_stopped, under_way
 from tests.flows.memory_step_io import done, failed, held
 from tests.support.types import Json
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 INGEST, SPLITTER, WORKER, SENDER = Stage
 

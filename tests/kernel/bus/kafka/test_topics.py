@@ -9,7 +9,7 @@ from penstock.kernel.bus.kafka.topics import Topics
 from tests.kernel.bus.backends import new_topic
 from tests.kernel.bus.kafka.buses import WITHIN
 from tests.services.kafka import Kafka
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 
 def test_a_topic_just_made_has_a_backlog(broker: Kafka) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.kernel.signals import Resync, Signal
 from tests.kernel.signals.backends import RedisSignalsBackend, redis_backend
-from tests.kernel.signals.hearing import becomes, begun, first_arrivals, heard, leave_behind, resynced
+from tests.kernel.signals.feed_reader import becomes, begun, first_arrivals, heard, leave_behind, resynced
 from tests.services.redis import RedisCluster
 
 

@@ -7,7 +7,7 @@ import pytest
 from penstock.kernel.errors import BadConfig, Transient
 from penstock.kernel.signals.redis import RedisSignals
 from tests.kernel.signals.backends import RedisSignalsBackend, redis_backend
-from tests.kernel.signals.hearing import assert_down, heard, resynced, server_binary
+from tests.kernel.signals.feed_reader import assert_down, heard, resynced, server_binary
 from tests.services.redis import RedisCluster, RedisServer
 
 

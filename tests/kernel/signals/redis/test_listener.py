@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from penstock.kernel.signals import Resync, Signal
 from penstock.kernel.signals.redis import listener as redis_listener
 from tests.kernel.signals.backends import RedisSignalsBackend, redis_backend
-from tests.kernel.signals.hearing import AT_ONCE, becomes, heard, pings, resynced, server_binary
+from tests.kernel.signals.feed_reader import AT_ONCE, becomes, heard, pings, resynced, server_binary
 from tests.services.redis import RedisCluster, RedisServer
 
 

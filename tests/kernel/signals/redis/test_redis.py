@@ -7,7 +7,7 @@ import pytest
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.signals.redis import RedisSignals
 from tests.kernel.signals.backends import RedisSignalsBackend, redis_backend
-from tests.kernel.signals.hearing import WITHIN, assert_down
+from tests.kernel.signals.feed_reader import WITHIN, assert_down
 from tests.services.redis import RedisCluster
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.refdata.pod.harness import PodHarness
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 
 async def audit(pod: PodHarness, code: str) -> dict[str, object]:

@@ -17,7 +17,7 @@ from penstock.refdata.pod.load.dictionary_state import DictionaryState
 from penstock.refdata.pod.load.loader import DictionaryLoads
 from tests.refdata.pod.conftest import Pods
 from tests.refdata.pod.harness import PodAnswer, PodHarness
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 ABSURD = 10**12
 COUNTRY = {"name": "Ruritania"}

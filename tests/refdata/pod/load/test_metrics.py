@@ -16,7 +16,7 @@ from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.services.collector import Collector
 from tests.services.redis import RedisCluster
 from tests.support.processes import CommandApi, QueryApi, Work
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 SELDOM = {**OFTEN, "reconcileEvery": "PT60S"}
 NORWAY = {"name": "Norway"}

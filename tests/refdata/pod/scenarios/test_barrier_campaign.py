@@ -32,7 +32,7 @@ from tests.refdata.pod.scenarios.history import DATA
 from tests.services.redis import MASTERS, RedisCluster, redis_binary
 from tests.support.require import require
 from tests.support.soak import Campaign, examples
-from tests.support.waiting import becomes, until
+from tests.support.wait import becomes, until
 
 SEED = "PENSTOCK_SEED"
 Act = Callable[[], Awaitable[None]]

@@ -2,7 +2,7 @@
 
 from penstock.refdata.model import DictionaryKey
 from tests.refdata.pod.harness import PodHarness
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 LOOSE = DictionaryKey("acme", "LOOSE")
 

@@ -34,7 +34,7 @@ from tests.refdata.harness import (
 )
 from tests.refdata.pod.conftest import Pods
 from tests.refdata.pod.harness import PodHarness, running_pod
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 ABSURD = 10**12
 SELDOM = {"reconcileEvery": "PT60S"}  # nothing is looked at but what is asked for

@@ -19,7 +19,7 @@ from tests.support.http import answered, commit_update
 from tests.support.processes import QueryApi, Up, penstock
 from tests.support.settings import write_config
 from tests.support.types import Json
-from tests.support.waiting import until
+from tests.support.wait import until
 
 MANY = 100_000
 BIG = {

@@ -13,7 +13,7 @@ from tests.refdata.harness import RefdataHarness, delete, opened, refdata_settin
 from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.services.postgres_proxy import PostgresProxy
 from tests.support.types import Json
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 OFTEN = {"reconcileEvery": "PT0.2S", "auditEvery": None}
 TABLES = ("dictionary_meta", "outbox_event", "dictionary_item", "processed_event", "update_request", "mdm_country")

@@ -17,7 +17,7 @@ from tests.refdata.pod.harness import PodAnswer, PodHarness, running_pod
 from tests.services.postgres_proxy import PostgresProxy
 from tests.support.ports import free_port
 from tests.support.processes import QueryApi
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 ASKED = 0.8  # seconds the primary has for an answer: enough for a busy machine
 QUERY = {"reconcileEvery": "PT0.2S", "auditEvery": None, "barrierWaitMs": 50, "fallbackTimeoutMs": int(1000 * ASKED)}

@@ -21,7 +21,7 @@ from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.services.redis import MASTERS, RedisCluster, redis_binary
 from tests.support.require import require
 from tests.support.types import Json
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 SELDOM, OFTEN = "PT60S", "PT0.2S"  # so seldom that a look cannot help, so often that signals need not
 NOWHERE = "127.0.0.1:1"

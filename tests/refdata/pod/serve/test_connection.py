@@ -5,7 +5,7 @@ import pytest
 from penstock.refdata.pod.serve.http_parser import BODY_LIMIT
 from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.raw_client import ACME, LOCAL, RawReply, SlowPage, asking, connected, once, stuck
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 A, B = f"{ACME}/items/a", f"{ACME}/items/b"
 NDJSON = "Accept: application/x-ndjson"

@@ -18,7 +18,7 @@ from penstock.settings import Settings
 from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.refdata.pod.raw_client import ACME, LOCAL, RawConnection, SlowPage, asking, connected, stuck
 from tests.refdata.pod.serve.test_router import bearer, guard, token
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 A = asking(f"{ACME}/items/a")
 LOOSE = DictionaryKey("acme", "LOOSE")

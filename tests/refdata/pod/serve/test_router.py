@@ -19,7 +19,7 @@ from tests.refdata.harness import refdata_settings
 from tests.refdata.pod.conftest import QUERY
 from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.refdata.pod.raw_client import ACME, LOCAL, RawConnection, RawReply, asking, connected, once
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 GLOBEX = ACME.replace("acme", "globex")
 OURS, THEIRS = b'"of acme"', b'"of globex"'

@@ -9,7 +9,7 @@ import pytest
 from penstock.app.http_server import bind_listener
 from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.raw_client import ACME, LOCAL, SlowPage, asking, connected, stuck
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 A = f"{ACME}/items/a"
 SHORT = 0.05

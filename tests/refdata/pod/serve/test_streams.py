@@ -14,7 +14,7 @@ from tests.refdata.harness import delete
 from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.refdata.pod.raw_client import ACME, LOCAL, RawConnection, RawReply, asking, connected, once, stuck
 from tests.support.sse import parse_event
-from tests.support.waiting import becomes
+from tests.support.wait import becomes
 
 NDJSON = "Accept: application/x-ndjson"
 ITEMS = {f"k{number:03}": {"n": number} for number in range(50)}
