@@ -255,20 +255,20 @@ def _count(up: Up) -> int:
 
 
 @pytest.mark.parametrize(
-    ("refdata", "said"),
+    ("refdata", "message"),
     [
-        ({}, "there is no dictionary STONES"),
-        ({"dictionaries": [{"code": "STONES"}]}, "give it `loadSql`, and no `apply`"),
-        ({**READS, "tenants": ["globex"]}, "there is no tenant acme"),
-        ({"dictionaries": [{**READS["dictionaries"][0], "keepVersions": 3}]}, "are for SNAPSHOTs"),
-        ({"dictionaries": [{**READS["dictionaries"][0], "maxDropPercent": 10}]}, "are for SNAPSHOTs"),
+        ({}, "refdata.dictionaries has no dictionary STONES"),
+        ({"dictionaries": [{"code": "STONES"}]}, "it needs `loadSql` and must not have `apply`"),
+        ({**READS, "tenants": ["globex"]}, "refdata.tenants has no tenant acme"),
+        ({"dictionaries": [{**READS["dictionaries"][0], "keepVersions": 3}]}, "apply to SNAPSHOT commands only"),
+        ({"dictionaries": [{**READS["dictionaries"][0], "maxDropPercent": 10}]}, "apply to SNAPSHOT commands only"),
         ({**READS, "postgres": {"jdbcUrl": "jdbc:postgresql://db/other", "username": "x"}}, "another database"),
     ],
 )
-def test_a_dictionary_that_cannot_be_fed_is_a_mistake(tmp_path: Path, refdata: Any, said: str) -> None:
-    """R1: told with its place, before anything starts."""
+def test_dictionary_that_cannot_read_a_feed_is_invalid(tmp_path: Path, refdata: Any, message: str) -> None:
+    """R1: the error names the setting, before anything starts."""
     fed = {**feed("http://127.0.0.1:1"), "dictionaries": FED[:1]}
     write_config(tmp_path, {"refdata": refdata, "harvest": {"feeds": {FEED: fed}}})
-    with pytest.raises(BadConfig, match=said) as told:
+    with pytest.raises(BadConfig, match=message) as error:
         load_settings(tmp_path / "penstock.yaml", {})
-    assert f"harvest.feeds.{FEED}.dictionaries.0" in str(told.value.as_dict())
+    assert f"harvest.feeds.{FEED}.dictionaries.0" in str(error.value.as_dict())

@@ -142,7 +142,7 @@ async def working_of(
         found[args[2]] = args[5], count
         return run_workers(*args, count=count, **kept)
 
-    monkeypatch.setattr(runtime, "working", noted)
+    monkeypatch.setattr(runtime, "run_workers", noted)
     async with harvest_harness(database_url, folder, **told) as harness, harness.working():
         return found
 

@@ -88,7 +88,7 @@ async def test_a_refusal_is_told_at_once(api: ScriptedApi, rest: Opened, status:
         error = await failed(source)
     assert isinstance(error, SourceRefused)
     assert error.code == code
-    assert f"answered {status}: no such" in error.message
+    assert f"answered with status {status}: no such" in error.message
     assert len(error.message) < 300
     assert "\0" not in error.message
     assert len(api.asked) == 1
