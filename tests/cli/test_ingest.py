@@ -194,7 +194,7 @@ def test_a_run_that_is_stopped(harness: IngestHarness, number: signal.Signals) -
     assert "INTERRUPTED" in out
     assert err == "stopping; once more to leave at once\n"
     assert harness.current() == first
-    (run_id,) = set(harness.tree.runs(SUPPLIER)) - {first}
+    (run_id,) = set(harness.tree.list_runs(SUPPLIER)) - {first}
     told = harness.told(paths.run(run_id, paths.MANIFEST))
     assert (told["status"], told["failure_code"], told["moved_to"]) == ("FAIL", "INTERRUPTED", None)
     assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
@@ -309,12 +309,12 @@ def test_gc_tells_what_goes(harness: IngestHarness) -> None:
         f"{paths.archive(SUPPLIER)}/price.csv",
         f"{paths.archive(SUPPLIER)}/price.csv.1",
     }
-    assert first in harness.tree.states(SUPPLIER)
+    assert first in harness.tree.list_states(SUPPLIER)
     done = gc()
     assert done.code == 0
     assert f"3 went, {sum(one['bytes'] for one in dry['found']):,} bytes" in done.out
     assert "replaced more than 0 hours ago" in done.out
-    assert first not in harness.tree.states(SUPPLIER)
+    assert first not in harness.tree.list_states(SUPPLIER)
     assert gc().out == "nothing is too old\n"
 
 

@@ -14,9 +14,9 @@ from penstock.ingest.extract.files import open_tables
 from penstock.ingest.extract.tables import MALFORMED, SourceTable
 from penstock.ingest.model import RunFailed, RunStats
 from penstock.ingest.supplier import Supplier, SupplierLimits, SupplierSource
-from penstock.ingest.transform.pipeline import ColumnNames, ProcessedFile, process
+from penstock.ingest.transform.pipeline import ProcessedFile, RunNames, process_file
 
-NAMES = ColumnNames("acme_20260213T194500Z_1a2b3c", "acme")
+NAMES = RunNames("acme_20260213T194500Z_1a2b3c", "acme")
 DQ = {"min_fact_count": 1, "max_bad_ratio": 0.1, "allow_empty_snapshot": False}
 STOCK: dict[str, dict[str, Any]] = {
     "sku": {"from": "sku", "required": True},
@@ -54,7 +54,7 @@ def supplier(columns: dict[str, Any] | None = None, **more: Any) -> Supplier:
 def made(file: Path, config: Supplier | None = None) -> Extracted:
     """All that *file* becomes on the way of a run."""
     with TemporaryDirectory() as folder, closing(ProcessedFile(Path(folder))) as processed:
-        process(file, config or supplier(STOCK), NAMES, processed, lambda _rows, _part: None)
+        process_file(file, config or supplier(STOCK), NAMES, processed, lambda _rows, _part: None)
         processed.facts.flush()
         processed.bad.flush()
         facts, bad = (

@@ -82,7 +82,7 @@ class IngestHarness:
         return outcome.manifest.run_id
 
     def current(self, supplier: str = SUPPLIER) -> str | None:
-        pointer = self.tree.pointer(supplier)
+        pointer = self.tree.read_pointer(supplier)
         return pointer.run_id if pointer else None
 
     def facts(self, supplier: str = SUPPLIER) -> list[Json]:
@@ -98,7 +98,7 @@ class IngestHarness:
 
     def names(self, folder: str) -> list[str]:
         """The files in a folder and below it, without its name."""
-        return sorted(file.path.removeprefix(f"{folder}/") for file in self.tree.files(folder))
+        return sorted(file.path.removeprefix(f"{folder}/") for file in self.tree.list_files(folder))
 
     def all_files(self) -> dict[str, bytes]:
         """Everything there is, ledgers and locks left out."""

@@ -24,8 +24,8 @@ class LaterTree(FolderTree):
     def now(self) -> float:
         return super().now() + self.later
 
-    def arrivals(self, supplier: str) -> list[InboxFile]:
-        return [self._dated(arrival) for arrival in super().arrivals(supplier)]
+    def list_arrivals(self, supplier: str) -> list[InboxFile]:
+        return [self._dated(arrival) for arrival in super().list_arrivals(supplier)]
 
     def _dated(self, arrival: InboxFile) -> InboxFile:
         if self._written.get(arrival.identity, ("", 0.0))[0] != arrival.signature:

@@ -125,7 +125,7 @@ class SupplierFolder:
         return ledger.load(self.tree, SUPPLIER)
 
     def pointer(self) -> CurrentPointer | None:
-        return self.tree.pointer(SUPPLIER)
+        return self.tree.read_pointer(SUPPLIER)
 
     def facts(self) -> Facts | None:
         """The current state as readers get it, which is of one run; None when there is none."""
@@ -139,7 +139,7 @@ class SupplierFolder:
 
     def manifests(self) -> dict[str, dict[str, Any] | None]:
         """What is noted of each run that left anything."""
-        told = {run_id: self.tree.read(layout.run(run_id, layout.MANIFEST)) for run_id in self.tree.runs(SUPPLIER)}
+        told = {run_id: self.tree.read(layout.run(run_id, layout.MANIFEST)) for run_id in self.tree.list_runs(SUPPLIER)}
         return {run_id: orjson.loads(content) if content else None for run_id, content in told.items()}
 
     def kept(self, folder: str) -> Counter[str]:
@@ -162,7 +162,7 @@ class SupplierFolder:
 
     def check_nothing_is_half(self) -> None:
         """I11, I16: what has its final name is whole, current or not."""
-        for run_id in self.tree.states(SUPPLIER):
+        for run_id in self.tree.list_states(SUPPLIER):
             folder = self.root / layout.state(SUPPLIER, run_id)
             assert {file.name for file in folder.iterdir()} == STATE_FILES
             pointer = orjson.loads((folder / layout.POINTER).read_bytes())

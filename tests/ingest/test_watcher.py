@@ -104,8 +104,8 @@ def test_a_run_may_die_and_the_watcher_lives(harness: IngestHarness) -> None:
     content = large()
     with Watch(harness) as watch:
         harness.drop(content)
-        until(lambda: len(harness.tree.runs(SUPPLIER)) == 1, "a run is under way")
-        (killed,) = harness.tree.runs(SUPPLIER)
+        until(lambda: len(harness.tree.list_runs(SUPPLIER)) == 1, "a run is under way")
+        (killed,) = harness.tree.list_runs(SUPPLIER)
         (run,) = watch.runs
         run.kill()
         until(lambda: harness.names(paths.inbox(SUPPLIER)) == [], "the next run publishes it")
@@ -114,11 +114,11 @@ def test_a_run_may_die_and_the_watcher_lives(harness: IngestHarness) -> None:
         published = harness.current()
         assert published not in (None, killed)
         harness.drop(content + b"more,1\n")
-        until(lambda: len(harness.tree.runs(SUPPLIER)) == 3, "another run is under way")
+        until(lambda: len(harness.tree.list_runs(SUPPLIER)) == 3, "another run is under way")
         (run,) = watch.runs
         assert watch.stop() == 0
         assert not run.is_running()
-    (stopped,) = set(harness.tree.runs(SUPPLIER)) - {killed, published}
+    (stopped,) = set(harness.tree.list_runs(SUPPLIER)) - {killed, published}
     assert harness.told(paths.run(stopped, paths.MANIFEST))["failure_code"] == "INTERRUPTED"
     assert harness.current() == published
     assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]

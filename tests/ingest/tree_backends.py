@@ -42,7 +42,7 @@ def drop(backend: TreeBackend, name: str, content: bytes, age: float = 0) -> Non
 
 def stored_paths(tree: FileTree, folder: str) -> list[str]:
     """What is in *folder*, at any depth, without the folder's name."""
-    return sorted(file.path.removeprefix(f"{folder}/") for file in tree.files(folder))
+    return sorted(file.path.removeprefix(f"{folder}/") for file in tree.list_files(folder))
 
 
 class FolderBackend:

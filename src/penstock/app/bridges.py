@@ -20,7 +20,7 @@ from penstock.ingest.run import ledger
 from penstock.ingest.run.hooks import RunHooks
 from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.documents import document, small
+from penstock.ingest.tree.documents import encode_document, parse_document
 from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.clock import Clock
 from penstock.kernel.db.database import Connection
@@ -161,21 +161,21 @@ class IngestAdapter:
 
     def _asked(self, supplier: str, asked_by: str) -> Iterator[IngestOutputs]:
         """The ended runs that are marked so, the latest first."""
-        for run_id in sorted(self._tree.runs(supplier), reverse=True)[:_LOOKED_AT]:
-            if document(self._tree.read(paths.run(run_id, _ASKED))).get("asked_by") == asked_by and (
+        for run_id in sorted(self._tree.list_runs(supplier), reverse=True)[:_LOOKED_AT]:
+            if parse_document(self._tree.read(paths.run(run_id, _ASKED))).get("asked_by") == asked_by and (
                 run := self._ended(run_id)
             ):
                 yield run
 
     def _ended(self, run_id: str) -> IngestOutputs | None:
-        manifest = document(self._tree.read(paths.run(run_id, paths.MANIFEST)))
+        manifest = parse_document(self._tree.read(paths.run(run_id, paths.MANIFEST)))
         return _ingested(manifest) if manifest else None
 
     def _marking(self, supplier: str, asked_by: str) -> Callable[[PublishStep], None]:
         def on_step(step: PublishStep) -> None:
             run_id = ledger.load(self._tree, supplier).running if step is PublishStep.STARTED else None
             if run_id is not None:
-                self._tree.write(paths.run(run_id, _ASKED), small({"asked_by": asked_by}))
+                self._tree.write(paths.run(run_id, _ASKED), encode_document({"asked_by": asked_by}))
 
         return on_step
 

@@ -167,7 +167,7 @@ async def _storage(settings: Settings) -> str:
 async def _tree(settings: Settings, root: str) -> str:
     def look() -> str:
         with closing(make_tree(root, settings.ingest)) as tree:
-            return f"{root}, {len(tree.suppliers())} suppliers"
+            return f"{root}, {len(tree.list_suppliers())} suppliers"
 
     return await asyncio.to_thread(look)
 

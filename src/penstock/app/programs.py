@@ -213,7 +213,7 @@ async def run_ingest_watch(uses_database: bool, settings: Settings, stop: asynci
         place = running.enter(open_workplace(settings, uses_database=uses_database))
 
         async def tree() -> str:
-            await asyncio.to_thread(place.tree.suppliers)
+            await asyncio.to_thread(place.tree.list_suppliers)
             return settings.ingest.root or "."
 
         checks: dict[str, Check] = {"tree": tree}

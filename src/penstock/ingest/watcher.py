@@ -69,7 +69,7 @@ class InboxWatcher:
 
     async def look(self) -> None:
         """Run whatever is ready for suppliers that are not served already."""
-        for supplier in await asyncio.to_thread(self._place.tree.suppliers):
+        for supplier in await asyncio.to_thread(self._place.tree.list_suppliers):
             if supplier in self._runs:
                 continue
             if supplier in self._pauses and monotonic() < self._pauses[supplier][1]:
@@ -99,7 +99,7 @@ class InboxWatcher:
             self._say(supplier, failed)
             return False
         self._said.pop(supplier, None)
-        if not tree.arrivals(supplier):
+        if not tree.list_arrivals(supplier):
             return False
         try:
             with tree.lock(supplier, "watch"):
@@ -163,7 +163,7 @@ class InboxWatcher:
         log.info("ingest_run_ended", **{name: manifest[name] for name in names})
 
     async def _deliver(self) -> None:
-        for supplier in await asyncio.to_thread(self._place.tree.suppliers):
+        for supplier in await asyncio.to_thread(self._place.tree.list_suppliers):
             if supplier in self._runs:
                 continue
             with self._alone(supplier, "deliveries"):

@@ -70,7 +70,7 @@ class IngestWorkspace:
 
     def config(self, supplier: str) -> Supplier:
         """The supplier's configuration; Failed when there is none that can be used."""
-        with self.tree.config(supplier) as file:
+        with self.tree.open_config(supplier) as file:
             return load_supplier(file, self.tree.uri(paths.config(supplier)))[0]
 
     def compare(self, supplier: str, before: str | None, after: str | None, limit: int) -> StateComparison:
@@ -95,7 +95,7 @@ class IngestWorkspace:
 
     def suppliers(self, only: str | None = None) -> list[str]:
         """All suppliers, or the *only* one that is meant; NotFound when nobody has that name."""
-        known = self.tree.suppliers()
+        known = self.tree.list_suppliers()
         if only is not None and checked_supplier(only) not in known:
             raise no_supplier(only, known)
         return known if only is None else [only]

@@ -9,7 +9,7 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import delimited
 from penstock.ingest.extract.files import open_tables
 from penstock.ingest.supplier import SupplierLimits, SupplierSource
-from penstock.ingest.transform.gate import bind
+from penstock.ingest.transform.gate import bind_columns
 from tests.ingest.extract.delimited_files import written
 from tests.ingest.extraction import STOCK, made, read_tables, refused, supplier
 
@@ -272,6 +272,6 @@ def test_thousands_of_columns_that_share_a_name(file: Path) -> None:
     """I19: each gets a number that is free, without looking at all before it once more."""
     names = ["p", "p_3", "p", "p", *["p"] * 12_000]
     [table] = open_tables(written(file, ",".join(names) + "\n1\n"), SupplierSource(), SupplierLimits())
-    fields = [field.name for field in bind(table, supplier()).fields]
+    fields = [field.name for field in bind_columns(table, supplier()).fields]
     assert fields[:5] == ["p", "p_3", "p_2", "p_4", "p_5"]
     assert len(set(fields)) == len(names)

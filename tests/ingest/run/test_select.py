@@ -65,7 +65,7 @@ def test_a_file_is_taken_when_it_stays_unchanged(supplier: SupplierFolder) -> No
 def test_an_old_file_is_taken_at_once(supplier: SupplierFolder) -> None:
     """I3: a file that was there for long need not be seen twice."""
     write(supplier, "new.csv", csv(NEW))
-    supplier.tree.arrivals(SUPPLIER)  # nobody remembers it
+    supplier.tree.list_arrivals(SUPPLIER)  # nobody remembers it
     advance(supplier, WINDOW + 1)
     assert taken(supplier) == ["new.csv"]
 
@@ -199,13 +199,13 @@ def test_a_file_replaced_amid_its_move_is_for_the_next(
     """I2: between the last look at a file and its rename, too."""
     supplier.configure(window=0)
     write(supplier, "new.csv", csv(NEW))
-    names = disk.free_names
+    names = disk.propose_names
 
     def late(name: str, suffix: str) -> Iterator[str]:
         write(supplier, ".another", csv(LAST)).replace(supplier.inbox("new.csv"))
         return names(name, suffix)
 
-    monkeypatch.setattr(disk, "free_names", late)
+    monkeypatch.setattr(disk, "propose_names", late)
     supplier.run()
     monkeypatch.undo()
     assert supplier.facts() == NEW
@@ -221,14 +221,14 @@ def test_a_file_changed_while_it_is_copied_is_for_the_next(
     supplier.configure(window=0)
     os.utime(write(supplier, "old.csv", csv(FIRST)), (1, 1))
     write(supplier, "new.csv", csv(NEW))
-    take = FolderTree.take
+    take = FolderTree.fetch
 
     def late(tree: FolderTree, arrival: InboxFile, target: Path | None = None) -> str:
         if arrival.name == "new.csv":
             write(supplier, "new.csv", csv(LAST))
         return take(tree, arrival, target)
 
-    monkeypatch.setattr(FolderTree, "take", late)
+    monkeypatch.setattr(FolderTree, "fetch", late)
     assert taken(supplier) == ["old.csv"]
     monkeypatch.undo()
     assert supplier.facts() == FIRST

@@ -83,7 +83,7 @@ def told(tree: FileTree, path: str) -> dict[str, Any]:
 
 def whole_state(tree: FileTree) -> CurrentPointer | None:
     """I11: what is current, and that all of it is there and is what the pointer says."""
-    pointer = tree.pointer(SUPPLIER)
+    pointer = tree.read_pointer(SUPPLIER)
     if pointer is None:
         return None
     with tree.open(paths.state(SUPPLIER, pointer.run_id, paths.FACTS)) as facts:
@@ -111,17 +111,17 @@ def places(tree: FileTree, content: bytes) -> set[str]:
         "broken": paths.broken(SUPPLIER),
     }
     found = {name for name, folder in folders.items() if content in _contents(tree, folder)}
-    archived = [file.path for file in tree.files(paths.archive(SUPPLIER)) if "/obsolete/" not in file.path]
+    archived = [file.path for file in tree.list_files(paths.archive(SUPPLIER)) if "/obsolete/" not in file.path]
     return found | ({"archive"} if content in [tree.read(path) for path in archived] else set())
 
 
 def _contents(tree: FileTree, folder: str) -> list[bytes | None]:
-    return [tree.read(file.path) for file in tree.files(folder)]
+    return [tree.read(file.path) for file in tree.list_files(folder)]
 
 
 def assert_settled(tree: FileTree) -> None:
     """I10, I16: the inbox is empty, and what is current is known as accepted and as passed."""
-    assert tree.arrivals(SUPPLIER) == []
+    assert tree.list_arrivals(SUPPLIER) == []
     pointer = whole_state(tree)
     assert pointer is not None
     manifest = told(tree, paths.run(pointer.run_id, paths.MANIFEST))
@@ -167,7 +167,7 @@ def test_the_next_publication_replaces_it(backend: BucketBackend) -> None:
     assert second.changes is not None
     assert (second.fence, second.previous_run, second.changes.changed) == (2, first.run_id, 1)
     assert is_of(backend.tree, NEW)
-    assert backend.tree.states(SUPPLIER) == sorted([first.run_id, second.run_id])
+    assert backend.tree.list_states(SUPPLIER) == sorted([first.run_id, second.run_id])
     assert stored_paths(backend.tree, paths.archive(SUPPLIER)) == ["price.csv", "price.csv.1"]
 
 
@@ -197,7 +197,7 @@ def test_the_newest_unique_file_wins(backend: BucketBackend) -> None:
     assert is_of(backend.tree, NEW)
     assert places(backend.tree, OLD) == {"obsolete"}
     assert places(backend.tree, FIRST) == {"archive", "duplicates"}
-    assert [arrival.name for arrival in backend.tree.arrivals(SUPPLIER)] == ["unfinished.csv.tmp"]
+    assert [arrival.name for arrival in backend.tree.list_arrivals(SUPPLIER)] == ["unfinished.csv.tmp"]
     again = run(backend.tree)
     assert (again.manifest, again.nothing) == (None, "the inbox is empty")
 

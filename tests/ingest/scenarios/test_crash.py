@@ -285,7 +285,7 @@ def test_a_file_that_came_back_stays_accepted(folder: Path, runs_again: bool) ->
     supplier.clock = ManualClock(supplier.clock.now() + timedelta(days=400))
     supplier.sweep()
     supplier.sent = Counter() if runs_again else Counter([digest(csv(FIRST))])  # the file is still in the inbox
-    marks = supplier.tree.files(f"{paths.ACCEPTED}/{SUPPLIER}")
+    marks = supplier.tree.list_files(f"{paths.ACCEPTED}/{SUPPLIER}")
     assert [Path(mark.path).stem for mark in marks] == [digest(csv(FIRST))]
     supplier.run()
     supplier.check_all_is_well()
@@ -312,7 +312,7 @@ def test_a_sweep_may_die_before_every_change(folder: Path, campaign: Campaign) -
             assert not killed_at(sweep_until_call, supplier.root, 0, forward)
             pointer = supplier.pointer()
             assert pointer is not None
-            assert supplier.tree.states(SUPPLIER) == supplier.tree.runs(SUPPLIER) == [pointer.run_id]
+            assert supplier.tree.list_states(SUPPLIER) == supplier.tree.list_runs(SUPPLIER) == [pointer.run_id]
             assert not sum(supplier.everywhere().values(), Counter())
             supplier.drop("old.csv", csv(OLDER))
             assert supplier.run().is_pass

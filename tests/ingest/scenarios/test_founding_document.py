@@ -126,7 +126,7 @@ def test_a_file_that_fails_the_gate_is_set_aside(harness: SupplierHarness) -> No
     told = harness.json(f"{DATA}/runs/{manifest.run_id}/manifest.json")
     assert (told["status"], told["failure_code"]) == ("FAIL", "COLUMNS_MISSING")
     assert told["moved_to"] == f"{DATA}/quarantine/{SUPPLIER}/broken/next.csv"
-    pointer = harness.tree.pointer(SUPPLIER)
+    pointer = harness.tree.read_pointer(SUPPLIER)
     assert pointer is not None
     assert pointer.run_id == before.run_id
 

@@ -355,7 +355,7 @@ class IngestLifecycle(RuleBasedStateMachine):
         if not hasattr(self, "supplier"):
             return
         assert self.supplier.everywhere() == self.model.everywhere()
-        marks = self.supplier.tree.files(f"{paths.ACCEPTED}/{SUPPLIER}")
+        marks = self.supplier.tree.list_files(f"{paths.ACCEPTED}/{SUPPLIER}")
         assert {Path(mark.path).stem for mark in marks} == self.model.accepted
 
     def teardown(self) -> None:

@@ -71,7 +71,7 @@ def test_a_mistake_of_ours_is_a_failure_with_a_reason(
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("boom")
 
-    monkeypatch.setattr("penstock.ingest.run.run.settle_repeated", broken)
+    monkeypatch.setattr("penstock.ingest.run.run.settle_repeated_keys", broken)
     harness.drop("price.csv", ONE)
     manifest = harness.run().manifest
     assert manifest is not None
@@ -94,7 +94,7 @@ def test_a_mistake_behind_the_switch_is_no_failure(harness: SupplierHarness, mon
         with pytest.raises(ZeroDivisionError):
             harness.run()
     harness.run()
-    (run_id,) = harness.tree.runs(SUPPLIER)
+    (run_id,) = harness.tree.list_runs(SUPPLIER)
     assert harness.json(paths.run(run_id, paths.MANIFEST))["status"] == "PASS"
     assert harness.files(paths.archive(SUPPLIER)) == ["price.csv"]
 
@@ -178,7 +178,7 @@ def test_where_a_file_went_is_known_though_its_run_was_killed(harness: SupplierH
     with pytest.raises(Killed):
         harness.run(RunHooks(on_step=call_at(PublishStep.MOVED)))
     harness.run()
-    (run_id,) = harness.tree.runs(SUPPLIER)
+    (run_id,) = harness.tree.list_runs(SUPPLIER)
     moved_to = harness.json(paths.run(run_id, paths.MANIFEST))["moved_to"]
     assert (harness.root / moved_to).read_text() == content
     assert all(one["why"] for one in quarantined(harness.tree, SUPPLIER))

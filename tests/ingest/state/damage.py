@@ -16,10 +16,10 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 def run_killed(harness: IngestHarness, content: bytes, step: PublishStep) -> str:
     """A run that does not come back from *step*; its id."""
-    before = set(harness.tree.runs(SUPPLIER))
+    before = set(harness.tree.list_runs(SUPPLIER))
     with pytest.raises(Killed):
         harness.run(content, hooks=RunHooks(on_step=call_at(step)))
-    (run_id,) = set(harness.tree.runs(SUPPLIER)) - before
+    (run_id,) = set(harness.tree.list_runs(SUPPLIER)) - before
     return run_id
 
 

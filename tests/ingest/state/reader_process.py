@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.ingest.sdk import read_state
 from penstock.ingest.state.reader import PublishedState, open_state
-from penstock.ingest.tree.documents import digest_of
+from penstock.ingest.tree.documents import hash_content
 from penstock.ingest.tree.folder import FolderTree
 
 SUPPLIER = "acme"
@@ -31,7 +31,7 @@ def read_once(root: Path, way: str, last: int) -> int:
     with WAYS[way](root) as state:
         facts = list(state)
         state.content.seek(0)
-        assert digest_of(state.content).sha256 == state.pointer.sha256
+        assert hash_content(state.content).sha256 == state.pointer.sha256
     fence = state.pointer.fence
     assert {fact["run_id"] for fact in facts} == {state.pointer.run_id}
     assert {fact["payload"]["price"] for fact in facts} == {fence}

@@ -61,7 +61,7 @@ def test_readers_in_other_processes(supplier: SupplierFolder, campaign: Campaign
         assert reads >= seen > 1
         assert last == states + 1
     supplier.sweep(AT_ONCE)
-    assert len(supplier.tree.states(SUPPLIER)) == 1
+    assert len(supplier.tree.list_states(SUPPLIER)) == 1
     supplier.check_all_is_well()
 
 

@@ -129,13 +129,13 @@ def test_a_state_nobody_published_goes(harness: IngestHarness, clock: ManualCloc
     harness.publish(ONE)
     orphan = run_killed(harness, TWO, PublishStep.SWITCHING)
     harness.publish(THREE)
-    assert orphan in harness.tree.states(SUPPLIER)
+    assert orphan in harness.tree.list_states(SUPPLIER)
     clock.advance(11 * HOUR)
     assert layout.state(SUPPLIER, orphan) not in paths(swept(harness, clock))
     clock.advance(2 * HOUR)
     found = {one.path: one.why for one in swept(harness, clock).found}
     assert "never published" in found[layout.state(SUPPLIER, orphan)]
-    assert orphan not in harness.tree.states(SUPPLIER)
+    assert orphan not in harness.tree.list_states(SUPPLIER)
 
 
 def test_a_busy_supplier_is_left_out(harness: IngestHarness, clock: ManualClock) -> None:
@@ -161,5 +161,5 @@ def test_one_damaged_supplier_does_not_stop_the_others(harness: IngestHarness, c
     clock.advance(13 * HOUR)
     found = swept(harness, clock)
     assert (len(found.found), found.damaged) == (1, [SUPPLIER])
-    assert harness.tree.states("globex") == [second]
-    assert len(harness.tree.states(SUPPLIER)) == 1
+    assert harness.tree.list_states("globex") == [second]
+    assert len(harness.tree.list_states(SUPPLIER)) == 1

@@ -41,11 +41,11 @@ def test_gc_keeps_what_is_current_however_late_it_is(supplier: SupplierFolder, c
     assert pointer is not None
     clock.advance(timedelta(hours=13))
     gone = [one.path for one in supplier.sweep().found]
-    assert sorted(gone) == sorted(paths.state(SUPPLIER, run) for run in supplier.tree.runs(SUPPLIER)[:2])
+    assert sorted(gone) == sorted(paths.state(SUPPLIER, run) for run in supplier.tree.list_runs(SUPPLIER)[:2])
     clock.advance(4000 * DAY)
     supplier.sweep(IngestRetentionSection(state_retention_hours=0))
-    assert supplier.tree.states(SUPPLIER) == supplier.tree.runs(SUPPLIER) == [pointer.run_id]
-    assert [file.path for file in supplier.tree.files(f"{paths.ACCEPTED}/{SUPPLIER}")] != []
+    assert supplier.tree.list_states(SUPPLIER) == supplier.tree.list_runs(SUPPLIER) == [pointer.run_id]
+    assert [file.path for file in supplier.tree.list_files(f"{paths.ACCEPTED}/{SUPPLIER}")] != []
     assert supplier.facts() == {"A": 2}
     supplier.sent.clear()
     supplier.check_all_is_well()

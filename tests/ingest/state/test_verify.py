@@ -12,7 +12,7 @@ from tests.ingest.state.damage import ONE, THREE, TWO, lose_state, run_killed
 
 
 def problems(harness: IngestHarness) -> dict[str, str]:
-    return {one.path: one.problem for one in verify(harness.tree, harness.tree.suppliers()) if one.problem}
+    return {one.path: one.problem for one in verify(harness.tree, harness.tree.list_suppliers()) if one.problem}
 
 
 def changed(harness: IngestHarness, path: str, change: Callable[[bytes], bytes]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.ingest.supplier import Supplier
-from penstock.ingest.transform.pipeline import ColumnNames, ProcessedFile, process, settle_repeated
+from penstock.ingest.transform.pipeline import ProcessedFile, RunNames, process_file, settle_repeated_keys
 from tests.ingest.transform import reference
 
-NAMES = ColumnNames("brinex_20260213T194500Z_1a2b3c", "brinex")
+NAMES = RunNames("brinex_20260213T194500Z_1a2b3c", "brinex")
 
 
 def supplier_of(columns: dict[str, dict[str, Any]], **more: Any) -> Supplier:
@@ -46,8 +46,8 @@ def processed(rows: list[list[str]], supplier: Supplier, folder: Path) -> Proces
 def run_through(file: Path, supplier: Supplier, folder: Path) -> ProcessedFile:
     made = ProcessedFile(folder)
     try:
-        process(file, supplier, NAMES, made, lambda _rows, _part: None)
-        settle_repeated(made, supplier, NAMES, folder)
+        process_file(file, supplier, NAMES, made, lambda _rows, _part: None)
+        settle_repeated_keys(made, supplier, NAMES, folder)
     finally:
         made.close()
     return made

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import RunFailed
-from penstock.ingest.transform.gate import bind
+from penstock.ingest.transform.gate import bind_columns
 from tests.ingest.extraction import STOCK, sent, supplier
 
 
@@ -14,6 +14,6 @@ def test_the_gate_refuses_before_a_row_is_read(tmp_path: Path) -> None:
     """I15: the header is enough to refuse a file; its rows are still to come."""
     table = sent(tmp_path)
     with pytest.raises(RunFailed) as refused:
-        bind(table, supplier({**STOCK, "ean": {"from": "ean", "required": True}}))
+        bind_columns(table, supplier({**STOCK, "ean": {"from": "ean", "required": True}}))
     assert refused.value.code is FailureCode.COLUMNS_MISSING
     assert sum(batch.frame.height for batch in table.batches) == 3

@@ -24,7 +24,7 @@ def test_repeated_keys_are_found_in_parts(keys: list[int], keeps_last: bool) -> 
         for begun in range(0, len(keys), 7):
             numbers = pl.DataFrame({"key": keys[begun : begun + 7]}, schema={"key": pl.UInt64})
             made.add(numbers.select(pl.col("key").hash(seed).alias(name) for seed, name in enumerate("abr")))
-        found = key_index.repeated(made, keeps_last=keeps_last)
+        found = key_index.find_repeated(made, keeps_last=keeps_last)
     assert found.to_list() == [place for place in range(len(keys)) if place not in kept]
 
 
@@ -39,15 +39,18 @@ def test_repeated_facts_are_compared_with_their_number(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_index, "PART", 10)
         old, new = (_indexed(Path(folder) / name, facts, is_keyed) for name, facts in (("old", before), ("new", after)))
-        found = key_index.difference(old, new)
+        found = key_index.compare_indexes(old, new)
     same = Counter(before) & Counter(after)
     gone, come = (Counter(facts) - same for facts in (before, after))
     keys = [Counter(key for key, _ in facts.elements()) for facts in (gone, come)]
     changed = (keys[0] & keys[1]).total() if is_keyed else 0
     counts = [sum(map(len, places)) for places in (found.added, found.removed, found.changed)]
     assert [*counts, found.unchanged] == [come.total() - changed, gone.total() - changed, changed, same.total()]
-    told = Counter(after[place] for place in key_index.together([*found.added, *found.changed]))
-    assert (told, Counter(before[place] for place in key_index.together(found.removed)) - gone) == (come, Counter())
+    told = Counter(after[place] for place in key_index.merge_positions([*found.added, *found.changed]))
+    assert (told, Counter(before[place] for place in key_index.merge_positions(found.removed)) - gone) == (
+        come,
+        Counter(),
+    )
 
 
 def _indexed(folder: Path, facts: list[tuple[int, int]], is_keyed: bool) -> key_index.KeyIndex:
@@ -57,6 +60,10 @@ def _indexed(folder: Path, facts: list[tuple[int, int]], is_keyed: bool) -> key_
             facts[begun : begun + 7], schema={"key": pl.String, "content": pl.String}, orient="row", strict=False
         )
         made.add(
-            rows.select(lines.hashes([pl.col("key")] if is_keyed else [], pl.concat_str("key", pl.lit(" "), "content")))
+            rows.select(
+                lines.hash_expressions(
+                    [pl.col("key")] if is_keyed else [], pl.concat_str("key", pl.lit(" "), "content")
+                )
+            )
         )
     return made

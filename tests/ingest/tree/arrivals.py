@@ -17,7 +17,7 @@ def arrived(backend: TreeBackend, name: str = "price.csv", content: bytes = b"co
 
 
 def arrival(tree: FileTree, name: str) -> InboxFile:
-    [found] = [one for one in tree.arrivals(SUPPLIER) if one.name == name]
+    [found] = [one for one in tree.list_arrivals(SUPPLIER) if one.name == name]
     return found
 
 
@@ -28,7 +28,7 @@ def sha256(content: bytes) -> str:
 def published(backend: TreeBackend, run_id: str, fence: int = 1) -> CurrentPointer:
     """A state that is stored, and not current yet."""
     pointer = CurrentPointer(run_id, sha256(run_id.encode()), fence, "2026-01-01T00:00:00+00:00")
-    with backend.tree.work(SUPPLIER, run_id) as work:
+    with backend.tree.open_work_folder(SUPPLIER, run_id) as work:
         made = work / "state"
         made.mkdir()
         (made / paths.FACTS).write_bytes(run_id.encode())

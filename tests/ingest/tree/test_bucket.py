@@ -51,7 +51,7 @@ def test_a_large_file_moves_in_parts(anywhere: BucketBackend, monkeypatch: pytes
         b"a" * 5000,
         b"b" * 5000,
     ]
-    assert anywhere.tree.arrivals(SUPPLIER) == []
+    assert anywhere.tree.list_arrivals(SUPPLIER) == []
 
 
 def test_a_failed_move_leaves_the_name_free(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_of_many_writers_one_switches(anywhere: BucketBackend, has_state: bool) 
     """I11: machines that hold no common lock switch at the same moment, and one of them wins."""
     seen = published(anywhere, "before") if has_state else None
     if seen is not None:
-        anywhere.tree.switch(SUPPLIER, seen, None)
+        anywhere.tree.switch_pointer(SUPPLIER, seen, None)
     pointers = [published(anywhere, f"run{number}", 2) for number in range(6)]
     barrier = threading.Barrier(6)
 
@@ -82,7 +82,7 @@ def test_of_many_writers_one_switches(anywhere: BucketBackend, has_state: bool) 
         machine = anywhere.machine()
         barrier.wait(10)
         try:
-            machine.switch(SUPPLIER, pointer, seen)
+            machine.switch_pointer(SUPPLIER, pointer, seen)
         except RunFailed as failed:
             return failed.code
         return None
@@ -90,7 +90,7 @@ def test_of_many_writers_one_switches(anywhere: BucketBackend, has_state: bool) 
     with ThreadPoolExecutor(6) as writers:
         outcomes = list(writers.map(switch, pointers))
     assert sorted(map(str, outcomes)) == ["None", *["SUPERSEDED"] * 5]
-    assert anywhere.tree.pointer(SUPPLIER) == pointers[outcomes.index(None)]
+    assert anywhere.tree.read_pointer(SUPPLIER) == pointers[outcomes.index(None)]
 
 
 @pytest.mark.parametrize("call", ["create", "replace"])
@@ -100,23 +100,23 @@ def test_a_writer_paused_amid_the_switch_is_late(
     """I11: between looking and writing another publishes; the writer that wakes up changes nothing."""
     tree, seen = anywhere.tree, None
     if call == "replace":
-        tree.switch(SUPPLIER, seen := published(anywhere, "before"), None)
+        tree.switch_pointer(SUPPLIER, seen := published(anywhere, "before"), None)
     mine, theirs = published(anywhere, "mine", 2), published(anywhere, "theirs", 2)
     another = anywhere.machine()
     write = getattr(type(anywhere.storage), call)
 
     async def paused(storage: object, *args: object, **options: object) -> object:
         monkeypatch.undo()
-        switched = threading.Thread(target=another.switch, args=(SUPPLIER, theirs, seen))
+        switched = threading.Thread(target=another.switch_pointer, args=(SUPPLIER, theirs, seen))
         switched.start()
         switched.join()
         return await write(storage, *args, **options)
 
     monkeypatch.setattr(type(anywhere.storage), call, paused)
     with pytest.raises(RunFailed) as failed:
-        tree.switch(SUPPLIER, mine, seen)
+        tree.switch_pointer(SUPPLIER, mine, seen)
     assert failed.value.code is FailureCode.SUPERSEDED
-    assert tree.pointer(SUPPLIER) == theirs
+    assert tree.read_pointer(SUPPLIER) == theirs
 
 
 def test_an_answer_that_was_lost_is_no_defeat(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +129,8 @@ def test_an_answer_that_was_lost_is_no_defeat(anywhere: BucketBackend, monkeypat
         return await create(storage, path, data)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(anywhere.storage), "create", twice)
-    anywhere.tree.switch(SUPPLIER, mine, None)
-    assert anywhere.tree.pointer(SUPPLIER) == mine
+    anywhere.tree.switch_pointer(SUPPLIER, mine, None)
+    assert anywhere.tree.read_pointer(SUPPLIER) == mine
 
 
 def test_a_state_that_was_swept_is_not_switched_to(anywhere: BucketBackend) -> None:
@@ -138,21 +138,21 @@ def test_a_state_that_was_swept_is_not_switched_to(anywhere: BucketBackend) -> N
     mine = published(anywhere, "mine")
     anywhere.tree.remove(paths.state(SUPPLIER, "mine"))
     with pytest.raises(RunFailed) as failed:
-        anywhere.tree.switch(SUPPLIER, mine, None)
+        anywhere.tree.switch_pointer(SUPPLIER, mine, None)
     assert failed.value.code is FailureCode.SUPERSEDED
-    assert anywhere.tree.pointer(SUPPLIER) is None
+    assert anywhere.tree.read_pointer(SUPPLIER) is None
 
 
 def test_a_pointer_comes_after_what_it_points_to(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I11: the facts are stored first, and the state's own pointer last."""
     stored: list[str] = []
-    keep = BucketTree.keep
+    keep = BucketTree.store
 
     def noted(tree: BucketTree, source: Path, path: str) -> None:
         stored.append(source.name)
         keep(tree, source, path)
 
-    monkeypatch.setattr(BucketTree, "keep", noted)
+    monkeypatch.setattr(BucketTree, "store", noted)
     published(anywhere, "mine")
     assert stored == [paths.FACTS, paths.POINTER]
 
@@ -191,6 +191,6 @@ def test_a_dead_server_is_told(s3: S3Bucket, tmp_path: Path) -> None:
     dead = {**s3.options, "endpoint": "http://127.0.0.1:1"}
     tree = BucketTree(ObjectStorage(s3.url, dead), s3.url, tmp_path)
     with pytest.raises(Transient) as down:
-        tree.arrivals(SUPPLIER)
+        tree.list_arrivals(SUPPLIER)
     assert (down.value.code, bool(down.value.hint)) == ("STORAGE_DOWN", True)
     tree.close()

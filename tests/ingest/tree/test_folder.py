@@ -18,16 +18,16 @@ def test_a_name_of_another_encoding_can_be_told(folder: FolderBackend) -> None:
     """I2, I8: a name that is no UTF-8 is written so that JSON can hold it, and the file is found by it."""
     raw = os.fsdecode("Прайс.csv".encode("cp1251"))
     drop(folder, raw, b"x")
-    [found] = folder.tree.arrivals(SUPPLIER)
+    [found] = folder.tree.list_arrivals(SUPPLIER)
     assert found.name == r"\xcf\xf0\xe0\xe9\xf1.csv"
-    assert folder.tree.take(found) == sha256(b"x")
+    assert folder.tree.fetch(found) == sha256(b"x")
     assert folder.tree.move(found, BROKEN) == f"{BROKEN}/{found.name}"
-    assert folder.tree.arrivals(SUPPLIER) == []
+    assert folder.tree.list_arrivals(SUPPLIER) == []
 
 
 def test_a_published_state_is_read_only(folder: FolderBackend) -> None:
     """I11: nobody changes a published state by mistake; the pointer is a relative link, so the tree can be moved."""
-    folder.tree.switch(SUPPLIER, published(folder, "first"), None)
+    folder.tree.switch_pointer(SUPPLIER, published(folder, "first"), None)
     state = folder.root / paths.state(SUPPLIER, "first")
     assert [stat.S_IMODE(path.stat().st_mode) for path in (state, *state.iterdir())] == [0o555, 0o444, 0o444]
     link = folder.root / paths.CURRENT / SUPPLIER
@@ -44,7 +44,7 @@ def test_what_is_being_read_stays(folder: FolderBackend) -> None:
         assert not folder.tree.remove(path)
         assert facts.read() == b"first"
     assert folder.tree.remove(path)
-    assert folder.tree.states(SUPPLIER) == []
+    assert folder.tree.list_states(SUPPLIER) == []
 
 
 @pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symlink", "hard link"])
@@ -52,7 +52,9 @@ def test_links_in_the_inbox(folder: FolderBackend, tmp_path: Path, make: Callabl
     """I3: a symbolic link is not followed; a hard link is a file."""
     (tmp_path / "secret").write_bytes(b"secret")
     make(tmp_path / "secret", folder.root / INBOX / "price.csv")
-    assert [arrival.name for arrival in folder.tree.arrivals(SUPPLIER)] == (["price.csv"] if make is os.link else [])
+    assert [arrival.name for arrival in folder.tree.list_arrivals(SUPPLIER)] == (
+        ["price.csv"] if make is os.link else []
+    )
 
 
 def test_what_became_a_link_is_not_followed(folder: FolderBackend, tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_what_became_a_link_is_not_followed(folder: FolderBackend, tmp_path: Pat
     (folder.root / INBOX / "price.csv").unlink()
     (folder.root / INBOX / "price.csv").symlink_to(tmp_path / "secret")
     with pytest.raises(FileChanged):
-        folder.tree.take(found)
+        folder.tree.fetch(found)
     assert folder.tree.move(found, BROKEN) is None
     assert stored_paths(folder.tree, BROKEN) == []
 

@@ -12,7 +12,7 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import CurrentPointer, RunFailed
 from penstock.ingest.supplier import load_supplier
 from penstock.ingest.tree import disk, paths
-from penstock.ingest.tree.port import FileChanged, pointer_in
+from penstock.ingest.tree.port import FileChanged, parse_pointer
 from penstock.kernel.errors import Conflict, Corrupt, NotFound
 from tests.ingest.tree.arrivals import BROKEN, INBOX, arrival, arrived, published, sha256
 from tests.ingest.tree_backends import (
@@ -42,10 +42,10 @@ def test_what_is_in_the_inbox_has_arrived(backend: TreeBackend) -> None:
     for path in ("price.csv", "later.csv.tmp", ".hidden", "deeper/price.csv"):
         drop(backend, path, b"12345")
     backend.put(f"{paths.inbox('acme2')}/other.csv", b"")
-    found = backend.tree.arrivals(SUPPLIER)
+    found = backend.tree.list_arrivals(SUPPLIER)
     assert sorted(one.name for one in found) == [".hidden", "later.csv.tmp", "price.csv"]
     assert {(one.supplier, one.size) for one in found} == {(SUPPLIER, 5)}
-    assert backend.tree.arrivals("nobody") == []
+    assert backend.tree.list_arrivals("nobody") == []
 
 
 def test_what_changes_has_another_signature(backend: TreeBackend) -> None:
@@ -59,7 +59,7 @@ def test_a_file_is_hashed_while_it_is_copied(backend: TreeBackend, tmp_path: Pat
     """I3: the private copy is what was hashed; without a copy the hash is the same."""
     content = os.urandom(3 << 20)
     found = arrived(backend, content=content)
-    assert backend.tree.take(found, tmp_path / "copy") == backend.tree.take(found) == sha256(content)
+    assert backend.tree.fetch(found, tmp_path / "copy") == backend.tree.fetch(found) == sha256(content)
     assert (tmp_path / "copy").read_bytes() == content
 
 
@@ -68,7 +68,7 @@ def test_a_change_is_noticed(backend: TreeBackend, tmp_path: Path) -> None:
     found = arrived(backend, content=b"before")
     drop(backend, "price.csv", b"after!")
     with pytest.raises(FileChanged):
-        backend.tree.take(found, tmp_path / "copy")
+        backend.tree.fetch(found, tmp_path / "copy")
 
 
 def test_a_change_amid_the_reading_is_noticed(backend: TreeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_a_change_amid_the_reading_is_noticed(backend: TreeBackend, monkeypatch:
 
     monkeypatch.setattr(disk, "copied", late)
     with pytest.raises(FileChanged):
-        backend.tree.take(found)
+        backend.tree.fetch(found)
 
 
 def test_what_was_taken_back_is_missing(backend: TreeBackend) -> None:
@@ -91,7 +91,7 @@ def test_what_was_taken_back_is_missing(backend: TreeBackend) -> None:
     found = arrived(backend)
     backend.delete(f"{INBOX}/price.csv")
     with pytest.raises(RunFailed) as failed:
-        backend.tree.take(found)
+        backend.tree.fetch(found)
     assert failed.value.code is FailureCode.FILE_MISSING
     assert backend.tree.move(found, BROKEN) is None
 
@@ -101,10 +101,10 @@ def test_odd_names_are_names(backend: TreeBackend, name: str) -> None:
     """I2: whatever a supplier calls a file, it is taken and moved, be its name taken already."""
     for number in range(3):
         found = arrived(backend, name, str(number).encode())
-        assert backend.tree.take(found) == sha256(str(number).encode())
+        assert backend.tree.fetch(found) == sha256(str(number).encode())
         assert backend.tree.move(found, BROKEN, ".failed") is not None
-    assert backend.tree.arrivals(SUPPLIER) == []
-    kept = [backend.tree.read(file.path) for file in backend.tree.files(BROKEN)]
+    assert backend.tree.list_arrivals(SUPPLIER) == []
+    kept = [backend.tree.read(file.path) for file in backend.tree.list_files(BROKEN)]
     assert sorted(content for content in kept if content is not None) == [b"0", b"1", b"2"]
 
 
@@ -116,7 +116,7 @@ def test_a_name_no_object_can_have_is_not_seen(folder: FolderBackend, stored: Bu
     place = Path(stored.storage.uri(INBOX).removeprefix("file://"))
     place.mkdir(parents=True)
     (place / "two\nlines.csv").write_bytes(b"x")
-    assert stored.tree.arrivals(SUPPLIER) == []
+    assert stored.tree.list_arrivals(SUPPLIER) == []
 
 
 # Moves.
@@ -125,7 +125,7 @@ def test_a_name_no_object_can_have_is_not_seen(folder: FolderBackend, stored: Bu
 def test_a_move_leaves_the_inbox_empty(backend: TreeBackend) -> None:
     """I2: what was moved is in one place, whole."""
     assert backend.tree.move(arrived(backend), BROKEN) == f"{BROKEN}/price.csv"
-    assert backend.tree.arrivals(SUPPLIER) == []
+    assert backend.tree.list_arrivals(SUPPLIER) == []
     assert backend.tree.read(f"{BROKEN}/price.csv") == b"content"
 
 
@@ -150,7 +150,7 @@ def test_many_movers_overwrite_nothing(backend: TreeBackend) -> None:
         backend.put(f"{paths.inbox(name)}/price.csv", name.encode())
 
     def move(name: str) -> str | None:
-        [found] = backend.tree.arrivals(name)
+        [found] = backend.tree.list_arrivals(name)
         barrier.wait(10)
         return backend.tree.move(found, BROKEN)
 
@@ -200,7 +200,7 @@ def test_a_kept_file_is_read_anywhere(backend: TreeBackend, tmp_path: Path) -> N
     content = os.urandom(2 << 20)
     (tmp_path / "made").write_bytes(content)
     path = paths.run("acme_1", paths.FACTS)
-    backend.tree.keep(tmp_path / "made", path)
+    backend.tree.store(tmp_path / "made", path)
     with backend.tree.open(path) as kept:
         assert kept.read() == content
         kept.seek(1 << 20)
@@ -216,9 +216,11 @@ def test_what_is_there_is_listed(backend: TreeBackend) -> None:
     for path in ("b/2", "a", "b/c/1", "bc/x"):
         backend.put(f"{paths.RUNS}/{path}", b"123")
     assert stored_paths(backend.tree, paths.RUNS) == ["a", "b/2", "b/c/1", "bc/x"]
-    assert {file.size for file in backend.tree.files(paths.RUNS)} == {3}
-    assert backend.tree.folders(paths.RUNS) == ["b", "bc"]
-    assert backend.tree.folders(f"{paths.RUNS}/nothing") == stored_paths(backend.tree, f"{paths.RUNS}/nothing") == []
+    assert {file.size for file in backend.tree.list_files(paths.RUNS)} == {3}
+    assert backend.tree.list_folders(paths.RUNS) == ["b", "bc"]
+    assert (
+        backend.tree.list_folders(f"{paths.RUNS}/nothing") == stored_paths(backend.tree, f"{paths.RUNS}/nothing") == []
+    )
 
 
 def test_a_folder_goes_with_all_in_it(backend: TreeBackend) -> None:
@@ -244,7 +246,7 @@ def test_suppliers_are_found(backend: TreeBackend) -> None:
         f"{paths.INBOX}/stray",
     ):
         backend.put(path, b"")
-    assert set(backend.tree.suppliers()) - {SUPPLIER} == {"both", "configured", "sending"}
+    assert set(backend.tree.list_suppliers()) - {SUPPLIER} == {"both", "configured", "sending"}
 
 
 def test_runs_and_states_are_told_apart_by_supplier(backend: TreeBackend) -> None:
@@ -253,18 +255,18 @@ def test_runs_and_states_are_told_apart_by_supplier(backend: TreeBackend) -> Non
     for run_id in (run, other):
         backend.put(paths.run(run_id, paths.MANIFEST), b"{}")
     backend.put(paths.state(SUPPLIER, run, paths.FACTS), b"")
-    assert (backend.tree.runs(SUPPLIER), backend.tree.runs("acme_2")) == ([run], [other])
-    assert (backend.tree.states(SUPPLIER), backend.tree.states("acme_2")) == ([run], [])
+    assert (backend.tree.list_runs(SUPPLIER), backend.tree.list_runs("acme_2")) == ([run], [other])
+    assert (backend.tree.list_states(SUPPLIER), backend.tree.list_states("acme_2")) == ([run], [])
 
 
 def test_a_configuration_is_a_local_file(backend: TreeBackend) -> None:
     """I7: it can be loaded; and when it is missing, the message says where it should be."""
-    with backend.tree.config(SUPPLIER) as file, pytest.raises(RunFailed) as failed:
+    with backend.tree.open_config(SUPPLIER) as file, pytest.raises(RunFailed) as failed:
         load_supplier(file)
     assert failed.value.code is FailureCode.CONFIG_DQ_MISSING
     assert paths.config(SUPPLIER) in failed.value.message
     backend.put(paths.config(SUPPLIER), b"min_fact_count: 1\nmax_bad_ratio: 0.5\nallow_empty_snapshot: false\n")
-    with backend.tree.config(SUPPLIER) as file:
+    with backend.tree.open_config(SUPPLIER) as file:
         assert load_supplier(file)[0].min_fact_count == 1
 
 
@@ -283,9 +285,9 @@ def test_a_run_works_alone(backend: TreeBackend) -> None:
 
 def test_work_is_private_and_gone(backend: TreeBackend) -> None:
     """I16: what a killed run left goes when the next begins, and nothing of it is in the tree."""
-    killed = backend.tree.work(SUPPLIER, "acme_1")
+    killed = backend.tree.open_work_folder(SUPPLIER, "acme_1")
     (killed.__enter__() / "input").write_bytes(b"left behind")
-    with backend.tree.work(SUPPLIER, "acme_2") as folder:
+    with backend.tree.open_work_folder(SUPPLIER, "acme_2") as folder:
         assert [*folder.parent.iterdir(), *folder.iterdir()] == [folder]
     assert not folder.exists()
 
@@ -295,17 +297,17 @@ def test_work_is_private_and_gone(backend: TreeBackend) -> None:
 
 def test_a_state_becomes_current_by_the_switch(backend: TreeBackend) -> None:
     """I11: what is stored is not current before the switch, and is whole."""
-    assert backend.tree.pointer(SUPPLIER) is None
+    assert backend.tree.read_pointer(SUPPLIER) is None
     first = published(backend, "first")
-    assert backend.tree.pointer(SUPPLIER) is None
-    backend.tree.switch(SUPPLIER, first, None)
-    assert backend.tree.pointer(SUPPLIER) == first
+    assert backend.tree.read_pointer(SUPPLIER) is None
+    backend.tree.switch_pointer(SUPPLIER, first, None)
+    assert backend.tree.read_pointer(SUPPLIER) == first
     second = published(backend, "second", 2)
-    assert backend.tree.pointer(SUPPLIER) == first
-    backend.tree.switch(SUPPLIER, second, first)
-    assert backend.tree.pointer(SUPPLIER) == second
+    assert backend.tree.read_pointer(SUPPLIER) == first
+    backend.tree.switch_pointer(SUPPLIER, second, first)
+    assert backend.tree.read_pointer(SUPPLIER) == second
     assert backend.tree.read(paths.state(SUPPLIER, "first", paths.FACTS)) == b"first"
-    assert backend.tree.pointer("other") is None
+    assert backend.tree.read_pointer("other") is None
 
 
 def test_a_late_writer_cannot_switch_back(backend: TreeBackend) -> None:
@@ -313,35 +315,35 @@ def test_a_late_writer_cannot_switch_back(backend: TreeBackend) -> None:
     first, second, late = (
         published(backend, name, fence) for name, fence in (("first", 1), ("second", 2), ("late", 2))
     )
-    backend.tree.switch(SUPPLIER, first, None)
-    backend.tree.switch(SUPPLIER, second, first)
+    backend.tree.switch_pointer(SUPPLIER, first, None)
+    backend.tree.switch_pointer(SUPPLIER, second, first)
     for seen in (None, first, late):
         with pytest.raises(RunFailed) as failed:
-            backend.tree.switch(SUPPLIER, late, seen)
+            backend.tree.switch_pointer(SUPPLIER, late, seen)
         assert failed.value.code is FailureCode.SUPERSEDED
         assert "second is current (fence 2)" in failed.value.message
-    assert backend.tree.pointer(SUPPLIER) == second
+    assert backend.tree.read_pointer(SUPPLIER) == second
 
 
 def test_a_damaged_pointer_is_told(backend: TreeBackend) -> None:
     """I14: what is no pointer is never taken for one."""
     first = published(backend, "first")
-    backend.tree.switch(SUPPLIER, first, None)
+    backend.tree.switch_pointer(SUPPLIER, first, None)
     is_folder = isinstance(backend, FolderBackend)
     path = paths.state(SUPPLIER, "first", paths.POINTER) if is_folder else f"{paths.CURRENT}/{SUPPLIER}.json"
     backend.tree.write(path, b"{") if not is_folder else _overwrite(Path(backend.tree.uri(path)))
     with pytest.raises(Corrupt) as damaged:
-        backend.tree.pointer(SUPPLIER)
+        backend.tree.read_pointer(SUPPLIER)
     assert damaged.value.code == "POINTER_DAMAGED"
 
 
 def test_a_pointer_of_a_later_release_is_read() -> None:
     """R27: what it tells besides is left alone; what it does not tell makes it none."""
     known = CurrentPointer("r1", "ab", 3, "2026-01-01T00:00:00Z")
-    assert pointer_in(orjson.dumps({**known.as_dict(), "region": "eu"}), "here") == known
+    assert parse_pointer(orjson.dumps({**known.as_dict(), "region": "eu"}), "here") == known
     for content in (b"[]", b"3", orjson.dumps({"run_id": "r1"})):
         with pytest.raises(Corrupt):
-            pointer_in(content, "here")
+            parse_pointer(content, "here")
 
 
 def _overwrite(file: Path) -> None:

@@ -16,7 +16,7 @@ from penstock.ingest.state.reader import PublishedState
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.supplier import load_supplier
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.documents import document
+from penstock.ingest.tree.documents import parse_document
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import BadConfig, Invalid, NotFound
@@ -32,7 +32,7 @@ class FolderViews:
 
     def suppliers(self) -> schemas.SupplierList:
         """Return the status of every supplier."""
-        return schemas.SupplierList(suppliers=[self._status(name) for name in self._tree.suppliers()])
+        return schemas.SupplierList(suppliers=[self._status(name) for name in self._tree.list_suppliers()])
 
     def supplier(self, name: str) -> schemas.SupplierView:
         """Return the status of one supplier; NotFound if it has neither an inbox nor a configuration."""
@@ -74,7 +74,7 @@ class FolderViews:
             message = f"{other[0]} is not a run of {supplier}"
             raise Invalid("OTHER_SUPPLIER", message, hint="compare two runs of one supplier")
         try:
-            with self._tree.config(supplier) as file:
+            with self._tree.open_config(supplier) as file:
                 config = load_supplier(file, self._tree.uri(paths.config(supplier)))[0]
             found = compare_runs(self._tree, config, before, after, limit)
         except RunFailed as failed:
@@ -83,13 +83,13 @@ class FolderViews:
 
     def runs(self, supplier: str, limit: int) -> schemas.IngestRunList:
         """Return the runs that the folder still has, newest first; `next` is always null."""
-        names = sorted(self._tree.runs(self._known(supplier)), reverse=True)
+        names = sorted(self._tree.list_runs(self._known(supplier)), reverse=True)
         return schemas.IngestRunList(runs=[self._run(name) for name in names[:limit]], next=None)
 
     def run(self, run_id: str) -> schemas.IngestRunDetails:
         """Return a run as its manifest describes it; NotFound if the folder has no run of that id."""
         supplier = supplier_of(run_id)
-        if run_id not in self._tree.runs(supplier):
+        if run_id not in self._tree.list_runs(supplier):
             raise no_run(run_id)
         return schemas.IngestRunDetails(**self._run(run_id).model_dump(), moves=[], history=[])
 
@@ -97,13 +97,13 @@ class FolderViews:
         return schemas.SupplierView.of(standing(self._tree, supplier, self._section.alerts, self._clock.now()))
 
     def _known(self, supplier: str) -> str:
-        if checked_supplier(supplier) not in (known := self._tree.suppliers()):
+        if checked_supplier(supplier) not in (known := self._tree.list_suppliers()):
             raise no_supplier(supplier, known)
         return supplier
 
     def _run(self, run_id: str) -> schemas.IngestRun:
         supplier = supplier_of(run_id)
-        manifest: dict[str, Any] = document(self._tree.read(paths.run(run_id, paths.MANIFEST)))
+        manifest: dict[str, Any] = parse_document(self._tree.read(paths.run(run_id, paths.MANIFEST)))
         status = manifest.get("status") or IngestRunState.RUNNING
         if not manifest and ledger.load(self._tree, supplier).running != run_id:
             status = IngestRunState.FAIL  # it was killed: the next run writes its manifest

@@ -39,7 +39,7 @@ class IngestViews:
         if self._tree is None:
             return []
         tree = self._tree
-        return await asyncio.to_thread(lambda: [self._standing(tree, supplier) for supplier in tree.suppliers()])
+        return await asyncio.to_thread(lambda: [self._standing(tree, supplier) for supplier in tree.list_suppliers()])
 
     async def read(self, query: Callable[[FolderViews], T]) -> T:
         """Return the result of *query* on the tree; NotFound NO_ROOT if the server has no tree."""

@@ -10,7 +10,7 @@ from penstock.ingest.state.reader import open_state
 from penstock.ingest.supplier import DeliveryTarget, Supplier
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.async_bridge import AsyncBridge
-from penstock.ingest.tree.documents import document, small
+from penstock.ingest.tree.documents import encode_document, parse_document
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Invalid, PenstockError, Transient
@@ -51,13 +51,13 @@ class TargetDeliveries:
         came: dict[str, str] = {}
         for target in self._supplier.targets:
             path = paths.run(current.pointer.run_id, f"deliveries/{target.digest}.json")
-            known = TargetDelivery(**{"target": target.name, **document(self._tree.read(path))})
+            known = TargetDelivery(**{"target": target.name, **parse_document(self._tree.read(path))})
             if known.is_done:
                 continue
             now = self._clock.now()
             if known.again_at is None or datetime.fromisoformat(known.again_at) <= now:
                 came[known.target] = self._try(target, current, known)
-                self._tree.write(path, small(known.as_dict()))
+                self._tree.write(path, encode_document(known.as_dict()))
         return came
 
     def _try(self, target: DeliveryTarget, current: CurrentState, known: TargetDelivery) -> str:

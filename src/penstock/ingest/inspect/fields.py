@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from penstock.ingest.inspect.vocabulary import DATED, ColumnHint, ColumnMeaning, meaning_of
-from penstock.ingest.transform.gate import normal
+from penstock.ingest.transform.gate import normalize_name
 
 _LONGEST_SPELLING = 200
 
@@ -65,11 +65,13 @@ def _headings(tables: list[list[str]]) -> tuple[list[_Heading], list[_Heading]]:
     """The headers of all tables; and those that come more than once in one of them, once for each time."""
     found: dict[str, _Heading] = {}
     places: dict[tuple[str, int], _Heading] = {}
-    repeated = {name for names in tables for name, count in Counter(map(normal, names)).items() if name and count > 1}
+    repeated = {
+        name for names in tables for name, count in Counter(map(normalize_name, names)).items() if name and count > 1
+    }
     for table, names in enumerate(tables):
         seen: Counter[str] = Counter()
         for column, text in enumerate(names):
-            name = normal(text)
+            name = normalize_name(text)
             if not name or len(text) > _LONGEST_SPELLING:
                 continue
             known: _Heading = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock.ingest.inspect.vocabulary import meaning_of
-from penstock.ingest.transform.gate import joined
+from penstock.ingest.transform.gate import join_header_rows
 
 _WITHIN = 60  # rows in which a header is looked for
 _DEEPEST = 3
@@ -81,7 +81,7 @@ class _Grid:
             for depth in range(1, _DEEPEST + 1):
                 if depth > 1 and not self._continues(row, row + depth - 1):
                     break
-                yield HeaderRows(row, depth, joined(self._head[row : row + depth]))
+                yield HeaderRows(row, depth, join_header_rows(self._head[row : row + depth]))
 
     def score(self, header: HeaderRows) -> float:
         """How much of the data below *header* it names, and how well; 0 when it could as well be data itself."""

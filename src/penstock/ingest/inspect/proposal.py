@@ -13,7 +13,7 @@ from penstock.ingest.inspect.tables import ShapedTable, TablePlan
 from penstock.ingest.inspect.vocabulary import ColumnHint
 from penstock.ingest.model import RunFailed
 from penstock.ingest.supplier import CATEGORY, WORKBOOKS, FileFormat, Supplier
-from penstock.ingest.transform.gate import bind
+from penstock.ingest.transform.gate import bind_columns
 
 _PREFERRED = ("sku", "barcode", "vendor_code", "code", "id")
 _TOLERATED = 0.02  # of cells that are empty or come again, in a column that is called as keys are
@@ -191,7 +191,7 @@ def _candidate(one: TypedField, plan: TablePlan) -> KeyCandidate:
 def _header_end(table: ShapedTable, supplier: Supplier) -> int | None:
     sample = table.sample
     try:
-        return bind(SourceTable(sample.name, 1, sample.head, iter(()), names=sample.names), supplier).rows
+        return bind_columns(SourceTable(sample.name, 1, sample.head, iter(()), names=sample.names), supplier).rows
     except RunFailed:
         return None
 

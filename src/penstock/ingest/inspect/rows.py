@@ -7,7 +7,7 @@ import polars as pl
 
 from penstock.ingest.inspect.headers import HeaderRows
 from penstock.ingest.inspect.sample import ROW, SampleBuffer
-from penstock.ingest.transform.gate import normal
+from penstock.ingest.transform.gate import normalize_name
 
 TOTAL = r"(?i)^(итого|итог|всего|total|grand total|subtotal|sum)(?:[\s:.]|$)"
 _FIRST, _FILLED = "\x00first", "\x00filled"
@@ -66,7 +66,7 @@ def _totals(frame: pl.DataFrame, usual: float) -> pl.Expr:
 
 def _repeats(frame: pl.DataFrame, header: HeaderRows | None) -> pl.Expr:
     """The header once more, as it is printed on every page."""
-    names = [(str(place), normal(name)) for place, name in enumerate(header.names if header else []) if name]
+    names = [(str(place), normalize_name(name)) for place, name in enumerate(header.names if header else []) if name]
     known = [(column, name) for column, name in names if column in frame.columns]
     if len(known) < 2 or (header is not None and header.depth > 1):
         return pl.lit(False)

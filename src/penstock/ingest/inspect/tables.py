@@ -10,7 +10,7 @@ from penstock.ingest.inspect.headers import HeaderRows, header_of
 from penstock.ingest.inspect.rows import SampleRows, sorted_rows
 from penstock.ingest.inspect.sample import ROW, SampleBuffer
 from penstock.ingest.inspect.vocabulary import meaning_of
-from penstock.ingest.transform.gate import normal
+from penstock.ingest.transform.gate import normalize_name
 
 _COMMON = 0.5  # of tables that have a field, for it to be one all should have
 _ALIKE = 0.4  # of such fields, for a table to be one of them
@@ -85,7 +85,7 @@ def _shaped(sample: SampleBuffer) -> ShapedTable:
 
 def _ambiguous(tables: list[ShapedTable]) -> list[ShapedTable]:
     """The few tables that have a column twice, when it is one that matters to all."""
-    counts = [Counter(normal(name) for name in table.names if meaning_of(name).is_known) for table in tables]
+    counts = [Counter(normalize_name(name) for name in table.names if meaning_of(name).is_known) for table in tables]
     once = Counter(name for found in counts for name, count in found.items() if count == 1)
     twice = Counter(name for found in counts for name, count in found.items() if count > 1)
     return [

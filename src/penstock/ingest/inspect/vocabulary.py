@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from penstock.ingest.transform.gate import normal
+from penstock.ingest.transform.gate import normalize_name
 
 # Words that say nothing a name has to keep.
 _NOISE = re.compile(
@@ -110,7 +110,7 @@ _COMPILED = tuple((re.compile(pattern), name, other, hint) for pattern, name, ot
 @lru_cache(maxsize=20_000)
 def meaning_of(header: str) -> ColumnMeaning:
     """What *header* most likely stands for."""
-    text = DATED.sub(" ", _COUNT.sub("", normal(_HUMP.sub(" ", header)).replace("_", " "))).strip()
+    text = DATED.sub(" ", _COUNT.sub("", normalize_name(_HUMP.sub(" ", header)).replace("_", " "))).strip()
     own = snake(text) or "column"
     if len(text) <= _LONGEST * 2:
         for rank, (pattern, name, other, hint) in enumerate(_COMPILED):

@@ -19,10 +19,10 @@ from penstock.ingest.run.quality import PreviousState
 from penstock.ingest.supplier import Supplier
 from penstock.ingest.transform import key_index as indexes
 from penstock.ingest.transform.key_index import KeyDifference
-from penstock.ingest.transform.ndjson import NdjsonLines, at, changed_lines, parsed, text_of
+from penstock.ingest.transform.ndjson import NdjsonLines, build_changed_lines, encode_lines, parse_facts, read_lines_at
 from penstock.ingest.transform.pipeline import ProcessedFile
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.documents import digest_of, document, small
+from penstock.ingest.tree.documents import encode_document, hash_content, parse_document
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.errors import Corrupt
 
@@ -67,11 +67,11 @@ class CurrentState:
 
 def current_state(tree: FileTree, supplier: str) -> CurrentState | None:
     """What is published, or None."""
-    pointer = tree.pointer(supplier)
+    pointer = tree.read_pointer(supplier)
     if pointer is None:
         return None
     files = (paths.MANIFEST, paths.STATS)
-    manifest, stats = (document(tree.read(paths.state(supplier, pointer.run_id, name))) for name in files)
+    manifest, stats = (parse_document(tree.read(paths.state(supplier, pointer.run_id, name))) for name in files)
     if "input_sha256" not in manifest or not {"good_rows", "held_rows", "categories"} <= stats.keys():
         hint = "restore it from a backup"
         raise Corrupt(
@@ -84,7 +84,7 @@ def next_fence(tree: FileTree, supplier: str, current: CurrentState | None, reme
     """I11: one more than any before, even when the current state was lost."""
     if current is not None:
         return current.pointer.fence + 1
-    noted = [document(tree.read(paths.run(run, paths.MANIFEST))) for run in tree.runs(supplier)]
+    noted = [parse_document(tree.read(paths.run(run, paths.MANIFEST))) for run in tree.list_runs(supplier)]
     return 1 + max([remembered, *(int(one.get("fence") or 0) for one in noted)])
 
 
@@ -98,8 +98,8 @@ def compare(
         if current is None:
             return PublicationDiff(added=made.index.count)
         old_facts = stack.enter_context(tree.open(paths.state(name, current.pointer.run_id, paths.FACTS)))
-        old = indexes.index_of(old_facts, supplier, work / "index-before")
-        found = indexes.difference(old, made.index)
+        old = indexes.build_index(old_facts, supplier, work / "index-before")
+        found = indexes.compare_indexes(old, made.index)
         made.facts.flush()
         _list_keys(keys, found, old_facts, made.facts.path, supplier)
     counts = {name: sum(map(len, getattr(found, name))) for name in ("added", "removed", "changed")}
@@ -108,12 +108,12 @@ def compare(
 
 def _list_keys(keys: NdjsonLines, found: KeyDifference, old_facts: Any, new: Path, supplier: Supplier) -> None:
     old_facts.seek(0)
-    for lines, _ in at(old_facts, indexes.together(found.removed)):
-        keys.write(text_of(changed_lines("removed", parsed(lines, supplier), supplier)))
+    for lines, _ in read_lines_at(old_facts, indexes.merge_positions(found.removed)):
+        keys.write(encode_lines(build_changed_lines("removed", parse_facts(lines, supplier), supplier)))
     for change, places in (("added", found.added), ("changed", found.changed)):
         with new.open("rb") as facts:
-            for lines, _ in at(facts, indexes.together(places)):
-                keys.write(text_of(changed_lines(change, parsed(lines, supplier), supplier)))
+            for lines, _ in read_lines_at(facts, indexes.merge_positions(places)):
+                keys.write(encode_lines(build_changed_lines(change, parse_facts(lines, supplier), supplier)))
 
 
 class Publication:
@@ -143,7 +143,7 @@ class Publication:
         self._tree.publish(state, manifest.supplier, manifest.run_id)
         self._on_step(PublishStep.STORED)
         self._on_step(PublishStep.SWITCHING)
-        self._tree.switch(manifest.supplier, pointer, self._seen)
+        self._tree.switch_pointer(manifest.supplier, pointer, self._seen)
         self._on_step(PublishStep.SWITCHED)
         note(self._tree, manifest)
         self._on_step(PublishStep.NOTED)
@@ -163,20 +163,20 @@ class Publication:
             paths.CHANGES: self._manifest.changes.as_dict() if self._manifest.changes else {},
         }
         for name, content in small_files.items():
-            (folder / name).write_bytes(small(content))
+            (folder / name).write_bytes(encode_document(content))
         return folder
 
 
 def keep_artifacts(tree: FileTree, run_id: str, facts: Path, bad: Path, stats: RunStats) -> None:
     """§9: what a run made of its file, published or not."""
-    tree.write(paths.run(run_id, paths.STATS), small(stats.as_dict()))
-    tree.keep(bad, paths.run(run_id, paths.BAD))
-    tree.keep(facts, paths.run(run_id, paths.FACTS))
+    tree.write(paths.run(run_id, paths.STATS), encode_document(stats.as_dict()))
+    tree.store(bad, paths.run(run_id, paths.BAD))
+    tree.store(facts, paths.run(run_id, paths.FACTS))
 
 
 def note(tree: FileTree, manifest: RunManifest) -> None:
     """§10: the manifest, which makes a run complete."""
-    tree.write(paths.run(manifest.run_id, paths.MANIFEST), small(manifest.as_dict()))
+    tree.write(paths.run(manifest.run_id, paths.MANIFEST), encode_document(manifest.as_dict()))
 
 
 def accept(tree: FileTree, manifest: dict[str, Any]) -> None:
@@ -188,13 +188,17 @@ def accept(tree: FileTree, manifest: dict[str, Any]) -> None:
         "input_filename": manifest["input_filename"],
         "manifest_path": paths.run(manifest["run_id"], paths.MANIFEST),
     }
-    tree.write(path, small(told))
+    tree.write(path, encode_document(told))
 
 
 def artifacts(made: ProcessedFile) -> dict[str, RunArtifact]:
     """I8: every file of a run with its hash and size."""
-    stats = small(made.stats.as_dict())
-    return {paths.FACTS: made.facts.artifact, paths.BAD: made.bad.artifact, paths.STATS: digest_of(io.BytesIO(stats))}
+    stats = encode_document(made.stats.as_dict())
+    return {
+        paths.FACTS: made.facts.artifact,
+        paths.BAD: made.bad.artifact,
+        paths.STATS: hash_content(io.BytesIO(stats)),
+    }
 
 
 def link(source: Path, target: Path) -> None:

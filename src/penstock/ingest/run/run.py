@@ -28,10 +28,10 @@ from penstock.ingest.run.quality import check_guards, check_quality
 from penstock.ingest.run.select import ReadableFiles, SelectedFile
 from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.transform.gate import check_size
-from penstock.ingest.transform.key_index import index_of
-from penstock.ingest.transform.pipeline import ColumnNames, ProcessedFile, hold, process, settle_repeated
+from penstock.ingest.transform.key_index import build_index
+from penstock.ingest.transform.pipeline import ProcessedFile, RunNames, hold_facts, process_file, settle_repeated_keys
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.documents import digest_of, small
+from penstock.ingest.tree.documents import encode_document, hash_content
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import NotFound, PenstockError, Transient
@@ -63,7 +63,7 @@ class RunExecution:
 
     def run(self, *, waits: bool) -> RunOutcome:
         try:
-            with self._tree.config(self._supplier) as file:
+            with self._tree.open_config(self._supplier) as file:
                 config, digest = load_supplier(file, self._tree.uri(paths.config(self._supplier)))
         except RunFailed as failed:
             return self._without_config(failed)
@@ -75,7 +75,7 @@ class RunExecution:
             why = f"{len(ready.waiting)} files may still be written: {names}" if ready.waiting else "the inbox is empty"
             return RunOutcome(self._supplier, nothing=why)
         run_id = new_run_id(self._supplier, self._clock)
-        with self._tree.work(self._supplier, run_id) as work:
+        with self._tree.open_work_folder(self._supplier, run_id) as work:
             current = publish.current_state(self._tree, self._supplier)
             return self._choose(RunContext(run_id, config, digest, current, work, self._clock), ready)
 
@@ -150,7 +150,7 @@ class RunExecution:
             return self._crashed(begun, chosen, stats, error)
 
     def _crashed(self, begun: "RunContext", chosen: SelectedFile, stats: RunStats, error: Exception) -> RunOutcome:
-        pointer = self._tree.pointer(self._supplier)
+        pointer = self._tree.read_pointer(self._supplier)
         if pointer is not None and pointer.run_id == begun.run_id:
             raise error  # what is published has passed: the next run finishes it
         structlog.get_logger().error("ingest_run_crashed", run_id=begun.run_id, exc_info=error)
@@ -161,16 +161,16 @@ class RunExecution:
         return self._fail(begun, chosen.arrival, chosen.sha256, stats, failed)
 
     def _process(self, begun: "RunContext", chosen: SelectedFile, made: ProcessedFile, out: Path) -> RunManifest:
-        config, names = begun.configured, ColumnNames(begun.run_id, self._supplier)
+        config, names = begun.configured, RunNames(begun.run_id, self._supplier)
         check_size(chosen.arrival.name, chosen.arrival.size)
         if self._ledger.killed_by == chosen.sha256 and self._ledger.kills >= _MOST_KILLS:
             said = f"{self._ledger.kills} runs in a row died on {chosen.arrival.name}"
             raise RunFailed(
                 FailureCode.FILE_CRASHES_RUNS, said, "see what killed them; then put it into the inbox again"
             )
-        process(chosen.copy, config, names, made, self._told)
+        process_file(chosen.copy, config, names, made, self._told)
         self._hooks.on_step(PublishStep.PROCESSED)
-        settle_repeated(made, config, names, out)
+        settle_repeated_keys(made, config, names, out)
         self._hold(begun, made, names)
         check_quality(made.stats, config)
         changes = publish.compare(self._tree, made, config, self._supplier, begun.current, begun.work)
@@ -187,14 +187,14 @@ class RunExecution:
         publication = Publication(self._tree, manifest, made.stats, begun.current, self._hooks.on_step)
         return publication.publish(made.facts.path, made.bad.path, begun.work / paths.CHANGED_KEYS, begun.work)
 
-    def _hold(self, begun: "RunContext", made: ProcessedFile, names: ColumnNames) -> None:
+    def _hold(self, begun: "RunContext", made: ProcessedFile, names: RunNames) -> None:
         if begun.current is None or not made.held.count:
             return
         run_id = begun.current.pointer.run_id
         with self._tree.open(paths.state(self._supplier, run_id, paths.FACTS)) as facts:
-            old = index_of(facts, begun.configured, begun.work / "index-to-hold")
+            old = build_index(facts, begun.configured, begun.work / "index-to-hold")
             facts.seek(0)
-            hold(made, old, facts, begun.configured, names, run_id)
+            hold_facts(made, old, facts, begun.configured, names, run_id)
 
     def _told(self, rows: int, part: float | None) -> None:
         if self._hooks.should_stop():
@@ -206,7 +206,7 @@ class RunExecution:
         ledger.save(self._tree, self._supplier, self._ledger)
         told = {"run_id": begun.run_id, "input_filename": arrival.name, "input_sha256": sha256}
         started = {**told, "started_at": begun.started_at.isoformat()}
-        self._tree.write(paths.run(begun.run_id, paths.STARTED), small(started))
+        self._tree.write(paths.run(begun.run_id, paths.STARTED), encode_document(started))
         self._hooks.recorder.started(begun.run_id, self._supplier)
         self._hooks.on_step(PublishStep.STARTED)
 
@@ -246,7 +246,7 @@ class RunExecution:
         found = {}
         for name in (paths.FACTS, paths.BAD, paths.STATS):
             with suppress(NotFound), self._tree.open(paths.run(run_id, name)) as content:
-                found[name] = digest_of(content)
+                found[name] = hash_content(content)
         return found
 
     def _end(self, manifest: RunManifest) -> RunOutcome:

@@ -9,7 +9,7 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import InboxFile, RunFailed
 from penstock.ingest.run.ledger import FileSighting, Ledger
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.disk import free_names
+from penstock.ingest.tree.disk import propose_names
 from penstock.ingest.tree.port import FileChanged, FileTree
 
 _LONG_AGO = 0.0  # since when a file has not changed that was finished when it got its name
@@ -36,7 +36,7 @@ class ReadableFiles:
 def look(tree: FileTree, supplier: str, ledger: Ledger, window: float) -> ReadableFiles:
     """I3: what is in the inbox; *ledger* remembers what was seen."""
     now = tree.now()
-    found = tree.arrivals(supplier)
+    found = tree.list_arrivals(supplier)
     before, ledger.seen = ledger.seen, {}
     for one in found:
         ledger.seen[one.name] = _sighted(one, before, now)
@@ -102,9 +102,9 @@ def sort(tree: FileTree, ready: list[InboxFile], is_known: Callable[[str], bool]
     duplicates: list[tuple[InboxFile, str]] = []
     obsolete: list[InboxFile] = []
     for arrival in ready:
-        copy = work / "input" / next(free_names(arrival.name, "")) if chosen is None else None
+        copy = work / "input" / next(propose_names(arrival.name, "")) if chosen is None else None
         try:
-            sha256 = tree.take(arrival, copy)
+            sha256 = tree.fetch(arrival, copy)
         except FileChanged:
             _forget(copy)
             continue  # it is being written after all: next time

@@ -13,7 +13,7 @@ from penstock.ingest.model import PublicationDiff, supplier_of
 from penstock.ingest.state.reader import open_facts
 from penstock.ingest.supplier import Supplier
 from penstock.ingest.transform import key_index as indexes
-from penstock.ingest.transform.ndjson import at, keys_of, parsed
+from penstock.ingest.transform.ndjson import hash_keys, parse_facts, read_lines_at
 from penstock.ingest.tree.port import FileTree
 
 
@@ -35,11 +35,11 @@ def compare_runs(tree: FileTree, config: Supplier, before: str, after: str, limi
     with ExitStack() as stack:
         old, new = (stack.enter_context(open_facts(tree, run_id)) for run_id in (before, after))
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
-        old_index = indexes.index_of(old, config, work / "old")
-        new_index = indexes.index_of(new, config, work / "new")
-        found = indexes.difference(old_index, new_index)
+        old_index = indexes.build_index(old, config, work / "old")
+        new_index = indexes.build_index(new, config, work / "new")
+        found = indexes.compare_indexes(old_index, new_index)
         added, removed, changed = (
-            indexes.together(places).head(limit) for places in (found.added, found.removed, found.changed)
+            indexes.merge_positions(places).head(limit) for places in (found.added, found.removed, found.changed)
         )
         shown = [{"change": "added", "after": fact} for fact in _facts(new, added)]
         shown += [{"change": "removed", "before": fact} for fact in _facts(old, removed)]
@@ -54,22 +54,22 @@ def _changed(
     """The changed facts of *new* beside those of *old* with the same key."""
     after = _keyed(new, places, config)
     keys = pl.DataFrame(list(after), schema={"a": pl.UInt64, "b": pl.UInt64}, orient="row")
-    before = _keyed(old, indexes.places_of(keys, old_index), config)
+    before = _keyed(old, indexes.find_positions(keys, old_index), config)
     return [{"change": "changed", "before": before.get(key), "after": fact} for key, fact in after.items()]
 
 
 def _keyed(content: BinaryIO, places: pl.Series, config: Supplier) -> dict[tuple[int, int], dict[str, Any]]:
     content.seek(0)
     found: dict[tuple[int, int], dict[str, Any]] = {}
-    for lines, _ in at(content, places):
-        keys = keys_of(parsed(lines, config), config).select("a", "b").rows()
+    for lines, _ in read_lines_at(content, places):
+        keys = hash_keys(parse_facts(lines, config), config).select("a", "b").rows()
         found |= zip(keys, map(_short, lines.to_list()), strict=True)
     return found
 
 
 def _facts(content: BinaryIO, places: pl.Series) -> list[dict[str, Any]]:
     content.seek(0)
-    return [_short(line) for lines, _ in at(content, places) for line in lines.to_list()]
+    return [_short(line) for lines, _ in read_lines_at(content, places) for line in lines.to_list()]
 
 
 def _short(line: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import orjson
 
 from penstock.ingest.model import CurrentPointer, checked_supplier, no_run, supplier_of
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.documents import digest_of, document
+from penstock.ingest.tree.documents import hash_content, parse_document
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.errors import Corrupt, NotFound
 
@@ -30,7 +30,7 @@ class PublishedState:
 
 def current(tree: FileTree, supplier: str) -> CurrentPointer:
     """Which state of *supplier* is current; NotFound STATE_NOT_FOUND when nothing was published."""
-    pointer = tree.pointer(checked_supplier(supplier))
+    pointer = tree.read_pointer(checked_supplier(supplier))
     if pointer is None:
         hint = f"put a file into {tree.uri(paths.inbox(supplier))}, then `penstock ingest run {supplier}`"
         raise NotFound("STATE_NOT_FOUND", f"nothing was published for {supplier} yet", hint=hint)
@@ -41,7 +41,7 @@ def current(tree: FileTree, supplier: str) -> CurrentPointer:
 def open_state(tree: FileTree, supplier: str) -> Iterator[PublishedState]:
     """The current state of *supplier*, its hash verified."""
     with _opened(tree, supplier) as (pointer, content):
-        found = digest_of(content).sha256
+        found = hash_content(content).sha256
         if found != pointer.sha256:
             hint = "somebody changed it; restore it from a backup, or have the file published anew"
             said = f"the state {pointer.run_id} is damaged: its sha256 is {found}, not {pointer.sha256}"
@@ -72,19 +72,19 @@ def manifest_of(tree: FileTree, run_id: str) -> dict[str, Any]:
     content = tree.read(paths.run(run_id, paths.MANIFEST)) or tree.read(paths.state(supplier, run_id, paths.MANIFEST))
     if content is None:
         raise no_run(run_id)
-    return document(content)
+    return parse_document(content)
 
 
 def stats_of(tree: FileTree, run_id: str) -> dict[str, Any]:
     """§9.4: what became of the rows of a run; nothing when it read none."""
-    return document(tree.read(paths.run(run_id, paths.STATS)))
+    return parse_document(tree.read(paths.run(run_id, paths.STATS)))
 
 
 @contextmanager
 def open_facts(tree: FileTree, run_id: str) -> Iterator[BinaryIO]:
     """The facts of a run, as its state if it has one, else as its artifacts."""
     supplier = supplier_of(run_id)
-    folder = paths.state(supplier, run_id) if run_id in tree.states(supplier) else paths.run(run_id)
+    folder = paths.state(supplier, run_id) if run_id in tree.list_states(supplier) else paths.run(run_id)
     with tree.open(f"{folder}/{paths.FACTS}") as content:
         yield content
 
@@ -92,7 +92,7 @@ def open_facts(tree: FileTree, run_id: str) -> Iterator[BinaryIO]:
 def quarantined(tree: FileTree, supplier: str) -> Iterator[dict[str, Any]]:
     """The files that were set aside; of the broken ones why, as the run that did it noted."""
     failed = {manifest["moved_to"]: manifest for manifest in _manifests(tree, supplier) if manifest["moved_to"]}
-    for found in tree.files(f"{paths.QUARANTINE}/{supplier}"):
+    for found in tree.list_files(f"{paths.QUARANTINE}/{supplier}"):
         run = failed.get(found.path)
         is_duplicate = found.path.startswith(paths.duplicates(supplier))
         why = "accepted before" if is_duplicate else run and run["failure_code"]
@@ -103,8 +103,8 @@ def quarantined(tree: FileTree, supplier: str) -> Iterator[dict[str, Any]]:
 
 
 def _manifests(tree: FileTree, supplier: str) -> Iterator[dict[str, Any]]:
-    for run_id in tree.runs(supplier):
-        if manifest := document(tree.read(paths.run(run_id, paths.MANIFEST))):
+    for run_id in tree.list_runs(supplier):
+        if manifest := parse_document(tree.read(paths.run(run_id, paths.MANIFEST))):
             yield manifest
 
 

@@ -9,8 +9,8 @@ from penstock.ingest.config import IngestRetentionSection
 from penstock.ingest.contract import IngestRunStatus
 from penstock.ingest.model import CurrentPointer
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.documents import document
-from penstock.ingest.tree.port import FileTree, FoundFile
+from penstock.ingest.tree.documents import parse_document
+from penstock.ingest.tree.port import FileTree, StoredFile
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Conflict, Corrupt, Transient
 
@@ -44,7 +44,7 @@ def sweep(
     found: list[ExpiredEntry] = []
     busy: list[str] = []
     damaged: list[str] = []
-    for supplier in tree.suppliers():
+    for supplier in tree.list_suppliers():
         try:
             with tree.lock(supplier, holder):
                 # All is looked at before anything goes, so that one removal does not hide another's reason.
@@ -60,7 +60,7 @@ def sweep(
 
 
 def _old(tree: FileTree, supplier: str, section: IngestRetentionSection, now: datetime) -> Iterator[ExpiredEntry]:
-    current = tree.pointer(supplier)
+    current = tree.read_pointer(supplier)
     yield from _files(tree, f"{paths.QUARANTINE}/{supplier}", section.quarantine, now)
     yield from _files(tree, paths.archive(supplier), section.archive, now)
     yield from _accepted(tree, supplier, section.accepted_runs, now, current)
@@ -71,7 +71,7 @@ def _old(tree: FileTree, supplier: str, section: IngestRetentionSection, now: da
 
 
 def _files(tree: FileTree, folder: str, age: timedelta, now: datetime) -> Iterator[ExpiredEntry]:
-    for file in tree.files(folder):
+    for file in tree.list_files(folder):
         if now - file.since > age:
             yield ExpiredEntry(file.path, file.size, f"there for more than {_days(age)}")
 
@@ -86,7 +86,7 @@ def _accepted(
         if "input_sha256" not in manifest:
             return  # the state is damaged: which mark must stay is not known
         kept = paths.accepted(supplier, manifest["input_sha256"])
-    for file in tree.files(f"{paths.ACCEPTED}/{supplier}"):
+    for file in tree.list_files(f"{paths.ACCEPTED}/{supplier}"):
         if file.path != kept and now - file.since > age and not _is_draft(file):
             yield ExpiredEntry(file.path, file.size, f"accepted more than {_days(age)} ago")
 
@@ -94,20 +94,20 @@ def _accepted(
 def _drafts(tree: FileTree, supplier: str, age: timedelta, now: datetime) -> Iterator[ExpiredEntry]:
     """What was being written when somebody was killed."""
     for folder in (f"{paths.ACCEPTED}/{supplier}", paths.LEDGERS):
-        for file in tree.files(folder):
+        for file in tree.list_files(folder):
             if _is_draft(file) and now - file.since > age:
                 yield ExpiredEntry(file.path, file.size, f"begun more than {_days(age)} ago and never finished")
 
 
-def _is_draft(found: FoundFile) -> bool:
+def _is_draft(found: StoredFile) -> bool:
     return paths.is_temporary(found.path.rpartition("/")[2])
 
 
 def _runs(
     tree: FileTree, supplier: str, section: IngestRetentionSection, now: datetime, current: CurrentPointer | None
 ) -> Iterator[ExpiredEntry]:
-    for run_id in tree.runs(supplier):
-        files = list(tree.files(paths.run(run_id)))
+    for run_id in tree.list_runs(supplier):
+        files = list(tree.list_files(paths.run(run_id)))
         if not files or (current is not None and run_id == current.run_id):
             continue
         age = now - max(file.since for file in files)
@@ -121,12 +121,14 @@ def _states(
     tree: FileTree, supplier: str, age: timedelta, now: datetime, current: CurrentPointer | None
 ) -> Iterator[ExpiredEntry]:
     """A state goes so long after the next one became current; one that never became current, after it was made."""
-    states = {run_id: _json(tree, paths.state(supplier, run_id, paths.POINTER)) for run_id in tree.states(supplier)}
+    states = {
+        run_id: _json(tree, paths.state(supplier, run_id, paths.POINTER)) for run_id in tree.list_states(supplier)
+    }
     passed = {run_id: one for run_id, one in states.items() if one and _has_passed(tree, run_id, current)}
     for run_id in states:
         if current is not None and run_id == current.run_id:
             continue
-        files = list(tree.files(paths.state(supplier, run_id)))
+        files = list(tree.list_files(paths.state(supplier, run_id)))
         if run_id in passed:
             later = [one for one in passed.values() if one["fence"] > passed[run_id]["fence"]]
             replaced = min((datetime.fromisoformat(one["published_at"]) for one in later), default=now)
@@ -152,10 +154,10 @@ def _has_passed(tree: FileTree, run_id: str, current: CurrentPointer | None) -> 
 
 
 def _json(tree: FileTree, path: str) -> dict[str, Any]:
-    return document(tree.read(path))
+    return parse_document(tree.read(path))
 
 
-def _size(files: list[FoundFile]) -> int:
+def _size(files: list[StoredFile]) -> int:
     return sum(file.size for file in files)
 
 

@@ -9,7 +9,7 @@ from penstock.ingest.model import IngestAlert, RunFailed, SupplierStatus
 from penstock.ingest.run import ledger, publish
 from penstock.ingest.supplier import load_supplier
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.documents import document
+from penstock.ingest.tree.documents import parse_document
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.errors import Corrupt
 
@@ -17,7 +17,7 @@ from penstock.kernel.errors import Corrupt
 def standing(tree: FileTree, supplier: str, section: AlertSection, now: datetime) -> SupplierStatus:
     """How *supplier* stands."""
     known = ledger.load(tree, supplier)
-    arrivals = [arrival.name for arrival in tree.arrivals(supplier)]
+    arrivals = [arrival.name for arrival in tree.list_arrivals(supplier)]
     config, most, targets = _configured(tree, supplier, section.state_age)
     alerts: list[IngestAlert] = []
     try:
@@ -44,7 +44,7 @@ def standing(tree: FileTree, supplier: str, section: AlertSection, now: datetime
         facts=current.before.facts if current else None,
         inbox=[name for name in arrivals if not paths.is_temporary(name)],
         unfinished=[name for name in arrivals if paths.is_temporary(name)],
-        broken=sum(1 for _ in tree.files(paths.broken(supplier))),
+        broken=sum(1 for _ in tree.list_files(paths.broken(supplier))),
         fails=known.fails,
         equal_shas=known.equal_shas,
         last=known.last,
@@ -56,8 +56,8 @@ def standing(tree: FileTree, supplier: str, section: AlertSection, now: datetime
 
 def _undelivered(tree: FileTree, run_id: str, targets: Collection[str]) -> Iterator[str]:
     """Targets that could not be told of a run, and why."""
-    for file in tree.files(paths.run(run_id, "deliveries")):
-        told = document(tree.read(file.path))
+    for file in tree.list_files(paths.run(run_id, "deliveries")):
+        told = parse_document(tree.read(file.path))
         answer = told.get("told") or {}
         if "code" in answer and told["target"] in targets:
             yield f"{told['target']}: {answer['code']}"
@@ -66,7 +66,7 @@ def _undelivered(tree: FileTree, run_id: str, targets: Collection[str]) -> Itera
 def _configured(tree: FileTree, supplier: str, usual: timedelta) -> tuple[str | None, timedelta, list[str]]:
     """What is wrong with the configuration, if anything; how old the state may get; and who is told of it."""
     try:
-        with tree.config(supplier) as file:
+        with tree.open_config(supplier) as file:
             config, _ = load_supplier(file, tree.uri(paths.config(supplier)))
     except RunFailed as failed:
         said = failed.message if failed.code is FailureCode.CONFIG_INVALID else failed.code.value

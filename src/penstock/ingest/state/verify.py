@@ -7,7 +7,7 @@ from typing import Any
 from penstock.ingest.contract import IngestRunStatus
 from penstock.ingest.run import ledger
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.documents import digest_of, document
+from penstock.ingest.tree.documents import hash_content, parse_document
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.errors import Conflict, Corrupt, NotFound
 
@@ -30,17 +30,17 @@ def verify(tree: FileTree, suppliers: list[str]) -> Iterator[FileCheck]:
     """Every file that a manifest or a pointer of these *suppliers* vouches for."""
     for supplier in suppliers:
         yield from _current(tree, supplier)
-        for run_id in tree.states(supplier):
+        for run_id in tree.list_states(supplier):
             yield from _state(tree, supplier, run_id)
         under_way = _under_way(tree, supplier)
-        for run_id in tree.runs(supplier):
+        for run_id in tree.list_runs(supplier):
             yield from _run(tree, run_id, under_way)
 
 
 def _current(tree: FileTree, supplier: str) -> Iterator[FileCheck]:
     path = f"{paths.CURRENT}/{supplier}"
     try:
-        pointer = tree.pointer(supplier)
+        pointer = tree.read_pointer(supplier)
     except Corrupt as error:
         yield FileCheck(path, error.message)
         return
@@ -48,7 +48,7 @@ def _current(tree: FileTree, supplier: str) -> Iterator[FileCheck]:
         return
     yield FileCheck(path, None)
     path = paths.state(supplier, pointer.run_id, paths.MANIFEST)
-    sha256 = document(tree.read(path)).get("input_sha256")
+    sha256 = parse_document(tree.read(path)).get("input_sha256")
     if sha256 is None:
         yield FileCheck(path, _NONE)
     elif tree.read(paths.accepted(supplier, sha256)) is None:
@@ -61,7 +61,7 @@ def _state(tree: FileTree, supplier: str, run_id: str) -> Iterator[FileCheck]:
     if told is None:
         yield FileCheck(paths.state(supplier, run_id), "there is no pointer.json in it")
         return
-    sha256 = document(told).get("sha256")
+    sha256 = parse_document(told).get("sha256")
     if sha256 is None:
         yield FileCheck(paths.state(supplier, run_id, paths.POINTER), _NONE)
     else:
@@ -74,7 +74,7 @@ def _run(tree: FileTree, run_id: str, under_way: str | None) -> Iterator[FileChe
         killed = "it has no manifest: it was killed, which the next run notes"
         yield FileCheck(paths.run(run_id), None if run_id == under_way else killed)
         return
-    manifest = document(told)
+    manifest = parse_document(told)
     artifacts = manifest.get("artifacts")
     if artifacts is None:
         yield FileCheck(paths.run(run_id, paths.MANIFEST), _NONE)
@@ -102,7 +102,7 @@ def _under_way(tree: FileTree, supplier: str) -> str | None:
 def _compared(tree: FileTree, path: str, sha256: str, size: int | None) -> FileCheck:
     try:
         with tree.open(path) as content:
-            found = digest_of(content)
+            found = hash_content(content)
     except NotFound:
         return FileCheck(path, _GONE)
     if size is not None and found.size != size:

@@ -50,7 +50,7 @@ class RecordEmitter:
         self._header = header
         self._table = table
         self._above: dict[str, tuple[Any, ...]] = {}
-        self._start = ndjson.start_of(run_id, name, table.name)
+        self._start = ndjson.format_line_start(run_id, name, table.name)
         self._cells = list(dict.fromkeys(_column(field.index) for field in header.fields))
         self._readings = {
             one.name: reading(
@@ -72,7 +72,7 @@ class RecordEmitter:
             pl.lit(table.name) if name == CATEGORY else pl.col(self._places[name]).cast(pl.String).fill_null("")
             for name in supplier.key
         ]
-        self._hashes = ndjson.hashes(key, pl.col(_ID))
+        self._hashes = ndjson.hash_expressions(key, pl.col(_ID))
 
     def prepare(self, batch: RowBatch) -> Iterator[PreparedTable]:
         """The rows of *batch* that count; batches are prepared in their order."""
@@ -98,7 +98,7 @@ class RecordEmitter:
         told = self._told(bad, torn)
         return EmittedRows(
             facts=facts[_LINE],
-            bad=ndjson.bad_lines(self._start, told),
+            bad=ndjson.build_bad_lines(self._start, told),
             index=facts.drop(_LINE),
             held=self._held(bad),
             reasons=dict(told["reason_code"].value_counts().iter_rows()),
@@ -151,7 +151,7 @@ class RecordEmitter:
         """The lines of facts, and what the index has of them."""
         payload = good.select(self._payload).to_series()
         row_id = pl.Series(_ID, [sha256(text).hexdigest() for text in payload.cast(pl.Binary).to_list()], pl.String)
-        line = ndjson.fact_line(self._start, pl.col(_ID), pl.col(_ROW), pl.col(_PAYLOAD))
+        line = ndjson.build_fact_lines(self._start, pl.col(_ID), pl.col(_ROW), pl.col(_PAYLOAD))
         return good.with_columns(payload, row_id).select(line.alias(_LINE), *self._hashes)
 
     def _held(self, bad: pl.DataFrame) -> pl.DataFrame:

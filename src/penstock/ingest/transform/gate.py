@@ -45,7 +45,7 @@ def check_size(name: str, size: int) -> None:
         raise RunFailed(FailureCode.FILE_EMPTY, f"{name} is empty", "ask the supplier to send it again")
 
 
-def bind(table: "SourceTable", supplier: Supplier) -> TableHeader:
+def bind_columns(table: "SourceTable", supplier: Supplier) -> TableHeader:
     """Every field of the payload with its column; Failed COLUMNS_MISSING or HEADER_MISMATCH."""
     rows, names = _located(table, supplier)
     if supplier.columns:
@@ -65,12 +65,12 @@ def bind(table: "SourceTable", supplier: Supplier) -> TableHeader:
     return TableHeader(rows, names, fields)
 
 
-def normal(name: str) -> str:
+def normalize_name(name: str) -> str:
     """How names are compared: whatever the case and the blanks."""
     return _SPACES.sub(" ", name.replace("\u00a0", " ")).strip().casefold()
 
 
-def joined(rows: list[list[str]]) -> list[str]:
+def join_header_rows(rows: list[list[str]]) -> list[str]:
     """The names a header of several rows gives: a cell above stands for those right of it that have none."""
     width = max((len(row) for row in rows), default=0)
     padded = [[_SPACES.sub(" ", cell).strip() for cell in row] + [""] * (width - len(row)) for row in rows]
@@ -99,7 +99,7 @@ def _located(table: "SourceTable", supplier: Supplier) -> tuple[int, list[str]]:
         width = max((len(row) for row in table.head), default=0)
         return 0, [str(number) for number in range(1, width + 1)]
     row = source.header if isinstance(source.header, int) else _found(table.head, supplier)
-    names = joined(table.head[row - 1 : row - 1 + source.header_rows])
+    names = join_header_rows(table.head[row - 1 : row - 1 + source.header_rows])
     if not any(names):
         said = f"{_where(table)} has no header in row {row}"
         raise RunFailed(FailureCode.HEADER_MISMATCH, said, "say where: source.header")
@@ -111,13 +111,14 @@ def _located(table: "SourceTable", supplier: Supplier) -> tuple[int, list[str]]:
 def _found(head: list[list[str]], supplier: Supplier) -> int:
     """The first row that has the most of the names that are asked for, else the one that looks most like a header."""
     asked = [
-        [normal(place) for place in column.places if isinstance(place, str)] for column in supplier.columns.values()
+        [normalize_name(place) for place in column.places if isinstance(place, str)]
+        for column in supplier.columns.values()
     ]
 
     def score(row: int) -> int:
         if not any(asked):
             return looks_like_header(head[row])
-        names = {normal(name) for name in joined(head[row : row + supplier.source.header_rows])}
+        names = {normalize_name(name) for name in join_header_rows(head[row : row + supplier.source.header_rows])}
         return sum(any(place in names for place in places) for places in asked)
 
     best, most = 0, 0
@@ -150,15 +151,15 @@ def _index(table: "SourceTable", names: list[str], column: SupplierColumn) -> in
         places = [str(place) for place in column.places if str(place) in names]
         places.sort(key=lambda place: place in table.absent)
         return names.index(places[0]) if places else None
-    compared = [normal(name) for name in names]
+    compared = [normalize_name(name) for name in names]
     for place in column.places:
         if isinstance(place, int):
             return place - 1
-        if compared.count(normal(place)) > 1:
+        if compared.count(normalize_name(place)) > 1:
             said = f"{_where(table)} has more than one column {place!r}"
             raise RunFailed(FailureCode.HEADER_MISMATCH, said, "say which by its number: `from: 3`")
-        if normal(place) in compared:
-            return compared.index(normal(place))
+        if normalize_name(place) in compared:
+            return compared.index(normalize_name(place))
     return None
 
 

@@ -8,7 +8,7 @@ from typing import BinaryIO
 import polars as pl
 
 from penstock.ingest.supplier import Supplier
-from penstock.ingest.transform.ndjson import keys_of, lines_of, parsed
+from penstock.ingest.transform.ndjson import hash_keys, parse_facts, read_lines
 
 PART = 250_000  # keys looked at together
 _FAN = 16  # kinds of files, by the hash of the key: to look at a part only one kind is read
@@ -68,15 +68,15 @@ class KeyDifference:
     unchanged: int = 0
 
 
-def index_of(content: BinaryIO, supplier: Supplier, folder: Path) -> KeyIndex:
+def build_index(content: BinaryIO, supplier: Supplier, folder: Path) -> KeyIndex:
     """The index of facts that were published before."""
     index = KeyIndex(folder)
-    for lines in lines_of(content):
-        index.add(keys_of(parsed(lines, supplier), supplier))
+    for lines in read_lines(content):
+        index.add(hash_keys(parse_facts(lines, supplier), supplier))
     return index
 
 
-def repeated(index: KeyIndex, *, keeps_last: bool) -> pl.Series:
+def find_repeated(index: KeyIndex, *, keeps_last: bool) -> pl.Series:
     """The places of facts whose key another fact has that is kept."""
     found = [pl.Series("at", [], pl.Int64)]
     for part in _parts(index):
@@ -86,7 +86,7 @@ def repeated(index: KeyIndex, *, keeps_last: bool) -> pl.Series:
     return pl.concat(found).sort()
 
 
-def difference(old: KeyIndex, new: KeyIndex) -> KeyDifference:
+def compare_indexes(old: KeyIndex, new: KeyIndex) -> KeyDifference:
     """What became of the facts of *old* in *new*: each is the same as one that is equal, else by its key.
 
     A fact that comes twice is two facts, wherever they stand.
@@ -115,17 +115,17 @@ def _apart(before: pl.DataFrame, after: pl.DataFrame, same: list[str]) -> tuple[
     return gone.select(list(_SCHEMA)), come.select(list(_SCHEMA))
 
 
-def places_of(keys: pl.DataFrame, index: KeyIndex) -> pl.Series:
+def find_positions(keys: pl.DataFrame, index: KeyIndex) -> pl.Series:
     """Where the facts with one of *keys* are."""
-    return together([part.join(keys, on=_KEY, how="semi")["at"] for part in _parts(index)])
+    return merge_positions([part.join(keys, on=_KEY, how="semi")["at"] for part in _parts(index)])
 
 
-def together(places: list[pl.Series]) -> pl.Series:
+def merge_positions(places: list[pl.Series]) -> pl.Series:
     """All of *places*, sorted."""
     return pl.concat(places or [pl.Series("at", [], pl.Int64)]).sort()
 
 
-def to_hold(bad: KeyIndex, old: KeyIndex, new: KeyIndex) -> pl.Series:
+def find_positions_to_hold(bad: KeyIndex, old: KeyIndex, new: KeyIndex) -> pl.Series:
     """I20: the places in *old* of facts whose rows went bad and that *new* has not otherwise."""
     found = [pl.Series("at", [], pl.Int64)]
     parts = _count(max(old.count, new.count))

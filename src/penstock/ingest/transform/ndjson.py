@@ -52,7 +52,7 @@ class NdjsonLines:
         return RunArtifact(self._digest.hexdigest(), self._size)
 
 
-def text_of(lines: pl.Series) -> bytes:
+def encode_lines(lines: pl.Series) -> bytes:
     """All of *lines* as they stand in a file, each ended."""
     return _text(lines) + b"\n" if len(lines) else b""
 
@@ -62,7 +62,7 @@ def _text(lines: pl.Series) -> bytes:
     return text
 
 
-def lines_of(content: IO[bytes]) -> Iterator[pl.Series]:
+def read_lines(content: IO[bytes]) -> Iterator[pl.Series]:
     """The lines of a file, some thousands at a time."""
     left = b""
     while piece := content.read(PIECE):
@@ -82,39 +82,39 @@ def _lines(text: bytes) -> pl.Series:
     return frame["line"]
 
 
-def at(content: BinaryIO, positions: pl.Series) -> Iterator[tuple[pl.Series, pl.Series]]:
+def read_lines_at(content: BinaryIO, positions: pl.Series) -> Iterator[tuple[pl.Series, pl.Series]]:
     """The lines at *positions*, which are sorted, and their positions, some thousands at a time."""
     begun = 0
-    for lines in lines_of(content):
+    for lines in read_lines(content):
         wanted = positions.filter((positions >= begun) & (positions < begun + len(lines)))
         if len(wanted):
             yield lines.gather(wanted - begun), wanted
         begun += len(lines)
 
 
-def start_of(run_id: str, supplier: str, category: str | None) -> str:
+def format_line_start(run_id: str, supplier: str, category: str | None) -> str:
     """How every line of one table begins."""
     known = {"run_id": run_id, "supplier": supplier, **({CATEGORY: category} if category else {})}
     return orjson.dumps(known).decode()[:-1]
 
 
-def fact_line(start: str, row_id: pl.Expr, row_number: pl.Expr, payload: pl.Expr) -> pl.Expr:
+def build_fact_lines(start: str, row_id: pl.Expr, row_number: pl.Expr, payload: pl.Expr) -> pl.Expr:
     begun, number, then = (pl.lit(text) for text in (f'{start},"row_id":"', '","row_number":', ',"payload":'))
     return pl.concat_str(begun, row_id, number, row_number, then, payload, pl.lit("}"))
 
 
-def bad_lines(start: str, told: pl.DataFrame) -> pl.Series:
+def build_bad_lines(start: str, told: pl.DataFrame) -> pl.Series:
     """A line per row of *told*, whose columns are row_number, reason_code and what else is told."""
     return _joined(told, pl.lit(start + ","), pl.struct(pl.all()).struct.json_encode().str.slice(1))
 
 
-def repeated_lines(start: str, row_number: pl.Series) -> pl.Series:
+def build_repeated_lines(start: str, row_number: pl.Series) -> pl.Series:
     """The bad rows whose key another row has."""
     reason = pl.repeat(IngestReason.KEY_DUPLICATE.value, len(row_number), dtype=pl.String, eager=True)
-    return bad_lines(start, pl.DataFrame([row_number.alias("row_number"), reason.alias("reason_code")]))
+    return build_bad_lines(start, pl.DataFrame([row_number.alias("row_number"), reason.alias("reason_code")]))
 
 
-def held_lines(run_id: str, supplier: str, known: pl.DataFrame, payload: pl.Series, held_from: str) -> pl.Series:
+def build_held_lines(run_id: str, supplier: str, known: pl.DataFrame, payload: pl.Series, held_from: str) -> pl.Series:
     """I20: facts of an earlier run, said again by this one; they tell which run they come from."""
     told = known.select(
         pl.lit(run_id).alias("run_id"),
@@ -128,7 +128,7 @@ def held_lines(run_id: str, supplier: str, known: pl.DataFrame, payload: pl.Seri
     return _joined(parts, start, pl.lit(',"payload":'), "payload", pl.lit("}"))
 
 
-def changed_lines(change: str, known: pl.DataFrame, supplier: Supplier) -> pl.Series:
+def build_changed_lines(change: str, known: pl.DataFrame, supplier: Supplier) -> pl.Series:
     """I21: a line per fact that was added, removed or changed, with its key."""
     fields = [field.alias(name) for name, field in _key_fields(supplier).items() if name != CATEGORY]
     told = [pl.lit(change).alias("change")]
@@ -137,7 +137,7 @@ def changed_lines(change: str, known: pl.DataFrame, supplier: Supplier) -> pl.Se
     return known.select(pl.struct(told).struct.json_encode().alias("line"))["line"]
 
 
-def parsed(lines: pl.Series, supplier: Supplier) -> pl.DataFrame:
+def parse_facts(lines: pl.Series, supplier: Supplier) -> pl.DataFrame:
     """What facts say beside their payloads, and of those the fields of the key, as texts."""
     key = {name: pl.String for name in supplier.key if name != CATEGORY}
     schema = {"row_id": pl.String, "row_number": pl.Int64, CATEGORY: pl.String, "held_from": pl.String}
@@ -150,15 +150,15 @@ def parsed(lines: pl.Series, supplier: Supplier) -> pl.DataFrame:
     return known.with_columns(pl.col("payload").struct.rename_fields(places))
 
 
-def payloads(lines: pl.Series) -> pl.Series:
+def extract_payloads(lines: pl.Series) -> pl.Series:
     """The payloads of facts, as the text they are."""
     return lines.str.extract(r'"payload":(\{.*\})\}$', 1)
 
 
-def keys_of(known: pl.DataFrame, supplier: Supplier) -> pl.DataFrame:
+def hash_keys(known: pl.DataFrame, supplier: Supplier) -> pl.DataFrame:
     """The keys of facts that were read back, hashed as `RecordEmitter` hashes them."""
     parts = [field.fill_null("") for field in _key_fields(supplier).values()]
-    return known.select(hashes(parts, pl.col("row_id")))
+    return known.select(hash_expressions(parts, pl.col("row_id")))
 
 
 def _key_fields(supplier: Supplier) -> dict[str, pl.Expr]:
@@ -168,7 +168,7 @@ def _key_fields(supplier: Supplier) -> dict[str, pl.Expr]:
     return {name: pl.col(CATEGORY) if name == CATEGORY else payload[name] for name in supplier.key}
 
 
-def hashes(parts: list[pl.Expr], row_id: pl.Expr) -> list[pl.Expr]:
+def hash_expressions(parts: list[pl.Expr], row_id: pl.Expr) -> list[pl.Expr]:
     """The key of *parts*, or for want of one the content, and the content as numbers.
 
     No two keys of a file will ever share both hashes.

@@ -18,18 +18,18 @@ from penstock.ingest.model import RunFailed, RunStats
 from penstock.ingest.supplier import CATEGORY, Supplier
 from penstock.ingest.transform import key_index as indexes
 from penstock.ingest.transform.emit import EmittedRows, RecordEmitter
-from penstock.ingest.transform.gate import bind
+from penstock.ingest.transform.gate import bind_columns
 from penstock.ingest.transform.key_index import KeyIndex
 from penstock.ingest.transform.ndjson import (
     NdjsonLines,
-    at,
-    held_lines,
-    keys_of,
-    lines_of,
-    parsed,
-    payloads,
-    repeated_lines,
-    start_of,
+    build_held_lines,
+    build_repeated_lines,
+    extract_payloads,
+    format_line_start,
+    hash_keys,
+    parse_facts,
+    read_lines,
+    read_lines_at,
 )
 from penstock.ingest.tree import paths
 
@@ -42,7 +42,7 @@ Progress = Callable[[int, float | None], None]  # rows so far, and which part of
 
 
 @dataclass(frozen=True)
-class ColumnNames:
+class RunNames:
     """Whose run it is."""
 
     run_id: str
@@ -75,14 +75,14 @@ class ProcessedFile:
             self.facts.close()
 
 
-def process(file: Path, supplier: Supplier, names: ColumnNames, made: ProcessedFile, progress: Progress) -> None:
+def process_file(file: Path, supplier: Supplier, names: RunNames, made: ProcessedFile, progress: Progress) -> None:
     """Facts and bad rows of *file*; Failed when the Gate refuses it."""
     gauge = BatchSizer(file.stat().st_size)
     # Of records only the names that are mapped are read, in all spellings; without a mapping all are.
     wanted = [str(place) for column in supplier.columns.values() for place in column.places] or None
     with ThreadPoolExecutor(_JUDGES, "ingest-judge") as pool, _yielding_often():
         for table in open_tables(file, supplier.source, supplier.limits, wanted, gauge):
-            emitter = RecordEmitter(names.run_id, names.supplier, supplier, bind(table, supplier), table)
+            emitter = RecordEmitter(names.run_id, names.supplier, supplier, bind_columns(table, supplier), table)
             if table.name:
                 made.stats.count(table.name, 0, {})  # a sheet without rows is a category all the same
             prepared = (part for batch in table.batches for part in emitter.prepare(batch))
@@ -117,11 +117,11 @@ def _yielding_often() -> Iterator[None]:
         sys.setswitchinterval(usual)
 
 
-def settle_repeated(made: ProcessedFile, supplier: Supplier, names: ColumnNames, out: Path) -> None:
+def settle_repeated_keys(made: ProcessedFile, supplier: Supplier, names: RunNames, out: Path) -> None:
     """I18: of facts with the same key one stays, or the run fails."""
     if not supplier.key or supplier.duplicate_keys == "keep":
         return
-    places = indexes.repeated(made.index, keeps_last=supplier.duplicate_keys == "last")
+    places = indexes.find_repeated(made.index, keeps_last=supplier.duplicate_keys == "last")
     if not len(places):
         return
     if supplier.duplicate_keys == "fail":
@@ -135,32 +135,30 @@ def settle_repeated(made: ProcessedFile, supplier: Supplier, names: ColumnNames,
     whole.unlink()
 
 
-def _keep_one(
-    made: ProcessedFile, content: BinaryIO, places: pl.Series, supplier: Supplier, names: ColumnNames
-) -> None:
+def _keep_one(made: ProcessedFile, content: BinaryIO, places: pl.Series, supplier: Supplier, names: RunNames) -> None:
     begun = 0
-    for lines in lines_of(content):
-        known = parsed(lines, supplier)
+    for lines in read_lines(content):
+        known = parse_facts(lines, supplier)
         end = begun + len(lines)
         here = places.filter(places.is_between(begun, end, closed="left"))
         is_repeated = pl.int_range(begun, end, eager=True).is_in(here.implode())
         begun = end
         made.facts.add(lines.filter(~is_repeated))
-        made.index.add(keys_of(known.filter(~is_repeated), supplier))
+        made.index.add(hash_keys(known.filter(~is_repeated), supplier))
         for (found,), rows in known.filter(is_repeated).group_by([CATEGORY], maintain_order=True):
             category = None if found is None else str(found)
-            start = start_of(names.run_id, names.supplier, category)
-            made.bad.add(repeated_lines(start, rows["row_number"]))
+            start = format_line_start(names.run_id, names.supplier, category)
+            made.bad.add(build_repeated_lines(start, rows["row_number"]))
             made.stats.count(category, -rows.height, {IngestReason.KEY_DUPLICATE.value: rows.height})
 
 
-def hold(
-    made: ProcessedFile, old: KeyIndex, content: BinaryIO, supplier: Supplier, names: ColumnNames, held_from: str
+def hold_facts(
+    made: ProcessedFile, old: KeyIndex, content: BinaryIO, supplier: Supplier, names: RunNames, held_from: str
 ) -> None:
     """I20: add the last good facts of keys whose rows went bad."""
-    for lines, _ in at(content, indexes.to_hold(made.held, old, made.index)):
-        known = parsed(lines, supplier)
-        made.facts.add(held_lines(names.run_id, names.supplier, known, payloads(lines), held_from))
-        made.index.add(keys_of(known, supplier))
+    for lines, _ in read_lines_at(content, indexes.find_positions_to_hold(made.held, old, made.index)):
+        known = parse_facts(lines, supplier)
+        made.facts.add(build_held_lines(names.run_id, names.supplier, known, extract_payloads(lines), held_from))
+        made.index.add(hash_keys(known, supplier))
         for (category,), rows in known.group_by([CATEGORY]):
             made.stats.hold(None if category is None else str(category), rows.height)

@@ -16,7 +16,7 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import CurrentPointer, InboxFile, RunFailed, is_run_of
 from penstock.ingest.tree import disk, paths
 from penstock.ingest.tree.async_bridge import AsyncBridge
-from penstock.ingest.tree.port import FileChanged, FoundFile, is_supplier, pointer_in, superseded
+from penstock.ingest.tree.port import FileChanged, StoredFile, is_supplier_name, parse_pointer, superseded_error
 from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, PenstockError
 from penstock.kernel.storage import ObjectInfo, Storage
@@ -49,19 +49,19 @@ class BucketTree:
         with file_lock(self._local() / f"{supplier}.lock", holder, what=f"supplier {supplier}"):
             yield
 
-    def work(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
+    def open_work_folder(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
         return disk.private(self._local() / supplier, run_id)
 
     def now(self) -> float:
         return time.time()
 
-    def suppliers(self) -> list[str]:
+    def list_suppliers(self) -> list[str]:
         files = (one.path.removeprefix(f"{paths.CONFIGS}/") for one in self._objects(paths.CONFIGS))
         named = [name.removesuffix(".yaml") for name in files if name.endswith(".yaml")]
-        return sorted({name for name in [*named, *self.folders(paths.INBOX)] if is_supplier(name)})
+        return sorted({name for name in [*named, *self.list_folders(paths.INBOX)] if is_supplier_name(name)})
 
     @contextmanager
-    def config(self, supplier: str) -> Iterator[Path]:
+    def open_config(self, supplier: str) -> Iterator[Path]:
         path = paths.config(supplier)
         content = self.read(path)
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
@@ -71,14 +71,14 @@ class BucketTree:
                 file.write_bytes(content)
             yield file
 
-    def arrivals(self, supplier: str) -> list[InboxFile]:
+    def list_arrivals(self, supplier: str) -> list[InboxFile]:
         folder = paths.inbox(supplier)
         found = ((one.path.removeprefix(f"{folder}/"), one) for one in self._objects(folder))
         return [
             InboxFile(supplier, name, one.size, one.modified_at, one.etag) for name, one in found if "/" not in name
         ]
 
-    def take(self, arrival: InboxFile, target: Path | None = None) -> str:
+    def fetch(self, arrival: InboxFile, target: Path | None = None) -> str:
         try:
             digest = self._download(_inbox_file(arrival), target, arrival.signature)
         except Conflict:
@@ -97,7 +97,7 @@ class BucketTree:
                 self._download(source, copy, arrival.signature)
             except (Conflict, NotFound):
                 return None
-            target = self._placed(copy, folder, disk.free_names(arrival.name, suffix))
+            target = self._placed(copy, folder, disk.propose_names(arrival.name, suffix))
         # A crash before this leaves it in both places, and the next run moves it again.
         if self._is_there(arrival):
             self._call(self._storage.delete(source))
@@ -112,7 +112,7 @@ class BucketTree:
     def write(self, path: str, data: bytes) -> None:
         self._call(self._storage.put(path, data))
 
-    def keep(self, source: Path, path: str) -> None:
+    def store(self, source: Path, path: str) -> None:
         self._call(self._storage.put_file(path, source))
 
     @contextmanager
@@ -123,19 +123,19 @@ class BucketTree:
             copy.seek(0)
             yield copy
 
-    def files(self, folder: str) -> Iterator[FoundFile]:
+    def list_files(self, folder: str) -> Iterator[StoredFile]:
         for one in self._objects(folder):
-            yield FoundFile(one.path, one.size, one.modified_at)
+            yield StoredFile(one.path, one.size, one.modified_at)
 
-    def folders(self, folder: str) -> list[str]:
+    def list_folders(self, folder: str) -> list[str]:
         below = (one.path.removeprefix(f"{folder}/") for one in self._objects(folder))
         return sorted({path.partition("/")[0] for path in below if "/" in path})
 
-    def runs(self, supplier: str) -> list[str]:
-        return [name for name in self.folders(paths.RUNS) if is_run_of(supplier, name)]
+    def list_runs(self, supplier: str) -> list[str]:
+        return [name for name in self.list_folders(paths.RUNS) if is_run_of(supplier, name)]
 
-    def states(self, supplier: str) -> list[str]:
-        return self.folders(f"{paths.STATES}/{supplier}")
+    def list_states(self, supplier: str) -> list[str]:
+        return self.list_folders(f"{paths.STATES}/{supplier}")
 
     def remove(self, path: str) -> bool:
         """Whoever reads has a copy of his own, so nothing stays."""
@@ -146,19 +146,19 @@ class BucketTree:
     def publish(self, source: Path, supplier: str, run_id: str) -> None:
         # The pointer last: a state that has it is whole.
         for file in sorted(source.iterdir(), key=lambda file: (file.name == paths.POINTER, file.name)):
-            self.keep(file, paths.state(supplier, run_id, file.name))
+            self.store(file, paths.state(supplier, run_id, file.name))
 
-    def pointer(self, supplier: str) -> CurrentPointer | None:
+    def read_pointer(self, supplier: str) -> CurrentPointer | None:
         found = self._pointer(supplier)
         return found[0] if found else None
 
-    def switch(self, supplier: str, pointer: CurrentPointer, seen: CurrentPointer | None) -> None:
+    def switch_pointer(self, supplier: str, pointer: CurrentPointer, seen: CurrentPointer | None) -> None:
         found = self._pointer(supplier)
         now = found[0] if found else None
         if now != seen:
-            raise superseded(supplier, now)
+            raise superseded_error(supplier, now)
         if self._call(self._storage.info(paths.state(supplier, pointer.run_id, paths.FACTS))) is None:
-            raise superseded(supplier, now)  # it took so long that its state was swept up
+            raise superseded_error(supplier, now)  # it took so long that its state was swept up
         path, data = _pointer_file(supplier), orjson.dumps(pointer.as_dict())
         try:
             # On condition of what was read above: whoever is stopped here for long finds that it is late.
@@ -168,8 +168,8 @@ class BucketTree:
                 self._call(self._storage.replace(path, data, etag=found[1]))
         except Conflict:
             # A client whose connection broke asks twice, and is refused because of its own first writing.
-            if (now := self.pointer(supplier)) != pointer:
-                raise superseded(supplier, now) from None
+            if (now := self.read_pointer(supplier)) != pointer:
+                raise superseded_error(supplier, now) from None
 
     def uri(self, path: str) -> str:
         return self._storage.uri(path)
@@ -221,7 +221,7 @@ class BucketTree:
             stored = self._call(self._storage.get(_pointer_file(supplier)))
         except NotFound:
             return None
-        return pointer_in(stored.data, self.uri(_pointer_file(supplier))), stored.info.etag
+        return parse_pointer(stored.data, self.uri(_pointer_file(supplier))), stored.info.etag
 
     def _local(self) -> Path:
         folder = (self._locks or _own_folder()) / self._key

@@ -56,7 +56,7 @@ def copied(pieces: Iterable[bytes], target: Path | None) -> str:
     return digest.hexdigest()
 
 
-def free_names(name: str, suffix: str) -> Iterator[str]:
+def propose_names(name: str, suffix: str) -> Iterator[str]:
     """The name itself, then others that tell what happened: price.csv, price.csv.failed, price.csv.failed.1 …"""
     yield _within_limit(name, "")
     if suffix:
@@ -194,7 +194,7 @@ def moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(min(max(seconds, _EARLIEST), _LATEST), UTC)
 
 
-def signature_of(file: Path) -> str | None:
+def read_signature(file: Path) -> str | None:
     try:
         return signature(file.lstat())
     except FileNotFoundError:

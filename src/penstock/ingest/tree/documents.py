@@ -8,7 +8,7 @@ import orjson
 from penstock.ingest.model import RunArtifact
 
 
-def digest_of(content: BinaryIO) -> RunArtifact:
+def hash_content(content: BinaryIO) -> RunArtifact:
     """The hash and size of all that is left in *content*."""
     digest, size = hashlib.sha256(), 0
     while piece := content.read(1 << 20):
@@ -17,12 +17,12 @@ def digest_of(content: BinaryIO) -> RunArtifact:
     return RunArtifact(digest.hexdigest(), size)
 
 
-def small(data: object) -> bytes:
+def encode_document(data: object) -> bytes:
     """A small JSON file, for programs and for people."""
     return orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
 
 
-def document(content: bytes | None) -> dict[str, Any]:
+def parse_document(content: bytes | None) -> dict[str, Any]:
     """What a small JSON file tells; nothing when it is not there or makes no sense."""
     try:
         told = orjson.loads(content or b"{}")

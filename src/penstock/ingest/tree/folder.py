@@ -14,7 +14,7 @@ from typing import BinaryIO
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import CurrentPointer, InboxFile, RunFailed, is_run_of
 from penstock.ingest.tree import disk, paths
-from penstock.ingest.tree.port import FileChanged, FoundFile, is_supplier, pointer_in, superseded
+from penstock.ingest.tree.port import FileChanged, StoredFile, is_supplier_name, parse_pointer, superseded_error
 from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import Corrupt, NotFound
 
@@ -57,7 +57,7 @@ class FolderTree:
                 stack.enter_context(lock)
             yield
 
-    def work(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
+    def open_work_folder(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
         return disk.private(self._work / supplier, run_id)
 
     def now(self) -> float:
@@ -66,42 +66,42 @@ class FolderTree:
             probe.touch()
             return probe.stat().st_mtime
 
-    def suppliers(self) -> list[str]:
+    def list_suppliers(self) -> list[str]:
         with self._reported():
             configs = self._at(paths.CONFIGS)
             named = [file.stem for file in configs.glob("*.yaml")] if configs.is_dir() else []
-            return sorted({name for name in [*named, *self.folders(paths.INBOX)] if is_supplier(name)})
+            return sorted({name for name in [*named, *self.list_folders(paths.INBOX)] if is_supplier_name(name)})
 
     @contextmanager
-    def config(self, supplier: str) -> Iterator[Path]:
+    def open_config(self, supplier: str) -> Iterator[Path]:
         yield self._at(paths.config(supplier))
 
-    def arrivals(self, supplier: str) -> list[InboxFile]:
+    def list_arrivals(self, supplier: str) -> list[InboxFile]:
         folder = self._at(paths.inbox(supplier))
         with self._reported():
             if not folder.is_dir():
                 return []
             return [found for entry in os.scandir(folder) if (found := _arrival(supplier, entry)) is not None]
 
-    def take(self, arrival: InboxFile, target: Path | None = None) -> str:
+    def fetch(self, arrival: InboxFile, target: Path | None = None) -> str:
         file = self._inbox_file(arrival)
         with self._reported(), self._opened(file, arrival.name) as content:
             digest = disk.copied(disk.pieces(content), target)
-            if {disk.signature(os.fstat(content.fileno())), disk.signature_of(file)} != {arrival.signature}:
+            if {disk.signature(os.fstat(content.fileno())), disk.read_signature(file)} != {arrival.signature}:
                 raise FileChanged(arrival.name)
         return digest
 
     def move(self, arrival: InboxFile, folder: str, suffix: str = "") -> str | None:
         source = self._inbox_file(arrival)
         with self._reported():
-            if disk.signature_of(source) != arrival.signature:
+            if disk.read_signature(source) != arrival.signature:
                 return None
             self._at(folder).mkdir(parents=True, exist_ok=True)
-            for name in disk.free_names(arrival.name, suffix):
+            for name in disk.propose_names(arrival.name, suffix):
                 target = self._at(folder) / name
                 if not disk.move(source, target):
                     continue
-                if disk.signature_of(target) != arrival.signature:  # another came in the very last moment
+                if disk.read_signature(target) != arrival.signature:  # another came in the very last moment
                     disk.move(target, source)
                     return None
                 return f"{folder}/{name}"
@@ -129,7 +129,7 @@ class FolderTree:
                 raise
             disk.sync_folder(target.parent)
 
-    def keep(self, source: Path, path: str) -> None:
+    def store(self, source: Path, path: str) -> None:
         target = self._at(path)
         with self._reported():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ class FolderTree:
             fcntl.flock(file, fcntl.LOCK_SH)  # I12: `remove` leaves it alone meanwhile
             yield file
 
-    def files(self, folder: str) -> Iterator[FoundFile]:
+    def list_files(self, folder: str) -> Iterator[StoredFile]:
         place = self._at(folder)
         with self._reported():
             for path in sorted(place.rglob("*")) if place.is_dir() else []:
@@ -157,20 +157,20 @@ class FolderTree:
                 if stat.S_ISREG(known.st_mode):
                     # Not the time of its content, which a rename keeps.
                     since = datetime.fromtimestamp(known.st_ctime, UTC)
-                    yield FoundFile(path.relative_to(self._root).as_posix(), known.st_size, since)
+                    yield StoredFile(path.relative_to(self._root).as_posix(), known.st_size, since)
 
-    def folders(self, folder: str) -> list[str]:
+    def list_folders(self, folder: str) -> list[str]:
         place = self._at(folder)
         with self._reported():
             if not place.is_dir():
                 return []
             return sorted(entry.name for entry in os.scandir(place) if entry.is_dir(follow_symlinks=False))
 
-    def runs(self, supplier: str) -> list[str]:
-        return [name for name in self.folders(paths.RUNS) if is_run_of(supplier, name)]
+    def list_runs(self, supplier: str) -> list[str]:
+        return [name for name in self.list_folders(paths.RUNS) if is_run_of(supplier, name)]
 
-    def states(self, supplier: str) -> list[str]:
-        return self.folders(f"{paths.STATES}/{supplier}")
+    def list_states(self, supplier: str) -> list[str]:
+        return self.list_folders(f"{paths.STATES}/{supplier}")
 
     def remove(self, path: str) -> bool:
         place = self._at(path)
@@ -199,12 +199,12 @@ class FolderTree:
             target.chmod(0o555)
             disk.sync_folder(target.parent)
 
-    def pointer(self, supplier: str) -> CurrentPointer | None:
+    def read_pointer(self, supplier: str) -> CurrentPointer | None:
         run_id = self._current(supplier)
         while run_id is not None:
             told = self.read(paths.state(supplier, run_id, paths.POINTER))
             if told is not None:
-                return pointer_in(told, self.uri(paths.state(supplier, run_id, paths.POINTER)))
+                return parse_pointer(told, self.uri(paths.state(supplier, run_id, paths.POINTER)))
             # It may have been replaced, and removed, since it was looked up.
             before, run_id = run_id, self._current(supplier)
             if run_id == before:
@@ -219,15 +219,15 @@ class FolderTree:
             except FileNotFoundError:
                 return None
 
-    def switch(self, supplier: str, pointer: CurrentPointer, seen: CurrentPointer | None) -> None:
+    def switch_pointer(self, supplier: str, pointer: CurrentPointer, seen: CurrentPointer | None) -> None:
         current = self._at(paths.CURRENT)
         link = current / f".{supplier}.{uuid.uuid4().hex}"
         with self._reported():
             link.symlink_to(f"../../state_store/{supplier}/{pointer.run_id}")
             try:
                 # Last of all: a writer that was stopped for long finds here that it is late.
-                if (now := self.pointer(supplier)) != seen:
-                    raise superseded(supplier, now)
+                if (now := self.read_pointer(supplier)) != seen:
+                    raise superseded_error(supplier, now)
                 link.rename(current / supplier)
             finally:
                 link.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ class FileChanged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundFile:
+class StoredFile:
     """A file somewhere in the tree."""
 
     path: str
@@ -39,22 +39,22 @@ class FileTree(Protocol):
     def lock(self, supplier: str, holder: str) -> AbstractContextManager[None]:
         """I4: be the only one who works for *supplier*; Conflict LOCKED, naming who does, when another does."""
 
-    def work(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
+    def open_work_folder(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
         """A private local folder for one run, gone at the end; what earlier runs left there goes first."""
 
     def now(self) -> float:
         """Seconds by the clock that dates the files here, which need not be ours."""
 
-    def suppliers(self) -> list[str]:
+    def list_suppliers(self) -> list[str]:
         """Everybody who has a configuration or an inbox."""
 
-    def config(self, supplier: str) -> AbstractContextManager[Path]:
+    def open_config(self, supplier: str) -> AbstractContextManager[Path]:
         """The supplier's configuration as a local file, which may not be there."""
 
-    def arrivals(self, supplier: str) -> list[InboxFile]:
+    def list_arrivals(self, supplier: str) -> list[InboxFile]:
         """The files in the inbox, unfinished ones too."""
 
-    def take(self, arrival: InboxFile, target: Path | None = None) -> str:
+    def fetch(self, arrival: InboxFile, target: Path | None = None) -> str:
         """The sha256 of a file, copied to *target* in the same go; Changed when it did while it was read."""
 
     def move(self, arrival: InboxFile, folder: str, suffix: str = "") -> str | None:
@@ -66,22 +66,22 @@ class FileTree(Protocol):
     def write(self, path: str, data: bytes) -> None:
         """A small file, wholly or not at all."""
 
-    def keep(self, source: Path, path: str) -> None:
+    def store(self, source: Path, path: str) -> None:
         """Put a local file there, wholly or not at all; *source* may be gone afterwards."""
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
         """A file to read from, all of one content; NotFound OBJECT_NOT_FOUND. While it is open it is not removed."""
 
-    def files(self, folder: str) -> Iterator[FoundFile]:
+    def list_files(self, folder: str) -> Iterator[StoredFile]:
         """Every file below *folder*."""
 
-    def folders(self, folder: str) -> list[str]:
+    def list_folders(self, folder: str) -> list[str]:
         """The names of the folders in *folder*."""
 
-    def runs(self, supplier: str) -> list[str]:
+    def list_runs(self, supplier: str) -> list[str]:
         """The ids of the runs of a supplier that left anything, the oldest first."""
 
-    def states(self, supplier: str) -> list[str]:
+    def list_states(self, supplier: str) -> list[str]:
         """The ids of the runs whose states are kept."""
 
     def remove(self, path: str) -> bool:
@@ -90,17 +90,17 @@ class FileTree(Protocol):
     def publish(self, source: Path, supplier: str, run_id: str) -> None:
         """I11: make a local folder, all of it synced, a state that is never changed again; it is not current yet."""
 
-    def pointer(self, supplier: str) -> CurrentPointer | None:
+    def read_pointer(self, supplier: str) -> CurrentPointer | None:
         """Which state is current."""
 
-    def switch(self, supplier: str, pointer: CurrentPointer, seen: CurrentPointer | None) -> None:
+    def switch_pointer(self, supplier: str, pointer: CurrentPointer, seen: CurrentPointer | None) -> None:
         """I11: make a state the current one, unless another became it since *seen*: then Failed SUPERSEDED."""
 
     def uri(self, path: str) -> str:
         """Where a file is, for people."""
 
 
-def superseded(supplier: str, now: CurrentPointer | None) -> RunFailed:
+def superseded_error(supplier: str, now: CurrentPointer | None) -> RunFailed:
     current = f"{now.run_id} is current (fence {now.fence})" if now else "the state is gone"
     return RunFailed(
         FailureCode.SUPERSEDED,
@@ -109,7 +109,7 @@ def superseded(supplier: str, now: CurrentPointer | None) -> RunFailed:
     )
 
 
-def pointer_in(content: bytes, where: str) -> CurrentPointer:
+def parse_pointer(content: bytes, where: str) -> CurrentPointer:
     """The pointer that is written there; Corrupt POINTER_DAMAGED when it is none."""
     try:
         told = orjson.loads(content)
@@ -120,7 +120,7 @@ def pointer_in(content: bytes, where: str) -> CurrentPointer:
         raise Corrupt("POINTER_DAMAGED", f"{where} is no pointer: {error}", hint=hint) from error
 
 
-def is_supplier(name: str) -> bool:
+def is_supplier_name(name: str) -> bool:
     with suppress(Invalid):
         return bool(checked_supplier(name))
     return False

@@ -68,7 +68,7 @@ def worker_in(place: IngestWorkspace | CrashingWorkplace) -> Handler:
 
 def passed(ingest: IngestHarness) -> list[str]:
     """The runs that published something."""
-    found = [ingest.tree.read(f"etl_data/raw_v1/runs/{run}/manifest.json") for run in ingest.tree.runs(SUPPLIER)]
+    found = [ingest.tree.read(f"etl_data/raw_v1/runs/{run}/manifest.json") for run in ingest.tree.list_runs(SUPPLIER)]
     told = [json.loads(one) for one in found if one]
     return [one["run_id"] for one in told if one["status"] == "PASS"]
 
