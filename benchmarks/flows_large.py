@@ -33,7 +33,7 @@ WITH run AS (
     FROM generate_series($1::int, $2::int - 1) AS n CROSS JOIN LATERAL (SELECT now() - interval '1 day' AS at) AS t
     RETURNING id
 )
-INSERT INTO flow_step (run, n, step_id, kind, status, depends_on, children, unmet, is_looked_at, is_plain, required,
+INSERT INTO flow_step (run, n, step_id, kind, status, depends_on, children, unmet, needs_evaluation, is_plain, required,
                        spec, outputs, said_fence, said_digest, fence, attempts, worker, due_at, started_at, finished_at,
                        moves)
 SELECT run.id, n, 's' || n, $3, 'SUCCEEDED', ARRAY[n - 1], ARRAY[n + 1], 0, false, true, true, '{"kind": "noop"}', '{}',

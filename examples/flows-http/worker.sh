@@ -44,7 +44,7 @@ beat() { # JOB: hold on to the step while the job runs; stop it when told to
     while sleep "$(awk "BEGIN { print $lease / 3 }")" && kill -0 "$1" 2>/dev/null; do
         told=$(post /flow_steps/heartbeat "{\"items\": [$name], \"leaseSeconds\": $lease}") || continue
         case $told in
-            *'"state":"held"'*) ;;
+            *'"state":"extended"'*) ;;
             *)
                 value state "$told" >"$folder/stopped"
                 kill "$1" 2>/dev/null || true

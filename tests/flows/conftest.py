@@ -18,12 +18,12 @@ async def harness(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsHarne
 
 @pytest.fixture
 async def url(harness: FlowsHarness) -> AsyncIterator[str]:
-    """The same on a port, for workers that come from outside."""
+    """The address of the API of flows, for workers over HTTP."""
     async with on_a_port(harness) as address:
         yield address
 
 
 @pytest.fixture
 async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
-    async with flows_stepper(database_url, tmp_path, max_lost=2) as one:
-        yield one
+    async with flows_stepper(database_url, tmp_path, max_lost=2) as stepper:
+        yield stepper

@@ -1,4 +1,4 @@
-"""Harness of flows: the engine and its API on a real PostgreSQL, with short methods for requests."""
+"""A harness of flows: the engine and its API on a real PostgreSQL, with short methods for requests."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -37,11 +37,11 @@ SECOND = timedelta(seconds=1)
 
 
 class FlowsHarness:
-    """Requests that must succeed, or must be refused in the way the test says; nothing moves by itself."""
+    """Requests with the expected status; no background task is running."""
 
     def __init__(self, engine: FlowEngine, catalogue: FlowCatalogue, storage: FolderStorage, app: FastAPI) -> None:
         self.engine = engine
-        self.keeper = FlowMaintenance(engine, catalogue, storage)
+        self.maintenance = FlowMaintenance(engine, catalogue, storage)
         self.storage = storage
         self.app = app
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -53,19 +53,19 @@ class FlowsHarness:
     async def post(self, path: str, expected: int = 200, /, **body: Any) -> Json:
         return answered(await self.http.post(path, json=body), expected)
 
-    async def refused(self, expected: int, code: str, path: str, /, **body: Any) -> Json:
-        """POST what must be refused; the problem."""
+    async def post_refused(self, expected: int, code: str, path: str, /, **body: Any) -> Json:
+        """Send a POST request that must be refused, and return the problem."""
         return problem(await self.http.post(path, json=body), expected, code)
 
     async def create(self, steps: Mapping[str, Any], run_id: str = "r1", **more: Any) -> Json:
-        """F2: a new run of *steps*."""
+        """F2: create a run of *steps*."""
         return await self.post("/flow_runs", 201, runId=run_id, steps=steps, **more)
 
     async def run(self, run_id: str = "r1") -> Json:
         return await self.get(f"/flow_runs/{run_id}")
 
-    async def ended(self, run_id: str = "r1") -> Json:
-        """Wait for the end of a run and return it."""
+    async def wait_for_end(self, run_id: str = "r1") -> Json:
+        """Wait for the end of a run, and return the run."""
 
         async def has_ended() -> bool:
             return (await self.run(run_id))["status"] not in ("PENDING", "RUNNING")
@@ -74,20 +74,20 @@ class FlowsHarness:
         return await self.run(run_id)
 
     async def statuses(self, run_id: str = "r1") -> dict[str, str]:
-        """Where the steps of a run stand."""
+        """Return the status of each step of a run."""
         return {name: step["status"] for name, step in (await self.run(run_id))["steps"].items()}
 
     async def claim(self, *kinds: str, limit: int = 100, **more: Any) -> list[Json]:
-        asked = {"worker": "w1", "kinds": kinds or ["work"], "limit": limit, **more}
-        items: list[Json] = (await self.post("/flow_steps/claim", **asked))["items"]
+        request = {"worker": "w1", "kinds": kinds or ["work"], "limit": limit, **more}
+        items: list[Json] = (await self.post("/flow_steps/claim", **request))["items"]
         return items
 
     async def report(self, item: Json, status: str = "SUCCEEDED", **more: Any) -> Json:
-        """How a claimed step ended."""
-        return await self.post(f"{step_path(item)}/report", **said(item, status, **more))
+        """Report the outcome of a claimed step."""
+        return await self.post(f"{step_path(item)}/report", **report_body(item, status, **more))
 
-    async def done(self, *kinds: str, **outputs: Any) -> list[str]:
-        """Claim what there is, and end it well; the names of those steps."""
+    async def complete(self, *kinds: str, **outputs: Any) -> list[str]:
+        """Claim all ready steps, report them as SUCCEEDED, and return their names."""
         items = await self.claim(*kinds)
         for item in items:
             await self.report(item, outputs=outputs)
@@ -105,7 +105,7 @@ async def flows_harness(
     settings: Settings | None = None,
     **section: Any,
 ) -> AsyncIterator[FlowsHarness]:
-    """Open a harness; time stands still if a manual *clock* is given; *section* are settings of flows."""
+    """Open a harness; a manual *clock* makes time stop; *section* are settings of flows."""
     telemetry, storage = Telemetry(), FolderStorage(folder / "objects")
     flows = FlowsSection.model_validate({"lease": LEASE, **section})
     async with AsyncExitStack() as stack:
@@ -117,7 +117,7 @@ async def flows_harness(
             app.include_router(part.routes)
         services = services_of(app)
         services.add(FlowEngine, platform.engine)
-        services.add(RunOperations, platform.management)
+        services.add(RunOperations, platform.operations)
         services.add(FlowViews, FlowViews(db, platform.catalogue))
         services.add(FlowEvents, platform.live)
         harness = FlowsHarness(platform.engine, platform.catalogue, storage, app)
@@ -133,26 +133,26 @@ async def on_a_port(harness: FlowsHarness) -> AsyncIterator[str]:
             try:
                 yield address_of(socket)
             finally:
-                harness.engine.notifier.close()  # who waits for a step, or watches, is not waited for
+                harness.engine.notifier.close()  # end waiting claims and event streams
 
 
 def step_path(item: Json) -> str:
     return f"/flow_runs/{item['runId']}/steps/{item['stepId']}"
 
 
-def said(item: Json, status: str = "SUCCEEDED", **more: Any) -> Json:
-    """A report on a claimed item, without its name."""
+def report_body(item: Json, status: str = "SUCCEEDED", **more: Any) -> Json:
+    """Return the body of a report on a claimed step, without the names of the run and the step."""
     return {"fence": item["fence"], "status": status, **more}
 
 
-def named(item: Json) -> Json:
-    """A claimed item as a heartbeat names it."""
+def claim_name(item: Json) -> Json:
+    """Return the run, step and fence of a claimed step."""
     return {name: item[name] for name in ("runId", "stepId", "fence")}
 
 
 def chain(*names: str, kind: str = "work", **more: Any) -> Json:
-    """Steps that each wait for the one before."""
+    """Return steps of which each depends on the previous one."""
     steps: Json = {}
-    for place, name in enumerate(names):
-        steps[name] = {"kind": kind, **more, **({"dependsOn": [names[place - 1]]} if place else {})}
+    for number, name in enumerate(names):
+        steps[name] = {"kind": kind, **more, **({"dependsOn": [names[number - 1]]} if number else {})}
     return steps

@@ -14,16 +14,16 @@ from tests.support.types import Json
 
 @dataclass
 class MemoryStepIO:
-    """Step input and output that keeps everything in memory."""
+    """Step input and output in memory."""
 
     logs: list[str] = field(default_factory=list)
     written: dict[str, bytes] = field(default_factory=dict)
-    artifacts: dict[tuple[str, str], bytes] = field(default_factory=dict)  # of steps before
+    artifacts: dict[tuple[str, str], bytes] = field(default_factory=dict)  # of earlier steps
 
-    async def log(self, held: ClaimedStep, level: str, message: str) -> None:
+    async def log(self, claimed: ClaimedStep, level: str, message: str) -> None:
         self.logs.append(message)
 
-    async def write(self, held: ClaimedStep, name: str, data: bytes) -> None:
+    async def write(self, claimed: ClaimedStep, name: str, data: bytes) -> None:
         self.written[name] = data
 
     async def read(self, run_id: str, step_id: str, name: str) -> bytes:
@@ -32,7 +32,7 @@ class MemoryStepIO:
         return self.artifacts[step_id, name]
 
 
-def held(
+def make_step(
     kind: str,
     inputs: Mapping[str, Any],
     *,
@@ -40,7 +40,7 @@ def held(
     step_io: MemoryStepIO | None = None,
     run_id: str = "run-1",
 ) -> FlowStep:
-    """A step as a worker gets it; every attempt is under a fence of its own."""
+    """Return a step as its worker gets it; every attempt has its own fence."""
     claimed = ClaimedStep(
         run=1,
         n=0,
@@ -59,18 +59,18 @@ def held(
     return FlowStep(claimed, step_io or MemoryStepIO())
 
 
-async def done(handler: Handler, step: FlowStep) -> Json:
-    """The outputs of a step."""
+async def run_step(handler: Handler, step: FlowStep) -> Json:
+    """Run a step, and return its outputs."""
     outputs = handler(step)
     if inspect.isawaitable(outputs):
         outputs = await outputs
     return dict(outputs or {})
 
 
-async def failed(handler: Handler, step: FlowStep) -> StepFailed:
-    """How a step fails, which it must."""
+async def run_failing_step(handler: Handler, step: FlowStep) -> StepFailed:
+    """Run a step that must fail, and return its error."""
     try:
-        outputs = await done(handler, step)
+        outputs = await run_step(handler, step)
     except StepFailed as error:
         return error
-    raise AssertionError(f"it did not fail: {outputs}")
+    raise AssertionError(f"the step did not fail: {outputs}")

@@ -1,4 +1,4 @@
-"""Advance flows step by step: nothing runs by itself, so that a test sees every state."""
+"""A stepper of flows: no background task is running, so that a test sees every state."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -31,33 +31,33 @@ VERSIONS = """
     UNION ALL SELECT 'step', id, ctid::text, xmin::text FROM flow_step ORDER BY 1, 2"""
 
 
-class CountingBell(Notifier):
-    """A bell that counts its rings."""
+class CountingNotifier(Notifier):
+    """A bell that counts its notifications."""
 
-    rings = 0
+    notifications = 0
 
     def notify(self, *topics: str) -> None:
-        self.rings += 1
+        self.notifications += 1
         super().notify(*topics)
 
 
 @dataclass
-class NamedFlows:
-    """Flows by their names, as a catalogue has them."""
+class MemoryCatalogue:
+    """A catalogue of flows in memory."""
 
-    known: dict[str, FlowSpec] = field(default_factory=dict)
+    specs: dict[str, FlowSpec] = field(default_factory=dict)
 
-    def flow(self, name: str) -> FlowSpec:
-        if name not in self.known:
-            raise NotFound("FLOW_NOT_FOUND", f"there is no flow {name}")
-        return self.known[name]
+    def get_flow(self, name: str) -> FlowSpec:
+        if name not in self.specs:
+            raise NotFound("FLOW_NOT_FOUND", f"flow {name} does not exist")
+        return self.specs[name]
 
-    def flows(self) -> Mapping[str, FlowSpec]:
-        return self.known
+    def list_flows(self) -> Mapping[str, FlowSpec]:
+        return self.specs
 
     def add(self, name: str, steps: Mapping[str, Any], **more: Any) -> None:
-        """Write a flow, or write it anew."""
-        self.known[name] = FlowSpec.model_validate({"name": name, "steps": steps, **more})
+        """Add a flow, or replace it."""
+        self.specs[name] = FlowSpec.model_validate({"name": name, "steps": steps, **more})
 
 
 class CrashingStorage(FolderStorage):
@@ -72,124 +72,125 @@ class CrashingStorage(FolderStorage):
 
 
 class ProcessDied(Exception):
-    """The process ended here."""
+    """The simulated death of the process."""
 
 
 @dataclass
 class FlowsStepper:
-    """Everything of flows, and nothing that moves by itself."""
+    """The services of flows, without background tasks."""
 
     db: Database
     clock: ManualClock
-    notifier: CountingBell
+    notifier: CountingNotifier
     storage: CrashingStorage
-    named: NamedFlows
+    catalogue: MemoryCatalogue
     engine: FlowEngine
-    management: RunOperations
-    keeper: FlowMaintenance
-    counter: LocalWorkSource
+    operations: RunOperations
+    maintenance: FlowMaintenance
+    work_source: LocalWorkSource
 
     async def start(self, steps: Mapping[str, Any] | None = None, run_id: str = "r", **more: Any) -> str:
-        """A run of steps given inline, or of a flow; its name."""
-        told = {"steps": steps} if steps is not None else {}
-        request = RunRequest.model_validate({"runId": run_id, **told, **more})
+        """Create a run of inline steps or of a flow, and return its name."""
+        inline = {"steps": steps} if steps is not None else {}
+        request = RunRequest.model_validate({"runId": run_id, **inline, **more})
         return (await self.engine.create(request, "tester"))[0]
 
     async def claim(
         self, limit: int = 100, worker: str = "w", kinds: Sequence[str] = (WORK,)
     ) -> dict[str, ClaimedStep]:
-        """What a worker gets, by the names of the steps."""
-        held = await self.engine.claim(worker, dict.fromkeys(kinds, limit), limit=limit)
-        return {one.step_id: one for one in held}
+        """Claim steps, and return them by name."""
+        claimed = await self.engine.claim(worker, dict.fromkeys(kinds, limit), limit=limit)
+        return {step.step_id: step for step in claimed}
 
-    async def say(
-        self, held: ClaimedStep, said: StepReportKind = StepReportKind.SUCCEEDED, **more: Any
+    async def report(
+        self, claimed: ClaimedStep, outcome: StepReportKind = StepReportKind.SUCCEEDED, **more: Any
     ) -> StepReportAnswer:
-        """What became of one report."""
-        return (await self.engine.report([report(held, said, **more)], "w"))[0]
+        """Report the outcome of a step, and return the answer."""
+        return (await self.engine.report([make_report(claimed, outcome, **more)], "w"))[0]
 
     async def work(self, *failing: str, worker: str = "w", kinds: Sequence[str] = (WORK,)) -> list[str]:
-        """Do everything that is there to be done, step by step; the names in the order they were done."""
+        """Execute all ready steps, one after the other, and return their names in order."""
         done: list[str] = []
-        while held := await self.claim(1, worker, kinds):
-            for name, one in held.items():
-                await self.say(one, StepReportKind.FAILED if name in failing else StepReportKind.SUCCEEDED)
+        while claimed := await self.claim(1, worker, kinds):
+            for name, step in claimed.items():
+                await self.report(step, StepReportKind.FAILED if name in failing else StepReportKind.SUCCEEDED)
                 done.append(name)
         return done
 
-    async def work_one(self) -> None:
-        """Do one step, if there is one."""
-        for one in (await self.claim(1)).values():
-            await self.say(one)
+    async def work_step(self) -> None:
+        """Execute one ready step, if any."""
+        for step in (await self.claim(1)).values():
+            await self.report(step)
 
-    async def write(self, held: ClaimedStep, name: str = "out.txt", data: bytes | None = None) -> None:
-        """Write what tells who wrote it."""
-        await artifacts.write(self.storage, held.run_id, held.step_id, held.fence, name, data or written_by(held))
+    async def write(self, claimed: ClaimedStep, name: str = "out.txt", data: bytes | None = None) -> None:
+        """Write an artifact under an attempt; the default content identifies the attempt."""
+        content = data or attempt_content(claimed)
+        await artifacts.write(self.storage, claimed.run_id, claimed.step_id, claimed.fence, name, content)
 
-    async def lose(self) -> int:
-        """Have all leases run out, and what was lost taken back."""
+    async def expire_leases(self) -> int:
+        """Let all leases expire, and reap their steps."""
         self.clock.advance(LEASE + timedelta(seconds=1))
         return await self.engine.reap()
 
     async def tell_outer(self) -> None:
-        """Until every step knows what became of the run inside it."""
+        """Report the end of inner runs until every outer step has received it."""
         while await self.db.fetch(store.SQL["untold"], 1):
-            await self.keeper.tell_outer()
+            await self.maintenance.tell_outer()
 
     async def status(self, run_id: str = "r") -> str:
         return str(await self.db.fetchval("SELECT status FROM flow_run WHERE run_id = $1", run_id))
 
     async def steps(self, run_id: str = "r") -> dict[str, str]:
-        """How the steps of a run stand."""
+        """Return the status of each step of a run."""
         query = """
             SELECT t.step_id, t.status FROM flow_step t JOIN flow_run r ON r.id = t.run
             WHERE r.run_id = $1 ORDER BY t.n"""
         return {row["step_id"]: row["status"] for row in await self.db.fetch(query, run_id)}
 
     async def step(self, step_id: str, run_id: str = "r") -> Mapping[str, Any]:
-        """All that is kept of one step."""
+        """Return the row of a step."""
         query = "SELECT t.* FROM flow_step t JOIN flow_run r ON r.id = t.run WHERE r.run_id = $1 AND t.step_id = $2"
         row = await self.db.fetchrow(query, run_id, step_id)
         assert row is not None
         return dict(row)
 
     async def moves(self, machine: str = "flows.step") -> list[tuple[str, str, str, str]]:
-        """Every move so far: what, from where, to where, by whom."""
+        """Return the subject, source, target and actor of every move so far."""
         return [
             (row["subject"], row["source"], row["target"], row["actor"]) for row in await self.db.fetch(MOVES, machine)
         ]
 
     async def fingerprint(self) -> tuple[Any, ...]:
-        """Different as soon as anything was written, noted or rung."""
+        """Return a value that changes with every write, journal entry and notification."""
         rows = [tuple(row) for row in await self.db.fetch(VERSIONS)]
-        return rows, await self.db.fetchval("SELECT count(*) FROM journal"), self.notifier.rings
+        return rows, await self.db.fetchval("SELECT count(*) FROM journal"), self.notifier.notifications
 
 
-def report(held: ClaimedStep, said: StepReportKind = StepReportKind.SUCCEEDED, **more: Any) -> StepReport:
-    """What is said of a step that is, or was, held."""
-    if said is StepReportKind.FAILED:
+def make_report(claimed: ClaimedStep, outcome: StepReportKind = StepReportKind.SUCCEEDED, **more: Any) -> StepReport:
+    """Return a report on a step that is or was claimed."""
+    if outcome is StepReportKind.FAILED:
         more.setdefault("error", StepError("BROKEN", "it broke"))
-    return StepReport(held.run_id, held.step_id, held.fence, said, **more)
+    return StepReport(claimed.run_id, claimed.step_id, claimed.fence, outcome, **more)
 
 
-def written_by(held: ClaimedStep) -> bytes:
-    """What only this attempt writes."""
-    return f"{held.run_id}/{held.step_id}/{held.fence}".encode()
+def attempt_content(claimed: ClaimedStep) -> bytes:
+    """Return content that only this attempt writes."""
+    return f"{claimed.run_id}/{claimed.step_id}/{claimed.fence}".encode()
 
 
 def work(*depends_on: str, **more: Any) -> dict[str, Any]:
-    """A step a worker does."""
+    """Return a step for a worker."""
     return {"kind": WORK, "dependsOn": list(depends_on), **more}
 
 
-def mapped(over: Any, *depends_on: str, do: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """A map whose items workers do."""
-    each = {"kind": WORK, "inputs": {"item": "${item}"}, **(do or {})}
-    return {"kind": "map", "over": over, "do": each, "dependsOn": list(depends_on), **more}
+def map_step(over: Any, *depends_on: str, do: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """Return a map with items for workers."""
+    item = {"kind": WORK, "inputs": {"item": "${item}"}, **(do or {})}
+    return {"kind": "map", "over": over, "do": item, "dependsOn": list(depends_on), **more}
 
 
-def inner(steps: Mapping[str, Any], *depends_on: str, **more: Any) -> dict[str, Any]:
-    """A flow within."""
+def flow_step(steps: Mapping[str, Any], *depends_on: str, **more: Any) -> dict[str, Any]:
+    """Return a step with an inner flow."""
     return {"kind": "flow", "inputs": {"steps": steps}, "dependsOn": list(depends_on), **more}
 
 
@@ -198,13 +199,13 @@ async def flows_stepper(url: str, folder: Path, *, size: int = 10, **section: An
     """Open a stepper of flows on the database at *url*; *section* are settings of flows."""
     clock = ManualClock()
     async with Database.open(url, clock=clock, prefers_indexes=True, size=size) as db:
-        notifier, storage, named = CountingBell(db, "stepper"), CrashingStorage(folder), NamedFlows()
+        notifier, storage, catalogue = CountingNotifier(db, "stepper"), CrashingStorage(folder), MemoryCatalogue()
         settings = FlowsSection.model_validate({"lease": LEASE, **section})
-        engine = FlowEngine(db, notifier, storage, named, {}, settings)
-        management = RunOperations(engine, storage)
-        keeper = FlowMaintenance(engine, named, storage)  # type: ignore[arg-type]  # all it asks for is flows by name
+        engine = FlowEngine(db, notifier, storage, catalogue, {}, settings)
+        operations = RunOperations(engine, storage)
+        maintenance = FlowMaintenance(engine, catalogue, storage)  # type: ignore[arg-type]  # uses two methods of it
         yield FlowsStepper(
-            db, clock, notifier, storage, named, engine, management, keeper, LocalWorkSource(engine, storage)
+            db, clock, notifier, storage, catalogue, engine, operations, maintenance, LocalWorkSource(engine, storage)
         )
 
 

@@ -15,7 +15,7 @@ from penstock.cli.flow import app, schedule_app
 from penstock.flows import contract
 from penstock.flows.api.runs import routes
 from penstock.flows.config import FlowsSection
-from penstock.flows.contract import PREFIX, FlowRunStatus, RunHold, StepReportAnswer, StepReportKind, StepStatus
+from penstock.flows.contract import PREFIX, FlowRunStatus, HeartbeatState, StepReportAnswer, StepReportKind, StepStatus
 from penstock.flows.definition import loader, spec, validation
 from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.definition.loader import load_file, load_module
@@ -57,7 +57,7 @@ def test_the_flow_of_the_document_is_one(tmp_path: Path) -> None:
     assert len(load_file(tmp_path / "flow.yaml", CHECKS).steps) == 5
     (asked,) = blocks("json")
     request = RunRequest.model_validate_json(asked)
-    validation.checked_steps(request.steps or {}, CHECKS)
+    validation.validate_steps(request.steps or {}, CHECKS)
 
 
 def test_the_modules_of_the_document_define_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_every_route_is_documented() -> None:
     assert [path for path in paths if f"/{path.rsplit('/', 1)[-1]}" not in PAGE] == []
 
 
-@pytest.mark.parametrize("names", [FlowRunStatus, StepStatus, StepReportKind, StepReportAnswer, RunHold])
+@pytest.mark.parametrize("names", [FlowRunStatus, StepStatus, StepReportKind, StepReportAnswer, HeartbeatState])
 def test_every_word_of_the_contract_is_documented(names: Any) -> None:
     """F1, F5, F9: docs/flows.md says of each what it means."""
     assert [

@@ -60,7 +60,7 @@ async def test_a_worker_over_http_does_its_steps(harness: FlowsHarness, url: str
     }
     await harness.create(steps)
     async with working(url):
-        run = await harness.ended()
+        run = await harness.wait_for_end()
     found = run["steps"]
     assert (found["greet"]["outputs"], found["recall"]["outputs"]) == ({"greeted": "world"}, {"read": "hello world"})
     assert [one["name"] for one in found["greet"]["artifacts"]] == ["greeting.txt"]
@@ -73,11 +73,11 @@ async def test_what_makes_no_sense_takes_no_other_with_it(harness: FlowsHarness,
     """F5: of reports handed in together the one the server refuses fails its step; the others count."""
     await harness.create({name: {"kind": "work", "required": False} for name in "abc"})
     async with sdk.FlowClient(url) as client:
-        counter = sdk.HttpWorkSource(client)
-        held = await counter.claim("w1", {"work": 10}, 10, 0)
+        work_source = sdk.HttpWorkSource(client)
+        held = await work_source.claim("w1", {"work": 10}, 10, 0)
         reports = [StepReport(one.run_id, one.step_id, one.fence, StepReportKind.SUCCEEDED) for one in held]
-        reports[1] = replace(reports[1], said=StepReportKind.FAILED, error=StepError("no constant", "x"))
-        answers, handed = await counter.settle("w1", list(zip(held, reports, strict=True)), ["work"], 10)
+        reports[1] = replace(reports[1], outcome=StepReportKind.FAILED, error=StepError("no constant", "x"))
+        answers, handed = await work_source.settle("w1", list(zip(held, reports, strict=True)), ["work"], 10)
     assert (answers, list(handed)) == ([StepReportAnswer.SETTLED] * 3, [])
     steps = (await harness.run())["steps"]
     assert [steps[name]["status"] for name in "abc"] == ["SUCCEEDED", "SKIPPED", "SUCCEEDED"]
@@ -114,7 +114,7 @@ async def test_a_program_ends_when_it_is_told_to(harness: FlowsHarness, url: str
     worker = await asyncio.create_subprocess_exec(sys.executable, "-m", MODULE, cwd=ROOT, env=env)
     try:
         await harness.create({"greet": {"kind": "GREET", "inputs": {"name": "x"}}})
-        assert (await harness.ended())["status"] == "SUCCEEDED"
+        assert (await harness.wait_for_end())["status"] == "SUCCEEDED"
         worker.send_signal(how)
         async with asyncio.timeout(30):
             assert await worker.wait() == 0
@@ -161,7 +161,7 @@ async def test_steps_done_from_afar_are_traced_where_the_settings_say(harness: F
             "/flow_runs", json={"runId": "r1", "steps": steps}, headers={"traceparent": CALLER}
         )
         made.raise_for_status()
-        await harness.ended()
+        await harness.wait_for_end()
         stop.set()
         await working
         [span] = collector.of(TRACE, "flow.step")

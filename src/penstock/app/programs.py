@@ -284,7 +284,7 @@ async def _open_parts(
         harvest=harvest.harvest,
         feeds=HarvestViews(harvest.db, platform.storage, settings.harvest),
         flows=flows.engine,
-        flow_management=flows.management,
+        flow_management=flows.operations,
         flow_views=FlowViews(platform.db, flows.catalogue),
         flow_events=flows.live,
         all_events=all_moves(_journals(platform, tracking, refdata), [*tracking.live.notifiers, *flows.live.notifiers]),

@@ -69,8 +69,8 @@ def graph(
     spec = _choose_flow(target, flow)
     steps = spec.steps
     about = [{"id": name, **step.model_dump(mode="json", by_alias=True)} for name, step in steps.items()]
-    draw = graphs.mermaid if mermaid else graphs.drawing
-    emit({"flow": spec.name, "steps": about, "mermaid": graphs.mermaid(steps)}, as_json=json, text=draw(steps))
+    draw = graphs.draw_mermaid if mermaid else graphs.draw_flow
+    emit({"flow": spec.name, "steps": about, "mermaid": graphs.draw_mermaid(steps)}, as_json=json, text=draw(steps))
 
 
 @app.command()
@@ -241,12 +241,12 @@ def _load_target(target: str) -> Iterator[_LoadedFile]:
 
 def _check_nesting(files: Iterable[_LoadedFile]) -> Iterator[_LoadedFile]:
     """Yield *files*; one whose flow would run within itself, through flows of the others, with that error."""
-    from penstock.flows.definition.graph import within_itself
+    from penstock.flows.definition.graph import find_recursion
 
     known: dict[str, FlowSpec] = {}
     for file in files:
         named = known | {flow.name: flow for flow in file.flows}
-        error = next(filter(None, (within_itself(flow, named) for flow in file.flows)), None)
+        error = next(filter(None, (find_recursion(flow, named) for flow in file.flows)), None)
         if error is None:
             known = named
         yield file if error is None else _LoadedFile(file.place, [], error)

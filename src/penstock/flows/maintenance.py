@@ -52,7 +52,7 @@ class FlowMaintenance:
         self._db = engine.db
         self._catalogue = catalogue
         self._storage = storage
-        self._management = RunOperations(engine, storage)
+        self._operations = RunOperations(engine, storage)
 
     def chores(self) -> Sequence[tuple[str, PeriodicTask, timedelta]]:
         """Each with its name and how often it is done."""
@@ -106,8 +106,8 @@ class FlowMaintenance:
             wrong = await tx.fetch(store.SQL["recount"], run)
             await tx.fetch(store.SQL["recount_run"], run, False)
             told = await store.advance(tx, [run], now)
-            told.looks += [(row["run"], row["n"]) for row in await tx.fetch(store.SQL["ready_maps"], run)]
-            is_astray = bool(wrong or told.ready or told.looks)
+            told.to_evaluate += [(row["run"], row["n"]) for row in await tx.fetch(store.SQL["ready_maps"], run)]
+            is_astray = bool(wrong or told.ready or told.to_evaluate)
             await self._engine.advance.follow(tx, told, now)
             is_ended = await self._end_if_done(tx, run, told, now)
         self._engine.announce(told)
@@ -146,7 +146,7 @@ class FlowMaintenance:
             await self._tell(row)
             return
         with suppress(Conflict):  # it has ended meanwhile
-            await self._management.cancel(row["run_id"], ADVANCE, "the step it belongs to is over")
+            await self._operations.cancel(row["run_id"], ADVANCE, "the step it belongs to is over")
 
     async def _tell(self, inner: asyncpg.Record) -> None:
         place = (inner["parent_run"], inner["parent_n"])
@@ -180,7 +180,7 @@ class FlowMaintenance:
 
     async def keep_schedules(self) -> None:
         """F16: start the runs whose time has come."""
-        for spec in self._catalogue.flows().values():
+        for spec in self._catalogue.list_flows().values():
             if spec.schedule is not None:
                 try:
                     await self._keep_schedule(spec)

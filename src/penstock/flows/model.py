@@ -1,4 +1,4 @@
-"""The rules of flows, without I/O: the machines of runs and steps, and what becomes of a failure."""
+"""The data model of flows: state machines of runs and steps, claims, reports and settlements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,14 +32,14 @@ STEP = StateMachine(
     moves=[
         Transition("ready", (S.PENDING,), S.READY),
         Transition("claim", (S.READY,), S.RUNNING),
-        Transition("expand", (S.PENDING,), S.RUNNING),  # the engine's own kinds: they run without a worker
+        Transition("expand", (S.PENDING,), S.RUNNING),  # maps and inner flows run without a worker
         Transition("succeed", (S.RUNNING,), S.SUCCEEDED),
-        Transition("fail", (S.RUNNING, S.PENDING), S.FAILED),  # PENDING: its condition or inputs made no sense
+        Transition("fail", (S.RUNNING, S.PENDING), S.FAILED),  # PENDING: its condition or inputs are invalid
         Transition("again", (S.RUNNING,), S.READY),
         Transition("skip", (S.PENDING, S.READY, S.RUNNING, S.FAILED, S.CANCELLED), S.SKIPPED),
         Transition("cancel", (S.PENDING, S.READY, S.RUNNING), S.CANCELLED),
         Transition("reopen", (S.FAILED, S.CANCELLED, S.SKIPPED), S.PENDING),
-        Transition("reuse", (S.PENDING,), S.SUCCEEDED),  # F19: another run did it
+        Transition("reuse", (S.PENDING,), S.SUCCEEDED),  # F19: the outputs come from another run
     ],
     groups={
         "waiting": (S.PENDING, S.READY),
@@ -48,29 +48,29 @@ STEP = StateMachine(
     },
 )
 
-Place = tuple[int, int]  # a run and a step's place in it
+StepKey = tuple[int, int]  # the number of a run, and of a step in it
 Json = Mapping[str, Any]
 
-UPSTREAM_FAILED = "upstream_failed"  # F7: why steps not begun are cancelled
+UPSTREAM_FAILED = "upstream_failed"  # F7: the reason of cancelled steps
 LEASE_EXPIRED = "LEASE_EXPIRED"  # F11
 
 
 @dataclass(frozen=True, slots=True)
 class StepError:
-    """F5: why a step failed."""
+    """F5: the error of a failed step."""
 
     code: str
     message: str
     details: Any = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As it is kept and told."""
+        """Return the error as stored in the database and sent by the API."""
         return {"code": self.code, "message": self.message, "details": self.details}
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedStep:
-    """F4: a step that is its worker's alone until the lease runs out; *inputs* are as they are to be used."""
+    """F4: a step that one worker owns until its lease expires; the references in *inputs* are resolved."""
 
     run: int
     n: int
@@ -84,26 +84,26 @@ class ClaimedStep:
     lease_until: datetime
     time_limit: timedelta | None
     trace: str | None
-    is_plain: bool  # nothing but its children's turn can follow from its success
+    is_plain: bool  # its success can only make its children READY
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """F5: what a worker says of a step it held under *fence*. The *artifacts* are names it wrote under its attempt."""
+    """F5: the outcome of a claimed step. *artifacts* are the names that the attempt wrote."""
 
     run_id: str
     step_id: str
     fence: int
-    said: StepReportKind
+    outcome: StepReportKind
     outputs: Mapping[str, Any] = field(default_factory=dict)
     error: StepError | None = None
     artifacts: Sequence[str] = ()
-    is_retryable: bool | None = None  # what the worker thinks of its error; the step's own policy comes first
+    is_retryable: bool | None = None  # the opinion of the worker; the `retry` of the step has priority
 
 
 @dataclass(frozen=True, slots=True)
 class StepArtifact:
-    """F6: an artifact as it is kept with its step."""
+    """F6: an artifact as it is stored with its step."""
 
     name: str
     path: str
@@ -114,7 +114,7 @@ class StepArtifact:
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run to be."""
+    """A run that is being created."""
 
     run_id: str
     flow: str | None
@@ -123,7 +123,7 @@ class NewRun:
     fail_fast: bool
     open: int
     created_by: str
-    parent: Place | None = None
+    parent: StepKey | None = None
     depth: int = 0
     scheduled_for: datetime | None = None
     trace: str | None = None
@@ -131,14 +131,14 @@ class NewRun:
 
 @dataclass(frozen=True, slots=True)
 class NewStep:
-    """A step to be; places count from 0."""
+    """A step that is being created; its number *n* in the run counts from 0."""
 
     n: int
     step_id: str
     kind: str
     depends_on: Sequence[int]
     children: Sequence[int]
-    is_looked_at: bool
+    needs_evaluation: bool
     is_plain: bool
     required: bool
     spec: str  # as JSON
@@ -149,7 +149,7 @@ class NewStep:
 
 
 class StepEnd(NamedTuple):
-    """How a step that stands at *source* under *fence* ends, or goes back to READY."""
+    """The end of a step, or its return to READY; *source* is its present status under *fence*."""
 
     run: int
     n: int
@@ -161,24 +161,24 @@ class StepEnd(NamedTuple):
     reason: str | None = None
     due_at: datetime | None = None
     digest: str | None = None
-    artifacts: str | None = None  # as JSON text: a list in an array would be taken for another dimension of it
-    uncounted: int = 0  # attempts that were none
-    skips: int = 0  # F11: fences that are passed over
+    artifacts: str | None = None  # as JSON text: PostgreSQL would read a list in an array as a second dimension
+    uncounted: int = 0  # attempts that do not count
+    skips: int = 0  # F11: fences to skip, so that an old worker is rejected
 
 
 class Prefetch(NamedTuple):
-    """What a worker takes at once of the steps whose turn comes by its report."""
+    """F4: a request to claim the steps that a report makes READY."""
 
     kinds: Sequence[str]
-    room: int
+    capacity: int
     worker: str
     until: datetime
 
 
 class EndedStep(NamedTuple):
-    """A step that ended, or went back to READY; *map_n* is the map it is an item of."""
+    """A step that ended or returned to READY; *map_n* is the number of its map, if it is an item."""
 
-    place: Place
+    key: StepKey
     status: StepStatus
     map_n: int | None
     name: str
@@ -187,30 +187,31 @@ class EndedStep(NamedTuple):
 
 @dataclass(slots=True)
 class StepSettlement:
-    """What followed from some ends."""
+    """The consequences of ended steps."""
 
     ended: list[EndedStep] = field(default_factory=list)
-    handed: list[ClaimedStep] = field(default_factory=list)
+    prefetched: list[ClaimedStep] = field(default_factory=list)
     ready: set[str] = field(default_factory=set)  # kinds
-    looks: list[Place] = field(default_factory=list)
+    to_evaluate: list[StepKey] = field(default_factory=list)
     runs: list[tuple[int, str, FlowRunStatus]] = field(default_factory=list)
-    has_waiting: bool = False  # a run that was made waits to begin
+    has_waiting: bool = False  # a new run waits for its flow's maxActiveRuns
 
     def add(self, more: "StepSettlement") -> None:
-        """Know also what followed later."""
+        """Add the consequences in *more*."""
         self.ended += more.ended
-        self.handed += more.handed
+        self.prefetched += more.prefetched
         self.ready |= more.ready
-        self.looks += more.looks
+        self.to_evaluate += more.to_evaluate
         self.runs += more.runs
         self.has_waiting |= more.has_waiting
 
 
-def no_run(run_id: str) -> NotFound:
-    """What is said of a run nobody knows, or knows any more."""
-    return NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock flow ls` lists them")
+def run_not_found(run_id: str) -> NotFound:
+    """Return the error for an unknown or deleted run."""
+    return NotFound("RUN_NOT_FOUND", f"run {run_id} does not exist", hint="`penstock flow ls` lists runs")
 
 
-def no_step(run_id: str, step_id: str) -> NotFound:
-    hint = f"`penstock flow show {run_id}` lists them"
+def step_not_found(run_id: str, step_id: str) -> NotFound:
+    """Return the error for an unknown step."""
+    hint = f"`penstock flow show {run_id}` lists its steps"
     return NotFound("STEP_NOT_FOUND", f"run {run_id} has no step {step_id}", hint=hint)

@@ -14,18 +14,18 @@ WITH entry AS MATERIALIZED (
     ON CONFLICT (run_id) DO NOTHING
     RETURNING id, run_id
 ), steps AS (
-    INSERT INTO flow_step (run, n, step_id, kind, status, depends_on, children, unmet, is_looked_at, is_plain, required,
+    INSERT INTO flow_step (run, n, step_id, kind, status, depends_on, children, unmet, needs_evaluation, is_plain, required,
                            spec, given, map_n, max_attempts, time_limit, due_at, moves)
     SELECT run.id, s.n, s.step_id, s.kind, CASE WHEN <first> THEN {step.READY} ELSE {step.PENDING} END,
-           s.depends_on::integer[], s.children::integer[], s.unmet, s.is_looked_at, s.is_plain, s.required,
+           s.depends_on::integer[], s.children::integer[], s.unmet, s.needs_evaluation, s.is_plain, s.required,
            s.spec::jsonb, s.given::jsonb, s.map_n, s.max_attempts, s.time_limit, $13,
            CASE WHEN <first> THEN ARRAY[(SELECT number FROM entry)] ELSE '{}' END
     FROM run CROSS JOIN unnest(
         $15::integer[], $16::text[], $17::text[], $18::text[], $19::text[], $20::integer[], $21::boolean[],
         $22::boolean[], $23::boolean[], $24::text[], $25::text[], $26::integer[], $27::integer[], $28::interval[])
-        AS s (n, step_id, kind, depends_on, children, unmet, is_looked_at, is_plain, required, spec, given, map_n,
+        AS s (n, step_id, kind, depends_on, children, unmet, needs_evaluation, is_plain, required, spec, given, map_n,
               max_attempts, time_limit)
-    RETURNING run, n, step_id, status, unmet, is_looked_at
+    RETURNING run, n, step_id, status, unmet, needs_evaluation
 ), noted AS (
     INSERT INTO journal (id, machine, at, subjects, sources, targets, actors, reasons, fences)
     SELECT (SELECT number FROM entry), 'flows.step', $13, array_agg($1 || '/' || step_id),
@@ -38,18 +38,18 @@ WITH entry AS MATERIALIZED (
            ARRAY[{run.RUNNING}], ARRAY['advance'], ARRAY[NULL::text], ARRAY[NULL::bigint]
     FROM run WHERE $14
 )
-SELECT run.id, ARRAY(SELECT n FROM steps WHERE unmet = 0 AND is_looked_at) AS looks FROM run;
+SELECT run.id, ARRAY(SELECT n FROM steps WHERE unmet = 0 AND needs_evaluation) AS looks FROM run;
 
 -- name: insert_steps
 -- The steps of a run, all waiting. Lists of places come as text: arrays of arrays must all be of one length.
-INSERT INTO flow_step (run, n, step_id, kind, status, depends_on, children, unmet, is_looked_at, is_plain, required,
+INSERT INTO flow_step (run, n, step_id, kind, status, depends_on, children, unmet, needs_evaluation, is_plain, required,
                        spec, given, map_n, max_attempts, time_limit, due_at)
 SELECT $1, s.n, s.step_id, s.kind, {step.PENDING}, s.depends_on::integer[], s.children::integer[], s.unmet,
-       s.is_looked_at, s.is_plain, s.required, s.spec::jsonb, s.given::jsonb, s.map_n, s.max_attempts, s.time_limit, $2
+       s.needs_evaluation, s.is_plain, s.required, s.spec::jsonb, s.given::jsonb, s.map_n, s.max_attempts, s.time_limit, $2
 FROM unnest($3::integer[], $4::text[], $5::text[], $6::text[], $7::text[], $8::integer[], $9::boolean[],
             $10::boolean[], $11::boolean[], $12::text[], $13::text[], $14::integer[], $15::integer[],
             $16::interval[])
-    AS s (n, step_id, kind, depends_on, children, unmet, is_looked_at, is_plain, required, spec, given, map_n,
+    AS s (n, step_id, kind, depends_on, children, unmet, needs_evaluation, is_plain, required, spec, given, map_n,
           max_attempts, time_limit);
 
 -- name: reuse_steps
@@ -110,7 +110,7 @@ WITH entry AS MATERIALIZED (
     UPDATE flow_step t
     SET status = {step.READY}, due_at = $2, moves = t.moves || (SELECT number FROM entry)
     FROM flow_run r
-    WHERE t.run = ANY ($1) AND r.id = t.run AND t.status = {step.PENDING} AND t.unmet = 0 AND NOT t.is_looked_at
+    WHERE t.run = ANY ($1) AND r.id = t.run AND t.status = {step.PENDING} AND t.unmet = 0 AND NOT t.needs_evaluation
     RETURNING t.run, t.n, t.kind, t.step_id, r.run_id, t.fence
 ), noted AS (
     INSERT INTO journal (id, machine, at, subjects, sources, targets, actors, reasons, fences)
@@ -122,7 +122,7 @@ WITH entry AS MATERIALIZED (
 SELECT 'ready' AS what, run, n, kind FROM moved
 UNION ALL
 SELECT 'look', t.run, t.n, t.kind FROM flow_step t
-WHERE t.run = ANY ($1) AND t.status = {step.PENDING} AND t.unmet = 0 AND t.is_looked_at;
+WHERE t.run = ANY ($1) AND t.status = {step.PENDING} AND t.unmet = 0 AND t.needs_evaluation;
 
 -- name: settle
 -- F3–F5: end steps that still stand as they are said to, and give their children their turn: READY, or at once RUNNING
@@ -179,7 +179,7 @@ WITH said AS MATERIALIZED (
 ), turned AS (
     SELECT t.*, r.run_id, r.scope, r.trace
     FROM next t JOIN flow_run r ON r.id = t.run
-    WHERE t.unmet = 0 AND NOT t.is_looked_at AND t.status IN ({step.READY}, {step.RUNNING})
+    WHERE t.unmet = 0 AND NOT t.needs_evaluation AND t.status IN ({step.READY}, {step.RUNNING})
 ), done AS (
     SELECT run,
            count(*) FILTER (WHERE status IN {step.ended} AND children = '{}')::integer AS last,
@@ -235,7 +235,7 @@ SELECT CASE status WHEN {step.RUNNING} THEN 'handed' ELSE 'ready' END, run, n, k
 FROM turned
 UNION ALL
 SELECT 'look', run, n, kind, status, map_n, fence, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM next WHERE unmet = 0 AND is_looked_at AND status IN ({step.PENDING}, {step.RUNNING})
+FROM next WHERE unmet = 0 AND needs_evaluation AND status IN ({step.PENDING}, {step.RUNNING})
 UNION ALL
 SELECT 'run', id, NULL, NULL, status, NULL, NULL, NULL, run_id, NULL, NULL, NULL, NULL, NULL, NULL
 FROM runs WHERE is_moved;
@@ -256,7 +256,7 @@ WITH locked AS MATERIALIZED (
     WHERE (SELECT count(*) FROM locked) > 0
       AND t.run = $1 AND t.n = $2 AND t.fence = $3 AND t.status = {step.RUNNING} AND t.sealed IS NULL
       AND cardinality(t.children) = 1 AND c.run = $1 AND c.n = t.children[1]
-      AND c.unmet = 1 AND c.status = {step.PENDING} AND NOT c.is_looked_at AND c.kind = ANY ($7::text[])
+      AND c.unmet = 1 AND c.status = {step.PENDING} AND NOT c.needs_evaluation AND c.kind = ANY ($7::text[])
     RETURNING t.step_id, t.children[1] AS child, t.fence
 ), next AS (
     UPDATE flow_step t
@@ -417,7 +417,7 @@ ORDER BY t.lease_until LIMIT $2;
 -- Some steps with all that decides what becomes of them.
 SELECT t.run, t.n, t.step_id, t.kind, t.status, t.fence, t.attempts, t.max_attempts, t.required, t.spec, t.given,
        t.map_n, t.lease_until, t.sealed, t.said_fence, t.said_digest, t.outputs, t.error, t.artifacts, t.depends_on,
-       t.children, t.unmet, t.worker, t.is_looked_at, t.started_at, r.run_id, r.scope, r.fail_fast, r.depth, r.trace,
+       t.children, t.unmet, t.worker, t.needs_evaluation, t.started_at, r.run_id, r.scope, r.fail_fast, r.depth, r.trace,
        r.is_counted, r.status AS run_status,
        (SELECT m.status FROM flow_step m WHERE m.run = t.run AND m.n = t.map_n) AS map_status
 FROM unnest($1::bigint[], $2::integer[]) AS s (run, n)

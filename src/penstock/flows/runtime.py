@@ -40,7 +40,7 @@ class FlowsPlatform:
     storage: Storage
     catalogue: FlowCatalogue
     engine: FlowEngine
-    management: RunOperations
+    operations: RunOperations
     live: FlowEvents
     metrics: FlowMetrics
 
@@ -54,8 +54,8 @@ async def open_engine(
     checks = (catalogue.input_checks, catalogue.report_checks)
     async with FlowEngine.open(db, storage, catalogue, checks[0], section, checks[1]) as engine:
         live = FlowEvents([JournalTail(db, (RUN.name, STEP.name))], [ChangeNotifications(engine.notifier, MOVES)])
-        management, metrics = RunOperations(engine, storage), FlowMetrics(telemetry.registry)
-        yield FlowsPlatform(section, telemetry, db, storage, catalogue, engine, management, live, metrics)
+        operations, metrics = RunOperations(engine, storage), FlowMetrics(telemetry.registry)
+        yield FlowsPlatform(section, telemetry, db, storage, catalogue, engine, operations, live, metrics)
 
 
 @asynccontextmanager
@@ -72,21 +72,21 @@ async def run_flows(
     *others* execute the steps that call other parts; *queries* is the database that steps may read.
     """
     section, name = platform.section, worker_name("flows")
-    keeper = FlowMaintenance(
+    maintenance = FlowMaintenance(
         platform.engine, platform.catalogue, platform.storage, platform.metrics, platform.telemetry.tracer
     )
     async with AsyncExitStack() as stack:
-        for chore in keeper.chores():
+        for chore in maintenance.chores():
             await stack.enter_async_context(run_periodically(*chore))
         known = await _open_workers(platform, others, queries, stack)
         chosen = known.only(kinds)
-        counter = LocalWorkSource(platform.engine, platform.storage)
+        work_source = LocalWorkSource(platform.engine, platform.storage)
         for waits, concurrency in ((False, section.work.concurrency), (True, section.work.waiting)):
             some = Workers()
             some.handlers = {kind: one for kind, one in chosen.handlers.items() if (kind in WAITING) == waits}
             if some.handlers:
                 worker = StepWorker(
-                    counter,
+                    work_source,
                     some,
                     platform.telemetry,
                     platform.metrics,

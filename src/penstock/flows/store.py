@@ -15,10 +15,10 @@ from penstock.flows.model import (
     Json,
     NewRun,
     NewStep,
-    Place,
     Prefetch,
     StepEnd,
     StepError,
+    StepKey,
     StepSettlement,
 )
 from penstock.kernel.db import sql
@@ -28,12 +28,12 @@ from penstock.kernel.states.journal import APPENDED_MOVES
 CHANNEL = "penstock_flows"
 NO_APPETITE: tuple[Sequence[str], int, None, None] = ((), 0, None, None)
 
-_TURN = f"t.unmet = met.met AND t.status = {STEP.sql('PENDING')} AND NOT t.is_looked_at"
+_TURN = f"t.unmet = met.met AND t.status = {STEP.sql('PENDING')} AND NOT t.needs_evaluation"
 _WORDS = {
     "<moves>": APPENDED_MOVES,
     "<turn>": f"({_TURN})",
     "<handed>": "(t.kind = ANY ($16::text[]) AND met.place <= $17::integer)",
-    "<first>": "($14 AND s.unmet = 0 AND NOT s.is_looked_at)",
+    "<first>": "($14 AND s.unmet = 0 AND NOT s.needs_evaluation)",
     "<open>": "(r.open - CASE WHEN r.is_counted THEN done.closed ELSE done.last END)",
     # F7: one failure is enough; else a run ends with the last of the steps nothing depends on.
     "<run_reached>": f"""CASE
@@ -56,7 +56,7 @@ SQL = {name: _filled(body) for name, body in sql.load(__package__, {"run": RUN, 
 
 async def insert_run(
     connection: Connection, new: NewRun, steps: Sequence[NewStep], now: datetime, *, is_begun: bool
-) -> tuple[int, list[Place]] | None:
+) -> tuple[int, list[StepKey]] | None:
     """F2: the number of a new run, and its steps that must be looked at now; None when its id is taken."""
     row = await connection.fetchrow(
         SQL["insert_run"],
@@ -80,7 +80,7 @@ def _step_columns(steps: Sequence[NewStep]) -> list[list[Any]]:
         [_places(step.depends_on) for step in steps],
         [_places(step.children) for step in steps],
         [len(step.depends_on) for step in steps],
-        [step.is_looked_at for step in steps],
+        [step.needs_evaluation for step in steps],
         [step.is_plain for step in steps],
         [step.required for step in steps],
         [step.spec for step in steps],
@@ -134,7 +134,7 @@ async def advance(tx: Connection, runs: Sequence[int], now: datetime) -> StepSet
         if what == "ready":
             told.ready.add(kind)
         else:
-            told.looks.append((run, n))
+            told.to_evaluate.append((run, n))
     return told
 
 
@@ -155,11 +155,11 @@ async def settle(
                 if row["status"] == StepStatus.READY:
                     told.ready.add(row["kind"])
             case "handed":
-                told.handed.append(_claimed(row, appetite.until if appetite else now))
+                told.prefetched.append(_claimed(row, appetite.until if appetite else now))
             case "ready":
                 told.ready.add(row["kind"])
             case "look":
-                told.looks.append((row["run"], row["n"]))
+                told.to_evaluate.append((row["run"], row["n"]))
             case _:
                 told.runs.append((row["run"], row["run_id"], FlowRunStatus(row["status"])))
     return told
@@ -183,7 +183,7 @@ async def make_ready(tx: Connection, filled: Sequence[tuple[int, int, Json | Non
     return {row["kind"] for row in await tx.fetch(SQL["make_ready"], *columns, now)}
 
 
-async def expand(tx: Connection, place: Place, items: int, given: Json | None, now: datetime) -> int | None:
+async def expand(tx: Connection, place: StepKey, items: int, given: Json | None, now: datetime) -> int | None:
     """F14: begin a step of the engine's own; its fence, or None when it no longer waits."""
     found: int | None = await tx.fetchval(SQL["expand"], *place, items, given, now)
     return found
@@ -205,14 +205,14 @@ async def claim(
     return [_claimed(row, until, scopes[row["run"]]) for row in rows]
 
 
-async def steps_at(tx: Connection, places: Sequence[Place]) -> list[asyncpg.Record]:
+async def steps_at(tx: Connection, places: Sequence[StepKey]) -> list[asyncpg.Record]:
     """All that decides what becomes of some steps."""
     return await tx.fetch(SQL["steps_at"], *([place[n] for place in places] for n in (0, 1)))
 
 
 async def places_of(
     connection: Connection, names: Sequence[tuple[str, str]]
-) -> dict[tuple[str, str], tuple[Place, str]]:
+) -> dict[tuple[str, str], tuple[StepKey, str]]:
     """Where steps are that are known by their names, and of which kind."""
     rows = await connection.fetch(SQL["places_of"], *([name[n] for name in names] for n in (0, 1)))
     return {(row["run_id"], row["step_id"]): ((row["run"], row["n"]), row["kind"]) for row in rows}

@@ -88,8 +88,8 @@ async def test_a_flow_names_its_latest_run(harness: FlowsHarness, clock: ManualC
 async def test_the_history_has_every_move(harness: FlowsHarness) -> None:
     """F18: who moved the run and each step, when and why, oldest first, in pages."""
     await harness.create(chain("a", "b"))
-    await harness.done()
-    await harness.done()
+    await harness.complete()
+    await harness.complete()
     path = "/flow_runs/r1/history"
     moves = (await harness.get(path))["moves"]
     told = [(move["stepId"], move["from"], move["to"], move["actor"]) for move in moves]

@@ -49,7 +49,7 @@ async def test_asking_again_makes_no_second_run(harness: FlowsHarness) -> None:
     assert (await harness.post("/flow_runs", 201, **body))["created"]
     again = await harness.post("/flow_runs", 200, **{**body, "steps": [{"id": "a", "kind": "work"}]})
     assert (again["runId"], again["created"]) == ("mine", False)
-    await harness.refused(409, "RUN_EXISTS", "/flow_runs", **{**body, "scope": {"n": 2}})
+    await harness.post_refused(409, "RUN_EXISTS", "/flow_runs", **{**body, "scope": {"n": 2}})
     first, second = [await harness.post("/flow_runs", 201, steps=chain("a")) for _ in range(2)]
     assert first["runId"] != second["runId"]
 
@@ -116,7 +116,7 @@ async def test_rubbish_is_refused(harness: FlowsHarness, body: str) -> None:
 async def test_a_failed_run_is_taken_up_again(harness: FlowsHarness) -> None:
     """F10: retry reopens the run and what was cancelled because of the failure; skip does without a step."""
     await harness.create(chain("a", "b", "c"))
-    await harness.done()
+    await harness.complete()
     [item] = await harness.claim()
     await harness.report(item, "FAILED", error={"code": "BROKEN", "message": "no"})
     assert await harness.statuses() == {"a": "SUCCEEDED", "b": "FAILED", "c": "CANCELLED"}
@@ -125,29 +125,29 @@ async def test_a_failed_run_is_taken_up_again(harness: FlowsHarness) -> None:
     await harness.report(item, "FAILED", error={"code": "BROKEN", "message": "no"})
     assert (await harness.post("/flow_runs/r1/steps/b/retry"))["steps"] == ["b", "c"]
     assert (await harness.post("/flow_runs/r1/steps/b/skip", reason="not today"))["status"] == "SKIPPED"
-    assert await harness.done() == ["c"]
+    assert await harness.complete() == ["c"]
     run = await harness.run()
     assert (run["status"], run["steps"]["b"]["reason"]) == ("SUCCEEDED", "not today")
-    await harness.refused(409, "CANNOT_RETRY", "/flow_runs/r1/retry")
-    await harness.refused(409, "CANNOT_RETRY", "/flow_runs/r1/steps/a/retry")
-    await harness.refused(409, "CANNOT_SKIP", "/flow_runs/r1/steps/a/skip")
-    await harness.refused(404, "STEP_NOT_FOUND", "/flow_runs/r1/steps/none/skip")
+    await harness.post_refused(409, "CANNOT_RETRY", "/flow_runs/r1/retry")
+    await harness.post_refused(409, "CANNOT_RETRY", "/flow_runs/r1/steps/a/retry")
+    await harness.post_refused(409, "CANNOT_SKIP", "/flow_runs/r1/steps/a/skip")
+    await harness.post_refused(404, "STEP_NOT_FOUND", "/flow_runs/r1/steps/none/skip")
     await harness.create(chain("a"), "r2")
-    await harness.refused(409, "NOTHING_FAILED", "/flow_runs/r2/retry")
+    await harness.post_refused(409, "NOTHING_FAILED", "/flow_runs/r2/retry")
 
 
 async def test_a_run_is_resumed_from_a_step(harness: FlowsHarness) -> None:
     """F19: a new run that begins there, with what was done before."""
     await harness.create(chain("a", "b"))
-    await harness.done(n=1)
-    await harness.done()
+    await harness.complete(n=1)
+    await harness.complete()
     made = await harness.post("/flow_runs/r1/resume", 201, **{"from": "b", "runId": "r2"})
     assert (made["runId"], made["status"]) == ("r2", "RUNNING")
     assert await harness.statuses("r2") == {"a": "SUCCEEDED", "b": "READY"}
     assert (await harness.run("r2"))["steps"]["a"]["outputs"] == {"n": 1}
-    await harness.refused(409, "RUN_EXISTS", "/flow_runs/r1/resume", **{"from": "b", "runId": "r2"})
-    await harness.refused(404, "STEP_NOT_FOUND", "/flow_runs/r1/resume", **{"from": "none"})
-    await harness.refused(422, "RESERVED_RUN_ID", "/flow_runs/r1/resume", **{"from": "b", "runId": "events"})
+    await harness.post_refused(409, "RUN_EXISTS", "/flow_runs/r1/resume", **{"from": "b", "runId": "r2"})
+    await harness.post_refused(404, "STEP_NOT_FOUND", "/flow_runs/r1/resume", **{"from": "none"})
+    await harness.post_refused(422, "RESERVED_RUN_ID", "/flow_runs/r1/resume", **{"from": "b", "runId": "events"})
 
 
 # F15, F16: flows
@@ -155,16 +155,16 @@ async def test_a_run_is_resumed_from_a_step(harness: FlowsHarness) -> None:
 
 async def test_a_schedule_is_paused(harness: FlowsHarness, clock: ManualClock) -> None:
     """F16: while it is paused no run is started, and what passed is not caught up."""
-    await harness.keeper.keep_schedules()
+    await harness.maintenance.keep_schedules()
     assert (await harness.post("/flows/nightly/schedule/pause"))["schedule"]["paused"]
     clock.advance(timedelta(days=1))
-    await harness.keeper.keep_schedules()
+    await harness.maintenance.keep_schedules()
     told = await harness.post("/flows/nightly/schedule/resume")
     assert (told["schedule"]["paused"], len(told["schedule"]["next"])) == (False, 5)
-    await harness.keeper.keep_schedules()
+    await harness.maintenance.keep_schedules()
     assert (await harness.get("/flow_runs"))["runs"] == []
     clock.advance(timedelta(days=1))
-    await harness.keeper.keep_schedules()
+    await harness.maintenance.keep_schedules()
     [run] = (await harness.get("/flow_runs"))["runs"]
     assert (run["runId"], run["createdBy"]) == ("nightly-20260102T013000Z", "schedule")
     assert (await harness.get("/flows/nightly"))["schedule"]["lastRun"] == run["runId"]

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.kernel.clock import ManualClock
 from penstock.settings import Settings
-from tests.flows.harness import LEASE, SECOND, FlowsHarness, chain, flows_harness, named, said, step_path
+from tests.flows.harness import LEASE, SECOND, FlowsHarness, chain, claim_name, flows_harness, report_body, step_path
 from tests.support.http import answered, problem
 
 
@@ -42,11 +42,11 @@ async def test_who_has_gone_is_handed_nothing(harness: FlowsHarness) -> None:
 async def test_the_engines_own_kinds_are_not_handed_out(harness: FlowsHarness) -> None:
     """F14: nobody claims a map or a flow; no worker can say READY."""
     for kind in ("map", "flow"):
-        await harness.refused(422, "KIND_NOT_CLAIMABLE", "/flow_steps/claim", worker="w", kinds=["work", kind])
+        await harness.post_refused(422, "KIND_NOT_CLAIMABLE", "/flow_steps/claim", worker="w", kinds=["work", kind])
     await harness.create(chain("a"))
     [item] = await harness.claim()
-    await harness.refused(422, "MALFORMED", f"{step_path(item)}/report", **said(item, "READY"))
-    await harness.refused(422, "MALFORMED", "/flow_steps/report", items=[{**named(item), "status": "READY"}])
+    await harness.post_refused(422, "MALFORMED", f"{step_path(item)}/report", **report_body(item, "READY"))
+    await harness.post_refused(422, "MALFORMED", "/flow_steps/report", items=[{**claim_name(item), "status": "READY"}])
 
 
 async def test_an_old_fence_changes_nothing(harness: FlowsHarness, clock: ManualClock) -> None:
@@ -57,15 +57,15 @@ async def test_an_old_fence_changes_nothing(harness: FlowsHarness, clock: Manual
     assert await harness.engine.reap() == 1
     [new] = await harness.claim()
     path = step_path(old)
-    await harness.refused(409, "SUPERSEDED", f"{path}/report", **said(old))
-    await harness.refused(409, "SUPERSEDED", f"{path}/logs", fence=old["fence"], lines=[{"message": "x"}])
+    await harness.post_refused(409, "SUPERSEDED", f"{path}/report", **report_body(old))
+    await harness.post_refused(409, "SUPERSEDED", f"{path}/logs", fence=old["fence"], lines=[{"message": "x"}])
     problem(
         await harness.http.put(f"{path}/artifacts/x.md", params={"fence": old["fence"]}, content=b"x"),
         409,
         "SUPERSEDED",
     )
-    beats = await harness.post("/flow_steps/heartbeat", items=[named(old), named(new)])
-    assert [beat["state"] for beat in beats["items"]] == ["lost", "held"]
+    beats = await harness.post("/flow_steps/heartbeat", items=[claim_name(old), claim_name(new)])
+    assert [beat["state"] for beat in beats["items"]] == ["lost", "extended"]
     assert (await harness.report(new))["result"] == "settled"
 
 
@@ -77,9 +77,9 @@ async def test_a_report_said_again_is_a_success(harness: FlowsHarness) -> None:
     assert (await harness.report(item, outputs={"n": 1}))["result"] == "unchanged"
     assert (await harness.report(item, outputs={"n": 1, "signed_url": "u"}))["status"] == "SUCCEEDED"
     assert (await harness.run())["steps"]["a"]["outputs"] == {"n": 1, "signed_url": "u"}
-    await harness.refused(409, "STEP_ENDED", f"{step_path(item)}/report", **said(item, outputs={"n": 2}))
-    await harness.refused(404, "STEP_NOT_FOUND", "/flow_runs/r1/steps/none/report", **said(item))
-    await harness.refused(404, "STEP_NOT_FOUND", "/flow_runs/none/steps/a/report", **said(item))
+    await harness.post_refused(409, "STEP_ENDED", f"{step_path(item)}/report", **report_body(item, outputs={"n": 2}))
+    await harness.post_refused(404, "STEP_NOT_FOUND", "/flow_runs/r1/steps/none/report", **report_body(item))
+    await harness.post_refused(404, "STEP_NOT_FOUND", "/flow_runs/none/steps/a/report", **report_body(item))
 
 
 async def test_many_are_reported_at_once(harness: FlowsHarness) -> None:
@@ -88,10 +88,10 @@ async def test_many_are_reported_at_once(harness: FlowsHarness) -> None:
     a, b, c = await harness.claim()
     error = {"code": "BROKEN", "message": "no"}
     items = [
-        {**named(a), "status": "SUCCEEDED", "outputs": {"n": 1}},
-        {**named(b), "status": "FAILED", "error": error},
-        {**named(c), "fence": 9, "status": "SUCCEEDED"},
-        {**named(c), "stepId": "none", "status": "SUCCEEDED"},
+        {**claim_name(a), "status": "SUCCEEDED", "outputs": {"n": 1}},
+        {**claim_name(b), "status": "FAILED", "error": error},
+        {**claim_name(c), "fence": 9, "status": "SUCCEEDED"},
+        {**claim_name(c), "stepId": "none", "status": "SUCCEEDED"},
     ]
     results = (await harness.post("/flow_steps/report", worker="w2", items=items))["items"]
     assert [(result["stepId"], result["result"], result["status"]) for result in results] == [
@@ -100,7 +100,7 @@ async def test_many_are_reported_at_once(harness: FlowsHarness) -> None:
         ("c", "superseded", "RUNNING"),
         ("none", "unknown", None),
     ]
-    await harness.refused(422, "MALFORMED", "/flow_steps/report", items=[items[0], items[0]])
+    await harness.post_refused(422, "MALFORMED", "/flow_steps/report", items=[items[0], items[0]])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ async def test_a_report_that_makes_no_sense_is_refused(harness: FlowsHarness, mo
     """F5: limits and shapes of all that workers say; the step stays theirs."""
     await harness.create(chain("a"))
     [item] = await harness.claim()
-    await harness.refused(422, "MALFORMED", f"{step_path(item)}/report", **{"fence": item["fence"], **more})
+    await harness.post_refused(422, "MALFORMED", f"{step_path(item)}/report", **{"fence": item["fence"], **more})
     assert await harness.statuses() == {"a": "RUNNING"}
 
 
@@ -134,14 +134,14 @@ async def test_a_cancelled_run_tells_its_workers(harness: FlowsHarness) -> None:
     told = await harness.post("/flow_runs/r1/cancel", reason="wrong day")
     assert told == {"runId": "r1", "status": "CANCELLED"}
     assert await harness.statuses() == {"a": "RUNNING", "b": "CANCELLED"}
-    [beat] = (await harness.post("/flow_steps/heartbeat", items=[named(item)]))["items"]
+    [beat] = (await harness.post("/flow_steps/heartbeat", items=[claim_name(item)]))["items"]
     assert beat["state"] == "cancelled"
     await harness.report(item, "CANCELLED")
     run = await harness.run()
     assert (run["status"], run["reason"], run["steps"]["a"]["status"]) == ("CANCELLED", "wrong day", "CANCELLED")
     assert (await harness.post("/flow_runs/r1/cancel"))["status"] == "CANCELLED"
     await harness.create({}, "done")
-    await harness.refused(409, "RUN_ENDED", "/flow_runs/done/cancel")
+    await harness.post_refused(409, "RUN_ENDED", "/flow_runs/done/cancel")
 
 
 async def test_a_step_that_is_given_back_is_handed_out_again(harness: FlowsHarness) -> None:

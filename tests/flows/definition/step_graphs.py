@@ -18,7 +18,7 @@ def step(*after: str, kind: str = "http", **about: Any) -> StepSpec:
 
 def refused(steps: Steps, **checks: Any) -> Invalid:
     with pytest.raises(Invalid) as caught:
-        validation.checked_steps(steps, **checks)
+        validation.validate_steps(steps, **checks)
     return caught.value
 
 

@@ -21,11 +21,11 @@ def test_flows_have_names(folder: CatalogueFolder) -> None:
     folder.write(".hidden.yaml", "not: this")
     (folder.path / "inner.yaml").mkdir()
     found = folder.catalogue()
-    assert set(found.flows()) == {"one", "two"}
-    assert list(found.flow("two").steps) == ["a", "b"]
-    assert not found.troubles()
+    assert set(found.list_flows()) == {"one", "two"}
+    assert list(found.get_flow("two").steps) == ["a", "b"]
+    assert not found.list_errors()
     with pytest.raises(NotFound, match="there is no flow 'tow'") as caught:
-        found.flow("tow")
+        found.get_flow("tow")
     assert (caught.value.code, caught.value.hint) == ("FLOW_NOT_FOUND", "did you mean 'two'?")
 
 
@@ -35,22 +35,22 @@ def test_a_folder_is_read_again_when_it_changes(folder: CatalogueFolder) -> None
     found = folder.catalogue()
     folder.good("two")
     one.write_text(GOOD.format(name="one") + "  c: {kind: http}\n")
-    assert set(found.flows()) == {"one"}, "looked at within the second"
+    assert set(found.list_flows()) == {"one"}, "looked at within the second"
     folder.later()
-    assert list(found.flow("one").steps) == ["a", "b", "c"]
-    assert set(found.flows()) == {"one", "two"}
+    assert list(found.get_flow("one").steps) == ["a", "b", "c"]
+    assert set(found.list_flows()) == {"one", "two"}
     one.unlink()
     folder.later()
-    assert set(found.flows()) == {"two"}
+    assert set(found.list_flows()) == {"two"}
 
 
 def test_a_file_is_parsed_once(folder: CatalogueFolder) -> None:
     """F15: looking again costs a stat, while nothing changed."""
     folder.good("one")
     found = folder.catalogue()
-    before = found.flow("one")
+    before = found.get_flow("one")
     folder.later()
-    assert found.flow("one") is before
+    assert found.get_flow("one") is before
 
 
 def test_a_file_that_turns_bad_keeps_its_flow(folder: CatalogueFolder) -> None:
@@ -59,16 +59,16 @@ def test_a_file_that_turns_bad_keeps_its_flow(folder: CatalogueFolder) -> None:
     found = folder.catalogue()
     one.write_text("name: one\nsteps:\n  a: {kind: http, dependsOn: [b]}\n")
     folder.later()
-    assert list(found.flow("one").steps) == ["a", "b"]
-    assert "depends on 'b', which is not there" in found.troubles()[str(one)]
-    assert f"{one}:3:19: " in found.troubles()[str(one)]
+    assert list(found.get_flow("one").steps) == ["a", "b"]
+    assert "depends on 'b', which is not there" in found.list_errors()[str(one)]
+    assert f"{one}:3:19: " in found.list_errors()[str(one)]
     one.write_text(GOOD.format(name="one"))
     folder.later()
-    assert not found.troubles()
+    assert not found.list_errors()
     bad = folder.write("bad.yaml", "name: [")
     folder.later()
-    assert set(found.troubles()) == {str(bad)}
-    assert set(found.flows()) == {"one"}
+    assert set(found.list_errors()) == {str(bad)}
+    assert set(found.list_flows()) == {"one"}
 
 
 def test_a_name_belongs_to_one_file(folder: CatalogueFolder) -> None:
@@ -76,8 +76,8 @@ def test_a_name_belongs_to_one_file(folder: CatalogueFolder) -> None:
     folder.good("one")
     other = folder.write("other.yaml", "name: one\n")
     found = folder.catalogue()
-    assert len(found.flow("one").steps) == 2
-    assert found.troubles() == {str(other): "there is a flow 'one' in one.yaml already"}
+    assert len(found.get_flow("one").steps) == 2
+    assert found.list_errors() == {str(other): "there is a flow 'one' in one.yaml already"}
 
 
 def test_flows_do_not_lead_back_to_each_other(folder: CatalogueFolder) -> None:
@@ -90,14 +90,14 @@ def test_flows_do_not_lead_back_to_each_other(folder: CatalogueFolder) -> None:
     alone = folder.write("d.yaml", inner.format(name="d", flow="d"))
     folder.write("e.yaml", inner.format(name="e", flow="a"))
     found = folder.catalogue()
-    assert set(found.flows()) == {"a", "b", "e"}
-    assert found.troubles() == {
+    assert set(found.list_flows()) == {"a", "b", "e"}
+    assert found.list_errors() == {
         str(closing): "flow c would run within itself: c → a → b → c",
         str(alone): "flow d would run within itself: d → d",
     }
     closing.write_text(GOOD.format(name="c"))
     folder.later()
-    assert set(found.flows()) == {"a", "b", "c", "e"}
+    assert set(found.list_flows()) == {"a", "b", "c", "e"}
 
 
 def test_modules_do_not_lead_back_to_themselves(folder: CatalogueFolder, modules: Path) -> None:
@@ -120,15 +120,15 @@ def test_links_stay_inside(folder: CatalogueFolder, tmp_path: Path) -> None:
     target = folder.write("kept.txt", GOOD.format(name="kept"))
     (folder.path / "in.yaml").symlink_to(target)
     found = folder.catalogue()
-    assert set(found.flows()) == {"kept"}
-    assert {Path(file).name for file in found.troubles()} == {"out.yaml", "dead.yaml"}
-    assert found.troubles()[str(folder.path / "out.yaml")] == "leads out of the folder"
+    assert set(found.list_flows()) == {"kept"}
+    assert {Path(file).name for file in found.list_errors()} == {"out.yaml", "dead.yaml"}
+    assert found.list_errors()[str(folder.path / "out.yaml")] == "leads out of the folder"
 
 
 def test_what_is_no_file_is_not_waited_for(folder: CatalogueFolder) -> None:
     """F15: a pipe in the folder holds nobody up."""
     os.mkfifo(folder.path / "pipe.yaml")
-    assert not folder.catalogue().flows()
+    assert not folder.catalogue().list_flows()
 
 
 def test_a_folder_that_is_away(folder: CatalogueFolder) -> None:
@@ -137,21 +137,21 @@ def test_a_folder_that_is_away(folder: CatalogueFolder) -> None:
     found = folder.catalogue()
     folder.path.rename(folder.path.with_name("away"))
     folder.later()
-    assert set(found.flows()) == {"one"}
-    assert "cannot be read" in found.troubles()[str(folder.path)]
+    assert set(found.list_flows()) == {"one"}
+    assert "cannot be read" in found.list_errors()[str(folder.path)]
     early = folder.catalogue()
-    assert not early.flows()
+    assert not early.list_flows()
     folder.path.with_name("away").rename(folder.path)
     folder.later()
-    assert set(early.flows()) == {"one"}
-    assert not early.troubles()
+    assert set(early.list_flows()) == {"one"}
+    assert not early.list_errors()
 
 
 def test_no_flows_at_all(clock: ManualClock) -> None:
     """F15: nothing has to be configured."""
     found = FlowCatalogue(FlowsSection(), clock)
-    assert not found.flows()
-    assert not found.troubles()
+    assert not found.list_flows()
+    assert not found.list_errors()
 
 
 def test_modules_hold_flows_and_workers(folder: CatalogueFolder, modules: Path) -> None:
@@ -168,9 +168,9 @@ def test_modules_hold_flows_and_workers(folder: CatalogueFolder, modules: Path) 
     )
     file = folder.good("built")
     found = folder.catalogue(modules=["own_flows"])
-    assert {name: len(flow.steps) for name, flow in found.flows().items()} == {"built": 1, "given": 0}
+    assert {name: len(flow.steps) for name, flow in found.list_flows().items()} == {"built": 1, "given": 0}
     assert len(found.workers) == 1
-    assert found.troubles() == {str(file): "there is a flow 'built' in a module already"}
+    assert found.list_errors() == {str(file): "there is a flow 'built' in a module already"}
 
 
 @pytest.mark.parametrize(

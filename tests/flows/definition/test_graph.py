@@ -1,4 +1,4 @@
-"""The graph of a flow: its order, its rings, and all that is told before anything runs."""
+"""The graph of a flow: its order, its notifications, and all that is told before anything runs."""
 
 import time
 from itertools import pairwise
@@ -26,7 +26,7 @@ def plain_order(steps: Steps) -> list[str]:
 @given(dags())
 def test_steps_are_in_an_order_they_can_run_in(steps: Steps) -> None:
     """F2: each after those it depends on, in the order of writing where it is free; layers as deep as they must be."""
-    found = validation.checked_steps(steps)
+    found = validation.validate_steps(steps)
     assert list(found.ids) == plain_order(steps)
     for place, name in enumerate(found.ids):
         assert [found.ids[other] for other in found.depends_on[place]] == steps[name].depends_on
@@ -48,16 +48,16 @@ def test_the_shortest_ring_is_named(steps: Steps, data: st.DataObject) -> None:
     added = data.draw(st.lists(st.tuples(names, names), min_size=1, max_size=3)) if steps else []
     after = {name: sorted({*one.depends_on, *(b for a, b in added if a == name)}) for name, one in steps.items()}
     made = {name: step(*after[name]) for name in steps}
-    rings = [ring for name in made if (ring := ring_length(made, name))]
-    if not rings:
-        validation.checked_steps(made)
+    notifications = [ring for name in made if (ring := ring_length(made, name))]
+    if not notifications:
+        validation.validate_steps(made)
         return
     error = refused(made)
     ring = error.details["ring"]
     assert error.code == "CYCLE"
     assert error.message.endswith(" → ".join([*ring, ring[0]]))
     assert all(one in made[other].depends_on for one, other in pairwise([*ring, ring[0]]))
-    assert len(ring) == min(rings)
+    assert len(ring) == min(notifications)
 
 
 def ring_length(steps: Steps, name: str) -> int:
@@ -102,6 +102,6 @@ def test_large_flows_are_checked_in_one_pass() -> None:
     middle = [f"m{number}" for number in range(10_000)]
     fan = {"a": step(), **{name: step("a") for name in middle}, "z": step(*middle)}
     begin = time.process_time()
-    assert len(validation.checked_steps(chain).layers()) == 20_000
-    assert len(validation.checked_steps(fan).layers()) == 3
+    assert len(validation.validate_steps(chain).layers()) == 20_000
+    assert len(validation.validate_steps(fan).layers()) == 3
     assert time.process_time() - begin < 10  # a pass for each step would take minutes

@@ -76,7 +76,7 @@ def test_a_flow_in_python_is_the_flow_in_yaml(tmp_path: Path) -> None:
     file.write_text(YAML)
     built = market_report().spec()
     assert built == load_file(file)
-    assert list(validation.checked_steps(built.steps).ids) == ["ohlcv", "charts", "each"]
+    assert list(validation.validate_steps(built.steps).ids) == ["ohlcv", "charts", "each"]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_steps_of_any_name_are_referred_to() -> None:
     spec = flow.spec().steps["second"]
     assert condition(spec.when or "").references == {"1-first.x"}
     assert spec.inputs == {"was": '${steps["1-first.x"].status}'}
-    validation.checked_steps(flow.spec().steps)
+    validation.validate_steps(flow.spec().steps)
 
 
 def test_mistakes_are_told_where_they_are_made() -> None:

@@ -101,21 +101,21 @@ class DrawingReader:
 @given(dags(most=14))
 def test_the_lines_say_what_the_flow_says(steps: Steps) -> None:
     """F15: from every box to all that depend on it, and to nothing else."""
-    finger = DrawingReader(render.drawing(steps, width=10_000))
+    finger = DrawingReader(render.draw_flow(steps, width=10_000))
     assert finger.edges() == {(other, name) for name, one in steps.items() for other in one.depends_on}
     assert set(finger.names.values()) == set(steps)
 
 
 def test_a_flow_of_three_steps() -> None:
     """F15: kinds, conditions and what is optional are in the boxes."""
-    assert render.drawing(MARKET).split("\n") == DRAWN.strip("\n").split("\n")
+    assert render.draw_flow(MARKET).split("\n") == DRAWN.strip("\n").split("\n")
 
 
 def test_a_wide_layer_is_folded() -> None:
     """F15: some of it, and how many more there are."""
     middle = [f"load-{number}" for number in range(1_000)]
     steps = {"a": step(), **{name: step("a") for name in middle}, "z": step(*middle)}
-    text = render.drawing(steps)
+    text = render.draw_flow(steps)
     finger = DrawingReader(text)
     shown = {name for name in finger.names.values() if name.startswith("load-")}
     rest = f"… and {1_000 - len(shown):,} more"
@@ -127,23 +127,23 @@ def test_a_wide_layer_is_folded() -> None:
 def test_what_would_be_too_wide_or_too_long_is_a_list() -> None:
     """F15: a line for each step, with what it waits for; the first two hundred."""
     tangle = {f"s{n}": step(*(f"s{m}" for m in range(n))) for n in range(30)}
-    lines = render.drawing(tangle, width=80).split("\n")
+    lines = render.draw_flow(tangle, width=80).split("\n")
     assert lines[0].split() == ["1", "s0", "(http)"]
     assert lines[-1].split("←")[1] == " s0, s1, s2, s3, s4 and 24 more"
     chain = {f"s{n}": step(*([f"s{n - 1}"] if n else [])) for n in range(5_000)}
-    assert render.drawing(chain).split("\n")[-1].strip() == "… and 4,800 more"
+    assert render.draw_flow(chain).split("\n")[-1].strip() == "… and 4,800 more"
 
 
 def test_nothing_to_draw() -> None:
     """F15: an empty flow is drawn as that."""
-    assert render.drawing({}) == "(no steps)"
-    assert render.mermaid({}) == "flowchart TD"
+    assert render.draw_flow({}) == "(no steps)"
+    assert render.draw_mermaid({}) == "flowchart TD"
 
 
 def test_texts_cannot_break_a_drawing() -> None:
     """F15: a long condition, or one with characters of its own, stays within its box."""
     steps = {"a": step(when='scope.x == "\x1b[31m" and ' + " and ".join(["scope.y"] * 50)), "b": step("a")}
-    text = render.drawing(steps)
+    text = render.draw_flow(steps)
     assert "\x1b" not in text
     assert DrawingReader(text).edges() == {("a", "b")}
 
@@ -155,7 +155,7 @@ def test_a_flow_for_mermaid() -> None:
         "end": step("report", kind="map", over=[1], do=WorkSpec(kind="http")),
         "x-y": step("end", kind="flow", inputs={"flow": "other"}),
     }
-    assert render.mermaid(steps).split("\n") == [
+    assert render.draw_mermaid(steps).split("\n") == [
         "flowchart TD",
         '    s0["ohlcv<br/>OHLCV_EXPORT"]',
         '    s1["charts<br/>CHART_EXPORT<br/>optional"]:::optional',

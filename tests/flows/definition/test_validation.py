@@ -44,7 +44,7 @@ def test_only_what_comes_before_can_be_referred_to(steps: Steps, data: st.DataOb
     }
     made = {**steps, name: step(*steps[name].depends_on, **about[where])}
     if other in ancestors(steps, name):
-        validation.checked_steps(made)
+        validation.validate_steps(made)
         return
     error = refused(made)
     assert error.code == "BAD_REFERENCE"
@@ -94,8 +94,8 @@ def test_kinds_have_their_say_of_inputs() -> None:
             raise Invalid("WHATEVER", "n is over 3", hint="take 3")
 
     checks = {"small": few}
-    validation.checked_steps({"a": step(kind="small", inputs={"n": 3})}, checks)
-    validation.checked_steps({"a": step(kind="small", inputs={"n": "${scope.n}"})}, checks)
+    validation.validate_steps({"a": step(kind="small", inputs={"n": 3})}, checks)
+    validation.validate_steps({"a": step(kind="small", inputs={"n": "${scope.n}"})}, checks)
     error = refused({"a": step(kind="small", inputs={"n": 4})}, kind_checks=checks)
     assert (error.code, error.message, error.hint) == ("BAD_INPUTS", "step 'a', inputs: n is over 3", "take 3")
     work = WorkSpec(kind="small", inputs={"n": 4})
@@ -107,8 +107,8 @@ def test_the_steps_of_a_flow_within_refer_to_each_other() -> None:
     """F14: what is written there is filled in its own run, and nothing of it in the run around."""
     within = {"x": {"kind": "http"}, "y": {"kind": "http", "dependsOn": ["x"], "inputs": {"v": "${steps.x.outputs.v}"}}}
     inner = step("a", kind="flow", inputs={"steps": within, "scope": {"n": "${steps.a.outputs.n}"}})
-    validation.checked_steps({"a": step(), "b": inner})
-    filled = validation.filled(inner, EvaluationContext("r", {}, {"a": {"n": 3}}, {}))
+    validation.validate_steps({"a": step(), "b": inner})
+    filled = validation.fill_inputs(inner, EvaluationContext("r", {}, {"a": {"n": 3}}, {}))
     assert filled == {"steps": within, "scope": {"n": 3}}
 
 
@@ -118,7 +118,7 @@ def test_flows_within_flows_have_an_end() -> None:
     def nested(depth: int) -> dict[str, Any]:
         return {"kind": "flow", "inputs": {"steps": {"x": nested(depth - 1)}}} if depth else {"kind": "http"}
 
-    validation.checked_steps({"a": StepSpec.model_validate(nested(7))})
+    validation.validate_steps({"a": StepSpec.model_validate(nested(7))})
     assert refused({"a": StepSpec.model_validate(nested(8))}).code == "NESTING_TOO_DEEP"
 
 
@@ -137,4 +137,4 @@ def test_flows_within_flows_have_an_end() -> None:
 )
 def test_the_engine_looks_at_what_must_be_judged(about: dict[str, Any], expected: bool) -> None:
     """F3: all else is ready with its last dependency."""
-    assert validation.is_looked_at(step(**about)) is expected
+    assert validation.needs_evaluation(step(**about)) is expected

@@ -15,10 +15,10 @@ from tests.flows.stepper import (
     DIAMOND,
     WORK,
     FlowsStepper,
+    flow_step,
     flows_stepper,
-    inner,
-    mapped,
-    report,
+    make_report,
+    map_step,
     work,
 )
 
@@ -33,39 +33,44 @@ async def test_a_diamond_is_done_in_order(flows: FlowsStepper) -> None:
     assert await flows.steps() == {"a": "READY", "b": "PENDING", "c": "PENDING", "d": "PENDING"}
     held = await flows.claim()
     assert await flows.steps() == {"a": "RUNNING", "b": "PENDING", "c": "PENDING", "d": "PENDING"}
-    await flows.say(held["a"])
+    await flows.report(held["a"])
     held = await flows.claim()
     assert held.keys() == {"b", "c"}
-    await flows.say(held["b"])
+    await flows.report(held["b"])
     assert await flows.steps() == {"a": "SUCCEEDED", "b": "SUCCEEDED", "c": "RUNNING", "d": "PENDING"}
     assert await flows.status() == "RUNNING"
-    await flows.say(held["c"])
+    await flows.report(held["c"])
     assert await flows.work() == ["d"]
     assert await flows.status() == "SUCCEEDED"
 
 
 async def test_nothing_follows_from_what_changes_nothing(flows: FlowsStepper) -> None:
     """F3: reports that repeat or come late, sweeps and looks on a run that stands as it should touch no row."""
-    await flows.start({**DIAMOND, "m": mapped([1, 2]), "n": inner({"x": work()})})
+    await flows.start({**DIAMOND, "m": map_step([1, 2]), "n": flow_step({"x": work()})})
     held = await flows.claim()
-    await flows.say(held["a"], outputs={"v": 1})
-    await flows.say(held["m[0]"], StepReportKind.FAILED)
+    await flows.report(held["a"], outputs={"v": 1})
+    await flows.report(held["m[0]"], StepReportKind.FAILED)
     before = await flows.fingerprint()
-    assert await flows.say(held["a"], outputs={"v": 1}) is StepReportAnswer.UNCHANGED
-    assert await flows.say(held["a"], outputs={"v": 2}) is StepReportAnswer.CONFLICT
-    assert await flows.say(held["m[0]"], StepReportKind.FAILED) is StepReportAnswer.UNCHANGED
+    assert await flows.report(held["a"], outputs={"v": 1}) is StepReportAnswer.UNCHANGED
+    assert await flows.report(held["a"], outputs={"v": 2}) is StepReportAnswer.CONFLICT
+    assert await flows.report(held["m[0]"], StepReportKind.FAILED) is StepReportAnswer.UNCHANGED
     stranger = StepReport("r", "a", 99, StepReportKind.SUCCEEDED)
     unknown = StepReport("r", "nobody", 1, StepReportKind.SUCCEEDED)
     assert await flows.engine.report([stranger, unknown]) == [StepReportAnswer.SUPERSEDED, StepReportAnswer.UNKNOWN]
     assert await flows.engine.heartbeat([("r", "a", held["a"].fence), ("r", "nobody", 1)]) == {}
     assert await flows.engine.reap() == 0
-    assert await flows.keeper.repair() == 0
-    for chore in (flows.keeper.admit, flows.keeper.keep_schedules, flows.keeper.publish_again, flows.keeper.tell_outer):
+    assert await flows.maintenance.repair() == 0
+    for chore in (
+        flows.maintenance.admit,
+        flows.maintenance.keep_schedules,
+        flows.maintenance.publish_again,
+        flows.maintenance.tell_outer,
+    ):
         await chore()
     async with flows.db.transaction() as tx:
         run = await flows.engine.run_named(tx, "r")
         told = await store.advance(tx, [run], flows.clock.now())
-        assert (told.ready, told.looks, told.runs) == (set(), [], [])
+        assert (told.ready, told.to_evaluate, told.runs) == (set(), [], [])
     assert await flows.fingerprint() == before
 
 
@@ -89,7 +94,7 @@ async def test_a_claim_is_one_workers(flows: FlowsStepper) -> None:
     first, second = await flows.claim(1, "one"), await flows.claim(9, "two")
     assert (list(first), list(second)) == (["a"], ["b"])
     assert await flows.claim(9, "three") == {}
-    await flows.say(first["a"], StepReportKind.RELEASED)
+    await flows.report(first["a"], StepReportKind.RELEASED)
     again = await flows.claim(9, "three")
     assert (again["a"].fence, again["a"].attempt) == (first["a"].fence + 1, 1)
 
@@ -98,16 +103,16 @@ async def test_an_old_fence_changes_nothing(flows: FlowsStepper) -> None:
     """F4: the worker that lost its step is told so, whatever it says."""
     await flows.start({"a": work()})
     old = (await flows.claim())["a"]
-    await flows.lose()
+    await flows.expire_leases()
     new = (await flows.claim(worker="other"))["a"]
     before = await flows.fingerprint()
     for said in StepReportKind:
-        assert await flows.say(old, said) is StepReportAnswer.SUPERSEDED
-    answers, _ = await flows.counter.settle("w", [(old, report(old))], ["work"], 5)
+        assert await flows.report(old, said) is StepReportAnswer.SUPERSEDED
+    answers, _ = await flows.work_source.settle("w", [(old, make_report(old))], ["work"], 5)
     assert answers == [StepReportAnswer.SUPERSEDED]
     assert await flows.fingerprint() == before
-    assert await flows.say(new, outputs={"v": 2}) is StepReportAnswer.SETTLED
-    assert await flows.say(old, outputs={"v": 1}) is StepReportAnswer.SUPERSEDED
+    assert await flows.report(new, outputs={"v": 2}) is StepReportAnswer.SETTLED
+    assert await flows.report(old, outputs={"v": 1}) is StepReportAnswer.SUPERSEDED
     assert (await flows.step("a"))["outputs"] == {"v": 2}
 
 
@@ -130,18 +135,18 @@ async def test_a_lease_ends_with_the_time_a_step_may_take(flows: FlowsStepper) -
 
 async def test_a_flow_has_so_many_runs_at_once(flows: FlowsStepper) -> None:
     """F16: the others wait as PENDING, and begin in order."""
-    flows.named.add("one", {"a": work()}, maxActiveRuns=1)
+    flows.catalogue.add("one", {"a": work()}, maxActiveRuns=1)
     for name in ("x", "y", "z"):
         await flows.start(None, name, flow="one")
     assert [await flows.status(name) for name in ("x", "y", "z")] == ["RUNNING", "PENDING", "PENDING"]
     with pytest.raises(Conflict):
-        await flows.management.skip("y", "a", "tester")
-    await flows.management.cancel("y", "tester")
+        await flows.operations.skip("y", "a", "tester")
+    await flows.operations.cancel("y", "tester")
     assert (await flows.claim()).keys() == {"a"}
-    await flows.keeper.admit()
+    await flows.maintenance.admit()
     assert await flows.claim() == {}
-    await flows.management.cancel("x", "tester")
-    await flows.keeper.admit()
+    await flows.operations.cancel("x", "tester")
+    await flows.maintenance.admit()
     assert [await flows.status(name) for name in ("x", "y", "z")] == ["CANCELLED", "CANCELLED", "RUNNING"]
 
 
@@ -152,8 +157,8 @@ async def test_a_kind_has_so_many_steps_at_once(database_url: str, tmp_path: Pat
         held = await flows.claim(worker="one")
         assert len(held) == 2
         assert await flows.claim(worker="two") == {}
-        told = [(held["s0"], report(held["s0"]))]
-        _, handed = await flows.counter.settle("one", told, ["work"], 5)
+        told = [(held["s0"], make_report(held["s0"]))]
+        _, handed = await flows.work_source.settle("one", told, ["work"], 5)
         assert list(handed) == []
         assert len(await flows.claim(worker="two")) == 1
 
@@ -168,7 +173,7 @@ async def test_a_step_that_has_its_turn_again_is_told_at_once(flows: FlowsSteppe
         ("c", StepReportKind.SUCCEEDED, False),
     ):
         notified = flows.notifier.next_event(STEPS)
-        await flows.say(held[name], said)
+        await flows.report(held[name], said)
         assert notified.is_set() is is_told, name
 
 
@@ -178,11 +183,11 @@ async def test_the_end_of_a_limited_kind_is_anothers_turn(database_url: str, tmp
         await flows.start({"a": work(), "b": work()})
         held = (await flows.claim())["a"]
         notified = flows.notifier.next_event(STEPS)
-        await flows.say(held)
+        await flows.report(held)
         assert notified.is_set()
         held = (await flows.claim())["b"]
         notified = flows.notifier.next_event(STEPS)
-        await flows.counter.settle("w", [(held, report(held))], [WORK], 1)
+        await flows.work_source.settle("w", [(held, make_report(held))], [WORK], 1)
         assert notified.is_set()
 
 

@@ -52,7 +52,7 @@ async def test_an_empty_flow_has_succeeded(flows: FlowsStepper) -> None:
 
 async def test_what_is_given_inline_is_not_remembered(flows: FlowsStepper) -> None:
     """F2: it does not come again, and there may be much of it; a flow with a name is planned once."""
-    flows.named.add("again", {"named-step": work()})
+    flows.catalogue.add("again", {"named-step": work()})
     await flows.start({"inline-step": work()})
     await flows.start(None, "other", flow="again")
     gc.collect()

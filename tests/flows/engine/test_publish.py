@@ -13,7 +13,7 @@ import pytest
 from penstock.flows.contract import ARTIFACT_LIMIT, StepReportAnswer, StepReportKind
 from penstock.flows.model import ClaimedStep
 from penstock.kernel.errors import NotFound, PenstockError, Transient
-from tests.flows.stepper import FlowsStepper, ProcessDied, flows_stepper, report, work, written_by
+from tests.flows.stepper import FlowsStepper, ProcessDied, attempt_content, flows_stepper, make_report, work
 from tests.services.postgres import STOP_LOCK_HOLDERS
 
 LATER = timedelta(minutes=1)
@@ -61,7 +61,7 @@ async def sealed(flows: FlowsStepper, *names: str) -> ClaimedStep:
         await flows.write(held, name)
     flows.storage.is_dying = True
     with pytest.raises(ProcessDied):
-        await flows.say(held, artifacts=names)
+        await flows.report(held, artifacts=names)
     flows.storage.is_dying = False
     flows.clock.advance(LATER)
     return held
@@ -76,9 +76,9 @@ async def test_two_keepers_publish_once(flows: FlowsStepper, monkeypatch: pytest
     await sealed(flows, "out.txt")
     slow = Paused(flows.engine.publisher.publish)
     monkeypatch.setattr(flows.engine.publisher, "publish", slow)
-    first = asyncio.create_task(flows.keeper.publish_again())
+    first = asyncio.create_task(flows.maintenance.publish_again())
     await slow.is_there.wait()
-    await flows.keeper.publish_again()
+    await flows.maintenance.publish_again()
     assert (await flows.step("a"))["status"] == "RUNNING"
     slow.may_go.set()
     await first
@@ -94,28 +94,28 @@ async def test_who_lost_its_lock_touches_nothing_any_more(
     await flows.start({"a": work()})
     first = (await flows.claim())["a"]
     await flows.write(first)
-    await flows.say(first, StepReportKind.FAILED, artifacts=["out.txt"])
-    await flows.management.retry("r", "tester")
+    await flows.report(first, StepReportKind.FAILED, artifacts=["out.txt"])
+    await flows.operations.retry("r", "tester")
     loser = (await flows.claim())["a"]
     await flows.write(loser, left)
     slow = PausedStream(getattr(flows.storage, where))
     monkeypatch.setattr(flows.storage, where, slow)
-    losing = asyncio.create_task(flows.say(loser, StepReportKind.FAILED, artifacts=[left]))
+    losing = asyncio.create_task(flows.report(loser, StepReportKind.FAILED, artifacts=[left]))
     await slow.is_there.wait()
     async with flows.db.connection() as connection:
         assert len(await connection.fetch(STOP_LOCK_HOLDERS)) == 1
     flows.clock.advance(LATER)
-    await flows.keeper.publish_again()
-    await flows.management.retry("r", "tester")
+    await flows.maintenance.publish_again()
+    await flows.operations.retry("r", "tester")
     winner = (await flows.claim())["a"]
     await flows.write(winner)
-    assert await flows.say(winner, artifacts=["out.txt"]) is StepReportAnswer.SETTLED
+    assert await flows.report(winner, artifacts=["out.txt"]) is StepReportAnswer.SETTLED
     slow.may_go.set()
     with pytest.raises((PenstockError, asyncpg.InterfaceError, asyncpg.PostgresError, OSError)):
         await losing
     data = await flows.engine.read("r", "a", "out.txt")
     [kept] = (await flows.step("a"))["artifacts"]
-    assert (data, hashlib.sha256(data).hexdigest()) == (written_by(winner), kept["sha256"])
+    assert (data, hashlib.sha256(data).hexdigest()) == (attempt_content(winner), kept["sha256"])
 
 
 async def test_a_slow_publisher_is_waited_for(flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,11 +127,11 @@ async def test_a_slow_publisher_is_waited_for(flows: FlowsStepper, monkeypatch: 
     await flows.write(held["b"])
     slow = Paused(flows.storage.put_file)
     monkeypatch.setattr(flows.storage, "put_file", slow)
-    batch = [report(held["a"], artifacts=["1", "2"]), report(held["b"], artifacts=["out.txt"])]
+    batch = [make_report(held["a"], artifacts=["1", "2"]), make_report(held["b"], artifacts=["out.txt"])]
     telling = asyncio.create_task(flows.engine.report(batch))
     await slow.is_there.wait()
     flows.clock.advance(LATER)
-    await flows.keeper.publish_again()
+    await flows.maintenance.publish_again()
     slow.may_go.set()
     assert await telling == [StepReportAnswer.SETTLED, StepReportAnswer.SETTLED]
     assert await stored(flows) == ["runs/r/a/1", "runs/r/a/2", "runs/r/b/out.txt"]
@@ -143,12 +143,12 @@ async def test_a_name_may_be_another_attempts_folder(flows: FlowsStepper) -> Non
     await flows.start({"a": work()})
     held = (await flows.claim())["a"]
     await flows.write(held, "out")
-    await flows.say(held, StepReportKind.FAILED, artifacts=["out"])
+    await flows.report(held, StepReportKind.FAILED, artifacts=["out"])
     assert await stored(flows) == ["runs/r/a/out"]
-    await flows.management.retry("r", "tester")
+    await flows.operations.retry("r", "tester")
     held = (await flows.claim())["a"]
     await flows.write(held, "out/x.json")
-    assert await flows.say(held, artifacts=["out/x.json"]) is StepReportAnswer.SETTLED
+    assert await flows.report(held, artifacts=["out/x.json"]) is StepReportAnswer.SETTLED
     assert (await stored(flows), await flows.status()) == (["runs/r/a/out/x.json"], "SUCCEEDED")
 
 
@@ -161,7 +161,7 @@ async def test_one_that_cannot_be_published_does_not_hold_up_the_others(
     await flows.write(held)
     flows.storage.is_dying = True
     with pytest.raises(ProcessDied):
-        await flows.say(held, artifacts=["out.txt"])
+        await flows.report(held, artifacts=["out.txt"])
     await sealed(flows, "out.txt")
     put_file = flows.storage.put_file
 
@@ -171,7 +171,7 @@ async def test_one_that_cannot_be_published_does_not_hold_up_the_others(
         return await put_file(path, source, **more)
 
     monkeypatch.setattr(flows.storage, "put_file", away_for_one)
-    await flows.keeper.publish_again()
+    await flows.maintenance.publish_again()
     assert ((await flows.steps("r0"))["a"], (await flows.steps("r"))["a"]) == ("RUNNING", "SUCCEEDED")
 
 
@@ -181,7 +181,7 @@ async def test_names_nobody_wrote_do_not_seal_a_step_for_ever(flows: FlowsSteppe
     held = (await flows.claim())["a"]
     await flows.write(held)
     names = ["out.txt", *(f"none{n:03}" for n in range(40))]
-    assert await flows.say(held, StepReportKind.FAILED, artifacts=names) is StepReportAnswer.SETTLED
+    assert await flows.report(held, StepReportKind.FAILED, artifacts=names) is StepReportAnswer.SETTLED
     assert await flows.steps() == {"a": "FAILED"}
     assert [one["name"] for one in (await flows.step("a"))["artifacts"]] == ["out.txt"]
 
@@ -193,11 +193,11 @@ async def test_a_report_that_makes_no_sense_is_its_steps_failure(flows: FlowsSte
     await flows.write(held["leaves"])
     many = tuple(f"f{n}" for n in range(ARTIFACT_LIMIT + 1))
     batch = [
-        (held["p"], report(held["p"])),
-        (held["bad"], report(held["bad"], artifacts=many)),
-        (held["leaves"], report(held["leaves"], artifacts=("out.txt",))),
+        (held["p"], make_report(held["p"])),
+        (held["bad"], make_report(held["bad"], artifacts=many)),
+        (held["leaves"], make_report(held["leaves"], artifacts=("out.txt",))),
     ]
-    answers, handed = await flows.counter.settle("w", batch, ["work"], 10)
+    answers, handed = await flows.work_source.settle("w", batch, ["work"], 10)
     assert (answers, [one.step_id for one in handed]) == ([StepReportAnswer.SETTLED] * 3, ["q"])
     assert await flows.steps() == {"bad": "SKIPPED", "leaves": "SUCCEEDED", "p": "SUCCEEDED", "q": "RUNNING"}
     assert (await flows.step("bad"))["error"]["code"] == "TOO_MANY_ARTIFACTS"
@@ -210,13 +210,13 @@ async def test_a_store_that_is_away_for_a_moment_costs_nothing(
     await flows.start({"leaves": work(), "p": work(), "q": work("p", retry={"maxAttempts": 1})})
     held = await flows.claim()
     await flows.write(held["leaves"])
-    batch = [(held["p"], report(held["p"])), (held["leaves"], report(held["leaves"], artifacts=("out.txt",)))]
+    batch = [(held["p"], make_report(held["p"])), (held["leaves"], make_report(held["leaves"], artifacts=("out.txt",)))]
     with monkeypatch.context() as patch:
         patch.setattr(flows.storage, "put_file", _away)
         with pytest.raises(Transient):
-            await flows.counter.settle("w", batch, ["work"], 10)
+            await flows.work_source.settle("w", batch, ["work"], 10)
     assert (await flows.steps())["q"] == "PENDING"
-    answers, handed = await flows.counter.settle("w", batch, ["work"], 10)
+    answers, handed = await flows.work_source.settle("w", batch, ["work"], 10)
     assert (set(answers), [one.step_id for one in handed]) == (
         {StepReportAnswer.SETTLED, StepReportAnswer.UNCHANGED},
         ["q"],
@@ -232,14 +232,14 @@ async def test_what_a_run_left_is_forgotten_before_the_run(
     held = (await flows.claim())["a"]
     await flows.write(held)
     await flows.engine.log("r", "a", held.fence, [("info", "hello")])
-    await flows.say(held, artifacts=["out.txt"])
+    await flows.report(held, artifacts=["out.txt"])
     flows.clock.advance(timedelta(days=2))
     await flows.start({"b": work()}, "fresh")
     with monkeypatch.context() as patch:
         patch.setattr(flows.storage, "delete", _away)
         with pytest.raises(Transient):
-            await flows.keeper.forget_old_runs()
-    await flows.keeper.forget_old_runs()
+            await flows.maintenance.forget_old_runs()
+    await flows.maintenance.forget_old_runs()
     assert await stored(flows) == []
     assert [row["run_id"] for row in await flows.db.fetch("SELECT run_id FROM flow_run")] == ["fresh"]
     left = "SELECT (SELECT count(*) FROM flow_step), (SELECT count(*) FROM flow_log)"
@@ -251,15 +251,15 @@ async def test_what_a_resumed_run_points_at_is_kept_as_long_as_it(flows: FlowsSt
     await flows.start({"a": work(), "b": work("a")})
     held = (await flows.claim())["a"]
     await flows.write(held)
-    await flows.say(held, artifacts=["out.txt"])
+    await flows.report(held, artifacts=["out.txt"])
     await flows.work()
-    await flows.management.resume("r", "b", "tester", "again")
+    await flows.operations.resume("r", "b", "tester", "again")
     flows.clock.advance(timedelta(days=2))
-    await flows.keeper.forget_old_runs()
+    await flows.maintenance.forget_old_runs()
     assert await flows.engine.read("again", "a", "out.txt") == b"r/a/1"
     await flows.work()
     flows.clock.advance(timedelta(days=2))
-    await flows.keeper.forget_old_runs()
+    await flows.maintenance.forget_old_runs()
     assert (await stored(flows), await flows.db.fetchval("SELECT count(*) FROM flow_run")) == ([], 0)
 
 
@@ -272,23 +272,23 @@ async def test_artifacts_are_the_winners(flows: FlowsStepper) -> None:
     await flows.start({"a": work()})
     old = (await flows.claim())["a"]
     await flows.write(old)
-    await flows.lose()
+    await flows.expire_leases()
     new = (await flows.claim())["a"]
     await flows.write(new)
-    assert await flows.say(old, artifacts=["out.txt"]) is StepReportAnswer.SUPERSEDED
+    assert await flows.report(old, artifacts=["out.txt"]) is StepReportAnswer.SUPERSEDED
     with pytest.raises(NotFound):
         await flows.engine.read("r", "a", "out.txt")
-    assert await flows.say(new, artifacts=["out.txt"]) is StepReportAnswer.SETTLED
+    assert await flows.report(new, artifacts=["out.txt"]) is StepReportAnswer.SETTLED
     await flows.write(old, data=b"late")
-    assert await flows.say(old, artifacts=["out.txt"]) is StepReportAnswer.SUPERSEDED
-    assert await flows.engine.read("r", "a", "out.txt") == written_by(new)
+    assert await flows.report(old, artifacts=["out.txt"]) is StepReportAnswer.SUPERSEDED
+    assert await flows.engine.read("r", "a", "out.txt") == attempt_content(new)
     assert (await flows.engine.artifact("r", "a", "out.txt")).path == "runs/r/a/out.txt"
 
 
 async def test_a_report_of_what_is_not_there_is_a_failure(flows: FlowsStepper) -> None:
     """F6: a success is believed when what it names was written."""
     await flows.start({"a": work()})
-    assert await flows.say((await flows.claim())["a"], artifacts=["out.txt"]) is StepReportAnswer.SETTLED
+    assert await flows.report((await flows.claim())["a"], artifacts=["out.txt"]) is StepReportAnswer.SETTLED
     assert (await flows.step("a"))["error"]["code"] == "ARTIFACT_MISSING"
     assert await flows.status() == "FAILED"
 
@@ -300,13 +300,13 @@ async def test_a_process_that_dies_while_it_publishes_loses_nothing(flows: Flows
     await flows.write(held)
     flows.storage.is_dying = True
     with pytest.raises(ProcessDied):
-        await flows.say(held, artifacts=["out.txt"])
+        await flows.report(held, artifacts=["out.txt"])
     flows.storage.is_dying = False
-    assert await flows.lose() == 0
+    assert await flows.expire_leases() == 0
     assert await flows.claim() == {}
-    assert await flows.say(held, StepReportKind.FAILED) is StepReportAnswer.CONFLICT
-    assert await flows.counter.settle("w", [(held, report(held))], [], 0) == ([StepReportAnswer.CONFLICT], [])
-    await flows.keeper.publish_again()
+    assert await flows.report(held, StepReportKind.FAILED) is StepReportAnswer.CONFLICT
+    assert await flows.work_source.settle("w", [(held, make_report(held))], [], 0) == ([StepReportAnswer.CONFLICT], [])
+    await flows.maintenance.publish_again()
     assert await flows.steps() == {"a": "SUCCEEDED", "b": "READY"}
-    assert await flows.engine.read("r", "a", "out.txt") == written_by(held)
-    assert await flows.say(held, artifacts=["out.txt"]) is StepReportAnswer.UNCHANGED
+    assert await flows.engine.read("r", "a", "out.txt") == attempt_content(held)
+    assert await flows.report(held, artifacts=["out.txt"]) is StepReportAnswer.UNCHANGED

@@ -15,7 +15,7 @@ from penstock.flows.kinds.http import http_worker
 from penstock.flows.kinds.registry import check_inputs
 from penstock.flows.step import Handler, StepFailed
 from penstock.kernel.errors import Invalid
-from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
+from tests.flows.memory_step_io import MemoryStepIO, make_step, run_failing_step, run_step
 from tests.support.types import Json
 
 SECRET = 'Bearer s3"cret-ß-long'
@@ -64,12 +64,12 @@ async def worker_to(*allow: str, **secrets: str) -> AsyncIterator[Handler]:
 async def asked(server: RecordingServer, step_io: MemoryStepIO | None = None, **inputs: Any) -> Json:
     """The outputs of a request that must succeed."""
     async with worker_to(server.url) as worker:
-        return await done(worker, held("http", {"url": f"{server.url}/items", **inputs}, step_io=step_io))
+        return await run_step(worker, make_step("http", {"url": f"{server.url}/items", **inputs}, step_io=step_io))
 
 
 async def refused(server: RecordingServer, **inputs: Any) -> StepFailed:
     async with worker_to(server.url) as worker:
-        return await failed(worker, held("http", {"url": f"{server.url}/items", **inputs}))
+        return await run_failing_step(worker, make_step("http", {"url": f"{server.url}/items", **inputs}))
 
 
 async def test_a_request_is_made_as_it_is_written(server: RecordingServer) -> None:
@@ -77,7 +77,7 @@ async def test_a_request_is_made_as_it_is_written(server: RecordingServer) -> No
     inputs = {"method": "POST", "params": {"q": "a b", "n": [1, True]}, "headers": {"X-One": "1"}, "json": {"a": None}}
     async with worker_to(server.url) as worker:
         for attempt in (1, 2):
-            await done(worker, held("http", {"url": f"{server.url}/items?x=y", **inputs}, attempt=attempt))
+            await run_step(worker, make_step("http", {"url": f"{server.url}/items?x=y", **inputs}, attempt=attempt))
     one, two = server.asked
     assert (one.method, one.path_qs) == ("POST", "/v1/items?x=y&q=a+b&n=1&n=true")
     assert (one.headers["X-One"], one.headers["Content-Type"]) == ("1", "application/json")
@@ -153,7 +153,7 @@ async def test_a_server_that_is_slow_or_away_is_worth_another_try(server: Record
     server.holds.set()
     nobody = "http://127.0.0.1:9/"  # discard: nobody listens
     async with worker_to(nobody) as worker:
-        error = await failed(worker, held("http", {"url": f"{nobody}x?token=t0p"}))
+        error = await run_failing_step(worker, make_step("http", {"url": f"{nobody}x?token=t0p"}))
     assert (error.error.code, error.retryable) == ("HTTP_UNAVAILABLE", True)
     assert "t0p" not in str(error.error)
 
@@ -189,7 +189,7 @@ async def test_nobody_else_is_asked(server: RecordingServer, url: str) -> None:
     root = server.url.removesuffix("/v1")
     meant = url.format(root=root, host=root.removeprefix("http://"))
     async with worker_to(server.url) as worker:
-        error = await failed(worker, held("http", {"url": meant}))
+        error = await run_failing_step(worker, make_step("http", {"url": meant}))
     assert (error.error.code, error.retryable) == ("HTTP_NOT_ALLOWED", False)
     assert "flows.http.allow" in error.error.message
     assert "pass" not in error.error.message.replace("passwd", "")
@@ -199,7 +199,7 @@ async def test_nobody_else_is_asked(server: RecordingServer, url: str) -> None:
 async def test_nothing_is_allowed_unless_it_is_named(server: RecordingServer) -> None:
     """F14: by default no request goes anywhere."""
     async with worker_to() as worker:
-        error = await failed(worker, held("http", {"url": server.url}))
+        error = await run_failing_step(worker, make_step("http", {"url": server.url}))
     assert error.error.code == "HTTP_NOT_ALLOWED"
 
 
@@ -207,7 +207,7 @@ async def test_what_is_allowed_is_asked(server: RecordingServer) -> None:
     """F14: the entry itself and all below it, with or without a slash at its end."""
     for allow, path in (("", ""), ("", "/"), ("", "/a"), ("/", "/a/b%20c"), ("/a", "/a?x=../..")):
         async with worker_to("https://example.com/", server.url + allow) as worker:
-            await done(worker, held("http", {"url": server.url + path}))
+            await run_step(worker, make_step("http", {"url": server.url + path}))
     assert len(server.asked) == 5
 
 
@@ -229,12 +229,12 @@ async def test_a_secret_goes_to_the_server_and_nowhere_else(
     inputs = {"url": server.url, "secretHeaders": {"Authorization": "token"}}
     async with worker_to(server.url, token="env:FLOW_TOKEN") as worker:
         server.answer = lambda: web.json_response({"you": SECRET, "are": [SECRET.split()[1]]})
-        outputs = await done(worker, held("http", inputs, step_io=step_io))
+        outputs = await run_step(worker, make_step("http", inputs, step_io=step_io))
         assert outputs["json"] == {"you": "***", "are": ["***"]}
         server.answer = lambda: web.Response(status=400, text=f"bad {SECRET}", headers={"Link": SECRET})
-        error = await failed(worker, held("http", inputs, step_io=step_io))
+        error = await run_failing_step(worker, make_step("http", inputs, step_io=step_io))
         server.answer = lambda: web.Response(body=b"\xff" + SECRET.encode())
-        await done(worker, held("http", inputs, step_io=step_io))
+        await run_step(worker, make_step("http", inputs, step_io=step_io))
     assert server.asked[0].headers["Authorization"] == SECRET
     assert "***" in error.error.details["body"]
     for told in (outputs, error.error, step_io.logs, step_io.written):
@@ -249,10 +249,10 @@ async def test_a_secret_goes_only_where_it_is_meant_for(
     inputs = {"secretHeaders": {"Authorization": "token"}}
     async with worker_to(f"{server.url}/own", server.url, token="env:FLOW_TOKEN") as worker:
         for other in ("", "/own2", "/own/../other"):
-            error = await failed(worker, held("http", {**inputs, "url": server.url + other}))
+            error = await run_failing_step(worker, make_step("http", {**inputs, "url": server.url + other}))
             assert error.error.code in ("SECRET_NOT_ALLOWED", "HTTP_NOT_ALLOWED")
         assert server.asked == []
-        await done(worker, held("http", {**inputs, "url": f"{server.url}/own/place"}))
+        await run_step(worker, make_step("http", {**inputs, "url": f"{server.url}/own/place"}))
     assert server.asked[0].headers["Authorization"] == SECRET
 
 
@@ -262,11 +262,11 @@ async def test_a_secret_that_is_not_there_is_told_by_its_name(
     """F14: a name nobody set, a reference to nothing, and one that no header can carry; never the value."""
     inputs = {"url": server.url, "secretHeaders": {"Authorization": "token"}}
     async with worker_to(server.url) as worker:
-        assert (await failed(worker, held("http", inputs))).error.code == "SECRET_UNKNOWN"
+        assert (await run_failing_step(worker, make_step("http", inputs))).error.code == "SECRET_UNKNOWN"
     async with worker_to(server.url, token="env:FLOW_TOKEN") as worker:
-        assert (await failed(worker, held("http", inputs))).error.code == "SECRET_MISSING"
+        assert (await run_failing_step(worker, make_step("http", inputs))).error.code == "SECRET_MISSING"
         monkeypatch.setenv("FLOW_TOKEN", "two\r\nlines")
-        error = await failed(worker, held("http", inputs))
+        error = await run_failing_step(worker, make_step("http", inputs))
     assert error.error.code == "BAD_INPUTS"
     assert "lines" not in str(error.error)
     assert server.asked == []
@@ -294,4 +294,6 @@ async def test_inputs_are_looked_over_before(server: RecordingServer, wrong: Jso
         check_inputs["http"]({"url": server.url, **wrong})
     assert told.value.code == "BAD_INPUTS"
     async with worker_to(server.url) as worker:
-        assert (await failed(worker, held("http", {"url": server.url, **wrong}))).error.code == "BAD_INPUTS"
+        assert (
+            await run_failing_step(worker, make_step("http", {"url": server.url, **wrong}))
+        ).error.code == "BAD_INPUTS"

@@ -14,7 +14,7 @@ from penstock.flows.kinds.python import python_worker
 from penstock.flows.kinds.registry import check_inputs
 from penstock.flows.step import FlowStep
 from penstock.kernel.errors import Invalid
-from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
+from tests.flows.memory_step_io import MemoryStepIO, make_step, run_failing_step, run_step
 
 MODULE = "penstock_test_jobs"
 SOURCE = """
@@ -66,33 +66,33 @@ def jobs() -> Iterator[None]:
 
 
 def calling(name: str, module: str = MODULE, step_io: MemoryStepIO | None = None, **args: Any) -> FlowStep:
-    return held("python", {"call": f"{module}:{name}", "args": args}, step_io=step_io)
+    return make_step("python", {"call": f"{module}:{name}", "args": args}, step_io=step_io)
 
 
 async def test_a_function_is_called_with_its_args() -> None:
     """F14: a function in a thread, so that it holds nobody up; one that is async where all others are."""
-    assert await done(worker, calling("add", a=2)) == {"sum": 3, "thread": False}
+    assert await run_step(worker, calling("add", a=2)) == {"sum": 3, "thread": False}
     is_main = threading.current_thread() is threading.main_thread()
-    assert await done(worker, calling("add_later", a=2, b=3)) == {"sum": 5, "thread": is_main}
-    assert await done(worker, calling("wrapped")) == {"sum": 3, "thread": is_main}
+    assert await run_step(worker, calling("add_later", a=2, b=3)) == {"sum": 5, "thread": is_main}
+    assert await run_step(worker, calling("wrapped")) == {"sum": 3, "thread": is_main}
 
 
 async def test_who_asks_for_the_step_gets_it() -> None:
     """F14: a parameter called `step`, or annotated so, is the step."""
     step_io = MemoryStepIO()
-    assert await done(worker, calling("note", step_io=step_io, what="hello")) == {"run": "run-1"}
+    assert await run_step(worker, calling("note", step_io=step_io, what="hello")) == {"run": "run-1"}
     assert step_io.written == {"note": b"hello"}
-    assert await done(worker, calling("told")) == {}
+    assert await run_step(worker, calling("told")) == {}
 
 
 async def test_what_it_returns_are_the_outputs() -> None:
     """F14: an object is the outputs, nothing is none, anything else is their `result`."""
-    assert await done(worker, calling("number")) == {"result": 7}
-    assert await done(worker, calling("nothing")) == {}
+    assert await run_step(worker, calling("number")) == {"result": 7}
+    assert await run_step(worker, calling("nothing")) == {}
     fits = DOCUMENT_LIMIT - len('{"text":""}')
-    assert len((await done(worker, calling("much", size=fits)))["text"]) == fits
+    assert len((await run_step(worker, calling("much", size=fits)))["text"]) == fits
     for step in (calling("much", size=fits + 1), calling("secret")):
-        error = await failed(worker, step)
+        error = await run_failing_step(worker, step)
         assert (error.error.code, error.retryable) == ("PYTHON_RESULT", False)
 
 
@@ -109,7 +109,7 @@ async def test_what_it_returns_are_the_outputs() -> None:
 )
 async def test_only_what_is_allowed_is_called(call: tuple[str, str]) -> None:
     """F14: only functions of modules that `flows.python` names, and of those below them."""
-    error = await failed(worker, calling(*call))
+    error = await run_failing_step(worker, calling(*call))
     expected = "PYTHON_NOT_FOUND" if call[1] == MODULE else "PYTHON_NOT_ALLOWED"
     assert (error.error.code, error.retryable) == (expected, False)
     assert "flows.python" in error.error.message or expected == "PYTHON_NOT_FOUND"
@@ -117,15 +117,15 @@ async def test_only_what_is_allowed_is_called(call: tuple[str, str]) -> None:
 
 async def test_a_module_below_is_allowed_with_the_one_above() -> None:
     """F14: a package stands for its modules."""
-    assert await done(worker, calling("hi", f"{MODULE}.below")) == {"hi": 1}
-    assert (await failed(python_worker([]), calling("add", a=1))).error.code == "PYTHON_NOT_ALLOWED"
+    assert await run_step(worker, calling("hi", f"{MODULE}.below")) == {"hi": 1}
+    assert (await run_failing_step(python_worker([]), calling("add", a=1))).error.code == "PYTHON_NOT_ALLOWED"
 
 
 @pytest.mark.parametrize("name", ["breaks", "breaks_later"])
 @pytest.mark.parametrize(("how", "kind"), [("value", "ValueError"), ("exit", "SystemExit"), ("stop", "RuntimeError")])
 async def test_what_it_raises_is_told(name: str, how: str, kind: str) -> None:
     """F14: an exception becomes PYTHON_ERROR with its type, message and trace; even one that would end the program."""
-    error = await failed(worker, calling(name, how=how))
+    error = await run_failing_step(worker, calling(name, how=how))
     assert error.error.code == "PYTHON_ERROR"
     assert error.error.details["type"] == kind
     assert "\0" not in error.error.message
@@ -136,8 +136,8 @@ async def test_what_it_raises_is_told(name: str, how: str, kind: str) -> None:
 
 async def test_a_function_that_takes_long_holds_up_no_other() -> None:
     """F14: any number of them may block, and whoever stops waiting for one is not held."""
-    steps = [asyncio.create_task(done(worker, calling("blocks"))) for _ in range(50)]
-    assert await done(worker, calling("number")) == {"result": 7}
+    steps = [asyncio.create_task(run_step(worker, calling("blocks"))) for _ in range(50)]
+    assert await run_step(worker, calling("number")) == {"result": 7}
     for step in steps[1:]:
         step.cancel()
     await asyncio.wait(steps[1:])
@@ -147,14 +147,14 @@ async def test_a_function_that_takes_long_holds_up_no_other() -> None:
 
 async def test_its_own_failure_passes_as_it_is() -> None:
     """F14: whoever raises StepFailed says himself what is wrong."""
-    error = await failed(worker, calling("fails"))
+    error = await run_failing_step(worker, calling("fails"))
     assert (error.error.code, error.error.details, error.retryable) == ("TOO_EARLY", {"at": 5}, True)
 
 
 @pytest.mark.parametrize("args", [{}, {"a": 1, "c": 2}])
 async def test_args_that_do_not_fit_are_refused(args: dict[str, Any]) -> None:
     """F14: what the function would not take is told as an input, before it is called."""
-    error = await failed(worker, calling("add", **args))
+    error = await run_failing_step(worker, calling("add", **args))
     assert (error.error.code, error.retryable) == ("BAD_INPUTS", False)
     assert "inputs.args" in error.error.message
 

@@ -22,7 +22,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.machine import StateMachine
 from penstock.kernel.storage.folder import FolderStorage
 from tests.flows.scenarios.worker_process import ARTIFACT
-from tests.flows.stepper import NamedFlows
+from tests.flows.stepper import MemoryCatalogue
 from tests.support.types import Json
 
 S = StepStatus
@@ -129,12 +129,12 @@ def some_story(random: Random) -> RunScenario:
 class FlowsCrashHarness:
     """Create runs, read their state and check invariants; runs no worker itself."""
 
-    def __init__(self, db: Database, folder: Path, named: NamedFlows, engine: FlowEngine) -> None:
+    def __init__(self, db: Database, folder: Path, named: MemoryCatalogue, engine: FlowEngine) -> None:
         self.db = db
         self.engine = engine
         self.storage = FolderStorage(folder / "objects")
-        self.keeper = FlowMaintenance(engine, named, self.storage)  # type: ignore[arg-type]  # all it asks for is flows by name
-        self.management = RunOperations(engine, self.storage)
+        self.maintenance = FlowMaintenance(engine, named, self.storage)  # type: ignore[arg-type]  # all it asks for is flows by name
+        self.operations = RunOperations(engine, self.storage)
         self.stories: dict[str, RunScenario] = {}
         self._done = folder / "done"
 
@@ -180,7 +180,7 @@ class FlowsCrashHarness:
         self._winners_won(rows)
         await self._artifacts_are_the_winners(rows)
         await is_consistent(self.db)
-        assert await self.keeper.repair() == 0
+        assert await self.maintenance.repair() == 0
 
     def _ended_as_told(self, rows: Sequence[Json], runs: Mapping[str, str]) -> None:
         for run_id, story in self.stories.items():
@@ -246,7 +246,7 @@ async def _history_is_a_path(db: Database, machine: StateMachine[Any], known: Ma
 @asynccontextmanager
 async def crash_harness(url: str, folder: Path, section: Mapping[str, Any]) -> AsyncIterator[FlowsCrashHarness]:
     """The engine on the database at *url*, and nobody who works."""
-    named, storage = NamedFlows(), FolderStorage(folder / "objects")
+    named, storage = MemoryCatalogue(), FolderStorage(folder / "objects")
     async with (
         Database.open(url, prefers_indexes=True) as db,
         FlowEngine.open(db, storage, named, {}, FlowsSection.model_validate(section)) as engine,

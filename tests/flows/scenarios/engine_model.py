@@ -79,7 +79,7 @@ class EngineModel:
         if (
             artifact is not None
             and target is not S.READY
-            and said.said in (StepReportKind.SUCCEEDED, StepReportKind.FAILED)
+            and said.outcome in (StepReportKind.SUCCEEDED, StepReportKind.FAILED)
         ):
             step.sealed, step.is_held = (said, target, artifact), False
             if not dies:
@@ -99,7 +99,7 @@ class EngineModel:
         return StepReportAnswer.SUPERSEDED
 
     def _target(self, run: ModelRun, step: ModelStep, said: StepReport) -> StepStatus:
-        match said.said:
+        match said.outcome:
             case StepReportKind.SUCCEEDED:
                 return S.SUCCEEDED
             case StepReportKind.CANCELLED | StepReportKind.RELEASED:
@@ -109,7 +109,7 @@ class EngineModel:
 
     def _end(self, run: ModelRun, step: ModelStep, target: StepStatus, said: StepReport) -> None:
         step.said, step.is_held = said, False
-        if said.said in (StepReportKind.CANCELLED, StepReportKind.RELEASED) and target is S.READY:
+        if said.outcome in (StepReportKind.CANCELLED, StepReportKind.RELEASED) and target is S.READY:
             step.attempts -= 1
         self._settle(run, [(step, target, said.outputs)])
 

@@ -39,7 +39,7 @@ class MarketHarness:
 
     def __init__(self, engine: FlowEngine, views: FlowViews, storage: FolderStorage, folder: Path) -> None:
         self.engine, self.views, self.storage, self.folder = engine, views, storage, folder
-        self.management = RunOperations(engine, storage)
+        self.operations = RunOperations(engine, storage)
 
     async def create(self, run_id: str = "r1", **asked: Any) -> bool:
         """Ask for a run; whether it is new."""

@@ -13,7 +13,17 @@ from penstock.flows.contract import StepReportKind
 from penstock.flows.model import ClaimedStep, StepError
 from tests.flows.scenarios.crash_scenarios import is_consistent
 from tests.flows.scenarios.statement_crash import StatementCrasher, statement_crasher
-from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, flows_stepper, inner, mapped, report, work
+from tests.flows.stepper import (
+    LEASE,
+    WORK,
+    FlowsStepper,
+    ProcessDied,
+    flow_step,
+    flows_stepper,
+    make_report,
+    map_step,
+    work,
+)
 from tests.support.soak import Campaign, examples
 
 Act = Callable[[FlowsStepper], Awaitable[Any]]
@@ -46,7 +56,7 @@ class ProcessSequence:
         if self._now is not None:
             one.clock.advance(self._now - one.clock.now())
         for name, flow in self.flows.items():
-            one.named.add(name, **flow)
+            one.catalogue.add(name, **flow)
 
     def left(self, one: FlowsStepper) -> None:
         self._now = one.clock.now()
@@ -65,10 +75,10 @@ class ProcessSequence:
         for _ in range(MOST):
             one.clock.advance(LEASE + timedelta(seconds=1))
             for chore in ("reap", "publish_again", "tell_outer", "admit", "keep_schedules"):
-                await getattr(one.keeper, chore)()
+                await getattr(one.maintenance, chore)()
             while held := await self.claim(one):
                 for step in held.values():
-                    await one.counter.settle("w", [(step, await said(one, step))], [], 0)
+                    await one.work_source.settle("w", [(step, await said(one, step))], [], 0)
             if not await one.db.fetchval(UNENDED):
                 return
         raise AssertionError(f"not at an end after {MOST} rounds of chores")
@@ -77,11 +87,11 @@ class ProcessSequence:
 async def said(one: FlowsStepper, held: ClaimedStep) -> Any:
     """What a worker says of a step: its name decides."""
     if held.step_id.startswith("bad"):
-        return report(held, StepReportKind.FAILED, error=StepError("BROKEN", "it broke"))
+        return make_report(held, StepReportKind.FAILED, error=StepError("BROKEN", "it broke"))
     if held.step_id.startswith("leave"):
         await one.write(held)
-        return report(held, outputs={"v": 1}, artifacts=["out.txt"])
-    return report(held, outputs={"v": 1, "list": [1, 2]})
+        return make_report(held, outputs={"v": 1}, artifacts=["out.txt"])
+    return make_report(held, outputs={"v": 1, "list": [1, 2]})
 
 
 def settling(steps: Mapping[str, Any], *first: str, then: str) -> Prepare:
@@ -91,12 +101,12 @@ def settling(steps: Mapping[str, Any], *first: str, then: str) -> Prepare:
         await one.start(steps, name)
         for done in first:
             held = (await life.claim(one))[done]
-            await one.counter.settle("w", [(held, await said(one, held))], [], 0)
+            await one.work_source.settle("w", [(held, await said(one, held))], [], 0)
         held = (await life.claim(one))[then]
         told = await said(one, held)
 
         async def act(one: FlowsStepper) -> None:
-            await one.counter.settle("w", [(held, told)], [WORK], 1)
+            await one.work_source.settle("w", [(held, told)], [WORK], 1)
 
         return act
 
@@ -121,66 +131,68 @@ async def reaping(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
     await one.start({"a": work(), "b": work("a")}, f"{name}.1")
     await one.start({"c": work(), "bad": work(), "d": work("c")}, f"{name}.2")
     held = await life.claim(one, 10)
-    await one.counter.settle("w", [(held["bad"], await said(one, held["bad"]))], [], 0)
+    await one.work_source.settle("w", [(held["bad"], await said(one, held["bad"]))], [], 0)
     one.clock.advance(2 * LEASE)
-    return lambda one: one.keeper.reap()
+    return lambda one: one.maintenance.reap()
 
 
 async def telling(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
     """A run within has ended, and a step of another that is cancelled has one under way."""
-    await one.start({"in": inner({"a": work()}), "z": work("in")}, f"{name}.1")
-    await one.start({"in": inner({"b": work()}), "z": work("in")}, f"{name}.2")
+    await one.start({"in": flow_step({"a": work()}), "z": work("in")}, f"{name}.1")
+    await one.start({"in": flow_step({"b": work()}), "z": work("in")}, f"{name}.2")
     held = await life.claim(one, 10)
-    await one.counter.settle("w", [(held["a"], await said(one, held["a"]))], [], 0)
-    await one.management.cancel(f"{name}.2", "tester")
+    await one.work_source.settle("w", [(held["a"], await said(one, held["a"]))], [], 0)
+    await one.operations.cancel(f"{name}.2", "tester")
     return lambda one: one.tell_outer()
 
 
 async def admitting(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
     """Of three runs of a flow, one at a time, the first has ended."""
-    life.flows[name] = {"steps": {"each": mapped([1, 2]), "z": work("each")}, "max_active_runs": 1}
+    life.flows[name] = {"steps": {"each": map_step([1, 2]), "z": work("each")}, "max_active_runs": 1}
     life.grown_older(one)
     for number in range(3):
         await one.start(None, f"{name}.{number}", flow=name)
-    await one.management.cancel(f"{name}.0", "tester")
-    return lambda one: one.keeper.admit()
+    await one.operations.cancel(f"{name}.0", "tester")
+    return lambda one: one.maintenance.admit()
 
 
 async def keeping_schedule(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
     """The time of a flow has come."""
     schedule = {"cron": "0 0 * * *"}
-    life.flows[name] = {"steps": {"a": work(), "in": inner({"b": work()}, "a")}, "schedule": schedule}
+    life.flows[name] = {"steps": {"a": work(), "in": flow_step({"b": work()}, "a")}, "schedule": schedule}
     life.grown_older(one)
-    await one.keeper.keep_schedules()
+    await one.maintenance.keep_schedules()
     one.clock.advance(DAY)
-    return lambda one: one.keeper.keep_schedules()
+    return lambda one: one.maintenance.keep_schedules()
 
 
 async def publishing(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
     """Who was told a report died before it published what was left."""
-    await one.start({"leave": work(), "each": mapped("${steps.leave.outputs.list}", "leave")}, name)
+    await one.start({"leave": work(), "each": map_step("${steps.leave.outputs.list}", "leave")}, name)
     held = (await life.claim(one))["leave"]
     for file in ("a.txt", "b.txt"):
         await one.write(held, file)
-    told = report(held, outputs={"list": [1, 2]}, artifacts=["a.txt", "b.txt"])
+    told = make_report(held, outputs={"list": [1, 2]}, artifacts=["a.txt", "b.txt"])
     one.storage.is_dying = True
     with pytest.raises(ProcessDied):
-        await one.counter.settle("w", [(held, told)], [], 0)
+        await one.work_source.settle("w", [(held, told)], [], 0)
     one.storage.is_dying = False
     assert (await one.step("leave", name))["sealed"] is not None
     one.clock.advance(LEASE)
-    return lambda one: one.keeper.publish_again()
+    return lambda one: one.maintenance.publish_again()
 
 
 LEAVES = {"leave": work(), "b": work("leave")}
-MAPS = {"a": work(), "each": mapped("${steps.a.outputs.list}", "a"), "z": work("each")}
-INSIDE = {"a": work(), "in": inner({"b": work(), "leave": work("b")}, "a"), "z": work("in")}
+MAPS = {"a": work(), "each": map_step("${steps.a.outputs.list}", "a"), "z": work("each")}
+INSIDE = {"a": work(), "in": flow_step({"b": work(), "leave": work("b")}, "a"), "z": work("in")}
 FAILS = {"a": work(), "b": work("a"), "bad": work("a"), "z": work("bad", "b"), "end": work("z")}
 SKIPS = {"a": work(), "b": work("a", when="steps.a.outputs.v == 2"), "c": work("b", onSkip="skip"), "z": work("c")}
-ITEM_FAILS = {"bad": mapped([1, 2, 3]), "z": work("bad")}
+ITEM_FAILS = {"bad": map_step([1, 2, 3]), "z": work("bad")}
 ACTS: dict[str, Prepare] = {
     "create a chain": creating({"a": work(), "b": work("a")}),
-    "create what begins with maps": creating({"each": mapped([1, 2]), "in": inner({"a": work(), "e": mapped([1])})}),
+    "create what begins with maps": creating(
+        {"each": map_step([1, 2]), "in": flow_step({"a": work(), "e": map_step([1])})}
+    ),
     "create nothing": creating({}),
     "report artifacts": settling(LEAVES, then="leave"),
     "pass on": settling({"a": work(), "b": work("a")}, then="a"),
@@ -233,7 +245,7 @@ async def has_died(life: ProcessSequence, prepare: Prepare, nth: int, name: str)
         life.left(first)
     async with life.process() as other:
         life.grown_older(other)
-        assert await other.keeper.repair() == 0
+        assert await other.maintenance.repair() == 0
         for again in life.asked:
             await again(other)
         await life.go_on(other)

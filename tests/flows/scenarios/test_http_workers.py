@@ -83,7 +83,7 @@ async def test_a_worker_in_javascript(harness: FlowsHarness, url: str) -> None:
     }
     await harness.create(steps)
     async with working(url, "node", NODE) as worker:
-        run = await harness.ended()
+        run = await harness.wait_for_end()
         worker.send_signal(signal.SIGTERM)
         await harness.create({"last": {"kind": "WORD_COUNT", "inputs": {"text": "x"}}}, "r2")
         assert await worker.wait() == 0

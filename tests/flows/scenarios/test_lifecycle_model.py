@@ -30,7 +30,7 @@ from penstock.kernel.errors import Conflict
 from tests.flows.scenarios.engine_model import MAX_LOST, EngineModel
 from tests.flows.scenarios.flow_strategies import OTHER, SELDOM, steps, written
 from tests.flows.scenarios.run_model import ModelRefusal, ModelRun, ModelStep
-from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, flows_stepper, report, written_by
+from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, attempt_content, flows_stepper, make_report
 from tests.services.postgres import fresh_database
 from tests.support.soak import Campaign, examples, model_examples
 
@@ -123,12 +123,12 @@ class FlowsLifecycle(RuleBasedStateMachine):
     def create_narrow(self, drawn: dict[str, ModelStep], twice: bool) -> None:
         for _ in range(2 if twice else 1):
             name = f"run{len(self.world.runs)}"
-            self.flows.named.add(NARROW, written(drawn), maxActiveRuns=1)
+            self.flows.catalogue.add(NARROW, written(drawn), maxActiveRuns=1)
             self.run(self.flows.start(None, name, flow=NARROW))
             self.world.create(ModelRun(name, {one: step.copied() for one, step in drawn.items()}, NARROW))
 
     def _admit(self) -> None:
-        self.run(self.flows.keeper.admit())
+        self.run(self.flows.maintenance.admit())
         self.world.admit()
 
     # Workers.
@@ -168,7 +168,7 @@ class FlowsLifecycle(RuleBasedStateMachine):
         outputs = {"v": v, "list": [v] * v} if said is StepReportKind.SUCCEEDED else {}
         if leaves:
             self.run(self.flows.write(one))
-        told = MadeReport(one, report(one, said, outputs=outputs, artifacts=("out.txt",) if leaves else ()))
+        told = MadeReport(one, make_report(one, said, outputs=outputs, artifacts=("out.txt",) if leaves else ()))
         self.told.append(told)
         if hands and said is StepReportKind.SUCCEEDED:
             self._hand_in(told)
@@ -181,15 +181,15 @@ class FlowsLifecycle(RuleBasedStateMachine):
         self.claim(3, 1, [WORK, OTHER])
         for one in [one for one in self.held if self._known(one)[1].fence == one.fence]:
             self.held.remove(one)
-            self.told.append(MadeReport(one, report(one, outputs={"v": v, "list": [1, 2]})))
+            self.told.append(MadeReport(one, make_report(one, outputs={"v": v, "list": [1, 2]})))
             self._report(self.told[-1])
 
     def _hand_in(self, told: MadeReport) -> None:
         """F5: as the work loop does it: what the report frees is taken at once."""
         run, step = self._known(told.held)
-        settled = self.flows.counter.settle("w", [(told.held, told.said)], [WORK, OTHER], 2)
+        settled = self.flows.work_source.settle("w", [(told.held, told.said)], [WORK, OTHER], 2)
         answers, handed = self.run(settled)
-        written_here = written_by(told.held) if told.said.artifacts else None
+        written_here = attempt_content(told.held) if told.said.artifacts else None
         assert list(answers) == [self.world.report(run, step, told.said, written_here, dies=False)]
         assert len(handed) <= 2
         for one in handed:
@@ -197,7 +197,7 @@ class FlowsLifecycle(RuleBasedStateMachine):
 
     def _report(self, told: MadeReport, *, dies: bool = False) -> None:
         run, step = self._known(told.held)
-        written_here = written_by(told.held) if told.said.artifacts else None
+        written_here = attempt_content(told.held) if told.said.artifacts else None
         self.flows.storage.is_dying = dies
         has_died = False
         try:
@@ -217,8 +217,8 @@ class FlowsLifecycle(RuleBasedStateMachine):
         told = self.told[data.draw(st.integers(0, len(self.told) - 1))]
         if not as_before:
             # Nobody who has been believed says the opposite with success.
-            said = StepReportKind.FAILED if told.said.said is StepReportKind.SUCCEEDED else StepReportKind.SUCCEEDED
-            told = MadeReport(told.held, report(told.held, said, outputs={"v": 1}))
+            said = StepReportKind.FAILED if told.said.outcome is StepReportKind.SUCCEEDED else StepReportKind.SUCCEEDED
+            told = MadeReport(told.held, make_report(told.held, said, outputs={"v": 1}))
         _, step = self._known(told.held)
         is_held = step.is_held and step.fence == told.held.fence
         if writes and not is_held and step.sealed is None:
@@ -266,7 +266,7 @@ class FlowsLifecycle(RuleBasedStateMachine):
     def _publish_again(self) -> None:
         """F6: what a process that died had not published is published by another."""
         self.flows.clock.advance(timedelta(seconds=11))
-        self.run(self.flows.keeper.publish_again())
+        self.run(self.flows.maintenance.publish_again())
         for run, step in list(self.world.steps()):
             self.world.publish(run, step)
 
@@ -280,7 +280,7 @@ class FlowsLifecycle(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(run.steps))) if run.steps and act not in ("cancel", "retry") else None
         if name is None and act in ("skip", "retry step", "resume"):
             return
-        people = self.flows.management
+        people = self.flows.operations
         match act:
             case "cancel":
                 self._both(people.cancel(run.name, "tester"), lambda: self.world.cancel(run))
@@ -316,13 +316,13 @@ class FlowsLifecycle(RuleBasedStateMachine):
         """F14."""
         while self.run(self.flows.db.fetch(store.SQL["untold"], 1)):
             rows = self.run(self.flows.db.fetch("SELECT run_id FROM flow_run ORDER BY id"))
-            self.run(self.flows.keeper.tell_outer())
+            self.run(self.flows.maintenance.tell_outer())
             assert self.world.tell_outer([row["run_id"] for row in rows])
 
     def _repair(self) -> None:
         """F3: there is nothing to be repaired, and so nothing is touched."""
         before = self.run(self.flows.fingerprint())
-        assert self.run(self.flows.keeper.repair()) == 0
+        assert self.run(self.flows.maintenance.repair()) == 0
         assert self.run(self.flows.fingerprint()) == before
 
     # What must always be so.

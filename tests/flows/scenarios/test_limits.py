@@ -11,11 +11,11 @@ import pytest
 from penstock.flows import contract, store
 from penstock.flows.definition.loader import load_file
 from penstock.flows.definition.spec import FlowSpec, StepSpec
-from penstock.flows.definition.validation import checked_steps
+from penstock.flows.definition.validation import validate_steps
 from penstock.flows.engine import advance, engine
 from penstock.kernel.errors import BadConfig, Invalid
 from tests.flows.scenarios.test_races import statements
-from tests.flows.stepper import FlowsStepper, flows_stepper, inner, mapped, work
+from tests.flows.stepper import FlowsStepper, flow_step, flows_stepper, map_step, work
 
 EVERY_MINUTE = {"cron": "* * * * *"}
 
@@ -36,13 +36,13 @@ def named(flow: str, **more: Any) -> dict[str, Any]:
 
 async def test_a_flow_within_waits_for_others_of_its_name(flows: FlowsStepper) -> None:
     """F16: maxActiveRuns counts the runs of a flow wherever they are."""
-    flows.named.add("one", {"a": work()}, maxActiveRuns=1)
+    flows.catalogue.add("one", {"a": work()}, maxActiveRuns=1)
     for name in ("x", "y"):
         await flows.start({"f": named("one")}, name)
-    await flows.keeper.admit()
+    await flows.maintenance.admit()
     assert [await flows.status(f"{name}~f") for name in ("x", "y")] == ["RUNNING", "PENDING"]
     assert await flows.work() == ["a"]
-    await flows.keeper.admit()
+    await flows.maintenance.admit()
     assert await flows.work() == ["a"]
     await flows.tell_outer()
     assert [await flows.status(name) for name in ("x", "y")] == ["SUCCEEDED", "SUCCEEDED"]
@@ -50,7 +50,7 @@ async def test_a_flow_within_waits_for_others_of_its_name(flows: FlowsStepper) -
 
 async def test_a_flow_within_that_waits_is_rung_for(flows: FlowsStepper) -> None:
     """F14: who admits runs is told of it, and need not wait for the next look."""
-    flows.named.add("one", {"a": work()})
+    flows.catalogue.add("one", {"a": work()})
     notified = flows.notifier.next_event(engine.RUNS)
     await flows.start({"f": named("one")})
     assert notified.is_set()
@@ -63,10 +63,10 @@ async def test_the_items_of_a_map_have_a_size(flows: FlowsStepper, monkeypatch: 
     """F14: all of them together; the map fails before there is no memory left."""
     monkeypatch.setattr(advance, "ITEMS_LIMIT", 10_000)
     each = {"inputs": {"text": "${scope.text}"}}
-    await flows.start({"m": mapped(list(range(20)), do=each)}, scope={"text": "x" * 1_000})
+    await flows.start({"m": map_step(list(range(20)), do=each)}, scope={"text": "x" * 1_000})
     assert (await flows.step("m"))["error"]["code"] == "TOO_LARGE"
     assert (await flows.steps(), await flows.status()) == ({"m": "FAILED"}, "FAILED")
-    await flows.start({"m": mapped(list(range(5)), do=each)}, "few", scope={"text": "x" * 1_000})
+    await flows.start({"m": map_step(list(range(5)), do=each)}, "few", scope={"text": "x" * 1_000})
     assert len(await flows.claim()) == 5
 
 
@@ -75,10 +75,10 @@ async def test_a_scope_has_a_size(flows: FlowsStepper, where: str) -> None:
     """F2: it is handed out with every step; nothing is kept of a run whose scope is more."""
     half, more = {"a": "x" * (contract.SCOPE_LIMIT // 2)}, {"b": "x" * (contract.SCOPE_LIMIT // 2)}
     if where == "inner":
-        await flows.start({"f": {**inner({"a": work()}), "inputs": {"steps": {}, "scope": half | more}}})
+        await flows.start({"f": {**flow_step({"a": work()}), "inputs": {"steps": {}, "scope": half | more}}})
         assert (await flows.step("f"))["error"]["code"] == "SCOPE_TOO_LARGE"
         return
-    flows.named.add("large", {"a": work()}, scope=half)
+    flows.catalogue.add("large", {"a": work()}, scope=half)
     asked: dict[str, Any] = {"flow": "large", "scope": more}
     if where == "request":
         asked = {"steps": {"a": work()}, "scope": half | more}
@@ -112,16 +112,16 @@ async def test_the_longest_durations_can_be_kept(flows: FlowsStepper) -> None:
     told = await flows.engine.heartbeat([("r", name, one.fence) for name, one in held.items()])
     assert set(told.values()) == {False}
     await flows.db.execute("UPDATE flow_step SET attempts = 999 WHERE step_id = 'b'")
-    assert await flows.say(held["b"], contract.StepReportKind.FAILED) is contract.StepReportAnswer.SETTLED
+    assert await flows.report(held["b"], contract.StepReportKind.FAILED) is contract.StepReportAnswer.SETTLED
     assert (await flows.steps())["b"] == "READY"
 
 
 @pytest.mark.parametrize("part", [{"retry": {"maxAttempts": 2}}, {"timeout": 5}])
-@pytest.mark.parametrize("step", [mapped([1]), inner({"a": work()})])
+@pytest.mark.parametrize("step", [map_step([1]), flow_step({"a": work()})])
 def test_what_would_not_be_heeded_is_refused(step: dict[str, Any], part: dict[str, Any]) -> None:
     """F10, F14: the engine's own kinds have neither `retry` nor `timeout`; it is told where they belong."""
     with pytest.raises(Invalid) as refused:
-        checked_steps({"s": StepSpec.model_validate({**step, **part})}, {})
+        validate_steps({"s": StepSpec.model_validate({**step, **part})}, {})
     assert (refused.value.code, refused.value.details["part"]) == ("BAD_STEP", next(iter(part)))
     assert refused.value.hint is not None
 
@@ -154,7 +154,7 @@ async def test_many_that_refer_to_one_ask_for_it_once(database_url: str, tmp_pat
             await flows.start({"root": work(), **many}, f"r{width}")
             held = (await flows.claim())["root"]
             async with statements(flows) as sent:
-                await flows.say(held, outputs={"v": 1})
+                await flows.report(held, outputs={"v": 1})
             counts.append(len(sent))
             assert {one.inputs["v"] for one in (await flows.claim()).values()} == {1}
         assert counts[1] == counts[2]  # the first asks for the types of columns besides

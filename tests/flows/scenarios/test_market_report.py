@@ -133,7 +133,7 @@ async def test_asking_again_for_the_example_changes_nothing(database_url: str, t
             await found.create(flow=FLOW, scope={"symbol": "EMBER"})
         for name in ("ohlcv", "charts", "report", None):
             with pytest.raises(Conflict, match="run r1 has succeeded"):
-                await found.management.retry("r1", "tester", name)
+                await found.operations.retry("r1", "tester", name)
         other = await found.done("r2", flow=FLOW, scope={"symbol": "EMBER", "theme": "dark"})
         assert other["status"] == "SUCCEEDED"
         assert await found.views.run("r1") == run
@@ -251,7 +251,7 @@ async def test_a_failed_run_is_taken_up_by_hand(api: ScriptedMarketServer, datab
         before = found.published()
         assert (await found.manifest())[0] == []
         api.will(picture)
-        assert await found.management.retry("r1", "tester", "charts") == ["charts", "report"]
+        assert await found.operations.retry("r1", "tester", "charts") == ["charts", "report"]
         run = await found.ended()
         assert set(statuses(run).values()) == {"SUCCEEDED"}
         assert run["steps"]["charts"]["error"] is None

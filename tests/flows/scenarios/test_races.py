@@ -15,7 +15,7 @@ import pytest
 from penstock.flows.contract import StepReportAnswer, StepReportKind
 from penstock.flows.model import ClaimedStep
 from penstock.kernel.errors import Conflict
-from tests.flows.stepper import LEASE, FlowsStepper, flows_stepper, mapped, report, work
+from tests.flows.stepper import LEASE, FlowsStepper, flows_stepper, make_report, map_step, work
 from tests.support.soak import Campaign, examples
 from tests.support.wait import becomes
 
@@ -60,15 +60,15 @@ async def at_once(*work: Awaitable[T]) -> list[T | Conflict]:
 
 async def is_consistent(flows: FlowsStepper) -> None:
     assert await flows.db.fetch(ASTRAY) == []
-    assert await flows.keeper.repair() == 0
+    assert await flows.maintenance.repair() == 0
 
 
 async def settle(flows: FlowsStepper, held: Sequence[ClaimedStep], by: str) -> Sequence[StepReportAnswer]:
     """As a work loop hands in what it did, or as a worker over HTTP does."""
     if by == "loop":
-        answers, _ = await flows.counter.settle("w", [(one, report(one)) for one in held], [], 0)
+        answers, _ = await flows.work_source.settle("w", [(one, make_report(one)) for one in held], [], 0)
         return answers
-    return await flows.engine.report([report(one) for one in held], "w")
+    return await flows.engine.report([make_report(one) for one in held], "w")
 
 
 # F4: claims.
@@ -101,20 +101,20 @@ async def test_a_limit_holds_whoever_asks_at_once(database_url: str, tmp_path: P
             claims = await asyncio.gather(*(flows.claim(2, f"w{n}") for n in range(20)))
             held = [one for some in claims for one in some.values()]
             assert len(held) == 3
-            await asyncio.gather(*(flows.say(one) for one in held))
+            await asyncio.gather(*(flows.report(one) for one in held))
         assert await flows.status() == "SUCCEEDED"
 
 
 async def test_so_many_runs_of_a_flow_whoever_starts_them(flows: FlowsStepper) -> None:
     """F16: twenty at once; two are let in, and as those end the others."""
-    flows.named.add("two", {"a": work()}, maxActiveRuns=2)
+    flows.catalogue.add("two", {"a": work()}, maxActiveRuns=2)
     await asyncio.gather(*(flows.start(None, f"r{n}", flow="two") for n in range(20)))
     for done in range(0, 20, 2):
         count = "SELECT count(*) FROM flow_run WHERE status = $1"
         assert await flows.db.fetchval(count, "RUNNING") == 2
         assert await flows.db.fetchval(count, "SUCCEEDED") == done
         await flows.work()
-        await asyncio.gather(*(flows.keeper.admit() for _ in range(4)))
+        await asyncio.gather(*(flows.maintenance.admit() for _ in range(4)))
 
 
 async def test_one_request_sent_many_times_makes_one_run(flows: FlowsStepper) -> None:
@@ -166,8 +166,8 @@ async def test_parents_that_waited_for_each_other_free_their_child_once(flows: F
 async def test_last_steps_that_waited_for_each_other_end_their_run(flows: FlowsStepper, by: str) -> None:
     """F3: the run ends with the last of them, also when somebody skipped a step before."""
     await flows.start({**{f"s{n}": work() for n in range(8)}, "t": work("s0"), "u": work("t")})
-    await flows.management.skip("r", "u", "tester")
-    await flows.management.skip("r", "t", "tester")
+    await flows.operations.skip("r", "u", "tester")
+    await flows.operations.skip("r", "t", "tester")
     held = await flows.claim()
     async with held_back(flows, "r", 8):
         ending = [asyncio.create_task(settle(flows, [one], by)) for one in held.values()]
@@ -178,7 +178,7 @@ async def test_last_steps_that_waited_for_each_other_end_their_run(flows: FlowsS
 
 async def test_items_that_end_together_end_their_map_once(flows: FlowsStepper) -> None:
     """F14: and what comes after it has its turn."""
-    await flows.start({"m": mapped(list(range(8))), "z": work("m")})
+    await flows.start({"m": map_step(list(range(8))), "z": work("m")})
     held = await flows.claim()
     async with held_back(flows, "r", 8):
         ending = [asyncio.create_task(settle(flows, [one], "http")) for one in held.values()]
@@ -215,16 +215,16 @@ class ConcurrentActors:
         for _ in range(ROUNDS):
             held = await self.flows.engine.claim(by, {"work": 4}, limit=4)
             done = [
-                (one, report(one, self.chance.choice([*[StepReportKind.SUCCEEDED] * 9, StepReportKind.FAILED])))
+                (one, make_report(one, self.chance.choice([*[StepReportKind.SUCCEEDED] * 9, StepReportKind.FAILED])))
                 for one in held
             ]
             if by == "loop":
-                await self.flows.counter.settle("w", done, ["work"], 0)
+                await self.flows.work_source.settle("w", done, ["work"], 0)
             else:
                 await self.flows.engine.report([said for _, said in done])
 
     async def interfere(self) -> None:
-        people = self.flows.management
+        people = self.flows.operations
         for _ in range(ROUNDS):
             run, step = self.chance.choice(self.runs), self.chance.choice(self.steps)
             acts: list[Callable[[], Awaitable[object]]] = [
@@ -244,7 +244,7 @@ class ConcurrentActors:
 async def test_everybody_at_once_leaves_every_run_as_it_should_be(flows: FlowsStepper) -> None:
     """F3–F11: whoever comes when, nothing waits for ever, and every run ends."""
     steps = {f"s{n}": work(*(f"s{m}" for m in range(n) if (n + m) % 3 == 0)) for n in range(10)}
-    steps |= {"m": mapped([1, 2, 3], "s1"), "z": work("m")}
+    steps |= {"m": map_step([1, 2, 3], "s1"), "z": work("m")}
     runs = [f"r{n}" for n in range(6)]
     for name in runs:
         await flows.start(steps, name)
@@ -252,7 +252,7 @@ async def test_everybody_at_once_leaves_every_run_as_it_should_be(flows: FlowsSt
     workers = [actors.work(by) for by in ("loop", "loop", "http", "http")]
     await asyncio.gather(*workers, actors.interfere(), actors.interfere(), actors.reap())
     await is_consistent(flows)
-    await flows.lose()
+    await flows.expire_leases()
     await flows.work()
     await is_consistent(flows)
     assert {await flows.status(name) for name in runs} <= {"SUCCEEDED", "FAILED", "CANCELLED"}
@@ -271,10 +271,10 @@ async def test_the_first_end_wins(flows: FlowsStepper, campaign: Campaign) -> No
         name = f"r{n}"
         await flows.start({"a": work(), "b": work("a")}, name)
         held = (await flows.claim())["a"]
-        await flows.say(held)
+        await flows.report(held)
         last = (await flows.claim())["b"]
         async with held_back(flows, name, 2):
-            ways = [flows.management.cancel(name, "tester"), settle(flows, [last], "loop" if n % 2 else "http")]
+            ways = [flows.operations.cancel(name, "tester"), settle(flows, [last], "loop" if n % 2 else "http")]
             tasks = [asyncio.ensure_future(one) for one in (ways if n % 4 < 2 else ways[::-1])]
         cancelled, settled = (await at_once(*tasks))[:: 1 if n % 4 < 2 else -1]
         assert settled == [StepReportAnswer.SETTLED]
@@ -294,15 +294,15 @@ async def test_retry_and_cancel_come_in_some_order(flows: FlowsStepper, campaign
     for n in range(ROUNDS):
         name = f"r{n}"
         await flows.start({"a": work(), "b": work("a"), "c": work("b")}, name)
-        await flows.say((await flows.claim())["a"], StepReportKind.FAILED)
+        await flows.report((await flows.claim())["a"], StepReportKind.FAILED)
         retried, cancelled = await at_once(
-            flows.management.retry(name, "tester"), flows.management.cancel(name, "tester")
+            flows.operations.retry(name, "tester"), flows.operations.cancel(name, "tester")
         )
         assert retried == ["a", "b", "c"]
         steps = set((await flows.steps(name)).values())
         if isinstance(cancelled, Conflict):
             assert (await flows.status(name), steps) == ("RUNNING", {"READY", "PENDING"})
-            await flows.management.cancel(name, "tester")
+            await flows.operations.cancel(name, "tester")
         else:
             assert (await flows.status(name), steps) == ("CANCELLED", {"CANCELLED"})
     await is_consistent(flows)
@@ -324,7 +324,7 @@ async def test_the_reaper_and_a_late_report_come_in_some_order(flows: FlowsStepp
             assert (reaped, step["status"], step["fence"]) == (0, "SUCCEEDED", held.fence)
         else:
             assert (reaped, step["status"], step["fence"]) == (1, "READY", held.fence + 1)
-        await flows.management.cancel(name, "tester")
+        await flows.operations.cancel(name, "tester")
     await is_consistent(flows)
 
 
@@ -337,7 +337,7 @@ async def test_a_claim_and_a_cancel_come_in_some_order(flows: FlowsStepper, camp
         name = f"r{n}"
         await flows.start({"a": work(), "b": work()}, name)
         held, _, skipped = await at_once(
-            flows.claim(1), flows.management.cancel(name, "tester"), flows.management.skip(name, "b", "tester")
+            flows.claim(1), flows.operations.cancel(name, "tester"), flows.operations.skip(name, "b", "tester")
         )
         assert isinstance(held, dict)
         steps = await flows.steps(name)
@@ -345,9 +345,9 @@ async def test_a_claim_and_a_cancel_come_in_some_order(flows: FlowsStepper, camp
             assert (status == "RUNNING") == (step in held)
         assert isinstance(skipped, Conflict) or steps["b"] in ("SKIPPED", "READY", "CANCELLED", "RUNNING")
         for one in held.values():
-            assert await flows.say(one, StepReportKind.RELEASED) is StepReportAnswer.SETTLED
+            assert await flows.report(one, StepReportKind.RELEASED) is StepReportAnswer.SETTLED
         if await flows.status(name) == "RUNNING":
-            await flows.management.cancel(name, "tester")
+            await flows.operations.cancel(name, "tester")
     await is_consistent(flows)
 
 
@@ -381,7 +381,7 @@ async def fanned_out(flows: FlowsStepper, width: int) -> tuple[list[int], float]
     async with statements(flows) as sent:
         await flows.start(fan(width), name)
         counts.append(len(sent))
-        await flows.work_one()
+        await flows.work_step()
         counts.append(len(sent))
         held = await flows.engine.claim("w", {"work": width}, limit=width)
         counts.append(len(sent))
@@ -389,7 +389,7 @@ async def fanned_out(flows: FlowsStepper, width: int) -> tuple[list[int], float]
         for first in range(0, width, width // 10):
             await settle(flows, held[first : first + width // 10], "loop")
         counts.append(len(sent))
-        await flows.work_one()
+        await flows.work_step()
     assert await flows.status(name) == "SUCCEEDED"
     return [*counts, len(sent)], perf_counter() - began
 

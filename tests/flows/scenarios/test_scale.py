@@ -20,7 +20,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.flows.scenarios.crash_scenarios import is_consistent
-from tests.flows.stepper import NamedFlows, mapped, work
+from tests.flows.stepper import MemoryCatalogue, map_step, work
 from tests.support.soak import Campaign, examples
 from tests.support.wait import becomes
 
@@ -69,7 +69,7 @@ async def working(url: str, folder: Path) -> AsyncIterator[FlowEngine]:
     storage, section = FolderStorage(folder), FlowsSection(lease=LEASE)
     async with (
         Database.open(url, prefers_indexes=True) as db,
-        FlowEngine.open(db, storage, NamedFlows(), {}, section) as engine,
+        FlowEngine.open(db, storage, MemoryCatalogue(), {}, section) as engine,
     ):
         worker = StepWorker(
             LocalWorkSource(engine, storage), workers, Telemetry(), name="w", concurrency=1_000, lease_for=LEASE
@@ -123,13 +123,13 @@ def looked_at(width: int) -> dict[str, Any]:
 
 def spread(width: int) -> dict[str, Any]:
     """As many items of one map."""
-    over = mapped("${steps.first.outputs.list}", "first")
+    over = map_step("${steps.first.outputs.list}", "first")
     return {"first": work(inputs={"count": width}), "each": over, "last": work("each")}
 
 
 def many_maps(width: int) -> dict[str, Any]:
     """Many maps with three items each."""
-    return {f"m{n}": mapped([1, 2, 3]) for n in range(-(-width // 4))}
+    return {f"m{n}": map_step([1, 2, 3]) for n in range(-(-width // 4))}
 
 
 Shape = Callable[[int], dict[str, Any]]

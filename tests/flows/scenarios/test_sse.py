@@ -25,7 +25,7 @@ async def test_moves_are_told_as_they_are_made(harness: FlowsHarness, http: http
         events = EventStream(answer)
         await harness.create(chain("a"))
         first = [await events.next() for _ in range(2)]
-        await harness.done()
+        await harness.complete()
         told = [*first, *[await events.next() for _ in range(3)]]
     moves = [(one["runId"], one["stepId"], one["from"], one["to"]) for _, one in told]
     assert sorted(moves, key=str) == sorted(

@@ -41,9 +41,11 @@ async def test_every_step_has_a_span_in_the_trace_of_its_run(flows: FlowsStepper
 
     steps = {"a": {"kind": "work"}, "b": {"kind": "work", "dependsOn": ["a"]}}
     await flows.engine.create(RunRequest.model_validate({"runId": "traced", "steps": steps}), "tester", trace=CALLER)
-    counter = LocalWorkSource(flows.engine, flows.storage)
+    work_source = LocalWorkSource(flows.engine, flows.storage)
     metrics = FlowMetrics(telemetry.registry)
-    worker = StepWorker(counter, workers, telemetry, metrics, name="w", concurrency=2, lease_for=timedelta(seconds=60))
+    worker = StepWorker(
+        work_source, workers, telemetry, metrics, name="w", concurrency=2, lease_for=timedelta(seconds=60)
+    )
 
     async def has_failed() -> bool:
         return await flows.status("traced") == FlowRunStatus.FAILED

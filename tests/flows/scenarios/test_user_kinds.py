@@ -48,8 +48,8 @@ async def exporting(request: pytest.FixtureRequest, harness: FlowsHarness, url: 
         if request.param == "over HTTP":
             await stack.enter_async_context(sdk.working(workers, url=url, drain=DRAIN))
         else:
-            counter = LocalWorkSource(harness.engine, harness.storage)
-            worker = StepWorker(counter, workers, Telemetry(), name="w1", concurrency=4, lease_for=LEASE)
+            work_source = LocalWorkSource(harness.engine, harness.storage)
+            worker = StepWorker(work_source, workers, Telemetry(), name="w1", concurrency=4, lease_for=LEASE)
             await stack.enter_async_context(worker.working(DRAIN))
         yield harness
 
@@ -57,7 +57,7 @@ async def exporting(request: pytest.FixtureRequest, harness: FlowsHarness, url: 
 async def exported(harness: FlowsHarness, run_id: str, **inputs: Any) -> Json:
     """The step, once its run has ended."""
     await harness.create({"export": {"kind": KIND, "inputs": inputs}}, run_id)
-    step: Json = (await harness.ended(run_id))["steps"]["export"]
+    step: Json = (await harness.wait_for_end(run_id))["steps"]["export"]
     return step
 
 
@@ -89,14 +89,14 @@ async def test_a_check_that_crashes_fails_the_step(exporting: FlowsHarness) -> N
 async def test_the_inputs_of_a_users_kind_are_checked(harness: FlowsHarness) -> None:
     """F2, F17: a run with inputs that `check_inputs` refuses is not created."""
     steps = {"export": {"kind": KIND, "inputs": {"receipt": "{}"}}}
-    problem = await harness.refused(422, "BAD_INPUTS", "/flow_runs", runId="r1", steps=steps)
+    problem = await harness.post_refused(422, "BAD_INPUTS", "/flow_runs", runId="r1", steps=steps)
     assert "inputs.rows" in problem["detail"]
 
 
 async def test_a_check_of_inputs_that_crashes_is_named(harness: FlowsHarness) -> None:
     """F2, F17: an error inside `check_inputs` refuses the run with BAD_INPUTS, the kind and the error."""
     steps = {"export": {"kind": KIND, "inputs": {"rows": "three"}}}
-    problem = await harness.refused(422, "BAD_INPUTS", "/flow_runs", runId="r1", steps=steps)
+    problem = await harness.post_refused(422, "BAD_INPUTS", "/flow_runs", runId="r1", steps=steps)
     assert f"step 'export', inputs: the check of the kind '{KIND}' failed: TypeError: " in problem["detail"]
 
 
@@ -129,7 +129,7 @@ async def test_a_remote_worker_makes_workers_too(database_url: str, tmp_path: Pa
     async with flows_harness(database_url, tmp_path, modules=modules) as harness, on_a_port(harness) as url:
         working = asyncio.create_task(run_remote_flow_workers(url, [], settings, stop, lambda _: None))
         await harness.create({"count": {"kind": counting_kind.KIND, "inputs": {"status": "RUNNING"}}})
-        run = await harness.ended()
+        run = await harness.wait_for_end()
         stop.set()
         await working
     assert (run["status"], run["steps"]["count"]["outputs"]["runs"]) == ("SUCCEEDED", None)

@@ -29,12 +29,12 @@ async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper
 
 @asynccontextmanager
 async def working(
-    flows: FlowsStepper, handler: Handler, concurrency: int = 4, counter: Any = None
+    flows: FlowsStepper, handler: Handler, concurrency: int = 4, work_source: Any = None
 ) -> AsyncIterator[None]:
     known = Workers()
     known.worker(WORK)(handler)
-    counter = counter or flows.counter
-    worker = StepWorker(counter, known, Telemetry(), name="w", concurrency=concurrency, lease_for=LEASE)
+    work_source = work_source or flows.work_source
+    worker = StepWorker(work_source, known, Telemetry(), name="w", concurrency=concurrency, lease_for=LEASE)
     async with worker.working():
         yield
 
@@ -116,13 +116,13 @@ class PeakCounter(LocalWorkSource):
 
 async def test_a_worker_holds_no_more_than_it_does_at_once(flows: FlowsStepper) -> None:
     """F16, F17: what it claims and what its reports bring are counted together."""
-    counter = PeakCounter(flows.engine, flows.storage)
+    work_source = PeakCounter(flows.engine, flows.storage)
 
     async def nothing(_step: FlowStep) -> Mapping[str, Any]:
         return {}
 
     roots = {f"r{n}": work() for n in range(6)}
     await flows.start(roots | {f"{root}-{n}": work(root) for root in roots for n in range(10)})
-    async with working(flows, nothing, 4, counter):
+    async with working(flows, nothing, 4, work_source):
         assert await ended(flows) == "SUCCEEDED"
-    assert counter.most <= 4
+    assert work_source.most <= 4

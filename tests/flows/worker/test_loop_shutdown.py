@@ -43,17 +43,17 @@ class SlowCounter(LocalWorkSource):
 
 
 @asynccontextmanager
-async def told_to_go(flows: FlowsStepper, counter: SlowCounter) -> AsyncIterator[None]:
+async def told_to_go(flows: FlowsStepper, work_source: SlowCounter) -> AsyncIterator[None]:
     """A worker that is told to go as soon as an answer is on its way; gone at the end."""
     go = asyncio.Event()
 
     async def serve() -> None:
-        worker = StepWorker(counter, workers(), Telemetry(), name="w", concurrency=4, lease_for=LEASE)
+        worker = StepWorker(work_source, workers(), Telemetry(), name="w", concurrency=4, lease_for=LEASE)
         async with worker.working():
             await go.wait()
 
     serving = asyncio.create_task(serve())
-    await counter.has_answered.wait()
+    await work_source.has_answered.wait()
     go.set()
     yield
     await serving
@@ -72,11 +72,11 @@ def workers() -> Workers:
 async def test_what_a_claim_brings_too_late_is_given_back(database_url: str, tmp_path: Path) -> None:
     """F11, F17: granted, but not begun: another has it at once, and it cost no attempt."""
     async with flows_stepper(database_url, tmp_path) as flows:
-        counter = SlowCounter(flows, "claim")
+        work_source = SlowCounter(flows, "claim")
         await flows.start({"a": work(), "b": work("a")})
-        async with told_to_go(flows, counter):
+        async with told_to_go(flows, work_source):
             assert (await flows.steps())["a"] == "RUNNING"
-            counter.may_come.set()
+            work_source.may_come.set()
         step = await flows.step("a")
         assert (step["status"], step["attempts"], step["lease_until"]) == ("READY", 0, None)
 
@@ -84,10 +84,10 @@ async def test_what_a_claim_brings_too_late_is_given_back(database_url: str, tmp
 async def test_what_a_report_brings_too_late_is_given_back(database_url: str, tmp_path: Path) -> None:
     """F5, F17: the report is waited for; the step that comes with its answer is another's at once."""
     async with flows_stepper(database_url, tmp_path) as flows:
-        counter = SlowCounter(flows, "settle")
+        work_source = SlowCounter(flows, "settle")
         await flows.start({"a": work(), "b": work("a")})
-        async with told_to_go(flows, counter):
+        async with told_to_go(flows, work_source):
             assert await flows.steps() == {"a": "SUCCEEDED", "b": "RUNNING"}
-            counter.may_come.set()
+            work_source.may_come.set()
         step = await flows.step("b")
         assert (step["status"], step["attempts"], step["lease_until"]) == ("READY", 0, None)

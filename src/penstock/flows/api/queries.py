@@ -12,9 +12,9 @@ from penstock.flows.api.explain import AHEAD_LIMIT, StepFacts, explain
 from penstock.flows.contract import MAP, FlowRunStatus, StepStatus
 from penstock.flows.definition import schedule
 from penstock.flows.definition.catalogue import FlowCatalogue
-from penstock.flows.definition.render import mermaid
+from penstock.flows.definition.render import draw_mermaid
 from penstock.flows.definition.spec import FlowSpec
-from penstock.flows.model import RUN, STEP, no_run, no_step
+from penstock.flows.model import RUN, STEP, run_not_found, step_not_found
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.db.page import Page, make_page
@@ -120,7 +120,7 @@ class FlowViews:
         """One step; NotFound when there is none."""
         row = await self._db.fetchrow(SQL["step"], run_id, step_id)
         if row is None:
-            raise no_step(run_id, step_id)
+            raise step_not_found(run_id, step_id)
         return row
 
     async def must_hold(self, run_id: str, step_id: str, fence: int) -> None:
@@ -153,7 +153,7 @@ class FlowViews:
                 told["unmet"] = [(one["step_id"], one["status"]) for one in unmet]
                 if row["flow"] is not None:
                     told["active"] = await store.count_active(connection, row["flow"])
-                    flows = self._catalogue.flows()
+                    flows = self._catalogue.list_flows()
                     told["max_active_runs"] = flows[row["flow"]].max_active_runs if row["flow"] in flows else None
             elif row["status"] == StepStatus.READY:
                 queue = await connection.fetchrow(SQL["queue"], row["kind"], row["due_at"], AHEAD_LIMIT)
@@ -192,18 +192,18 @@ class FlowViews:
 
     async def flows(self) -> schemas.FlowList:
         """F15: all flows by name, and the files that hold none."""
-        known = self._catalogue.flows()
+        known = self._catalogue.list_flows()
         kept = await self._kept([name for name, spec in known.items() if spec.schedule])
         latest = await self._latest_runs(list(known))
         heads = [schemas.FlowHead(**self._head(spec, kept, latest)) for _, spec in sorted(known.items())]
-        return schemas.FlowList(flows=heads, troubles=dict(self._catalogue.troubles()))
+        return schemas.FlowList(flows=heads, troubles=dict(self._catalogue.list_errors()))
 
     async def flow(self, name: str) -> schemas.FlowView:
         """F15: one flow as it is written, and drawn."""
-        spec = self._catalogue.flow(name)
+        spec = self._catalogue.get_flow(name)
         document = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         head = self._head(spec, await self._kept([name]), await self._latest_runs([name]))
-        return schemas.FlowView(**head, spec=document, mermaid=mermaid(spec.steps))
+        return schemas.FlowView(**head, spec=document, mermaid=draw_mermaid(spec.steps))
 
     async def _kept(self, names: Sequence[str]) -> Mapping[str, asyncpg.Record]:
         return {row["flow"]: row for row in await self._db.fetch(SQL["schedules"], names)}
@@ -260,7 +260,7 @@ def move(noted: StoredEntry) -> schemas.FlowMove:
 async def _run(connection: Connection, run_id: str) -> asyncpg.Record:
     row = await connection.fetchrow(SQL["run"], run_id)
     if row is None:
-        raise no_run(run_id)
+        raise run_not_found(run_id)
     return row
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from penstock.flows.api import schemas
 from penstock.flows.api.queries import LAST, FlowEvents, FlowViews, move
 from penstock.flows.contract import NAME, PREFIX, FlowRunStatus, StepStatus
-from penstock.flows.definition.json_values import refuse_repeated
+from penstock.flows.definition.json_values import reject_duplicate_names
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.engine.engine import FlowEngine
 from penstock.flows.engine.operations import RunOperations
@@ -40,7 +40,7 @@ async def _engine(request: Request, _caller: Operator) -> FlowEngine:
     return service(request, FlowEngine)
 
 
-async def _management(request: Request, _caller: Operator) -> RunOperations:
+async def _operations(request: Request, _caller: Operator) -> RunOperations:
     return service(request, RunOperations)
 
 
@@ -49,7 +49,7 @@ async def _views(request: Request, _caller: Operator) -> FlowViews:
 
 
 Engine = Annotated[FlowEngine, Depends(_engine)]
-Decisions = Annotated[RunOperations, Depends(_management)]
+Operations = Annotated[RunOperations, Depends(_operations)]
 Views = Annotated[FlowViews, Depends(_views)]
 
 
@@ -58,7 +58,7 @@ routes = APIRouter(prefix=PREFIX, tags=["flows"])
 
 async def _named_once(request: Request, _caller: Operator) -> None:
     """Looked at before the body is read as a whole: by then what came twice is gone."""
-    refuse_repeated(await request.body())
+    reject_duplicate_names(await request.body())
 
 
 async def _watching(request: Request, _caller: Operator) -> AsyncIterator[LiveEvents]:
@@ -144,46 +144,46 @@ async def history(run_id: RunId, views: Views, limit: Limit = 1000, cursor: Curs
 
 @routes.post("/flow_runs/{runId}/cancel")
 async def cancel(
-    run_id: RunId, management: Decisions, caller: Operator, because: schemas.FlowActionRequest | None = None
+    run_id: RunId, operations: Operations, caller: Operator, because: schemas.FlowActionRequest | None = None
 ) -> schemas.RunCancelled:
     """F9: what waits does not begin; what is under way is told at its next heartbeat. The first end wins."""
     reason = (because and because.reason) or f"cancelled by {caller.subject}"
-    status = await management.cancel(run_id, caller.subject, reason)
+    status = await operations.cancel(run_id, caller.subject, reason)
     return schemas.RunCancelled(run_id=run_id, status=status)
 
 
 @routes.post("/flow_runs/{runId}/retry")
-async def retry(run_id: RunId, management: Decisions, caller: Operator) -> schemas.RetriedSteps:
+async def retry(run_id: RunId, operations: Operations, caller: Operator) -> schemas.RetriedSteps:
     """F10: try all that failed again, with what was cancelled because of it; the run goes on."""
-    return schemas.RetriedSteps(run_id=run_id, steps=await management.retry(run_id, caller.subject))
+    return schemas.RetriedSteps(run_id=run_id, steps=await operations.retry(run_id, caller.subject))
 
 
 @routes.post("/flow_runs/{runId}/resume", status_code=201)
 async def resume(
-    run_id: RunId, where: schemas.ResumeRequest, management: Decisions, views: Views, caller: Operator
+    run_id: RunId, where: schemas.ResumeRequest, operations: Operations, views: Views, caller: Operator
 ) -> schemas.RunCreated:
     """F19: a new run that begins at a step, with what the old one did before it, as far as it still holds."""
     _refuse_reserved(where.run_id)
-    name = await management.resume(run_id, where.from_, caller.subject, where.run_id)
+    name = await operations.resume(run_id, where.from_, caller.subject, where.run_id)
     return _created(name, await views.status(name), is_new=True)
 
 
 @routes.post("/flow_runs/{runId}/steps/{stepId}/retry")
-async def retry_step(run_id: RunId, step_id: StepId, management: Decisions, caller: Operator) -> schemas.RetriedSteps:
+async def retry_step(run_id: RunId, step_id: StepId, operations: Operations, caller: Operator) -> schemas.RetriedSteps:
     """F10: try one step again, with what was cancelled because of it; the run goes on."""
-    return schemas.RetriedSteps(run_id=run_id, steps=await management.retry(run_id, caller.subject, step_id))
+    return schemas.RetriedSteps(run_id=run_id, steps=await operations.retry(run_id, caller.subject, step_id))
 
 
 @routes.post("/flow_runs/{runId}/steps/{stepId}/skip")
 async def skip(
     run_id: RunId,
     step_id: StepId,
-    management: Decisions,
+    operations: Operations,
     caller: Operator,
     because: schemas.FlowActionRequest | None = None,
 ) -> schemas.StepState:
     """F10: do without a step; what comes after it has its turn. A step under way cannot be skipped."""
-    await management.skip(run_id, step_id, caller.subject, (because and because.reason) or "skipped by hand")
+    await operations.skip(run_id, step_id, caller.subject, (because and because.reason) or "skipped by hand")
     return schemas.StepState(run_id=run_id, step_id=step_id, status=StepStatus.SKIPPED)
 
 
@@ -220,16 +220,16 @@ async def flow(name: FlowName, views: Views) -> schemas.FlowView:
 
 
 @routes.post("/flows/{flow}/schedule/pause")
-async def pause(name: FlowName, management: Decisions, views: Views) -> schemas.FlowView:
+async def pause(name: FlowName, operations: Operations, views: Views) -> schemas.FlowView:
     """F16: do not start the flow by itself for the time being."""
-    await management.pause_schedule(name, is_paused=True)
+    await operations.pause_schedule(name, is_paused=True)
     return await views.flow(name)
 
 
 @routes.post("/flows/{flow}/schedule/resume")
-async def resume_schedule(name: FlowName, management: Decisions, views: Views) -> schemas.FlowView:
+async def resume_schedule(name: FlowName, operations: Operations, views: Views) -> schemas.FlowView:
     """F16: start the flow by itself again; what passed meanwhile is not caught up."""
-    await management.pause_schedule(name, is_paused=False)
+    await operations.pause_schedule(name, is_paused=False)
     return await views.flow(name)
 
 

@@ -16,7 +16,7 @@ from penstock.flows.contract import (
     LEASE_LIMIT,
     LOG_LIMIT,
     WAIT_LIMIT,
-    RunHold,
+    HeartbeatState,
     StepReportAnswer,
     StepReportKind,
     StepStatus,
@@ -113,7 +113,7 @@ class StepHeartbeatResult(Camel):
     run_id: str
     step_id: str
     fence: int
-    state: RunHold
+    state: HeartbeatState
 
 
 class StepHeartbeatResponse(Camel):

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from penstock.flows import artifacts
 from penstock.flows.api import step_schemas
 from penstock.flows.api.runs import Engine, Operator, RunId, StepId, Views
-from penstock.flows.contract import ARTIFACT_NAME_LIMIT, ENGINE_KINDS, PREFIX, RunHold, StepReportAnswer
+from penstock.flows.contract import ARTIFACT_NAME_LIMIT, ENGINE_KINDS, PREFIX, HeartbeatState, StepReportAnswer
 from penstock.flows.model import ClaimedStep, StepError, StepReport
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 
@@ -57,7 +57,7 @@ async def heartbeat(beat: step_schemas.StepHeartbeatRequest, engine: Engine) -> 
     """F9: hold on to steps for another lease; and hear which are to be stopped."""
     names = [(item.run_id, item.step_id, item.fence) for item in beat.items]
     told = await engine.heartbeat(names, _seconds(beat.lease_seconds))
-    by_is_cancelled = {None: RunHold.LOST, True: RunHold.CANCELLED, False: RunHold.HELD}
+    by_is_cancelled = {None: HeartbeatState.LOST, True: HeartbeatState.CANCELLED, False: HeartbeatState.EXTENDED}
     return step_schemas.StepHeartbeatResponse(
         items=[
             step_schemas.StepHeartbeatResult(

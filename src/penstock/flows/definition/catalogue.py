@@ -7,8 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.definition.graph import did_you_mean, within_itself
-from penstock.flows.definition.loader import FlowModule, load_file, load_module, made_workers
+from penstock.flows.definition.graph import find_recursion, suggest_name
+from penstock.flows.definition.loader import FlowModule, build_workers, load_file, load_module
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.definition.validation import KindChecks
 from penstock.flows.step import KindContext, ReportCheck, Workers
@@ -49,7 +49,7 @@ class FlowCatalogue:
         self._makers = {module.make_workers: name for name, module in loaded.items() if module.make_workers}
         self._fixed = {flow.name: flow for module in loaded.values() for flow in module.flows}
         for flow in self._fixed.values():
-            if error := within_itself(flow, self._fixed):
+            if error := find_recursion(flow, self._fixed):
                 raise error
         self._files: dict[Path, _FlowFile] = {}
         self._flows: Mapping[str, FlowSpec] = {}
@@ -65,21 +65,21 @@ class FlowCatalogue:
 
     def make_workers(self, context: KindContext) -> Sequence[Workers]:
         """Return the workers of the modules, with those that `make_workers` returns for *context*."""
-        return [*self.workers, *(made_workers(name, make, context) for make, name in self._makers.items())]
+        return [*self.workers, *(build_workers(name, make, context) for make, name in self._makers.items())]
 
-    def flow(self, name: str) -> FlowSpec:
+    def get_flow(self, name: str) -> FlowSpec:
         """The flow of that name; NotFound when there is none."""
-        flows = self.flows()
+        flows = self.list_flows()
         if name not in flows:
-            raise NotFound("FLOW_NOT_FOUND", f"there is no flow {name!r}", hint=did_you_mean(name, sorted(flows)))
+            raise NotFound("FLOW_NOT_FOUND", f"there is no flow {name!r}", hint=suggest_name(name, sorted(flows)))
         return flows[name]
 
-    def flows(self) -> Mapping[str, FlowSpec]:
+    def list_flows(self) -> Mapping[str, FlowSpec]:
         """All of them, by name."""
         self._look_again()
         return self._flows
 
-    def troubles(self) -> Mapping[str, str]:
+    def list_errors(self) -> Mapping[str, str]:
         """Files that cannot be used as they are, and why."""
         self._look_again()
         return self._troubles
@@ -124,7 +124,7 @@ class FlowCatalogue:
             if (name := file.flow.name) in flows:
                 troubles[str(path)] = f"there is a flow {name!r} in {holders.get(name, 'a module')} already"
                 continue
-            if error := within_itself(file.flow, flows):
+            if error := find_recursion(file.flow, flows):
                 troubles[str(path)] = error.message
                 continue
             flows[name], holders[name] = file.flow, path.name

@@ -52,7 +52,7 @@ def ordered(steps: Mapping[str, StepSpec]) -> StepGraph:
     return StepGraph([ids[old] for old in order], depends_on, _turned(depends_on))
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """A hint with the name that was meant, or some there are."""
     names = [one for one, _ in zip(known, range(_KNOWN), strict=False)]
     near = get_close_matches(name[:100], names, n=1)
@@ -64,7 +64,7 @@ def _dependencies(step_id: str, step: StepSpec, places: Mapping[str, int]) -> li
     for name in step.depends_on:
         if name not in places:
             said = f"step {step_id!r} depends on {name[:100]!r}, which is not there"
-            hint = did_you_mean(name, (place for place in places if place != step_id))
+            hint = suggest_name(name, (place for place in places if place != step_id))
             raise Invalid("UNKNOWN_DEPENDENCY", said, hint=hint, step=step_id, dependency=name[:100])
         if name in seen:
             said = f"step {step_id!r} depends on {name!r} twice"
@@ -82,7 +82,7 @@ def _turned(edges: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _in_order(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> list[int]:
-    """Every place whose turn comes; those in rings, and those behind them, never have one."""
+    """Every place whose turn comes; those in notifications, and those behind them, never have one."""
     unmet = [len(others) for others in before]
     free = [place for place, count in enumerate(unmet) if count == 0]  # sorted, thus a heap
     order = []
@@ -151,7 +151,7 @@ def _way_back(start: int, place: int, came_from: Mapping[int, int]) -> list[int]
     return way
 
 
-def within_itself(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> BadConfig | None:
+def find_recursion(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> BadConfig | None:
     """Why *flow* cannot stand beside *others*, if it leads through them back to itself."""
     way = _circle(flow, others)
     if way is None:

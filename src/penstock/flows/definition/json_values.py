@@ -104,7 +104,7 @@ def _place(path: tuple[str, ...]) -> str:
     return ".".join(path) or "it"
 
 
-def refuse_repeated(body: bytes) -> None:
+def reject_duplicate_names(body: bytes) -> None:
     """Invalid DUPLICATE_STEP, or DUPLICATE_NAME elsewhere; what cannot be read at all is for others to refuse."""
     repeated: list[tuple[dict[str, Any], str]] = []
 

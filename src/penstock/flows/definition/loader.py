@@ -45,7 +45,7 @@ def load_file(path: Path, kind_checks: KindChecks = _NO_CHECKS) -> FlowSpec:
         @model_validator(mode="after")
         def _has_a_graph(self) -> Self:
             try:
-                validation.checked_steps(self.steps, kind_checks)
+                validation.validate_steps(self.steps, kind_checks)
             except Invalid as error:
                 raise MisplacedKey(_path(error), _told(error)) from None
             return self
@@ -93,7 +93,7 @@ def load_module(name: str, kind_checks: KindChecks = _NO_CHECKS) -> FlowModule:
     return FlowModule(list(flows.values()), workers, vars(module).get("make_workers"), input_checks, report_checks)
 
 
-def made_workers(name: str, make: MakeWorkers, context: KindContext) -> Workers:
+def build_workers(name: str, make: MakeWorkers, context: KindContext) -> Workers:
     """Return what `make_workers` of the module *name* returns; BadConfig if it fails, or returns anything else."""
     try:
         made = make(context)
@@ -109,7 +109,7 @@ def made_workers(name: str, make: MakeWorkers, context: KindContext) -> Workers:
 
 def _check(name: str, flow: FlowSpec, kind_checks: KindChecks) -> None:
     try:
-        validation.checked_steps(flow.steps, kind_checks)
+        validation.validate_steps(flow.steps, kind_checks)
         _check_schedule(flow)
     except Invalid as error:
         said = f"{name}: flow {flow.name!r}: {error.message}"

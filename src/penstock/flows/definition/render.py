@@ -55,7 +55,7 @@ class _Net:
     bottoms: Sequence[GraphNode]
 
 
-def drawn(layers: Sequence[Sequence[GraphNode]], edges: Iterable[tuple[GraphNode, GraphNode]]) -> list[str]:
+def draw_layers(layers: Sequence[Sequence[GraphNode]], edges: Iterable[tuple[GraphNode, GraphNode]]) -> list[str]:
     """The lines of a drawing: each node below those it comes after."""
     rows = [list(layer) for layer in layers]
     _connect(rows, edges)
@@ -272,7 +272,7 @@ def _tracks(spans: Sequence[Sequence[int]]) -> list[int]:
     return tracks
 
 
-def drawing(steps: Mapping[str, StepSpec], width: int = WIDTH) -> str:
+def draw_flow(steps: Mapping[str, StepSpec], width: int = WIDTH) -> str:
     """The steps as boxes, each below those it waits for; as a list where that would be wider than *width*."""
     graph = ordered(steps)
     if not steps:
@@ -285,7 +285,7 @@ def drawing(steps: Mapping[str, StepSpec], width: int = WIDTH) -> str:
     return "\n".join(_listed(graph, steps, layers))
 
 
-def mermaid(steps: Mapping[str, StepSpec]) -> str:
+def draw_mermaid(steps: Mapping[str, StepSpec]) -> str:
     """The steps as a Mermaid flowchart."""
     graph = ordered(steps)
     lines = ["flowchart TD"]
@@ -333,7 +333,7 @@ def _boxes(graph: StepGraph, steps: Mapping[str, StepSpec], layers: Sequence[Seq
         boxes |= row
         rows.append(list(dict.fromkeys(row.values())))
     edges = dict.fromkeys((boxes[before], boxes[place]) for place in boxes for before in graph.depends_on[place])
-    return drawn(rows, edges)
+    return draw_layers(rows, edges)
 
 
 def _row(labels: Sequence[tuple[int, list[str]]], width: int) -> dict[int, GraphNode]:

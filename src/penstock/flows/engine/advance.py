@@ -25,11 +25,11 @@ from penstock.flows.definition import validation
 from penstock.flows.definition.expression_eval import EvaluationContext
 from penstock.flows.definition.spec import FlowSpec, RunRequest, StepPolicy, StepSpec
 from penstock.flows.definition.templates import condition, fill, references
-from penstock.flows.definition.validation import checked_inputs, templates
+from penstock.flows.definition.validation import input_templates, parse_inputs
 from penstock.flows.engine import plan
 from penstock.flows.engine.decide import given_up
 from penstock.flows.engine.plan import ADVANCE, Checks
-from penstock.flows.model import STEP, UPSTREAM_FAILED, NewRun, NewStep, Place, StepEnd, StepError, StepSettlement
+from penstock.flows.model import STEP, UPSTREAM_FAILED, NewRun, NewStep, StepEnd, StepError, StepKey, StepSettlement
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Invalid, NotFound, TooLarge
 
@@ -65,7 +65,7 @@ async def look(tx: Connection, rows: Sequence[tuple[asyncpg.Record, StepSpec]]) 
     named: dict[int, set[str]] = defaultdict(set)
     before: dict[int, set[int]] = defaultdict(set)
     for row, spec in rows:
-        written = [templates(spec), spec.over, spec.do.inputs if spec.do else None]
+        written = [input_templates(spec), spec.over, spec.do.inputs if spec.do else None]
         named[row["run"]] |= set(references(written))
         if spec.when:
             named[row["run"]] |= condition(spec.when).references
@@ -96,7 +96,7 @@ def items(spec: StepSpec, context: EvaluationContext, row: asyncpg.Record, first
             kind=work.kind,
             depends_on=(),
             children=(row["n"],),
-            is_looked_at=False,
+            needs_evaluation=False,
             is_plain=False,
             required=work.required,
             spec=written,
@@ -125,7 +125,7 @@ def _given(inputs: Mapping[str, Any], over: Sequence[Any], context: EvaluationCo
 class FlowLookup(Protocol):
     """Flows by their names."""
 
-    def flow(self, name: str) -> FlowSpec: ...
+    def get_flow(self, name: str) -> FlowSpec: ...
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Advance:
     async def follow(self, tx: Connection, told: StepSettlement, now: datetime) -> None:
         """Do all that follows from *told*, which grows by it, until nothing follows any more."""
         news = told
-        while news.looks or news.runs or any(one.status is StepStatus.FAILED for one in news.ended):
+        while news.to_evaluate or news.runs or any(one.status is StepStatus.FAILED for one in news.ended):
             news = await self._once(tx, news, now)
             told.add(news)
 
@@ -157,7 +157,7 @@ class Advance:
             if status is FlowRunStatus.FAILED:
                 await self._fail(tx, run, news, now)
         ends = await self._failed_maps(tx, news, now)
-        verdicts = await self._looked_at(tx, list(dict.fromkeys(news.looks)), now)
+        verdicts = await self._looked_at(tx, list(dict.fromkeys(news.to_evaluate)), now)
         more = StepSettlement()
         for begun in verdicts.begun:
             more.add(begun)
@@ -171,7 +171,7 @@ class Advance:
 
     async def _fail(self, tx: Connection, run: int, news: StepSettlement, now: datetime) -> None:
         """F7: what has not begun does not begin; what is under way may end."""
-        named = [one.name for one in news.ended if one.place[0] == run and one.status is StepStatus.FAILED]
+        named = [one.name for one in news.ended if one.key[0] == run and one.status is StepStatus.FAILED]
         reason = f"step {named[0]} failed" if named else "a step failed"
         await tx.execute(store.SQL["explain_run"], run, reason)
         await store.cancel_waiting(tx, run, UPSTREAM_FAILED, ADVANCE, now)
@@ -179,7 +179,7 @@ class Advance:
     async def _failed_maps(self, tx: Connection, news: StepSettlement, now: datetime) -> list[StepEnd]:
         """F14: with one of its items a map has failed; the others that have not begun are cancelled."""
         failed = {
-            (one.place[0], one.map_n): one.name
+            (one.key[0], one.map_n): one.name
             for one in news.ended
             if one.status is StepStatus.FAILED and one.map_n is not None
         }
@@ -192,7 +192,7 @@ class Advance:
                 await _recount(tx, row)
         return ends
 
-    async def _looked_at(self, tx: Connection, places: Sequence[Place], now: datetime) -> StepDecisions:
+    async def _looked_at(self, tx: Connection, places: Sequence[StepKey], now: datetime) -> StepDecisions:
         verdicts = StepDecisions()
         waiting: list[tuple[asyncpg.Record, StepSpec]] = []
         for row in await store.steps_at(tx, places) if places else []:
@@ -225,7 +225,7 @@ class Advance:
             elif spec.kind == MAP:
                 await self._expand(tx, row, spec, context, verdicts, now)
             else:
-                given = validation.filled(spec, context)
+                given = validation.fill_inputs(spec, context)
                 if check := self._checks.get(spec.kind):
                     check(given)
                 if spec.kind == FLOW:
@@ -267,7 +267,7 @@ class Advance:
         """F14: a run inside a step, by a name that nothing but the step and its attempt decides."""
         if row["depth"] >= DEPTH_LIMIT:
             raise Invalid("NESTING_TOO_DEEP", f"flows are at most {DEPTH_LIMIT} deep", hint="does one contain itself?")
-        request = checked_inputs(RunRequest, given)
+        request = parse_inputs(RunRequest, given)
         if request.flow in [one["flow"] for one in await tx.fetch(store.SQL["outer_flows"], row["run"])]:
             hint = "take its steps into another flow"
             raise Invalid("FLOW_RECURSION", f"flow {request.flow} would run within itself", hint=hint)
@@ -312,7 +312,7 @@ def resolved(
         raise Invalid("BAD_RUN", "a run is made of a `flow` or of `steps`", hint="give exactly one of them")
     if request.flow is None:
         return None, request.steps or {}, checked_scope(request.scope), request.policy or StepPolicy()
-    spec = flows.flow(request.flow)
+    spec = flows.get_flow(request.flow)
     return spec.name, spec.steps, checked_scope({**spec.scope, **request.scope}), request.policy or spec.policy
 
 
@@ -330,7 +330,7 @@ async def _recount(tx: Connection, row: asyncpg.Record) -> None:
         await tx.fetch(store.SQL["recount_run"], row["run"], False)
 
 
-async def _map_outputs(tx: Connection, place: Place) -> dict[str, Any]:
+async def _map_outputs(tx: Connection, place: StepKey) -> dict[str, Any]:
     """What the items gave, in order; left out where it is more than a step may give."""
     items = await tx.fetch(store.SQL["items_of"], *place)
     given = [item["outputs"] for item in items]

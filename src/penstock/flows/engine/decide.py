@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import orjson
 
-from penstock.flows.contract import LATE_OUTPUTS, FlowRunStatus, StepReportAnswer, StepReportKind, StepStatus
+from penstock.flows.contract import MUTABLE_OUTPUTS, FlowRunStatus, StepReportAnswer, StepReportKind, StepStatus
 from penstock.flows.definition.spec import RetryPolicy
 from penstock.flows.model import LEASE_EXPIRED, StepEnd, StepError, StepReport
 from penstock.flows.store import error_document
@@ -20,8 +20,8 @@ _LATER = timedelta(seconds=2)
 
 def digest(report: StepReport) -> str:
     """The same for the same report, whatever it says of what may change later."""
-    outputs = {name: value for name, value in report.outputs.items() if name not in LATE_OUTPUTS}
-    told = [report.said, outputs, error_document(report.error), sorted(report.artifacts)]
+    outputs = {name: value for name, value in report.outputs.items() if name not in MUTABLE_OUTPUTS}
+    told = [report.outcome, outputs, error_document(report.error), sorted(report.artifacts)]
     return hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
@@ -41,7 +41,7 @@ def answered(row: asyncpg.Record, report: StepReport) -> StepReportAnswer:
 
 def decided(row: asyncpg.Record, report: StepReport, now: datetime) -> StepEnd | StepReportAnswer:
     """F5: how a step that is held ends."""
-    match report.said:
+    match report.outcome:
         case StepReportKind.SUCCEEDED:
             return _end(row, StepStatus.SUCCEEDED, report)
         case StepReportKind.FAILED:

@@ -9,7 +9,7 @@ import asyncpg
 
 from penstock.flows import artifacts, store
 from penstock.flows.config import FlowsSection
-from penstock.flows.contract import LATE_OUTPUTS, LOG_LINES, StepReportAnswer, StepReportKind, StepStatus
+from penstock.flows.contract import LOG_LINES, MUTABLE_OUTPUTS, StepReportAnswer, StepReportKind, StepStatus
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.engine import decide, plan
 from penstock.flows.engine.advance import Advance, FlowLookup, resolved
@@ -19,14 +19,14 @@ from penstock.flows.model import (
     ClaimedStep,
     NewRun,
     NewStep,
-    Place,
     Prefetch,
     StepArtifact,
     StepEnd,
+    StepKey,
     StepReport,
     StepSettlement,
-    no_run,
-    no_step,
+    run_not_found,
+    step_not_found,
 )
 from penstock.flows.step import ReportCheck
 from penstock.kernel.db.database import Connection, Database
@@ -109,12 +109,12 @@ class FlowEngine:
     async def _create(self, new: NewRun, steps: Sequence[NewStep]) -> StepSettlement | None:
         """A run that begins at once: in one statement, unless a step must be looked at first."""
         now = self.db.clock.now()
-        is_looked_at = any(step.is_looked_at and not step.depends_on for step in steps)
-        async with self.db.transaction() if is_looked_at else self.db.connection() as connection:
+        needs_evaluation = any(step.needs_evaluation and not step.depends_on for step in steps)
+        async with self.db.transaction() if needs_evaluation else self.db.connection() as connection:
             made = await store.insert_run(connection, new, steps, now, is_begun=True)
             if made is None:
                 return None
-            told = StepSettlement(ready={step.kind for step in steps if not step.depends_on}, looks=made[1])
+            told = StepSettlement(ready={step.kind for step in steps if not step.depends_on}, to_evaluate=made[1])
             await self.advance.follow(connection, told, now)
         return told
 
@@ -148,7 +148,7 @@ class FlowEngine:
     def most_active(self, flow: str) -> int | None:
         """F16: how many runs of a flow may be under way; one that is no longer known has no limit."""
         try:
-            return self.flows.flow(flow).max_active_runs
+            return self.flows.get_flow(flow).max_active_runs
         except NotFound:
             return None
 
@@ -216,7 +216,7 @@ class FlowEngine:
         async with self.db.connection() as connection:
             found = await store.places_of(connection, [(run_id, step_id)])
         if (run_id, step_id) not in found:
-            raise no_step(run_id, step_id)
+            raise step_not_found(run_id, step_id)
         row = await self._row(found[run_id, step_id][0])
         for one in artifacts.known(row["artifacts"]):
             if one.name == name:
@@ -228,7 +228,7 @@ class FlowEngine:
         """The number of a run; NotFound RUN_NOT_FOUND when there is none."""
         row = await tx.fetchrow(store.SQL["run_named"], run_id)
         if row is None:
-            raise no_run(run_id)
+            raise run_not_found(run_id)
         return int(row["id"])
 
     async def succeed(
@@ -249,19 +249,19 @@ class FlowEngine:
         ]
         now = self.db.clock.now()
         is_plain = all(one.is_plain for one, _ in held)
-        if is_plain and len(held) == 1 and appetite.room:
+        if is_plain and len(held) == 1 and appetite.capacity:
             [end], [(one, _)] = ends, held
             async with self.db.connection() as connection:
                 following = await store.pass_on(connection, one, end.outputs or {}, end.digest or "", now, appetite)
             if following is not None:
                 self.notifier.notify(MOVES)
-                return [StepReportAnswer.SETTLED], StepSettlement(handed=following)
+                return [StepReportAnswer.SETTLED], StepSettlement(prefetched=following)
         async with self.db.connection() if is_plain else self.db.transaction() as connection:
             told = await store.settle(connection, ends, now, appetite.worker, appetite)
             if not is_plain:
                 await self.advance.follow(connection, told, now)
         self.announce(told)
-        settled = {one.place for one in told.ended}
+        settled = {one.key for one in told.ended}
         if len(settled) == len(held):
             return [StepReportAnswer.SETTLED] * len(held), told
         lost = [(one.run, one.n) not in settled for one, _ in held]
@@ -292,17 +292,17 @@ class FlowEngine:
 
     def _leaves_something(self, report: StepReport, kind: str) -> bool:
         """Return whether there are artifacts to publish, or a document to check."""
-        return report.said in (StepReportKind.SUCCEEDED, StepReportKind.FAILED) and (
+        return report.outcome in (StepReportKind.SUCCEEDED, StepReportKind.FAILED) and (
             bool(report.artifacts) or kind in self.report_checks
         )
 
-    async def _settle(self, reports: Sequence[tuple[StepReport, Place]], worker: str) -> list[StepReportAnswer]:
+    async def _settle(self, reports: Sequence[tuple[StepReport, StepKey]], worker: str) -> list[StepReportAnswer]:
         if not reports:
             return []
         async with self.db.transaction() as tx:
             now = self.db.clock.now()
             rows = await self._held(tx, [place for _, place in reports])
-            ends: dict[Place, StepEnd] = {}
+            ends: dict[StepKey, StepEnd] = {}
             decisions: list[StepEnd | StepReportAnswer] = []
             for report, place in reports:
                 decision = await self._decided(tx, rows[place], report, now)
@@ -318,7 +318,7 @@ class FlowEngine:
         self.announce(told)
         return [one if isinstance(one, StepReportAnswer) else StepReportAnswer.SETTLED for one in decisions]
 
-    async def _settle_with_artifacts(self, report: StepReport, place: Place, worker: str) -> StepReportAnswer:
+    async def _settle_with_artifacts(self, report: StepReport, place: StepKey, worker: str) -> StepReportAnswer:
         """F6: decide first which report counts, then publish what it left, then end the step."""
         row = await self._row(place)
         believed = await self.publisher.judged(row, report) if decide.is_held(row, report.fence) else report
@@ -343,7 +343,7 @@ class FlowEngine:
                 await self.finish_sealed(place)
         return StepReportAnswer.SETTLED if isinstance(decision, StepEnd) else decision
 
-    async def finish_sealed(self, place: Place) -> None:
+    async def finish_sealed(self, place: StepKey) -> None:
         """F6: publish what the report that counts left, and end its step; again and again, if need be.
 
         One publishes at a time. Nobody's late hand may touch what another has published since: so it is asked before
@@ -379,17 +379,17 @@ class FlowEngine:
             return decide.decided(row, report, now)
         answer = decide.answered(row, report)
         if answer is StepReportAnswer.UNCHANGED:
-            late = {name: value for name, value in report.outputs.items() if name in LATE_OUTPUTS}
+            late = {name: value for name, value in report.outputs.items() if name in MUTABLE_OUTPUTS}
             if late:
                 await tx.execute(store.SQL["add_late_outputs"], row["run"], row["n"], row["fence"], late)
         return answer
 
-    async def _held(self, tx: Connection, places: Sequence[Place]) -> dict[Place, asyncpg.Record]:
+    async def _held(self, tx: Connection, places: Sequence[StepKey]) -> dict[StepKey, asyncpg.Record]:
         """Steps as they are while their runs are held."""
         await store.lock_runs(tx, [run for run, _ in places])
         return {(row["run"], row["n"]): row for row in await store.steps_at(tx, places)}
 
-    async def _row(self, place: Place) -> asyncpg.Record:
+    async def _row(self, place: StepKey) -> asyncpg.Record:
         async with self.db.connection() as connection:
             return (await store.steps_at(connection, [place]))[0]
 

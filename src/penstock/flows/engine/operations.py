@@ -11,7 +11,7 @@ from penstock.flows.contract import FlowRunStatus, StepStatus
 from penstock.flows.definition.spec import StepSpec
 from penstock.flows.engine import plan
 from penstock.flows.engine.engine import FlowEngine
-from penstock.flows.model import RUN, STEP, NewRun, NewStep, StepEnd, StepSettlement, no_run, no_step
+from penstock.flows.model import RUN, STEP, NewRun, NewStep, StepEnd, StepSettlement, run_not_found, step_not_found
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict
 from penstock.kernel.ids import new_id
@@ -29,7 +29,7 @@ class RunShape:
         for row in self.rows.values():
             if row["step_id"] == step_id:
                 return row
-        raise no_step(run_id, step_id)
+        raise step_not_found(run_id, step_id)
 
     def within(self, statuses: Iterable[StepStatus]) -> set[int]:
         """The places of steps that stand so; items of maps are left out: they go with their map."""
@@ -67,7 +67,7 @@ class RunShape:
 
 
 class RunOperations:
-    """Decisions of people about runs."""
+    """Operations of people about runs."""
 
     def __init__(self, engine: FlowEngine, storage: Storage) -> None:
         self._engine = engine
@@ -144,7 +144,7 @@ class RunOperations:
             head = await connection.fetchrow(store.SQL["run_document"], run)
             rows = await connection.fetch(store.SQL["steps_document"], run)
         if head is None:
-            raise no_run(run_id)
+            raise run_not_found(run_id)
         known = [row for row in rows if row["map_n"] is None]
         steps = {row["step_id"]: StepSpec.model_validate(row["spec"]) for row in known}
         planned = plan.planned(steps, self._engine.checks)
@@ -173,7 +173,7 @@ class RunOperations:
 
     async def pause_schedule(self, flow: str, *, is_paused: bool) -> None:
         """F16: keep a flow's schedule no longer, or again; what passed meanwhile is not caught up."""
-        if self._engine.flows.flow(flow).schedule is None:
+        if self._engine.flows.get_flow(flow).schedule is None:
             raise Conflict("NO_SCHEDULE", f"flow {flow} does not run by itself", hint="give it a `schedule`")
         await self._db.execute(store.SQL["pause_schedule"], flow, self._db.clock.now(), is_paused)
 
@@ -183,7 +183,7 @@ class RunOperations:
         """What need not be done again: before the step, done, with artifacts that are still what they were."""
         rows = {row["step_id"]: row for row in all_rows}
         if step_id not in {one.step_id for one in planned}:
-            raise no_step(run_id, step_id)
+            raise step_not_found(run_id, step_id)
         items: dict[int, list[asyncpg.Record]] = defaultdict(list)
         for row in all_rows:
             if row["map_n"] is not None:

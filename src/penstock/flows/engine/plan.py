@@ -23,8 +23,8 @@ _PLANS = 200
 
 def planned(steps: Mapping[str, StepSpec], checks: Checks) -> list[NewStep]:
     """The steps as they are kept; Invalid, naming it, when they make no flow."""
-    known = validation.checked_steps(steps, checks)
-    looked = [validation.is_looked_at(steps[step_id]) for step_id in known.ids]
+    known = validation.validate_steps(steps, checks)
+    looked = [validation.needs_evaluation(steps[step_id]) for step_id in known.ids]
     return [
         NewStep(
             n,

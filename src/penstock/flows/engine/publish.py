@@ -33,7 +33,7 @@ class FlowPublisher:
         except Invalid as error:  # what makes no sense is a failure of the step, not of those reported with it
             return _refused(replace(report, artifacts=()), StepError(error.code, error.message))
         gone = await artifacts.missing(self.storage, row["run_id"], row["step_id"], report.fence, names)
-        if gone and report.said is StepReportKind.SUCCEEDED:
+        if gone and report.outcome is StepReportKind.SUCCEEDED:
             report = _refused(report, artifacts.missing_error(gone))
         report = replace(report, artifacts=names)
         check = self._report_checks.get(row["kind"])
@@ -48,7 +48,7 @@ class FlowPublisher:
             outputs[check.output] = self.storage.uri(f"{folder}/{name}")
             report = replace(report, artifacts=sorted({*report.artifacts, name}))
         report = replace(report, outputs=outputs)
-        if report.said is not StepReportKind.SUCCEEDED:
+        if report.outcome is not StepReportKind.SUCCEEDED:
             return report
         found = _found(check, data, row["given"] or row["spec"].get("inputs", {}), report)
         if isinstance(found, StepError):
@@ -107,4 +107,4 @@ def _found(
 
 def _refused(report: StepReport, error: StepError) -> StepReport:
     """A success that is none."""
-    return replace(report, said=StepReportKind.FAILED, error=error, is_retryable=None)
+    return replace(report, outcome=StepReportKind.FAILED, error=error, is_retryable=None)

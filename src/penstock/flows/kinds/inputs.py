@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from penstock.flows.definition.spec import SpecModel
-from penstock.flows.definition.validation import bad_inputs, checked_inputs
+from penstock.flows.definition.validation import inputs_error, parse_inputs
 from penstock.flows.step import CheckInputs, StepFailed
 from penstock.kernel.errors import Invalid
 from penstock.kernel.validation import describe_error
@@ -18,7 +18,7 @@ _CERTAIN = frozenset({"missing", "extra_forbidden"})  # whatever is referred to
 def read(model: type[M], inputs: Mapping[str, Any]) -> M:
     """*inputs* with all references filled in, as *model* has them; StepFailed BAD_INPUTS names what is wrong."""
     try:
-        return checked_inputs(model, inputs)
+        return parse_inputs(model, inputs)
     except Invalid as error:
         raise StepFailed(error.code, error.message, retryable=False) from None
 
@@ -33,7 +33,7 @@ def checks(model: type[SpecModel]) -> CheckInputs:
             wrong = [one for one in error.errors() if one["type"] in _CERTAIN or not _has_reference(one["input"])]
             problems = [f"{'.'.join(map(str, ('inputs', *one['loc'])))}: {describe_error(one)}" for one in wrong]
             if problems:
-                raise bad_inputs(*problems) from None
+                raise inputs_error(*problems) from None
 
     return check
 

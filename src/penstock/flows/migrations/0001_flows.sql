@@ -44,7 +44,7 @@ CREATE TABLE flow_step (
     depends_on integer[] NOT NULL,
     children integer[] NOT NULL,               -- the places of the steps that depend on it, never changed
     unmet integer NOT NULL,                    -- F3: of those it depends on, how many are not satisfied; of a map's items too
-    is_looked_at boolean NOT NULL,             -- a condition, a reference or an engine's kind is judged before it is READY
+    needs_evaluation boolean NOT NULL,             -- a condition, a reference or an engine's kind is judged before it is READY
     is_plain boolean NOT NULL,                 -- from its success follows nothing but its children's turn
     required boolean NOT NULL,
     spec jsonb NOT NULL,                       -- as it was written

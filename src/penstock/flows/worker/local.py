@@ -40,7 +40,7 @@ class LocalWorkSource:
         plain = [
             n
             for n, (held, report) in enumerate(done)
-            if report.said is StepReportKind.SUCCEEDED and not report.artifacts and held.kind not in with_check
+            if report.outcome is StepReportKind.SUCCEEDED and not report.artifacts and held.kind not in with_check
         ]
         answers: dict[int, StepReportAnswer] = {}
         handed: list[ClaimedStep] = []
@@ -51,7 +51,7 @@ class LocalWorkSource:
         if plain:
             told, settled = await self._engine.succeed([done[n] for n in plain], appetite)
             answers.update(zip(plain, told, strict=True))
-            handed = settled.handed
+            handed = settled.prefetched
         return [answers[n] for n in range(len(done))], handed
 
     async def heartbeat(self, held: Sequence[tuple[str, str, int]]) -> Mapping[tuple[str, str, int], bool]:

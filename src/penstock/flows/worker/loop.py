@@ -214,7 +214,7 @@ class StepWorker:
         about = {"run": held.run_id, "step": held.step_id, "kind": held.kind, "attempt": held.attempt}
         self._telemetry.trace("flow.step", held.trace, began, error, **about)
         if self._metrics is not None:
-            self._metrics.step_ended(held.kind, report.said, (time_ns() - began) / 1e9)
+            self._metrics.step_ended(held.kind, report.outcome, (time_ns() - began) / 1e9)
         self._done.append((held, report))
         self._finished.set()
 

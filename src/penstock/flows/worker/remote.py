@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from penstock.flows.client import FlowClient
-from penstock.flows.contract import RunHold, StepReportAnswer, StepReportKind
+from penstock.flows.contract import HeartbeatState, StepReportAnswer, StepReportKind
 from penstock.flows.model import ClaimedStep, StepError, StepReport
 from penstock.flows.worker.loop import Ended, Name
 from penstock.kernel.errors import Invalid
@@ -53,9 +53,9 @@ class HttpWorkSource:
     async def heartbeat(self, held: Sequence[Name]) -> Mapping[Name, bool]:
         found = await self._client.heartbeat(held, lease=self._lease)
         return {
-            (one["runId"], one["stepId"], one["fence"]): one["state"] == RunHold.CANCELLED
+            (one["runId"], one["stepId"], one["fence"]): one["state"] == HeartbeatState.CANCELLED
             for one in found
-            if one["state"] != RunHold.LOST
+            if one["state"] != HeartbeatState.LOST
         }
 
     async def log(self, held: ClaimedStep, level: str, message: str) -> None:
@@ -92,7 +92,7 @@ def _said(report: StepReport) -> Json:
         "runId": report.run_id,
         "stepId": report.step_id,
         "fence": report.fence,
-        "status": report.said,
+        "status": report.outcome,
         "outputs": dict(report.outputs),
         "artifacts": list(report.artifacts),
     }

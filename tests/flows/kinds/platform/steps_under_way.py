@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from penstock.flows.step import FlowStep, Handler
-from tests.flows.memory_step_io import done, failed
+from tests.flows.memory_step_io import run_failing_step, run_step
 from tests.support.types import Json
 
 
 @asynccontextmanager
 async def under_way(handler: Handler, step: FlowStep) -> "AsyncIterator[asyncio.Task[Json]]":
     """A step being worked on; at the end its worker dies, unless it is done."""
-    task = asyncio.create_task(done(handler, step))
+    task = asyncio.create_task(run_step(handler, step))
     try:
         yield task
     finally:
@@ -23,4 +23,4 @@ async def under_way(handler: Handler, step: FlowStep) -> "AsyncIterator[asyncio.
 async def is_stopped(handler: Handler, step: FlowStep) -> None:
     """A step that was told to stop does so where it would wait."""
     step.cancelled.set()
-    assert (await failed(handler, step)).error.code == "CANCELLED"
+    assert (await run_failing_step(handler, step)).error.code == "CANCELLED"

@@ -13,7 +13,7 @@ from penstock.flows.kinds.platform.harvest import harvest_worker
 from penstock.flows.step import FlowStep
 from penstock.harvest.contract import PLANS
 from tests.flows.kinds.platform.steps_under_way import is_stopped, under_way
-from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
+from tests.flows.memory_step_io import MemoryStepIO, make_step, run_failing_step, run_step
 from tests.harvest.scripted_source import ScriptedSource, scripted_harvest, stones
 from tests.harvest.stepper import FEED, HarvestStepper
 from tests.support.wait import becomes
@@ -26,7 +26,7 @@ async def one(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestStepper
 
 
 def harvesting(attempt: int = 1, step_io: MemoryStepIO | None = None, **more: Any) -> FlowStep:
-    return held("harvest.run", {"feed": FEED, **more}, attempt=attempt, step_io=step_io)
+    return make_step("harvest.run", {"feed": FEED, **more}, attempt=attempt, step_io=step_io)
 
 
 async def plans(one: HarvestStepper) -> list[UUID]:
@@ -51,7 +51,7 @@ async def test_a_feed_is_harvested_once_whoever_dies(one: HarvestStepper) -> Non
     async with under_way(worker, harvesting(2, full=True)) as task:
         await one.finish()
         outputs = await task
-    assert await done(worker, harvesting(3, full=True)) == outputs
+    assert await run_step(worker, harvesting(3, full=True)) == outputs
     assert await plans(one) == [run_id]
     run = await one.run(run_id)
     assert outputs == {
@@ -84,7 +84,7 @@ async def test_another_run_of_the_feed_comes_first(one: HarvestStepper) -> None:
 async def test_a_run_that_failed_fails_its_step_and_the_next_attempt_has_another(one: HarvestStepper) -> None:
     """F10, F14: HARVEST_FAILED tells why; whoever tries the step again gets a run of its own."""
     worker = harvest_worker(HarvestAdapter(one.harvest))
-    first = asyncio.create_task(failed(worker, harvesting()))
+    first = asyncio.create_task(run_failing_step(worker, harvesting()))
     run_id = await planned(one)
     await one.harvest.cancel(run_id, "test", "no more")
     error = await first
@@ -100,7 +100,7 @@ async def test_a_run_that_failed_fails_its_step_and_the_next_attempt_has_another
 async def test_a_step_that_cannot_harvest_says_so(one: HarvestStepper) -> None:
     """F14: a feed nobody knows is final; a step that is told to stop stops, and its run goes on."""
     worker = harvest_worker(HarvestAdapter(one.harvest))
-    error = await failed(worker, held("harvest.run", {"feed": "pebbles"}))
+    error = await run_failing_step(worker, make_step("harvest.run", {"feed": "pebbles"}))
     assert (error.error.code, error.retryable) == ("FEED_NOT_FOUND", False)
     await is_stopped(worker, harvesting())
     await one.drain(PLANS)

@@ -21,7 +21,7 @@ from penstock.ingest.run.run import Ingestion
 from penstock.ingest.workspace import IngestWorkspace
 from penstock.settings import Settings
 from tests.flows.kinds.platform.steps_under_way import under_way
-from tests.flows.memory_step_io import done, failed, held
+from tests.flows.memory_step_io import make_step, run_failing_step, run_step
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.support.crash import Killed, raise_killed
 from tests.support.wait import becomes, until
@@ -59,7 +59,7 @@ class CrashingWorkplace:
 
 
 def ingesting(attempt: int = 1) -> FlowStep:
-    return held("ingest.run", {"supplier": SUPPLIER}, attempt=attempt)
+    return make_step("ingest.run", {"supplier": SUPPLIER}, attempt=attempt)
 
 
 def worker_in(place: IngestWorkspace | CrashingWorkplace) -> Handler:
@@ -76,14 +76,14 @@ def passed(ingest: IngestHarness) -> list[str]:
 async def test_a_file_is_published(ingest: IngestHarness, place: IngestWorkspace) -> None:
     """F14: the newest file of the inbox is published; the next attempt tells of the same run, and takes no other."""
     ingest.drop(snapshot({"A": 1, "B": 2}))
-    outputs = await done(worker_in(place), ingesting())
+    outputs = await run_step(worker_in(place), ingesting())
     assert outputs == {
         "runId": ingest.current(), "status": "PASS", "file": "price.csv", "published": 2, "rejected": 0,
     }  # fmt: skip
     ingest.drop(snapshot({"A": 3}), "later.csv")
-    assert await done(worker_in(place), ingesting(2)) == outputs
+    assert await run_step(worker_in(place), ingesting(2)) == outputs
     assert ingest.names(f"etl_data/raw_v1/inbox/{SUPPLIER}") == ["later.csv"]
-    other = await done(worker_in(place), held("ingest.run", {"supplier": SUPPLIER}, run_id="run-2"))
+    other = await run_step(worker_in(place), make_step("ingest.run", {"supplier": SUPPLIER}, run_id="run-2"))
     assert (other["file"], len(passed(ingest))) == ("later.csv", 2)
 
 
@@ -92,16 +92,16 @@ async def test_a_file_is_published_once_whoever_dies(ingest: IngestHarness, plac
     """F14: wherever the worker dies, the next attempt ends with the file published, by one run."""
     ingest.drop(snapshot({"A": 1}))
     with suppress(Killed):
-        await done(worker_in(CrashingWorkplace(place, at)), ingesting())
-    outputs = await done(worker_in(place), ingesting(2))
+        await run_step(worker_in(CrashingWorkplace(place, at)), ingesting())
+    outputs = await run_step(worker_in(place), ingesting(2))
     assert (outputs["status"], [outputs["runId"]]) == ("PASS", passed(ingest))
-    assert await done(worker_in(place), ingesting(3)) == outputs
+    assert await run_step(worker_in(place), ingesting(3)) == outputs
 
 
 async def test_without_a_file_there_is_nothing_to_publish(ingest: IngestHarness, place: IngestWorkspace) -> None:
     """F14: FILE_MISSING, worth another try; what was published for others before does not count."""
     ingest.publish(snapshot({"A": 1}))
-    error = await failed(worker_in(place), ingesting())
+    error = await run_failing_step(worker_in(place), ingesting())
     assert (error.error.code, error.retryable) == ("FILE_MISSING", True)
 
 
@@ -109,11 +109,11 @@ async def test_a_file_that_is_no_good_fails_the_step(ingest: IngestHarness, plac
     """F14: the run's failure is the step's, also at an attempt that finds the file gone; a better file is taken."""
     ingest.drop(snapshot({"A": "none"}))
     for attempt in (1, 2):
-        error = await failed(worker_in(place), ingesting(attempt))
+        error = await run_failing_step(worker_in(place), ingesting(attempt))
         assert (error.error.code, error.retryable) == ("DQ_TOO_MANY_BAD_ROWS", False)
         assert error.error.details["runId"] in error.error.message
     ingest.drop(snapshot({"A": 1}))
-    assert (await done(worker_in(place), ingesting(3)))["status"] == "PASS"
+    assert (await run_step(worker_in(place), ingesting(3)))["status"] == "PASS"
 
 
 async def test_another_run_of_the_supplier_may_be_quicker(ingest: IngestHarness, place: IngestWorkspace) -> None:
@@ -178,7 +178,7 @@ async def test_no_more_files_are_read_at_once_than_there_is_room_for(
         ingest.configure(KEYED, name)
         ingest.drop(snapshot({"A": 1}), supplier=name)
     worker = ingest_worker(CountingSuppliers(place), at_once=1)
-    ended = await asyncio.gather(*(done(worker, held("ingest.run", {"supplier": name})) for name in names))
+    ended = await asyncio.gather(*(run_step(worker, make_step("ingest.run", {"supplier": name})) for name in names))
     assert ([one["status"] for one in ended], most) == (["PASS"] * 4, 1)
 
 
@@ -186,7 +186,7 @@ async def test_a_run_of_ingest_stops_with_its_step(ingest: IngestHarness, place:
     """F9, F14: a step that is told to stop publishes nothing, and its file stays for the next."""
     ingest.drop(snapshot({"A": 1}))
     step = ingesting()
-    error = await failed(worker_in(CrashingWorkplace(place, Place.STARTED, step.cancelled.set)), step)
+    error = await run_failing_step(worker_in(CrashingWorkplace(place, Place.STARTED, step.cancelled.set)), step)
     assert error.error.code == "CANCELLED"
     assert (passed(ingest), ingest.names(f"etl_data/raw_v1/inbox/{SUPPLIER}")) == ([], ["price.csv"])
-    assert (await done(worker_in(place), ingesting(2)))["status"] == "PASS"
+    assert (await run_step(worker_in(place), ingesting(2)))["status"] == "PASS"

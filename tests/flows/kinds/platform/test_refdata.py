@@ -12,7 +12,7 @@ from penstock.flows.step import FlowStep
 from penstock.refdata import contract
 from penstock.refdata.model import DictionaryKey
 from tests.flows.kinds.platform.steps_under_way import is_stopped, under_way
-from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
+from tests.flows.memory_step_io import MemoryStepIO, make_step, run_failing_step, run_step
 from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
 from tests.support.types import Json
 from tests.support.wait import becomes
@@ -29,7 +29,7 @@ async def refdata(database_url: str) -> AsyncIterator[RefdataHarness]:
 
 def publish(attempt: int = 1, step_io: MemoryStepIO | None = None, mode: str = "SNAPSHOT", **more: Any) -> FlowStep:
     inputs = {"tenant": "acme", "dictionary": "LOOSE", "mode": mode, **more}
-    return held("refdata.publish", inputs, attempt=attempt, step_io=step_io)
+    return make_step("refdata.publish", inputs, attempt=attempt, step_io=step_io)
 
 
 def items(count: int) -> list[Json]:
@@ -79,7 +79,7 @@ async def test_a_dictionary_is_published_once_whoever_dies(
         await becomes(is_published, "all commands are applied")
         outputs = await task
     assert outputs["version"] == (1 if mode == "SNAPSHOT" else 3)
-    assert await done(worker, publish(3, items=items(5), mode=mode)) == outputs
+    assert await run_step(worker, publish(3, items=items(5), mode=mode)) == outputs
     assert await refdata.items("LOOSE") == {item["key"]: item["payload"] for item in items(5)}
     assert len((await refdata.refdata.history(LOOSE, before=99, limit=9)).items) == outputs["version"]
     assert await refdata.bus.backlog(refdata.topic) == 0
@@ -107,7 +107,7 @@ async def test_a_dictionary_is_published_from_an_artifact(refdata: RefdataHarnes
 async def test_what_refdata_refuses_fails_the_step_and_the_next_attempt_sends_it_anew(refdata: RefdataHarness) -> None:
     """F10, F14: the reason is the step's error; once it is mended, a second attempt is a command of its own."""
     worker = refdata_worker(RefdataAdapter(refdata.refdata))
-    first = asyncio.create_task(failed(worker, publish(items=items(3))))
+    first = asyncio.create_task(run_failing_step(worker, publish(items=items(3))))
     await on_the_bus(refdata)
     await refdata.apply(max_items=2)
     error = await first
@@ -133,7 +133,7 @@ async def test_what_refdata_refuses_fails_the_step_and_the_next_attempt_sends_it
 )
 async def test_what_cannot_be_published_is_not_sent(refdata: RefdataHarness, more: Json, code: str) -> None:
     """F14: a mistake in the items or the names is final, and told before anything is sent."""
-    error = await failed(refdata_worker(RefdataAdapter(refdata.refdata)), publish(**more))
+    error = await run_failing_step(refdata_worker(RefdataAdapter(refdata.refdata)), publish(**more))
     assert (error.error.code, error.retryable) == (code, False)
     assert await refdata.bus.backlog(refdata.topic) == 0
 

@@ -17,7 +17,7 @@ from penstock.tracking.contract import Stage
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 from tests.flows.kinds.platform.steps_under_way import is_stopped, under_way
-from tests.flows.memory_step_io import done, failed, held
+from tests.flows.memory_step_io import make_step, run_failing_step, run_step
 from tests.support.types import Json
 from tests.support.wait import becomes
 
@@ -49,7 +49,7 @@ async def take(tracking: Tracking, stage: Stage, *shards: int) -> None:
 
 
 def waiting(**more: Any) -> FlowStep:
-    return held("tracking.wait", {"filename": "f", "pollSeconds": 0.2, **more})
+    return make_step("tracking.wait", {"filename": "f", "pollSeconds": 0.2, **more})
 
 
 async def test_a_step_waits_until_all_shards_are_through(tracking: Tracking) -> None:
@@ -89,11 +89,11 @@ async def test_a_shard_that_failed_fails_the_step(tracking: Tracking) -> None:
     await take(tracking, SPLITTER, 0, 1, 2)
     await tracking.move(WORKER, "fail", "f", 1, actor="test", reason="disk full")
     worker = tracking_worker(TrackingAdapter(tracking))
-    error = await failed(worker, waiting())
+    error = await run_failing_step(worker, waiting())
     assert (error.error.code, error.retryable) == ("TRACKING_FAILED", True)
     assert list(error.error.details["shards"]) == ["1"]
     assert "disk full" in error.error.message
-    assert (await done(worker, waiting(stage="shard-splitter")))["shards"] == 3
+    assert (await run_step(worker, waiting(stage="shard-splitter")))["shards"] == 3
 
 
 async def test_a_step_that_waits_for_a_file_can_be_stopped(tracking: Tracking) -> None:

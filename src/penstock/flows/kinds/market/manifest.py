@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from penstock.flows.contract import ARTIFACT_LIMIT
 from penstock.flows.definition.spec import Code, Json, Name, SpecModel
-from penstock.flows.definition.validation import bad_inputs, checked_inputs
+from penstock.flows.definition.validation import inputs_error, parse_inputs
 from penstock.flows.kinds.market.candles import TIMEFRAME, CandleFile
 from penstock.flows.model import StepError
 from penstock.kernel.errors import Invalid
@@ -70,15 +70,15 @@ class ChartInputs:
 
 def chart_inputs(inputs: Mapping[str, Any]) -> ChartInputs:
     """The *inputs* with all references filled in; Invalid BAD_INPUTS that names what is wrong."""
-    read = checked_inputs(_ChartInputs, inputs)
+    read = parse_inputs(_ChartInputs, inputs)
     if (read.requests is None) == (read.chart_template_id is None):
-        raise bad_inputs("inputs: give either `requests` or `chartTemplateId`")
+        raise inputs_error("inputs: give either `requests` or `chartTemplateId`")
     requests = read.requests or _of_template(str(read.chart_template_id), read.timeframes)
     if twice := _twice([request.id for request in requests]):
-        raise bad_inputs(*(f"inputs.requests: the id {name!r} comes twice" for name in twice))
+        raise inputs_error(*(f"inputs.requests: the id {name!r} comes twice" for name in twice))
     least = len(requests) if read.min_images is None else read.min_images
     if least > len(requests):
-        raise bad_inputs(f"inputs.minImages: {least} is more than the {len(requests)} requested")
+        raise inputs_error(f"inputs.minImages: {least} is more than the {len(requests)} requested")
     return ChartInputs(tuple(requests), least, tuple(read.files))
 
 
@@ -114,10 +114,9 @@ def _refers(value: Any) -> bool:
 def _of_template(template: str, timeframes: Sequence[str]) -> list[ChartRequest]:
     """One picture per timeframe, or the one there is."""
     if not timeframes:
-        return [checked_inputs(ChartRequest, {"id": template, "template": template})]
+        return [parse_inputs(ChartRequest, {"id": template, "template": template})]
     return [
-        checked_inputs(ChartRequest, {"id": f"{template}-{t}", "template": template, "timeframe": t})
-        for t in timeframes
+        parse_inputs(ChartRequest, {"id": f"{template}-{t}", "template": template, "timeframe": t}) for t in timeframes
     ]
 
 
