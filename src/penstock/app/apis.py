@@ -1,11 +1,13 @@
 """The HTTP applications: which parts' routes each of them has."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from penstock.flows import status as flows_status
 from penstock.flows.api import runs as flow_runs_api
@@ -28,8 +30,9 @@ from penstock.kernel.http.middleware import DrainMiddleware, HttpMetrics
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview import api as overview_api
 from penstock.overview.contract import Part
+from penstock.overview.disks import report_disks
 from penstock.overview.events import EventHistory
-from penstock.overview.status import Look, StatusBoard
+from penstock.overview.status import DISKS, StatusBoard, StatusCheck
 from penstock.refdata import status as refdata_status
 from penstock.refdata.api import routes as refdata_api
 from penstock.refdata.commands.service import Refdata
@@ -41,7 +44,7 @@ from penstock.tracking.service import Tracking
 
 @dataclass(frozen=True)
 class PublicApis:
-    """What every HTTP application of a process shares."""
+    """The objects that all HTTP applications of a process share."""
 
     settings: Settings
     telemetry: Telemetry
@@ -49,21 +52,21 @@ class PublicApis:
 
     @cached_property
     def metrics(self) -> HttpMetrics:
-        """Return the metrics of requests; a process without an application does not show them."""
+        """Return the metrics of requests; a process without an HTTP application does not export them."""
         return HttpMetrics(self.telemetry)
 
 
 class Whoami(BaseModel):
-    """How the server sees the caller."""
+    """The identity of the caller."""
 
-    subject: str
-    tenant: str | None
-    is_operator: bool
+    subject: str = Field(description="The claim `sub` of the token; `operator` without authentication.")
+    tenant: str | None = Field(description="The tenant that the token acts for, if any.")
+    is_operator: bool = Field(description="Whether the caller may use the routes of operators.")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the API of all parts asks."""
+    """The services behind the API of all parts."""
 
     tracking: Tracking
     refdata: Refdata
@@ -75,10 +78,11 @@ class Parts:
     flow_views: FlowViews
     flow_events: FlowEvents
     all_events: EventHistory
+    folders: Sequence[Path]  # local folders whose free space is reported
 
 
 def make_api(web: PublicApis, pulse: LivenessPulse, parts: Parts) -> FastAPI:
-    """The API of all parts."""
+    """Return the API of all parts."""
     app = make_pipeline_api(web, pulse, parts.tracking, title="Penstock")
     services = services_of(app)
     services.add(Refdata, parts.refdata)
@@ -90,28 +94,29 @@ def make_api(web: PublicApis, pulse: LivenessPulse, parts: Parts) -> FastAPI:
     services.add(FlowViews, parts.flow_views)
     services.add(FlowEvents, parts.flow_events)
     services.add(EventHistory, parts.all_events)
-    services.add(StatusBoard, _status_board(pulse, parts))
+    services.add(StatusBoard, _make_status_board(pulse, parts))
     for part in (refdata_api, ingest_api, harvest_api, flow_runs_api, flow_steps_api, overview_api):
         app.include_router(part.routes)
     app.include_router(_access)
     return app
 
 
-def _status_board(pulse: LivenessPulse, parts: Parts) -> StatusBoard:
-    looks: dict[str, Look] = {
+def _make_status_board(pulse: LivenessPulse, parts: Parts) -> StatusBoard:
+    checks: dict[str, StatusCheck] = {
+        DISKS: partial(report_disks, parts.folders),
         Part.TRACKING: partial(tracking_status.report_status, parts.tracking),
         Part.REFDATA: partial(refdata_status.report_status, parts.refdata),
         Part.INGEST: partial(ingest_status.report_status, parts.ingest),
         Part.HARVEST: partial(harvest_status.report_status, parts.feeds),
         Part.FLOWS: partial(flows_status.report_status, parts.flow_views),
     }
-    return StatusBoard(pulse, looks, lambda: parts.feeds.now())
+    return StatusBoard(pulse, checks, lambda: parts.feeds.now())
 
 
 def make_pipeline_api(
     web: PublicApis, pulse: LivenessPulse, tracking: Tracking, *, title: str = "Penstock pipeline"
 ) -> FastAPI:
-    """The API of tracking."""
+    """Return the API of tracking."""
     app = make_app(title, web, pulse)
     services_of(app).add(Tracking, tracking)
     app.include_router(tracking_api.routes)
@@ -124,7 +129,7 @@ def make_pipeline_api(
 
 
 def make_command_api(web: PublicApis, pulse: LivenessPulse, refdata: Refdata) -> FastAPI:
-    """The API that takes commands in."""
+    """Return the API for commands and updates of refdata."""
     app = make_app("Penstock commands", web, pulse)
     services_of(app).add(Refdata, refdata)
     app.include_router(refdata_api.routes)
@@ -132,7 +137,7 @@ def make_command_api(web: PublicApis, pulse: LivenessPulse, refdata: Refdata) ->
 
 
 def make_app(title: str, web: PublicApis, pulse: LivenessPulse) -> FastAPI:
-    """One without routes of a part, but with health and metrics."""
+    """Return an application with health and metrics, to which routes of parts can be added."""
     server = web.settings.server
     local_name = server.host if web.settings.auth.jwt is None else None
     app = create_app(
@@ -148,5 +153,5 @@ _access = APIRouter(prefix="/api/v1", tags=["access"])
 
 @_access.get("/whoami")
 async def whoami(caller: Caller) -> Whoami:
-    """Who the server takes you for: the first thing to ask when a token does not work."""
+    """Return the identity of the caller; useful when a token is not accepted."""
     return Whoami(subject=caller.subject, tenant=caller.tenant, is_operator=caller.is_operator)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import orjson
 import structlog
@@ -39,7 +41,7 @@ from penstock.kernel.http.health import Check, LivenessPulse
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview.contract import Part
-from penstock.overview.events import all_moves
+from penstock.overview.events import make_event_history
 from penstock.refdata.pod.config import PodConfig
 from penstock.refdata.pod.supervisor import open_pod, serving_pod
 from penstock.refdata.runtime import ROLES, RefdataPlatform
@@ -128,7 +130,7 @@ async def run_query_api(settings: Settings, stop: asyncio.Event, on_ready: OnRea
         below = await running.open(AsyncExitStack())
         await running.open(serving_pod(pod, sockets))
         structlog.get_logger().info("serving", address=address, processes=count)
-        refdata = await _open_at_last(below, settings, running.telemetry)
+        refdata = await _wait_for_refdata(below, settings, running.telemetry)
         await below.enter_async_context(reloading(settings, running.telemetry, refdata))
         is_loaded = await below.enter_async_context(
             pod.following(refdata.db, refdata.refdata.catalogue, refdata.signals)
@@ -287,7 +289,10 @@ async def _open_parts(
         flow_management=flows.operations,
         flow_views=FlowViews(platform.db, flows.catalogue),
         flow_events=flows.live,
-        all_events=all_moves(_journals(platform, tracking, refdata), [*tracking.live.notifiers, *flows.live.notifiers]),
+        all_events=make_event_history(
+            _find_journals(platform, tracking, refdata), [*tracking.live.notifiers, *flows.live.notifiers]
+        ),
+        folders=_list_folders(settings),
     )
 
 
@@ -313,24 +318,32 @@ async def _run_flows(
     await running.open(run_flows(flows, part_workers(ties), queries=queries, drain=drain, kinds=kinds))
 
 
-def _journals(platform: Platform, tracking: Tracking, refdata: RefdataPlatform) -> dict[Part, Database]:
-    """Return where each part records its moves: in the platform's database, unless it has one of its own."""
-    found = dict.fromkeys(Part, platform.db)
+def _find_journals(platform: Platform, tracking: Tracking, refdata: RefdataPlatform) -> dict[Part, Database]:
+    """Return the database of each part's journal: that of the platform, unless the part has its own."""
+    journals = dict.fromkeys(Part, platform.db)
     if platform.settings.tracking.database is not None:
-        found[Part.TRACKING] = tracking.db
+        journals[Part.TRACKING] = tracking.db
     if platform.settings.refdata.postgres is not None:
-        found[Part.REFDATA] = refdata.db
-    return found
+        journals[Part.REFDATA] = refdata.db
+    return journals
 
 
-async def _open_at_last(stack: AsyncExitStack, settings: Settings, telemetry: Telemetry) -> RefdataPlatform:
-    """R23: open refdata, as soon as its PostgreSQL is there."""
+def _list_folders(settings: Settings) -> list[Path]:
+    """Return the local folders that a process with these settings writes to; some may not exist yet."""
+    urls = [settings.ingest.root, settings.storage.url]
+    local = [unquote(urlsplit(url).path) for url in urls if url and urlsplit(url).scheme in ("", "file")]
+    memory = settings.refdata.query.memory_dir or Path("/dev/shm")  # noqa: S108 - the default of the pod
+    return [settings.data_dir, *map(Path, local), memory]
+
+
+async def _wait_for_refdata(stack: AsyncExitStack, settings: Settings, telemetry: Telemetry) -> RefdataPlatform:
+    """R23: open refdata as soon as its PostgreSQL answers."""
     backoff = Backoff(limit=timedelta(seconds=5))
     while True:
         try:
             return await stack.enter_async_context(open_refdata(settings, telemetry))
         except Transient as error:
-            structlog.get_logger().warning("primary_not_reached", code=error.code, error=error.message)
+            structlog.get_logger().warning("primary_unreachable", code=error.code, error=error.message)
             await asyncio.sleep(backoff.next().total_seconds())
 
 

@@ -1,1 +1,1 @@
-"""All parts together: one stream of what happens, one answer to what is late or broken."""
+"""The overview of all parts: one event stream, and one report of what is late or broken."""

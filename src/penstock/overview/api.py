@@ -11,15 +11,15 @@ from penstock.kernel.http.auth import Principal
 from penstock.kernel.states.event_stream import EVENT_STREAM, LiveEvents
 from penstock.overview import schemas
 from penstock.overview.contract import EVENTS, LAST_LIMIT, PREFIX, STATUS, Part
-from penstock.overview.events import MACHINES, EventHistory, told
+from penstock.overview.events import MACHINES, EventHistory, make_encoder
 from penstock.overview.status import StatusBoard
 
 routes = APIRouter(prefix=PREFIX, tags=["overview"])
 Operator = Annotated[Principal, Depends(require_operator("events and status of all parts"))]
 
 
-async def _watching(request: Request, _caller: Operator) -> AsyncIterator[LiveEvents]:
-    """The journals' tails, with room for one more event stream."""
+async def _reserve_stream(request: Request, _caller: Operator) -> AsyncIterator[LiveEvents]:
+    """Yield the event history with a slot reserved for one more stream."""
     live = service(request, EventHistory)
     async with live.reserve_slot():
         yield live
@@ -27,22 +27,30 @@ async def _watching(request: Request, _caller: Operator) -> AsyncIterator[LiveEv
 
 @routes.get(EVENTS, response_class=StreamingResponse, responses={200: {"content": {EVENT_STREAM: {}}}})
 async def events(
-    live: Annotated[LiveEvents, Depends(_watching)],
-    part: Annotated[list[Part] | None, Query(description="Only of these parts.")] = None,
-    subject: Annotated[str, Query(max_length=1_000, description="Only subjects that begin so.")] = "",
-    last: Annotated[int, Query(ge=0, le=LAST_LIMIT, description="Begin with so many moves already made.")] = 0,
-    follow: Annotated[bool, Query(description="False: end with the moves made until now.")] = True,
-    last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
+    live: Annotated[LiveEvents, Depends(_reserve_stream)],
+    part: Annotated[list[Part] | None, Query(description="Only moves of these parts. Default: all parts.")] = None,
+    subject: Annotated[
+        str, Query(max_length=1_000, description="Only moves of subjects with this prefix, e.g. `acme/RATES`.")
+    ] = "",
+    last: Annotated[
+        int, Query(ge=0, le=LAST_LIMIT, description="Number of past moves that the stream starts with.")
+    ] = 0,
+    follow: Annotated[
+        bool, Query(description="False ends the stream after the past moves; true sends new moves as they are made.")
+    ] = True,
+    last_event_id: Annotated[
+        str | None, Header(description="The `id` of the last received event; the stream resumes after it.")
+    ] = None,
 ) -> StreamingResponse:
-    """Every move of every part as it is made, as server-sent events named `move`."""
-    # Asked before the first word is sent: who has heard it misses nothing from then on.
-    machines = [machine.name for one in part or () for machine in MACHINES[one]]
+    """Stream the moves of all parts as server-sent events named `move`."""
+    # The positions are read before the response starts: a client that has its first byte misses no later move.
+    machines = [machine.name for name in part or () for machine in MACHINES[name]]
     start = await live.start_positions(last_event_id, last=last, of=machines)
-    stream = live.stream(start, told(subject), "Penstock", of=machines, follow=follow)
+    stream = live.stream(start, make_encoder(subject), "Penstock", of=machines, follow=follow)
     return StreamingResponse(stream, media_type=EVENT_STREAM)
 
 
 @routes.get(STATUS)
 async def status(request: Request, _caller: Operator) -> schemas.StatusReport:
-    """What is late or broken, in all parts, and what to do next."""
+    """Return what is late or broken in all parts, each issue with its next step."""
     return await service(request, StatusBoard).status()

@@ -1,4 +1,4 @@
-"""All parts of a running server, from Python."""
+"""A client for the overview of a running server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -9,42 +9,43 @@ from penstock.kernel.http.client import ApiClient, Json
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.overview.contract import EVENTS, PREFIX, STATUS
 
-_GIVE_UP_AFTER = 60.0  # seconds that a server may be away from one who follows it
-_SILENT_FOR = 60.0  # seconds; a stream with nothing to tell says so every fifteen
+_RECONNECT_FOR = 60.0  # seconds for which a follower tries to reconnect after the last event
+_SILENCE_LIMIT = 60.0  # seconds without a byte; an idle stream sends a comment every fifteen
 
 
 class OverviewClient(ApiClient):
-    """One server's overview."""
+    """The overview of one server."""
 
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 30) -> None:
         super().__init__(url, PREFIX, token=token, timeout=timeout)
 
     async def status(self) -> Json:
+        """Return the status report of all parts."""
         return await self._get(STATUS)
 
     async def events(
         self, *, parts: Sequence[str] = (), subject: str = "", last: int = 0, follow: bool = True
     ) -> AsyncIterator[Json]:
-        """Moves as they are made, the *last* ones first; not to *follow* is to end with those.
+        """Yield the *last* past moves, then, with *follow*, new moves as they are made.
 
-        A server that ends the stream while it is followed is asked to go on after the last event; one that stays away
-        is Transient.
+        A stream that breaks while it is followed resumes after the last event. If the server stays down for a minute,
+        Transient is raised.
         """
-        asked = [("subject", subject), ("last", str(last)), ("follow", str(follow).lower())]
-        address = self._address(EVENTS).update_query([*asked, *(("part", part) for part in parts)])
-        heard: str | None = None
-        backoff, has_begun, seen_at = Backoff(), False, monotonic()
+        query = [("subject", subject), ("last", str(last)), ("follow", str(follow).lower())]
+        address = self._address(EVENTS).update_query([*query, *(("part", part) for part in parts)])
+        last_id: str | None = None
+        backoff, received_at = Backoff(), monotonic()
         while True:
             try:
-                headers = {"last-event-id": heard} if heard else {}
-                async with self._stream(address, silent_for=_SILENT_FOR, headers=headers) as events:
+                headers = {"last-event-id": last_id} if last_id else {}
+                async with self._stream(address, silent_for=_SILENCE_LIMIT, headers=headers) as events:
                     async for event in events:
-                        heard, has_begun, seen_at = event.id, True, monotonic()
+                        last_id, received_at = event.id, monotonic()
                         backoff.reset()
                         yield event.data
                 if not follow:
                     return
             except Transient:
-                if not (follow and has_begun) or monotonic() - seen_at > _GIVE_UP_AFTER:
+                if not (follow and last_id) or monotonic() - received_at > _RECONNECT_FOR:
                     raise
             await asyncio.sleep(backoff.next().total_seconds())

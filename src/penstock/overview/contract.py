@@ -1,11 +1,11 @@
-"""What others may know of the overview: the parts, and where they are asked for together."""
+"""The public names of the overview: its paths, and the parts."""
 
 from enum import StrEnum
 
 PREFIX = "/api/v1"
 EVENTS = "/events"
 STATUS = "/status"
-LAST_LIMIT = 1_000  # moves already made that a stream may begin with
+LAST_LIMIT = 1_000  # past moves that an event stream may start with
 
 
 class Part(StrEnum):

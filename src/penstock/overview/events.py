@@ -1,4 +1,4 @@
-"""Every move of every part as one stream, whichever databases their journals are in."""
+"""The moves of all parts as one stream, whichever databases their journals are in."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,23 +29,23 @@ class EventHistory(LiveEvents):
     """The stream of the moves of all parts."""
 
 
-def all_moves(databases: Mapping[Part, Database], notifiers: Sequence[ChangeNotifications]) -> EventHistory:
-    """The moves of all parts. Parts whose database is the same have one journal, told in its order."""
+def make_event_history(databases: Mapping[Part, Database], notifiers: Sequence[ChangeNotifications]) -> EventHistory:
+    """Return the stream of all parts. Parts that share a database share a journal, and so one order of moves."""
     machines: dict[Database, list[str]] = {}
     for part, db in databases.items():
         machines.setdefault(db, []).extend(machine.name for machine in MACHINES[part])
     return EventHistory([JournalTail(db, names) for db, names in machines.items()], notifiers)
 
 
-def told(subject: str) -> Callable[[StoredEntry], schemas.OverviewEvent | None]:
-    """What is told of a move to those who watch subjects that begin so."""
+def make_encoder(subject_prefix: str) -> Callable[[StoredEntry], schemas.OverviewEvent | None]:
+    """Return a function that makes an event of a journal entry, or None if its subject lacks the prefix."""
 
-    def fitting(noted: StoredEntry) -> schemas.OverviewEvent | None:
-        entry = noted.entry
-        if not entry.subject.startswith(subject):
+    def encode(stored: StoredEntry) -> schemas.OverviewEvent | None:
+        entry = stored.entry
+        if not entry.subject.startswith(subject_prefix):
             return None
         return schemas.OverviewEvent(
             part=PART_OF[entry.machine], **{name: getattr(entry, name) for name in entry.__slots__}
         )
 
-    return fitting
+    return encode

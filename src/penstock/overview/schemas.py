@@ -1,4 +1,4 @@
-"""What the API tells of all parts."""
+"""The schemas of the overview's responses."""
 
 from datetime import datetime
 
@@ -14,35 +14,35 @@ class _OverviewModel(BaseModel):
 
 
 class OverviewEvent(MoveSchema):
-    """One move of one subject."""
+    """One move of one subject of a part."""
 
-    part: Part
-    machine: str
-    subject: str
+    part: Part = Field(description="The part that the subject belongs to.")
+    machine: str = Field(description="The state machine, e.g. `flows.run`.")
+    subject: str = Field(description="The identifier of what moved, e.g. a run or a dictionary.")
 
 
 class IssueView(_OverviewModel):
-    """What somebody should look at."""
+    """A problem that an operator should look at."""
 
-    severity: IssueSeverity
-    subject: str
-    problem: str
-    hint: str | None = Field(description="What to do about it.")
-    since: datetime | None
+    severity: IssueSeverity = Field(description="BROKEN needs an operator; LATE may end without one.")
+    subject: str = Field(description="The identifier of what has the problem.")
+    problem: str = Field(description="The problem in words.")
+    hint: str | None = Field(description="The next step, usually a command.")
+    since: datetime | None = Field(description="When the problem started, if known.")
 
 
 class PartStatus(_OverviewModel):
-    """How one part stands."""
+    """The status of one part."""
 
-    part: str
-    summary: str
-    issues: list[IssueView]
+    part: str = Field(description="The name of the part, or `platform` or `disks`.")
+    summary: str = Field(description="The state of the part in one line.")
+    issues: list[IssueView] = Field(description="What is late or broken in the part.")
 
 
 class StatusReport(_OverviewModel):
-    """What is late or broken, in all parts; `status` is the worst of it."""
+    """What is late or broken in all parts."""
 
-    status: str = Field(description="OK, LATE or BROKEN.")
-    at: datetime
-    version: str
-    parts: list[PartStatus]
+    status: str = Field(description="The worst severity of all issues, BROKEN or LATE; OK if there is no issue.")
+    at: datetime = Field(description="When the report was made.")
+    version: str = Field(description="The version of the server.")
+    parts: list[PartStatus] = Field(description="The status of each part.")

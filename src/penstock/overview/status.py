@@ -1,4 +1,4 @@
-"""What is late or broken, in one answer: each part is asked, and one that cannot answer hides nothing of the others."""
+"""The status report: what is late or broken in all parts. A part that fails to answer is BROKEN and hides no other."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,55 +13,59 @@ from penstock.kernel.status import IssueSeverity, PartReport, broken_issue, plur
 from penstock.overview import schemas
 
 OK = "OK"
-PLATFORM = "platform"
-_PATIENCE = 10.0
+PLATFORM, DISKS = "platform", "disks"
+_CHECK_TIMEOUT = 10.0
 
-Look = Callable[[], Awaitable[PartReport]]
+StatusCheck = Callable[[], Awaitable[PartReport]]
 
 
 class StatusBoard:
-    """The looks of all parts, under their names."""
+    """The status checks of all parts, by the name of the part."""
 
-    def __init__(self, pulse: LivenessPulse, looks: Mapping[str, Look], now: Callable[[], datetime]) -> None:
-        self._looks: Mapping[str, Look] = {PLATFORM: self._platform, **looks}
+    def __init__(self, pulse: LivenessPulse, checks: Mapping[str, StatusCheck], now: Callable[[], datetime]) -> None:
+        self._checks: Mapping[str, StatusCheck] = {PLATFORM: self._check_platform, **checks}
         self._pulse = pulse
         self._now = now
 
     async def status(self) -> schemas.StatusReport:
-        reports = await asyncio.gather(*(_report(name, look) for name, look in self._looks.items()))
+        """Run all checks at once and return their reports; the status of the whole is the worst of all issues."""
+        reports = await asyncio.gather(*(_run_check(name, check) for name, check in self._checks.items()))
         parts = [
             schemas.PartStatus(
                 part=name, summary=report.summary, issues=[*map(schemas.IssueView.model_validate, report.issues)]
             )
-            for name, report in zip(self._looks, reports, strict=True)
+            for name, report in zip(self._checks, reports, strict=True)
         ]
-        found = {issue.severity for report in reports for issue in report.issues}
-        worst = next((one.value for one in IssueSeverity if one in found), OK)
+        severities = {issue.severity for report in reports for issue in report.issues}
+        worst = next((severity.value for severity in IssueSeverity if severity in severities), OK)
         return schemas.StatusReport(status=worst, at=self._now(), version=__version__, parts=parts)
 
-    async def _platform(self) -> PartReport:
-        """What all parts stand on."""
+    async def _check_platform(self) -> PartReport:
+        """Return the health of the components that all parts use."""
         components = (await self._pulse.health()).components
-        down = {name: one for name, one in components.items() if one.status == "DOWN"}
+        down = {name: component for name, component in components.items() if component.status == "DOWN"}
         issues = [
-            broken_issue(name, f"does not work: {one.code or 'no answer'}", one.detail or "penstock doctor")
-            for name, one in sorted(down.items())
+            broken_issue(
+                name, f"is down: {component.code or 'it did not answer'}", component.detail or "penstock doctor"
+            )
+            for name, component in sorted(down.items())
         ]
         return PartReport(f"{len(components) - len(down)} of {pluralize(len(components), 'component')} up", issues)
 
 
-async def _report(name: str, look: Look) -> PartReport:
+async def _run_check(name: str, check: StatusCheck) -> PartReport:
     try:
-        async with asyncio.timeout(_PATIENCE):
-            return await look()
+        async with asyncio.timeout(_CHECK_TIMEOUT):
+            return await check()
     except PenstockError as error:
-        return _silent(name, f"{error.code}: {error.message}", error.hint)
+        return _report_failure(name, f"{error.code}: {error.message}", error.hint)
     except TimeoutError:
-        return _silent(name, f"no answer within {_PATIENCE:g} s", "penstock doctor")
-    except Exception as error:  # noqa: BLE001 - an edge: a mistake in one part must not hide what the others say
-        structlog.get_logger().exception("status_crashed", part=name)
-        return _silent(name, f"the look at it failed: {type(error).__name__}", "see the server's log")
+        return _report_failure(name, f"no answer within {_CHECK_TIMEOUT:g} s", "penstock doctor")
+    except Exception as error:  # noqa: BLE001 - an edge: a bug in one part must not hide the issues of the others
+        structlog.get_logger().exception("status_check_crashed", part=name)
+        hint = "search the log of the server for status_check_crashed"
+        return _report_failure(name, f"the status check failed: {type(error).__name__}", hint)
 
 
-def _silent(name: str, problem: str, hint: str | None) -> PartReport:
-    return PartReport("cannot tell how it stands", [broken_issue(name, problem, hint)])
+def _report_failure(name: str, problem: str, hint: str | None) -> PartReport:
+    return PartReport("status unknown", [broken_issue(name, problem, hint)])

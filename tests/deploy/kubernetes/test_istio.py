@@ -22,7 +22,7 @@ from penstock.app.factories import make_telemetry
 from penstock.flows.contract import WAIT_LIMIT as FLOWS_WAIT
 from penstock.kernel.errors import Unauthorized
 from penstock.kernel.http.auth import JwtAuthenticator, JwtSection, NoAuthenticator
-from penstock.kernel.http.health import LivenessPulse
+from penstock.kernel.http.health import ALIASES, LivenessPulse
 from penstock.kernel.http.keys import SharedSecret
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import QuerySection
@@ -112,15 +112,16 @@ def test_every_path_goes_to_the_role_that_serves_it() -> None:
     """R27: what the applications and the pod declare is led to one that has it; health and metrics are not."""
     for role, method, path, _ in _operations():
         route = chosen(method, path)
-        assert route is not None, path
-        if path.startswith("/actuator"):
-            assert route.host is None, path
+        if path.startswith("/actuator") or path in ALIASES:
+            assert route is None or route.host is None, path
         else:
+            assert route is not None, path
             assert role in _served(route.role, method, path), f"{method} {path} goes to {route.role}"
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/docs", "/openapi.json", "/actuator", "/actuator/prometheus", "/%61ctuator/prometheus", "/v1"]
+    "path",
+    ["/", "/docs", "/openapi.json", "/actuator", "/actuator/prometheus", "/%61ctuator/prometheus", "/v1", *ALIASES],
 )
 def test_nothing_else_is_led_anywhere(path: str) -> None:
     """R27: there is no route for the rest: what Penstock would decode into /actuator finds none either."""
@@ -148,8 +149,9 @@ def test_streams_have_no_time_out_and_all_else_has() -> None:
     """R27, R31: server-sent events and NDJSON go on for as long as they like."""
     for _, method, path, streams in _operations():
         route = chosen(method, path)
-        assert route is not None
-        if method == "GET" and streams:
+        if route is None:
+            assert path in ALIASES, path
+        elif method == "GET" and streams:
             assert route.timeout is None, path
             assert route.conditions <= SAFE_TO_REPEAT, path  # what has begun is not begun again
         elif route.host and method != "HEAD" and not path.endswith("/audit"):  # which reads all there is
@@ -305,9 +307,10 @@ def test_another_issuers_token_is_nobodys() -> None:
 def test_metrics_are_for_prometheus_and_health_for_nobody_in_the_mesh(component: str) -> None:
     """R27: never through the gateway, with whatever token; and Prometheus gets nothing else."""
     assert _is_let_in(component, "GET", "/actuator/prometheus", peer=PROMETHEUS, claims={})
+    assert _is_let_in(component, "GET", "/metrics", peer=PROMETHEUS, claims={})
     assert not _is_let_in(component, "GET", "/actuator/health", peer=PROMETHEUS, claims={})
     for claims in ({}, _token(), _token(tenant_id="acme")):
-        for path in ("/actuator/prometheus", "/actuator/health", "/docs", "/"):
+        for path in ("/actuator/prometheus", "/actuator/health", *ALIASES, "/docs", "/"):
             assert not _is_let_in(component, "GET", path, claims=claims)
 
 

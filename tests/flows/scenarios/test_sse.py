@@ -65,6 +65,6 @@ async def test_streams_are_bounded(
     """F18: one watcher too many is told so; an id that is none is refused."""
     bad = await http.get("/flow_runs/events", headers={"last-event-id": "yesterday"})
     problem(bad, 422, "BAD_EVENT_ID")
-    monkeypatch.setattr(event_stream, "WATCHERS", 1)
+    monkeypatch.setattr(event_stream, "STREAM_LIMIT", 1)
     async with http.stream("GET", "/flow_runs/events"):
-        problem(await http.get("/flow_runs/events"), 503, "TOO_MANY_WATCHERS")
+        problem(await http.get("/flow_runs/events"), 503, "TOO_MANY_STREAMS")

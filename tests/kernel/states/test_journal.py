@@ -1,4 +1,4 @@
-"""The journal keeps every move, and its tail loses none."""
+"""The journal stores every move, and a reader of its tail misses none."""
 
 from datetime import UTC, datetime
 
@@ -17,17 +17,17 @@ def entry(subject: str, source: str | None = None, target: str = "new", **more: 
     return JournalEntry("file", subject, source, target, "tester", AT, **more)  # type: ignore[arg-type]
 
 
-async def test_history_tells_who_when_and_why(db: Database) -> None:
-    """T15: every move of a subject is told in order, with its actor, time and reason."""
+async def test_history_has_actor_time_and_reason(db: Database) -> None:
+    """T15: the history has every move of a subject in order, with its actor, time and reason."""
     moves = [entry("a"), entry("b"), entry("a", "new", "failed", reason="disk full", fence=3)]
     async with db.transaction() as tx:
         numbers = await journal.append(tx, moves)
-        told = await journal.read_history(tx, numbers, ["a"])
-    assert [noted.entry for noted in told] == [moves[0], moves[2]]
+        history = await journal.read_history(tx, numbers, ["a"])
+    assert [stored.entry for stored in history] == [moves[0], moves[2]]
 
 
-async def test_a_rolled_back_move_is_not_noted(db: Database) -> None:
-    """T15: a move and its entry are one: without the commit there is neither."""
+async def test_a_rolled_back_move_is_not_in_the_journal(db: Database) -> None:
+    """T15: a move and its entry commit together or not at all."""
     with pytest.raises(LookupError):
         async with db.transaction() as tx:
             numbers = await journal.append(tx, [entry("a")])
@@ -37,22 +37,22 @@ async def test_a_rolled_back_move_is_not_noted(db: Database) -> None:
 
 
 async def test_the_tail_misses_nothing_that_commits_late(db: Database) -> None:
-    """T17: a slow transaction with lower numbers is told before, never skipped by, a quick one."""
+    """T17: a slow transaction with lower numbers comes before a quick one, and is never skipped."""
     async with db.connection() as reader:
         position = await journal.end_position(reader)
         async with db.transaction() as slow:
             await journal.append(slow, [entry("slow")])
             async with db.transaction() as quick:
                 await journal.append(quick, [entry("quick")])
-            told, position = await journal.read_after(reader, position, limit=9)
-        while len(told) < 2:  # other databases' transactions hold it up too: nothing may be told too early
+            entries, position = await journal.read_after(reader, position, limit=9)
+        while len(entries) < 2:  # transactions of other databases delay it too: nothing may appear too early
             more, position = await journal.read_after(reader, position, limit=9)
-            told += more
-    assert [noted.entry.subject for noted in told] == ["slow", "quick"]
+            entries += more
+    assert [stored.entry.subject for stored in entries] == ["slow", "quick"]
 
 
-async def test_the_tail_goes_by_number_not_by_letters(db: Database) -> None:
-    """T17: read in small pages across 99 to 100, where text and number disagree, every entry is told once."""
+async def test_the_tail_is_in_numeric_order(db: Database) -> None:
+    """T17: small pages across 99 to 100, where text and number sort differently, have every entry once."""
     async with db.connection() as connection:
         position = journal.BEGINNING
         for number in range(95, 106):
@@ -62,19 +62,23 @@ async def test_the_tail_goes_by_number_not_by_letters(db: Database) -> None:
                 str(number),  # below every real transaction of this server: all settled
                 AT,
             )
-        told: list[str] = []
+        subjects: list[str] = []
         page, position = await journal.read_after(connection, position, limit=2)
         while page:
-            told += [noted.entry.subject for noted in page]
+            subjects += [stored.entry.subject for stored in page]
             page, position = await journal.read_after(connection, position, limit=2)
-    assert told == [str(number) for number in range(95, 106)]
+    assert subjects == [str(number) for number in range(95, 106)]
 
 
 @pytest.mark.parametrize(
-    ("machines", "count", "told"),
+    ("machines", "count", "subjects"),
     [
         ("a", 1, ["a6"]),
-        ("a", 3, ["a3", "b2", "b3", "b4", "a5", "b5", "a6"]),  # three of a, and what others moved since
+        (
+            "a",
+            3,
+            ["a3", "b2", "b3", "b4", "a5", "b5", "a6"],
+        ),  # three moves of a, and those of b since
         ("ab", 3, ["a5", "b5", "a6"]),
         ("b", 2, ["b4", "a5", "b5", "a6"]),
         ("ab", 1000, ["a1", "b1", "a2", "a3", "b2", "b3", "b4", "a5", "b5", "a6"]),
@@ -82,8 +86,8 @@ async def test_the_tail_goes_by_number_not_by_letters(db: Database) -> None:
         ("ab", 0, []),
     ],
 )
-async def test_a_tail_may_begin_with_the_last_moves(db: Database, machines: str, count: int, told: list[str]) -> None:
-    """T17: so many moves of some machines, whole batches of moves or parts of one."""
+async def test_a_tail_can_start_with_past_moves(db: Database, machines: str, count: int, subjects: list[str]) -> None:
+    """T17: with a number of moves of some machines, in whole batches or parts of a batch."""
     batches = [["a1"], ["b1"], ["a2", "a3"], ["b2", "b3", "b4"], ["a5"], ["b5"], ["a6"]]
     async with db.connection() as connection:
         for number, batch in enumerate(batches, start=10):
@@ -96,12 +100,12 @@ async def test_a_tail_may_begin_with_the_last_moves(db: Database, machines: str,
                 AT,
             )
         position = await journal.position_before_last(connection, list(machines), count)
-        found, _ = await journal.read_after(connection, position, limit=1000)
-    assert [noted.entry.subject for noted in found] == told
+        entries, _ = await journal.read_after(connection, position, limit=1000)
+    assert [stored.entry.subject for stored in entries] == subjects
 
 
-async def test_entries_of_the_first_release_are_kept(postgres_url: str) -> None:
-    """T15: the journal that noted each move by itself is carried over, whole and in order."""
+async def test_entries_of_the_first_schema_are_migrated(postgres_url: str) -> None:
+    """T15: a journal with one row per move is migrated completely and in order."""
     kernel = migrate.load("penstock.kernel")
     async with fresh_database(postgres_url, empty=True) as url, Database.open(url) as db:
         await migrate.migrate(db, kernel[:2])
@@ -118,8 +122,8 @@ async def test_entries_of_the_first_release_are_kept(postgres_url: str) -> None:
     ]
 
 
-async def test_pruning_forgets_only_what_is_old(db: Database) -> None:
-    """Retention removes entries before the given time, in bounded bites."""
+async def test_pruning_deletes_only_old_entries(db: Database) -> None:
+    """Retention deletes entries before the given time, in batches of limited size."""
     async with db.transaction() as tx:
         await journal.append(tx, [entry(str(n)) for n in range(5)])
         assert await journal.prune(tx, AT) == 0

@@ -1,4 +1,4 @@
-"""All parts together: one stream of every move, one answer to what is late or broken."""
+"""All parts together: one stream of the moves, and one report of what is late or broken."""
 
 import asyncio
 import json
@@ -31,13 +31,13 @@ FILE, TENANT, RUN = "2026-11-17.events", "acme", "nightly"
 
 @pytest.fixture(scope="module")
 def databases() -> Iterator[list[str]]:
-    """One for the platform, one for tracking, one for refdata."""
+    """Three databases: of the platform, of tracking and of refdata."""
     with module_database() as platform, module_database() as tracking, module_database() as refdata:
         yield [platform, tracking, refdata]
 
 
 class OverviewHarness:
-    """A Penstock with tokens whose journals are in three databases, and in which every part has moved something."""
+    """A server with authentication and journals in three databases, in which every part has made moves."""
 
     def __init__(self, up: Up, folder: Path, databases: list[str]) -> None:
         self._up = up
@@ -50,21 +50,21 @@ class OverviewHarness:
         return httpx.get(f"{self._up.api}/api/v1{path}", params=params, headers=given, timeout=30)
 
     def post(self, path: str, body: Json, headers: Json | None = None) -> Json:
-        answer = httpx.post(f"{self._up.api}{path}", json=body, headers=headers or self.operator, timeout=30)
-        assert answer.is_success, answer.text
-        told: Json = answer.json()
-        return told
+        response = httpx.post(f"{self._up.api}{path}", json=body, headers=headers or self.operator, timeout=30)
+        assert response.is_success, response.text
+        document: Json = response.json()
+        return document
 
     def events(self, headers: Json | None = None, **params: Any) -> list[tuple[str, Json]]:
-        """All that was noted until now: ids and events."""
+        """Return the ids and the documents of all events so far."""
         self.settle()
-        answer = self.get("/events", {**self.operator, **(headers or {})}, follow="false", **params)
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        events = [parse_event(block) for block in answer.text.split("\n\n") if block.startswith("event: move")]
+        response = self.get("/events", {**self.operator, **(headers or {})}, follow="false", **params)
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = [parse_event(block) for block in response.text.split("\n\n") if block.startswith("event: move")]
         return [(event["id"], json.loads(event["data"])) for event in events]
 
     def settle(self) -> None:
-        """Wait until what was noted is told: transactions of other databases on the server hold it up too."""
+        """Wait until all moves are visible: transactions of other databases on the server delay them too."""
         query = "SELECT coalesce(max(tx) < pg_snapshot_xmin(pg_current_snapshot()), true) FROM journal"
 
         async def is_settled(url: str) -> bool:
@@ -79,7 +79,7 @@ class OverviewHarness:
 
     def issues(self) -> dict[str, list[Json]]:
         status = self.get("/status").json()
-        return {part["part"]: part["issues"] for part in status["parts"] if part["findings"]}
+        return {part["part"]: part["issues"] for part in status["parts"] if part["issues"]}
 
     def command(self, *args: str) -> Result:
         bearer = self.operator["authorization"].removeprefix("Bearer ")
@@ -114,11 +114,11 @@ def harness(databases: list[str], tmp_path_factory: pytest.TempPathFactory) -> I
     )
     with Up(folder, env={**WITH_TOKENS, "DB_PASSWORD": parts.password or ""}) as up:
         harness = OverviewHarness(up, folder, databases)
-        _move_everything(harness, ingest)
+        _make_moves(harness, ingest)
         yield harness
 
 
-def _move_everything(harness: OverviewHarness, ingest: IngestHarness) -> None:
+def _make_moves(harness: OverviewHarness, ingest: IngestHarness) -> None:
     harness.post("/api/v1/pipeline/files/register", {"filename": FILE, "shards": [0, 1]})
     harness.post("/api/v1/pipeline/stages/event-ingest/fail", {"filename": FILE})
     item = {"key": "EUR", "payload": {"rate": 1.1}}
@@ -131,37 +131,37 @@ def _move_everything(harness: OverviewHarness, ingest: IngestHarness) -> None:
     )
     ingest.drop(b"what is this\n")
     harness.post(f"/api/v1/harvest/feeds/{FEED}/runs", {})
-    found: set[tuple[str, str]] = set()
+    moves: set[tuple[str, str]] = set()
 
-    def have_all_ended() -> bool:
-        found.update((event["machine"], event["to"]) for _, event in harness.events(last=1000))
-        return {("ingest.run", "FAIL"), ("harvest.plan", "failed"), ("flows.run", "FAILED")} <= found
+    def have_all_failed() -> bool:
+        moves.update((event["machine"], event["to"]) for _, event in harness.events(last=1000))
+        return {("ingest.run", "FAIL"), ("harvest.plan", "failed"), ("flows.run", "FAILED")} <= moves
 
-    until(have_all_ended, "a run of ingest, one of harvest and one of flows have failed")
+    until(have_all_failed, "a run of ingest, a run of harvest and a run of flows have failed")
 
 
-def test_every_part_is_told_in_one_stream(harness: OverviewHarness) -> None:
-    """T17, F18: each move with its part, its subject, who and why, whichever database it was noted in."""
-    told = harness.events(last=1000)
-    assert {event["part"] for _, event in told} == set(Part)
-    assert {event["part"] for _, event in told if event["part"] != PART_OF[event["machine"]]} == set()
-    (failed,) = [event for _, event in told if event["subject"] == f"{FILE}/1" and event["to"] == "failed"]
+def test_one_stream_has_the_moves_of_every_part(harness: OverviewHarness) -> None:
+    """T17, F18: a move has its part, subject, actor and reason, whichever database its journal is in."""
+    events = harness.events(last=1000)
+    assert {event["part"] for _, event in events} == set(Part)
+    assert {event["part"] for _, event in events if event["part"] != PART_OF[event["machine"]]} == set()
+    (failed,) = [event for _, event in events if event["subject"] == f"{FILE}/1" and event["to"] == "failed"]
     assert (failed["machine"], failed["from"]) == ("tracking.event-ingest", "started")
     assert (failed["reason"], failed["fence"], failed["actor"]) == (None, 0, "ann")
-    assert all(len(name.split(".")) == 3 for name, _ in told)  # how far each of three journals was told
+    assert all(len(event_id.split(".")) == 3 for event_id, _ in events)  # a position in each of three journals
 
 
-def test_whoever_comes_back_misses_nothing(harness: OverviewHarness) -> None:
-    """T17: from any event on, all that come after it are told, each once."""
-    told = harness.events(last=1000)
-    names = [name for name, _ in told]
-    assert len(set(names)) == len(names)
-    for place in range(0, len(told), 3):
-        assert harness.events({"last-event-id": names[place]}) == told[place + 1 :]
+def test_a_client_that_reconnects_misses_nothing(harness: OverviewHarness) -> None:
+    """T17: after any event id the stream has all later events, each once."""
+    events = harness.events(last=1000)
+    ids = [event_id for event_id, _ in events]
+    assert len(set(ids)) == len(ids)
+    for index in range(0, len(events), 3):
+        assert harness.events({"last-event-id": ids[index]}) == events[index + 1 :]
 
 
-def test_one_may_ask_for_less(harness: OverviewHarness) -> None:
-    """T17: some parts, some subjects, the last so many."""
+def test_events_can_be_filtered(harness: OverviewHarness) -> None:
+    """T17: by part, by prefix of the subject, and by number."""
     everything = [event for _, event in harness.events(last=1000)]
     for part in Part:
         assert [event for _, event in harness.events(last=1000, part=part)] == [
@@ -174,8 +174,8 @@ def test_one_may_ask_for_less(harness: OverviewHarness) -> None:
     assert harness.events() == []
 
 
-def test_moves_are_told_as_they_are_made(harness: OverviewHarness) -> None:
-    """T17: a stream that is followed goes on with what happens next."""
+def test_new_moves_are_streamed_as_they_are_made(harness: OverviewHarness) -> None:
+    """T17: a stream that is followed continues with new moves."""
     with harness.live() as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith(": moves of")
@@ -185,29 +185,29 @@ def test_moves_are_told_as_they_are_made(harness: OverviewHarness) -> None:
     harness.post("/api/v1/pipeline/stages/event-ingest/fail", {"filename": FILE})
 
 
-@pytest.mark.parametrize("name", ["", "1-2-3", "1-2-3.4-5-6", "1-2-3.4-5-6.7-8-x", "1-2-3.4-5-6.7-8-9.0-0-0"])
-def test_an_id_that_is_none_is_the_callers_mistake(harness: OverviewHarness, name: str) -> None:
-    """T9: 422, and a hint."""
-    answer = harness.get("/events", {**harness.operator, "last-event-id": name}, follow="false")
-    assert (answer.status_code, answer.json()["code"]) == (422, "BAD_EVENT_ID")
+@pytest.mark.parametrize("event_id", ["", "1-2-3", "1-2-3.4-5-6", "1-2-3.4-5-6.7-8-x", "1-2-3.4-5-6.7-8-9.0-0-0"])
+def test_an_invalid_event_id_is_refused(harness: OverviewHarness, event_id: str) -> None:
+    """T9: status 422 with a hint."""
+    response = harness.get("/events", {**harness.operator, "last-event-id": event_id}, follow="false")
+    assert (response.status_code, response.json()["code"]) == (422, "BAD_EVENT_ID")
 
 
-def test_the_whole_belongs_to_no_tenant(harness: OverviewHarness) -> None:
-    """R28: a tenant sees nothing of the house, nor of other tenants; without a token nobody sees anything."""
+def test_the_overview_is_for_operators_only(harness: OverviewHarness) -> None:
+    """R28: a tenant sees nothing of the server and of other tenants; without a token nothing is visible."""
     for path in ("/events", "/status"):
         assert harness.get(path, {}).status_code == 401
         refused = harness.get(path, token(tenant_id=TENANT))
         assert (refused.status_code, refused.json()["code"]) == (403, "OPERATOR_ONLY")
 
 
-def test_what_is_broken_is_told_with_the_next_step(harness: OverviewHarness) -> None:
-    """T16, F18: by every part that has something to tell, and by no other."""
-    found = harness.issues()
-    assert set(found) == {"tracking", "ingest", "harvest", "flows"}
-    assert [(one["severity"], one["subject"], one["problem"]) for one in found["tracking"]] == [
+def test_an_issue_has_the_next_step(harness: OverviewHarness) -> None:
+    """T16, F18: exactly the parts with a problem report issues."""
+    issues = harness.issues()
+    assert set(issues) == {"tracking", "ingest", "harvest", "flows"}
+    assert [(issue["severity"], issue["subject"], issue["problem"]) for issue in issues["tracking"]] == [
         ("BROKEN", "event-ingest", "2 shards failed")
     ]
-    (supplier,), (feed,), (run,) = found["ingest"], found["harvest"], found["flows"]
+    (supplier,), (feed,), (run,) = issues["ingest"], issues["harvest"], issues["flows"]
     assert (supplier["subject"], feed["subject"], run["subject"]) == (SUPPLIER, FEED, RUN)
     assert "its last run failed: COLUMNS_MISSING; nothing is published yet" in supplier["problem"]
     assert "127.0.0.1:1" in feed["problem"]
@@ -215,8 +215,8 @@ def test_what_is_broken_is_told_with_the_next_step(harness: OverviewHarness) -> 
 
 
 @pytest.mark.full
-def test_the_commands_tell_the_same(harness: OverviewHarness) -> None:
-    """T16: one screen, exit code 1 while something is wrong; the stream a line a move."""
+def test_the_commands_print_the_same(harness: OverviewHarness) -> None:
+    """T16: `status` has exit code 1 while there is an issue; `events` prints one line per move."""
     for act in ("retry", "fail"):
         harness.post(f"/api/v1/pipeline/stages/event-ingest/{act}", {"filename": FILE})
     status = harness.command("status")
@@ -226,58 +226,59 @@ def test_the_commands_tell_the_same(harness: OverviewHarness) -> None:
         assert line in status.out
     assert json.loads(harness.command("status", "--json").out)["status"] == "BROKEN"
     harness.settle()
-    events = harness.command("events", "--part", "tracking", "--last", "2")
-    assert events.code == 0
-    assert [line.split()[2:] for line in events.out.splitlines()] == [
+    result = harness.command("events", "--part", "tracking", "--last", "2")
+    assert result.code == 0
+    assert [line.split()[1:] for line in result.out.splitlines()] == [
         ["tracking.event-ingest", f"{FILE}/{shard}", "new", "→", "failed", "by", "ann"] for shard in (0, 1)
     ]
-    told = [json.loads(line) for line in harness.command("events", "--json", "--last", "1000").out.splitlines()]
-    assert {event["part"] for event in told} == set(Part)
+    events = [json.loads(line) for line in harness.command("events", "--json", "--last", "1000").out.splitlines()]
+    assert {event["part"] for event in events} == set(Part)
 
 
-def test_a_server_that_is_away_is_no_status(tmp_path: Path) -> None:
-    """T16: exit code 7, and a hint."""
+def test_a_server_that_is_down_has_no_status(tmp_path: Path) -> None:
+    """T16: exit code 7 and a hint."""
     for command in ("status", "events"):
         done = penstock(command, "--url", "http://127.0.0.1:1", cwd=tmp_path)
         assert (done.code, done.out) == (7, "")
-        assert "hint: is it running?" in done.err
+        assert "hint: `penstock up` starts a server" in done.err
 
 
-def test_whoever_follows_comes_back_after_an_end(harness: OverviewHarness, tmp_path: Path) -> None:
-    """T17: a stream that is cut goes on after the last event, without a gap and without a repetition."""
-    told = harness.events(last=1000)
-    cut = [b"".join(_event(*one) for one in told[:3]), b"", b"".join(_event(*one) for one in told[3:6])]
-    asked: list[str | None] = []
+def test_a_follower_reconnects_after_an_interruption(harness: OverviewHarness, tmp_path: Path) -> None:
+    """T17: an interrupted stream resumes after the last event, without a gap and without a repetition."""
+    events = harness.events(last=1000)
+    chunks = [_encode_events(events[:3]), b"", _encode_events(events[3:6])]
+    requested: list[str | None] = []
 
-    class Cutting(BaseHTTPRequestHandler):
+    class InterruptingHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.headers["last-event-id"])
-            self.send_response(200 if cut else 503)
+            requested.append(self.headers["last-event-id"])
+            self.send_response(200 if chunks else 503)
             self.end_headers()
-            self.wfile.write(cut.pop(0) if cut else b"")
+            self.wfile.write(chunks.pop(0) if chunks else b"")
 
         def log_message(self, *_: Any) -> None:
-            """Nothing: what was asked is kept."""
+            """Log nothing."""
 
     async def follow(url: str) -> list[Json]:
-        heard = []
+        received = []
         async with OverviewClient(url) as client:
             async for event in client.events(last=1000):
-                heard.append(event)
-                if len(heard) == 6:
+                received.append(event)
+                if len(received) == 6:
                     break
-        return heard
+        return received
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Cutting)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), InterruptingHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        heard = asyncio.run(follow(f"http://127.0.0.1:{server.server_address[1]}"))
+        received = asyncio.run(follow(f"http://127.0.0.1:{server.server_address[1]}"))
     finally:
         server.shutdown()
         server.server_close()
-    assert heard == [event for _, event in told[:6]]
-    assert asked == [None, told[2][0], told[2][0]]
+    assert received == [event for _, event in events[:6]]
+    assert requested == [None, events[2][0], events[2][0]]
 
 
-def _event(name: str, event: Json) -> bytes:
-    return f"event: move\nid: {name}\ndata: {json.dumps(event)}\n\n".encode()
+def _encode_events(events: list[tuple[str, Json]]) -> bytes:
+    text = "".join(f"event: move\nid: {event_id}\ndata: {json.dumps(event)}\n\n" for event_id, event in events)
+    return text.encode()

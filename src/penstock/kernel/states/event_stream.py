@@ -1,4 +1,4 @@
-"""The tails of journals for those who watch: moves as they are made, as server-sent events."""
+"""The tails of journals as server-sent events: moves as they are made."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
@@ -17,20 +17,20 @@ from penstock.kernel.states.journal import Position, StoredEntry
 from penstock.kernel.tasks.wait import wait_any_event
 
 EVENT_STREAM = "text/event-stream"
-WATCHERS = 100  # event streams of a part one process serves at a time
-POLL = 1.0  # seconds after which a watcher looks by itself
+STREAM_LIMIT = 100  # open event streams of a part per process
+POLL_INTERVAL = 1.0  # seconds after which a stream polls without a notification
 KEEP_ALIVE = 15.0
-_TAIL = 500
-_PAUSE = 0.1  # between two looks: many watchers of a busy part must not take the connections from its workers
-_BREATH = 0.01  # between two pages of what was made before
+_PAGE_SIZE = 500
+_POLL_PAUSE = 0.1  # between two polls: many streams of a busy part must leave connections to its workers
+_PAGE_PAUSE = 0.01  # between two pages of past moves
 
-Positions = tuple[Position, ...]  # how far each journal is told
-Batch = tuple[int, Sequence[StoredEntry]]  # the number of a journal, and what it noted
+Positions = tuple[Position, ...]  # how far each journal was read
+Batch = tuple[int, Sequence[StoredEntry]]  # the index of a journal, and its next entries
 
 
 @dataclass(frozen=True)
 class JournalTail:
-    """A journal, as far as it tells of some *machines*."""
+    """The journal of a database, limited to some *machines*."""
 
     db: Database
     machines: Collection[str]
@@ -38,113 +38,119 @@ class JournalTail:
 
 @dataclass(frozen=True)
 class ChangeNotifications:
-    """A bell that rings for a topic when something moved; without one, watchers look every second."""
+    """A topic that is notified when something moved; without notifications, streams poll every second."""
 
     notifier: Notifier
     topic: str
 
 
 class LiveEvents:
-    """The moves that *tails* tell of, together."""
+    """The moves of all *tails* together."""
 
     def __init__(self, tails: Sequence[JournalTail], notifiers: Sequence[ChangeNotifications]) -> None:
         self._tails = tails
         self.notifiers = notifiers
-        self._watchers = 0
+        self._open_streams = 0
 
     @asynccontextmanager
     async def reserve_slot(self) -> AsyncIterator[None]:
-        """Room for one more event stream, or Transient TOO_MANY_WATCHERS."""
-        if self._watchers >= WATCHERS:
-            hint = "close some, or ask another server"
-            raise Transient("TOO_MANY_WATCHERS", f"{WATCHERS} event streams are open here", hint=hint)
-        self._watchers += 1
+        """Reserve one of the event streams that a process serves, or raise Transient TOO_MANY_STREAMS."""
+        if self._open_streams >= STREAM_LIMIT:
+            hint = "close some of them, or use another server"
+            raise Transient("TOO_MANY_STREAMS", f"{STREAM_LIMIT} event streams are open on this server", hint=hint)
+        self._open_streams += 1
         try:
             yield
         finally:
-            self._watchers -= 1
+            self._open_streams -= 1
 
     async def start_positions(self, event_id: str | None, *, last: int = 0, of: Collection[str] = ()) -> Positions:
-        """Where to begin: after the event of that id; without one, before the *last* moves that were made, *of* these
-        machines when some are named."""
+        """Return the positions after the event with this id; without an id, before the *last* moves.
+
+        With *of*, only moves of these machines count.
+        """
         if event_id is not None:
-            return _positions_of(event_id, len(self._tails))
-        found = []
+            return _parse_event_id(event_id, len(self._tails))
+        positions = []
         for tail in self._tails:
             async with tail.db.connection() as connection:
-                found.append(await journal.position_before_last(connection, _machines(tail, of), last))
-        return tuple(found)
+                positions.append(await journal.position_before_last(connection, _select_machines(tail, of), last))
+        return tuple(positions)
 
     async def stream(
         self,
         start: Positions,
-        told: Callable[[StoredEntry], BaseModel | None],
+        encode: Callable[[StoredEntry], BaseModel | None],
         about: str,
         *,
         of: Collection[str] = (),
         follow: bool = True,
     ) -> AsyncIterator[str]:
-        """Events as text, for moves *told* makes something of; a comment now and then while there are none, so that
-        nobody takes the line for dead. Not to *follow* is to end with the moves that were made until now."""
+        """Yield the moves after *start* as the text of events; moves that *encode* maps to None are skipped.
+
+        While nothing moves, a comment is sent periodically, so that no proxy takes the connection for dead. Without
+        *follow* the stream ends after the moves made so far.
+        """
         yield f": moves of {about}\n\n"
-        told_at, reached = monotonic(), list(start)
-        async for place, moves in self.moves(start, of=of, follow=follow):
+        sent_at, positions = monotonic(), list(start)
+        async for index, entries in self.moves(start, of=of, follow=follow):
             text = ""
-            for noted in moves:
-                reached[place] = noted.position
-                if (data := told(noted)) is not None:
-                    name = ".".join("-".join(map(str, position)) for position in reached)
-                    text += f"event: move\nid: {name}\ndata: {data.model_dump_json(by_alias=True)}\n\n"
-            if not text and monotonic() - told_at > KEEP_ALIVE:
+            for stored in entries:
+                positions[index] = stored.position
+                if (data := encode(stored)) is not None:
+                    event_id = ".".join("-".join(map(str, position)) for position in positions)
+                    text += f"event: move\nid: {event_id}\ndata: {data.model_dump_json(by_alias=True)}\n\n"
+            if not text and monotonic() - sent_at > KEEP_ALIVE:
                 text = ": nothing moved\n\n"
             if text:
                 yield text
-                told_at = monotonic()
+                sent_at = monotonic()
 
     async def moves(
         self, start: Positions, *, of: Collection[str] = (), follow: bool = True
     ) -> AsyncGenerator[Batch, None]:
-        """Moves as they are made, after *start*; empty when a while passed without."""
-        reached, ends = list(start), None if follow else await self.start_positions(None)
+        """Yield batches of moves after *start* as they are made; an empty batch for each poll without a move."""
+        positions, ends = list(start), None if follow else await self.start_positions(None)
         while not any(notifier.notifier.is_closed for notifier in self.notifiers):
             notified = [notifier.notifier.next_event(notifier.topic) for notifier in self.notifiers]
             is_all = True
-            for place, tail in enumerate(self._tails):
+            for index, tail in enumerate(self._tails):
                 try:
                     async with tail.db.connection() as connection:
-                        noted, reached[place] = await journal.read_after(
-                            connection, reached[place], limit=_TAIL, machines=_machines(tail, of)
+                        entries, positions[index] = await journal.read_after(
+                            connection, positions[index], limit=_PAGE_SIZE, machines=_select_machines(tail, of)
                         )
-                except Transient as error:  # the watcher comes back with the last event it had
-                    structlog.get_logger().warning("watching_ended", code=error.code, error=error.message)
+                except Transient as error:  # the client reconnects with its last event id
+                    structlog.get_logger().warning("event_stream_interrupted", code=error.code, error=error.message)
                     return
-                is_all = is_all and len(noted) < _TAIL
-                yield place, noted
-            if ends is not None and all(at >= end for at, end in zip(reached, ends, strict=True)):
+                is_all = is_all and len(entries) < _PAGE_SIZE
+                yield index, entries
+            if ends is not None and all(at >= end for at, end in zip(positions, ends, strict=True)):
                 return
             if is_all:
-                await wait_any_event(notified, POLL)
-            await asyncio.sleep(_PAUSE if is_all else _BREATH)
+                await wait_any_event(notified, POLL_INTERVAL)
+            await asyncio.sleep(_POLL_PAUSE if is_all else _PAGE_PAUSE)
 
 
-def _machines(tail: JournalTail, of: Collection[str]) -> list[str]:
+def _select_machines(tail: JournalTail, of: Collection[str]) -> list[str]:
     return [machine for machine in tail.machines if not of or machine in of]
 
 
-def _positions_of(event_id: str, count: int) -> Positions:
-    """The places in *count* journals that an event's id tells, or Invalid."""
-    places = event_id.split(".")
-    if len(places) != count:
-        raise _bad_id()
-    return tuple(map(_position_of, places))
+def _parse_event_id(event_id: str, count: int) -> Positions:
+    """Return the positions in *count* journals that an event id contains, or raise Invalid BAD_EVENT_ID."""
+    positions = event_id.split(".")
+    if len(positions) != count:
+        raise _bad_id(event_id)
+    return tuple(_parse_position(position, event_id) for position in positions)
 
 
-def _position_of(text: str) -> Position:
+def _parse_position(text: str, event_id: str) -> Position:
     parts = text.split("-")
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
-        raise _bad_id()
+        raise _bad_id(event_id)
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
-def _bad_id() -> Invalid:
-    return Invalid("BAD_EVENT_ID", "that is no id of an event here", hint="send the last `id` received, unchanged")
+def _bad_id(event_id: str) -> Invalid:
+    hint = "send the `id` of the last received event unchanged"
+    return Invalid("BAD_EVENT_ID", f"{event_id[:100]!r} is not an event id of this server", hint=hint)
