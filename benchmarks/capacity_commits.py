@@ -23,7 +23,7 @@ from benchmarks.pods import PROGRAM, written
 from benchmarks.servers import Served, processor_seconds, started
 from penstock.app.parts import open_refdata
 from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.refdata.commands.messages import command_message
+from penstock.refdata.commands.messages import build_command_message
 from penstock.refdata.contract import Command, CommandItem, CommandSource, EventType
 from penstock.refdata.model import CommandEvent, DictionaryKey
 from penstock.refdata.runtime import RefdataPlatform
@@ -138,7 +138,7 @@ async def _through(platform: RefdataPlatform, targets: Sequence[DictionaryKey], 
     topic, size = platform.section.kafka.commands_topic, 0
     for first in range(0, count, PUBLISHED_AT_ONCE):
         numbers = range(first, min(first + PUBLISHED_AT_ONCE, count))
-        messages = [command_message(topic, delta(targets[number % len(targets)], KEYS)) for number in numbers]
+        messages = [build_command_message(topic, delta(targets[number % len(targets)], KEYS)) for number in numbers]
         size += sum(len(message.key) + len(message.value) for message in messages)
         await platform.bus.publish(messages)
     while await platform.db.fetchval(_VERSIONS) < wanted or await platform.db.fetchval(WAITING):  # noqa: ASYNC110 - other processes do it

@@ -22,7 +22,7 @@ from benchmarks.servers import processor_seconds, started
 from benchmarks.simulated_pods import HELD
 from penstock.app.parts import open_refdata
 from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.refdata.commands.messages import command_message
+from penstock.refdata.commands.messages import build_command_message
 from penstock.refdata.model import DictionaryKey
 from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
@@ -169,7 +169,7 @@ class _Rig:
         topic, wanted = self.platform.section.kafka.commands_topic, await self._version(target) + self.count
         for number in range(self.count):
             await asyncio.sleep(began + number / RATE - time.perf_counter())
-            await self.platform.bus.publish([command_message(topic, delta(target, items))])
+            await self.platform.bus.publish([build_command_message(topic, delta(target, items))])
         while await self._version(target) < wanted or await self.platform.db.fetchval(WAITING):  # noqa: ASYNC110 - other processes do it
             await asyncio.sleep(LOOK)
         return wanted

@@ -35,7 +35,7 @@ from penstock.app.parts import open_refdata
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.tasks.wait import cancel_and_wait
 from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.refdata.commands.messages import command_message
+from penstock.refdata.commands.messages import build_command_message
 from penstock.refdata.contract import Command, CommandItem, CommandSource, EventType
 from penstock.refdata.model import CommandEvent, DictionaryKey
 from penstock.refdata.runtime import RefdataPlatform
@@ -241,7 +241,7 @@ class _House:
         command.event_id, command.tenant_id, command.source = uuid.uuid4(), target.tenant_id, CommandSource.KAFKA
         topic = self._platform.section.kafka.commands_topic
         event = CommandEvent(target, command.event_id, CommandSource.KAFKA, command)
-        await self._platform.bus.publish([command_message(topic, event)])
+        await self._platform.bus.publish([build_command_message(topic, event)])
 
     async def _version(self, target: DictionaryKey) -> int:
         query = "SELECT version FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2"

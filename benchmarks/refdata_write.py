@@ -27,12 +27,12 @@ from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.tasks.wait import wait_event
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.client import RefdataClient
-from penstock.refdata.commands.commit_waiter import SOMETHING
-from penstock.refdata.commands.messages import command_message
+from penstock.refdata.commands.commit_waiter import COMMITS
+from penstock.refdata.commands.messages import build_command_message
 from penstock.refdata.contract import Command, CommandItem, CommandSource, EventType
 from penstock.refdata.item_files import snapshot_commands
 from penstock.refdata.model import CommandEvent, DictionaryKey
-from penstock.refdata.runtime import RefdataPlatform, applying, relaying
+from penstock.refdata.runtime import RefdataPlatform, run_apply, run_relay
 from penstock.settings import Settings
 
 TENANTS = 20
@@ -146,19 +146,19 @@ async def _publish(platform: RefdataPlatform, events: Sequence[CommandEvent]) ->
     size = 1_000 if len(events) > 1_000 else 10  # commands of one item, or of many
     for first in range(0, len(events), size):
         batch = events[first : first + size]
-        await platform.bus.publish([command_message(topic, event) for event in batch])
+        await platform.bus.publish([build_command_message(topic, event) for event in batch])
 
 
 async def _through(platform: RefdataPlatform, events: Sequence[CommandEvent]) -> float:
     """Seconds until *events* are published, applied and announced."""
     topic = platform.section.kafka.commands_topic
-    async with applying(platform), relaying(platform):
+    async with run_apply(platform), run_relay(platform):
         began = perf_counter()
         await _publish(platform, events)
         while await platform.bus.backlog(topic):
-            await wait_event(platform.refdata.notifier.next_event(SOMETHING), 0.05)
+            await wait_event(platform.refdata.notifier.next_event(COMMITS), 0.05)
         while await platform.db.fetchval("SELECT EXISTS (SELECT FROM outbox_event WHERE NOT published)"):
-            await wait_event(platform.refdata.notifier.next_event(SOMETHING), 0.02)
+            await wait_event(platform.refdata.notifier.next_event(COMMITS), 0.02)
         return perf_counter() - began
 
 

@@ -234,9 +234,9 @@ def _describe_wrong_sink(refdata: RefdataSection, sink: DictionarySinkSection) -
         return f"refdata.dictionaries has no dictionary {code}"
     if found.load_sql is None or found.apply is not None:
         return f"dictionary {code} reads the tables of harvest: it needs `loadSql` and must not have `apply`"
-    if found.keep_versions or found.max_drop_percent is not None:
+    if found.retain_versions or found.max_drop_percent is not None:
         reason = "apply to SNAPSHOT commands only, which a feed does not send; use limits.max_delete_ratio of the feed"
-        return f"keepVersions and maxDropPercent of dictionary {code} {reason}"
+        return f"retainVersions and maxDropPercent of dictionary {code} {reason}"
     if refdata.tenants is not None and sink.tenant not in refdata.tenants:
         return f"refdata.tenants has no tenant {sink.tenant}"
     if refdata.postgres is not None:

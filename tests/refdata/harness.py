@@ -19,7 +19,7 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Worker
 from penstock.refdata.apply.applier import CommandApplier, apply_handler
 from penstock.refdata.apply.relay import OutboxRelay
-from penstock.refdata.contract import decode, message_key
+from penstock.refdata.contract import decode_command, message_key
 from penstock.refdata.model import DictionaryKey, UpdateRecord
 from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
@@ -69,7 +69,7 @@ class RefdataHarness:
 
     async def send(self, code: str, *items: Json, tenant: str = "acme", **more: Any) -> UUID:
         """Take a DELTA in as the API does; its id."""
-        update = await self.refdata.submit(tenant, decode(command(code, *items, **more)))
+        update = await self.refdata.submit(tenant, decode_command(command(code, *items, **more)))
         return update.event_id
 
     async def publish(self, value: bytes, key: str = "acme:LOOSE") -> None:
@@ -97,7 +97,7 @@ class RefdataHarness:
         return await OutboxRelay(self.db, self.platform.signals, self.refdata.notifier, self.platform.telemetry).step()
 
     async def update(self, event_id: UUID, tenant: str = "acme") -> UpdateRecord:
-        return await self.refdata.update(tenant, event_id)
+        return await self.refdata.get_update(tenant, event_id)
 
     async def items(self, code: str, tenant: str = "acme") -> Json:
         """What a reader would load: key to payload."""

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.states import journal
-from penstock.refdata.contract import decode
+from penstock.refdata.contract import decode_command
 from penstock.refdata.maintenance import RefdataMaintenance
 from tests.refdata.harness import RefdataHarness, chunk, opened, refdata_settings
 
@@ -41,7 +41,7 @@ class RetentionHarness:
                     return [one.entry for one in noted]
 
     async def send_chunk(self, snapshot_id: UUID, index: int, total: int, *items: Any, **more: Any) -> UUID:
-        body = decode(chunk("LOOSE", snapshot_id, index, total, *items, **more))
+        body = decode_command(chunk("LOOSE", snapshot_id, index, total, *items, **more))
         return (await self.harness.refdata.submit("acme", body)).event_id
 
 

@@ -30,11 +30,11 @@ from penstock.refdata.contract import (
     CommandItem,
     EventType,
     chunk_items,
-    decode,
-    encode,
+    decode_command,
+    encode_command,
     message_key,
 )
-from penstock.refdata.model import KEYS_TOLD
+from penstock.refdata.model import MAX_SENT_KEYS
 from tests.refdata.harness import RefdataHarness, chunk, command, delete, heard, on_bus, published, upsert
 from tests.support.types import Json
 
@@ -84,7 +84,7 @@ SENT = {
 async def test_commands_on_the_bus_are_as_published(harness: RefdataHarness) -> None:
     """R9, R27: what the API puts on the bus is valid under the schema, its key and its headers as AsyncAPI says."""
     for body in SENT.values():
-        await harness.refdata.submit("acme", decode(body))
+        await harness.refdata.submit("acme", decode_command(body))
     messages = [message async for message in published(harness, len(SENT))]
     for message in messages:
         said = json.loads(message.value)
@@ -101,7 +101,7 @@ async def test_announcements_are_as_published(harness: RefdataHarness) -> None:
         assert isinstance(await anext(feed), Resync)
         value, key = on_bus(command("LOOSE", upsert("a", 1), delete("b")))
         await harness.bus.publish([BusMessage(harness.topic, key, value, {TRACEPARENT: TRACE})])
-        await harness.send("LOOSE", *(upsert(f"k{number}", number) for number in range(KEYS_TOLD + 1)))
+        await harness.send("LOOSE", *(upsert(f"k{number}", number) for number in range(MAX_SENT_KEYS + 1)))
         await harness.apply()
         assert await harness.relay() == 2
         told = [json.loads(item.body) async for item in heard(feed, 2)]
@@ -138,7 +138,7 @@ def test_wrong_commands_are_wrong_to_both(change: Json | None) -> None:
     said = changed(json.loads(SENT["a delta"]), change)
     assert not COMMAND.is_valid(said)
     with pytest.raises(PenstockError):
-        decode(json.dumps(said).encode())
+        decode_command(json.dumps(said).encode())
 
 
 WRONG_INVALIDATIONS = {
@@ -231,11 +231,11 @@ def test_what_is_taken_is_valid(said: Json) -> None:
     valid = Draft202012Validator(schema).is_valid(said)
     assert Draft7Validator(schema).is_valid(said) == valid
     try:
-        taken = decode(json.dumps(said).encode())
+        taken = decode_command(json.dumps(said).encode())
     except PenstockError:
         return
     assert valid
-    assert COMMAND.is_valid(json.loads(encode(taken)))
+    assert COMMAND.is_valid(json.loads(encode_command(taken)))
 
 
 def test_every_reference_of_asyncapi_leads_somewhere() -> None:
@@ -311,7 +311,7 @@ def test_chunks_fit_into_commands(items: list[CommandItem]) -> None:
     assert [item for chunk in chunks for item in chunk] == items
     assert len(chunks) == 1 or all(chunks)
     commands = [Command(dict_code="C" * 128, event_type=EventType.SNAPSHOT, items=chunk) for chunk in chunks]
-    assert all(len(encode(command)) <= COMMAND_LIMIT for command in commands)
+    assert all(len(encode_command(command)) <= COMMAND_LIMIT for command in commands)
 
 
 def test_a_chunk_has_no_more_items_than_a_command() -> None:

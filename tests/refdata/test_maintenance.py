@@ -130,7 +130,7 @@ async def test_all_of_the_old_goes_however_much_it_is(
     retention: RetentionHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R14: pruning goes in small pieces, and to the end."""
-    monkeypatch.setattr("penstock.refdata.store.PRUNED_AT_ONCE", 3)
+    monkeypatch.setattr("penstock.refdata.store.PRUNE_BATCH", 3)
     for number in range(10):
         await retention.harness.send("LOOSE", upsert(f"k{number}", 1))
     await retention.harness.send("LOOSE", event_type="SNAPSHOT")

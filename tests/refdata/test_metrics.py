@@ -9,7 +9,7 @@ import asyncpg
 import httpx
 import pytest
 
-from penstock.refdata.maintenance import lag_chore
+from penstock.refdata.maintenance import make_lag_task
 from penstock.settings import Settings
 from tests.refdata.exposition import parsed, samples_of
 from tests.refdata.harness import environment, on_bus, opened, refdata_settings, upsert
@@ -34,7 +34,7 @@ async def test_metrics_are_told_to_prometheus(retention: RetentionHarness) -> No
     retention.clock.advance(HOUR)
     await retention.upkeep.show()
     for topic in (harness.topic, "somebody.elses"):
-        _, show_lag, _ = lag_chore(harness.bus, topic, harness.platform.metrics)
+        _, show_lag, _ = make_lag_task(harness.bus, topic, harness.platform.metrics)
         await show_lag()
     told = samples_of(harness)
     events = {labels["result"]: value for labels, value in told["penstock_refdata_events_total"]}

@@ -15,7 +15,7 @@ CONFIG = """
 refdata:
   query: {reconcileEvery: PT30S}
   dictionaries:
-    - {code: COUNTRY, maxDropPercent: 10, keepVersions: 2}
+    - {code: COUNTRY, maxDropPercent: 10, retainVersions: 2}
     - {code: RATE}
 """
 
@@ -102,10 +102,10 @@ def test_dictionaries_from_the_command_line(up: Up, tmp_path: Path) -> None:
     (tmp_path / "few.json").write_text('{"NO": {"name": "Norge"}}')
     assert "ROW_DROP" in run("import", "t", "COUNTRY", "few.json", code=1)
     run("import", "t", "COUNTRY", "few.json", "--allow-drop")
-    assert run("kept", "t", "COUNTRY").splitlines()[1].startswith("2 ")
+    assert run("retained", "t", "COUNTRY").splitlines()[1].startswith("2 ")
     assert "committed as version 4" in run("rollback", "t", "COUNTRY", "2")
     assert "Sweden" in run("get", "t", "COUNTRY", "SE", "--min-version", "4")
-    assert run("keep", "t", "COUNTRY") == "version 4 is kept\n"
+    assert run("retain", "t", "COUNTRY") == "version 4 is retained\n"
     assert "readers get version 2" in run("pin", "t", "COUNTRY", "2")
     assert "is pinned no more" in run("unpin", "t", "COUNTRY")
     assert "not kept" in run("pin", "t", "COUNTRY", "99", code=5)

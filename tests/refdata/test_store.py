@@ -35,7 +35,7 @@ TABLES = {
     "update_request": (
         ["tenant_id text", "event_id uuid", "dict_code text", "status text", "committed_version bigint null",
          "error_message text null", "created_at timestamp with time zone", "updated_at timestamp with time zone"],
-        ["error_code", "body_hash", "looked_for_at"],
+        ["error_code", "body_hash", "probed_at"],
         ["tenant_id", "event_id"],
     ),
     "outbox_event": (

@@ -25,7 +25,7 @@ from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.clock import Clock
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict, NotFound
-from penstock.refdata.apply import bump_version
+from penstock.refdata.apply import version_bump
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.contract import Command
 from penstock.refdata.model import DictionaryKey, UpdateRecord
@@ -97,7 +97,7 @@ class RefdataAdapter:
 
     async def update(self, tenant: str, event_id: UUID) -> RefdataOutputs | None:
         try:
-            return _published(await self._refdata.update(tenant, event_id))
+            return _published(await self._refdata.get_update(tenant, event_id))
         except NotFound:
             return None
 
@@ -189,6 +189,6 @@ def renew_dictionaries(section: HarvestSection, clock: Clock) -> OnPublished:
 
     async def on_published(tx: Connection, feed: str, records: int) -> None:
         targets = [DictionaryKey(dictionary.tenant, dictionary.code) for dictionary in section.feeds[feed].dictionaries]
-        await bump_version.renew(tx, targets, source=f"harvest {feed}", items=records, now=clock.now())
+        await version_bump.bump_versions(tx, targets, source=f"harvest {feed}", items=records, now=clock.now())
 
     return on_published

@@ -100,14 +100,14 @@ class _ReloadedDictionaries:
         """What is wrong with those that are new or changed."""
         known = {one.section.code: one.section for one in self._catalogue.all()}
         new = [one for one in DictionaryCatalogue(settings.refdata).all() if known.get(one.section.code) != one.section]
-        wrong = await definitions.check(self._db, new)
+        wrong = await definitions.check_statements(self._db, new)
         return "; ".join(f"{code}: {error}" for code, error in wrong.items())
 
     async def take_over(self, settings: Settings) -> dict[str, Any]:
         """Make them the ones in force, and tell which there are."""
         wanted = DictionaryCatalogue(settings.refdata)
         # First the version, then the new way to read: in between the old way is refused, not mislabelled.
-        changed = await definitions.register(self._db, wanted.all(), wanted.tenants)
+        changed = await definitions.register_definitions(self._db, wanted.all(), wanted.tenants)
         self._catalogue.replace(settings.refdata)
         return {"dictionaries": [one.section.code for one in self._catalogue.all()], "redefined": changed}
 

@@ -270,22 +270,22 @@ def audit(
 
 
 @app.command()
-def kept(tenant: TenantArgument, code: CodeArgument, url: UrlOption = None, json: JsonOption = False) -> None:
+def retained(tenant: TenantArgument, code: CodeArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """List the versions that can be pinned or gone back to, the latest first."""
-    told = ask_refdata(url, lambda client: client.kept(tenant, code))
+    told = ask_refdata(url, lambda client: client.retained(tenant, code))
     rows = [
-        [str(one["version"]), time_text(one["keptAt"]), str(one["items"]), "pinned" if one["isPinned"] else ""]
+        [str(one["version"]), time_text(one["retainedAt"]), str(one["items"]), "pinned" if one["isPinned"] else ""]
         for one in told["versions"]
     ]
-    text = table([["version", "kept", "items", ""], *rows]) if rows else f"no version of {code} is kept"
+    text = table([["version", "retained", "items", ""], *rows]) if rows else f"no version of {code} is retained"
     emit(told, as_json=json, text=text)
 
 
 @app.command()
-def keep(tenant: TenantArgument, code: CodeArgument, url: UrlOption = None, json: JsonOption = False) -> None:
+def retain(tenant: TenantArgument, code: CodeArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Keep the last version."""
-    told = ask_refdata(url, lambda client: client.keep(tenant, code))
-    emit(told, as_json=json, text=f"version {told['version']} is kept")
+    told = ask_refdata(url, lambda client: client.retain(tenant, code))
+    emit(told, as_json=json, text=f"version {told['version']} is retained")
 
 
 @app.command()
@@ -296,7 +296,7 @@ def pin(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have readers get a version that is kept, whatever is committed later, until it is unpinned."""
+    """Have readers get a version that is retained, whatever is committed later, until it is unpinned."""
     told = ask_refdata(url, lambda client: client.pin(tenant, code, version))
     emit(told, as_json=json, text=f"readers get version {version}; `penstock dict unpin {tenant} {code}` ends it")
 

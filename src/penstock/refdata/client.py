@@ -7,7 +7,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from penstock.kernel.http.client import ApiClient, HttpResponse, Json
-from penstock.refdata.contract import PREFIX, Command, encode
+from penstock.refdata.contract import PREFIX, Command, encode_command
 
 _SILENT_FOR = 60.0  # seconds; a feed says something every 15
 
@@ -21,7 +21,7 @@ class RefdataClient(ApiClient):
     async def submit(self, tenant: str, command: Command, *, waits: bool = False) -> Json:
         """Send a command; with *waits* the answer tells its version, unless that takes too long."""
         params = {"consistencyMode": "WAIT_COMMIT" if waits else "ASYNC"}
-        return await self._call("POST", f"{_name(tenant)}/updates", encode(command), params=params)
+        return await self._call("POST", f"{_name(tenant)}/updates", encode_command(command), params=params)
 
     async def update(self, tenant: str, event_id: UUID | str) -> Json:
         """How an update stands."""
@@ -31,13 +31,13 @@ class RefdataClient(ApiClient):
         """The updates under way, or those that failed."""
         return await self._get(f"{_name(tenant)}/updates", params)
 
-    async def kept(self, tenant: str, dict_code: str) -> Json:
+    async def retained(self, tenant: str, dict_code: str) -> Json:
         """The versions that can be pinned or gone back to."""
-        return await self._get(f"{_name(tenant)}/kept{_name(dict_code)}")
+        return await self._get(f"{_name(tenant)}/retained{_name(dict_code)}")
 
-    async def keep(self, tenant: str, dict_code: str) -> Json:
+    async def retain(self, tenant: str, dict_code: str) -> Json:
         """Keep the last version."""
-        return await self._post(f"{_name(tenant)}/kept{_name(dict_code)}")
+        return await self._post(f"{_name(tenant)}/retained{_name(dict_code)}")
 
     async def pin(self, tenant: str, dict_code: str, version: int) -> Json:
         """Have readers get *version*."""

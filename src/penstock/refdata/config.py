@@ -89,7 +89,7 @@ class TenantSection(CamelSection):
         default_factory=list, description="Subjects of tokens that may name another tenant by X-Tenant-Id."
     )
 
-    def acts_for(self, caller: Principal, named: str | None) -> object:
+    def read_tenant(self, caller: Principal, named: str | None) -> object:
         """Return the tenant of the token's claim; a trusted client may name another."""
         if self.allow_header_override_for_trusted_clients and named and caller.subject in self.trusted_clients:
             return named
@@ -311,7 +311,7 @@ class DictionarySection(CamelSection):
     max_drop_percent: int | None = Field(
         None, ge=0, le=99, description="R30: a SNAPSHOT that would take away more of the items than this has failed."
     )
-    keep_versions: int = Field(
+    retain_versions: int = Field(
         0, ge=0, le=100, description="R30: what was before a SNAPSHOT is kept, so many times, to go back to."
     )
 

@@ -109,7 +109,7 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, re
         return self.snapshot_id is not None
 
     @property
-    def place(self) -> tuple[int, int]:
+    def chunk_position(self) -> tuple[int, int]:
         """Which chunk it is, and of how many."""
         return self.chunk_index or 1, self.chunks_total or 1
 
@@ -130,7 +130,7 @@ _COMMANDS = msgspec.json.Decoder(Command)
 INVALIDATIONS = msgspec.json.Decoder(Invalidation)
 
 
-def decode(body: bytes, limit: int = COMMAND_LIMIT) -> Command:
+def decode_command(body: bytes, limit: int = COMMAND_LIMIT) -> Command:
     """The command in *body*, or Invalid with what is wrong and where."""
     if len(body) > limit:
         hint = "send a SNAPSHOT in chunks (snapshotId, chunkIndex, chunksTotal), a DELTA in several"
@@ -149,7 +149,7 @@ def decode(body: bytes, limit: int = COMMAND_LIMIT) -> Command:
     return _checked(command)
 
 
-def encode(command: Command) -> bytes:
+def encode_command(command: Command) -> bytes:
     """*command* as it goes over the bus."""
     return msgspec.json.encode(command)
 
@@ -205,7 +205,7 @@ def _check_chunk(command: Command) -> None:
     # §8.1 shows a DELTA with chunkIndex and chunksTotal 1, and no snapshotId.
     if command.event_type is EventType.DELTA and (chunk[0] is not None or chunk[1:] not in ((None, None), (1, 1))):
         raise Invalid("BAD_CHUNK", "a DELTA comes in one piece", hint="leave out snapshotId and the chunk numbers")
-    index, total = command.place
+    index, total = command.chunk_position
     if total > 1 and None in chunk:
         raise Invalid("BAD_CHUNK", "a chunk names its snapshotId, chunkIndex and chunksTotal", hint="give all three")
     if index > total:
@@ -218,7 +218,7 @@ def _bad_item(place: int, field: str, message: str) -> Invalid:
     return Invalid("MALFORMED", f"{message} - at `$.items[{place}].{field}`", hint="docs/refdata.md shows a command")
 
 
-def schema(kind: type = Command) -> dict[str, Any]:
+def json_schema(kind: type = Command) -> dict[str, Any]:
     """The JSON Schema of a command, or of another *kind* of message, in one piece."""
     found, parts = msgspec.json.schema_components([kind], ref_template="{name}")
     whole: dict[str, Any] = _inlined(found[0], parts)

@@ -12,9 +12,9 @@ from penstock.kernel.tasks.periodic import PeriodicTask
 from penstock.refdata import store
 from penstock.refdata.apply import snapshots
 from penstock.refdata.apply.relay import OUTBOX
-from penstock.refdata.commands.messages import give_up_message
+from penstock.refdata.commands.messages import build_give_up_message
 from penstock.refdata.commands.service import Refdata
-from penstock.refdata.dictionaries import kept_versions
+from penstock.refdata.dictionaries import retained_versions
 from penstock.refdata.dictionaries.catalogue import Dictionary
 from penstock.refdata.metrics import RefdataMetrics
 from penstock.refdata.model import DictionaryKey
@@ -41,7 +41,7 @@ class DriftWatch:
             if dictionary.section.drift_check_sql and dictionary.section.enabled:
                 check = parse(dictionary.section.drift_check_sql, ["tenantId"])
                 async with self._db.connection() as connection:
-                    targets = await store.targets_of(connection, dictionary.section.code)
+                    targets = await store.list_targets(connection, dictionary.section.code)
                 for target in targets:
                     found += await self._has_drifted(target, check)
         return found
@@ -51,7 +51,7 @@ class DriftWatch:
         try:
             async with self._db.transaction("repeatable_read") as tx:
                 await enable_all_plans(tx)
-                version = await store.committed_version(tx, target)
+                version = await store.read_committed_version(tx, target)
                 value = await tx.fetchval(check.sql, target.tenant_id)
         except asyncpg.PostgresError as error:
             log.warning("drift_check_failed", error=str(error))
@@ -64,7 +64,7 @@ class DriftWatch:
         return has_drifted
 
 
-def lag_chore(bus: Bus, topic: str, metrics: RefdataMetrics) -> tuple[str, PeriodicTask, timedelta]:
+def make_lag_task(bus: Bus, topic: str, metrics: RefdataMetrics) -> tuple[str, PeriodicTask, timedelta]:
     """R26: show how far behind the workers on *topic* are."""
 
     async def show_lag() -> None:
@@ -86,7 +86,7 @@ class RefdataMaintenance:
         self._metrics = metrics
         self._actor = actor
 
-    def chores(self) -> Sequence[tuple[str, PeriodicTask, timedelta]]:
+    def list_periodic_tasks(self) -> Sequence[tuple[str, PeriodicTask, timedelta]]:
         return [
             ("refdata sweeper", self.sweep, SECOND),
             ("refdata snapshots", self.expire, SECOND),
@@ -103,7 +103,7 @@ class RefdataMaintenance:
         """
         now, topic = self._db.clock.now(), self._section.kafka.commands_topic
         async with self._db.transaction() as tx:
-            late = await store.look_for(
+            late = await store.claim_late_updates(
                 tx,
                 created_before=now - self._section.give_up_after,
                 looked_before=now - _LOOK_AGAIN,
@@ -111,7 +111,7 @@ class RefdataMaintenance:
                 limit=_LOOKED_FOR_AT_ONCE,
             )
             # Within the transaction: with the bus down they are looked for again, not in ten minutes.
-            await self._bus.publish([give_up_message(topic, target, event_id) for target, event_id in late])
+            await self._bus.publish([build_give_up_message(topic, target, event_id) for target, event_id in late])
         return len(late)
 
     async def expire(self) -> int:
@@ -122,7 +122,7 @@ class RefdataMaintenance:
         """R14: forget what is older than it has to be remembered; how many rows."""
         kept, now = self._section.retention, self._db.clock.now()
         ages = {"processed": kept.processed_events, "tombstones": kept.tombstones}
-        ages |= {"requests": kept.updates, "sets": kept.updates}
+        ages |= {"updates": kept.updates, "sets": kept.updates}
         total = 0
         for what, age in ages.items():
             while pruned := await self._prune(what, age):
@@ -136,7 +136,7 @@ class RefdataMaintenance:
     async def _prune_kept(self) -> int:
         async with self._db.transaction() as tx:
             await enable_all_plans(tx)
-            return await kept_versions.prune(tx, self._catalogue.all())
+            return await retained_versions.prune_retained(tx, self._catalogue.all())
 
     async def _prune(self, what: str, age: timedelta) -> int:
         async with self._db.transaction() as tx:
@@ -150,7 +150,7 @@ class RefdataMaintenance:
     async def show(self) -> None:
         """Set the gauges."""
         async with self._db.connection() as connection:
-            since = await store.pending_since(connection)
+            since = await store.find_oldest_pending(connection)
         age = (self._db.clock.now() - since).total_seconds() if since else 0.0
         waiting = await OUTBOX.waiting(self._db)
         self._metrics.show(pending=age, outbox=waiting)

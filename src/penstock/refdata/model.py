@@ -13,8 +13,8 @@ from penstock.kernel.machine import StateMachine, Transition
 from penstock.kernel.text import make_storable
 from penstock.refdata.contract import Command, EventType, Invalidation, SnapshotEntry, UpdateState
 
-KEYS_TOLD = 100  # changed keys an invalidation names; more, and the reader loads everything
-KEYS_TOLD_BYTES = 6_000  # a signal is short
+MAX_SENT_KEYS = 100  # changed keys an invalidation names; more, and the reader loads everything
+MAX_SENT_KEY_BYTES = 6_000  # a signal is short
 ERROR_LIMIT = 1_000
 
 UPDATE = StateMachine(
@@ -77,7 +77,7 @@ class RetainedVersion(NamedTuple):
 
     version: int
     items: int
-    kept_at: datetime
+    retained_at: datetime
     is_pinned: bool
 
 
@@ -199,7 +199,7 @@ class SnapshotSet:
     refusal: CommandRefusal | None = None
 
 
-def stale(target: DictionaryKey, revision: int | None, standing: DictionaryHead) -> CommandRefusal | None:
+def check_revision(target: DictionaryKey, revision: int | None, standing: DictionaryHead) -> CommandRefusal | None:
     """R12: the refusal of a revision older than the last one; an equal one may pass."""
     if revision is None or standing.revision is None or revision >= standing.revision:
         return None
@@ -207,14 +207,14 @@ def stale(target: DictionaryKey, revision: int | None, standing: DictionaryHead)
     return CommandRefusal("STALE_REVISION", said)
 
 
-def next_standing(standing: DictionaryHead, revision: int | None) -> DictionaryHead:
+def next_head(standing: DictionaryHead, revision: int | None) -> DictionaryHead:
     """How a dictionary stands after one more change."""
     return DictionaryHead(standing.version + 1, standing.revision if revision is None else revision)
 
 
-def chunk_refusal(command: Command, known: SnapshotSet) -> CommandRefusal | None:
+def check_chunk(command: Command, known: SnapshotSet) -> CommandRefusal | None:
     """R13: why a chunk does not belong to the set of its snapshotId."""
-    _, total = command.place
+    _, total = command.chunk_position
     if total != known.chunks_total:
         said = f"this chunk says it is one of {total}, those before it one of {known.chunks_total}"
         return CommandRefusal("CHUNKS_TOTAL_DIFFERS", said)
@@ -224,12 +224,12 @@ def chunk_refusal(command: Command, known: SnapshotSet) -> CommandRefusal | None
     return None
 
 
-def snapshot_json(entries: Sequence[SnapshotEntry]) -> str:
+def encode_snapshot(entries: Sequence[SnapshotEntry]) -> str:
     """R3: what `:snapshotJson` is: a list of objects with `key` and `payload`."""
     return msgspec.json.encode([{"key": entry.key, "payload": entry.payload} for entry in entries]).decode()
 
 
-def invalidation(commit: CommandCommit, committed_at: datetime) -> str:
+def encode_invalidation(commit: CommandCommit, committed_at: datetime) -> str:
     """R15, §8.2: what the pods are told."""
     told = Invalidation(
         commit.event_id, *commit.target, commit.version, committed_at, commit.keys, traceparent=commit.trace
@@ -237,28 +237,28 @@ def invalidation(commit: CommandCommit, committed_at: datetime) -> str:
     return msgspec.json.encode(told).decode()
 
 
-def changed_keys(command: Command) -> list[str] | None:
+def list_changed_keys(command: Command) -> list[str] | None:
     """The keys a DELTA touches, when they are few enough to be told."""
     if command.event_type is not EventType.DELTA:
         return None
     keys = list(dict.fromkeys(item.key for item in command.items))
-    is_few = len(keys) <= KEYS_TOLD and sum(len(msgspec.json.encode(key)) for key in keys) <= KEYS_TOLD_BYTES
+    is_few = len(keys) <= MAX_SENT_KEYS and sum(len(msgspec.json.encode(key)) for key in keys) <= MAX_SENT_KEY_BYTES
     return keys if is_few else None
 
 
-def readable_error(text: str) -> str:
+def format_error(text: str) -> str:
     """*text* as it can be kept and shown."""
     return make_storable(text, ERROR_LIMIT)
 
 
-def missing_chunks(have: Sequence[int], total: int) -> str:
+def describe_missing_chunks(have: Sequence[int], total: int) -> str:
     """Which chunks did not come, in words."""
     missing = sorted(set(range(1, total + 1)) - set(have))
     shown = ", ".join(map(str, missing[:20]))
     return f"{shown} and {len(missing) - 20} more" if len(missing) > 20 else shown
 
 
-def runs(ops: Sequence[tuple[str, Any]]) -> list[tuple[str, list[Any]]]:
+def group_runs(ops: Sequence[tuple[str, Any]]) -> list[tuple[str, list[Any]]]:
     """Neighbours of one kind together, in order: what one prepared statement can do at a time."""
     grouped: list[tuple[str, list[Any]]] = []
     for kind, args in ops:

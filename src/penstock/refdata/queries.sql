@@ -1,4 +1,4 @@
--- name: open_requests
+-- name: open_updates
 -- Note updates as under way, and what was asked where nobody knew; tells which are new.
 INSERT INTO update_request AS u (tenant_id, event_id, dict_code, status, body_hash, created_at, updated_at)
 SELECT tenant_id, event_id, dict_code, {update.PENDING}, body_hash, $5, $5
@@ -7,14 +7,14 @@ ORDER BY tenant_id, event_id
 ON CONFLICT (tenant_id, event_id) DO UPDATE SET body_hash = excluded.body_hash WHERE u.body_hash IS NULL
 RETURNING u.tenant_id, u.event_id, u.xmax = 0 AS is_new;
 
--- name: requests
+-- name: find_updates
 -- How updates stand.
 SELECT u.tenant_id, u.event_id, u.dict_code, u.status, u.committed_version, u.error_code, u.error_message, u.created_at,
        u.updated_at, u.body_hash
 FROM unnest($1::text[], $2::uuid[]) AS asked (tenant_id, event_id)
 JOIN update_request u ON u.tenant_id = asked.tenant_id AND u.event_id = asked.event_id;
 
--- name: failed_requests
+-- name: list_failed_updates
 -- A tenant's failed updates, the latest first, before a moment and id.
 SELECT tenant_id, event_id, dict_code, status, committed_version, error_code, error_message, created_at, updated_at
 FROM update_request
@@ -23,7 +23,7 @@ WHERE status = {update.FAILED} AND tenant_id = $1 AND ($2::text IS NULL OR dict_
 ORDER BY updated_at DESC, event_id DESC
 LIMIT $5;
 
--- name: pending_requests
+-- name: list_pending_updates
 -- A tenant's updates under way, the latest first, before a moment and id.
 SELECT tenant_id, event_id, dict_code, status, committed_version, error_code, error_message, created_at, updated_at
 FROM update_request
@@ -49,7 +49,7 @@ FROM unnest($1::text[], $2::text[]) AS new (tenant_id, dict_code)
 ORDER BY tenant_id, dict_code
 ON CONFLICT DO NOTHING;
 
--- name: note_processed
+-- name: mark_processed
 -- Take events as ours to judge; those judged before are not told back.
 INSERT INTO processed_event (tenant_id, event_id, source, processed_at)
 SELECT tenant_id, event_id, source, $4
@@ -58,14 +58,14 @@ ORDER BY tenant_id, event_id
 ON CONFLICT DO NOTHING
 RETURNING tenant_id, event_id;
 
--- name: advance
+-- name: advance_heads
 -- Let dictionaries stand at their new versions.
 UPDATE dictionary_meta m
 SET version = said.version, last_source_revision = said.revision, updated_at = $5
 FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[]) AS said (tenant_id, dict_code, version, revision)
 WHERE m.tenant_id = said.tenant_id AND m.dict_code = said.dict_code;
 
--- name: finish
+-- name: finish_updates
 -- Say what became of updates, also of those nobody asked for by REST; what is final stays as it is.
 WITH said AS MATERIALIZED (
     SELECT *
@@ -93,7 +93,7 @@ FROM finished
 WHERE status <> {update.PENDING}
 HAVING count(*) > 0;
 
--- name: tell
+-- name: append_outbox
 -- Write down what the relay is to announce, in the order of versions.
 INSERT INTO outbox_event
     (tenant_id, event_id, dict_code, version, payload, event_type, source, items, source_revision, created_at)
@@ -104,15 +104,15 @@ FROM unnest($1::text[], $2::uuid[], $3::text[], $4::bigint[], $5::text[], $6::te
     AS told (tenant_id, event_id, dict_code, version, payload, event_type, source, items, source_revision, n)
 ORDER BY n;
 
--- name: notify
+-- name: notify_commit
 -- Wake whoever waits for the end of an update, and the relay, at the commit.
 SELECT pg_notify($1, '');
 
--- name: committed_version
+-- name: read_committed_version
 -- The version a dictionary stands at.
 SELECT coalesce((SELECT version FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2), 0);
 
--- name: standing
+-- name: read_stamp
 -- How a dictionary stands, how it is read now, and what is read in its place.
 SELECT m.version, m.updated_at, (SELECT load_hash FROM dictionary_definition WHERE dict_code = $2) AS load_hash,
        p.version AS pinned, p.pinned_at
@@ -120,14 +120,14 @@ FROM dictionary_meta m
 LEFT JOIN dictionary_pin p ON p.tenant_id = m.tenant_id AND p.dict_code = m.dict_code
 WHERE m.tenant_id = $1 AND m.dict_code = $2;
 
--- name: standings
+-- name: read_stamps
 -- How all dictionaries of some codes stand, and what is read in their place.
 SELECT m.tenant_id, m.dict_code, m.version, m.updated_at, p.version AS pinned, p.pinned_at
 FROM dictionary_meta m
 LEFT JOIN dictionary_pin p ON p.tenant_id = m.tenant_id AND p.dict_code = m.dict_code
 WHERE m.dict_code = ANY ($1::text[]);
 
--- name: changes_since
+-- name: list_commits
 -- A version of a dictionary and those after it, each with the keys it changed where they are told.
 SELECT version, event_id, source, created_at, payload -> 'keys' AS keys, payload ->> 'traceparent' AS trace
 FROM outbox_event
@@ -135,7 +135,7 @@ WHERE tenant_id = $1 AND dict_code = $2 AND version >= $3::bigint
 ORDER BY version
 LIMIT $4;
 
--- name: history
+-- name: list_versions
 -- The versions of a dictionary, the latest first.
 SELECT version, event_id, event_type, source, source_revision, items, payload -> 'keys' AS keys, created_at
 FROM outbox_event
@@ -158,11 +158,11 @@ SET deleted = true, updated_at = $4
 FROM unnest($2::text[], $3::text[]) AS given (tenant_id, item_key)
 WHERE i.tenant_id = given.tenant_id AND i.dict_code = $1 AND i.item_key = given.item_key AND NOT i.deleted;
 
--- name: make_incoming
+-- name: create_incoming
 -- A place for the items of a snapshot, gone with the transaction.
 CREATE TEMP TABLE incoming_item (item_key text NOT NULL, payload jsonb NOT NULL) ON COMMIT DROP;
 
--- name: count_incoming
+-- name: analyze_incoming
 -- Let the planner know how many there are.
 ANALYZE incoming_item;
 
@@ -211,7 +211,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT DO NOTHING
 RETURNING true;
 
--- name: chunk_hash
+-- name: read_chunk_hash
 -- What a chunk that is there was made of.
 SELECT content_hash FROM snapshot_chunk
 WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3 AND chunk_index = $4;
@@ -228,17 +228,17 @@ SELECT count(*), coalesce(sum(item_count), 0)::bigint
 FROM snapshot_chunk
 WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3;
 
--- name: chunks
+-- name: read_chunks
 -- The chunks of a snapshot, in order.
 SELECT items FROM snapshot_chunk
 WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3
 ORDER BY chunk_index;
 
--- name: chunk_indexes
+-- name: list_chunk_indexes
 -- Which chunks of a snapshot came.
 SELECT chunk_index FROM snapshot_chunk WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3;
 
--- name: set_events
+-- name: list_set_events
 -- The events of a snapshot.
 SELECT event_id FROM snapshot_event WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3;
 
@@ -258,7 +258,7 @@ SELECT 'refdata.snapshot', $8, ARRAY[concat_ws('/', tenant_id, dict_code, snapsh
        ARRAY[status], ARRAY[$9::text], ARRAY[error_code], ARRAY[NULL::bigint]
 FROM closed;
 
--- name: expired_sets
+-- name: list_expired_sets
 -- Snapshots that got no chunk for too long, the oldest first.
 SELECT tenant_id, dict_code, snapshot_id, chunks_total
 FROM snapshot_set
@@ -273,14 +273,14 @@ SELECT EXISTS (
     WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3 AND status = {snapshot.OPEN} AND updated_at < $4
 );
 
--- name: look_for
+-- name: claim_late_updates
 -- Updates that are under way for too long, and were not looked for of late.
 UPDATE update_request u
-SET looked_for_at = $3
+SET probed_at = $3
 FROM (
     SELECT tenant_id, event_id
     FROM update_request
-    WHERE status = {update.PENDING} AND created_at < $1 AND coalesce(looked_for_at, '-infinity') < $2
+    WHERE status = {update.PENDING} AND created_at < $1 AND coalesce(probed_at, '-infinity') < $2
     ORDER BY created_at
     LIMIT $4
     FOR UPDATE SKIP LOCKED
@@ -288,11 +288,11 @@ FROM (
 WHERE u.tenant_id = late.tenant_id AND u.event_id = late.event_id
 RETURNING u.tenant_id, u.event_id, u.dict_code;
 
--- name: definitions
+-- name: read_definitions
 -- How dictionaries were last read.
 SELECT dict_code, load_hash FROM dictionary_definition;
 
--- name: define
+-- name: store_definition
 -- Note how a dictionary is read now.
 INSERT INTO dictionary_definition (dict_code, load_hash, updated_at) VALUES ($1, $2, $3)
 ON CONFLICT (dict_code) DO UPDATE SET load_hash = excluded.load_hash, updated_at = excluded.updated_at;
@@ -305,7 +305,7 @@ WHERE dict_code = ANY ($1::text[])
 ORDER BY tenant_id, dict_code
 FOR UPDATE;
 
--- name: targets_of
+-- name: list_targets
 -- Whose dictionaries of a code have a version.
 SELECT tenant_id FROM dictionary_meta WHERE dict_code = $1 ORDER BY tenant_id;
 
@@ -319,7 +319,7 @@ DELETE FROM dictionary_item
 WHERE ctid = ANY (ARRAY(SELECT ctid FROM dictionary_item WHERE deleted AND updated_at < $1 LIMIT $2))
   AND deleted AND updated_at < $1;  -- it may have come back meanwhile
 
--- name: prune_requests
+-- name: prune_updates
 -- Forget some updates that ended long ago; by their end, so that none is forgotten before its event is.
 DELETE FROM update_request
 WHERE ctid = ANY (ARRAY(
@@ -342,11 +342,11 @@ WITH old AS MATERIALIZED (
 DELETE FROM snapshot_set s USING old
 WHERE s.tenant_id = old.tenant_id AND s.dict_code = old.dict_code AND s.snapshot_id = old.snapshot_id;
 
--- name: pending_age
+-- name: find_oldest_pending
 -- Since when the oldest update is under way.
 SELECT min(created_at) FROM update_request WHERE status = {update.PENDING};
 
--- name: overview
+-- name: count_updates
 -- How many dictionaries there are, what is under way, and since when the oldest of it waits.
 SELECT
     count(*) AS dictionaries, count(DISTINCT tenant_id) AS tenants,
@@ -355,7 +355,7 @@ SELECT
     (SELECT created_at FROM outbox_event WHERE NOT published ORDER BY id LIMIT 1) AS untold_since
 FROM dictionary_meta WHERE version > 0;
 
--- name: failing
+-- name: list_failing
 -- The dictionaries with updates that failed of late, the latest first, among so many as anybody looks at.
 SELECT tenant_id, dict_code, count(*) AS failed, max(updated_at) AS last_at,
        (array_agg(coalesce(error_code, 'FAILED') ORDER BY updated_at DESC))[1] AS code
@@ -368,33 +368,33 @@ GROUP BY 1, 2
 ORDER BY last_at DESC
 LIMIT $2;
 
--- name: note_kept
+-- name: insert_retained
 -- Say that a version is kept; one that was kept before is not told back.
-INSERT INTO kept_version (tenant_id, dict_code, version, items, kept_at) VALUES ($1, $2, $3, 0, $4)
+INSERT INTO retained_version (tenant_id, dict_code, version, items, retained_at) VALUES ($1, $2, $3, 0, $4)
 ON CONFLICT DO NOTHING
 RETURNING true;
 
--- name: count_kept
+-- name: set_retained_items
 -- Say how many items a kept version has.
-UPDATE kept_version SET items = $4 WHERE tenant_id = $1 AND dict_code = $2 AND version = $3;
+UPDATE retained_version SET items = $4 WHERE tenant_id = $1 AND dict_code = $2 AND version = $3;
 
--- name: kept_versions
+-- name: list_retained
 -- The versions of a dictionary that are kept, the latest first.
-SELECT k.version, k.items, k.kept_at, p.version IS NOT NULL AS is_pinned
-FROM kept_version k
+SELECT k.version, k.items, k.retained_at, p.version IS NOT NULL AS is_pinned
+FROM retained_version k
 LEFT JOIN dictionary_pin p ON p.tenant_id = k.tenant_id AND p.dict_code = k.dict_code AND p.version = k.version
-WHERE k.tenant_id = $1 AND k.dict_code = $2 AND NOT k.is_going
+WHERE k.tenant_id = $1 AND k.dict_code = $2 AND NOT k.is_dropped
 ORDER BY k.version DESC;
 
--- name: kept_items
+-- name: read_retained_items
 -- The items of a version that is kept.
-SELECT item_key, payload FROM kept_item WHERE tenant_id = $1 AND dict_code = $2 AND version = $3 ORDER BY item_key;
+SELECT item_key, payload FROM retained_item WHERE tenant_id = $1 AND dict_code = $2 AND version = $3 ORDER BY item_key;
 
 -- name: pin
 -- Have a kept version read in the place of the last.
 INSERT INTO dictionary_pin (tenant_id, dict_code, version, pinned_at)
-SELECT tenant_id, dict_code, version, $4 FROM kept_version
-WHERE tenant_id = $1 AND dict_code = $2 AND version = $3 AND NOT is_going
+SELECT tenant_id, dict_code, version, $4 FROM retained_version
+WHERE tenant_id = $1 AND dict_code = $2 AND version = $3 AND NOT is_dropped
 ON CONFLICT (tenant_id, dict_code) DO UPDATE SET version = excluded.version, pinned_at = excluded.pinned_at
 RETURNING true;
 
@@ -402,14 +402,14 @@ RETURNING true;
 -- Have the last version read again.
 DELETE FROM dictionary_pin WHERE tenant_id = $1 AND dict_code = $2 RETURNING version;
 
--- name: retire_kept
+-- name: drop_retained
 -- Let go of the versions beyond those that a dictionary keeps, but for the pinned one.
-UPDATE kept_version k SET is_going = true
+UPDATE retained_version k SET is_dropped = true
 FROM (
     SELECT tenant_id, dict_code, version,
            row_number() OVER (PARTITION BY tenant_id, dict_code ORDER BY version DESC) AS place
-    FROM kept_version
-    WHERE NOT is_going
+    FROM retained_version
+    WHERE NOT is_dropped
 ) AS ranked
 LEFT JOIN unnest($1::text[], $2::integer[]) AS wanted (dict_code, keeps) ON wanted.dict_code = ranked.dict_code
 WHERE ranked.place > greatest(coalesce(wanted.keeps, 0), 1)
@@ -419,31 +419,31 @@ WHERE ranked.place > greatest(coalesce(wanted.keeps, 0), 1)
       WHERE p.tenant_id = k.tenant_id AND p.dict_code = k.dict_code AND p.version = k.version
   );
 
--- name: prune_kept
+-- name: prune_retained_items
 -- Remove some items of versions that were let go.
-DELETE FROM kept_item
+DELETE FROM retained_item
 WHERE ctid = ANY (ARRAY(
     SELECT i.ctid
-    FROM kept_version k
-    JOIN kept_item i ON i.tenant_id = k.tenant_id AND i.dict_code = k.dict_code AND i.version = k.version
-    WHERE k.is_going
+    FROM retained_version k
+    JOIN retained_item i ON i.tenant_id = k.tenant_id AND i.dict_code = k.dict_code AND i.version = k.version
+    WHERE k.is_dropped
     LIMIT $1
 ));
 
--- name: hold_pins
+-- name: lock_pins
 -- Let nobody pin while versions are let go.
 LOCK TABLE dictionary_pin IN SHARE MODE;
 
--- name: readable_version
+-- name: read_visible_version
 -- The version a dictionary stands at, and the one that is read in its place.
 SELECT m.version, p.version AS pinned
 FROM dictionary_meta m
 LEFT JOIN dictionary_pin p ON p.tenant_id = m.tenant_id AND p.dict_code = m.dict_code
 WHERE m.tenant_id = $1 AND m.dict_code = $2;
 
--- name: forget_kept
+-- name: delete_retained
 -- Forget the versions that were let go and have no items left.
-DELETE FROM kept_version k
-WHERE k.is_going AND NOT EXISTS (
-    SELECT FROM kept_item i WHERE i.tenant_id = k.tenant_id AND i.dict_code = k.dict_code AND i.version = k.version
+DELETE FROM retained_version k
+WHERE k.is_dropped AND NOT EXISTS (
+    SELECT FROM retained_item i WHERE i.tenant_id = k.tenant_id AND i.dict_code = k.dict_code AND i.version = k.version
 );

@@ -19,11 +19,11 @@ from penstock.kernel.work.worker import Handler
 from penstock.refdata.apply import definitions
 from penstock.refdata.apply.applier import CommandApplier, apply_handler
 from penstock.refdata.apply.relay import OutboxRelay
-from penstock.refdata.commands.commit_waiter import SOMETHING
+from penstock.refdata.commands.commit_waiter import COMMITS
 from penstock.refdata.commands.external_topics import TopicMapping, adapter_handler
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import RefdataSection
-from penstock.refdata.maintenance import RefdataMaintenance, lag_chore
+from penstock.refdata.maintenance import RefdataMaintenance, make_lag_task
 from penstock.refdata.metrics import RefdataMetrics
 
 
@@ -44,7 +44,7 @@ Role = Callable[[RefdataPlatform], contextlib.AbstractAsyncContextManager[None]]
 
 
 @asynccontextmanager
-async def applying(platform: RefdataPlatform) -> AsyncIterator[None]:
+async def run_apply(platform: RefdataPlatform) -> AsyncIterator[None]:
     """R11: apply commands, and keep the house in order, until the end."""
     section, name = platform.section, worker_name("apply")
     applier = CommandApplier(
@@ -55,14 +55,14 @@ async def applying(platform: RefdataPlatform) -> AsyncIterator[None]:
         max_items=section.snapshots.max_items,
     )
     known = platform.refdata.catalogue.all()
-    for code, error in (await definitions.check(platform.db, known)).items():
+    for code, error in (await definitions.check_statements(platform.db, known)).items():
         # Perhaps its tables are made later: all that comes for it until then fails, and the others go on.
         structlog.get_logger().error("dictionary_unusable", dictCode=code, error=error)
-    await definitions.register(platform.db, known, platform.refdata.catalogue.tenants)
-    upkeep = RefdataMaintenance(platform.db, platform.bus, platform.refdata, platform.metrics, name)
+    await definitions.register_definitions(platform.db, known, platform.refdata.catalogue.tenants)
+    maintenance = RefdataMaintenance(platform.db, platform.bus, platform.refdata, platform.metrics, name)
     async with AsyncExitStack() as stack:
-        for chore in upkeep.chores():
-            await stack.enter_async_context(run_periodically(*chore))
+        for task in maintenance.list_periodic_tasks():
+            await stack.enter_async_context(run_periodically(*task))
         handler = apply_handler(applier, platform.metrics, platform.telemetry)
         # Several: while one waits for PostgreSQL, another reads and judges.
         workers = _working(platform, section.kafka.commands_topic, name, handler, section.apply.workers)
@@ -71,7 +71,7 @@ async def applying(platform: RefdataPlatform) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def adapting(platform: RefdataPlatform) -> AsyncIterator[None]:
+async def run_adapter(platform: RefdataPlatform) -> AsyncIterator[None]:
     """R10: turn the messages of other topics into commands, until the end."""
     async with AsyncExitStack() as stack:
         for topic in platform.section.kafka.external_topics:
@@ -82,7 +82,7 @@ async def adapting(platform: RefdataPlatform) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def relaying(platform: RefdataPlatform) -> AsyncIterator[None]:
+async def run_relay(platform: RefdataPlatform) -> AsyncIterator[None]:
     """R15: tell the pods of every commit, until the end."""
     stopping = asyncio.Event()
     relay = OutboxRelay(platform.db, platform.signals, platform.refdata.notifier, platform.telemetry)
@@ -91,7 +91,7 @@ async def relaying(platform: RefdataPlatform) -> AsyncIterator[None]:
         yield
     finally:
         stopping.set()
-        platform.refdata.notifier.notify(SOMETHING)
+        platform.refdata.notifier.notify(COMMITS)
         await task
 
 
@@ -103,7 +103,7 @@ async def _working(
     apply = platform.section.apply
     policy = DeliveryPolicy(lease_for=apply.lease, max_attempts=apply.max_attempts)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(run_periodically(*lag_chore(platform.bus, topic, platform.metrics)))
+        await stack.enter_async_context(run_periodically(*make_lag_task(platform.bus, topic, platform.metrics)))
         workers = run_workers(
             platform.bus, platform.telemetry, topic, name, lambda _: handler, policy, batch=apply.batch, count=count
         )
@@ -111,4 +111,4 @@ async def _working(
         yield
 
 
-ROLES: dict[str, Role] = {"apply": applying, "kafka-adapter": adapting, "relay": relaying}
+ROLES: dict[str, Role] = {"apply": run_apply, "kafka-adapter": run_adapter, "relay": run_relay}

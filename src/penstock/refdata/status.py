@@ -16,7 +16,7 @@ _NAMED = 5  # dictionaries whose failures are told one by one
 
 async def report_status(refdata: Refdata) -> PartReport:
     """How dictionaries stand, and what is wrong with some."""
-    overview = await refdata.overview(FAILED_WITHIN, _NAMED)
+    overview = await refdata.read_overview(FAILED_WITHIN, _NAMED)
     now, row = overview.at, overview.counts
     dictionaries = pluralize(row["dictionaries"], "dictionary", "dictionaries")
     pending = pluralize(row["pending"], "update")

@@ -19,7 +19,7 @@ from penstock.kernel.errors import BadConfig
 from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
 from penstock.refdata.model import DictionaryKey
 from penstock.refdata.pod.load.loader import PodLoader
-from penstock.refdata.runtime import relaying
+from penstock.refdata.runtime import run_relay
 from penstock.refdata.store import CHANNEL
 from penstock.settings import load_settings
 from tests.harvest.harness import FEED, HarvestHarness, harvest_harness, harvest_settings, made_of, opened
@@ -150,7 +150,7 @@ async def test_pods_hear_of_a_completed_run_without_a_reconcile(
         ]
         monkeypatch.setattr(PodLoader, "look", AsyncMock())
         await stack.enter_async_context(harness.working())
-        await stack.enter_async_context(relaying(pods[0].harness.platform))
+        await stack.enter_async_context(run_relay(pods[0].harness.platform))
         for version in (1, 2):
             await harness.completed()
             for pod in pods:
@@ -260,7 +260,7 @@ def _count(up: Up) -> int:
         ({}, "refdata.dictionaries has no dictionary STONES"),
         ({"dictionaries": [{"code": "STONES"}]}, "it needs `loadSql` and must not have `apply`"),
         ({**READS, "tenants": ["globex"]}, "refdata.tenants has no tenant acme"),
-        ({"dictionaries": [{**READS["dictionaries"][0], "keepVersions": 3}]}, "apply to SNAPSHOT commands only"),
+        ({"dictionaries": [{**READS["dictionaries"][0], "retainVersions": 3}]}, "apply to SNAPSHOT commands only"),
         ({"dictionaries": [{**READS["dictionaries"][0], "maxDropPercent": 10}]}, "apply to SNAPSHOT commands only"),
         ({**READS, "postgres": {"jdbcUrl": "jdbc:postgresql://db/other", "username": "x"}}, "another database"),
     ],

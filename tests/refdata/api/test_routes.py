@@ -14,7 +14,7 @@ from penstock.kernel.db import page as paging
 from penstock.kernel.http.auth import Authenticator, NoAuthenticator
 from penstock.kernel.http.health import LivenessPulse
 from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT
-from penstock.refdata.runtime import applying
+from penstock.refdata.runtime import run_apply
 from penstock.settings import Settings
 from tests.kernel.tokens import CLAIMS, forged, shared, signed
 from tests.refdata.harness import RefdataHarness, command, create_schemas, opened, refdata_settings, upsert
@@ -78,7 +78,7 @@ async def idle(settings: Settings) -> AsyncIterator[CommandApiClient]:
 @pytest.fixture
 async def api(idle: CommandApiClient) -> AsyncIterator[CommandApiClient]:
     """An API whose commands are applied at once."""
-    async with applying(idle.harness.platform):
+    async with run_apply(idle.harness.platform):
         yield idle
 
 

@@ -34,7 +34,7 @@ async def test_a_first_definition_makes_no_version(schemas: str, tmp_path: Path)
         await harness.send("CURRENCY", NOK)
         await harness.apply()
         await harness.db.execute("DELETE FROM dictionary_definition")
-        assert await definitions.register(harness.db, harness.refdata.catalogue.all()) == 0
+        assert await definitions.register_definitions(harness.db, harness.refdata.catalogue.all()) == 0
         assert await harness.version("CURRENCY") == 1
 
 
@@ -47,7 +47,7 @@ async def test_many_registrations_at_once_bump_once(schemas: str, tmp_path: Path
         write_definitions(file, schemas, redefined(CURRENCY), COUNTRY)
         known = DictionaryCatalogue(load_settings(file, {}).refdata).all()
         async with Database.open(schemas, size=8) as db:
-            changed = await asyncio.gather(*(definitions.register(db, known) for _ in range(8)))
+            changed = await asyncio.gather(*(definitions.register_definitions(db, known) for _ in range(8)))
         assert sorted(changed) == [0] * 7 + [1]
         assert await harness.version("CURRENCY") == 2
 
@@ -69,7 +69,7 @@ async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path
         async with applier.transaction():
             await applier.execute(lock, "acme", "CURRENCY")
             known = DictionaryCatalogue(load_settings(file, {}).refdata).all()
-            registering = asyncio.create_task(definitions.register(harness.db, known))
+            registering = asyncio.create_task(definitions.register_definitions(harness.db, known))
             await waiting_for_a_lock(looker)
             await applier.execute(lock, "globex", "COUNTRY")  # the next in an applier's order
         assert await registering == 2
@@ -85,7 +85,7 @@ async def test_two_ways_to_read_never_have_one_version(schemas: str, tmp_path: P
             file, schemas, {**CURRENCY, "loadSql": CURRENCY["loadSql"].replace("ccy as k", "lower(ccy) as k")}
         )
         new = DictionaryCatalogue(load_settings(file, {}).refdata)
-        assert await definitions.register(harness.db, new.all()) == 1
+        assert await definitions.register_definitions(harness.db, new.all()) == 1
         loaded = await new.get(target).provider.load_all(harness.db, target)
         assert (loaded.version, set(loaded.items)) == (2, {"nok"})
         with contextlib.suppress(PenstockError):  # to say that it cannot know would do
@@ -101,12 +101,12 @@ def bus_kind() -> str:
 async def test_statements_are_tried_before_they_are_needed(harness: RefdataHarness) -> None:
     """R1, R3: a statement PostgreSQL would not take is named with its key, also a loadSql without k and v."""
     good = harness.refdata.catalogue.all()
-    assert await definitions.check(harness.db, good) == {}
+    assert await definitions.check_statements(harness.db, good) == {}
     bad = [
         {"code": "NOWHERE", "loadSql": "select a as k, b as v from nowhere where t = :tenantId"},
         {"code": "KEYLESS", "loadSql": "select :tenantId as v"},
     ]
-    wrong = await definitions.check(
+    wrong = await definitions.check_statements(
         harness.db, DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": bad})).all()
     )
     assert set(wrong) == {"NOWHERE", "KEYLESS"}
@@ -118,13 +118,13 @@ async def test_what_nobody_writes_has_versions_too(harness: RefdataHarness) -> N
     brand = DictionaryKey("acme", "BRAND")
     assert (await harness.refdata.catalogue.get(brand).provider.load_all(harness.db, brand)).version == 0
     known = harness.refdata.catalogue.all()
-    assert await definitions.register(harness.db, known, ["globex"]) == 0
+    assert await definitions.register_definitions(harness.db, known, ["globex"]) == 0
     other = {
         "code": "BRAND",
         "loadSql": "select label as k, to_jsonb(id) as v from acme.brand where :tenantId = 'acme'",
     }
     changed = DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": [other]}))
-    assert await definitions.register(harness.db, changed.all(), ["globex"]) == 1
+    assert await definitions.register_definitions(harness.db, changed.all(), ["globex"]) == 1
     loaded = await changed.get(brand).provider.load_all(harness.db, brand)
     assert (loaded.version, set(loaded.items)) == (1, {"Anvil", "Rocket"})
     assert await harness.version("BRAND", "globex") == 1

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.refdata.contract import UpdateState, decode
+from penstock.refdata.contract import UpdateState, decode_command
 from tests.refdata.harness import RefdataHarness, chunk, upsert
 from tests.refdata.retention import RetentionHarness
 
@@ -42,10 +42,12 @@ def bus_kind() -> str:
 async def test_a_snapshot_with_too_many_items_ends_at_once(harness: RefdataHarness) -> None:
     """R13: it is refused with the chunk that is one too many, not kept until the last."""
     whole = uuid4()
-    first = await harness.refdata.submit("acme", decode(chunk("LOOSE", whole, 1, 3, upsert("a", 1), upsert("b", 2))))
+    first = await harness.refdata.submit(
+        "acme", decode_command(chunk("LOOSE", whole, 1, 3, upsert("a", 1), upsert("b", 2)))
+    )
     await harness.apply(max_items=1)
     update = await harness.update(first.event_id)
     assert (update.status, update.error_code) == (UpdateState.FAILED, "SNAPSHOT_TOO_LARGE")
-    late = await harness.refdata.submit("acme", decode(chunk("LOOSE", whole, 2, 3, upsert("c", 1))))
+    late = await harness.refdata.submit("acme", decode_command(chunk("LOOSE", whole, 2, 3, upsert("c", 1))))
     await harness.apply()
     assert (await harness.update(late.event_id)).error_code == "SNAPSHOT_TOO_LARGE"

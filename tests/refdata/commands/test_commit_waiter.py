@@ -9,7 +9,7 @@ import pytest
 from penstock.kernel.bus import BusMessage
 from penstock.kernel.db.database import Connection
 from penstock.refdata.commands import commit_waiter
-from penstock.refdata.contract import UpdateState, decode
+from penstock.refdata.contract import UpdateState, decode_command
 from tests.refdata.harness import RefdataHarness, command, upsert
 
 
@@ -32,9 +32,11 @@ async def test_no_commit_is_too_quick_to_be_heard(harness: RefdataHarness, monke
         waiting.set()
 
     monkeypatch.setattr(harness.bus, "publish", and_apply)
-    other = decode(command("COUNTRY", upsert("NO", {"name": "Norway"})))
+    other = decode_command(command("COUNTRY", upsert("NO", {"name": "Norway"})))
     slow = asyncio.create_task(harness.refdata.submit("globex", other, timedelta(seconds=30)))
     await waiting.wait()
-    update = await harness.refdata.submit("acme", decode(command("LOOSE", upsert("a", 1))), timedelta(seconds=10))
+    update = await harness.refdata.submit(
+        "acme", decode_command(command("LOOSE", upsert("a", 1))), timedelta(seconds=10)
+    )
     assert update.status is UpdateState.COMMITTED
     assert (await slow).status is UpdateState.COMMITTED

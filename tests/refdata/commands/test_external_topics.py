@@ -19,7 +19,7 @@ from penstock.refdata.commands.external_topics import TopicMapping
 from penstock.refdata.config import CommandsSection, ExternalTopicSection
 from penstock.refdata.contract import UpdateState
 from penstock.refdata.model import CommandEvent
-from penstock.refdata.runtime import adapting
+from penstock.refdata.runtime import run_adapter
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
 from tests.services.kafka import Kafka
@@ -236,7 +236,7 @@ def topic(harness: RefdataHarness, number: int) -> str:
 
 async def adapted(harness: RefdataHarness) -> None:
     """Have everything on the topics of others turned into commands, and these applied."""
-    async with asyncio.timeout(60), adapting(harness.platform):
+    async with asyncio.timeout(60), run_adapter(harness.platform):
         for section in harness.platform.section.kafka.external_topics:
             while await harness.bus.backlog(section.topic):
                 pass
@@ -247,7 +247,7 @@ async def test_the_lag_of_every_topic_is_told(harness: RefdataHarness) -> None:
     """R26: whoever works on a topic tells how far behind it is."""
     topics = [section.topic for section in harness.platform.section.kafka.external_topics]
     lags = [f'kafka_consumer_lag{{topic="{topic}"}}' for topic in topics]
-    async with asyncio.timeout(60), adapting(harness.platform):
+    async with asyncio.timeout(60), run_adapter(harness.platform):
         while not all(lag in harness.platform.telemetry.exposition().decode() for lag in lags):
             await harness.bus.backlog(topics[0])
 

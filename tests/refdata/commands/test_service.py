@@ -6,7 +6,7 @@ import pytest
 
 from penstock.kernel.errors import Conflict
 from penstock.refdata.config import RefdataSection
-from penstock.refdata.contract import UpdateState, decode
+from penstock.refdata.contract import UpdateState, decode_command
 from tests.refdata.harness import RefdataHarness, command, upsert
 
 
@@ -21,7 +21,7 @@ async def test_a_repeated_command_is_answered_when_its_dictionary_is_gone(harnes
     await harness.send("LOOSE", upsert("a", 1), eventId=event_id)
     await harness.apply()
     harness.refdata.catalogue.replace(RefdataSection())
-    again = await harness.refdata.submit("acme", decode(command("LOOSE", upsert("a", 1), eventId=event_id)))
+    again = await harness.refdata.submit("acme", decode_command(command("LOOSE", upsert("a", 1), eventId=event_id)))
     assert (again.status, again.committed_version) == (UpdateState.COMMITTED, 1)
     with pytest.raises(Conflict):
-        await harness.refdata.submit("acme", decode(command("LOOSE", upsert("a", 2), eventId=event_id)))
+        await harness.refdata.submit("acme", decode_command(command("LOOSE", upsert("a", 2), eventId=event_id)))

@@ -34,7 +34,7 @@ async def test_version_and_rows_are_of_one_snapshot(harness: RefdataHarness, mon
     await harness.apply()
     target = DictionaryKey("acme", "LOOSE")
     provider = harness.refdata.catalogue.get(target).provider
-    seen = store.standing
+    seen = store.read_stamp
 
     async def and_then_a_commit(connection: Connection, asked: DictionaryKey) -> tuple[VersionStamp, str | None] | None:
         standing = await seen(connection, asked)
@@ -42,7 +42,7 @@ async def test_version_and_rows_are_of_one_snapshot(harness: RefdataHarness, mon
         await harness.apply()
         return standing
 
-    monkeypatch.setattr(store, "standing", and_then_a_commit)
+    monkeypatch.setattr(store, "read_stamp", and_then_a_commit)
     loaded = await provider.load_all(harness.db, target)
     monkeypatch.undo()
     assert (loaded.version, dict(loaded.items)) == (1, {"n": "1"})

@@ -80,13 +80,13 @@ def _pass(point: str) -> None:
 
 
 def _put_points() -> None:
-    _around(store, "open_requests", before="opening", after="opened")
+    _around(store, "open_updates", before="opening", after="opened")
     _around(store, "lock_dictionaries", after="locked")
-    _around(store, "note_processed", after="noted")
-    _around(store, "notify", after="written")
+    _around(store, "mark_processed", after="noted")
+    _around(store, "notify_commit", after="written")
     _around(snapshot_store, "stage_chunk", after="staged")
     _around(snapshot_store, "close_set", after="closed")
-    _around(store, "look_for", after="looked", when=bool)
+    _around(store, "claim_late_updates", after="looked", when=bool)
     for provider in (PostgresSqlProvider, ItemTableProvider):
         _around(provider, "apply_delta", after="changed")
         _around(provider, "apply_snapshot", after="replaced")
@@ -99,7 +99,7 @@ def _put_points() -> None:
         _around(subscription, "settle", before="settling", after="settled")
     _around(OutboxRelay, "_announce", before="announcing", after="announced")
     _around(Outbox, "relay", after="relayed", when=bool)
-    _after_commit_of(store, "notify", "committed")
+    _after_commit_of(store, "notify_commit", "committed")
     _after_statement("execute", "UPDATE outbox_event SET published", "marked")
     _after_statement("fetch", postgres_bus.SQL["settle"], "freeing")
 

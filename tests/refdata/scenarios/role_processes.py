@@ -227,7 +227,7 @@ class RoleProcesses:
     async def grow_old(self) -> None:
         """Time is given: what is under way, is so for an hour."""
         await self.db.execute(
-            "UPDATE update_request SET created_at = created_at - interval '1 hour', looked_for_at = NULL"
+            "UPDATE update_request SET created_at = created_at - interval '1 hour', probed_at = NULL"
             " WHERE status = 'PENDING'"
         )
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from penstock.kernel.signals import Resync
-from penstock.refdata.contract import UpdateState, decode
+from penstock.refdata.contract import UpdateState, decode_command
 from tests.refdata.harness import RefdataHarness, chunk, command, delete, heard, on_bus, published, upsert
 
 TENANTS = ["acme", "globex"]
@@ -49,7 +49,7 @@ async def test_another_house_works_with_the_same_artifact(harness: RefdataHarnes
     whole = uuid4()
     for index in (2, 1):
         body = chunk("PRODUCT", whole, index, 2, upsert(str(index * 10), {"brand": index, "price": index}))
-        await harness.refdata.submit("acme", decode(body))
+        await harness.refdata.submit("acme", decode_command(body))
     await harness.apply()
     assert sorted(await harness.items("PRODUCT")) == ["10", "20"]
     assert (await harness.version("PRODUCT"), await harness.version("PRODUCT", "globex")) == (3, 1)

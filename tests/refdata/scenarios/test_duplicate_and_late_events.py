@@ -64,7 +64,7 @@ async def unsent(retention: RetentionHarness) -> UUID:
     """An update that was noted, and whose command did not reach the bus."""
     event_id, now = uuid4(), retention.clock.now()
     async with retention.harness.db.connection() as connection:
-        await store.open_requests(connection, [(LOOSE, event_id, b"")], now=now)
+        await store.open_updates(connection, [(LOOSE, event_id, b"")], now=now)
     return event_id
 
 
@@ -115,7 +115,7 @@ async def test_an_update_ends_once(retention: RetentionHarness, first: CommandVe
     for verdict in (first, second):
         retention.clock.advance(SECOND)
         async with retention.harness.db.transaction() as tx:
-            await store.finish(tx, [(LOOSE, event_id, verdict)], actor="me", now=retention.clock.now())
+            await store.finish_updates(tx, [(LOOSE, event_id, verdict)], actor="me", now=retention.clock.now())
         seen.append((await retention.harness.update(event_id), await retention.count("journal")))
     assert seen[0] == seen[1]
     assert (seen[0][0].status, seen[0][1]) == (first.status, 1)
@@ -146,7 +146,7 @@ async def test_a_bus_that_is_down_puts_off_the_look(
         patched.setattr(retention.harness.bus, "publish", refused)
         with pytest.raises(Transient, match="nobody answers"):
             await retention.upkeep.sweep()
-    assert await retention.count("update_request", "looked_for_at IS NULL") == 1
+    assert await retention.count("update_request", "probed_at IS NULL") == 1
     assert [await retention.upkeep.sweep() for _ in range(2)] == [1, 0]
 
 

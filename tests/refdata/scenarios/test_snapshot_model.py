@@ -18,7 +18,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.refdata.apply import snapshots
 from penstock.refdata.apply.applier import CommandApplier
-from penstock.refdata.commands.messages import read
+from penstock.refdata.commands.messages import parse_message
 from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
 from penstock.refdata.model import CommandVerdict, DictionaryKey
 from tests.refdata.harness import (
@@ -402,7 +402,9 @@ class SnapshotLifecycle(RuleBasedStateMachine):
         """Settle *batch* at once; what is said of each is what the model says, one after another."""
 
         async def verdicts() -> list[CommandVerdict]:
-            return [verdict async for verdict in self.applier.settle([read(delivery_of(sent)) for sent in batch])]
+            return [
+                verdict async for verdict in self.applier.settle([parse_message(delivery_of(sent)) for sent in batch])
+            ]
 
         found = self.run(verdicts())
         assert len(found) == len(batch)

@@ -22,11 +22,11 @@ from penstock.kernel.errors import Transient
 from penstock.kernel.http.auth import NoAuthenticator
 from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.tasks.wait import wait_event
-from penstock.refdata.contract import UpdateState, decode
+from penstock.refdata.contract import UpdateState, decode_command
 from penstock.refdata.dictionaries.provider import ItemTableProvider
 from penstock.refdata.maintenance import RefdataMaintenance
 from penstock.refdata.model import UpdateRecord
-from penstock.refdata.runtime import applying
+from penstock.refdata.runtime import run_apply
 from penstock.settings import Settings
 from tests.kernel.db.test_embedded import servers
 from tests.refdata.harness import (
@@ -275,7 +275,7 @@ async def test_postgresql_restarts_in_the_middle(tmp_path: Path, campaign: Campa
     async with embedded_postgres(tmp_path / "pg") as url:
         # Longer than a server takes to come back on a busy machine: what could not be sent meanwhile is not lost.
         settings = await flaky_settings(url, None, give_up_after=60 * SECOND)
-        async with opened(settings) as harness, applying(harness.platform):
+        async with opened(settings) as harness, run_apply(harness.platform):
             ids: list[UUID] = []
             for number in range(rounds):
                 striking = asyncio.create_task(_strike(tmp_path / "pg", harness, number))
@@ -358,7 +358,7 @@ async def test_a_command_that_never_reached_the_bus_ends(
     assert (update.status, update.error_code) == (UpdateState.FAILED, "NOT_DELIVERED")
     assert (await harness.update(other)).committed_version == 1
     late = await harness.refdata.submit(
-        "acme", decode(command("FLAKY", upsert("a", {"times": 0}), eventId=str(event_id)))
+        "acme", decode_command(command("FLAKY", upsert("a", {"times": 0}), eventId=str(event_id)))
     )
     assert late.status is UpdateState.FAILED
     assert list(await harness.items("FLAKY")) == ["b"]

@@ -4,7 +4,7 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.refdata.contract import UpdateState, decode
+from penstock.refdata.contract import UpdateState, decode_command
 from tests.refdata.harness import RefdataHarness, chunk, command, on_bus, upsert
 
 
@@ -31,7 +31,7 @@ async def test_large_messages_come_in_small_batches(harness: RefdataHarness) -> 
     whole, text = uuid4(), "x" * 400_000
     for index in range(1, 25):
         body = chunk("LOOSE", whole, index, 24, upsert(f"a{index}", text), upsert(f"b{index}", text))
-        await harness.refdata.submit("acme", decode(body))
+        await harness.refdata.submit("acme", decode_command(body))
     async with harness.bus.subscribe(harness.topic, worker="looks") as queue:
         taken = await queue.take(100)
         assert 1 < len(taken) < 10

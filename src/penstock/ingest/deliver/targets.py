@@ -19,7 +19,7 @@ from penstock.kernel.config.loader import resolve_secret
 from penstock.kernel.errors import Conflict, Invalid, PenstockError, Transient
 from penstock.kernel.http.client import ApiClient, Json
 from penstock.kernel.http.webhook import post_webhook
-from penstock.refdata.contract import PREFIX, Command, CommandItem, EventType, UpdateState, chunk_sizes, encode
+from penstock.refdata.contract import PREFIX, Command, CommandItem, EventType, UpdateState, chunk_sizes, encode_command
 
 _NAMESPACE = UUID("6f1f0c1e-3f53-4a57-9c0e-0d9a7c2f6f11")
 _AROUND = 40  # bytes around one item
@@ -61,7 +61,7 @@ class _CommandSender(ApiClient):
         super().__init__(url, PREFIX, token=token)
 
     async def submit(self, tenant: str, command: Command) -> None:
-        await self._call("POST", f"/{quote(tenant, safe='')}/updates", encode(command))
+        await self._call("POST", f"/{quote(tenant, safe='')}/updates", encode_command(command))
 
     async def ended(self, tenant: str, event_id: UUID) -> Json:
         """How the update ended: it is committed, or raises why it failed."""

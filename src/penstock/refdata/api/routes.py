@@ -17,7 +17,7 @@ from penstock.refdata.contract import NAME, PREFIX, UpdateState
 from penstock.refdata.model import DictionaryKey, UpdateRecord, VersionRecord
 
 _MOST = 2**63 - 1
-_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": contract.schema()}}}}
+_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": contract.json_schema()}}}}
 Code = Annotated[str, Path(alias="dictCode", pattern=NAME)]
 
 
@@ -59,7 +59,7 @@ async def _tenant(
     named: Annotated[str | None, Header(alias="X-Tenant-Id", description="For trusted clients only.")] = None,
 ) -> str:
     """R25: the path's tenant, if the caller may act for it."""
-    caller.require_tenant(tenant_id, claimed=refdata.section.security.tenant.acts_for(caller, named))
+    caller.require_tenant(tenant_id, claimed=refdata.section.security.tenant.read_tenant(caller, named))
     return tenant_id
 
 
@@ -82,7 +82,7 @@ async def submit(
     timeout_ms: Annotated[int | None, Query(alias="timeoutMs", ge=50, le=1000)] = None,
 ) -> schemas.CommandAccepted | schemas.CommandCommitted:
     """R6: change a dictionary. WAIT_COMMIT waits for the commit, not for its visibility in pods."""
-    command = contract.decode(await request.body())
+    command = contract.decode_command(await request.body())
     waits = mode is schemas.ConsistencyMode.WAIT_COMMIT
     within = timedelta(milliseconds=timeout_ms or refdata.section.consistency.wait_commit_timeout_ms)
     update = await refdata.submit(tenant, command, within if waits else None)
@@ -94,7 +94,7 @@ async def show_update(
     tenant: Tenant, event_id: Annotated[UUID, Path(alias="eventId")], refdata: Service
 ) -> schemas.UpdateView:
     """R7: how an update stands."""
-    return update_status(await refdata.update(tenant, event_id))
+    return update_status(await refdata.get_update(tenant, event_id))
 
 
 @routes.get("/{tenantId}/updates")
@@ -112,7 +112,7 @@ async def list_updates(
             "STATUS_NOT_LISTABLE", "committed updates are not listed", hint="the history of a dictionary tells them"
         )
     moment, event_id = page.start_after(cursor, [datetime, UUID], (LATEST, LAST_ID))
-    found = await refdata.updates(tenant, status, dict_code, before=(moment, event_id), limit=limit)
+    found = await refdata.list_updates(tenant, status, dict_code, before=(moment, event_id), limit=limit)
     return schemas.UpdatePage(updates=[update_status(update) for update in found.items], next=found.next)
 
 
@@ -122,23 +122,23 @@ async def show_history(
 ) -> schemas.VersionHistory:
     """R30: the versions of a dictionary and what made them, the latest first."""
     (before,) = page.start_after(cursor, [int], [_MOST])
-    found = await refdata.history(DictionaryKey(tenant, dict_code), before=before, limit=limit)
+    found = await refdata.list_versions(DictionaryKey(tenant, dict_code), before=before, limit=limit)
     versions = [dictionary_version(version) for version in found.items]
     return schemas.VersionHistory(tenant_id=tenant, dict_code=dict_code, versions=versions, next=found.next)
 
 
-@routes.get("/{tenantId}/kept/{dictCode}")
-async def list_kept(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.RetainedVersionList:
+@routes.get("/{tenantId}/retained/{dictCode}")
+async def list_retained(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.RetainedVersionList:
     """R30: the versions that can be pinned or gone back to, the latest first."""
-    found = await refdata.keeping.kept(DictionaryKey(tenant, dict_code))
+    found = await refdata.retention.list_retained(DictionaryKey(tenant, dict_code))
     versions = [schemas.RetainedVersionView(**one._asdict()) for one in found]
     return schemas.RetainedVersionList(tenant_id=tenant, dict_code=dict_code, versions=versions)
 
 
-@routes.post("/{tenantId}/kept/{dictCode}")
-async def keep(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.VersionChoice:
+@routes.post("/{tenantId}/retained/{dictCode}")
+async def retain(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.VersionChoice:
     """R30: keep the last version."""
-    return schemas.VersionChoice(version=await refdata.keeping.keep(DictionaryKey(tenant, dict_code)))
+    return schemas.VersionChoice(version=await refdata.retention.retain(DictionaryKey(tenant, dict_code)))
 
 
 @routes.put("/{tenantId}/pins/{dictCode}")
@@ -146,14 +146,14 @@ async def pin(
     tenant: Tenant, dict_code: Code, chosen: schemas.VersionChoice, refdata: Service
 ) -> schemas.VersionChoice:
     """R30: have readers get a version that is kept, or the last as it is now, whatever is committed later."""
-    await refdata.keeping.pin(DictionaryKey(tenant, dict_code), chosen.version)
+    await refdata.retention.pin(DictionaryKey(tenant, dict_code), chosen.version)
     return chosen
 
 
 @routes.delete("/{tenantId}/pins/{dictCode}")
 async def unpin(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.VersionChoice:
     """R30: have readers get the last version again; tells which one was pinned."""
-    return schemas.VersionChoice(version=await refdata.keeping.unpin(DictionaryKey(tenant, dict_code)))
+    return schemas.VersionChoice(version=await refdata.retention.unpin(DictionaryKey(tenant, dict_code)))
 
 
 @routes.post(

@@ -81,7 +81,7 @@ class RetainedVersionView(Camel):
 
     version: int
     items: int
-    kept_at: datetime
+    retained_at: datetime
     is_pinned: bool
 
 

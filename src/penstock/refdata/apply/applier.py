@@ -25,7 +25,7 @@ from penstock.refdata.apply.apply_transaction import ApplyTransaction
 from penstock.refdata.commands import messages
 from penstock.refdata.commands.messages import ParsedMessage
 from penstock.refdata.contract import EventType
-from penstock.refdata.dictionaries import kept_versions
+from penstock.refdata.dictionaries import retained_versions
 from penstock.refdata.dictionaries.catalogue import Dictionary, DictionaryCatalogue
 from penstock.refdata.dictionaries.provider import Chunks
 from penstock.refdata.metrics import RefdataMetrics
@@ -36,8 +36,8 @@ from penstock.refdata.model import (
     DictionaryKey,
     ItemChange,
     UpdateRecord,
-    readable_error,
-    stale,
+    check_revision,
+    format_error,
 )
 
 _LARGE = 100_000  # bytes of a message
@@ -123,7 +123,7 @@ class CommandApplier:
         if read.refusal is not None:
             return _CommandCase(event, None, read.refusal)
         try:
-            return _CommandCase(event, self._catalogue.writable(event.target))
+            return _CommandCase(event, self._catalogue.get_writable(event.target))
         except PenstockError as error:
             return _CommandCase(event, None, CommandRefusal(error.code, error.message))
 
@@ -133,7 +133,7 @@ class CommandApplier:
             if is_snapshot(cases[0].event):
                 await enable_all_plans(tx)
             judging = await self._judging(tx, [case.event.target for case in cases if case.dictionary])
-            new = await store.note_processed(tx, [case.event for case in cases], now=judging.now)
+            new = await store.mark_processed(tx, [case.event for case in cases], now=judging.now)
             verdicts = await self._judge(judging, cases, new)
             await judging.write()
         for case, verdict in zip(cases, verdicts, strict=True):
@@ -174,12 +174,12 @@ class CommandApplier:
             async def replace(change: ItemChange, chunks: Chunks) -> None:
                 with _their_statement():
                     items = sum(map(len, chunks))
-                    if refusal := await kept_versions.before_snapshot(judging.tx, dictionary, change, items):
+                    if refusal := await retained_versions.check_snapshot(judging.tx, dictionary, change, items):
                         raise UnappliableCommand(refusal)
                     await dictionary.provider.apply_snapshot(judging.tx, change, chunks)
 
             return await snapshots.judge(judging, event, replace, max_items=self._max_items)
-        refusal = stale(event.target, event.command.source_revision, judging.standings[event.target])
+        refusal = check_revision(event.target, event.command.source_revision, judging.standings[event.target])
         if refusal is not None:
             return judging.end(event.target, [event.event_id], CommandVerdict(refusal=refusal))
         change = judging.commit(event, items=len(event.command.items))
@@ -191,7 +191,7 @@ class CommandApplier:
         event = case.event
         async with self._db.transaction() as tx:
             judging = await self._judging(tx, [event.target])
-            if not await store.note_processed(tx, [event], now=judging.now):
+            if not await store.mark_processed(tx, [event], now=judging.now):
                 return (await _recalled(tx, [case], [CommandVerdict(is_repeated=True)]))[0]
             if event.command.is_chunk:
                 verdict = await snapshots.refuse(judging, event, refusal)
@@ -224,7 +224,7 @@ async def _recalled(
 ) -> list[CommandVerdict]:
     """*verdicts*, with what was said before of those that are repeated."""
     keys = [case.key for case, verdict in zip(cases, verdicts, strict=True) if verdict.is_repeated]
-    known = await store.requests(tx, keys) if keys else {}
+    known = await store.find_updates(tx, keys) if keys else {}
     firsts = {case.key: case.event.target for case in reversed(cases)}
     return [
         _of_before(case, firsts[case.key], known.get(case.key)) if verdict.is_repeated else verdict
@@ -258,7 +258,7 @@ def _their_statement() -> Iterator[None]:
             raise
         code = getattr(error, "sqlstate", None)
         said = f"{code} {error}" if code else str(error)
-        raise UnappliableCommand(CommandRefusal("SQL_ERROR", readable_error(said))) from error
+        raise UnappliableCommand(CommandRefusal("SQL_ERROR", format_error(said))) from error
 
 
 def _log(event: CommandEvent, verdict: CommandVerdict) -> None:
@@ -316,7 +316,7 @@ def apply_handler(applier: CommandApplier, metrics: RefdataMetrics, telemetry: T
 async def _read(delivery: BusDelivery) -> ParsedMessage:
     if len(delivery.message.value) > _LARGE:
         await asyncio.sleep(0)  # let others have their turn
-    return messages.read(delivery)
+    return messages.parse_message(delivery)
 
 
 def _trace(telemetry: Telemetry, read: ParsedMessage, verdict: CommandVerdict, began: int) -> None:
@@ -338,6 +338,6 @@ def _trace(telemetry: Telemetry, read: ParsedMessage, verdict: CommandVerdict, b
 
 
 def _outcome(read: ParsedMessage, verdict: CommandVerdict) -> Outcome:
-    if verdict.refusal is None or read.is_looking:
+    if verdict.refusal is None or read.is_probe:
         return Done()
     return Failed(f"{verdict.refusal.code}: {verdict.refusal.message}")

@@ -14,8 +14,8 @@ from penstock.refdata.model import (
     DictionaryHead,
     DictionaryKey,
     ItemChange,
-    changed_keys,
-    next_standing,
+    list_changed_keys,
+    next_head,
 )
 
 
@@ -33,7 +33,7 @@ class ApplyTransaction:
     def commit(self, event: CommandEvent, *, items: int) -> ItemChange:
         """Give *event* the next version of its dictionary."""
         command, target = event.command, event.target
-        standing = next_standing(self.standings[target], command.source_revision)
+        standing = next_head(self.standings[target], command.source_revision)
         self.standings[target] = standing
         self.commits.append(
             CommandCommit(
@@ -44,7 +44,7 @@ class ApplyTransaction:
                 event.source,
                 command.source_revision,
                 items,
-                changed_keys(command),
+                list_changed_keys(command),
                 event.trace,
             )
         )
@@ -59,7 +59,7 @@ class ApplyTransaction:
     async def write(self) -> None:
         """Write it all down; at the commit it is so."""
         advanced = {commit.target: self.standings[commit.target] for commit in self.commits}
-        await store.advance(self.tx, advanced, now=self.now)
-        await store.finish(self.tx, self.ended, actor=self.actor, now=self.now)
-        await store.tell(self.tx, self.commits, now=self.now)
-        await store.notify(self.tx)
+        await store.advance_heads(self.tx, advanced, now=self.now)
+        await store.finish_updates(self.tx, self.ended, actor=self.actor, now=self.now)
+        await store.append_outbox(self.tx, self.commits, now=self.now)
+        await store.notify_commit(self.tx)

@@ -16,7 +16,7 @@ from penstock.kernel.signals import Signals
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.wait import wait_event
 from penstock.kernel.telemetry.telemetry import TRACEPARENT, Telemetry
-from penstock.refdata.commands.commit_waiter import SOMETHING
+from penstock.refdata.commands.commit_waiter import COMMITS
 
 OUTBOX = Outbox("outbox_event")
 _POLL = 0.5  # seconds: the net under a notification that was not heard
@@ -35,7 +35,7 @@ class OutboxRelay:
         """Announce until *stopping*; a carrier that is down is tried again, later and later."""
         backoff = Backoff()
         while not stopping.is_set():
-            notified = self._notifier.next_event(SOMETHING)
+            notified = self._notifier.next_event(COMMITS)
             try:
                 count = await self.step()
                 backoff.reset()

@@ -50,7 +50,7 @@ async def stage_chunk(
 
 async def chunk_hash(tx: Connection, target: DictionaryKey, snapshot_id: UUID, index: int) -> bytes | None:
     """What a chunk was made of."""
-    found: bytes | None = await tx.fetchval(SQL["chunk_hash"], *target, snapshot_id, index)
+    found: bytes | None = await tx.fetchval(SQL["read_chunk_hash"], *target, snapshot_id, index)
     return found
 
 
@@ -65,7 +65,7 @@ async def join_set(
 async def chunks(tx: Connection, target: DictionaryKey, snapshot_id: UUID) -> list[list[SnapshotEntry]]:
     """All that was staged of a snapshot."""
     found: list[list[SnapshotEntry]] = []
-    async for row in tx.cursor(SQL["chunks"], *target, snapshot_id, prefetch=8):
+    async for row in tx.cursor(SQL["read_chunks"], *target, snapshot_id, prefetch=8):
         found.append(_ENTRIES.decode(row["items"]))
         await asyncio.sleep(0)  # a million items take seconds: let others have their turn
     return found
@@ -73,12 +73,12 @@ async def chunks(tx: Connection, target: DictionaryKey, snapshot_id: UUID) -> li
 
 async def chunk_indexes(tx: Connection, target: DictionaryKey, snapshot_id: UUID) -> list[int]:
     """Which chunks of a snapshot came."""
-    return [row[0] for row in await tx.fetch(SQL["chunk_indexes"], *target, snapshot_id)]
+    return [row[0] for row in await tx.fetch(SQL["list_chunk_indexes"], *target, snapshot_id)]
 
 
 async def set_events(tx: Connection, target: DictionaryKey, snapshot_id: UUID) -> list[UUID]:
     """The events whose chunks make a snapshot."""
-    return [row[0] for row in await tx.fetch(SQL["set_events"], *target, snapshot_id)]
+    return [row[0] for row in await tx.fetch(SQL["list_set_events"], *target, snapshot_id)]
 
 
 async def close_set(
@@ -94,7 +94,7 @@ async def expired_sets(
     connection: Connection, before: datetime, *, limit: int = 100
 ) -> list[tuple[DictionaryKey, UUID, int]]:
     """Incomplete snapshots that got no chunk since *before*: whose, which, and of how many chunks."""
-    rows = await connection.fetch(SQL["expired_sets"], before, limit)
+    rows = await connection.fetch(SQL["list_expired_sets"], before, limit)
     return [(DictionaryKey(tenant, code), snapshot_id, total) for tenant, code, snapshot_id, total in rows]
 
 

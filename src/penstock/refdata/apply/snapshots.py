@@ -21,9 +21,9 @@ from penstock.refdata.model import (
     ItemChange,
     SnapshotSet,
     SnapshotSetStatus,
-    chunk_refusal,
-    missing_chunks,
-    stale,
+    check_chunk,
+    check_revision,
+    describe_missing_chunks,
 )
 
 Replace = Callable[[ItemChange, Chunks], Awaitable[None]]
@@ -32,7 +32,7 @@ Replace = Callable[[ItemChange, Chunks], Awaitable[None]]
 async def judge(judging: ApplyTransaction, event: CommandEvent, replace: Replace, *, max_items: int) -> CommandVerdict:
     """Apply a snapshot that is whole, keep a chunk of one that is not yet."""
     if not event.command.is_chunk:
-        refusal = stale(event.target, event.command.source_revision, judging.standings[event.target])
+        refusal = check_revision(event.target, event.command.source_revision, judging.standings[event.target])
         if refusal is not None:
             return judging.end(event.target, [event.event_id], CommandVerdict(refusal=refusal))
         change = judging.commit(event, items=len(event.command.items))
@@ -64,7 +64,9 @@ async def expire(db: Database, after: timedelta, actor: str) -> int:
             if not await snapshot_store.is_expired(tx, target, snapshot_id, now - after):
                 continue
             came = await snapshot_store.chunk_indexes(tx, target, snapshot_id)
-            said = f"chunks {missing_chunks(came, total)} of {total} did not come within {format_duration(after)}"
+            said = (
+                f"chunks {describe_missing_chunks(came, total)} of {total} did not come within {format_duration(after)}"
+            )
             await _close(
                 judging, target, snapshot_id, CommandVerdict(refusal=CommandRefusal("SNAPSHOT_INCOMPLETE", said))
             )
@@ -73,7 +75,7 @@ async def expire(db: Database, after: timedelta, actor: str) -> int:
 
 
 async def _set_of(judging: ApplyTransaction, event: CommandEvent) -> SnapshotSet:
-    (_, total), revision = event.command.place, event.command.source_revision
+    (_, total), revision = event.command.chunk_position, event.command.source_revision
     return await snapshot_store.open_set(
         judging.tx, event.target, _snapshot_id(event), total, revision, now=judging.now
     )
@@ -81,11 +83,11 @@ async def _set_of(judging: ApplyTransaction, event: CommandEvent) -> SnapshotSet
 
 async def _without_staging(judging: ApplyTransaction, event: CommandEvent, known: SnapshotSet) -> CommandVerdict | None:
     """What is to be said of a chunk that does not belong to its set, or whose set has ended."""
-    if refusal := chunk_refusal(event.command, known) or known.refusal:
+    if refusal := check_chunk(event.command, known) or known.refusal:
         return CommandVerdict(refusal=refusal)
     if known.status is not SnapshotSetStatus.COMMITTED:
         return None
-    (index, _), content = event.command.place, _content(event)
+    (index, _), content = event.command.chunk_position, _content(event)
     came = await snapshot_store.chunk_hash(judging.tx, event.target, _snapshot_id(event), index)
     return (
         CommandVerdict(known.committed_version)
@@ -96,7 +98,7 @@ async def _without_staging(judging: ApplyTransaction, event: CommandEvent, known
 
 async def _stage(judging: ApplyTransaction, event: CommandEvent, replace: Replace, max_items: int) -> CommandVerdict:
     tx, target, command, snapshot_id = judging.tx, event.target, event.command, _snapshot_id(event)
-    (index, total), content = command.place, _content(event)
+    (index, total), content = command.chunk_position, _content(event)
     if not await snapshot_store.stage_chunk(
         tx, target, snapshot_id, index, len(command.items), content, _digest(content)
     ):
@@ -115,7 +117,7 @@ async def _stage(judging: ApplyTransaction, event: CommandEvent, replace: Replac
 async def _complete(judging: ApplyTransaction, event: CommandEvent, items: int, replace: Replace) -> CommandVerdict:
     """The last chunk is here: all of it becomes one version, or nothing of it."""
     target, snapshot_id = event.target, _snapshot_id(event)
-    if refusal := stale(target, event.command.source_revision, judging.standings[target]):
+    if refusal := check_revision(target, event.command.source_revision, judging.standings[target]):
         return await _close(judging, target, snapshot_id, CommandVerdict(refusal=refusal))
     chunks = await snapshot_store.chunks(judging.tx, target, snapshot_id)
     if len({entry.key for chunk in chunks for entry in chunk}) < items:

@@ -15,7 +15,7 @@ from penstock.refdata.contract import UpdateState
 from penstock.refdata.model import UpdateRecord
 from penstock.refdata.store import EventKey
 
-SOMETHING = ""  # the one topic of the bell: a commit does not say whose it was
+COMMITS = ""  # the one topic of the bell: a commit does not say whose it was
 _LOOK_AGAIN = 0.25  # seconds: the net under a notification that was not heard
 
 
@@ -29,7 +29,7 @@ class CommitWaiter:
         self._somebody = asyncio.Event()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def run(self) -> AsyncIterator[None]:
         task = asyncio.create_task(self._follow(), name="follow updates")
         try:
             yield
@@ -37,7 +37,7 @@ class CommitWaiter:
             await cancel_and_wait(task)
 
     @contextmanager
-    def following(self, update: UpdateRecord) -> "Iterator[asyncio.Future[UpdateRecord]]":
+    def follow(self, update: UpdateRecord) -> "Iterator[asyncio.Future[UpdateRecord]]":
         """The end of *update*. Asked for before its command is published: so no commit is too quick to be heard."""
         key, end = (update.tenant_id, update.event_id), asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, []).append(end)
@@ -50,7 +50,7 @@ class CommitWaiter:
     async def _follow(self) -> None:
         while True:
             await self._somebody.wait()
-            notified = self._notifier.next_event(SOMETHING)  # before the look, so that no ring falls between
+            notified = self._notifier.next_event(COMMITS)  # before the look, so that no ring falls between
             await self._look()
             if self._notifier.is_closed:
                 return
@@ -64,7 +64,7 @@ class CommitWaiter:
             return
         try:
             async with self._db.connection() as connection:
-                known = await store.requests(connection, keys)
+                known = await store.find_updates(connection, keys)
         except Transient as error:  # they wait no longer than they wanted to
             structlog.get_logger().warning("follow_failed", code=error.code, error=error.message)
             return

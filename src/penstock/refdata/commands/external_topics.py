@@ -13,10 +13,10 @@ from penstock.kernel.errors import Invalid, PenstockError, Transient
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.text import REPLACEMENT
 from penstock.kernel.work.worker import Handler
-from penstock.refdata.commands.messages import derived_id, trace_of
+from penstock.refdata.commands.messages import derive_event_id, read_trace
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import ExternalTopicSection
-from penstock.refdata.contract import COMMAND_LIMIT, EXACT, CommandSource, Op, decode
+from penstock.refdata.contract import COMMAND_LIMIT, EXACT, CommandSource, Op, decode_command
 from penstock.refdata.model import CommandEvent, DictionaryKey
 
 _ENCODER = msgspec.json.Encoder()
@@ -63,12 +63,12 @@ class TopicMapping:
                 # A number may come as text, as it does in headers.
                 is_numeral = name in _NUMBERS and isinstance(found, str) and found.lstrip("-").isdigit()
                 body[_FIELDS[name]] = Raw(found.encode()) if is_numeral else found
-        body.setdefault("eventId", str(derived_id(delivery)))
+        body.setdefault("eventId", str(derive_event_id(delivery)))
         try:
             encoded = _ENCODER.encode(body)
         except RecursionError as error:
             raise Invalid("MALFORMED", "the message is nested too deeply") from error
-        command, trace = decode(encoded), trace_of(message)
+        command, trace = decode_command(encoded), read_trace(message)
         if command.tenant_id is None or command.event_id is None:
             raise Invalid("MAPPING_FAILED", "tenantId or eventId is missing")
         return CommandEvent(

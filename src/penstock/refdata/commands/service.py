@@ -19,11 +19,11 @@ from penstock.kernel.ids import new_id
 from penstock.kernel.telemetry.telemetry import current_traceparent
 from penstock.refdata import store
 from penstock.refdata.commands.commit_waiter import CommitWaiter
-from penstock.refdata.commands.messages import command_message
+from penstock.refdata.commands.messages import build_command_message
 from penstock.refdata.config import RefdataSection
-from penstock.refdata.contract import EXACT, Command, CommandSource, UpdateState, encode
+from penstock.refdata.contract import EXACT, Command, CommandSource, UpdateState, encode_command
 from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
-from penstock.refdata.dictionaries.kept_versions import VersionRetention
+from penstock.refdata.dictionaries.retained_versions import VersionRetention
 from penstock.refdata.model import CommandEvent, DictionaryKey, UpdateRecord, VersionRecord
 
 _SORTED = msgspec.json.Encoder(order="sorted")
@@ -50,8 +50,8 @@ class Refdata:
         self._db = db
         self._bus = bus
         self.notifier = notifier
-        self._following = CommitWaiter(db, notifier)
-        self.keeping = VersionRetention(db, catalogue)
+        self._waiter = CommitWaiter(db, notifier)
+        self.retention = VersionRetention(db, catalogue)
         self._topic = section.kafka.commands_topic
 
     @classmethod
@@ -62,7 +62,7 @@ class Refdata:
         """In touch with those who apply."""
         async with Notifier.open(db, store.CHANNEL) as notifier:
             refdata = cls(db, bus, notifier, catalogue, section)
-            async with refdata._following.running():
+            async with refdata._waiter.run():
                 yield refdata
 
     def stop(self) -> None:
@@ -73,19 +73,19 @@ class Refdata:
         """The database's version, or Transient DATABASE_DOWN."""
         return await self._db.check()
 
-    async def overview(self, within: timedelta, limit: int) -> RefdataOverview:
+    async def read_overview(self, within: timedelta, limit: int) -> RefdataOverview:
         """What is under way in all dictionaries, and which had updates that failed *within* so long."""
         now = self._db.clock.now()
         async with self._db.transaction("repeatable_read") as tx:
-            counts = await tx.fetchrow(store.SQL["overview"])
-            failed = await tx.fetch(store.SQL["failing"], now - within, limit)
+            counts = await tx.fetchrow(store.SQL["count_updates"])
+            failed = await tx.fetch(store.SQL["list_failing"], now - within, limit)
         return RefdataOverview(now, dict(counts or {}), [dict(row) for row in failed])
 
     async def submit(self, tenant_id: str, command: Command, wait: timedelta | None = None) -> UpdateRecord:
         """R6, R8: take a command in; how it stands, at the latest after *wait*. Under a known id it is the same one."""
         event, body_hash = self._accepted(tenant_id, command), content_hash(command)
         try:
-            self.catalogue.writable(event.target)
+            self.catalogue.get_writable(event.target)
         except PenstockError:
             if command.event_id is None or (known := await self._known(event)) is None:
                 raise
@@ -94,11 +94,11 @@ class Refdata:
         if update.status is not UpdateState.PENDING:
             return update
         # Published also when it was known: perhaps it never reached the bus. Twice there it still counts once.
-        message = command_message(self._topic, event)
+        message = build_command_message(self._topic, event)
         if wait is None:
             await self._bus.publish([message])
             return update
-        with self._following.following(update) as end:
+        with self._waiter.follow(update) as end:
             await self._bus.publish([message])
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait.total_seconds()):
@@ -112,40 +112,40 @@ class Refdata:
         first = {(event.target.tenant_id, event.event_id): event for event in reversed(events)}
         noted = [(event.target, event.event_id, content_hash(event.command)) for event in first.values()]
         # Published first: what is noted is looked for on the bus, and nobody could send this again under another id.
-        await self._bus.publish([command_message(self._topic, event) for event in events])
+        await self._bus.publish([build_command_message(self._topic, event) for event in events])
         async with self._db.connection() as connection:
-            await store.open_requests(connection, noted, now=self._db.clock.now())
+            await store.open_updates(connection, noted, now=self._db.clock.now())
 
     async def roll_back(self, target: DictionaryKey, version: int, wait: timedelta) -> UpdateRecord:
         """R30: make a dictionary what it was in *version*, under a new one; how that stands after *wait*."""
-        *first, last = await self.keeping.commands(target, version)
+        *first, last = await self.retention.make_rollback(target, version)
         for command in first:
             await self.submit(target.tenant_id, command)
         return await self.submit(target.tenant_id, last, wait)
 
-    async def update(self, tenant_id: str, event_id: UUID) -> UpdateRecord:
+    async def get_update(self, tenant_id: str, event_id: UUID) -> UpdateRecord:
         """R7: how an update stands, or NotFound."""
         async with self._db.connection() as connection:
-            found = (await store.requests(connection, [(tenant_id, event_id)])).get((tenant_id, event_id))
+            found = (await store.find_updates(connection, [(tenant_id, event_id)])).get((tenant_id, event_id))
         if found is None:
             hint = "check the id; updates are forgotten after refdata.retention.updates"
             raise NotFound("UNKNOWN_UPDATE", f"tenant {tenant_id} has no update {event_id}", hint=hint)
         return found
 
-    async def updates(
+    async def list_updates(
         self, tenant_id: str, status: UpdateState, dict_code: str | None, *, before: tuple[datetime, UUID], limit: int
     ) -> Page[UpdateRecord]:
         """A tenant's updates that are under way, or failed, the latest first."""
         async with self._db.connection() as connection:
-            rows = await store.listed_requests(connection, status, tenant_id, dict_code, before=before, limit=limit + 1)
+            rows = await store.list_updates(connection, status, tenant_id, dict_code, before=before, limit=limit + 1)
         is_pending = status is UpdateState.PENDING
         return make_page(rows, limit, lambda row: (row.created_at if is_pending else row.updated_at, str(row.event_id)))
 
-    async def history(self, target: DictionaryKey, *, before: int, limit: int) -> Page[VersionRecord]:
+    async def list_versions(self, target: DictionaryKey, *, before: int, limit: int) -> Page[VersionRecord]:
         """R30: the versions of a dictionary and what made them, the latest first."""
         self.catalogue.get(target)
         async with self._db.connection() as connection:
-            rows = await store.history(connection, target, before=before, limit=limit + 1)
+            rows = await store.list_versions(connection, target, before=before, limit=limit + 1)
         return make_page(rows, limit, lambda row: (row.version,))
 
     def _accepted(self, tenant_id: str, command: Command) -> CommandEvent:
@@ -171,14 +171,14 @@ class Refdata:
             target.tenant_id, event_id, target.dict_code, UpdateState.PENDING, None, None, None, now, now
         )
         async with self._db.connection() as connection:
-            if await store.open_requests(connection, [(target, event_id, body_hash)], now=now):
+            if await store.open_updates(connection, [(target, event_id, body_hash)], now=now):
                 return opened
         return _same(await self._known(event) or opened, event, body_hash)
 
     async def _known(self, event: CommandEvent) -> UpdateRecord | None:
         key = (event.target.tenant_id, event.event_id)
         async with self._db.connection() as connection:
-            return (await store.requests(connection, [key])).get(key)
+            return (await store.find_updates(connection, [key])).get(key)
 
 
 def _same(known: UpdateRecord, event: CommandEvent, body_hash: bytes) -> UpdateRecord:
@@ -191,7 +191,7 @@ def _same(known: UpdateRecord, event: CommandEvent, body_hash: bytes) -> UpdateR
 
 def content_hash(command: Command) -> bytes:
     """The same for the same content, however it is spelt and whoever sends it."""
-    bare = encode(msgspec.structs.replace(command, event_id=None, tenant_id=None, source=None))
+    bare = encode_command(msgspec.structs.replace(command, event_id=None, tenant_id=None, source=None))
     with suppress(msgspec.DecodeError, RecursionError):  # nested too deep for it: then the bytes as they came
         bare = _SORTED.encode(EXACT.decode(bare))
     return hashlib.sha256(bare).digest()

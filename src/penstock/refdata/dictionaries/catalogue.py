@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from penstock.kernel.errors import Invalid, NotFound
 from penstock.refdata.config import DictionarySection, RefdataSection
-from penstock.refdata.dictionaries.provider import DictionaryProvider, provider_of, read_only
+from penstock.refdata.dictionaries.provider import DictionaryProvider, make_provider, read_only_error
 from penstock.refdata.model import DictionaryKey
 
 
@@ -35,7 +35,7 @@ class DictionaryCatalogue:
         for dictionary in section.dictionaries:
             same = known.get(dictionary.code)
             made[dictionary.code] = (
-                same if same and same.section == dictionary else Dictionary(dictionary, provider_of(dictionary))
+                same if same and same.section == dictionary else Dictionary(dictionary, make_provider(dictionary))
             )
         self._dictionaries: Mapping[str, Dictionary] = made
         self._tenants = None if section.tenants is None else frozenset(section.tenants)
@@ -62,9 +62,9 @@ class DictionaryCatalogue:
             raise Invalid("DICTIONARY_DISABLED", f"{target.dict_code} is not enabled", hint=hint)
         return found
 
-    def writable(self, target: DictionaryKey) -> Dictionary:
+    def get_writable(self, target: DictionaryKey) -> Dictionary:
         """The dictionary of a tenant, or why it cannot be changed."""
         found = self.get(target)
         if not found.is_writable:
-            raise read_only(target.dict_code)
+            raise read_only_error(target.dict_code)
         return found

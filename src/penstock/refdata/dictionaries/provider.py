@@ -13,8 +13,8 @@ from penstock.refdata import sql_template as template
 from penstock.refdata import store
 from penstock.refdata.config import DictionarySection, SqlTemplateSection
 from penstock.refdata.contract import Op, SnapshotEntry
-from penstock.refdata.dictionaries.reader import DictionaryReader, DictionarySnapshot, LoadedVersion, prepared
-from penstock.refdata.model import DictionaryKey, ItemChange, runs, snapshot_json
+from penstock.refdata.dictionaries.reader import DictionaryReader, DictionarySnapshot, LoadedVersion, check_statement
+from penstock.refdata.model import DictionaryKey, ItemChange, encode_snapshot, group_runs
 from penstock.refdata.sql_template import SqlTemplate
 
 Chunks = Sequence[Sequence[SnapshotEntry]]
@@ -26,7 +26,7 @@ class DictionaryProvider(Protocol):
     load_hash: str  # changes with the way it is read
     has_exact_keys: bool  # whether a key is read back just as it was written
 
-    def snapshot(self, db: Database, target: DictionaryKey) -> AbstractAsyncContextManager[DictionarySnapshot]:
+    def open_snapshot(self, db: Database, target: DictionaryKey) -> AbstractAsyncContextManager[DictionarySnapshot]:
         """The dictionary as it is at one moment, to be read under the version it has then."""
 
     async def load_all(self, db: Database, target: DictionaryKey) -> LoadedVersion:
@@ -35,13 +35,13 @@ class DictionaryProvider(Protocol):
     async def get_committed_version(self, db: Database, target: DictionaryKey) -> int:
         """The version readers may ask for."""
 
-    async def count(self, tx: Connection, target: DictionaryKey) -> int:
+    async def count_items(self, tx: Connection, target: DictionaryKey) -> int:
         """How many items there are."""
 
-    async def keep(self, tx: Connection, target: DictionaryKey, version: int) -> int:
+    async def retain(self, tx: Connection, target: DictionaryKey, version: int) -> int:
         """R30: keep all items as those of *version*; how many."""
 
-    async def check(self, connection: Connection) -> None:
+    async def check_statements(self, connection: Connection) -> None:
         """Invalid, with the statement and what is wrong with it, unless PostgreSQL would take every statement."""
 
     async def apply_delta(self, tx: Connection, changes: Sequence[ItemChange]) -> None:
@@ -58,10 +58,10 @@ class PostgresSqlProvider(DictionaryReader):
         super().__init__(load_sql)
         self._apply = _DictionaryTemplates(apply) if apply else None
 
-    async def check(self, connection: Connection) -> None:
-        await super().check(connection)
+    async def check_statements(self, connection: Connection) -> None:
+        await super().check_statements(connection)
         for name, statement in self._apply.named() if self._apply else ():
-            await prepared(connection, name, statement.sql)
+            await check_statement(connection, name, statement.sql)
 
     async def apply_delta(self, tx: Connection, changes: Sequence[ItemChange]) -> None:
         templates = self._templates(changes[0].target)
@@ -70,14 +70,14 @@ class PostgresSqlProvider(DictionaryReader):
             for change in changes
             for item in change.command.items
         ]
-        for op, values in runs(ops):
+        for op, values in group_runs(ops):
             await _execute_many(tx, templates.item[Op(op)], values)
 
     async def apply_snapshot(self, tx: Connection, change: ItemChange, chunks: Chunks) -> None:
         templates, values = self._templates(change.target), change.values()
         if templates.replace is not None:
             whole = list(chain.from_iterable(chunks))
-            await _execute_many(tx, templates.replace, [{**values, "snapshotJson": snapshot_json(whole)}])
+            await _execute_many(tx, templates.replace, [{**values, "snapshotJson": encode_snapshot(whole)}])
         if templates.stage is not None:
             for chunk in chunks:
                 await _execute_many(tx, templates.stage, _staged(templates.stage, values, chunk))
@@ -86,7 +86,7 @@ class PostgresSqlProvider(DictionaryReader):
 
     def _templates(self, target: DictionaryKey) -> "_DictionaryTemplates":
         if self._apply is None:
-            raise read_only(target.dict_code)
+            raise read_only_error(target.dict_code)
         return self._apply
 
 
@@ -137,14 +137,14 @@ class ItemTableProvider(DictionaryReader):
         await store.replace_items(tx, change.target, chain.from_iterable(chunks), now=change.applied_at)
 
 
-def provider_of(section: DictionarySection) -> DictionaryProvider:
+def make_provider(section: DictionarySection) -> DictionaryProvider:
     """The provider a dictionary's configuration asks for."""
     if section.load_sql is None:
         return ItemTableProvider(section.code)
     return PostgresSqlProvider(section.load_sql, section.apply)
 
 
-def read_only(code: str) -> Invalid:
+def read_only_error(code: str) -> Invalid:
     hint = "it has no `apply` in the configuration: change its tables where they are written"
     return Invalid("DICTIONARY_READ_ONLY", f"{code} takes no updates", hint=hint)
 
@@ -152,7 +152,7 @@ def read_only(code: str) -> Invalid:
 def _staged(stage: SqlTemplate, values: Mapping[str, Any], chunk: Sequence[SnapshotEntry]) -> list[Mapping[str, Any]]:
     """What stages a chunk: all of it at once, or item by item, as the template asks."""
     if "snapshotJson" in stage.names:
-        return [{**values, "snapshotJson": snapshot_json(chunk)}]
+        return [{**values, "snapshotJson": encode_snapshot(chunk)}]
     return [{**values, "key": entry.key, "payload": entry.text} for entry in chunk]
 
 

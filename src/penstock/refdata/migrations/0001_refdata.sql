@@ -1,4 +1,4 @@
--- The service tables of the founding document, §9; what it does not name is set apart.
+-- The service tables of the founding document, §9. Columns that it does not name follow after "beyond the document".
 
 CREATE TABLE dictionary_meta (
     tenant_id text NOT NULL,
@@ -10,7 +10,7 @@ CREATE TABLE dictionary_meta (
 ) WITH (fillfactor = 50);
 CREATE INDEX dictionary_meta_dict_code ON dictionary_meta (dict_code, tenant_id);
 
--- Dictionaries without tables of their own.
+-- The items of dictionaries that have no tables of their own.
 CREATE TABLE dictionary_item (
     tenant_id text NOT NULL,
     dict_code text NOT NULL,
@@ -20,10 +20,10 @@ CREATE TABLE dictionary_item (
     updated_at timestamptz NOT NULL,
     PRIMARY KEY (tenant_id, dict_code, item_key)
 ) WITH (fillfactor = 90);
--- Without updated_at in it: so an item changes in place (HOT).
+-- Without updated_at, so that updates of an item can be heap-only (HOT).
 CREATE INDEX dictionary_item_tombstone ON dictionary_item (dict_code) WHERE deleted;
 
--- What was applied or refused, so that it is so only once.
+-- Events that were applied or refused, so that each is processed only once.
 CREATE TABLE processed_event (
     tenant_id text NOT NULL,
     event_id uuid NOT NULL,
@@ -44,15 +44,15 @@ CREATE TABLE update_request (
     updated_at timestamptz NOT NULL,
     -- beyond the document
     error_code text,
-    body_hash bytea,            -- of what was asked under this id, where it is known
-    looked_for_at timestamptz,  -- when it was last looked for on the bus
+    body_hash bytea,            -- of the command sent with this event id, if it is known
+    probed_at timestamptz,  -- time of the last give-up message for it
     PRIMARY KEY (tenant_id, event_id)
 );
 CREATE INDEX update_request_pending ON update_request (created_at) WHERE status = 'PENDING';
 CREATE INDEX update_request_failed ON update_request (tenant_id, updated_at, event_id) WHERE status = 'FAILED';
 CREATE INDEX update_request_age ON update_request USING brin (updated_at) WITH (autosummarize = on);
 
--- What the pods are to be told, and the history of every dictionary.
+-- The invalidations for the pods, and the history of every dictionary.
 CREATE TABLE outbox_event (
     id bigserial PRIMARY KEY,
     tenant_id text NOT NULL,
@@ -71,7 +71,7 @@ CREATE TABLE outbox_event (
 CREATE INDEX outbox_event_waiting ON outbox_event (id) WHERE NOT published;
 CREATE UNIQUE INDEX outbox_event_version ON outbox_event (tenant_id, dict_code, version);
 
--- Snapshots that come in chunks.
+-- Snapshots that are sent in chunks.
 CREATE TABLE snapshot_set (
     tenant_id text NOT NULL,
     dict_code text NOT NULL,
@@ -95,10 +95,10 @@ CREATE TABLE snapshot_chunk (
     chunk_index integer NOT NULL,
     item_count integer NOT NULL,
     content_hash bytea NOT NULL,
-    items bytea,                -- none any more once the snapshot has ended
+    items bytea,                -- NULL after the snapshot has ended
     PRIMARY KEY (tenant_id, dict_code, snapshot_id, chunk_index)
 );
-ALTER TABLE snapshot_chunk ALTER COLUMN items SET STORAGE EXTERNAL;  -- read once and thrown away: not worth squeezing
+ALTER TABLE snapshot_chunk ALTER COLUMN items SET STORAGE EXTERNAL;  -- read once and deleted: compression does not pay
 
 CREATE TABLE snapshot_event (
     tenant_id text NOT NULL,
@@ -108,7 +108,7 @@ CREATE TABLE snapshot_event (
     PRIMARY KEY (tenant_id, dict_code, snapshot_id, event_id)
 );
 
--- How each dictionary was last read: another way to read it is another version of it.
+-- The hash of the last loadSql of each dictionary: a different loadSql makes a new version.
 CREATE TABLE dictionary_definition (
     dict_code text PRIMARY KEY,
     load_hash text NOT NULL,

@@ -81,7 +81,7 @@ async def test_a_dictionary_is_published_once_whoever_dies(
     assert outputs["version"] == (1 if mode == "SNAPSHOT" else 3)
     assert await run_step(worker, publish(3, items=items(5), mode=mode)) == outputs
     assert await refdata.items("LOOSE") == {item["key"]: item["payload"] for item in items(5)}
-    assert len((await refdata.refdata.history(LOOSE, before=99, limit=9)).items) == outputs["version"]
+    assert len((await refdata.refdata.list_versions(LOOSE, before=99, limit=9)).items) == outputs["version"]
     assert await refdata.bus.backlog(refdata.topic) == 0
 
 

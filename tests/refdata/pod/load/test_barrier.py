@@ -44,8 +44,8 @@ class HeldQuestions:
         self.count = 0
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        self._ask = store.readable_version
-        monkeypatch.setattr(store, "readable_version", self)
+        self._ask = store.read_visible_version
+        monkeypatch.setattr(store, "read_visible_version", self)
 
     async def __call__(self, connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
         self.count += 1
@@ -180,7 +180,7 @@ async def test_fallbacks_at_once_are_capped(
 ) -> None:
     """R21: the primary reads for a few at a time; the others wait their turn, and all are answered."""
     running: list[int] = [0]
-    may_read, only = asyncio.Event(), DictionarySnapshot.only
+    may_read, only = asyncio.Event(), DictionarySnapshot.read_keys
 
     async def held_up(self: DictionarySnapshot, keys: list[str]) -> Rows | None:
         running.append(running[-1] + 1)
@@ -196,7 +196,7 @@ async def test_fallbacks_at_once_are_capped(
     async with pods(fallbacks=2, barrierWaitMs=0, fallbackTimeoutMs=60_000) as pod:
         may_load.clear()
         version = await pod.put("LOOSE", {"a": 2})
-        monkeypatch.setattr(DictionarySnapshot, "only", held_up)
+        monkeypatch.setattr(DictionarySnapshot, "read_keys", held_up)
         readers = [asyncio.create_task(pod.get("LOOSE/items/a", least=version)) for _ in range(20)]
         await pod.wait_for_readers(20)
         await becomes(are_reading, "two of them to read")
@@ -233,7 +233,7 @@ async def test_a_fallback_that_finds_less_gives_nothing(
     async def was_there(connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
         return version + 5, None
 
-    monkeypatch.setattr(store, "readable_version", was_there)
+    monkeypatch.setattr(store, "read_visible_version", was_there)
     refused = await pod.get("LOOSE/items/a", least=version + 5)
     assert (*refusal(refused), refused.source) == (409, "VERSION_NOT_COMMITTED", version, "postgres_fallback")
     assert fallbacks(pod, "LOOSE") == 0

@@ -10,12 +10,12 @@ from penstock.kernel.db import page
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import NotFound, Transient
 from penstock.refdata import store
-from penstock.refdata.dictionaries import kept_versions
+from penstock.refdata.dictionaries import retained_versions
 from penstock.refdata.dictionaries.reader import DictionarySnapshot, Rows
 from penstock.refdata.model import DictionaryKey
 from penstock.refdata.pod.load import loader
 from penstock.refdata.pod.load.loader import DictionaryLoads
-from penstock.refdata.store import stamp_of
+from penstock.refdata.store import to_stamp
 from tests.refdata.harness import delete
 from tests.refdata.pod.harness import PodHarness
 
@@ -44,17 +44,17 @@ async def test_keys_that_cannot_be_looked_up_in_time_are_loaded_with_all(
         await asyncio.Event().wait()
         return None
 
-    only = DictionarySnapshot.only
-    monkeypatch.setattr(DictionarySnapshot, "only", never)
+    only = DictionarySnapshot.read_keys
+    monkeypatch.setattr(DictionarySnapshot, "read_keys", never)
     with monkeypatch.context() as impatient:
         impatient.setattr(loader, "_CHANGES_WITHIN", 0.05)
         await pod.hold("LOOSE", {"a": "once"})
-    monkeypatch.setattr(DictionarySnapshot, "only", only)
+    monkeypatch.setattr(DictionarySnapshot, "read_keys", only)
     before = loaded(pod, "LOOSE", "delta")
     await pod.hold("LOOSE", {"a": "quick again"})
     assert (tries, loaded(pod, "LOOSE", "delta")) == (1, before + 1)
     monkeypatch.setattr(loader, "_CHANGES_WITHIN", 0.05)
-    monkeypatch.setattr(DictionarySnapshot, "only", never)
+    monkeypatch.setattr(DictionarySnapshot, "read_keys", never)
     for number in range(4):
         await pod.hold("LOOSE", {"a": number})
         assert (await pod.get("LOOSE/items/a")).json == number
@@ -99,32 +99,32 @@ async def test_a_load_that_does_not_get_on_makes_old_data(pod: PodHarness, monke
 async def test_nobody_pins_what_is_just_let_go(pod: PodHarness) -> None:
     """R30: a version that is being removed cannot be pinned, and one that is pinned is not removed."""
     await pod.put("LOOSE", {"a": 1})
-    await pod.harness.refdata.keeping.keep(LOOSE)
+    await pod.harness.refdata.retention.retain(LOOSE)
     await pod.put("LOOSE", {"a": 2})
-    await pod.harness.refdata.keeping.keep(LOOSE)
+    await pod.harness.refdata.retention.retain(LOOSE)
     db, catalogue = pod.harness.db, pod.harness.refdata.catalogue
     async with db.transaction() as tx:
-        await kept_versions.prune(tx, catalogue.all())  # lets version 1 go
-        pinning = asyncio.create_task(pod.harness.refdata.keeping.pin(LOOSE, 1))
+        await retained_versions.prune_retained(tx, catalogue.all())  # lets version 1 go
+        pinning = asyncio.create_task(pod.harness.refdata.retention.pin(LOOSE, 1))
         await asyncio.wait([pinning], timeout=0.3)
         assert not pinning.done()
     with pytest.raises(NotFound):
         await pinning
-    await pod.harness.refdata.keeping.pin(LOOSE, 2)
-    await pod.harness.refdata.keeping.keep(LOOSE)
+    await pod.harness.refdata.retention.pin(LOOSE, 2)
+    await pod.harness.refdata.retention.retain(LOOSE)
     async with db.transaction() as tx:
-        await kept_versions.prune(tx, catalogue.all())
-    assert [one.version for one in await pod.harness.refdata.keeping.kept(LOOSE)] == [2]
-    assert await db.fetchval("SELECT count(*) FROM kept_item WHERE version = 2") == 1
+        await retained_versions.prune_retained(tx, catalogue.all())
+    assert [one.version for one in await pod.harness.refdata.retention.list_retained(LOOSE)] == [2]
+    assert await db.fetchval("SELECT count(*) FROM retained_item WHERE version = 2") == 1
 
 
 async def test_readers_of_a_pinned_dictionary_do_not_load_the_primary(
     pod: PodHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R21, R30: however many ask for a version above the pin, one question answers all of them."""
-    await pod.harness.refdata.keeping.pin(LOOSE, await pod.hold("LOOSE", {"a": 1}))
+    await pod.harness.refdata.retention.pin(LOOSE, await pod.hold("LOOSE", {"a": 1}))
     version = await pod.put("LOOSE", {"a": 2})
-    ask, asked, read = store.readable_version, 0, DictionarySnapshot.any_of
+    ask, asked, read = store.read_visible_version, 0, DictionarySnapshot.read_existing
 
     async def counted(connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
         nonlocal asked
@@ -134,8 +134,8 @@ async def test_readers_of_a_pinned_dictionary_do_not_load_the_primary(
     async def unread(_snapshot: DictionarySnapshot, _keys: Sequence[str]) -> Rows:
         raise AssertionError(f"{read.__name__} was called")
 
-    monkeypatch.setattr(store, "readable_version", counted)
-    monkeypatch.setattr(DictionarySnapshot, "any_of", unread)
+    monkeypatch.setattr(store, "read_visible_version", counted)
+    monkeypatch.setattr(DictionarySnapshot, "read_existing", unread)
     answers = await asyncio.gather(*(pod.get("LOOSE/items/a", least=version) for _ in range(200)))
     assert {(answer.status, answer.json["code"]) for answer in answers} == {(409, "VERSION_PINNED")}
     assert asked < 100
@@ -147,7 +147,7 @@ async def test_a_page_of_a_quicker_pod_is_waited_for(pod: PodHarness) -> None:
     version = await pod.put("LOOSE", {"c": 3})
     query = "SELECT updated_at FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2"
     at = await pod.harness.db.fetchval(query, *LOOSE)
-    cursor = page.encode_cursor([version, stamp_of(at), False, b"\0a".hex()])
+    cursor = page.encode_cursor([version, to_stamp(at), False, b"\0a".hex()])
     found = await pod.get(f"LOOSE/all?cursor={cursor}")
     assert (found.status, [item["key"] for item in found.json["items"]]) == (200, ["b", "c"])
 

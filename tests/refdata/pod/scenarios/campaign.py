@@ -23,7 +23,7 @@ from yarl import URL
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.wait import wait_event
-from penstock.refdata.contract import UpdateState, decode
+from penstock.refdata.contract import UpdateState, decode_command
 from penstock.refdata.model import DictionaryKey
 from penstock.refdata.runtime import ROLES
 from penstock.settings import Settings
@@ -158,7 +158,7 @@ class BarrierCampaign:
             items = [*(upsert(key, value) for key, value in write.puts.items()), *map(delete, write.deletes)]
             kind = "SNAPSHOT" if write.is_snapshot else "DELTA"
             event_id = UUID(int=self.random.getrandbits(128), version=4)
-            body = decode(command(write.target.dict_code, *items, event_type=kind, eventId=str(event_id)))
+            body = decode_command(command(write.target.dict_code, *items, event_type=kind, eventId=str(event_id)))
             write.sent_at = time.monotonic()
             while not write.version:
                 try:

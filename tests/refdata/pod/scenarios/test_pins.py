@@ -11,7 +11,7 @@ async def test_readers_get_what_is_pinned(pod: PodHarness) -> None:
     """R30: the pinned version is read, whatever is committed, until it is unpinned; nobody takes it for a restore."""
     first = await pod.put("LOOSE", {"a": 1})
     await pod.holds("LOOSE", first)
-    await pod.harness.refdata.keeping.pin(LOOSE, first)
+    await pod.harness.refdata.retention.pin(LOOSE, first)
     later = await pod.put("LOOSE", {"a": 2, "b": 2})
     await pod.harness.relay()
 
@@ -23,7 +23,7 @@ async def test_readers_get_what_is_pinned(pod: PodHarness) -> None:
     assert (found.json, found.version) == (1, first)
     assert (await pod.get("LOOSE/items/b")).status == 404
     assert (await pod.get("LOOSE/version")).json["isPinned"] is True
-    await pod.harness.refdata.keeping.unpin(LOOSE)
+    await pod.harness.refdata.retention.unpin(LOOSE)
 
     async def is_free() -> bool:
         return (await pod.get("LOOSE/items/a")).version == later
@@ -37,7 +37,7 @@ async def test_readers_get_what_is_pinned(pod: PodHarness) -> None:
 async def test_the_barrier_does_not_pretend(pod: PodHarness) -> None:
     """R21, R30: who asks for a version above the pinned one is refused: its content is not given."""
     first = await pod.put("LOOSE", {"a": 1})
-    await pod.harness.refdata.keeping.pin(LOOSE, first)
+    await pod.harness.refdata.retention.pin(LOOSE, first)
     later = await pod.put("LOOSE", {"a": 2})
     for path in ("items/a", "items?keys=a", "all", "version"):
         refused = await pod.get(f"LOOSE/{path}", least=later)

@@ -14,7 +14,7 @@ from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict, Transient
 from penstock.kernel.http.auth import Principal
 from penstock.refdata import store
-from penstock.refdata.contract import UpdateState, decode
+from penstock.refdata.contract import UpdateState, decode_command
 from penstock.refdata.model import DictionaryKey, VersionStamp
 from penstock.refdata.pod.ipc import ReachRequest
 from penstock.refdata.pod.load import barrier
@@ -54,7 +54,7 @@ with MemoryView.open(Path(sys.argv[1]), int(sys.argv[2])):
 
 async def test_an_answer_under_way_is_none_to_who_comes_later(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     """R21: what the primary said before a version was committed refuses nobody who comes after, though told later."""
-    has_read, may_tell, ask = asyncio.Event(), asyncio.Event(), store.readable_version
+    has_read, may_tell, ask = asyncio.Event(), asyncio.Event(), store.read_visible_version
 
     async def slow(connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
         version = await ask(connection, target)
@@ -63,7 +63,7 @@ async def test_an_answer_under_way_is_none_to_who_comes_later(pods: Pods, monkey
         return version
 
     async with pods(**SELDOM, barrierWaitMs=1000, fallbackTimeoutMs=60_000) as pod:
-        monkeypatch.setattr(store, "readable_version", slow)
+        monkeypatch.setattr(store, "read_visible_version", slow)
         early = asyncio.create_task(pod.get("LOOSE/items/a", least=ABSURD))
         async with asyncio.timeout(20):
             await has_read.wait()
@@ -84,7 +84,7 @@ async def test_one_reader_after_the_other_is_few_questions(pod: PodHarness, monk
         count += 1
         return 0, None
 
-    monkeypatch.setattr(store, "readable_version", quick)
+    monkeypatch.setattr(store, "read_visible_version", quick)
     assert pod.pod.desk._behind is not None
     began = time.monotonic()
     for _ in range(30):
@@ -245,14 +245,14 @@ async def keeping(database_url: str) -> AsyncIterator[RefdataHarness]:
     """Refdata that keeps two versions of every dictionary, and does not let more than half of its items go."""
     await create_schemas(database_url)
     known = [*dictionaries(DOCUMENT), *dictionaries(OTHER)]
-    options = {"keepVersions": 2, "maxDropPercent": 50}
+    options = {"retainVersions": 2, "maxDropPercent": 50}
     async with opened(refdata_settings(database_url, dictionaries=[{**one, **options} for one in known])) as harness:
         yield harness
 
 
 async def _snapshot(harness: RefdataHarness, keys: str, tenant: str = "acme") -> None:
     items = [upsert(key, {"of": tenant}) for key in keys]
-    update = await harness.refdata.submit(tenant, decode(command("LOOSE", *items, event_type="SNAPSHOT")))
+    update = await harness.refdata.submit(tenant, decode_command(command("LOOSE", *items, event_type="SNAPSHOT")))
     await harness.apply()
     assert (await harness.update(update.event_id, tenant)).status is UpdateState.COMMITTED
 
@@ -273,5 +273,5 @@ async def test_tenants_get_their_own_items_back(keeping: RefdataHarness) -> None
         await _snapshot(keeping, keys, tenant)
         await _snapshot(keeping, "xy", tenant)
     for tenant, keys in (("acme", "a"), ("globex", "b")):
-        await keeping.refdata.keeping.pin(DictionaryKey(tenant, "LOOSE"), 1)
+        await keeping.refdata.retention.pin(DictionaryKey(tenant, "LOOSE"), 1)
         assert await keeping.items("LOOSE", tenant) == {keys: {"of": tenant}}

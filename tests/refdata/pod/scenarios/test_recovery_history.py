@@ -119,13 +119,13 @@ async def test_a_primary_that_forgot_a_dictionary_is_followed(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The keys that were looked up on the primary, each time."""
     seen: list[list[str]] = []
-    only = DictionarySnapshot.only
+    only = DictionarySnapshot.read_keys
 
     async def noted(snapshot: DictionarySnapshot, keys: list[str]) -> Rows | None:
         seen.append(keys)
         return await only(snapshot, keys)
 
-    monkeypatch.setattr(DictionarySnapshot, "only", noted)
+    monkeypatch.setattr(DictionarySnapshot, "read_keys", noted)
     return seen
 
 

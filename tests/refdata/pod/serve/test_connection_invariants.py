@@ -42,12 +42,12 @@ def _only(pod: PodHarness) -> PodConnection:
 
 async def test_a_warm_connection_is_refused_what_was_taken_back(filled: PodHarness) -> None:
     """R21, R30: a head that was good once is no leave to read less than it names, when readers are sent back."""
-    first = await filled.harness.refdata.keeping.keep(LOOSE)
+    first = await filled.harness.refdata.retention.retain(LOOSE)
     version = await filled.hold("LOOSE", {"a": 2})
     request = asking(f"{ACME}/items/a", LOCAL, f"X-Min-Version: {version}")
     async with connected(filled.address) as raw:
         await warm(raw, request)
-        await filled.harness.refdata.keeping.pin(LOOSE, first)
+        await filled.harness.refdata.retention.pin(LOOSE, first)
 
         async def is_pinned() -> bool:
             return (await filled.get("LOOSE/items/a")).version == first

@@ -17,7 +17,16 @@ from penstock.flows.kinds.inputs import read
 from penstock.flows.kinds.platform.common import name_of, patiently, pause
 from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.kernel.errors import Invalid, NotFound
-from penstock.refdata.contract import NAME, Command, CommandItem, EventType, UpdateState, chunk_items, decode, encode
+from penstock.refdata.contract import (
+    NAME,
+    Command,
+    CommandItem,
+    EventType,
+    UpdateState,
+    chunk_items,
+    decode_command,
+    encode_command,
+)
 
 KIND = "refdata.publish"
 _WAIT = timedelta(seconds=2)  # for a commit that is told; after that it is looked for
@@ -156,7 +165,7 @@ class _CommandBatch:
             dict_code=self._given.dictionary, event_type=self._given.mode, items=items, event_id=event_id, **chunk
         )
         try:
-            return decode(encode(command))
+            return decode_command(encode_command(command))
         except Invalid as error:
             raise StepFailed(error.code, error.message, retryable=False) from error
 

@@ -98,7 +98,7 @@ class PodAuditor:
     async def _primary_at(self, holding: DictionaryState) -> AsyncIterator[DictionarySnapshot]:
         """The primary at a version that memory has come to."""
         target, loader = holding.target, self._loader
-        async with loader.catalogue.get(target).provider.snapshot(loader.db, target) as snapshot:
+        async with loader.catalogue.get(target).provider.open_snapshot(loader.db, target) as snapshot:
             if holding.mark != snapshot.mark:
                 holding.want(snapshot.mark.version, at_once=True)
             try:
@@ -123,7 +123,7 @@ async def _differences(view: MemoryView, snapshot: DictionarySnapshot) -> AuditR
                 (missing if held is None else different).append(layout.key_of(place, value).decode())
     async for page in _held(view, snapshot):
         keys = [layout.key_of(place, value).decode() for place, value in page or ()]
-        there = {key for key, _ in await snapshot.any_of(keys)} if keys else set()
+        there = {key for key, _ in await snapshot.read_existing(keys)} if keys else set()
         extra += [key for key in keys if key not in there]
     agrees = not (missing or different or extra)
     told = [sorted(keys)[:_TOLD] for keys in (missing, extra, different)]
@@ -142,7 +142,7 @@ async def _held(view: MemoryView, snapshot: DictionarySnapshot) -> AsyncIterator
 
 
 async def _primary(snapshot: DictionarySnapshot) -> AsyncIterator[Batch]:
-    async with aclosing(snapshot.all()) as batches:
+    async with aclosing(snapshot.read_all()) as batches:
         async for rows in batches:
             found = [layout.row_of(key, payload) for key, payload in rows]
             yield [(row.place, row.value) for row in found]

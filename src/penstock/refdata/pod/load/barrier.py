@@ -88,10 +88,10 @@ class VersionBarrier:
 
     async def _read(self, target: DictionaryKey, asked: ReachRequest) -> Answer:
         provider = self._loader.catalogue.get(target).provider
-        async with self._fallbacks, provider.snapshot(self._loader.db, target) as snapshot:
+        async with self._fallbacks, provider.open_snapshot(self._loader.db, target) as snapshot:
             if snapshot.mark.version < asked.version:
                 raise (_pinned if snapshot.mark.is_pinned else _not_committed)(asked, snapshot.mark.version)
-            found = dict(await snapshot.any_of(asked.keys)) if asked.keys else {}
+            found = dict(await snapshot.read_existing(asked.keys)) if asked.keys else {}
         check_size(sum(map(len, found.values())))
         return ItemsReply(snapshot.mark, {key: found[key] for key in asked.keys if key in found})
 
@@ -149,7 +149,7 @@ class _CommittedVersion:
 
     async def _read(self) -> tuple[int, int | None]:
         async with self._db.connection() as connection:
-            return await store.readable_version(connection, self._target)
+            return await store.read_visible_version(connection, self._target)
 
 
 def _slow() -> Transient:

@@ -19,12 +19,12 @@ from penstock.refdata import store
 from penstock.refdata.config import QuerySection
 from penstock.refdata.contract import INVALIDATIONS
 from penstock.refdata.dictionaries.catalogue import Dictionary, DictionaryCatalogue
-from penstock.refdata.dictionaries.reader import DictionarySnapshot, twice
+from penstock.refdata.dictionaries.reader import DictionarySnapshot, duplicate_key_error
 from penstock.refdata.model import CommitEntry, DictionaryKey, VersionStamp
 from penstock.refdata.pod.load.dictionary_state import DictionaryState, LoadPace, is_lasting
 from penstock.refdata.pod.load.metrics import PodMetrics
 from penstock.refdata.pod.memory.writer import MemoryWriter
-from penstock.refdata.store import stamp_of
+from penstock.refdata.store import to_stamp
 
 _KEYS_FOLLOWED = 20_000  # more, and everything is loaded anew
 _TIMEOUTS = 2
@@ -126,9 +126,9 @@ class DictionaryLoads:
     ) -> "_LoadResult":
         generation = self._memory.begin()
         try:
-            async with dictionary.provider.snapshot(self._db, target) as snapshot:
+            async with dictionary.provider.open_snapshot(self._db, target) as snapshot:
                 steps = await _commits(snapshot, held)
-                has_other_past = held is not None and not await snapshot.shares(held)
+                has_other_past = held is not None and not await snapshot.shares_history(held)
                 count = await self._fill(generation, snapshot)
             mark = snapshot.mark
             self._memory.publish(target, generation, mark, count)
@@ -139,12 +139,12 @@ class DictionaryLoads:
 
     async def _fill(self, generation: int, snapshot: DictionarySnapshot) -> int:
         count = added = 0
-        async with aclosing(snapshot.all()) as batches:
+        async with aclosing(snapshot.read_all()) as batches:
             async for rows in batches:
                 count += len(rows)
                 added += self._memory.fill(generation, rows)
         if added < count:
-            raise twice(snapshot.target)
+            raise duplicate_key_error(snapshot.target)
         return count
 
     def _failed(self, holding: DictionaryState, error: PenstockError) -> None:
@@ -163,7 +163,7 @@ class DictionaryLoads:
             {"eventId": str(step.event_id), "source": step.source, "version": step.mark.version}
             for step in loaded.steps
         ]
-        now = stamp_of(self._db.clock.now())
+        now = to_stamp(self._db.clock.now())
         for step, said in zip(loaded.steps, made, strict=True):
             # A pod that starts loads what was committed long ago: that says nothing of how fresh it is, and is no part
             # of its trace any more.
@@ -192,14 +192,14 @@ class DictionaryLoads:
 
 async def _changes(db: Database, target: DictionaryKey, held: VersionStamp, dictionary: Dictionary) -> _Changes | None:
     """What changed since *held*: the commits, the keys, and the items that these have now."""
-    async with dictionary.provider.snapshot(db, target) as snapshot:
-        steps = await snapshot.steps_since(held)
+    async with dictionary.provider.open_snapshot(db, target) as snapshot:
+        steps = await snapshot.list_steps(held)
         if steps is None or any(step.keys is None for step in steps):
             return None
         keys = sorted({key for step in steps for key in step.keys or ()})
         if len(keys) > _KEYS_FOLLOWED:
             return None
-        found = await snapshot.only(keys) if keys else []
+        found = await snapshot.read_keys(keys) if keys else []
         return None if found is None else (snapshot.mark, steps, keys, dict(found))
 
 
@@ -208,7 +208,7 @@ async def _commits(snapshot: DictionarySnapshot, held: VersionStamp | None) -> S
     mark = snapshot.mark
     if mark.is_pinned:
         return ()
-    return await snapshot.commits_after(held.version if held else mark.version - 1)
+    return await snapshot.list_commits(held.version if held else mark.version - 1)
 
 
 def _known(error: Exception) -> PenstockError:
@@ -298,7 +298,7 @@ class PodLoader:
             return
         if told.version > holding.version:
             holding.want(told.version)
-        elif holding.mark is not None and stamp_of(told.committed_at) > holding.mark.stamp:
+        elif holding.mark is not None and to_stamp(told.committed_at) > holding.mark.stamp:
             self._must_look.set()  # R24: committed later, and yet not above what is held: the past has changed
 
     async def look(self) -> None:
@@ -327,7 +327,7 @@ class PodLoader:
 
     async def _standings(self, codes: Sequence[str]) -> dict[DictionaryKey, VersionStamp]:
         async with self.db.connection() as connection:
-            return await store.standings(connection, codes)
+            return await store.read_stamps(connection, codes)
 
     async def _note_loaded(self) -> None:
         """R23: say so when every dictionary there is has been loaded, or only a person can mend it."""

@@ -106,7 +106,7 @@ class Router:
         """Remember for a moment who a token is."""
         if len(self.grants) >= _GRANTS:
             self.grants.clear()
-        tenant = self._tenants.acts_for(principal, None)
+        tenant = self._tenants.read_tenant(principal, None)
         end = float(principal.claims.get("exp", inf))
         self.grants[authorization] = AccessGrant(
             max(min(self.now + GRANT_SECONDS, end), self.now), tenant, principal.is_operator, principal
@@ -126,7 +126,7 @@ class Router:
             given = request.headers.get(b"authorization")
             return Authenticate(None if given is None else given.decode("latin-1"))
         named = request.headers.get(b"x-tenant-id")
-        whom = self._tenants.acts_for(grant.principal, None if named is None else named.decode("latin-1"))
+        whom = self._tenants.read_tenant(grant.principal, None if named is None else named.decode("latin-1"))
         grant.principal.require_tenant(address.target.tenant_id, claimed=whom)
         if self.cells[0] != self.sequence:
             self.renew()

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from penstock.kernel.errors import NotFound
-from penstock.refdata.contract import UpdateState, decode
+from penstock.refdata.contract import UpdateState, decode_command
 from penstock.refdata.maintenance import RefdataMaintenance
 from penstock.refdata.model import DictionaryKey
 from penstock.settings import Settings
@@ -33,14 +33,14 @@ async def kept_settings(database_url: str) -> Settings:
     await create_schemas(database_url)
     known = [*dictionaries(DOCUMENT), *dictionaries(OTHER)]
     return refdata_settings(
-        database_url, dictionaries=[{**one, "keepVersions": 2, "maxDropPercent": 50} for one in known]
+        database_url, dictionaries=[{**one, "retainVersions": 2, "maxDropPercent": 50} for one in known]
     )
 
 
 async def snapshot(harness: RefdataHarness, code: str, *keys: str, value: int = 1, **more: Any) -> UpdateState:
     """Send a SNAPSHOT with these keys; how it ended."""
     items = [upsert(key, {"name": f"{key}{value}"}) for key in keys]
-    update = await harness.refdata.submit("acme", decode(command(code, *items, event_type="SNAPSHOT", **more)))
+    update = await harness.refdata.submit("acme", decode_command(command(code, *items, event_type="SNAPSHOT", **more)))
     await harness.apply()
     return (await harness.update(update.event_id)).status
 
@@ -68,7 +68,7 @@ async def test_chunks_that_drop_too_much_fail_together(kept_settings: Settings) 
         whole, ids = uuid4(), []
         for index, key in enumerate("ab", 1):
             body = chunk("LOOSE", whole, index, 2, upsert(key, {"name": key}))
-            ids.append((await harness.refdata.submit("acme", decode(body))).event_id)
+            ids.append((await harness.refdata.submit("acme", decode_command(body))).event_id)
         await harness.apply()
         assert {(await harness.update(one)).error_code for one in ids} == {"ROW_DROP"}
         assert sorted(await harness.items("LOOSE")) == list("abcdef")
@@ -84,7 +84,7 @@ async def test_what_was_before_a_snapshot_can_be_gone_back_to(kept_settings: Set
         await harness.apply()
         before = {key: value["name"] for key, value in (await harness.items(code)).items()}
         await snapshot(harness, code, "x", "y", "z")
-        assert [one.version for one in await harness.refdata.keeping.kept(target)] == [2]
+        assert [one.version for one in await harness.refdata.retention.list_retained(target)] == [2]
         update = await harness.refdata.roll_back(target, 2, timedelta(milliseconds=50))
         await harness.apply()
         ended = await harness.update(update.event_id)
@@ -97,11 +97,11 @@ async def test_only_so_many_versions_are_kept(kept_settings: Settings) -> None:
     async with opened(kept_settings) as harness:
         for number in range(6):
             await snapshot(harness, "LOOSE", "a", "b", value=number)
-        await harness.refdata.keeping.pin(LOOSE, 1)
+        await harness.refdata.retention.pin(LOOSE, 1)
         upkeep = RefdataMaintenance(harness.db, harness.bus, harness.refdata, harness.platform.metrics, "test")
         await upkeep.prune()
-        assert [one.version for one in await harness.refdata.keeping.kept(LOOSE)] == [5, 4, 1]
-        left = await harness.db.fetch("SELECT DISTINCT version FROM kept_item ORDER BY version")
+        assert [one.version for one in await harness.refdata.retention.list_retained(LOOSE)] == [5, 4, 1]
+        left = await harness.db.fetch("SELECT DISTINCT version FROM retained_item ORDER BY version")
         assert [row[0] for row in left] == [1, 4, 5]
 
 
@@ -109,20 +109,20 @@ async def test_tenants_keep_their_own(kept_settings: Settings) -> None:
     """R25, R30: what one tenant keeps or pins is nothing to another."""
     async with opened(kept_settings) as harness:
         await snapshot(harness, "LOOSE", "a")
-        await harness.refdata.keeping.pin(LOOSE, 1)
-        assert await harness.refdata.keeping.kept(DictionaryKey("globex", "LOOSE")) == []
+        await harness.refdata.retention.pin(LOOSE, 1)
+        assert await harness.refdata.retention.list_retained(DictionaryKey("globex", "LOOSE")) == []
         with pytest.raises(NotFound, match="not kept"):
-            await harness.refdata.keeping.pin(DictionaryKey("globex", "LOOSE"), 1)
+            await harness.refdata.retention.pin(DictionaryKey("globex", "LOOSE"), 1)
         with pytest.raises(NotFound, match="not pinned"):
-            await harness.refdata.keeping.unpin(DictionaryKey("globex", "LOOSE"))
+            await harness.refdata.retention.unpin(DictionaryKey("globex", "LOOSE"))
 
 
 async def test_what_is_not_kept_cannot_be_had(kept_settings: Settings) -> None:
     """R30: neither pinned nor gone back to; the last version can be kept by hand, again and again."""
     async with opened(kept_settings) as harness:
         await snapshot(harness, "LOOSE", "a")
-        for call in (harness.refdata.keeping.pin(LOOSE, 9), harness.refdata.roll_back(LOOSE, 9, timedelta(0))):
+        for call in (harness.refdata.retention.pin(LOOSE, 9), harness.refdata.roll_back(LOOSE, 9, timedelta(0))):
             with pytest.raises(NotFound, match="version 9 of LOOSE is not kept"):
                 await call
-        assert [await harness.refdata.keeping.keep(LOOSE) for _ in range(2)] == [1, 1]
-        assert [(one.version, one.items) for one in await harness.refdata.keeping.kept(LOOSE)] == [(1, 1)]
+        assert [await harness.refdata.retention.retain(LOOSE) for _ in range(2)] == [1, 1]
+        assert [(one.version, one.items) for one in await harness.refdata.retention.list_retained(LOOSE)] == [(1, 1)]

@@ -12,7 +12,9 @@ EVENT_TYPE = "RENEWAL"
 _NAMESPACE = UUID("9a1f0f0e-3d0b-5d55-8a53-0d6f7b1c2e44")
 
 
-async def renew(tx: Connection, targets: Collection[DictionaryKey], *, source: str, items: int, now: datetime) -> None:
+async def bump_versions(
+    tx: Connection, targets: Collection[DictionaryKey], *, source: str, items: int, now: datetime
+) -> None:
     """R2: *source* has changed so many *items* in the tables that *targets* only read; of these, who has no version yet
     gets one all the same."""
     await store.create_dictionaries(tx, targets, now=now)
@@ -20,10 +22,10 @@ async def renew(tx: Connection, targets: Collection[DictionaryKey], *, source: s
     standings = await store.lock_codes(tx, sorted({target.dict_code for target in targets}))
     if not items:
         standings = {target: at for target, at in standings.items() if target in targets and not at.version}
-    await advance(tx, standings, event_type=EVENT_TYPE, source=source, items=items, now=now)
+    await advance_heads(tx, standings, event_type=EVENT_TYPE, source=source, items=items, now=now)
 
 
-async def advance(
+async def advance_heads(
     tx: Connection,
     standings: Mapping[DictionaryKey, DictionaryHead],
     *,
@@ -36,14 +38,14 @@ async def advance(
     if not standings:
         return
     advanced = {target: DictionaryHead(at.version + 1, at.revision) for target, at in standings.items()}
-    await store.advance(tx, advanced, now=now)
+    await store.advance_heads(tx, advanced, now=now)
     commits = [
         # Nobody knows which keys `loadSql` makes of what has changed: so pods read it all.
         CommandCommit(target, _event_id(target, at.version), at.version, event_type, source, None, items, keys=None)
         for target, at in advanced.items()
     ]
-    await store.tell(tx, commits, now=now)
-    await store.notify(tx)
+    await store.append_outbox(tx, commits, now=now)
+    await store.notify_commit(tx)
 
 
 def _event_id(target: DictionaryKey, version: int) -> UUID:

@@ -1,16 +1,16 @@
--- Versions of dictionaries that are kept, to be pinned or gone back to.
+-- Retained versions of dictionaries, which can be pinned or restored.
 
-CREATE TABLE kept_version (
+CREATE TABLE retained_version (
     tenant_id text NOT NULL,
     dict_code text NOT NULL,
     version bigint NOT NULL,
     items integer NOT NULL,
-    kept_at timestamptz NOT NULL,
-    is_going boolean NOT NULL DEFAULT false,  -- its items are being removed
+    retained_at timestamptz NOT NULL,
+    is_dropped boolean NOT NULL DEFAULT false,  -- its items are being deleted
     PRIMARY KEY (tenant_id, dict_code, version)
 );
 
-CREATE TABLE kept_item (
+CREATE TABLE retained_item (
     tenant_id text NOT NULL,
     dict_code text NOT NULL,
     version bigint NOT NULL,
@@ -19,12 +19,12 @@ CREATE TABLE kept_item (
     PRIMARY KEY (tenant_id, dict_code, version, item_key)
 );
 
--- What readers get in place of the last version, until it is taken away.
+-- The retained version that readers get instead of the last version, until it is unpinned.
 CREATE TABLE dictionary_pin (
     tenant_id text NOT NULL,
     dict_code text NOT NULL,
     version bigint NOT NULL,
     pinned_at timestamptz NOT NULL,
     PRIMARY KEY (tenant_id, dict_code),
-    FOREIGN KEY (tenant_id, dict_code, version) REFERENCES kept_version
+    FOREIGN KEY (tenant_id, dict_code, version) REFERENCES retained_version
 );
