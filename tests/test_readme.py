@@ -114,7 +114,7 @@ def test_tracking_and_flows(reader: ReadmeReader) -> None:
     """T18, F14: a daemon takes what was registered; a flow waits for it, harvests, and publishes."""
     registered, _, why = reader.type(TRACK)
     assert registered == "orders-17: registered\n"
-    assert "waited for a worker of shard-splitter" in why
+    assert "waiting for a worker of shard-splitter" in why
     assert reader.python(SPLIT).splitlines() == [f"splitting orders-17 {shard} attempt 1" for shard in (0, 1)]
     ran, shown, status, events = reader.type(RUN)
     assert "SUCCEEDED" in ran

@@ -11,17 +11,17 @@ from penstock.demo.scenario import CheckedPromise, DemoScenario
 from penstock.demo.workspace import DemoWorkspace
 from tests.pages import ROOT
 
-FAILED = CheckedPromise("flows", "it ends", "it did not", held=False)
+FAILED = CheckedPromise("flows", "it ends", "it did not", passed=False)
 
 
 def test_a_promise_that_is_broken_is_shown(tmp_path: Path) -> None:
     """The table of results shows a broken promise, and the verdict is not held."""
-    held = CheckedPromise("ingest", "all is well", "it was", held=True)
+    held = CheckedPromise("ingest", "all is well", "it was", passed=True)
     scenario = DemoScenario(DemoWorkspace(tmp_path), print, (0, 0, 0), promises=[held, FAILED])
     told = summary(scenario, 3, keep=False)
     assert "1 of 2 promises held, in 3 s" in told
     assert "FAIL  flows" in told
-    assert not scenario.is_held
+    assert not scenario.has_passed
 
 
 def test_the_next_steps_are_right_where_they_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from tests.pages import ROOT
 from tests.support.processes import penstock_here
 
 
-def test_the_sample_files_are_written_into_a_new_folder(tmp_path: Path) -> None:
-    """`--files` writes every sample file as it is, says which, and does not overwrite anything."""
+def test_sample_files_are_written_into_a_new_folder(tmp_path: Path) -> None:
+    """`--files` writes an exact copy of every sample file, lists them, and does not overwrite anything."""
     done = penstock_here("demo", "--files", "samples", "--json", cwd=tmp_path)
     written = [str(Path("samples") / sample) for sample in list_samples()]
     assert json.loads(done.out) == {"files": written}
@@ -22,15 +22,15 @@ def test_the_sample_files_are_written_into_a_new_folder(tmp_path: Path) -> None:
 
 
 def test_sample_files_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
-    """A folder that cannot be made gives a code, a hint and no traceback."""
+    """A folder that cannot be created gives an error code and no traceback."""
     (tmp_path / "taken").write_text("a file")
     done = penstock_here("demo", "--files", str(tmp_path / "taken" / "samples"), "--json")
     assert done.code == 3
     assert json.loads(done.err)["error"]["code"] == "DEMO_FOLDER_UNUSABLE"
 
 
-def test_the_candles_are_those_of_the_example() -> None:
-    """The demo and examples/market-report show the same market."""
+def test_candles_are_equal_to_those_of_the_example() -> None:
+    """The candles of the demo and of examples/market-report are the same file."""
     assert (FOLDER / "files" / "candles.csv").read_bytes() == (
         ROOT / "examples" / "market-report" / "candles.csv"
     ).read_bytes()

@@ -14,15 +14,15 @@ from tests.support.processes import penstock, penstock_here
 PARTS = ("platform", "tracking", "refdata", "ingest", "harvest", "flows", "overview")
 
 
-def kept_demo(ports: tuple[int, int, int]) -> list[str]:
-    """Return the command `penstock demo --keep` with other ports: the usual ones may be in use on this machine."""
+def demo_command(ports: tuple[int, int, int]) -> list[str]:
+    """Return the command `penstock demo --keep` with other ports: the default ports may be in use on this machine."""
     code = f"from penstock.cli import demo, main; demo.PORTS = {ports}; main.run()"
     return [sys.executable, "-c", code, "demo", "--keep"]
 
 
 @pytest.mark.full
-def test_the_demo_keeps_every_promise_and_ends(tmp_path: Path) -> None:
-    """F14, I23, R2: all parts, connected by configuration alone, keep their promises, though processes are killed."""
+def test_demo_keeps_every_promise_and_ends(tmp_path: Path) -> None:
+    """F14, I23, R2: all parts, connected only by configuration, keep their promises although processes are killed."""
     done = penstock("demo", cwd=tmp_path, timeout=180)
     assert done.code == 0, done.out + done.err
     assert "9 of 9 promises held" in done.out
@@ -34,28 +34,28 @@ def test_the_demo_keeps_every_promise_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_demo_that_is_kept_serves_and_tells_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F14: with --keep it serves until Ctrl-C, and its exit code is still the verdict; --json prints data alone."""
-    with subprocess.Popen([*kept_demo((0, 0, 0)), "--json"], cwd=tmp_path, stdout=subprocess.PIPE) as kept:
-        assert kept.stdout is not None
-        told = ""
-        while not told.endswith("\n}\n"):
-            told += kept.stdout.readline().decode()
-        verdict = json.loads(told)
-        assert verdict["held"] is True
-        assert [one["part"] for one in verdict["promises"] if one["held"]].count("ingest") == 2
+def test_demo_with_keep_serves_and_reports_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: with --keep the demo serves until Ctrl-C and its exit code is the result; --json prints only data."""
+    with subprocess.Popen([*demo_command((0, 0, 0)), "--json"], cwd=tmp_path, stdout=subprocess.PIPE) as demo:
+        assert demo.stdout is not None
+        output = ""
+        while not output.endswith("\n}\n"):
+            output += demo.stdout.readline().decode()
+        verdict = json.loads(output)
+        assert verdict["passed"] is True
+        assert [promise["part"] for promise in verdict["promises"] if promise["passed"]].count("ingest") == 2
         monkeypatch.setenv("PENSTOCK_URL", verdict["api"])
         assert "polaris" in penstock_here("status").out
-        kept.send_signal(signal.SIGINT)
-        assert (kept.stdout.read(), kept.wait(60)) == (b"", 0)
+        demo.send_signal(signal.SIGINT)
+        assert (demo.stdout.read(), demo.wait(60)) == (b"", 0)
 
 
 @pytest.mark.full
-def test_a_demo_that_cannot_begin_says_so(tmp_path: Path) -> None:
-    """Exit code 1, the reason, where the log is, and no traceback."""
+def test_demo_that_cannot_start_reports_the_reason(tmp_path: Path) -> None:
+    """A demo that cannot start exits with 1, the reason and the path of the log, and no traceback."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = kept_demo((port, 0, 0))
+        command = demo_command((port, 0, 0))
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"did not finish: penstock up did not start: cannot listen on 127.0.0.1:{port}: Address" in done.stderr

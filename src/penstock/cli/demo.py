@@ -75,7 +75,7 @@ def _run(*, keep: bool, folder: Path, as_json: bool) -> int:
         if keep:
             with suppress(KeyboardInterrupt):
                 signal.pause()
-    return 0 if scenario.is_held else 1
+    return 0 if scenario.has_passed else 1
 
 
 def verdict(scenario: "DemoScenario", seconds: float) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def verdict(scenario: "DemoScenario", seconds: float) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
-        "held": scenario.is_held,
+        "passed": scenario.has_passed,
         "seconds": round(seconds, 1),
         "promises": [asdict(promise) for promise in scenario.promises],
         "folder": str(scenario.workspace.folder),
@@ -95,9 +95,9 @@ def verdict(scenario: "DemoScenario", seconds: float) -> dict[str, Any]:
 
 def summary(scenario: "DemoScenario", seconds: float, *, keep: bool) -> str:
     """Return the result of the demo as text, with what to look at and what to do next."""
-    held = sum(promise.held for promise in scenario.promises)
+    held = sum(promise.passed for promise in scenario.promises)
     rows = [["", "part", "promise", "what happened"]]
-    rows += [["ok" if one.held else "FAIL", one.part, one.promise, one.detail] for one in scenario.promises]
+    rows += [["ok" if one.passed else "FAIL", one.part, one.promise, one.detail] for one in scenario.promises]
     folder = scenario.workspace.folder
     further = [
         ["look at", shown(folder / "charts"), "the charts the flow drew"],

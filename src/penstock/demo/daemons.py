@@ -1,4 +1,4 @@
-"""The daemons of the demo's pipeline, all four in one process, so that one kill -9 ends them all."""
+"""The four daemons of the demo's pipeline, in one process: a single kill -9 ends all of them."""
 
 import asyncio
 import os
@@ -13,23 +13,23 @@ from penstock.tracking.client import PipelineClient
 from penstock.tracking.contract import Stage
 from penstock.tracking.sdk import Item, StageDaemon
 
-LEASE = 2  # seconds until the shards of a dead daemon go to another
-_PRODUCER = "event-ingest"  # the same after a restart: only the worker that began a file may end it
+LEASE = 2  # seconds until the shards of a dead daemon are claimed by another
+_PRODUCER = "event-ingest"  # the same after a restart: only the worker that started a file may complete it
 
 
 async def run(url: str, raw: Path, folder: Path, shards: int) -> None:
-    """Take in the raw files, then work on their shards until the process is ended."""
+    """Ingest the raw files, then process their shards until the process is ended."""
     await ingest_files(url, raw, folder, shards)
     async with asyncio.TaskGroup() as group:
         group.create_task(
-            work(url, "shard-splitter", lambda item: split_shard(folder, item.filename, item.shard, shards))
+            run_stage(url, "shard-splitter", lambda item: split_shard(folder, item.filename, item.shard, shards))
         )
-        group.create_task(work(url, "shard-worker", lambda item: make_rows(folder, item.filename, item.shard)))
-        group.create_task(work(url, "mysql-sender", lambda item: send_shard(folder, item.filename, item.shard)))
+        group.create_task(run_stage(url, "shard-worker", lambda item: make_rows(folder, item.filename, item.shard)))
+        group.create_task(run_stage(url, "mysql-sender", lambda item: send_shard(folder, item.filename, item.shard)))
 
 
 async def ingest_files(url: str, raw: Path, folder: Path, shards: int) -> None:
-    """Register every raw file and report it complete; repeating that changes nothing."""
+    """Register every raw file and report it complete; a repetition changes nothing."""
     async with PipelineClient(url) as client:
         for path in sorted(raw.glob("[!.]*.jsonl")):
             await client.register(path.stem, range(shards), worker=_PRODUCER)
@@ -37,7 +37,7 @@ async def ingest_files(url: str, raw: Path, folder: Path, shards: int) -> None:
             await client.move(Stage.EVENT_INGEST, "done", path.stem, worker=_PRODUCER)
 
 
-async def work(url: str, stage: str, handle: Callable[[Item], None]) -> None:
+async def run_stage(url: str, stage: str, handle: Callable[[Item], None]) -> None:
     """Handle the shards of one stage, one at a time."""
     async with StageDaemon(stage, url, worker=f"{stage}@{os.getpid()}", batch=1, lease=LEASE) as daemon:
         async for item in daemon:

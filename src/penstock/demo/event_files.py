@@ -1,4 +1,4 @@
-"""The events of the demo, and the files that the stages of its pipeline leave for one another."""
+"""The events of the demo, and the files that the stages of its pipeline pass on."""
 
 import json
 import random
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 def make_events(count: int) -> list[Json]:
-    """Return *count* events; they are the same each time."""
+    """Return *count* events, the same each time."""
     chance = random.Random(3)  # noqa: S311 - sample data
     return [
         {

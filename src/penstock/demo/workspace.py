@@ -1,4 +1,4 @@
-"""The folder that the demo runs in, and the processes it starts there."""
+"""The folder of the demo, and the processes that run in it."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from penstock.kernel.errors import BadConfig, Conflict
 
 CONFIG, LOG = "penstock.yaml", "log.txt"
 RAW, WORK = "events-raw", "events-work"
-_MARK = ".penstock-demo"  # in a folder that the demo made, and may empty; held while a demo runs
+_MARK = ".penstock-demo"  # in a folder that the demo created and may empty; locked while a demo runs
 _OTHER_FOLDER = "choose another folder with --folder"
 _API, _SOURCE = "http://127.0.0.1:8080", "http://127.0.0.1:8090"  # in the sample files
 
@@ -31,7 +31,7 @@ class DemoFailed(Exception):
 
 @dataclass
 class DemoWorkspace:
-    """A folder with the sample files, and the processes that run in it."""
+    """A folder with the sample files, and its processes."""
 
     folder: Path
     running: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -39,7 +39,7 @@ class DemoWorkspace:
     @classmethod
     @contextmanager
     def create(cls, folder: Path) -> "Iterator[DemoWorkspace]":
-        """Make an empty workspace; end its processes on exit, and leave the files for a person to look at."""
+        """Create an empty workspace; end its processes on exit. The files stay for inspection."""
         workspace = cls(folder.absolute())
         with ExitStack() as stack:
             try:
@@ -53,17 +53,16 @@ class DemoWorkspace:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder; Conflict if it contains anything but an earlier demo, or a demo is running in it."""
+        """Lock the folder; Conflict if it contains other files than those of an earlier demo, or a demo is running."""
         if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / _MARK).exists():
-            message = f"{self.folder} contains files that no demo made"
+            message = f"{self.folder} contains files that are not from a demo"
             raise Conflict("DEMO_FOLDER_NOT_EMPTY", message, hint=_OTHER_FOLDER)
         self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             try:
                 stack.enter_context(file_lock(self.folder / _MARK, "demo"))
-                with datadir.lock_data_dir(
-                    self.folder / ".penstock", "demo"
-                ):  # a server may outlive a demo that was killed
+                # A server may still run after its demo was killed.
+                with datadir.lock_data_dir(self.folder / ".penstock", "demo"):
                     pass
             except Conflict as error:
                 message = f"a demo is running in {self.folder}: {error.message}"
@@ -71,7 +70,7 @@ class DemoWorkspace:
             yield
 
     def clear(self) -> None:
-        """Empty the folder but for its mark, and make the folders of the demo."""
+        """Empty the folder except for its mark, and create the folders of the demo."""
         for entry in self.folder.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
@@ -97,20 +96,20 @@ class DemoWorkspace:
             self._write(f"data/etl_ops/config/{file.name}", file.read_text().replace(_API, api))
 
     def deliver_file(self, supplier: str, name: str) -> None:
-        """Put a sample file into a supplier's inbox, by a rename."""
+        """Move a copy of a sample file into the inbox of a supplier, by a rename."""
         inbox = self.folder / "data" / "etl_data" / "raw_v1" / "inbox" / supplier
         inbox.mkdir(parents=True, exist_ok=True)
         shutil.copy(SAMPLES / "files" / name, inbox / f"{name}.tmp")
         (inbox / f"{name}.tmp").rename(inbox / name)
 
     def deliver_events(self, name: str, events: Sequence[dict[str, Any]]) -> None:
-        """Put a raw file of events where event-ingest looks for it."""
+        """Write a raw file of events into the folder that event-ingest reads."""
         write_documents(self.folder / RAW / f"{name}.jsonl", events)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `python -m` with *arguments* in this folder; standard error goes to the log."""
         command = [sys.executable, "-m", *arguments]
-        # Settings in the environment may name a production database: the demo must not write to it.
+        # The environment may name a production database, to which the demo must not write.
         env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK")}
         with self.log.open("ab") as log:
             process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
@@ -118,7 +117,7 @@ class DemoWorkspace:
         return process
 
     def start_penstock(self, *arguments: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-        """Start a `penstock` command that serves; return the process and the document it prints when ready."""
+        """Start a `penstock` command that serves; return the process and the document that it prints when ready."""
         process = self.start("penstock.cli.main", *arguments, "--json")
         text = ""
         for line in process.stdout or ():
@@ -126,7 +125,7 @@ class DemoWorkspace:
             if line.startswith(("{", "}")) and line.endswith("}\n"):  # the whole document, or its last line
                 return process, json.loads(text)
         errors = [line for line in self.log.read_text().splitlines() if line.startswith('{"error"')]
-        last_error = f": {json.loads(errors[-1])['error']['detail']}" if errors else ""
+        last_error = f": {json.loads(errors[-1])['error']['message']}" if errors else ""
         raise DemoFailed(f"penstock {arguments[0]} did not start{last_error}")
 
     def end_all(self) -> None:
@@ -134,9 +133,9 @@ class DemoWorkspace:
         for process in reversed(self.running[:]):
             self.end(process, signal.SIGTERM)
 
-    def end(self, process: subprocess.Popen[str], how: signal.Signals) -> None:
+    def end(self, process: subprocess.Popen[str], sent: signal.Signals) -> None:
         """Send a signal to *process*, and wait until it has ended; kill a process that does not end."""
-        process.send_signal(how)
+        process.send_signal(sent)
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
