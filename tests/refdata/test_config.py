@@ -57,7 +57,7 @@ def test_the_documents_yaml_is_accepted_as_it_stands() -> None:
     """R1: every value of §5 lands where it belongs."""
     found = load_settings(DOCUMENT, {}).refdata
     assert found.postgres is not None
-    assert found.postgres.url == "postgresql://app_user@pg-host:5432/app"
+    assert found.postgres.dsn == "postgresql://app_user@pg-host:5432/app"
     assert found.postgres.password_from_env == "PG_PASSWORD"
     assert (found.postgres.db_schema, found.postgres.pool.max_size) == ("public", 50)
     assert found.consistency.wait_commit_timeout_ms == 300
@@ -120,7 +120,23 @@ def test_a_jdbc_url_is_understood(said: str, url: str) -> None:
     """R1: what Java's clients are given names the same database here."""
     section = RefdataSection.model_validate({"postgres": {"jdbcUrl": said, "username": "u"}})
     assert section.postgres is not None
-    assert section.postgres.url == url
+    assert section.postgres.dsn == url
+
+
+@pytest.mark.parametrize(
+    ("keys", "url"),
+    [
+        ({"url": "postgresql://u@h:1/d"}, "postgresql://u@h:1/d"),
+        ({"url": "postgres://u%40corp@a:1,b:2/d?sslmode=require"}, "postgresql://u%40corp@a:1,b:2/d?sslmode=require"),
+        ({"url": "postgresql://h/d", "username": "u"}, "postgresql://u@h/d"),
+        ({"url": "postgresql://other@h/d", "username": "u"}, "postgresql://u@h/d"),
+    ],
+)
+def test_a_url_of_postgresql_is_accepted_in_place_of_a_jdbc_url(keys: Json, url: str) -> None:
+    """`refdata.postgres.url` has the form of `database.url`; its user may be in the URL."""
+    section = RefdataSection.model_validate({"postgres": keys})
+    assert section.postgres is not None
+    assert section.postgres.dsn == url
 
 
 def test_a_user_name_is_written_as_urls_want_it() -> None:
@@ -128,7 +144,7 @@ def test_a_user_name_is_written_as_urls_want_it() -> None:
     postgres = {"jdbcUrl": "jdbc:postgresql://h/d", "username": "me@corp/x"}
     section = RefdataSection.model_validate({"postgres": postgres})
     assert section.postgres is not None
-    assert urlsplit(section.postgres.url).hostname == "h"
+    assert urlsplit(section.postgres.dsn).hostname == "h"
 
 
 def test_the_environment_overrides_the_file() -> None:
@@ -140,7 +156,7 @@ def test_the_environment_overrides_the_file() -> None:
     }
     found = load_settings(DOCUMENT, env).refdata
     assert found.postgres is not None
-    assert found.postgres.url == "postgresql://app_user@elsewhere/app"
+    assert found.postgres.dsn == "postgresql://app_user@elsewhere/app"
     assert (found.postgres.pool.max_size, found.consistency.wait_commit_timeout_ms) == (7, 500)
     name = "PENSTOCK__REFDATA__POSTGRES__JDBCURL"
     with pytest.raises(BadConfig, match=f"environment variable {name}: refdata.postgres.jdbcUrl: expected jdbc:"):
@@ -244,6 +260,13 @@ def test_either_way_will_do(file: Path, ways: str) -> None:
         (HEAD + APPLY + REPLACE, "FILE:3:7: refdata.dictionaries.0: what `apply` writes must be read by a loadSql"),
         ("refdata:\n  postgres: {jdbcUrl: 'jdbc:postgresql://h/d'}\n", "FILE:2:3: refdata.postgres.username: is "
         "required"),
+        ("refdata:\n  postgres: {url: 'postgresql://h/d'}\n", "FILE:2:3: refdata.postgres.username: is required"),
+        ("refdata:\n  postgres: {username: u}\n",
+         "FILE:2:3: refdata.postgres.url: exactly one of `url` and `jdbcUrl` is required"),
+        ("refdata:\n  postgres: {jdbcUrl: 'jdbc:postgresql://u@h/d', url: 'postgresql://u@h/d'}\n",
+         "FILE:2:50: refdata.postgres.url: exactly one of `url` and `jdbcUrl` is required"),
+        ("refdata:\n  postgres: {url: 'mysql://u@h/d'}\n",
+         "FILE:2:14: refdata.postgres.url: expected postgresql://host:5432/database"),
         ("refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://u:pw@h/d'}\n",
          "FILE:2:27: refdata.postgres.jdbcUrl: must not contain a password"),
         ("refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://h:none/d'}\n",

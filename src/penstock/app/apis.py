@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from penstock.flows import status as flows_status
 from penstock.flows.api import runs as flow_runs_api
@@ -27,6 +27,7 @@ from penstock.kernel.http.app import Caller, create_app, services_of
 from penstock.kernel.http.auth import Authenticator
 from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.http.middleware import DrainMiddleware, HttpMetrics
+from penstock.kernel.http.schemas import Camel
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview import api as overview_api
 from penstock.overview.contract import Part
@@ -56,7 +57,7 @@ class PublicApis:
         return HttpMetrics(self.telemetry)
 
 
-class Whoami(BaseModel):
+class Whoami(Camel):
     """The identity of the caller."""
 
     subject: str = Field(description="The claim `sub` of the token; `operator` without authentication.")

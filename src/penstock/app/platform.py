@@ -102,7 +102,7 @@ async def open_refdata_database(settings: Settings) -> AsyncIterator[Database]:
             yield db
         return
     password = f"env:{own.password_from_env}" if own.password_from_env else None
-    section = DatabaseSection(url=own.url, password=password, pool_size=own.pool.max_size)
+    section = DatabaseSection(url=own.dsn, password=password, pool_size=own.pool.max_size)
     url = _with_password(section, "refdata.postgres.passwordFromEnv")
     async with Database.open(
         url, size=section.pool_size, settings={**search_path(settings), **lease_settings(settings.refdata.apply.lease)}

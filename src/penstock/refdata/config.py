@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from penstock.kernel.config.loader import MisplacedKey, Section
@@ -45,8 +45,13 @@ class PoolSection(CamelSection):
 class PostgresSection(CamelSection):
     """R1: the PostgreSQL the dictionaries live in. Without it they live in the platform's."""
 
-    jdbc_url: Url = Field(description="jdbc:postgresql://host:5432/database")
-    username: str = Field(min_length=1, description="Who we are there.")
+    url: Url | None = Field(
+        None, description="postgresql://user@host:5432/database. Either `url` or `jdbcUrl` is required."
+    )
+    jdbc_url: Url | None = Field(None, description="The same as a JDBC URL: jdbc:postgresql://host:5432/database.")
+    username: str | None = Field(
+        None, min_length=1, description="User name in PostgreSQL. Required if the URL contains no user."
+    )
     password_from_env: Annotated[str, _ENV_NAME] | None = Field(None, description="Name of the variable.")
     db_schema: str = Field(
         "public",
@@ -57,20 +62,35 @@ class PostgresSection(CamelSection):
     )
     pool: PoolSection = PoolSection()
 
-    @field_validator("jdbc_url")
+    @field_validator("url", "jdbc_url")
     @classmethod
-    def _is_postgres(cls, url: str) -> str:
+    def _is_postgres(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if url is None:
+            return None
         parts = urlsplit(validate_url(url.removeprefix(_JDBC)))
         if parts.scheme not in ("postgresql", "postgres") or not parts.path.strip("/"):
-            raise ValueError("expected jdbc:postgresql://host:5432/database")
+            prefix = _JDBC if info.field_name == "jdbc_url" else ""
+            raise ValueError(f"expected {prefix}postgresql://host:5432/database")
         return url
 
+    @model_validator(mode="after")
+    def _has_one_address_and_a_user(self) -> "PostgresSection":
+        if (self.url is None) == (self.jdbc_url is None):
+            raise MisplacedKey(("url",), "exactly one of `url` and `jdbcUrl` is required")
+        if self.username is None and not self._parts.username:
+            raise MisplacedKey(("username",), "is required, because the URL contains no user")
+        return self
+
     @property
-    def url(self) -> str:
-        """The address as PostgreSQL's own clients know it, without a password."""
-        parts = urlsplit(self.jdbc_url.removeprefix(_JDBC))
-        host = parts.netloc.rpartition("@")[2]
-        return parts._replace(scheme="postgresql", netloc=f"{quote(self.username, safe='')}@{host}").geturl()
+    def dsn(self) -> str:
+        """Return the URL for PostgreSQL's own clients, with the user and without a password."""
+        user, _, host = self._parts.netloc.rpartition("@")
+        user = user if self.username is None else quote(self.username, safe="")
+        return self._parts._replace(scheme="postgresql", netloc=f"{user}@{host}").geturl()
+
+    @property
+    def _parts(self) -> SplitResult:
+        return urlsplit((self.url or self.jdbc_url or "").removeprefix(_JDBC))
 
 
 class ConsistencySection(CamelSection):

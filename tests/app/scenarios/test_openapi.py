@@ -63,7 +63,7 @@ def test_with_tokens_nobody_comes_in_without_one(tmp_path: Path) -> None:
         assert httpx.get(whoami, headers=token(exp=1)).json()["code"] == "TOKEN_EXPIRED"
         assert httpx.get(whoami, headers=token(aud="another")).json()["code"] == "BAD_TOKEN"
         mine = httpx.get(whoami, headers=token()).json()
-        assert mine == {"subject": "ann", "tenant": "a", "is_operator": False}
+        assert mine == {"subject": "ann", "tenant": "a", "isOperator": False}
         assert httpx.get(f"{up.api}/actuator/health").status_code == 200
         assert httpx.get(f"{up.api}/actuator/prometheus").status_code == 200
         assert SECRET not in up.log_file.read_text()

@@ -49,6 +49,7 @@ One rule of egress to what networkPolicy.to calls *name*: on the ports networkPo
 {{- $databases := list .Values.database.url
   (dig "tracking" "database" "url" "" $config)
   (dig "refdata" "postgres" "jdbcUrl" "" $config)
+  (dig "refdata" "postgres" "url" "" $config)
   (dig "flows" "database" "url" "" $config) | compact -}}
 {{- $redis := concat (.Values.signals.redis.nodes | default list) (dig "refdata" "redis" "nodes" (list) $config) -}}
 {{- $ingest := dict "url" (dig "ingest" "root" "" $config) "options" (dig "ingest" "options" (dict) $config) -}}
