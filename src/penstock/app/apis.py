@@ -31,9 +31,10 @@ from penstock.kernel.http.schemas import Camel
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview import api as overview_api
 from penstock.overview.contract import Part
+from penstock.overview.dead_letters import BusTopic, report_dead_letters
 from penstock.overview.disks import report_disks
 from penstock.overview.events import EventHistory
-from penstock.overview.status import DISKS, StatusBoard, StatusCheck
+from penstock.overview.status import BUS, DISKS, StatusBoard, StatusCheck
 from penstock.refdata import status as refdata_status
 from penstock.refdata.api import routes as refdata_api
 from penstock.refdata.commands.service import Refdata
@@ -79,6 +80,7 @@ class Parts:
     flow_views: FlowViews
     flow_events: FlowEvents
     all_events: EventHistory
+    topics: Sequence[BusTopic]
     folders: Sequence[Path]  # local folders whose free space is reported
 
 
@@ -104,6 +106,7 @@ def make_api(web: PublicApis, pulse: LivenessPulse, parts: Parts) -> FastAPI:
 
 def _make_status_board(pulse: LivenessPulse, parts: Parts) -> StatusBoard:
     checks: dict[str, StatusCheck] = {
+        BUS: lambda: report_dead_letters(parts.topics, parts.feeds.now()),
         DISKS: partial(report_disks, parts.folders),
         Part.TRACKING: partial(tracking_status.report_status, parts.tracking),
         Part.REFDATA: partial(refdata_status.report_status, parts.refdata),

@@ -29,6 +29,7 @@ from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.runtime import FlowsPlatform, run_flows
 from penstock.flows.step import KindContext, Workers
 from penstock.harvest.api.queries import HarvestViews
+from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS
 from penstock.harvest.runtime import HarvestPlatform, run_harvest
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.runtime import run_ingest
@@ -38,9 +39,11 @@ from penstock.kernel.config.sections import EMBEDDED
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig, Transient
 from penstock.kernel.http.health import Check, LivenessPulse
+from penstock.kernel.status import IssueSeverity
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview.contract import Part
+from penstock.overview.dead_letters import COMMANDS_REPORTED_FOR, BusTopic
 from penstock.overview.events import make_event_history
 from penstock.refdata.pod.config import PodConfig
 from penstock.refdata.pod.supervisor import open_pod, serving_pod
@@ -292,8 +295,22 @@ async def _open_parts(
         all_events=make_event_history(
             _find_journals(platform, tracking, refdata), [*tracking.live.notifiers, *flows.live.notifiers]
         ),
+        topics=_list_topics(platform, refdata),
         folders=_list_folders(settings),
     )
+
+
+def _list_topics(platform: Platform, refdata: RefdataPlatform) -> list[BusTopic]:
+    """Return the topics whose dead letters are reported, with the next step for each."""
+    kafka = refdata.section.kafka
+    harvest = "penstock harvest status; penstock harvest retry RUN"
+    rejected = "penstock dict status TENANT --status FAILED"
+    external = "fix the mapping in refdata.kafka.externalTopics or the sender, and have the message sent again"
+    return [
+        *(BusTopic(platform.bus, topic, harvest) for topic in (PLANS, WORK_ITEMS, CONSOLIDATIONS)),
+        BusTopic(refdata.bus, kafka.commands_topic, rejected, IssueSeverity.LATE, COMMANDS_REPORTED_FOR),
+        *(BusTopic(refdata.bus, mapping.topic, external) for mapping in kafka.external_topics),
+    ]
 
 
 def _open_place(running: Process) -> IngestWorkspace | None:

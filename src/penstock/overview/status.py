@@ -13,7 +13,7 @@ from penstock.kernel.status import IssueSeverity, PartReport, broken_issue, plur
 from penstock.overview import schemas
 
 OK = "OK"
-PLATFORM, DISKS = "platform", "disks"
+PLATFORM, BUS, DISKS = "platform", "bus", "disks"
 _CHECK_TIMEOUT = 10.0
 
 StatusCheck = Callable[[], Awaitable[PartReport]]

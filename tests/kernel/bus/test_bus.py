@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from penstock.kernel.bus import KEY_LIMIT, VALUE_LIMIT, BusDelivery, BusMessage, DeliveryPolicy, Subscription
+from penstock.kernel.bus import (
+    KEY_LIMIT,
+    VALUE_LIMIT,
+    BusDelivery,
+    BusMessage,
+    DeadLetterCount,
+    DeliveryPolicy,
+    Subscription,
+)
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Invalid, Transient
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
@@ -631,6 +639,23 @@ async def test_a_failure_is_set_aside_at_once_and_the_partition_goes_on(backend:
     assert letters[0].reason == "no � JSON ? ✗"
     assert letters[1].reason.startswith("xxx")
     assert [letter.message.value for letter in await backend.bus.dead_letters(backend.topic, limit=1)] == [b"0"]
+
+
+async def test_recent_dead_letters_are_counted(backend: BusBackend) -> None:
+    """R10: the dead letters of a topic since a time, and the time of the oldest of them."""
+    if backend.may_repeat:
+        pytest.skip("the mock cluster of librdkafka has no index of messages by time")
+    await publish(backend, ("a", "1"), ("a", "2"), ("a", "3"))
+    async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
+        taken = await take_all(subscription, 3)
+        await subscription.settle([(delivery, Failed("no") if delivery != taken[1] else Done()) for delivery in taken])
+    hour_ago = backend.db.clock.now() - timedelta(hours=1)
+    count = await backend.bus.count_dead_letters(backend.topic, hour_ago)
+    assert count.number == 2
+    assert count.oldest is not None
+    assert abs(count.oldest - backend.db.clock.now()) < timedelta(minutes=1)
+    in_an_hour = backend.db.clock.now() + timedelta(hours=1)
+    assert await backend.bus.count_dead_letters(backend.topic, in_an_hour) == DeadLetterCount()
 
 
 # Publishing

@@ -203,11 +203,12 @@ def test_the_overview_is_for_operators_only(harness: OverviewHarness) -> None:
 def test_an_issue_has_the_next_step(harness: OverviewHarness) -> None:
     """T16, F18: exactly the parts with a problem report issues."""
     issues = harness.issues()
-    assert set(issues) == {"tracking", "ingest", "harvest", "flows"}
+    assert set(issues) == {"bus", "tracking", "ingest", "harvest", "flows"}
     assert [(issue["severity"], issue["subject"], issue["problem"]) for issue in issues["tracking"]] == [
         ("BROKEN", "event-ingest", "2 shards failed")
     ]
     (supplier,), (feed,), (run,) = issues["ingest"], issues["harvest"], issues["flows"]
+    assert [(issue["severity"], issue["subject"]) for issue in issues["bus"]] == [("BROKEN", "harvest.plans")]
     assert (supplier["subject"], feed["subject"], run["subject"]) == (SUPPLIER, FEED, RUN)
     assert "its last run failed: COLUMNS_MISSING; nothing is published yet" in supplier["problem"]
     assert "127.0.0.1:1" in feed["problem"]

@@ -55,6 +55,14 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetterCount:
+    """The number of dead letters of a topic in a period, and the time of the oldest."""
+
+    number: int = 0
+    oldest: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeliveryPolicy:
     """How a topic is handed out."""
 
@@ -94,6 +102,9 @@ class Bus(Protocol):
 
     async def dead_letters(self, topic: str, *, limit: int = 100) -> list[DeadLetter]:
         """What was set aside of *topic*, oldest first."""
+
+    async def count_dead_letters(self, topic: str, since: datetime) -> DeadLetterCount:
+        """Return the number of dead letters of *topic* that died at *since* or later, and the time of the oldest."""
 
     async def check(self) -> None:
         """Raise Transient BUS_DOWN with a hint unless messages can be published."""

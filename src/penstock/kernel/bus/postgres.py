@@ -4,11 +4,19 @@ import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from zlib import crc32
 
 import structlog
 
-from penstock.kernel.bus import BusDelivery, BusMessage, DeadLetter, DeliveryPolicy, validate_messages
+from penstock.kernel.bus import (
+    BusDelivery,
+    BusMessage,
+    DeadLetter,
+    DeadLetterCount,
+    DeliveryPolicy,
+    validate_messages,
+)
 from penstock.kernel.bus.settlement import PartitionSettlement, settle
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection, Database
@@ -85,6 +93,10 @@ class PostgresBus:
             )
             for row in rows
         ]
+
+    async def count_dead_letters(self, topic: str, since: datetime) -> DeadLetterCount:
+        row = await self._db.fetchrow(SQL["count_dead_letters"], topic, since)
+        return DeadLetterCount(*row) if row else DeadLetterCount()
 
     async def check(self) -> None:
         try:

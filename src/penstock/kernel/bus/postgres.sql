@@ -148,3 +148,7 @@ SELECT count(*) FROM bus_message WHERE topic = $1;
 -- name: dead_letters
 -- What was set aside, oldest first.
 SELECT topic, key, value, headers, reason, attempts, died_at FROM bus_dead_letter WHERE topic = $1 ORDER BY id LIMIT $2;
+
+-- name: count_dead_letters
+-- The number of dead letters of a topic since a time, and the time of the oldest of them.
+SELECT count(*), min(died_at) FROM bus_dead_letter WHERE topic = $1 AND died_at >= $2;

@@ -39,6 +39,35 @@ async def test_what_others_wrote_is_shown_and_kept_byte_for_byte(broker: Kafka) 
     assert headers["penstock-died-at"] == letter.died_at.isoformat().encode()
 
 
+async def test_dead_letters_are_counted_from_an_offset(broker: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R10: the broker finds the first dead letter since a time; that one and those after it are counted."""
+    topic, starts = new_topic(), [0, 1, 2]
+
+    class IndexedConsumer(Consumer):  # the mock cluster has no index of messages by time
+        def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = 10) -> list[TopicPartition]:
+            start = starts.pop(0)
+            ends = [self.get_watermark_offsets(each, timeout=timeout)[1] for each in partitions]
+            return [
+                TopicPartition(each.topic, each.partition, start if start < end else -1)
+                for each, end in zip(partitions, ends, strict=True)
+            ]
+
+    monkeypatch.setattr("penstock.kernel.bus.kafka.topics.Consumer", IndexedConsumer)
+    async with bus_on(broker) as bus, bus.subscribe(topic, worker="w") as subscription:
+        await bus.publish([BusMessage(topic, "key", b"1"), BusMessage(topic, "key", b"2")])
+        async with asyncio.timeout(WITHIN):
+            while len(taken := await subscription.take(10)) < 2:
+                await subscription.wait(1)
+        await subscription.settle([(delivery, Failed("no JSON")) for delivery in taken])
+        first, second = await bus.dead_letters(topic)
+        counts = [await bus.count_dead_letters(topic, first.died_at - SECOND) for _ in range(3)]
+    assert [count.number for count in counts] == [2, 1, 0]
+    for count, letter in zip(counts, (first, second), strict=False):
+        assert count.oldest is not None
+        assert abs(count.oldest - letter.died_at) < 60 * SECOND
+    assert counts[2].oldest is None
+
+
 def first_record(broker: Kafka, topic: str) -> Record:
     reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "test.reader"})
     try:

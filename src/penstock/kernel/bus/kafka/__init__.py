@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 
-from penstock.kernel.bus import BusMessage, DeadLetter, DeliveryPolicy, validate_messages
+from penstock.kernel.bus import BusMessage, DeadLetter, DeadLetterCount, DeliveryPolicy, validate_messages
 from penstock.kernel.bus.kafka.letters import dead_topic, exhume
 from penstock.kernel.bus.kafka.sender import KafkaSender, OutgoingMessage
 from penstock.kernel.bus.kafka.subscription import KafkaSubscription, consumer_settings
@@ -108,6 +108,13 @@ class KafkaBus:
         records = await asyncio.to_thread(self._topics.oldest, dead_topic(topic), limit)
         letters = [exhume(topic, record) for record in records]
         return sorted(letters, key=lambda letter: letter.died_at)[:limit]
+
+    async def count_dead_letters(self, topic: str, since: datetime) -> DeadLetterCount:
+        # The broker knows the time at which a dead letter was sent, which is just after it died.
+        count, oldest_ms = await asyncio.to_thread(
+            self._topics.count_since, dead_topic(topic), int(since.timestamp() * 1000)
+        )
+        return DeadLetterCount(count, datetime.fromtimestamp(oldest_ms / 1000, UTC) if count else None)
 
     async def check(self) -> None:
         await asyncio.to_thread(self._sender.check)

@@ -58,6 +58,15 @@ class Topics:
             places = self._partitions(reader, topic)
             return [record for place in places for record in self._read(reader, place, limit)]
 
+    def count_since(self, topic: str, since_ms: int) -> tuple[int, int]:
+        """Return the number of messages of *topic* since a Unix time in ms, and the time of the oldest of them."""
+        with self._reader("penstock.reader") as reader:
+            starts = [TopicPartition(topic, each.partition, since_ms) for each in self._partitions(reader, topic)]
+            # The offset is negative in a partition without a message since then.
+            starts = [each for each in reader.offsets_for_times(starts, timeout=self._timeout) if each.offset >= 0]
+            times = [record.timestamp()[1] for start in starts for record in self._read(reader, start, 1)]
+            return sum(self._behind(reader, start) for start in starts), min(times, default=0)
+
     def _behind(self, reader: Consumer, place: TopicPartition) -> int:
         low, high = reader.get_watermark_offsets(place, timeout=self._timeout)
         return high - max(low, place.offset)  # without a commit the offset is negative: all of it
