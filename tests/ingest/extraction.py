@@ -1,4 +1,4 @@
-"""Extract a file in a test: its cells, its facts, or the reason of its refusal."""
+"""Extraction of a file in a test: its cells, its facts, or the reason for its refusal."""
 
 import json
 from contextlib import closing
@@ -41,7 +41,7 @@ class Extracted:
 
     @property
     def reasons(self) -> list[tuple[int, str]]:
-        return [(one["row_number"], one["reason_code"]) for one in self.bad]
+        return [(row["row_number"], row["reason_code"]) for row in self.bad]
 
     def of(self, category: str) -> list[Row]:
         return [(fact["row_number"], fact["payload"]) for fact in self.facts if fact.get("category_key") == category]
@@ -52,30 +52,31 @@ def supplier(columns: dict[str, Any] | None = None, **more: Any) -> Supplier:
 
 
 def made(file: Path, config: Supplier | None = None) -> Extracted:
-    """All that *file* becomes on the way of a run."""
+    """Return the facts and bad rows of *file*, as a run produces them."""
     with TemporaryDirectory() as folder, closing(ProcessedFile(Path(folder))) as processed:
         process_file(file, config or supplier(STOCK), NAMES, processed, lambda _rows, _part: None)
         processed.facts.flush()
         processed.bad.flush()
         facts, bad = (
-            [json.loads(line) for line in one.path.read_text().splitlines()] for one in (processed.facts, processed.bad)
+            [json.loads(line) for line in lines.path.read_text().splitlines()]
+            for lines in (processed.facts, processed.bad)
         )
         return Extracted(facts, bad, processed.stats)
 
 
 def refused(file: Path, config: Supplier | None = None, code: FailureCode = FailureCode.FILE_UNREADABLE) -> str:
-    """Why *file* is refused, in words; the words name it, and there is a hint."""
-    with pytest.raises(RunFailed) as told:
+    """Return the message and the hint of the refusal of *file*; the message names the file."""
+    with pytest.raises(RunFailed) as caught:
         made(file, config)
-    failed = told.value
-    assert failed.code is code, failed.message
-    assert file.name in failed.message
-    assert failed.hint
-    return failed.message
+    failure = caught.value
+    assert failure.code is code, failure.message
+    assert file.name in failure.message
+    assert failure.hint
+    return f"{failure.message}\nhint: {failure.hint}"
 
 
 def read_tables(file: Path, **source: Any) -> dict[str, list[list[str]]]:
-    """The cells of each table as they are read, without the empty ones at the end of a row."""
+    """Return the cells of each table, without the empty cells at the end of a row."""
     limits = SupplierLimits()
     return {
         table.name: [

@@ -108,7 +108,7 @@ def test_a_record_without_end(file: Path, monkeypatch: pytest.MonkeyPatch, recor
     """I19: no text and no record of a document may take all memory, nor be read again and again."""
     monkeypatch.setattr(json_stream, "LIMIT", 1 << 20)
     said = refused(written(file, b'[{"sku": "A"}, ' + record + b"]"))
-    assert f"is over {1 << 20} bytes" in said
+    assert f"{1 << 20:,} bytes" in said
 
 
 def test_what_is_long_but_no_record(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

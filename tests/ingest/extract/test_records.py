@@ -153,7 +153,7 @@ def test_records_of_many_names(file: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(frame.height * len(table.names or []) <= CELLS for frame in frames)
     assert sum(frame.height for frame in frames) == 2_000
     monkeypatch.setattr(records, "COLUMNS", 2_000)
-    assert "2000 names" in refused(file, supplier(), FailureCode.FILE_TOO_LARGE)
+    assert "2,000 names" in refused(file, supplier(), FailureCode.FILE_TOO_LARGE)
 
 
 def test_records_that_are_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_more_columns_than_any_table_has(file: Path) -> None:
     """I19: a file of nothing but delimiters is refused, and says how many are too many."""
     assert len(read_tables(written(file, "sku" + "," * (COLUMNS - 1) + "\na\n"))[""]) == 2
     said = refused(written(file, "sku" + "," * COLUMNS + "\na\n"), code=FailureCode.FILE_TOO_LARGE)
-    assert f"{COLUMNS} columns" in said
+    assert f"{COLUMNS:,} columns" in said
 
 
 def test_cells_of_many_rows_that_are_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_a_configured_format_is_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "price.xlsx"
     file.write_text("sku,qty,price\nA,1,1\n")
     said = refused(file, supplier(STOCK, source={"format": "xlsx"}), FailureCode.FORMAT_UNKNOWN)
-    assert "is csv, not xlsx" in said
+    assert "is csv, but `source.format` is xlsx" in said
 
 
 def test_cells_read_as_a_person_reads_them(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_document_that_is_no_workbook(tmp_path: Path) -> None:
         "letter.ods": {"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": "<w/>"},
     }
     for name, contents in parts.items():
-        assert "no workbook" in refused(zipped(tmp_path / name, contents), code=FailureCode.FORMAT_UNKNOWN)
+        assert "not a workbook" in refused(zipped(tmp_path / name, contents), code=FailureCode.FORMAT_UNKNOWN)
 
 
 def test_the_reader_ends_with_the_file(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ class Wide:
 def test_a_wide_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
     """I16, I19: of a wide sheet fewer rows are sent at once, but all in which a header is looked for."""
     sheet: Any = Wide()
-    sent = list(workbook_child._batches(sheet, BATCH))
+    sent = list(workbook_child._read_batches(sheet, BATCH))
     assert [(one["first_row"], len(one["columns"][0])) for one in sent] == [(1, HEAD), (201, HEAD), (401, 100)]
     assert len(sent[0]["columns"]) == 3_002
     monkeypatch.setattr(Wide, "width", 1_000)
-    assert len(next(workbook_child._batches(sheet, BATCH))["columns"][0]) == min(500, CELLS // 1_002)
+    assert len(next(workbook_child._read_batches(sheet, BATCH))["columns"][0]) == min(500, CELLS // 1_002)

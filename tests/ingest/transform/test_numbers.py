@@ -131,7 +131,7 @@ def test_money_with_blanks(cell: str, value: int | None) -> None:
     assert reference.value_of(column, cell, is_required=True)[0] == value
 
 
-FIGURES: dict[str, dict[str, Any]] = {
+NUMERIC: dict[str, dict[str, Any]] = {
     "price": {"from": "n", "type": "money", "decimal": ",", "round": True},
     "weight": {"from": "n", "type": "decimal", "scale": 3},
     "code": {"from": "n", "pattern": r"[0-9.]+", "max_length": 6},
@@ -173,11 +173,11 @@ def test_the_point_of_a_number_is_no_mark_of_thousands(
         {"n": 99.875},
     ]
     write(file, rows)
-    supplier = supplier_of(FIGURES, keep_raw=True, source={"format": "auto", "encoding": "auto", "delimiter": "auto"})
+    supplier = supplier_of(NUMERIC, keep_raw=True, source={"format": "auto", "encoding": "auto", "delimiter": "auto"})
     made = run_through(file, supplier, tmp_path)
     facts = [json.loads(line)["payload"] for line in made.facts.path.read_text().splitlines()]
     bad = [json.loads(line) for line in made.bad.path.read_text().splitlines()]
-    assert [tuple(fact[name] for name in FIGURES) for fact in facts] == [
+    assert [tuple(fact[name] for name in NUMERIC) for fact in facts] == [
         (1235, "12.345", "12.345", "12.345", 1235),
         (150, "1.500", "1.5", "1.5", 1235),
         (500, "5.000", "5", "5", 1235),

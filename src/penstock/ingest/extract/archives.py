@@ -1,4 +1,4 @@
-"""What is packed is unpacked as it is read, and never beyond what a file may cost."""
+"""Plain files, gzip and zip archives as streams: content is unpacked as it is read, and only up to the limits."""
 
 import errno
 import gzip
@@ -21,35 +21,35 @@ from penstock.ingest.model import RunFailed
 from penstock.ingest.supplier import SheetSelection
 
 if TYPE_CHECKING:
-    from penstock.ingest.extract.tables import BatchSizer
+    from penstock.ingest.extract.tables import ReadProgress
     from penstock.ingest.supplier import SupplierLimits
 
-_FREE = 64 << 20  # what may be unpacked from however little
+_ALWAYS_ALLOWED = 64 << 20  # bytes that may be unpacked from a file of any size
 PEEK = 1 << 16
-_BROKEN = (
+_FORMAT_ERRORS = (
     EOFError,
     zlib.error,
     lzma.LZMAError,
     zipfile.BadZipFile,
     gzip.BadGzipFile,
     struct.error,
-    KeyError,  # a part that is called otherwise
-    ValueError,  # a name that is no text, a place before the start of the file
+    KeyError,  # a part of the archive has another name
+    ValueError,  # a name is not text, or an offset is before the start of the file
     NotImplementedError,
     RuntimeError,
 )
 ZIPPED = b"PK\x03\x04"
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_OFFICE = ("xl/workbook.xml", "xl/workbook.bin", "mimetype", "[content_types].xml")
+_OFFICE_PARTS = ("xl/workbook.xml", "xl/workbook.bin", "mimetype", "[content_types].xml")
 _WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".xlsb", ".ods")
 _IS_UTF8 = 0x800
 
 
 @dataclass(frozen=True)
 class ArchiveMember:
-    """One file to read, packed or not. *path* is set when it lies on the disk as it is.
+    """A file to read, packed or not. *path* is set if the file is on the disk and not packed.
 
-    *category* tells it from the others of its archive, and is empty when there are none.
+    *category* distinguishes the files of an archive; it is empty if there is only one file.
     """
 
     name: str
@@ -60,41 +60,41 @@ class ArchiveMember:
     category: str = ""
 
     @property
-    def is_all_in_head(self) -> bool:
+    def is_head_complete(self) -> bool:
         return len(self.head) < PEEK
 
 
 class ExtractionLimits:
-    """What a file may unpack to, all that is in it together; what is read again counts once."""
+    """The limit on the unpacked size of a file, over all its members; content that is read twice counts once."""
 
     def __init__(self, name: str, packed: int | None, limits: "SupplierLimits") -> None:
         self._name = name
-        ratio = limits.max_bytes if packed is None else max(_FREE, packed * limits.max_ratio)
+        ratio = limits.max_bytes if packed is None else max(_ALWAYS_ALLOWED, packed * limits.max_ratio)
         self._limit = min(limits.max_bytes, ratio)
-        self._reached: Counter[int] = Counter()  # by the numbers of the members
+        self._reached: Counter[int] = Counter()  # offset by number of the member
         self._total = 0
 
-    def reach(self, member: int, place: int) -> None:
-        """Failed FILE_TOO_LARGE when that is too far."""
-        more = place - self._reached[member]
+    def reach(self, member: int, offset: int) -> None:
+        """Count the bytes of *member* up to *offset*; RunFailed FILE_TOO_LARGE beyond the limit."""
+        more = offset - self._reached[member]
         if more <= 0:
             return
-        self._reached[member] = place
+        self._reached[member] = offset
         self._total += more
         if self._total > self._limit:
-            hint = "if it is meant, raise limits.max_bytes and limits.max_ratio"
-            said = f"{self._name} unpacks to more than {self._limit} bytes"
-            raise RunFailed(FailureCode.FILE_TOO_LARGE, said, hint)
+            hint = "if the file is correct, raise `limits.max_bytes` and `limits.max_ratio` of the supplier"
+            message = f"{self._name} unpacks to more than {self._limit:,} bytes"
+            raise RunFailed(FailureCode.FILE_TOO_LARGE, message, hint)
 
 
 class BoundedReader(io.RawIOBase):
-    """A stream that ends the run when it grows beyond what is allowed, or turns out to be broken."""
+    """A stream that raises RunFailed if it exceeds the limits or is corrupt."""
 
-    def __init__(self, content: IO[bytes], name: str, number: int, allowance: ExtractionLimits) -> None:
+    def __init__(self, content: IO[bytes], name: str, number: int, budget: ExtractionLimits) -> None:
         self._content = content
         self._name = name
         self._number = number
-        self._allowance = allowance
+        self._budget = budget
         self._read = 0
 
     def readable(self) -> bool:
@@ -105,98 +105,103 @@ class BoundedReader(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        with unpacking(self._name):
+        with translate_read_errors(self._name):
             piece = self._content.read(len(buffer))
         self._read += len(piece)
-        self._allowance.reach(self._number, self._read)
+        self._budget.reach(self._number, self._read)
         buffer[: len(piece)] = piece
         return len(piece)
 
 
 @contextmanager
-def unpacking(name: str) -> Iterator[None]:
-    """Failed FILE_UNREADABLE when what is packed is broken; when the disk is, that is not the file's fault."""
+def translate_read_errors(name: str) -> Iterator[None]:
+    """Turn errors of the file format into RunFailed FILE_UNREADABLE; errors of the disk pass through."""
     try:
         yield
-    except _BROKEN as error:
-        raise unreadable(name, str(error)) from error
+    except _FORMAT_ERRORS as error:
+        raise unreadable_error(name, str(error)) from error
     except OSError as error:
-        if error.errno not in (None, errno.EINVAL):  # an unpacker's own, or a place that is in no file
+        if error.errno not in (None, errno.EINVAL):  # raised by a decompressor, or for an offset outside the file
             raise
-        raise unreadable(name, str(error)) from error
+        raise unreadable_error(name, str(error)) from error
 
 
-def unreadable(name: str, why: str) -> RunFailed:
-    said = why.strip() or "it ends too early"
-    return RunFailed(FailureCode.FILE_UNREADABLE, f"{name} cannot be read: {said}", "ask the supplier to send it again")
+def unreadable_error(name: str, reason: str, hint: str = "ask the supplier to send the file again") -> RunFailed:
+    """Return RunFailed FILE_UNREADABLE for the file *name*."""
+    message = f"{name} cannot be read: {reason.strip() or 'it ends too early'}"
+    return RunFailed(FailureCode.FILE_UNREADABLE, message, hint)
 
 
-def members(
+def open_members(
     file: Path,
     limits: "SupplierLimits",
-    gauge: "BatchSizer",
+    progress: "ReadProgress",
     name: str | None = None,
     sheets: "SheetSelection | None" = None,
 ) -> Iterator[ArchiveMember]:
-    """What is in *file*, which people call *name*: itself, what it unpacks to, or each file of an archive."""
+    """Yield the members of *file*: the file itself, its unpacked content, or each file of an archive.
+
+    Messages call the file *name*.
+    """
     name = name or file.name
     with file.open("rb") as content:
         start = content.read(4)
     packed = ExtractionLimits(name, file.stat().st_size, limits)
     if start[:2] == b"\x1f\x8b":
-        yield from _spilled(_member(name, 1, lambda: _gunzipped(file, gauge), packed))
-    elif start in (ZIPPED, b"PK\x05\x06") and not parts_of_office(file):
-        yield from _archived(file, name, sheets or SheetSelection(), packed, gauge)
+        yield from _spill_workbook(_make_member(name, 1, lambda: _gunzip(file, progress), packed))
+    elif start in (ZIPPED, b"PK\x05\x06") and not list_office_parts(file):
+        yield from _open_archive(file, name, sheets or SheetSelection(), packed, progress)
     else:
         plain = ExtractionLimits(name, None, limits)
-        yield replace(_member(name, 1, lambda: gauge.follow(file.open("rb")), plain), path=file)
+        yield replace(_make_member(name, 1, lambda: progress.follow(file.open("rb")), plain), path=file)
 
 
-def parts_of_office(file: Path) -> set[str]:
-    """By which parts a zip is told to be a document of an office program; some write them with odd names."""
+def list_office_parts(file: Path) -> set[str]:
+    """Return the parts that make the zip *file* an office document; some programs write unusual paths."""
     try:
-        with unpacking(file.name), zipfile.ZipFile(file) as archive:
+        with translate_read_errors(file.name), zipfile.ZipFile(file) as archive:
             names = {name.replace("\\", "/").lstrip("/").lower() for name in archive.namelist()}
     except RunFailed:
-        return set()  # who reads it will tell
-    return names.intersection(_OFFICE)
+        return set()  # the reader of the archive reports the error
+    return names.intersection(_OFFICE_PARTS)
 
 
-def _gunzipped(file: Path, gauge: "BatchSizer") -> IO[bytes]:
-    content = gzip.GzipFile(fileobj=gauge.follow(file.open("rb")), mode="rb")
-    content.myfileobj = content.fileobj  # type: ignore[assignment]  # so that it is closed with what is read from it
+def _gunzip(file: Path, progress: "ReadProgress") -> IO[bytes]:
+    content = gzip.GzipFile(fileobj=progress.follow(file.open("rb")), mode="rb")
+    content.myfileobj = content.fileobj  # type: ignore[assignment]  # close the file together with the stream
     return cast("IO[bytes]", content)
 
 
-def _archived(
-    file: Path, name: str, sheets: SheetSelection, allowance: ExtractionLimits, gauge: "BatchSizer"
+def _open_archive(
+    file: Path, name: str, sheets: SheetSelection, budget: ExtractionLimits, progress: "ReadProgress"
 ) -> Iterator[ArchiveMember]:
-    with gauge.follow(file.open("rb")) as content:
-        with unpacking(name):
+    with progress.follow(file.open("rb")) as content:
+        with translate_read_errors(name):
             archive = zipfile.ZipFile(content)
-        found = {one: _named(one) for one in archive.infolist()}
-        files = {one: path for one, path in found.items() if _counts(one, path)}
+        paths = {entry: _decode_name(entry) for entry in archive.infolist()}
+        files = {entry: path for entry, path in paths.items() if _is_payload(entry, path)}
         if not files:
-            raise RunFailed(FailureCode.FORMAT_UNKNOWN, f"{name} is an archive without files", "what should be in it?")
-        wanted = _wanted(name, list(files.values()), sheets)
-        for number, (one, path) in enumerate(files.items(), start=1):
-            if path in wanted:
-                member = _packed(archive, one, f"{name}: {path}", number, allowance)
-                yield from _spilled(replace(member, category=wanted[path]))
+            hint = "ask the supplier for an archive that contains the price list"
+            raise RunFailed(FailureCode.FORMAT_UNKNOWN, f"{name} is an archive without files", hint)
+        categories = _select_files(name, list(files.values()), sheets)
+        for number, (entry, path) in enumerate(files.items(), start=1):
+            if path in categories:
+                member = _open_packed(archive, entry, f"{name}: {path}", number, budget)
+                yield from _spill_workbook(replace(member, category=categories[path]))
 
 
-def _packed(
-    archive: zipfile.ZipFile, one: zipfile.ZipInfo, name: str, number: int, allowance: ExtractionLimits
+def _open_packed(
+    archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str, number: int, budget: ExtractionLimits
 ) -> ArchiveMember:
-    if one.flag_bits & 1:
-        raise unreadable(name, "it needs a password")
-    return _member(name, number, lambda: archive.open(one), allowance)
+    if entry.flag_bits & 1:
+        raise unreadable_error(name, "it needs a password", "ask the supplier for an archive without a password")
+    return _make_member(name, number, lambda: archive.open(entry), budget)
 
 
-def _named(one: zipfile.ZipInfo) -> PurePosixPath:
-    """Only who says so has written a name in UTF-8; others mean the code page of their country, which is ours."""
-    name = one.filename
-    if not one.flag_bits & _IS_UTF8:
+def _decode_name(entry: zipfile.ZipInfo) -> PurePosixPath:
+    """Return the path of *entry*. A name without the UTF-8 flag is in UTF-8 or in the DOS code page of Russia."""
+    name = entry.filename
+    if not entry.flag_bits & _IS_UTF8:
         raw = name.encode("cp437", errors="replace")
         try:
             name = raw.decode("utf-8")
@@ -205,42 +210,43 @@ def _named(one: zipfile.ZipInfo) -> PurePosixPath:
     return PurePosixPath(name.replace("\\", "/"))
 
 
-def _counts(one: zipfile.ZipInfo, path: PurePosixPath) -> bool:
-    """Not what some systems pack beside the files."""
-    return not one.is_dir() and path.parts[:1] != ("__MACOSX",) and bool(path.name) and not path.name.startswith(".")
+def _is_payload(entry: zipfile.ZipInfo, path: PurePosixPath) -> bool:
+    """Return whether *entry* is a file of the supplier, not an entry that an operating system adds."""
+    return not entry.is_dir() and path.parts[:1] != ("__MACOSX",) and bool(path.name) and not path.name.startswith(".")
 
 
-def _wanted(name: str, files: list[PurePosixPath], sheets: SheetSelection) -> dict[PurePosixPath, str]:
-    """The files that count, and their categories."""
+def _select_files(name: str, files: list[PurePosixPath], sheets: SheetSelection) -> dict[PurePosixPath, str]:
+    """Return the category of each selected file."""
     if len(files) == 1:
         return dict.fromkeys(files, "")
     stems = Counter(path.stem for path in files)
-    chosen = _chosen(name, files, sheets)
+    selected = _choose_files(name, files, sheets)
     return {
         path: f"sheet{number}" if sheets.category == "number" else path.stem if stems[path.stem] == 1 else str(path)
         for number, path in enumerate(files, start=1)
-        if path in chosen
+        if path in selected
     }
 
 
-def _chosen(name: str, files: list[PurePosixPath], sheets: SheetSelection) -> list[PurePosixPath]:
-    """Files are chosen as sheets are; where no file is called so, sheets of workbooks are meant."""
-    chosen = [path for path in files if not _is_among(path, sheets.skip)]
+def _choose_files(name: str, files: list[PurePosixPath], sheets: SheetSelection) -> list[PurePosixPath]:
+    """Return the files that `source.sheets` selects; if `only` names no file, it names sheets of the workbooks."""
+    selected = [path for path in files if not _matches(path, sheets.skip)]
     if sheets.only is not None:
-        named = [path for path in chosen if _is_among(path, sheets.only)]
-        chosen = named or [path for path in chosen if path.suffix.lower() in _WORKBOOKS]
-    if not chosen:
-        said = f"none of its files is asked for: {', '.join(map(str, files))}"
-        raise RunFailed(FailureCode.FORMAT_UNKNOWN, f"{name}: {said}", "see source.sheets.only and source.sheets.skip")
-    return chosen
+        named = [path for path in selected if _matches(path, sheets.only)]
+        selected = named or [path for path in selected if path.suffix.lower() in _WORKBOOKS]
+    if not selected:
+        message = f"{name}: the configuration selects none of its files: {', '.join(map(str, files))}"
+        hint = "name files of the archive in `source.sheets.only`, or remove them from `source.sheets.skip`"
+        raise RunFailed(FailureCode.FORMAT_UNKNOWN, message, hint)
+    return selected
 
 
-def _is_among(path: PurePosixPath, names: list[str]) -> bool:
+def _matches(path: PurePosixPath, names: list[str]) -> bool:
     return not {path.stem, path.name, str(path)}.isdisjoint(names)
 
 
-def _spilled(member: ArchiveMember) -> Iterator[ArchiveMember]:
-    """A workbook that was packed once more is read from a file, as all workbooks are."""
+def _spill_workbook(member: ArchiveMember) -> Iterator[ArchiveMember]:
+    """Write a packed workbook to a temporary file, because workbooks are read from files."""
     if not member.head.startswith((ZIPPED, OLE)):
         yield member
         return
@@ -251,10 +257,10 @@ def _spilled(member: ArchiveMember) -> Iterator[ArchiveMember]:
         yield replace(member, path=path)
 
 
-def _member(name: str, number: int, unpack: Callable[[], IO[bytes]], allowance: ExtractionLimits) -> ArchiveMember:
-    def opened() -> IO[bytes]:
-        with unpacking(name):
-            return io.BufferedReader(BoundedReader(unpack(), name, number, allowance), PEEK)
+def _make_member(name: str, number: int, unpack: Callable[[], IO[bytes]], budget: ExtractionLimits) -> ArchiveMember:
+    def open_stream() -> IO[bytes]:
+        with translate_read_errors(name):
+            return io.BufferedReader(BoundedReader(unpack(), name, number, budget), PEEK)
 
-    with opened() as content:
-        return ArchiveMember(name, number, content.read(PEEK), opened)
+    with open_stream() as content:
+        return ArchiveMember(name, number, content.read(PEEK), open_stream)

@@ -1,4 +1,4 @@
-"""Delimited text: well-formed pieces by a columnar reader, the rest of a file with stray quotes row by row."""
+"""Delimited text: a columnar reader parses well-formed pieces; from the first stray quote, rows are parsed singly."""
 
 import codecs
 import csv
@@ -11,9 +11,9 @@ from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 import polars as pl
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract.archives import ArchiveMember, unreadable
-from penstock.ingest.extract.detect import encoding_of, marked_encoding, without_mark
-from penstock.ingest.extract.tables import BATCH, CELLS, COLUMNS, HEAD, RowBatch, SourceTable, gathered
+from penstock.ingest.extract.archives import ArchiveMember, unreadable_error
+from penstock.ingest.extract.detect import detect_encoding, read_mark_encoding, strip_mark
+from penstock.ingest.extract.tables import BATCH, CELLS, COLUMNS, HEAD, RowBatch, SourceTable, gather_batches
 from penstock.ingest.model import RunFailed
 
 if TYPE_CHECKING:
@@ -25,61 +25,59 @@ _FIELD_LIMIT = 1 << 20
 _DELIMITERS = (";", "\t", ",", "|")
 _SAMPLE_ROWS = 50
 _MARK = 3  # bytes of the longest byte order mark
-_RETURN = "\ue00d"  # stands for a carriage return that ends no line, of which the row reader knows nothing
+_RETURN = "\ue00d"  # replaces a carriage return inside a line, which the row reader does not support
 
 
 class Dialect(NamedTuple):
-    """How a text is cut into cells."""
+    """The encoding, delimiter and quote of a text."""
 
     encoding: str
     delimiter: str
     quote: str
-    is_mac: bool = False  # lines are ended by carriage returns
+    is_mac: bool = False  # lines end with carriage returns
 
 
-def table(member: ArchiveMember, source: "SupplierSource") -> SourceTable:
-    """The one table a delimited text is."""
-    dialect, text = dialect_of(member, source)
-    head = list(islice(_rows(_split(text), dialect), HEAD + 1))
-    # The last row of a beginning may be cut.
-    head = head if len(head) == 1 or member.is_all_in_head else head[:-1]
+def open_table(member: ArchiveMember, source: "SupplierSource") -> SourceTable:
+    """Return the table of a delimited text."""
+    dialect, text = detect_dialect(member, source)
+    head = list(islice(_parse_csv(_split_lines(text), dialect), HEAD + 1))
+    # The last row of an incomplete head may be cut.
+    head = head if len(head) == 1 or member.is_head_complete else head[:-1]
     width = max((len(row) for row in head), default=1)
     if width > COLUMNS:
-        said = f"{member.name} has more than {COLUMNS} columns"
-        raise RunFailed(
-            FailureCode.FILE_TOO_LARGE, said, f"is {dialect.delimiter!r} what delimits it? source.delimiter"
-        )
-    batches = _batches(member, dialect, width)
+        message = f"{member.name} has more than {COLUMNS:,} columns with the delimiter {dialect.delimiter!r}"
+        raise RunFailed(FailureCode.FILE_TOO_LARGE, message, "set the right delimiter in `source.delimiter`")
+    batches = _read_batches(member, dialect, width)
     return SourceTable(member.category, member.number, head[:HEAD], batches, is_delimited=True, file=member.name)
 
 
-def dialect_of(member: ArchiveMember, source: "SupplierSource") -> tuple[Dialect, str]:
-    """What is configured, else what the beginning of the text looks like; and that beginning."""
-    encoding = _encoding(member, source)
-    # What cannot be read is told when it is reached; here it only must not be in the way.
-    text = without_mark(member.head).decode(encoding, errors="replace")
+def detect_dialect(member: ArchiveMember, source: "SupplierSource") -> tuple[Dialect, str]:
+    """Return the configured dialect, or the dialect of the head of the text; and the decoded head."""
+    encoding = _choose_encoding(member, source)
+    # Bytes that cannot be decoded are reported when the whole text is read.
+    text = strip_mark(member.head).decode(encoding, errors="replace")
     is_mac = "\n" not in text and "\r" in text.rstrip("\r")
     text = text.replace("\r", "\n") if is_mac else text
-    delimiter = _delimiter(text, source.quote) if source.delimiter == "auto" else source.delimiter
+    delimiter = _detect_delimiter(text, source.quote) if source.delimiter == "auto" else source.delimiter
     return Dialect(encoding, delimiter, source.quote, is_mac), text
 
 
-def _encoding(member: ArchiveMember, source: "SupplierSource") -> str:
-    """A byte order mark is never there by chance, whatever is configured."""
-    if (marked := marked_encoding(member.head)) is not None:
+def _choose_encoding(member: ArchiveMember, source: "SupplierSource") -> str:
+    """Return the encoding of the byte order mark if there is one, else the configured or the detected encoding."""
+    if (marked := read_mark_encoding(member.head)) is not None:
         return marked
     if source.encoding == "auto":
-        return encoding_of(member.head, is_all=member.is_all_in_head)
+        return detect_encoding(member.head, is_all=member.is_head_complete)
     return "utf-16-le" if source.encoding == "utf-16" else source.encoding
 
 
-def _delimiter(text: str, quote: str) -> str:
-    """The one that cuts the most rows into the same number of cells, more than one."""
-    lines = list(_split(text))
+def _detect_delimiter(text: str, quote: str) -> str:
+    """Return the delimiter that splits the most rows into the same number of cells, at least two."""
+    lines = list(_split_lines(text))
     sample = lines[:-1] if len(lines) > 1 else lines
 
     def score(delimiter: str) -> float:
-        rows = islice(_rows(iter(sample), Dialect("", delimiter, quote)), _SAMPLE_ROWS)
+        rows = islice(_parse_csv(iter(sample), Dialect("", delimiter, quote)), _SAMPLE_ROWS)
         widths = [len(row) for row in rows if any(row)]
         usual = max(set(widths), key=lambda width: (widths.count(width), width), default=1)
         return widths.count(usual) / len(widths) * (usual - 1) ** 0.5 if widths else 0.0
@@ -88,89 +86,89 @@ def _delimiter(text: str, quote: str) -> str:
     return best if score(best) > 0 else ","
 
 
-def _batches(member: ArchiveMember, dialect: Dialect, width: int) -> Iterator[RowBatch]:
+def _read_batches(member: ArchiveMember, dialect: Dialect, width: int) -> Iterator[RowBatch]:
     with member.open() as content:
-        pieces = _pieces(_decoded(content, dialect, member.name), dialect, width)
+        pieces = _split_pieces(_decode(content, dialect, member.name), dialect, width)
         row = 1
         for piece, is_well_formed in pieces:
             if not is_well_formed:
-                # From here on row by row: where a record ends cannot be told from quotes that mean nothing.
-                yield from _by_rows(piece, (rest for rest, _ in pieces), dialect, width, row, member.name)
+                # Stray quotes hide the ends of records from the columnar reader, so the rest is parsed row by row.
+                yield from _parse_rows(piece, (rest for rest, _ in pieces), dialect, width, row, member.name)
                 return
-            frame = _by_columns(piece, dialect, _reached(piece, dialect, width), member.name)
-            if frame.height:  # a second byte order mark may be all there is
+            frame = _parse_columns(piece, dialect, _count_reachable_columns(piece, dialect, width), member.name)
+            if frame.height:  # the piece may contain only a second byte order mark
                 yield RowBatch(frame, row)
             row += frame.height
 
 
-def _decoded(content: IO[bytes], dialect: Dialect, name: str) -> Iterator[bytes]:
-    """The text in UTF-8, without a byte order mark, lines ended by a line feed."""
+def _decode(content: IO[bytes], dialect: Dialect, name: str) -> Iterator[bytes]:
+    """Yield the text in UTF-8, without a byte order mark, with line feeds as line ends."""
     encoding = dialect.encoding
     decoder = codecs.getincrementaldecoder(encoding)() if encoding != "utf-8" else None
-    begun = content.read(max(PIECE, _MARK))
-    piece = without_mark(begun)
+    raw = content.read(max(PIECE, _MARK))
+    piece = strip_mark(raw)
     while True:
         try:
-            text = decoder.decode(piece, final=not begun).encode() if decoder else piece
+            text = decoder.decode(piece, final=not raw).encode() if decoder else piece
         except UnicodeDecodeError as error:
-            raise unreadable(name, f"it is not {encoding}: {error.reason}; set source.encoding") from error
-        if text or not begun:
+            raise _encoding_error(name, encoding, error.reason) from error
+        if text or not raw:
             yield text.replace(b"\r", b"\n") if dialect.is_mac else text
-        if not begun:
+        if not raw:
             return
-        piece = begun = content.read(PIECE)
+        piece = raw = content.read(PIECE)
 
 
-def _pieces(texts: Iterator[bytes], dialect: Dialect, width: int) -> Iterator[tuple[bytes, bool]]:
-    """Whole records at a time, and whether the quotes in them are well-formed."""
+def _split_pieces(texts: Iterator[bytes], dialect: Dialect, width: int) -> Iterator[tuple[bytes, bool]]:
+    """Yield pieces of complete records, and whether the quotes in each are well-formed."""
     rest = b""
     for text in texts:
         rest += text
-        cut = _cut(rest, dialect.quote) if text else len(rest)
+        cut = _find_record_end(rest, dialect.quote) if text else len(rest)
         if cut:
             piece, rest = rest[:cut], rest[cut:]
-            yield from ((part, _is_well_formed(part, dialect)) for part in _parts(piece, dialect, width))
+            yield from ((part, _is_well_formed(part, dialect)) for part in _split_piece(piece, dialect, width))
         elif len(rest) > _RECORD_LIMIT:
             yield rest, False
             rest = b""
 
 
-def _parts(piece: bytes, dialect: Dialect, width: int) -> Iterator[bytes]:
-    """Whole records of *piece*: all of them, or when these would be too many cells, those of either half."""
+def _split_piece(piece: bytes, dialect: Dialect, width: int) -> Iterator[bytes]:
+    """Yield complete records of *piece*: all together, or in halves if they have too many cells."""
     lines = piece.count(b"\n") + 1
-    if lines * (width + 1) <= CELLS or lines * (_reached(piece, dialect, width) + 1) <= CELLS:
+    if lines * (width + 1) <= CELLS or lines * (_count_reachable_columns(piece, dialect, width) + 1) <= CELLS:
         yield piece
         return
-    middle = _middle(piece, dialect.quote)
-    if middle == len(piece):  # it is one record
+    middle = _find_middle(piece, dialect.quote)
+    if middle == len(piece):  # the piece is a single record
         yield piece
         return
-    yield from _parts(piece[:middle], dialect, width)
-    yield from _parts(piece[middle:], dialect, width)
+    yield from _split_piece(piece[:middle], dialect, width)
+    yield from _split_piece(piece[middle:], dialect, width)
 
 
-def _reached(piece: bytes, dialect: Dialect, width: int) -> int:
-    """How many of *width* columns the rows of *piece* can have."""
+def _count_reachable_columns(piece: bytes, dialect: Dialect, width: int) -> int:
+    """Return the highest possible number of columns, up to *width*, of the rows of *piece*."""
     return min(width, piece.count(dialect.delimiter.encode()) + 1)
 
 
-def _middle(piece: bytes, quote: str) -> int:
-    """Behind the record that ends next to the middle of *piece*, before it if there is one."""
+def _find_middle(piece: bytes, quote: str) -> int:
+    """Return the end of the record that ends nearest to the middle of *piece*, if possible before it."""
     half = len(piece) // 2
-    if cut := _cut(piece[:half], quote):
+    if cut := _find_record_end(piece[:half], quote):
         return cut
-    begun, quotes = 0, 0
-    while begun < len(piece):
-        end = piece.find(b"\n", max(begun, half)) + 1 or len(piece)
-        quotes += piece.count(quote.encode(), begun, end) if quote else 0
+    start, quotes = 0, 0
+    while start < len(piece):
+        end = piece.find(b"\n", max(start, half)) + 1 or len(piece)
+        quotes += piece.count(quote.encode(), start, end) if quote else 0
         if quotes % 2 == 0:
             return end
-        begun = end
+        start = end
     return len(piece)
 
 
-def _cut(text: bytes, quote: str) -> int:
-    """Just behind the last line end that is not within quotes."""
+def _find_record_end(text: bytes, quote: str) -> int:
+    """Return the index after the last line end outside quotes."""
     cut = text.rfind(b"\n") + 1
     if not quote:
         return cut
@@ -184,100 +182,106 @@ def _cut(text: bytes, quote: str) -> int:
 
 
 def _is_well_formed(piece: bytes, dialect: Dialect) -> bool:
-    """Whether every quote opens or ends a cell, or is doubled within one."""
+    """Return whether every quote starts or ends a cell, or is doubled inside a cell."""
     if not dialect.quote:
         return True
     between = piece.split(dialect.quote.encode())
     if len(between) % 2 == 0:
         return False
-    # What is outside of quotes is nothing, between two halves of a doubled one, or whole cells.
+    # The text outside quotes is empty, between the halves of a doubled quote, or whole cells.
     behind, before = (dialect.delimiter.encode(), b"\n", b"\r", b""), (dialect.delimiter.encode(), b"\n", b"")
     outside = between[::2]
     return all(text[:1] in behind for text in outside[1:]) and all(text[-1:] in before for text in outside[:-1])
 
 
-def _by_columns(piece: bytes, dialect: Dialect, width: int, name: str) -> pl.DataFrame:
+def _parse_columns(piece: bytes, dialect: Dialect, width: int, name: str) -> pl.DataFrame:
     try:
         return pl.read_csv(
             io.BytesIO(piece),
             has_header=False,
             separator=dialect.delimiter,
             quote_char=dialect.quote or None,
-            schema=_schema(width),
+            schema=_make_schema(width),
             extra_columns="ignore",
             missing_columns="insert",
             empty_string_is_null=False,
             infer_schema=False,
         )
     except pl.exceptions.PolarsError as error:
-        raise unreadable(name, f"{error}; if it is not {dialect.encoding}, set source.encoding") from error
+        hint = f"if its encoding is not {dialect.encoding}, set `source.encoding`"
+        raise unreadable_error(name, str(error), hint) from error
 
 
-def _by_rows(
+def _parse_rows(
     piece: bytes, rest: Iterator[bytes], dialect: Dialect, width: int, first_row: int, name: str
 ) -> Iterator[RowBatch]:
-    rows = _whole_rows(_lines(chain([piece], rest), name), dialect)
-    # Cells beyond the one behind *width* are not kept: that one tells that the row is too long.
-    kept = (row[: width + 1] for row in _told(rows, first_row, name))
-    for batch in gathered(kept, BATCH, list):
-        for frame in _frames(batch):
+    rows = _check_rows(_read_lines(chain([piece], rest), name), dialect)
+    # A single cell beyond *width* is enough to report that the row is too long.
+    cut = (row[: width + 1] for row in _number_errors(rows, first_row, name))
+    for batch in gather_batches(cut, BATCH, list):
+        for frame in _build_frames(batch):
             yield RowBatch(frame, first_row)
             first_row += frame.height
 
 
-def _told(rows: Iterator[list[str]], row: int, name: str) -> Iterator[list[str]]:
-    """*rows*, the first of which is number *row*; what is wrong with one is said with its number."""
+def _number_errors(rows: Iterator[list[str]], row: int, name: str) -> Iterator[list[str]]:
+    """Yield *rows*, the first of which has the number *row*; an error names the number of its row."""
     try:
         for cells in rows:
             row += 1
             yield cells
     except csv.Error as error:
-        said = f"{error} in row {row}; if quotes mean nothing in it, set source.quote to ''"
-        raise unreadable(name, said) from error
+        hint = "if quotes have no meaning in this file, set `source.quote` to ''"
+        raise unreadable_error(name, f"row {row}: {error}", hint) from error
 
 
-def _whole_rows(lines: Iterator[str], dialect: Dialect) -> Iterator[list[str]]:
-    """A stray quote may be any text, but it must not make one row of several: those would be lost without a word."""
-    taken: list[str] = []
+def _check_rows(lines: Iterator[str], dialect: Dialect) -> Iterator[list[str]]:
+    """Yield rows; csv.Error if a stray quote joins several lines, because these rows would be lost silently."""
+    taken_lines: list[str] = []
 
-    def noted() -> Iterator[str]:
+    def take_lines() -> Iterator[str]:
         length = 0
         for line in lines:
-            length = len(line) + (length if taken else 0)
+            length = len(line) + (length if taken_lines else 0)
             if length > _RECORD_LIMIT:
-                raise csv.Error(f"more than {_RECORD_LIMIT} characters")
-            taken.append(line)
+                raise csv.Error(f"the record has more than {_RECORD_LIMIT:,} characters")
+            taken_lines.append(line)
             yield line
 
-    for row in _rows(noted(), dialect):
-        if len(taken) > 1:
-            deque(_rows(iter(taken), dialect, is_strict=True), maxlen=0)
-        taken.clear()
+    for row in _parse_csv(take_lines(), dialect):
+        if len(taken_lines) > 1:
+            deque(_parse_csv(iter(taken_lines), dialect, is_strict=True), maxlen=0)
+        taken_lines.clear()
         yield row
 
 
-def _lines(pieces: Iterator[bytes], name: str) -> Iterator[str]:
+def _read_lines(pieces: Iterator[bytes], name: str) -> Iterator[str]:
     left = b""
     for piece in pieces:
         *lines, left = (left + piece).split(b"\n")
         if len(left) > _RECORD_LIMIT + PIECE:
-            raise unreadable(name, f"a line is over {_RECORD_LIMIT} bytes")
-        yield from (_text(line, name) + "\n" for line in lines)
+            raise unreadable_error(name, f"a line is longer than {_RECORD_LIMIT:,} bytes")
+        yield from (_decode_line(line, name) + "\n" for line in lines)
     if left:
-        yield _text(left, name)
+        yield _decode_line(left, name)
 
 
-def _text(line: bytes, name: str) -> str:
+def _decode_line(line: bytes, name: str) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        raise unreadable(name, f"it is not utf-8: {error.reason}; set source.encoding") from error
+        raise _encoding_error(name, "utf-8", error.reason) from error
 
 
-def _rows(lines: Iterator[str], dialect: Dialect, *, is_strict: bool = False) -> Iterator[list[str]]:
+def _encoding_error(name: str, encoding: str, reason: str) -> RunFailed:
+    hint = "set the encoding of the file in `source.encoding`, or ask the supplier to send the file again"
+    return unreadable_error(name, f"it is not {encoding}: {reason}", hint)
+
+
+def _parse_csv(lines: Iterator[str], dialect: Dialect, *, is_strict: bool = False) -> Iterator[list[str]]:
     csv.field_size_limit(_FIELD_LIMIT)
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE
-    plain = (_without_returns(line) if "\r" in line else line for line in lines)
+    plain = (_protect_returns(line) if "\r" in line else line for line in lines)
     reader = csv.reader(
         plain, delimiter=dialect.delimiter, quotechar=dialect.quote or None, quoting=quoting, strict=is_strict
     )
@@ -285,29 +289,29 @@ def _rows(lines: Iterator[str], dialect: Dialect, *, is_strict: bool = False) ->
         yield [cell.replace(_RETURN, "\r") for cell in row]
 
 
-def _split(text: str) -> Iterator[str]:
-    """By line feeds only: there are other characters Python would cut at."""
+def _split_lines(text: str) -> Iterator[str]:
+    """Split *text* at line feeds only; str.splitlines also splits at other characters."""
     return iter(io.StringIO(text, newline="\n"))
 
 
-def _without_returns(line: str) -> str:
-    """Where it ends the line, a carriage return stays one."""
+def _protect_returns(line: str) -> str:
+    """Replace each carriage return of *line*, except at its end."""
     end = 2 if line.endswith("\r\n") else 1 if line.endswith(("\n", "\r")) else 0
     text = line[: len(line) - end]
     return text.replace("\r", _RETURN) + line[len(text) :]
 
 
-def _frames(rows: list[list[str]]) -> Iterator[pl.DataFrame]:
-    """One of them all, or when it would have too many cells, some of either half."""
+def _build_frames(rows: list[list[str]]) -> Iterator[pl.DataFrame]:
+    """Yield a frame of all *rows*, or several frames if it would have too many cells."""
     widest = max(1, *(len(row) for row in rows))
     if len(rows) > 1 and len(rows) * widest > CELLS:
         middle = len(rows) // 2
-        yield from _frames(rows[:middle])
-        yield from _frames(rows[middle:])
+        yield from _build_frames(rows[:middle])
+        yield from _build_frames(rows[middle:])
         return
     padded = [row + [""] * (widest - len(row)) for row in rows]
-    yield pl.DataFrame(padded, schema=_schema(widest - 1), orient="row")
+    yield pl.DataFrame(padded, schema=_make_schema(widest - 1), orient="row")
 
 
-def _schema(width: int) -> dict[str, type[pl.String]]:
+def _make_schema(width: int) -> dict[str, type[pl.String]]:
     return {str(number): pl.String for number in range(width + 1)}

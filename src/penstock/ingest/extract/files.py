@@ -1,9 +1,9 @@
-"""§16, the Extractor: a file of any known format, read as tables of texts in bounded memory."""
+"""§16, the Extractor: files of every supported format as tables of texts, read in bounded memory."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.ingest.extract.tables import BatchSizer, SourceTable
+from penstock.ingest.extract.tables import ReadProgress, SourceTable
 from penstock.ingest.supplier import WORKBOOKS, FileFormat, SupplierLimits, SupplierSource
 
 
@@ -12,21 +12,21 @@ def open_tables(
     source: SupplierSource,
     limits: SupplierLimits,
     wanted: list[str] | None = None,
-    gauge: BatchSizer | None = None,
+    progress: ReadProgress | None = None,
     name: str | None = None,
 ) -> Iterator[SourceTable]:
-    """The tables of *file*, each to be read before the next; Failed when it cannot be read, which calls it *name*.
+    """Yield the tables of *file*, each of which must be read before the next; messages call the file *name*.
 
-    Of JSON and XML only what is *wanted* is read, without it all of a record.
+    RunFailed if the file cannot be read. Of JSON and XML only the *wanted* values are read; None means all values.
     """
-    # Imports the parsers of JSON and XML, which no command but one that reads a file needs.
+    # The parsers of JSON and XML are imported only by commands that read a file.
     from penstock.ingest.extract import archives, delimited, detect, records, workbook
 
-    for member in archives.members(file, limits, gauge or BatchSizer(0), name, source.sheets):
-        form = detect.detected(member, source.format)
-        if form in WORKBOOKS:
-            yield from workbook.tables(member, source, limits)
-        elif form is FileFormat.CSV:
-            yield delimited.table(member, source)
+    for member in archives.open_members(file, limits, progress or ReadProgress(0), name, source.sheets):
+        file_format = detect.detect_format(member, source.format)
+        if file_format in WORKBOOKS:
+            yield from workbook.open_sheets(member, source, limits)
+        elif file_format is FileFormat.CSV:
+            yield delimited.open_table(member, source)
         else:
-            yield records.table(member, form, source, wanted)
+            yield records.open_table(member, file_format, source, wanted)

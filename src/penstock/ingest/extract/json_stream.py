@@ -1,4 +1,4 @@
-"""JSON as a stream of events: records one by one, however large the document, and never deeper than is sane."""
+"""JSON as a stream of events: records are read singly from a document of any size, up to a limit of depth."""
 
 from collections.abc import Iterator
 from typing import IO, Any
@@ -6,9 +6,9 @@ from typing import IO, Any
 import ijson  # type: ignore[import-untyped]
 
 DEPTH = 200
-_NUMBER = 400  # digits; of far longer ones the parser dies, and takes us with it
+_NUMBER = 400  # digits; far longer numbers crash the parser and the process
 _FIELDS = 100_000
-LIMIT = 16 << 20  # bytes of one text and of one record
+LIMIT = 16 << 20  # bytes of a text and of a record
 _PIECE = 1 << 20
 _TOO_LONG = b"0" * _NUMBER
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
@@ -24,11 +24,11 @@ Path = list[str]
 
 
 class ValueTooLong(ValueError):
-    """A text or a record is larger than anybody means it to be."""
+    """A text or a record is larger than the limit."""
 
 
 class JsonGuard:
-    """A stream in which no number, no text and no record is endless."""
+    """A stream that limits the size of numbers, texts and records."""
 
     def __init__(self, content: IO[bytes]) -> None:
         self._content = content
@@ -36,17 +36,17 @@ class JsonGuard:
         self._escape = b""
         self._is_in_text = False
         self._text = 0  # bytes since the last quote
-        self.record: int | None = None  # bytes since a record began, while one is read
+        self.record: int | None = None  # bytes since the start of the current record
 
     def read(self, size: int) -> bytes:
-        # The parser reads a text from its start again with every piece: of a long one, pieces are larger.
+        # The parser rereads a text from its start with every piece, so a long text is read in larger pieces.
         piece = self._content.read(max(size, min(self._text, _PIECE)))
         self._check_number(piece)
         self._check_text(piece)
         if self.record is not None:
             self.record += len(piece)
             if self.record > LIMIT:
-                raise ValueTooLong(f"a record is over {LIMIT} bytes; if it holds the records, set source.records")
+                raise ValueTooLong(f"a record is larger than {LIMIT:,} bytes")
         return piece
 
     def _check_number(self, piece: bytes) -> None:
@@ -67,95 +67,95 @@ class JsonGuard:
         self._is_in_text ^= quotes % 2 == 1
         self._text = 0 if quotes or not self._is_in_text else self._text + len(piece)
         if self._text > LIMIT:
-            raise ValueTooLong(f"a text is over {LIMIT} bytes")
+            raise ValueTooLong(f"a text is longer than {LIMIT:,} bytes")
 
 
-def place_of_records(content: IO[bytes]) -> Path | None:
-    """Where the records of a document are: in the first list of objects; without any, it is a record itself."""
+def find_records(content: IO[bytes]) -> Path | None:
+    """Return the path of the first list of objects; without a list, the document is a record itself."""
     path: Path = []
     before, is_record = "", False
     for event, value in ijson.basic_parse(JsonGuard(content)):
         if (event == "start_array" and not path) or (event == "start_map" and before == "start_array"):
             return path or [_ITEM]
         is_record = is_record or event in _SCALARS
-        _step(path, event, value)
+        _update_path(path, event, value)
         before = event
     return [] if is_record else None
 
 
-def objects(content: IO[bytes]) -> Iterator[Path]:
-    """Where each object of a document begins."""
+def iterate_objects(content: IO[bytes]) -> Iterator[Path]:
+    """Yield the path of each object of a document."""
     path: Path = []
     for event, value in ijson.basic_parse(JsonGuard(content)):
         if event == "start_map":
             yield list(path)
-        _step(path, event, value)
+        _update_path(path, event, value)
 
 
-def path_of(place: str) -> Path:
-    """A place as it is configured: data.items."""
-    return [*place.split("."), _ITEM]
+def parse_path(configured: str) -> Path:
+    """Return the path of `source.records`, such as data.items."""
+    return [*configured.split("."), _ITEM]
 
 
-def items(content: IO[bytes], place: Path) -> Iterator[Any]:
-    """What is at *place*: of an object its values by their dotted names, of anything else what it is."""
+def iterate_items(content: IO[bytes], records: Path) -> Iterator[Any]:
+    """Yield the items at *records*: an object as its values by dotted names, any other item as it is."""
     path: Path = []
-    sane = JsonGuard(content)
-    events = ijson.basic_parse(sane)
+    guard = JsonGuard(content)
+    events = ijson.basic_parse(guard)
     for event, value in events:
-        if path == place and event not in _BETWEEN:
-            sane.record = 0
-            yield _record(events) if event == "start_map" else _value(events, event, value, 1)
-            sane.record = None
+        if path == records and event not in _BETWEEN:
+            guard.record = 0
+            yield _read_record(events) if event == "start_map" else _read_value(events, event, value, 1)
+            guard.record = None
         else:
-            _step(path, event, value)
+            _update_path(path, event, value)
 
 
-def _step(path: Path, event: str, value: Any) -> None:
-    """Keep *path*, the way to the next value, up to date."""
+def _update_path(path: Path, event: str, value: Any) -> None:
+    """Update *path*, the path of the next value."""
     if event == "map_key":
         path[-1] = value
     elif event in _STARTS:
-        _check(len(path))
+        _check_depth(len(path))
         path.append(_ITEM)
     elif event in _ENDS:
         path.pop()
 
 
-def _record(events: Iterator[Event]) -> dict[str, Any]:
-    """The object that was just begun, without objects in it."""
-    found: dict[str, Any] = {}
-    around: list[str] = []  # the beginnings of the names of what is open
-    before = name = ""
+def _read_record(events: Iterator[Event]) -> dict[str, Any]:
+    """Return the object whose start was just read, with the values of inner objects under dotted names."""
+    values: dict[str, Any] = {}
+    outer: list[str] = []  # the prefixes of the open objects
+    prefix = name = ""
     for event, value in events:
         if event == "map_key":
-            name = before + value
+            name = prefix + value
         elif event == "start_map":
-            _check(len(around))
-            around.append(before)
-            before = f"{name}."
+            _check_depth(len(outer))
+            outer.append(prefix)
+            prefix = f"{name}."
         elif event == "end_map":
-            if not around:
+            if not outer:
                 break
-            before = around.pop()
+            prefix = outer.pop()
         elif event != "null":
-            found[name] = _value(events, event, value, 1) if event == "start_array" else value
-            if len(found) > _FIELDS:
-                raise ValueError(f"a record has more than {_FIELDS} values; set source.records")
-    return found
+            values[name] = _read_value(events, event, value, 1) if event == "start_array" else value
+            if len(values) > _FIELDS:
+                raise ValueTooLong(f"a record has more than {_FIELDS:,} values")
+    return values
 
 
-def _value(events: Iterator[Event], event: str, value: Any, depth: int) -> Any:
-    """A value whose first event is *event*."""
-    _check(depth)
+def _read_value(events: Iterator[Event], event: str, value: Any, depth: int) -> Any:
+    """Return the value whose first event is *event*."""
+    _check_depth(depth)
     if event == "start_array":
-        return [_value(events, *inner, depth + 1) for inner in iter(events.__next__, _END_OF_LIST)]
+        return [_read_value(events, *inner, depth + 1) for inner in iter(events.__next__, _END_OF_LIST)]
     if event == "start_map":
         keys = iter(events.__next__, _END_OF_MAP)
-        return {key: _value(events, *next(events), depth + 1) for _, key in keys}
+        return {key: _read_value(events, *next(events), depth + 1) for _, key in keys}
     return value
 
 
-def _check(depth: int) -> None:
+def _check_depth(depth: int) -> None:
     if depth > DEPTH:
-        raise ValueError(f"it goes more than {DEPTH} levels deep")
+        raise ValueError(f"it is nested more than {DEPTH} levels deep")

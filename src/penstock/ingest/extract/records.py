@@ -1,4 +1,4 @@
-"""JSON, NDJSON and XML: records one by one, their nested values under dotted names."""
+"""JSON, NDJSON and XML: records are read singly, with nested values under dotted names."""
 
 import codecs
 import json
@@ -14,18 +14,18 @@ from lxml import etree
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import json_stream
-from penstock.ingest.extract.archives import ArchiveMember, unreadable
-from penstock.ingest.extract.detect import encoding_of, without_mark
+from penstock.ingest.extract.archives import ArchiveMember, unreadable_error
+from penstock.ingest.extract.detect import detect_encoding, strip_mark
 from penstock.ingest.extract.tables import (
     BATCH,
     COLUMNS,
-    FIGURES,
     HEAD,
     MALFORMED,
+    NUMERIC,
     RowBatch,
     SourceTable,
-    gathered,
-    rows_of,
+    count_batch_rows,
+    gather_batches,
 )
 from penstock.ingest.model import RunFailed
 from penstock.ingest.supplier import FileFormat
@@ -35,89 +35,92 @@ if TYPE_CHECKING:
 
 Record = dict[str, str]
 _DIGITS = 400
-_SHOWN = 200  # characters of a record that is none
+_SHOWN = 200  # characters of a malformed record
+_RECORDS_HINT = "set the path of the records in `source.records`, e.g. data.items"
 _PIECE = 1 << 20
 _LINE_LIMIT = 16 << 20
 
 
 class _NumberText(str):
-    """The text of a number that looks like 1.234."""
+    """The text of a number that looks like 1.234, whose point could be a separator of thousands."""
 
     __slots__ = ()
 
 
-def table(member: ArchiveMember, form: FileFormat, source: "SupplierSource", wanted: list[str] | None) -> SourceTable:
-    """The one table the records make. Without *wanted*, its columns are what the first records have."""
-    records = _records(member, form, source)
-    first = next(gathered(records, BATCH if wanted is None else HEAD, dict.values), [])
-    present = {name: None for one in first for name in one if name != MALFORMED}
+def open_table(
+    member: ArchiveMember, file_format: FileFormat, source: "SupplierSource", wanted: list[str] | None
+) -> SourceTable:
+    """Return the table of the records. Its columns are *wanted*, or all names of the first records."""
+    records = _read_records(member, file_format, source)
+    first = next(gather_batches(records, BATCH if wanted is None else HEAD, dict.values), [])
+    present = {name: None for record in first for name in record if name != MALFORMED}
     names = list(dict.fromkeys(present if wanted is None else wanted))
     if len(names) > COLUMNS:
-        said = f"the records of {member.name} have more than {COLUMNS} names"
-        raise RunFailed(FailureCode.FILE_TOO_LARGE, said, "map those that count: columns")
-    head = [[one.get(name, "") for name in names] for one in first[:HEAD]]
-    # A name no record has is as good as a header that lacks it; where there are no records, nobody can tell.
+        message = f"the records of {member.name} have more than {COLUMNS:,} names"
+        raise RunFailed(FailureCode.FILE_TOO_LARGE, message, "map the names that you need in `columns`")
+    head = [[record.get(name, "") for name in names] for record in first[:HEAD]]
+    # A name that no record has counts as a missing column, unless there are no records at all.
     absent = frozenset(names).difference(present) if first else frozenset()
-    batches = _batches(chain(first, records), names)
+    batches = _build_batches(chain(first, records), names)
     return SourceTable(member.category, member.number, head, batches, names=names, absent=absent, file=member.name)
 
 
-def _batches(records: Iterator[Record], names: list[str]) -> Iterator[RowBatch]:
+def _build_batches(records: Iterator[Record], names: list[str]) -> Iterator[RowBatch]:
     row = 1
-    for batch in gathered(records, rows_of(len(names)), dict.values):
-        columns = {str(n): [one.get(name, "") for one in batch] for n, name in enumerate(names)}
-        figures = {n: [cell.__class__ is _NumberText for cell in cells] for n, cells in columns.items()}
-        columns[MALFORMED] = [one.get(MALFORMED, "") for one in batch]
+    for batch in gather_batches(records, count_batch_rows(len(names)), dict.values):
+        columns = {str(n): [record.get(name, "") for record in batch] for n, name in enumerate(names)}
+        numeric = {n: [cell.__class__ is _NumberText for cell in cells] for n, cells in columns.items()}
+        columns[MALFORMED] = [record.get(MALFORMED, "") for record in batch]
         frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
-        told = [pl.Series(FIGURES + n, found) for n, found in figures.items() if any(found)]
-        yield RowBatch(frame.with_columns(told), row)
+        flags = [pl.Series(NUMERIC + n, cells) for n, cells in numeric.items() if any(cells)]
+        yield RowBatch(frame.with_columns(flags), row)
         row += len(batch)
 
 
-def _records(member: ArchiveMember, form: FileFormat, source: "SupplierSource") -> Iterator[Record]:
-    readers = {FileFormat.JSON: _json, FileFormat.NDJSON: _ndjson, FileFormat.XML: _xml}
+def _read_records(member: ArchiveMember, file_format: FileFormat, source: "SupplierSource") -> Iterator[Record]:
+    readers = {FileFormat.JSON: _read_json, FileFormat.NDJSON: _read_ndjson, FileFormat.XML: _read_xml}
     with member.open() as content:
-        yield from readers[form](content, member, source.records)
+        yield from readers[file_format](content, member, source.records)
 
 
-def _json(content: IO[bytes], member: ArchiveMember, place: str | None) -> Iterator[Record]:
-    with _said("JSON", member):
-        path = json_stream.path_of(place) if place else _place(member)
-        for item in json_stream.items(_marked_out(content, member), path):
-            yield _texts(item) if isinstance(item, dict) else _malformed(item)
+def _read_json(content: IO[bytes], member: ArchiveMember, records: str | None) -> Iterator[Record]:
+    with _translate_parser_errors("JSON", member):
+        path = json_stream.parse_path(records) if records else _find_records(member)
+        for item in json_stream.iterate_items(_open_utf8(content, member), path):
+            yield _format_record(item) if isinstance(item, dict) else _make_malformed(item)
 
 
-def _place(member: ArchiveMember) -> json_stream.Path:
+def _find_records(member: ArchiveMember) -> json_stream.Path:
     with member.open() as content:
-        found = json_stream.place_of_records(_marked_out(content, member))
-    if found is None:
-        raise unreadable(member.name, "there is no list of records in it; set source.records")
-    return found
+        path = json_stream.find_records(_open_utf8(content, member))
+    if path is None:
+        raise unreadable_error(member.name, "it contains no list of records", _RECORDS_HINT)
+    return path
 
 
-def _texts(values: dict[str, Any]) -> Record:
-    return {_valid(name): _text(value) for name, value in values.items()}
+def _format_record(values: dict[str, Any]) -> Record:
+    return {_replace_surrogates(name): _format_value(value) for name, value in values.items()}
 
 
-def _malformed(item: Any) -> Record:
-    return {MALFORMED: _valid(str(item))[:_SHOWN]}
+def _make_malformed(item: Any) -> Record:
+    return {MALFORMED: _replace_surrogates(str(item))[:_SHOWN]}
 
 
 @contextmanager
-def _said(form: str, member: ArchiveMember) -> Iterator[None]:
-    """What a parser does not like, in our words."""
+def _translate_parser_errors(format_name: str, member: ArchiveMember) -> Iterator[None]:
+    """Turn the errors of a parser into RunFailed FILE_UNREADABLE."""
     try:
         yield
     except json_stream.ValueTooLong as error:
-        raise unreadable(member.name, str(error)) from error
+        raise unreadable_error(member.name, str(error), _RECORDS_HINT) from error
     except (ijson.JSONError, etree.XMLSyntaxError, ValueError, ArithmeticError, RecursionError) as error:
-        raise unreadable(member.name, f"it is not {form}: {error}") from error
+        raise unreadable_error(member.name, f"it is not valid {format_name}: {error}") from error
 
 
-def _marked_out(content: IO[bytes], member: ArchiveMember) -> IO[bytes]:
-    """UTF-8, whatever it was, without a byte order mark."""
-    encoding = encoding_of(member.head)
-    content.read(len(member.head) - len(without_mark(member.head)))
+def _open_utf8(content: IO[bytes], member: ArchiveMember) -> IO[bytes]:
+    """Return *content* in UTF-8, without a byte order mark."""
+    encoding = detect_encoding(member.head)
+    content.read(len(member.head) - len(strip_mark(member.head)))
     if encoding == "utf-8":
         return content
     return _RecodedText(content, encoding)  # type: ignore[return-value]
@@ -138,76 +141,84 @@ class _RecodedText:
                 return text
 
 
-def _ndjson(content: IO[bytes], member: ArchiveMember, _place: str | None) -> Iterator[Record]:
-    stream = _marked_out(content, member)
+def _read_ndjson(content: IO[bytes], member: ArchiveMember, _: str | None) -> Iterator[Record]:
+    stream = _open_utf8(content, member)
     left = b""
-    with _said("NDJSON", member):
+    with _translate_parser_errors("NDJSON", member):
         while piece := stream.read(_PIECE):
             *lines, left = (left + piece).split(b"\n")
             if len(left) > _LINE_LIMIT:
-                raise unreadable(member.name, f"a line is over {_LINE_LIMIT} bytes")
-            yield from map(_line, lines)
+                raise unreadable_error(member.name, f"a line is longer than {_LINE_LIMIT:,} bytes")
+            yield from map(_parse_line, lines)
     if left:
-        yield _line(left)
+        yield _parse_line(left)
 
 
-def _line(line: bytes) -> Record:
-    """One bad line is one bad row."""
+def _parse_line(line: bytes) -> Record:
+    """Return the record of *line*; a line that is not a JSON object becomes a bad row."""
     if not line.strip():
         return {}
     try:
-        return _flat(json.loads(line.decode(), parse_float=Decimal, parse_int=Decimal, parse_constant=_refused))
+        return _flatten_record(
+            json.loads(line.decode(), parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse_constant)
+        )
     except (ValueError, ArithmeticError, RecursionError):
         return {MALFORMED: line[:_SHOWN].decode(errors="replace")}
 
 
-def _refused(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
+def _refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
 
 
-def _flat(item: Any) -> Record:
+def _flatten_record(item: Any) -> Record:
     if not isinstance(item, dict):
-        return _malformed(item)
-    found: Record = {}
-    _flatten(item, "", found, 0)
-    return found
+        return _make_malformed(item)
+    record: Record = {}
+    _flatten(item, "", record, 0)
+    return record
 
 
-def _flatten(value: Any, name: str, found: Record, depth: int) -> None:
+def _flatten(value: Any, name: str, record: Record, depth: int) -> None:
     if isinstance(value, dict) and depth < json_stream.DEPTH:
         for key, inner in value.items():
-            _flatten(inner, f"{name}.{key}" if name else key, found, depth + 1)
+            _flatten(inner, f"{name}.{key}" if name else key, record, depth + 1)
     elif value is not None:
-        found[_valid(name)] = _text(value)
+        record[_replace_surrogates(name)] = _format_value(value)
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, str):
-        return _valid(value)
+        return _replace_surrogates(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Decimal):
         text = format(value, "f") if abs(value.adjusted()) < _DIGITS else str(value)
         return _NumberText(text) if text[-4:-3] == "." else text
-    return str(value) if isinstance(value, int) else _valid(json.dumps(value, default=_text, ensure_ascii=False))
+    return (
+        str(value)
+        if isinstance(value, int)
+        else _replace_surrogates(json.dumps(value, default=_format_value, ensure_ascii=False))
+    )
 
 
-def _valid(text: str) -> str:
-    """JSON can spell halves of characters, which no file can hold."""
+def _replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which JSON can escape but UTF-8 cannot encode."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def _xml(content: IO[bytes], member: ArchiveMember, place: str | None) -> Iterator[Record]:
-    with _said("XML", member):
-        for _, element in _walk(content, place or _repeated(member)):
-            found: Record = {}
-            _gather(element, "", found, member)
-            yield found
-            _forget(element)
+def _read_xml(content: IO[bytes], member: ArchiveMember, records: str | None) -> Iterator[Record]:
+    with _translate_parser_errors("XML", member):
+        for _, element in _parse_xml(content, records or _find_repeated_element(member)):
+            record: Record = {}
+            _collect_values(element, "", record, member)
+            yield record
+            _free_element(element)
 
 
-def _walk(content: IO[bytes], tag: str | None = None, events: tuple[str, ...] = ("end",)) -> Iterator[tuple[str, Any]]:
-    """No entities, no network, nothing huge: what comes from outside is data, never a program."""
+def _parse_xml(
+    content: IO[bytes], tag: str | None = None, events: tuple[str, ...] = ("end",)
+) -> Iterator[tuple[str, Any]]:
+    """Iterate over the elements, without entities, network access and huge trees: the input is not trusted."""
     return iter(
         etree.iterparse(
             content, events=events, tag=f"{{*}}{tag}" if tag else None, resolve_entities=False, no_network=True,
@@ -216,37 +227,38 @@ def _walk(content: IO[bytes], tag: str | None = None, events: tuple[str, ...] = 
     )  # fmt: skip
 
 
-def _repeated(member: ArchiveMember) -> str:
-    """The element that comes twice under one parent first, and holds something but text."""
-    seen: list[set[str]] = [set()]  # for every element that is open, the names in it
+def _find_repeated_element(member: ArchiveMember) -> str:
+    """Return the first element that occurs twice under a parent and has attributes or children."""
+    seen: list[set[str]] = [set()]  # the names of the children of every open element
     with member.open() as content:
-        for event, element in _walk(content, events=("start", "end")):
+        for event, element in _parse_xml(content, events=("start", "end")):
             if event == "start":
                 seen.append(set())
                 continue
-            holds = bool(seen.pop() or element.attrib)
-            if holds and element.tag in seen[-1]:
+            has_values = bool(seen.pop() or element.attrib)
+            if has_values and element.tag in seen[-1]:
                 return str(etree.QName(element).localname)
             seen[-1].add(element.tag)
-            _forget(element)
-    raise unreadable(member.name, "no element comes twice; set source.records to the one that is a record")
+            _free_element(element)
+    hint = "set `source.records` to the name of the element that is a record"
+    raise unreadable_error(member.name, "no element occurs twice, so the records cannot be found", hint)
 
 
-def _gather(element: Any, name: str, found: Record, member: ArchiveMember) -> None:
-    """Of what comes more than once the first counts."""
-    before = f"{name}." if name else ""
+def _collect_values(element: Any, name: str, record: Record, member: ArchiveMember) -> None:
+    """Add the values of *element* to *record*; of several values with the same name the first counts."""
+    prefix = f"{name}." if name else ""
     for key, value in element.attrib.items():
-        found.setdefault(f"{before}@{etree.QName(key).localname}", value)
+        record.setdefault(f"{prefix}@{etree.QName(key).localname}", value)
     if element.text and element.text.strip():
-        found.setdefault(name or ".", element.text)
+        record.setdefault(name or ".", element.text)
     for inner in element:
         if not isinstance(inner.tag, str):
-            raise unreadable(member.name, f"it defines {inner.text}, and what a file defines is not read")
-        _gather(inner, f"{before}{etree.QName(inner).localname}", found, member)
+            raise unreadable_error(member.name, f"it uses the entity {inner.text}, and entities are not supported")
+        _collect_values(inner, f"{prefix}{etree.QName(inner).localname}", record, member)
 
 
-def _forget(element: Any) -> None:
-    """Memory stays bounded only when what was read goes, also from the elements around it."""
+def _free_element(element: Any) -> None:
+    """Free *element* and its earlier siblings at every level, so that memory stays bounded."""
     element.clear()
     while element is not None:
         while element.getprevious() is not None:

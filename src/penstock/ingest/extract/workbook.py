@@ -1,4 +1,4 @@
-"""Workbooks, read by a process of their own: whatever a file makes the reader do, only that process pays for it."""
+"""Workbooks, each read by a child process: a file that crashes or exhausts the reader affects only that process."""
 
 import subprocess
 import sys
@@ -12,8 +12,8 @@ import msgspec
 import polars as pl
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract.archives import ArchiveMember, unreadable
-from penstock.ingest.extract.tables import BATCH, FIGURES, HEAD, RowBatch, SourceTable
+from penstock.ingest.extract.archives import ArchiveMember, unreadable_error
+from penstock.ingest.extract.tables import BATCH, HEAD, NUMERIC, RowBatch, SourceTable
 from penstock.ingest.model import RunFailed
 
 if TYPE_CHECKING:
@@ -23,57 +23,57 @@ _CHILD = "penstock.ingest.extract.workbook_child"
 Message = dict[str, Any]
 
 
-def tables(member: ArchiveMember, source: "SupplierSource", limits: "SupplierLimits") -> Iterator[SourceTable]:
-    """Every sheet that counts and holds anything, in the order of the workbook."""
+def open_sheets(member: ArchiveMember, source: "SupplierSource", limits: "SupplierLimits") -> Iterator[SourceTable]:
+    """Yield every selected sheet that is not empty, in the order of the workbook."""
     if member.path is None:
-        raise unreadable(member.name, "a workbook has to be a file")
-    with _reading(member.path, source.sheets, limits, member.name) as messages:
+        raise ValueError(f"{member.name} is a stream; a workbook is read from a file")
+    with _start_child(member.path, source.sheets, limits, member.name) as messages:
         message = next(messages, None)
         if message is None:
-            said = f"{member.name} has no sheet that holds anything"
-            raise RunFailed(FailureCode.FILE_EMPTY, said, "hidden sheets count when source.sheets.only names them")
+            hint = "to read hidden sheets, name them in `source.sheets.only`"
+            raise RunFailed(FailureCode.FILE_EMPTY, f"{member.name} has no visible sheet with data", hint)
         while message is not None:
-            begun = _Sheet(messages)
+            reader = _SheetReader(messages)
             number = message["number"]
             name = message["sheet"] if source.sheets.category == "name" else f"sheet{number}"
-            # Workbooks of one archive have sheets of the same names.
+            # Several workbooks of an archive may have sheets with the same names.
             category = f"{member.category} / {name}" if member.category else name
-            yield SourceTable(category, number, begun.head(), begun.batches(), file=member.name)
-            message = begun.next_sheet()
+            yield SourceTable(category, number, reader.read_head(), reader.read_batches(), file=member.name)
+            message = reader.find_next_sheet()
 
 
-class _Sheet:
-    """The rows of one sheet, as they come."""
+class _SheetReader:
+    """The rows of a sheet, in the order in which the child process sends them."""
 
     def __init__(self, messages: Iterator[Message]) -> None:
-        self._messages = messages
-        self._first = self._take()
+        self._read_messages = messages
+        self._first = self._take_message()
         self._next: Message | None = None
 
-    def head(self) -> list[list[str]]:
+    def read_head(self) -> list[list[str]]:
         columns = self._first["columns"] if self._first else []
         return [list(row) for row in zip(*(column[:HEAD] for column in columns), strict=True)]
 
-    def batches(self) -> Iterator[RowBatch]:
+    def read_batches(self) -> Iterator[RowBatch]:
         message = self._first
         while message is not None:
             columns = message["columns"]
             frame = pl.DataFrame({str(n): pl.Series(cells, dtype=pl.String) for n, cells in enumerate(columns)})
-            figures = {
-                FIGURES + n: pl.repeat(False, frame.height, dtype=pl.Boolean, eager=True).scatter(rows, True)
-                for n, rows in message["figures"].items()
+            numeric = {
+                NUMERIC + n: pl.repeat(False, frame.height, dtype=pl.Boolean, eager=True).scatter(rows, True)
+                for n, rows in message["numeric"].items()
             }
-            yield RowBatch(frame.with_columns(**figures), message["first_row"])
-            message = self._take()
+            yield RowBatch(frame.with_columns(**numeric), message["first_row"])
+            message = self._take_message()
 
-    def next_sheet(self) -> Message | None:
-        """What begins behind this sheet; what nobody read of it is passed over."""
-        while self._next is None and self._take() is not None:
+    def find_next_sheet(self) -> Message | None:
+        """Return the first message of the next sheet; the unread rest of this sheet is skipped."""
+        while self._next is None and self._take_message() is not None:
             pass
         return self._next
 
-    def _take(self) -> Message | None:
-        message = next(self._messages, None)
+    def _take_message(self) -> Message | None:
+        message = next(self._read_messages, None)
         if message is None or "columns" in message:
             return message
         self._next = message
@@ -81,9 +81,11 @@ class _Sheet:
 
 
 @contextmanager
-def _reading(path: Path, sheets: "SheetSelection", limits: "SupplierLimits", name: str) -> Iterator[Iterator[Message]]:
+def _start_child(
+    path: Path, sheets: "SheetSelection", limits: "SupplierLimits", name: str
+) -> Iterator[Iterator[Message]]:
     wanted = {"path": str(path), "only": sheets.only, "skip": sheets.skip}
-    order = msgspec.json.encode({**wanted, "memory": limits.workbook_memory, "batch": BATCH})
+    request = msgspec.json.encode({**wanted, "memory": limits.workbook_memory, "batch": BATCH})
     child = subprocess.Popen(
         [sys.executable, "-I", "-m", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -92,11 +94,11 @@ def _reading(path: Path, sheets: "SheetSelection", limits: "SupplierLimits", nam
     timer.start()
     try:
         if child.stdin is None or child.stdout is None:
-            raise RuntimeError("a pipe was asked for")
-        with suppress(BrokenPipeError):  # it died already, which is told when nothing comes back
-            child.stdin.write(order)
+            raise RuntimeError("the child process has no pipes")
+        with suppress(BrokenPipeError):  # the child process has died, which is reported when its output ends
+            child.stdin.write(request)
             child.stdin.close()
-        yield _messages(child, child.stdout, name, limits)
+        yield _read_messages(child, child.stdout, name, limits)
     finally:
         timer.cancel()
         child.kill()
@@ -105,25 +107,25 @@ def _reading(path: Path, sheets: "SheetSelection", limits: "SupplierLimits", nam
             child.stdout.close()
 
 
-def _messages(
+def _read_messages(
     child: "subprocess.Popen[bytes]", out: IO[bytes], name: str, limits: "SupplierLimits"
 ) -> Iterator[Message]:
     decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
     while length := out.read(4):
         packed = out.read(int.from_bytes(length))
         if len(packed) < int.from_bytes(length):
-            break  # it was ended amid a word
+            break  # the child process was killed within a message
         message = decode(packed)
         if "failed" in message:
-            raise unreadable(name, message["failed"])
+            raise unreadable_error(name, message["failed"])
         if "too_large" in message:
-            raise _too_large(name, message["too_large"])
+            raise _too_large_error(name, message["too_large"])
         yield message
     if child.wait() != 0:
-        cost = f"{limits.workbook_memory // 1_000_000} MB or {limits.workbook_seconds} s"
-        raise _too_large(name, f"it takes more than {cost} to be read, or breaks its reader")
+        budget = f"{limits.workbook_memory // 1_000_000:,} MB or {limits.workbook_seconds} s"
+        raise _too_large_error(name, f"reading it takes more than {budget}, or crashes the reader")
 
 
-def _too_large(name: str, why: str) -> RunFailed:
-    hint = "if the workbook is right, raise limits.workbook_memory or limits.workbook_seconds"
-    return RunFailed(FailureCode.FILE_TOO_LARGE, f"{name} is too large: {why}", hint)
+def _too_large_error(name: str, reason: str) -> RunFailed:
+    hint = "if the workbook is correct, raise `limits.workbook_memory` or `limits.workbook_seconds` of the supplier"
+    return RunFailed(FailureCode.FILE_TOO_LARGE, f"{name} is too large: {reason}", hint)

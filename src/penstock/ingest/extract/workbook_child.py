@@ -1,6 +1,6 @@
-"""The process that reads one workbook: it is told what on standard input, and sends columns of texts back.
+"""The child process that reads a workbook: standard input is the request, standard output are columns of texts.
 
-It imports as little as it can: it starts once for every workbook.
+It starts for every workbook, so it imports as little as possible.
 """
 
 import resource
@@ -14,90 +14,92 @@ from typing import Any
 import msgspec
 import python_calamine as calamine
 
-from penstock.ingest.extract.tables import HEAD, rows_of
+from penstock.ingest.extract.tables import HEAD, count_batch_rows
 
-_OWN_LIMIT = "Cell limit exceeded"  # the reader's, for files that say in one word that a cell comes a million times
+_CELL_LIMIT = "Cell limit exceeded"  # raised by the reader, for small files that repeat a cell millions of times
 
 
 def main() -> None:
-    order = msgspec.json.decode(sys.stdin.buffer.read())
-    resource.setrlimit(resource.RLIMIT_AS, (order["memory"], order["memory"]))
+    """Read the workbook that the request names, and send its sheets."""
+    request = msgspec.json.decode(sys.stdin.buffer.read())
+    resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        for message in _messages(order):
-            _send(message)
+        for message in _read_sheets(request):
+            _send_message(message)
     except (calamine.CalamineError, ValueError, OSError) as error:
-        said = str(error) or type(error).__name__
-        _send({"too_large" if _OWN_LIMIT in said else "failed": said})
+        reason = str(error) or type(error).__name__
+        _send_message({"too_large" if _CELL_LIMIT in reason else "failed": reason})
     except BaseException as error:
-        # The reader is not Python's: where it gives up on a file, it does so with an error of its own.
+        # The reader is written in Rust: its panic is not a subclass of Exception.
         if type(error).__name__ != "PanicException":
             raise
-        _send({"failed": f"it breaks its reader: {error}"})
+        _send_message({"failed": f"it crashes the reader: {error}"})
     sys.stdout.buffer.flush()
 
 
-def _messages(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    workbook = calamine.CalamineWorkbook.from_path(order["path"])
-    only, skip = order["only"], order["skip"]
+def _read_sheets(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    workbook = calamine.CalamineWorkbook.from_path(request["path"])
+    only, skip = request["only"], request["skip"]
     if missing := [name for name in only or [] if name not in workbook.sheet_names]:
-        raise ValueError(f"it has no sheet {missing[0]!r}, but {', '.join(workbook.sheet_names)}")
-    for number, known in enumerate(workbook.sheets_metadata, start=1):
-        is_sheet = known.typ == calamine.SheetTypeEnum.WorkSheet
-        is_wanted = known.name in only if only is not None else known.visible == calamine.SheetVisibleEnum.Visible
-        if is_sheet and is_wanted and known.name not in skip:
-            sheet = workbook.get_sheet_by_name(known.name)
-            # Programs add empty sheets by themselves; only one that is asked for has to hold something.
+        sheets = ", ".join(map(repr, workbook.sheet_names))
+        raise ValueError(f"it has no sheet {missing[0]!r}, which `source.sheets.only` names; its sheets are {sheets}")
+    for number, entry in enumerate(workbook.sheets_metadata, start=1):
+        is_sheet = entry.typ == calamine.SheetTypeEnum.WorkSheet
+        is_wanted = entry.name in only if only is not None else entry.visible == calamine.SheetVisibleEnum.Visible
+        if is_sheet and is_wanted and entry.name not in skip:
+            sheet = workbook.get_sheet_by_name(entry.name)
+            # Programs add empty sheets, which are skipped unless the configuration names them.
             if sheet.start is not None or only is not None:
-                yield {"sheet": known.name, "number": number}
-                yield from _batches(sheet, order["batch"])
+                yield {"sheet": entry.name, "number": number}
+                yield from _read_batches(sheet, request["batch"])
 
 
-def _batches(sheet: calamine.CalamineSheet, size: int) -> Iterator[dict[str, Any]]:
+def _read_batches(sheet: calamine.CalamineSheet, size: int) -> Iterator[dict[str, Any]]:
     if sheet.start is None:
         return
     before = sheet.start[1]
-    size = min(size, max(HEAD, rows_of(before + sheet.width)))  # a header is looked for in the first batch
+    size = min(size, max(HEAD, count_batch_rows(before + sheet.width)))  # the first batch must contain the header
     rows: list[Sequence[Any]] = []
     first_row = 1
     for row in sheet.iter_rows():
         rows.append(row)
         if len(rows) == size:
-            yield {"first_row": first_row, **_columns(rows, before)}
+            yield {"first_row": first_row, **_collect_columns(rows, before)}
             first_row += size
             rows = []
     if rows:
-        yield {"first_row": first_row, **_columns(rows, before)}
+        yield {"first_row": first_row, **_collect_columns(rows, before)}
 
 
-def _columns(rows: list[Sequence[Any]], before: int) -> dict[str, Any]:
-    """The texts of all columns; and, by their columns, the rows whose texts were numbers and look like 1.234."""
+def _collect_columns(rows: list[Sequence[Any]], before: int) -> dict[str, Any]:
+    """Return the texts of all columns; and for each column the rows with numeric cells that look like 1.234."""
     columns = [[""] * len(rows)] * before
-    figures: dict[str, list[int]] = {}
-    # A call per cell costs as much as all the rest: most cells are texts, and most others numbers.
+    numeric: dict[str, list[int]] = {}
+    # A call per cell would double the cost. Most cells are texts, and most others are numbers.
     for cells in zip(*rows, strict=True):
         if set(map(type, cells)) == {str}:
             columns.append(list(cells))
             continue
         texts = [
-            cell if cell.__class__ is str else _number(cell) if cell.__class__ is float else _text(cell)
+            cell if cell.__class__ is str else _format_number(cell) if cell.__class__ is float else _format_cell(cell)
             for cell in cells
         ]
         if found := [n for n, text in enumerate(texts) if text[-4:-3] == "." and cells[n].__class__ is float]:
-            figures[str(len(columns))] = found
+            numeric[str(len(columns))] = found
         columns.append(texts)
-    return {"columns": columns, "figures": figures}
+    return {"columns": columns, "numeric": numeric}
 
 
-def _number(value: float) -> str:
-    """Fifteen digits are what a spreadsheet keeps; beyond them is the noise of its arithmetic."""
+def _format_number(value: float) -> str:
+    """Format a number with the fifteen digits of a spreadsheet, without the rounding errors of binary arithmetic."""
     short = f"{value:.15g}"
     return format(Decimal(short), "f") if "e" in short else short
 
 
 @lru_cache(10_000, typed=True)
-def _text(cell: Any) -> str:
-    """What a person would read in the cell, in a form no locale can change."""
+def _format_cell(cell: Any) -> str:
+    """Format a cell as a person reads it, independent of the locale."""
     if isinstance(cell, bool):
         return "true" if cell else "false"
     if isinstance(cell, datetime):
@@ -105,7 +107,7 @@ def _text(cell: Any) -> str:
     return str(cell)
 
 
-def _send(message: dict[str, Any]) -> None:
+def _send_message(message: dict[str, Any]) -> None:
     packed = msgspec.msgpack.encode(message)
     sys.stdout.buffer.write(len(packed).to_bytes(4))
     sys.stdout.buffer.write(packed)

@@ -11,9 +11,9 @@ from lxml import etree
 
 from penstock.ingest.extract import archives, delimited, detect, json_stream
 from penstock.ingest.extract.archives import ArchiveMember
-from penstock.ingest.extract.detect import encoding_of, without_mark
+from penstock.ingest.extract.detect import detect_encoding, strip_mark
 from penstock.ingest.extract.files import open_tables
-from penstock.ingest.extract.tables import MALFORMED, BatchSizer, SourceTable
+from penstock.ingest.extract.tables import MALFORMED, ReadProgress, SourceTable
 from penstock.ingest.supplier import WORKBOOKS, FileFormat, SupplierLimits, SupplierSource
 
 ROW = "\x00row"  # the number of a row in its table, from 1
@@ -30,7 +30,7 @@ _ITEM = "item"  # what ijson calls what is in a list
 
 def place_of_records(member: ArchiveMember, form: FileFormat) -> str | None:
     """What `source.records` should be; None when the extractor finds it by itself, or says that it cannot."""
-    if form is FileFormat.JSON and encoding_of(member.head) == "utf-8":
+    if form is FileFormat.JSON and detect_encoding(member.head) == "utf-8":
         return _in_json(member)
     return _in_xml(member) if form is FileFormat.XML else None
 
@@ -39,9 +39,9 @@ def _in_json(member: ArchiveMember) -> str | None:
     """The list of objects, not itself in a list, that has the most of them."""
     counts: Counter[str] = Counter()
     with member.open() as content:
-        content.read(len(member.head) - len(without_mark(member.head)))
+        content.read(len(member.head) - len(strip_mark(member.head)))
         try:
-            for path in islice(json_stream.objects(content), _OBJECTS):
+            for path in islice(json_stream.iterate_objects(content), _OBJECTS):
                 if path.count(_ITEM) == 1 and path[-1] == _ITEM:
                     counts[".".join(path)] += 1
         except (ijson.JSONError, ValueError):
@@ -117,14 +117,14 @@ def read(path: Path) -> FileSample:
 
 def _known(path: Path) -> tuple[FileFormat, str | None, str | None, str | None]:
     """The format of the first file in *path*, with what else can be told of it before it is read."""
-    for member in archives.members(path, SupplierLimits(), BatchSizer(0)):
-        form = detect.detected(member)
+    for member in archives.open_members(path, SupplierLimits(), ReadProgress(0)):
+        form = detect.detect_format(member)
         if form is FileFormat.CSV:
-            dialect, _ = delimited.dialect_of(member, SupplierSource())
+            dialect, _ = delimited.detect_dialect(member, SupplierSource())
             return form, dialect.encoding, dialect.delimiter, None
         if form in WORKBOOKS:
             return form, None, None, None
-        return form, detect.encoding_of(member.head), None, place_of_records(member, form)
+        return form, detect.detect_encoding(member.head), None, place_of_records(member, form)
     return FileFormat.AUTO, None, None, None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from penstock.ingest.contract import IngestReason
-from penstock.ingest.extract.tables import FIGURES, MALFORMED, RowBatch, SourceTable
+from penstock.ingest.extract.tables import MALFORMED, NUMERIC, RowBatch, SourceTable
 from penstock.ingest.supplier import CATEGORY, Supplier
 from penstock.ingest.transform import ndjson
 from penstock.ingest.transform.gate import TableHeader
@@ -137,7 +137,7 @@ class RecordEmitter:
         filled = {_column(bound.index) for bound in self._header.fields if bound.column.fill_down}
         for name in sorted(filled):
             cell = pl.col(name).str.strip_chars()
-            told = {name: cell, **({} if self._table.is_delimited else {FIGURES + name: _figures(frame, name)})}
+            told = {name: cell, **({} if self._table.is_delimited else {NUMERIC + name: _figures(frame, name)})}
             above = self._above.get(name, ("", False))
             below = [
                 pl.when(cell != "").then(one).forward_fill().fill_null(last).alias(known)
@@ -185,7 +185,7 @@ def _first(choices: list[tuple[pl.Expr, pl.Expr]]) -> pl.Expr:
 
 def _figures(frame: pl.DataFrame, name: str) -> pl.Expr:
     """Which cells were numbers in the file."""
-    return pl.col(FIGURES + name) if FIGURES + name in frame.columns else pl.lit(value=False)
+    return pl.col(NUMERIC + name) if NUMERIC + name in frame.columns else pl.lit(value=False)
 
 
 def _is_blank(name: str) -> pl.Expr:

@@ -13,7 +13,7 @@ import polars as pl
 
 from penstock.ingest.contract import FailureCode, IngestReason
 from penstock.ingest.extract.files import open_tables
-from penstock.ingest.extract.tables import BatchSizer
+from penstock.ingest.extract.tables import ReadProgress
 from penstock.ingest.model import RunFailed, RunStats
 from penstock.ingest.supplier import CATEGORY, Supplier
 from penstock.ingest.transform import key_index as indexes
@@ -77,7 +77,7 @@ class ProcessedFile:
 
 def process_file(file: Path, supplier: Supplier, names: RunNames, made: ProcessedFile, progress: Progress) -> None:
     """Facts and bad rows of *file*; Failed when the Gate refuses it."""
-    gauge = BatchSizer(file.stat().st_size)
+    gauge = ReadProgress(file.stat().st_size)
     # Of records only the names that are mapped are read, in all spellings; without a mapping all are.
     wanted = [str(place) for column in supplier.columns.values() for place in column.places] or None
     with ThreadPoolExecutor(_JUDGES, "ingest-judge") as pool, _yielding_often():

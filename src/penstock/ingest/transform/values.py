@@ -9,7 +9,7 @@ from functools import lru_cache
 import polars as pl
 
 from penstock.ingest.contract import IngestReason
-from penstock.ingest.extract.tables import FIGURES
+from penstock.ingest.extract.tables import NUMERIC
 from penstock.ingest.supplier import LARGEST, ColumnType, SupplierColumn
 from penstock.ingest.transform import numbers
 from penstock.ingest.transform.numbers import TEXT, Way
@@ -82,7 +82,7 @@ def reading(place: int, column: SupplierColumn, name: str, *, is_required: bool)
         value = pl.when(known.is_null()).then(pl.lit(column.default).cast(_dtype(column))).otherwise(value)
     elif is_required:
         checks = [(known.is_null(), IngestReason.REQUIRED_MISSING), *checks]
-    figures = FIGURES + name if column.type in numbers.KINDS else None
+    figures = NUMERIC + name if column.type in numbers.KINDS else None
     return ValueFormats(place, cell, present, text, ways, checks, value, figures)
 
 
