@@ -19,7 +19,7 @@ def test_a_promise_that_is_broken_is_shown(tmp_path: Path) -> None:
     held = CheckedPromise("ingest", "all is well", "it was", passed=True)
     scenario = DemoScenario(DemoWorkspace(tmp_path), print, (0, 0, 0), promises=[held, FAILED])
     told = summary(scenario, 3, keep=False)
-    assert "1 of 2 promises held, in 3 s" in told
+    assert "1 of 2 guarantees held, in 3 s" in told
     assert "FAIL  flows" in told
     assert not scenario.has_passed
 
@@ -29,15 +29,15 @@ def test_the_next_steps_are_right_where_they_are_shown(tmp_path: Path, monkeypat
     scenario = DemoScenario(DemoWorkspace(tmp_path), print, (0, 0, 0), api="http://here", query="http://there")
     bin_folder = Path(sys.prefix) / "bin"
     monkeypatch.chdir(ROOT)
-    assert "next     make up " in summary(scenario, 3, keep=False)
+    assert "next   make up " in summary(scenario, 3, keep=False)
     monkeypatch.setenv("PATH", os.defpath)
     kept = summary(scenario, 3, keep=True)
     assert "make up" not in kept
     assert f"  source {bin_folder.relative_to(ROOT)}/activate\n  penstock status" in kept
     monkeypatch.chdir(tmp_path)
-    assert f"next     source {bin_folder}/activate " in summary(scenario, 3, keep=False)
+    assert f"next   source {bin_folder}/activate " in summary(scenario, 3, keep=False)
     monkeypatch.setenv("PATH", str(bin_folder))
     elsewhere = summary(scenario, 3, keep=False)
-    assert "next     penstock demo --keep " in elsewhere
+    assert "next   penstock demo --keep " in elsewhere
     assert "make up" not in elsewhere
     assert "activate" not in summary(scenario, 3, keep=True)

@@ -94,11 +94,11 @@ def test_put_tells_the_version(cli: DictCli, server_database: str) -> None:
     assert cli.items(server_database) == {"NO": {"name": "Norway"}, "SE": "Sweden"}
 
 
-def test_put_reads_standard_input_and_deletes(cli: DictCli, server_database: str) -> None:
-    """R6: `-` takes the payload from standard input; --delete takes the key away."""
+def test_put_reads_standard_input_and_delete_deletes(cli: DictCli, server_database: str) -> None:
+    """R6: `-` reads the payload from standard input; `dict delete` deletes the item."""
     assert cli.put("k", "-", given=b'{"x": [1, 2]}\n').code == 0
     assert cli.items(server_database) == {"k": {"x": [1, 2]}}
-    assert cli.put("k", "--delete").out.startswith("committed as version 2")
+    assert cli.run("delete", cli.tenant, "LOOSE", "k").out.startswith("committed as version 2")
     assert cli.items(server_database) == {}
 
 
@@ -115,15 +115,15 @@ def test_a_repeated_put_counts_once(cli: DictCli) -> None:
 
 
 def test_put_need_not_wait(cli: DictCli) -> None:
-    """R6: --no-wait tells the id at once; `dict status` then tells the rest."""
+    """R6: --no-wait tells the id at once; `dict updates` shows the end."""
     told = cli.json("put", cli.tenant, "LOOSE", "k", "1", "--no-wait")
     assert told["status"] in ("PENDING", "COMMITTED")  # it may be quicker than the question
     cli.put("k", "2")  # behind it: when this one is committed, so is that
-    done = cli.run("status", cli.tenant, told["eventId"])
+    done = cli.run("updates", cli.tenant, told["eventId"])
     assert (done.code, done.out) == (0, f"committed as version 1  (event {told['eventId']})\n")
 
 
-@pytest.mark.parametrize("args", [["k"], ["k", "1", "--delete"], ["k", "{"], ["k", ""], ["k", "null"], ["", "1"]])
+@pytest.mark.parametrize("args", [["k"], ["k", "{"], ["k", ""], ["k", "null"], ["", "1"]])
 def test_a_put_that_makes_no_sense_is_refused(cli: DictCli, args: list[str]) -> None:
     """R8: exit code 2, a sentence, and no version."""
     done = cli.put(*args)
@@ -138,13 +138,13 @@ def test_what_there_is_not_is_told(cli: DictCli) -> None:
     unknown = cli.put("k", "1", code="NOPE")
     assert (unknown.code, unknown.err.count("hint: ")) == (5, 1)
     assert cli.run("history", cli.tenant, "NOPE").code == 5
-    assert cli.run("status", cli.tenant, str(uuid4())).code == 5
+    assert cli.run("updates", cli.tenant, str(uuid4())).code == 5
     read_only = cli.run("put", cli.tenant, "READ", "k", "1", "--json")
     assert (read_only.code, json.loads(read_only.err)["error"]["code"]) == (2, "DICTIONARY_READ_ONLY")
 
 
 def test_a_failed_update_tells_why(cli: DictCli) -> None:
-    """R7: what PostgreSQL refuses, and a stale revision, fail with the reason; `dict status` lists them."""
+    """R7: what PostgreSQL refuses, and a stale revision, fail with the reason; `dict updates` lists them."""
     refused = cli.run("put", cli.tenant, "CURRENCY", "NOK", WRONG_DIGITS, "--json")
     assert (refused.code != 0, refused.out) == (True, "")
     error = json.loads(refused.err)["error"]
@@ -153,17 +153,34 @@ def test_a_failed_update_tells_why(cli: DictCli) -> None:
     assert cli.put("k", "1", "--revision", "5").code == 0
     stale = cli.put("k", "2", "--revision", "4")
     assert "sourceRevision 4 is older than 5" in stale.err
-    shown = cli.run("status", cli.tenant, error["eventId"])
+    shown = cli.run("updates", cli.tenant, error["eventId"])
     assert (shown.code, shown.out.startswith("failed: SQL_ERROR: ")) == (0, True)
-    listed = cli.json("status", cli.tenant)
+    listed = cli.json("updates", cli.tenant)
     assert [one["errorCode"] for one in listed["updates"]] == ["STALE_REVISION", "SQL_ERROR"]
-    only = cli.json("status", cli.tenant, "--dict", "CURRENCY")
+    only = cli.json("updates", cli.tenant, "--dict", "CURRENCY")
     assert [one["eventId"] for one in only["updates"]] == [error["eventId"]]
 
 
 def test_a_failed_update_is_work_that_failed(cli: DictCli) -> None:
     """R7: exit code 1, however quickly it is known."""
     assert cli.put("NOK", WRONG_DIGITS, code="CURRENCY").code == 1
+
+
+def test_dictionaries_are_listed(cli: DictCli) -> None:
+    """R2: every dictionary of a tenant with its last committed version; 0 before the first commit."""
+    cli.put("a", "1")
+    cli.put("a", "2")
+    listed = {dictionary["dictCode"]: dictionary for dictionary in cli.json("ls", cli.tenant)["dictionaries"]}
+    assert {"LOOSE", "READ", "CURRENCY"} <= set(listed)
+    assert (listed["LOOSE"]["version"], listed["LOOSE"]["committedAt"][-1]) == (2, "Z")
+    assert (listed["READ"]["version"], listed["READ"]["committedAt"], listed["READ"]["pinnedVersion"]) == (
+        0,
+        None,
+        None,
+    )
+    head, *rows = cli.run("ls", cli.tenant).out.splitlines()
+    assert head.split() == ["dict", "version", "committed", "pinned"]
+    assert [row.split()[:2] for row in rows] == [[code, str(listed[code]["version"])] for code in sorted(listed)]
 
 
 def test_a_repeated_put_need_not_wait_either(cli: DictCli) -> None:
@@ -197,9 +214,9 @@ def test_what_is_nested_too_deep_is_refused(cli: DictCli, by: str) -> None:
 
 def test_status_lists_nothing_as_nothing(cli: DictCli) -> None:
     """R7: no update under way or failed is said so."""
-    assert cli.run("status", cli.tenant).out == "no update is FAILED\n"
-    assert cli.run("status", cli.tenant, "--status", "PENDING").out == "no update is PENDING\n"
-    assert cli.json("status", cli.tenant) == {"updates": [], "next": None}
+    assert cli.run("updates", cli.tenant).out == "no FAILED updates\n"
+    assert cli.run("updates", cli.tenant, "--status", "PENDING").out == "no PENDING updates\n"
+    assert cli.json("updates", cli.tenant) == {"updates": [], "next": None}
 
 
 def test_history_tells_the_versions_the_latest_first(cli: DictCli) -> None:
@@ -212,7 +229,7 @@ def test_history_tells_the_versions_the_latest_first(cli: DictCli) -> None:
     assert [line.split()[0] for line in lines[1:]] == ["2", "1"]
     assert [line.split()[2:] for line in lines[1:]] == [["SNAPSHOT", "REST", "2", "all"], ["DELTA", "REST", "1", "a"]]
     latest = cli.run("history", cli.tenant, "LOOSE", "--limit", "1").out.splitlines()
-    assert (len(latest), latest[-1]) == (3, "… and more: raise --limit")
+    assert (len(latest), latest[-1]) == (3, "there are more; --limit shows them")
     assert [version["sourceRevision"] for version in cli.versions()] == [None, 7]
 
 
@@ -357,7 +374,13 @@ def test_a_file_that_is_not_there_is_told(cli: DictCli) -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [["put", "t", "LOOSE", "k", "1"], ["status", "t"], ["history", "t", "LOOSE"], ["import", "t", "LOOSE", "f.json"]],
+    [
+        ["put", "t", "LOOSE", "k", "1"],
+        ["ls", "t"],
+        ["updates", "t"],
+        ["history", "t", "LOOSE"],
+        ["import", "t", "LOOSE", "f.json"],
+    ],
 )
 def test_a_server_that_is_away_is_told(cli: DictCli, tmp_path: Path, args: list[str]) -> None:
     """R8: exit code 7, and how to start it."""

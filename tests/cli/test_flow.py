@@ -88,23 +88,27 @@ def test_a_run_from_its_beginning_to_its_end(cli: FlowCli) -> None:
     """F2, F10: run, show, why, logs, retry: what one does at the terminal."""
     started = cli.text("run", "greetings", "--run-id", "g1", "--scope", "name=you", "--scope", 'list=["a", 1]')
     assert started.startswith("run g1 is RUNNING; ")
-    assert ", as it was before" in cli.text(
+    assert ", it already existed" in cli.text(
         "run", "greetings", "--run-id", "g1", "--scope", "name=you", "--scope", 'list=["a", 1]'
     )
     assert cli.by_hand("FAILED", **FAILED) == "g1"
     shown = cli.text("show", "g1")
     assert "FAILED  g1  greetings" in shown
     assert "by-hand: BROKEN: no disk" in shown
-    assert "`penstock flow retry g1`" in shown
+    assert f"`penstock flow retry g1 --url {cli.url}`" in shown
     document = cli.json("show", "g1")
     assert document["scope"] == {"name": "you", "list": ["a", 1]}
     assert document["steps"]["hello"]["status"] == "SUCCEEDED"
     assert "by-hand is FAILED: it failed" in cli.text("show", "g1", "--why", "by-hand")
     assert r"warning  by \x1b[31mhand" in cli.text("logs", "g1", "by-hand")
-    assert cli.text("logs", "g1", "hello") == "hello has told nothing\n"
-    assert cli.text("retry", "g1") == "taken up again: by-hand\n"
+    assert cli.text("logs", "g1", "hello") == "step hello has logged nothing\n"
+    assert cli.text("retry", "g1") == "retrying: by-hand\n"
     cli.by_hand()
     assert "SUCCEEDED  g1" in cli.text("show", "g1")
+    whole = cli.text("logs", "g1")
+    assert r"by-hand  1  warning  by \x1b[31mhand" in whole
+    assert cli.json("logs", "g1")["lines"][0]["stepId"] == "by-hand"
+    assert "--attempt needs a step" in cli.refused(2, "logs", "g1", "--attempt", "1")
 
 
 def test_waiting_tells_by_its_exit_code(cli: FlowCli, tmp_path: Path) -> None:
@@ -137,22 +141,64 @@ def test_a_run_is_taken_up_at_a_step(cli: FlowCli) -> None:
 def test_a_step_is_done_without_and_a_run_is_stopped(cli: FlowCli) -> None:
     """F9, F10: skip and cancel, with the reason that is kept."""
     cli.text("run", "nightly", "--run-id", "s1")
-    assert cli.text("skip", "s1", "a", "--reason", "not today") == "a of run s1 is SKIPPED\n"
+    assert cli.text("skip", "s1", "a", "--reason", "not today") == "step a of run s1 is SKIPPED\n"
     assert "not today" in cli.text("show", "s1")
     cli.text("run", "nightly", "--run-id", "s2")
     assert cli.text("cancel", "s2", "--reason", "wrong day") == "run s2 is CANCELLED\n"
-    assert "wrong day" in cli.text("ls", "nightly")
+    assert "wrong day" in cli.text("runs", "nightly")
     assert cli.refused(6, "cancel", "s1").startswith("error: run s1 has SUCCEEDED")
+
+
+def test_flows_are_listed_and_shown(cli: FlowCli) -> None:
+    """F15: the flows of a server with schedule and last run; one flow with its steps and last runs."""
+    cli.text("run", "empty", "--run-id", "f1", "--wait")
+    listed = cli.run("ls")
+    rows = {line.split()[0]: line for line in listed.out.splitlines()[1:]}
+    assert set(rows) == set(FLOWS)
+    assert "30 2 * * *" in rows["nightly"]
+    assert "SUCCEEDED" in rows["empty"]
+    assert "broken.yaml" in listed.err
+    assert [flow["name"] for flow in cli.json("ls")["flows"]] == sorted(FLOWS)
+    shown = cli.text("show", "nightly")
+    assert "schedule: 30 2 * * * UTC, next start: " in shown
+    assert "BY_HAND" in shown
+    assert "f1" in cli.text("show", "empty")
+    assert cli.json("show", "empty")["runs"][0]["status"] == "SUCCEEDED"
+
+
+def test_artifacts_are_listed_and_downloaded(cli: FlowCli, tmp_path: Path) -> None:
+    """F6: an artifact is written to a file as a whole or not at all, or to standard output."""
+    cli.text("run", "nightly", "--run-id", "art")
+    request = {"worker": "hand", "kinds": ["BY_HAND"], "waitSeconds": 20}
+    [item] = cli.http.post("/flow_steps/claim", json=request, timeout=30).raise_for_status().json()["items"]
+    step, content = f"/flow_runs/{item['runId']}/steps/{item['stepId']}", b"x" * 300_000
+    headers = {"content-type": "application/octet-stream"}
+    params = {"fence": item["fence"]}
+    cli.http.put(f"{step}/artifacts/big.bin", content=content, params=params, headers=headers).raise_for_status()
+    report = {"fence": item["fence"], "status": "SUCCEEDED", "artifacts": ["big.bin"]}
+    cli.http.post(f"{step}/report", json=report).raise_for_status()
+    [artifact] = cli.json("artifact", "ls", "art")["artifacts"]
+    assert (artifact["step"], artifact["name"], artifact["size"]) == ("a", "big.bin", len(content))
+    assert "big.bin" in cli.text("artifact", "ls", "art", "a")
+    file = tmp_path / "copy.bin"
+    assert f"{file}: 300,000 bytes" in cli.run("artifact", "get", "art", "a", "big.bin", "-o", str(file)).err
+    assert file.read_bytes() == content
+    assert cli.text("artifact", "get", "art", "a", "big.bin") == content.decode()
+    file.write_bytes(b"older")
+    cli.refused(5, "artifact", "get", "art", "a", "none.bin", "-o", str(file))
+    assert [path.name for path in tmp_path.iterdir()] == ["copy.bin"]
+    assert file.read_bytes() == b"older"
+    assert "steps: a" in cli.refused(5, "artifact", "ls", "art", "b")
 
 
 def test_runs_are_listed(cli: FlowCli) -> None:
     """F1: the latest first, by flow and status; more than are shown is said on standard error."""
     for name in ("l1", "l2"):
         cli.text("run", "empty", "--run-id", name)
-    runs = cli.json("ls", "empty", "--status", "SUCCEEDED", "--limit", "2")["runs"]
+    runs = cli.json("runs", "empty", "--status", "SUCCEEDED", "--limit", "2")["runs"]
     assert [run["runId"] for run in runs] == ["l2", "l1"]
-    assert "there are more than 1" in cli.run("ls", "empty", "--limit", "1").err
-    assert cli.text("ls", "never-run").startswith("no runs; ")
+    assert "there are more; --limit shows them" in cli.text("runs", "empty", "--limit", "1")
+    assert cli.text("runs", "never-run").startswith("no runs; ")
 
 
 def test_schedules_are_seen_and_paused(cli: FlowCli) -> None:
@@ -160,9 +206,9 @@ def test_schedules_are_seen_and_paused(cli: FlowCli) -> None:
     listed = cli.run("schedule", "ls")
     assert "nightly  30 2 * * *  UTC" in listed.out
     assert "broken.yaml" in listed.err
-    assert "no longer runs by itself" in cli.text("schedule", "pause", "nightly")
+    assert "the schedule of nightly is paused" in cli.text("schedule", "pause", "nightly")
     assert cli.json("schedule", "ls")[0]["schedule"]["paused"]
-    assert "next: " in cli.text("schedule", "resume", "nightly")
+    assert "next start: " in cli.text("schedule", "resume", "nightly")
     assert "does not run by itself" in cli.refused(6, "schedule", "pause", "greetings")
 
 
@@ -177,8 +223,8 @@ def test_what_cannot_be_is_said(cli: FlowCli) -> None:
         (2, ["run"]),
         (2, ["run", "greetings", "--scope", "name"]),
         (2, ["show", "not a name"]),
-        (2, ["ls", "--status", "ODD"]),
-        (2, ["ls", "--since", "yesterday"]),
+        (2, ["runs", "--status", "ODD"]),
+        (2, ["runs", "--since", "yesterday"]),
         (3, ["run", "nowhere.yaml"]),
     ):
         cli.refused(code, *args)
@@ -187,7 +233,7 @@ def test_what_cannot_be_is_said(cli: FlowCli) -> None:
 def test_a_server_that_is_away_is_said(cli: FlowCli) -> None:
     """Nobody there: exit code 7, and where to look."""
     cli.url = NOWHERE
-    assert "`penstock up` starts a server" in cli.refused(7, "ls")
+    assert "`penstock up` starts a server" in cli.refused(7, "runs")
 
 
 def test_workers_run_in_processes_of_their_own(cli: FlowCli, server: Up, tmp_path: Path) -> None:
@@ -207,21 +253,13 @@ def test_workers_run_in_processes_of_their_own(cli: FlowCli, server: Up, tmp_pat
     assert cli.json("show", "afar")["steps"]["a"]["outputs"] == {"by": "me"}
 
 
-def test_the_commands_are_told() -> None:
-    """`penstock flow --help` lists them all."""
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock.cli.main", "flow", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-    wanted = ["validate", "graph", "run", "ls", "show", "logs", "retry", "skip", "cancel", "schedule"]
-    assert [
-        line.split()[0]
-        for line in done.stdout.partition("Commands:")[2].splitlines()
-        if line.startswith("  ") and line[2] != " "
-    ][:10] == wanted
+def test_all_commands_are_in_the_help() -> None:
+    """`penstock flow --help` lists all commands."""
+    command = [sys.executable, "-m", "penstock.cli.main", "flow", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    section = done.stdout.partition("Commands:\n")[2].partition("\n\n")[0]
+    listed = " ".join(line.split()[0] for line in section.splitlines() if line[2] != " ")
+    assert listed == "validate graph ls show runs run logs retry skip cancel artifact schedule"
 
 
 @pytest.fixture
@@ -273,7 +311,7 @@ def test_a_folder_is_all_its_files(flow: Typed) -> None:
     assert [line[:15] for line in done.out.splitlines()] == ["ok   good.yaml:", "bad  ring.yaml:"]
     Path("none").mkdir()
     done = flow("validate", "none")
-    assert (done.code, done.out.startswith("bad  none: there are no *.yaml in it")) == (2, True)
+    assert (done.code, done.out.startswith("bad  none: the folder contains no *.yaml file")) == (2, True)
 
 
 def test_files_that_lead_back_to_each_other_are_told(flow: Typed) -> None:
@@ -328,9 +366,9 @@ def test_one_of_several_is_drawn_by_its_name(flow: Typed) -> None:
     Path("several.py").write_text(PYTHON)
     assert "last" in flow("graph", "several.py", "one").out
     done = flow("graph", "several.py")
-    assert (done.code, "name one of: one, two" in done.err) == (2, True)
+    assert (done.code, "add the name of one: one, two" in done.err) == (2, True)
     done = flow("graph", "several.py", "three")
-    assert (done.code, "there are: one, two" in done.err) == (5, True)
+    assert (done.code, "its flows: one, two" in done.err) == (5, True)
     assert flow("graph", ".", "good").code == 0, "a bad file beside it is not in the way"
 
 

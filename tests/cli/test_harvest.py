@@ -54,37 +54,37 @@ def test_a_run_is_waited_for(cli: ServerCli) -> None:
     first, second, third = done.out.splitlines()
     run_id = first.split()[1]
     assert first == f"completed  {run_id}  full"
-    assert re.fullmatch(rf"{RECORDS} records in \d+ partitions, \d+ consolidated, 0 rejected, 0 gone", second)
-    assert third.startswith("known up to ")
+    assert re.fullmatch(rf"{RECORDS} records in \d+ partitions, \d+ consolidated, 0 rejected, 0 deleted", second)
+    assert third.startswith("synchronised up to ")
     told = cli.json("run", FEED, "--wait")
     assert (told["state"], told["runType"], told["records"]) == ("completed", "incremental", 0)
     assert told["watermarkBefore"] is not None
     partitions = cli.run("partitions", run_id)
     assert partitions.code == 0
     head, *rows = partitions.out.splitlines()
-    assert head.split() == ["partition", "holds", "status", "seen", "counted", "offset", "pass", "worker", "error"]
+    assert head.split() == ["partition", "bounds", "status", "fetched", "counted", "offset", "pass", "worker", "error"]
     assert all(row.split()[0].startswith("partition-") and " completed " in row for row in rows)
     assert len(cli.json("partitions", run_id)["partitions"]) == len(rows)
-    assert cli.run("rejects", run_id).out == "none\n"
+    assert cli.run("rejects", run_id).out == f"run {run_id} has no rejected records\n"
     assert cli.json("rejects", run_id)["rejects"] == []
 
 
 def test_where_feeds_stand(cli: ServerCli) -> None:
     """H13: all feeds, or the last runs of one; a feed that was never run says how to."""
     run_id = cli.json("run", FEED, "--wait")["runId"]
-    every = cli.run("status")
+    every = cli.run("ls")
     (row,) = [line for line in every.out.splitlines() if line.startswith(FEED)]
     assert run_id in row
     assert "completed" in row
     (never,) = [line for line in every.out.splitlines() if line.startswith("untouched")]
-    assert "never" in never
-    assert [one["feed"] for one in cli.json("status")["feeds"]] == [FEED, "untouched"]
-    one = cli.json("status", FEED, "--limit", "1")
+    assert "not scheduled" in never
+    assert [one["feed"] for one in cli.json("ls")["feeds"]] == [FEED, "untouched"]
+    one = cli.json("show", FEED, "--limit", "1")
     assert (one["runs"][0]["runId"], one["feed"]) == (run_id, FEED)
-    assert run_id in cli.run("status", FEED).out
-    assert cli.run("status", "untouched").out == "untouched was never run; `penstock harvest run untouched` starts it\n"
+    assert run_id in cli.run("show", FEED).out
+    assert "untouched has no runs; `penstock harvest run untouched` starts one\n" in cli.run("show", "untouched").out
     assert cli.run("watermark", "untouched").out == "untouched has no watermark yet\n"
-    assert cli.run("alerts", "untouched").out == "none\n"
+    assert cli.run("alerts", "untouched").out == "untouched has no alerts\n"
 
 
 def test_the_watermark_and_a_record(cli: ServerCli, source: SimulatorProcess) -> None:
@@ -97,7 +97,7 @@ def test_the_watermark_and_a_record(cli: ServerCli, source: SimulatorProcess) ->
     key = next(iter(source.keys()))
     record = cli.run("record", FEED, key)
     assert record.out.splitlines()[0] == key
-    assert f"seen by run {run_id}" in record.out
+    assert f"fetched by run {run_id}" in record.out
     assert cli.json("record", FEED, key)["canonical"]["rule"] in ("all", None)
 
 
@@ -114,17 +114,17 @@ def test_a_run_that_fails_is_taken_up_again(cli: ServerCli, source: SimulatorPro
     assert "PLAN_FAILED" in alerts.out.splitlines()[1]
     source.fail(latency_ms=700)  # long enough to be caught in the middle
     run_id = cli.json("run", FEED, "--full")["runId"]
-    until(lambda: cli.json("status", FEED)["runs"][0]["state"] in ("created", "workers_running"), "it is planned")
+    until(lambda: cli.json("show", FEED)["runs"][0]["state"] in ("created", "workers_running"), "it is planned")
     cancelled = cli.run("cancel", run_id, "--reason", "too slow")
     assert (cancelled.code, cancelled.out) == (0, f"run {run_id} is consolidation_skipped\n")
     assert "too slow" in cli.run("partitions", run_id).out
-    assert "(" in cli.run("status", FEED).out
+    assert "(" in cli.run("show", FEED).out
     assert "there is nothing to cancel" in cli.refused(6, "cancel", run_id)
     source.fail()
     retried = cli.run("retry", run_id, "partition-0")
-    assert (retried.code, retried.out) == (0, "worked on again: partition-0\n")
+    assert (retried.code, retried.out) == (0, "retrying: partition-0\n")
     assert "partition-1" in cli.run("retry", run_id).out
-    until(lambda: cli.json("status", FEED)["runs"][0]["state"] == "completed", "it completes")
+    until(lambda: cli.json("show", FEED)["runs"][0]["state"] == "completed", "it completes")
     assert "nothing of run" in cli.refused(6, "retry", run_id)
     assert cli.json("alerts", FEED)["alerts"][0]["code"] == "CONSOLIDATION_SKIPPED"
 
@@ -134,14 +134,14 @@ def test_force_says_why(cli: ServerCli, source: SimulatorProcess) -> None:
     """H5, H13: without a reason it is a mistake of usage; with one the run is consolidated, and that is an alert."""
     source.fail(latency_ms=700)
     run_id = cli.json("run", FEED, "--full")["runId"]
-    until(lambda: cli.json("status", FEED)["runs"][0]["state"] in ("created", "workers_running"), "it is planned")
+    until(lambda: cli.json("show", FEED)["runs"][0]["state"] in ("created", "workers_running"), "it is planned")
     assert cli.json("cancel", run_id)["state"] == "consolidation_skipped"
     assert cli.run("force", run_id).code == 2
     assert "it is kept with the run" in cli.refused(2, "force", run_id, "--reason", "  ")
     forced = cli.run("force", run_id, "--reason", "half will do")
     assert forced.code == 0
     assert run_id in forced.out
-    until(lambda: cli.json("status", FEED)["runs"][0]["state"] == "completed", "it completes")
+    until(lambda: cli.json("show", FEED)["runs"][0]["state"] == "completed", "it completes")
     assert "half will do" in cli.run("alerts", FEED).out
 
 
@@ -151,33 +151,33 @@ def test_a_second_run_is_refused(cli: ServerCli, source: SimulatorProcess) -> No
     late = cli.run("run", FEED, "--full", "--wait", "--timeout", "1")
     assert (late.code, late.out) == (124, "")
     assert "has not ended after 1 s" in late.err
-    assert f"`penstock harvest status {FEED}` shows it" in late.err
-    active = cli.json("status", FEED)["runs"][0]["runId"]
+    assert f"`penstock harvest show {FEED} --url {cli.url}` shows it" in late.err
+    active = cli.json("show", FEED)["runs"][0]["runId"]
     said = cli.refused(6, "run", FEED)
     assert f"run {active} of {FEED} is under way" in said
     assert "hint: " in said
     error = json.loads(cli.run("run", FEED, "--json").err)["error"]
     assert (error["code"], error["runId"]) == ("RUN_ACTIVE", active)
     source.fail()
-    until(lambda: cli.json("status", FEED)["runs"][0]["state"] == "completed", "it went on")
+    until(lambda: cli.json("show", FEED)["runs"][0]["state"] == "completed", "it went on")
 
 
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
         (["run", "nobody"], 5, "there is no feed 'nobody'"),
-        (["status", "nobody"], 5, f"configured under harvest.feeds: {FEED}, untouched"),
+        (["show", "nobody"], 5, f"configured under harvest.feeds: {FEED}, untouched"),
         (["watermark", "nobody"], 5, "there is no feed"),
         (["alerts", "nobody"], 5, "there is no feed"),
         (["record", FEED, "nobody"], 5, "has no record 'nobody'"),
-        (["partitions", UNKNOWN], 5, "`penstock harvest status --url"),
+        (["partitions", UNKNOWN], 5, "`penstock harvest ls --url"),
         (["rejects", UNKNOWN], 5, "there is no run"),
         (["retry", UNKNOWN], 5, "there is no run"),
         (["force", UNKNOWN, "--reason", "x"], 5, "there is no run"),
         (["cancel", UNKNOWN], 5, "there is no run"),
         (["partitions", "nonsense"], 2, "runId"),
         (["run", "no name"], 2, "feed"),
-        (["run", "../x"], 5, "nothing is at"),
+        (["run", "../x"], 5, "there is no route"),
     ],
 )
 def test_mistakes_are_told_with_the_next_step(cli: ServerCli, args: list[str], code: int, said: str) -> None:
@@ -185,7 +185,7 @@ def test_mistakes_are_told_with_the_next_step(cli: ServerCli, args: list[str], c
     assert said in cli.refused(code, *args)
 
 
-@pytest.mark.parametrize("args", [["run", FEED, "--wait"], ["status"], ["retry", UNKNOWN]])
+@pytest.mark.parametrize("args", [["run", FEED, "--wait"], ["ls"], ["retry", UNKNOWN]])
 def test_a_server_that_is_away(args: list[str]) -> None:
     """7, and how to start one."""
     said = ServerCli("harvest", NOWHERE).refused(7, *args)
@@ -213,15 +213,15 @@ def test_every_stage_has_its_words() -> None:
     """H13: how far each stage is, as a part of what it has to do."""
     bar = Mock(spec=ProgressBar)
     fetching = {"records": 50, "counted": 200, "completedWorkers": 1, "failedWorkers": 1, "expectedWorkers": 4}
-    for told in (
+    for run in (
         {"state": "planning", "counts": 7},
         {"state": "workers_running", **fetching},
         {"state": "consolidating", "consolidated": 30, "records": 120},
         {"state": "consolidating", "consolidated": 0, "records": 0},
         {"state": "unknown"},
     ):
-        harvest._show_progress(bar, told)
-    assert [call.args for call in bar.says.call_args_list] == [
+        harvest._show_progress(bar, run)
+    assert [call.args for call in bar.show.call_args_list] == [
         ("counting the source, 7 requests",),
         ("fetching, 2/4 partitions", 50, 0.25),
         ("consolidating", 30, 0.25),

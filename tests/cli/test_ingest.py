@@ -16,7 +16,8 @@ import pytest
 
 from penstock.ingest.tree import paths
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
-from tests.support.processes import Result, penstock_here, penstock_on_a_terminal
+from tests.support.processes import Result, Up, penstock, penstock_here, penstock_on_a_terminal
+from tests.support.settings import write_config
 from tests.support.types import Json
 
 ROOT = Path(__file__).parents[2]
@@ -27,19 +28,19 @@ BROKEN = snapshot({"A": "none"})
 PAUSED = """
 import os, signal, sys
 from penstock.cli import main
-from penstock.ingest.run import run as running
+from penstock.ingest.run import run as run_module
 
-process = running.process
-came, tell = os.pipe()
-os.set_blocking(tell, False)
-signal.set_wakeup_fd(tell)
+process = run_module.process_file
+received, wakeup = os.pipe()
+os.set_blocking(wakeup, False)
+signal.set_wakeup_fd(wakeup)
 
 def wait_and_process(*args):
     print("reading", flush=True)
-    os.read(came, 1)
+    os.read(received, 1)
     return process(*args)
 
-running.process = wait_and_process
+run_module.process_file = wait_and_process
 main.run()
 """
 
@@ -70,7 +71,12 @@ def test_a_run_publishes(harness: IngestHarness) -> None:
     run_id = harness.current()
     archived = f"{paths.archive(SUPPLIER)}/first.csv"
     assert (first.code, first.err) == (0, "")
-    assert first.out == f"PASS  {run_id}  first.csv\n3 good rows, 1 bad\nmoved first.csv to {archived}\n"
+    assert first.out.splitlines() == [
+        f"PASS  {run_id}  first.csv",
+        "3 good rows, 1 bad",
+        f"hint: `penstock ingest bad-rows {run_id} --root {harness.root}` lists the bad rows",
+        f"moved first.csv to {archived}",
+    ]
     harness.drop(TWO, "second.csv")
     told = ingest_json(harness, "run", SUPPLIER)
     assert (told["status"], told["supplier"], told["reason"]) == ("PASS", SUPPLIER, None)
@@ -163,7 +169,7 @@ def test_mistakes_are_told_with_the_next_step(tmp_path: Path, args: list[str], c
 
 
 def test_mistakes_in_a_configuration_have_line_numbers(harness: IngestHarness) -> None:
-    """I18: line and column of each; the file waits in the inbox, and `status` tells it too."""
+    """I18: line and column of each; the file waits in the inbox, and `ingest ls` shows them too."""
     config = "min_fact_count: 1\nmax_bad_ratio: 7\nallow_empty_snapshot: false\ncolumns:\n  sku: {from: sku, kind: x}\n"
     harness.put(paths.config(SUPPLIER), config.encode())
     harness.drop(ONE)
@@ -173,7 +179,7 @@ def test_mistakes_in_a_configuration_have_line_numbers(harness: IngestHarness) -
     assert f"{SUPPLIER}.yaml:5:" in told["failure"]
     assert told["hint"]
     assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
-    seen = ingest(harness, "status")
+    seen = ingest(harness, "ls")
     assert seen.code == 0
     assert "CONFIG_BROKEN" in seen.out
     assert f"{SUPPLIER}.yaml:2:" in seen.out
@@ -192,7 +198,7 @@ def test_a_run_that_is_stopped(harness: IngestHarness, number: signal.Signals) -
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "INTERRUPTED" in out
-    assert err == "stopping; once more to leave at once\n"
+    assert err == "stopping; press Ctrl-C again to stop at once\n"
     assert harness.current() == first
     (run_id,) = set(harness.tree.list_runs(SUPPLIER)) - {first}
     told = harness.told(paths.run(run_id, paths.MANIFEST))
@@ -230,7 +236,7 @@ def test_bad_rows_are_shown(seen: Seen) -> None:
     assert text.out.splitlines()[0].split() == ["NOT_INTEGER", "1"]
     assert text.out.splitlines()[-1].split() == ["5", "NOT_INTEGER", "price", "none"]
     told = ingest_json(seen.harness, "bad-rows", seen.failed)
-    assert (told["bad_rows"], told["reasons"]) == (1, {"NOT_INTEGER": 1})
+    assert (told["badRows"], told["reasons"]) == (1, {"NOT_INTEGER": 1})
     assert [one["reason_code"] for one in told["rows"]] == ["NOT_INTEGER"]
     assert ingest(seen.harness, "bad-rows", seen.second).out == f"{seen.second} has no bad rows\n"
 
@@ -238,7 +244,7 @@ def test_bad_rows_are_shown(seen: Seen) -> None:
 def test_quarantine_is_listed(seen: Seen) -> None:
     """I2, I6: each file that was set aside, why, and which run did it."""
     files = {Path(one["path"]).name: one for one in ingest_json(seen.harness, "quarantine", "ls")["files"]}
-    assert {name: (one["why"], one["run_id"]) for name, one in files.items()} == {
+    assert {name: (one["why"], one["runId"]) for name, one in files.items()} == {
         "again.csv": ("accepted before", None),
         "broken.csv": ("DQ_TOO_MANY_BAD_ROWS", seen.failed),
     }
@@ -253,13 +259,13 @@ def test_quarantine_is_listed(seen: Seen) -> None:
 def test_state_is_shown_and_read(seen: Seen) -> None:
     """I14, §17: the pointer and where it comes from; the facts are those the pointer's hash is of."""
     told = ingest_json(seen.harness, "state", "show", SUPPLIER)
-    assert told["pointer"]["run_id"] == seen.second
+    assert told["runId"] == seen.second
     assert told["manifest"] == seen.harness.told(paths.run(seen.second, paths.MANIFEST))
     text = ingest(seen.harness, "state", "show", SUPPLIER)
-    assert ["run_id", seen.second] in [line.split() for line in text.out.splitlines()]
+    assert ["run", seen.second] in [line.split() for line in text.out.splitlines()]
     assert ["previous_run", seen.first] in [line.split() for line in text.out.splitlines()]
     read = ingest(seen.harness, "state", "read", SUPPLIER)
-    assert sha256(read.out.encode()).hexdigest() == told["pointer"]["sha256"]
+    assert sha256(read.out.encode()).hexdigest() == told["sha256"]
     assert [json.loads(line)["payload"]["sku"] for line in read.out.splitlines()] == ["A", "B", "D"]
 
 
@@ -278,7 +284,7 @@ def test_a_damaged_state_is_not_read(harness: IngestHarness) -> None:
 def test_what_a_publication_changed(seen: Seen) -> None:
     """I21: added, removed and changed, with what was and what is; any two runs can be compared."""
     text = ingest(seen.harness, "diff", SUPPLIER).out.splitlines()
-    assert text[0] == f"against {seen.first}: 1 added, 1 removed, 1 changed, 1 unchanged"
+    assert text[0] == f"compared with {seen.first}: 1 added, 1 removed, 1 changed, 1 unchanged"
     assert text[1:] == [
         '+ {"price": 4, "sku": "D"}',
         '- {"price": 3, "sku": "C"}',
@@ -303,7 +309,7 @@ def test_gc_tells_what_goes(harness: IngestHarness) -> None:
         return penstock_here("ingest", "gc", *args, cwd=harness.root.parent)
 
     dry = json.loads(gc("--dry-run", "--json").out)
-    assert (dry["dry_run"], dry["busy"]) == (True, [])
+    assert (dry["dryRun"], dry["busy"]) == (True, [])
     assert {one["path"] for one in dry["found"]} == {
         paths.state(SUPPLIER, first),
         f"{paths.archive(SUPPLIER)}/price.csv",
@@ -312,10 +318,10 @@ def test_gc_tells_what_goes(harness: IngestHarness) -> None:
     assert first in harness.tree.list_states(SUPPLIER)
     done = gc()
     assert done.code == 0
-    assert f"3 went, {sum(one['bytes'] for one in dry['found']):,} bytes" in done.out
+    assert f"3 deleted, {sum(one['bytes'] for one in dry['found']):,} bytes" in done.out
     assert "replaced more than 0 hours ago" in done.out
     assert first not in harness.tree.list_states(SUPPLIER)
-    assert gc().out == "nothing is too old\n"
+    assert gc().out == "nothing has expired\n"
 
 
 def test_verify_compares_every_hash(harness: IngestHarness) -> None:
@@ -336,19 +342,63 @@ def test_verify_compares_every_hash(harness: IngestHarness) -> None:
     assert told == {"path": paths.run(run_id, paths.FACTS), "problem": "it is not there"}
 
 
-def test_status_tells_where_everybody_stands(seen: Seen) -> None:
-    """I13: what is published, what waits, what failed; and what somebody should look at, by the limits configured."""
+def test_suppliers_are_listed_with_their_problems(seen: Seen) -> None:
+    """I13: published state, inbox and last run of each supplier, and the problems by the configured limits."""
     config = {"ingest": {"alerts": {"fails": 1, "equal_shas": 1, "state_age": 0}}}
     file = seen.harness.root.parent / "strict.yaml"
     file.write_text(json.dumps(config))
-    (strict,) = ingest_json(seen.harness, "status", "--config", str(file))["suppliers"]
-    assert (strict["supplier"], strict["run_id"], strict["fence"], strict["facts"]) == (SUPPLIER, seen.second, 2, 3)
+    (strict,) = ingest_json(seen.harness, "ls", "--config", str(file))["suppliers"]
+    assert (strict["supplier"], strict["runId"], strict["fence"], strict["facts"]) == (SUPPLIER, seen.second, 2, 3)
     assert (strict["fails"], strict["broken"], strict["inbox"]) == (1, 1, [])
     assert sorted(strict["alerts"]) == ["REPEATED_FAIL", "STATE_OLD"]
-    calm = ingest(seen.harness, "status", SUPPLIER)
+    calm = ingest(seen.harness, "ls")
     assert (calm.code, len(calm.out.splitlines())) == (0, 2)
     assert "FAIL DQ_TOO_MANY_BAD_ROWS" in calm.out
     assert "REPEATED_FAIL" not in calm.out
+
+
+READ = (
+    ["ls"],
+    ["show", SUPPLIER],
+    ["bad-rows", "FAILED"],
+    ["diff", SUPPLIER],
+    ["state", "show", SUPPLIER],
+    ["quarantine", "ls"],
+    ["quarantine", "ls", SUPPLIER],
+)
+
+
+def test_a_server_and_a_folder_give_the_same_documents(seen: Seen, tmp_path: Path) -> None:
+    """I13, I21: commands that read work with --url as with --root, and without both they use the server."""
+    write_config(tmp_path, {"ingest": {"root": str(seen.harness.root)}})
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with Up(tmp_path) as up:
+        for command in READ:
+            args = [seen.failed if word == "FAILED" else word for word in command]
+            local = ingest_json(seen.harness, *args)
+            remote = penstock_here("ingest", *args, "--url", up.api, "--json", cwd=elsewhere)
+            assert _without_ages(json.loads(remote.out)) == _without_ages(local), args
+            found = penstock("ingest", *args, cwd=elsewhere, env={"PENSTOCK_URL": up.api})
+            assert (found.code, bool(found.out)) == (0, True), args
+        facts = penstock_here("ingest", "state", "read", SUPPLIER, "--url", up.api, cwd=elsewhere)
+        assert facts.out == ingest(seen.harness, "state", "read", SUPPLIER).out
+        unknown = penstock_here("ingest", "show", "unknown", "--url", up.api, cwd=elsewhere)
+        assert (unknown.code, unknown.out, unknown.err.count("hint: ")) == (5, "", 1)
+        both = penstock_here("ingest", "ls", "--url", up.api, "--root", ".", cwd=elsewhere)
+        assert (both.code, "exclude each other" in both.err) == (2, True)
+
+
+def _without_ages(document: Json) -> Json:
+    """Return *document* without ages, and without runs: the database knows only the runs it recorded."""
+    ignored = ("ageSeconds", "holder", "runs")
+    return {
+        name: [_without_ages(entry) for entry in value]
+        if isinstance(value, list) and value and isinstance(value[0], dict)
+        else value
+        for name, value in document.items()
+        if name not in ignored
+    }
 
 
 def test_a_wheel_knows_its_commit(tmp_path: Path) -> None:

@@ -20,18 +20,18 @@ def track(server: Up, folder: Path, *args: str) -> Result:
     return penstock("track", *args, cwd=folder, env={"PENSTOCK_URL": server.api})
 
 
-def test_the_command_line_leads_a_file_through(server: Up, tmp_path: Path) -> None:
-    """T1, T5, T6, T12, T16: register, status, queue, claim, why, summary, each for people and as JSON."""
+def test_a_file_from_its_registration_to_a_claim(server: Up, tmp_path: Path) -> None:
+    """T1, T5, T6, T12, T16: register, done, show, ls, queue, claim, why, summary, each for people and as JSON."""
     assert "registered" in track(server, tmp_path, "register", "cli", "0", "1").out
     assert json.loads(track(server, tmp_path, "register", "cli", "0", "--json").out)["created"] is False
     assert "not complete yet" in track(server, tmp_path, "why", "cli", "0").out
-    httpx.post(f"{server.api}/api/v1/pipeline/stages/event-ingest/done", json={"filename": "cli"}).raise_for_status()
+    assert track(server, tmp_path, "done", "event-ingest", "cli", "--as", "me").out == "cli is done in event-ingest\n"
     assert track(server, tmp_path, "queue", "shard-splitter").out.count("cli") == 2
     (claimed,) = json.loads(track(server, tmp_path, "claim", "shard-splitter", "--worker", "me", "--json").out)
     assert (claimed["filename"], claimed["shard"], claimed["fence"]) == ("cli", 0, 1)
     assert "started by me" in track(server, tmp_path, "why", "cli", "0").out
-    assert "shard-splitter" in track(server, tmp_path, "status", "cli").out
-    assert json.loads(track(server, tmp_path, "status", "--status", "started", "--json").out)["files"]
+    assert "shard-splitter" in track(server, tmp_path, "show", "cli").out
+    assert json.loads(track(server, tmp_path, "ls", "--status", "started", "--json").out)["files"]
     assert json.loads(track(server, tmp_path, "summary", "--json").out)["by_stage"]["event_ingest"]["done"] >= 2
     assert "new → started" in track(server, tmp_path, "history", "cli").out
 
@@ -45,27 +45,28 @@ def test_the_command_line_retries_and_pauses(server: Up, tmp_path: Path) -> None
         body = {"filename": "broken", "shard": shard, "error": f"disk {shard} is full"}
         httpx.post(f"{pipeline}/stages/mysql-sender/fail", json=body).raise_for_status()
     assert track(server, tmp_path, "retry", "mysql-sender", "broken", "0").code == 0
-    assert track(server, tmp_path, "retry", "mysql-sender", "--error", "disk 1").out == "1 set back in mysql-sender\n"
-    assert track(server, tmp_path, "retry", "mysql-sender", "--all").out == "1 set back in mysql-sender\n"
-    assert track(server, tmp_path, "pause", "mysql-sender", "--reason", "moving house").code == 0
-    assert "moving house" in track(server, tmp_path, "queue").out
+    assert (
+        track(server, tmp_path, "retry", "mysql-sender", "--error", "disk 1").out
+        == "1 shard reset to new in mysql-sender\n"
+    )
+    assert track(server, tmp_path, "retry", "mysql-sender", "--all").out == "1 shard reset to new in mysql-sender\n"
+    assert track(server, tmp_path, "pause", "mysql-sender", "--reason", "disk replacement").code == 0
+    assert "disk replacement" in track(server, tmp_path, "queue").out
     assert track(server, tmp_path, "resume", "mysql-sender").code == 0
-    assert "moving house" not in track(server, tmp_path, "queue").out
+    assert "disk replacement" not in track(server, tmp_path, "queue").out
 
 
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (("status", "nobody"), 5, "no file 'nobody' is registered"),
+        (("show", "unknown"), 5, "no file 'unknown' is registered"),
         (("register", "a/b", "0"), 2, "must not contain a slash"),
-        (("retry", "mysql-sender"), 2, "say what to retry"),
+        (("retry", "mysql-sender"), 2, "nothing is selected to retry"),
         (("claim", "event-ingest", "--worker", "w"), 2, "event-ingest"),
-        (("why", "nobody", "0", "--url", "http://127.0.0.1:1"), 7, "does not answer"),
+        (("why", "unknown", "0", "--url", "http://127.0.0.1:1"), 7, "does not answer"),
     ],
 )
-def test_mistakes_at_the_command_line_are_told(
-    server: Up, tmp_path: Path, args: tuple[str, ...], code: int, words: str
-) -> None:
+def test_invalid_commands_are_refused(server: Up, tmp_path: Path, args: tuple[str, ...], code: int, words: str) -> None:
     """T9: the right exit code and a sentence, no traceback."""
     done = track(server, tmp_path, *args)
     assert done.code == code

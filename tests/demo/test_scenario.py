@@ -25,7 +25,7 @@ def test_demo_keeps_every_promise_and_ends(tmp_path: Path) -> None:
     """F14, I23, R2: all parts, connected only by configuration, keep their promises although processes are killed."""
     done = penstock("demo", cwd=tmp_path, timeout=180)
     assert done.code == 0, done.out + done.err
-    assert "9 of 9 promises held" in done.out
+    assert "9 of 9 guarantees held" in done.out
     assert "FAIL" not in done.out
     assert all(f"\nok  {part} " in done.out for part in PARTS)
     folder = tmp_path / "penstock-demo"

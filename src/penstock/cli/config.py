@@ -1,4 +1,4 @@
-"""`penstock config`: look at the configuration without running anything."""
+"""`penstock config`: validate and print the configuration."""
 
 from io import StringIO
 
@@ -6,12 +6,12 @@ from penstock.cli.terminal.command_group import CommandGroup
 from penstock.cli.terminal.options import ConfigOption, JsonOption
 from penstock.cli.terminal.output import emit
 
-app = CommandGroup(help="Look at the configuration.")
+app = CommandGroup(help="Validate and print the configuration.")
 
 
 @app.command()
 def validate(config: ConfigOption = None, json: JsonOption = False) -> None:
-    """Check the configuration; every mistake is named with its file, line and column."""
+    """Validate the configuration, and print every error with its file, line and column."""
     from penstock.settings import load_settings
 
     load_settings(config)
@@ -20,7 +20,7 @@ def validate(config: ConfigOption = None, json: JsonOption = False) -> None:
 
 @app.command()
 def show(config: ConfigOption = None, json: JsonOption = False) -> None:
-    """Print the configuration in force: file, environment and defaults. Secrets are shown as references."""
+    """Print the effective configuration: file, environment and defaults. Secrets are printed as references."""
     from ruamel.yaml import YAML
 
     from penstock.settings import load_settings
@@ -32,7 +32,7 @@ def show(config: ConfigOption = None, json: JsonOption = False) -> None:
 
 
 @app.command()
-def schema(json: JsonOption = False) -> None:  # noqa: ARG001 - a schema is JSON either way
+def schema(json: JsonOption = False) -> None:  # noqa: ARG001 - a schema is always JSON
     """Print the JSON Schema of penstock.yaml, for editors."""
     from penstock.settings import Settings
 

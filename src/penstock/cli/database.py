@@ -1,4 +1,4 @@
-"""`penstock db`: the schema."""
+"""`penstock db`: migrations of the database schema."""
 
 from contextlib import suppress
 from datetime import timedelta
@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.terminal.command_group import CommandGroup
-from penstock.cli.terminal.options import ConfigOption, DataDirOption, JsonOption
+from penstock.cli.terminal.options import ConfigOption, DataDirOption, JsonOption, TimeoutOption
 from penstock.cli.terminal.output import emit, print_message
 
 if TYPE_CHECKING:
     from penstock.settings import Settings
 
-_ONE_LOOK = 10.0  # seconds, however short the wait
-app = CommandGroup(help="Care for the database.")
+_CHECK_TIMEOUT = 10.0  # seconds of the first check, however short the wait
+app = CommandGroup(help="Manage the database schema.")
 
 
 @app.command()
 def migrate(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be applied; change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the pending migrations; change nothing.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Bring the schema up to this release. Safe to run at any time, by several at once."""
+    """Migrate the schema of all databases to this release. Several processes can do it at the same time."""
     import asyncio
 
     from penstock.app.platform import schemas
@@ -33,7 +33,7 @@ def migrate(
 
     settings = load_settings(config, overrides={"data_dir": data_dir})
 
-    async def work() -> tuple[list[str], list[str]]:
+    async def migrate_all() -> tuple[list[str], list[str]]:
         pending: list[str] = []
         newer: list[str] = []
         for _, opened, known in schemas(settings):
@@ -45,64 +45,64 @@ def migrate(
             newer += plan.newer
         return pending, newer
 
-    pending, newer = asyncio.run(work())
+    pending, newer = asyncio.run(migrate_all())
     if newer:
-        print_message(f"note: a newer release was here: {', '.join(newer)}")
-    done = "would apply" if dry_run else "applied"
-    lines = [f"{done} {name}" for name in pending] or ["the schema is up to date"]
-    emit(
-        {"dry_run": dry_run, "pending" if dry_run else "applied": pending, "newer": newer},
-        as_json=json,
-        text="\n".join(lines),
-    )
+        print_message(f"note: the schema has migrations of a newer release: {', '.join(newer)}")
+    verb = "would apply" if dry_run else "applied"
+    lines = [f"{verb} {name}" for name in pending] or ["the schema is up to date"]
+    data = {"dryRun": dry_run, "pending" if dry_run else "applied": pending, "newer": newer}
+    emit(data, as_json=json, text="\n".join(lines))
 
 
 @app.command()
 def wait(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
-    seconds: Annotated[float, typer.Option("--for", min=0, help="Seconds to wait at most.")] = 600,
+    timeout: TimeoutOption = 600,
     json: JsonOption = False,
 ) -> None:
-    """Wait until every database is there and its schema is at least this release's; 124 when it is not in time."""
+    """Wait until every database is reachable and its schema is at least that of this release.
+
+    The exit code is 124 if the timeout passed.
+    """
     import asyncio
     from time import monotonic
 
     from penstock.settings import load_settings
 
     settings = load_settings(config, overrides={"data_dir": data_dir})
-    began = monotonic()
-    asyncio.run(_until_there(settings, seconds))
-    waited = round(monotonic() - began, 3)
-    emit({"ready": True, "waited_seconds": waited}, as_json=json, text="the databases are there")
+    started = monotonic()
+    asyncio.run(_wait_until_ready(settings, timeout))
+    waited = round(monotonic() - started, 3)
+    emit({"ready": True, "waitedSeconds": waited}, as_json=json, text="the databases are ready")
 
 
-async def _until_there(settings: "Settings", seconds: float) -> None:
-    """Look once, however short the time, and then again and again; what is lacking is told when it changes."""
+async def _wait_until_ready(settings: "Settings", timeout: float) -> None:
+    """Check at least once, however short the timeout, then repeatedly; print a missing item when it changes."""
     import asyncio
     from time import monotonic
 
     from penstock.kernel.errors import TimedOut
     from penstock.kernel.tasks.backoff import Backoff
 
-    backoff, deadline, told = Backoff(limit=timedelta(seconds=2)), monotonic() + seconds, "no answer"
+    backoff, deadline, printed = Backoff(limit=timedelta(seconds=2)), monotonic() + timeout, "no response"
     with suppress(TimeoutError):
-        async with asyncio.timeout(max(seconds, _ONE_LOOK)):
-            while lacking := await _lacking(settings):
-                if lacking != told:
-                    print_message(f"waiting: {lacking}")
-                    told = lacking
+        async with asyncio.timeout(max(timeout, _CHECK_TIMEOUT)):
+            while missing := await _find_missing(settings):
+                if missing != printed:
+                    print_message(f"waiting: {missing}")
+                    printed = missing
                 if monotonic() >= deadline:
                     break
                 await asyncio.sleep(backoff.next().total_seconds())
             else:
                 return
-    hint = "is PostgreSQL there? `penstock db migrate` brings the schema up to this release"
-    raise TimedOut("BARRIER_TIMEOUT", f"not within {seconds:g} s: {told}", hint=hint)
+    hint = "check that PostgreSQL is running; `penstock db migrate` migrates the schema to this release"
+    raise TimedOut("DATABASE_NOT_READY", f"the databases are not ready after {timeout:g} s: {printed}", hint=hint)
 
 
-async def _lacking(settings: "Settings") -> str:
-    """What is not there yet, if anything."""
+async def _find_missing(settings: "Settings") -> str:
+    """Return the first thing that is missing, or an empty text."""
     import asyncpg
 
     from penstock.app.platform import schemas
@@ -114,10 +114,10 @@ async def _lacking(settings: "Settings") -> str:
             async with opened as db:
                 plan = await migrations.plan(db, known)
         except Transient as error:
-            is_made = not isinstance(error.__cause__, asyncpg.InvalidCatalogNameError)
-            if error.code == "DATABASE_REFUSED" and is_made:  # a wrong password becomes no better
+            is_created = not isinstance(error.__cause__, asyncpg.InvalidCatalogNameError)
+            if error.code == "DATABASE_REFUSED" and is_created:  # waiting does not correct a wrong password
                 raise
             return error.message
         if plan.pending:
-            return f"the schema of the {name} lacks {len(plan.pending)} migrations"
+            return f"{len(plan.pending)} migrations of the {name} are pending"
     return ""

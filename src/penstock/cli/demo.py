@@ -1,4 +1,4 @@
-"""`penstock demo`: all five parts on sample data, and a verdict on each promise."""
+"""`penstock demo`: run all five parts on sample data, and check each guarantee."""
 
 import shutil
 import sys
@@ -14,27 +14,26 @@ if TYPE_CHECKING:
     from penstock.demo.scenario import DemoScenario
 
 PORTS = (8080, 8081, 8090)  # of the API, of the query server, of the source
-_CHECKOUT = Path(__file__).parents[3]  # in a checkout; an installed package has nothing of the like there
+_CHECKOUT = Path(__file__).parents[3]  # the checkout; of an installed package, some other folder
 
 
 def demo(
     keep: Annotated[
-        bool, typer.Option("--keep", help="Use ports 8080, 8081 and 8090, and keep serving afterwards, until Ctrl-C.")
+        bool, typer.Option("--keep", help="Use ports 8080, 8081 and 8090, and continue serving until Ctrl-C.")
     ] = False,
     folder: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder to run in: a new one, or that of an earlier demo.")
+        Path, typer.Option(metavar="DIR", help="Folder of the demo: a new folder, or one of an earlier demo.")
     ] = Path("penstock-demo"),
     files: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the sample files into this new folder, and run nothing.")
+        Path | None, typer.Option(metavar="DIR", help="Only write the sample files into this new folder.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run all five parts on sample data, and check every promise.
+    """Run all five parts on sample data, and check every guarantee.
 
-    Takes about twenty seconds, needs no server and no network, and kills some of its own processes. Exit code 0 if
-    every promise held, 1 if one did not or the demo could not finish, 6 if the folder is in use or no demo made it.
-    The folder of an earlier demo is emptied first. With --json the verdict is printed as JSON, and progress goes to
-    standard error.
+    The demo takes about 20 seconds, needs neither a server nor a network, and kills some of its own processes. The
+    folder of an earlier demo is emptied first. The exit code is 0 if every guarantee held, 1 if one did not or the
+    demo failed, 6 if the folder is in use or not a folder of a demo. With --json, progress goes to standard error.
     """
     if files is None:
         sys.exit(_run(keep=keep, folder=folder, as_json=json))
@@ -56,11 +55,11 @@ def _run(*, keep: bool, folder: Path, as_json: bool) -> int:
     from penstock.kernel.telemetry.telemetry import configure_logging
 
     configure_logging("ERROR", "console")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # processes of the demo are ended either way
-    began = perf_counter()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the workspace ends the processes of the demo
+    started = perf_counter()
 
     def report(line: str) -> None:
-        text = f"{perf_counter() - began:5.1f} s  {line}"
+        text = f"{perf_counter() - started:5.1f} s  {line}"
         print_message(text) if as_json else emit(None, as_json=False, text=text)
 
     with DemoWorkspace.create(folder) as workspace:
@@ -70,7 +69,7 @@ def _run(*, keep: bool, folder: Path, as_json: bool) -> int:
         except (DemoFailed, PenstockError) as error:
             hint = f"{shown(workspace.log)} contains the log of all processes"
             raise PenstockError("DEMO_FAILED", f"the demo did not finish: {error}", hint=hint) from error
-        seconds = perf_counter() - began
+        seconds = perf_counter() - started
         emit(verdict(scenario, seconds), as_json=as_json, text=summary(scenario, seconds, keep=keep))
         if keep:
             with suppress(KeyboardInterrupt):
@@ -94,34 +93,37 @@ def verdict(scenario: "DemoScenario", seconds: float) -> dict[str, Any]:
 
 
 def summary(scenario: "DemoScenario", seconds: float, *, keep: bool) -> str:
-    """Return the result of the demo as text, with what to look at and what to do next."""
+    """Return the result of the demo as text, with its files and the next commands."""
     held = sum(promise.passed for promise in scenario.promises)
-    rows = [["", "part", "promise", "what happened"]]
-    rows += [["ok" if one.passed else "FAIL", one.part, one.promise, one.detail] for one in scenario.promises]
+    rows = [["", "part", "guarantee", "result"]]
+    rows += [
+        ["ok" if promise.passed else "FAIL", promise.part, promise.promise, promise.detail]
+        for promise in scenario.promises
+    ]
     folder = scenario.workspace.folder
     further = [
-        ["look at", shown(folder / "charts"), "the charts the flow drew"],
-        ["", shown(folder / "data" / "etl_data" / "raw_v1"), "what became of the suppliers' files, and why"],
-        ["", shown(scenario.workspace.log), "what all processes logged"],
+        ["files", shown(folder / "charts"), "charts that the flow created"],
+        ["", shown(folder / "data" / "etl_data" / "raw_v1"), "published and rejected supplier files"],
+        ["", shown(scenario.workspace.log), "log of all processes"],
     ]
-    text = f"\n{held} of {len(scenario.promises)} promises held, in {seconds:.0f} s\n\n{table(rows)}\n\n"
+    text = f"\n{held} of {len(scenario.promises)} guarantees held, in {seconds:.0f} s\n\n{table(rows)}\n\n"
     if keep:
         return f"{text}{table(further)}\n\n{_invitation(scenario)}"
     return f"{text}{table([*further, *_next_steps()])}"
 
 
 def shown(path: Path) -> str:
-    """Return *path* as a person would type it in the current folder."""
+    """Return *path* relative to the current folder if it is below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _next_steps() -> list[list[str]]:
-    about = "the same, and it stays: ask it for status, events and dictionaries"
+    about = "run the demo and keep serving; try status, events and dict"
     if Path.cwd() == _CHECKOUT:
-        steps = [["make up", about], ["docs/tutorial.md", "the same by hand, step by step"]]
+        steps = [["make up", about], ["docs/tutorial.md", "the same steps one by one"]]
     else:
-        activation = [[command, "puts penstock on PATH"] for command in _activation()]
-        files = "the sample files, to do the same by hand, step by step, as the tutorial shows"
+        activation = [[command, "put penstock on PATH"] for command in _activation()]
+        files = "write the sample files of the tutorial"
         steps = [*activation, ["penstock demo --keep", about], ["penstock demo --files samples", files]]
     return [["" if number else "next", *step] for number, step in enumerate(steps)]
 
@@ -135,12 +137,12 @@ def _invitation(scenario: "DemoScenario") -> str:
         "penstock flow show morning-1",
         "penstock harvest run diamonds --wait",
     ]
-    serving = f"serving until Ctrl-C: the API at {scenario.api} (/docs shows it), reads at {scenario.query}"
-    return "\n".join([serving, "in another terminal:", *(f"  {command}" for command in commands)])
+    serving = f"serving until Ctrl-C: API at {scenario.api} (documentation at /docs), query server at {scenario.query}"
+    return "\n".join([serving, "commands for another terminal:", *(f"  {command}" for command in commands)])
 
 
 def _activation() -> list[str]:
-    """Return the command that puts `penstock` on PATH; nothing if it is there, or if no command does."""
+    """Return the command that puts `penstock` on PATH; empty if it is there, or if there is no such command."""
     folder = Path(sys.prefix) / "bin"
     if shutil.which("penstock") == str(folder / "penstock") or not (folder / "activate").exists():
         return []

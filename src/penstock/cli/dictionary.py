@@ -1,4 +1,4 @@
-"""`penstock dict`: change dictionaries and follow the changes on a running server; read them from a query pod."""
+"""`penstock dict`: change dictionaries and list their versions at a running server; read items from a query server."""
 
 import sys
 from collections.abc import Mapping
@@ -10,9 +10,10 @@ from uuid import UUID, uuid4
 import typer
 
 from penstock.cli.server_client import ask_pod, ask_refdata, poll_until
+from penstock.cli.suggestion import pasteable
 from penstock.cli.terminal.command_group import CommandGroup
-from penstock.cli.terminal.options import JsonOption, QueryUrlOption, UrlOption
-from penstock.cli.terminal.output import emit, print_message, table, time_text
+from penstock.cli.terminal.options import JsonOption, LimitOption, QueryUrlOption, TimeoutOption, UrlOption, WaitOption
+from penstock.cli.terminal.output import RawJson, emit, more_rows, print_message, table, time_text
 from penstock.kernel.errors import Conflict, Invalid, PenstockError, TimedOut, Transient
 
 if TYPE_CHECKING:
@@ -20,72 +21,178 @@ if TYPE_CHECKING:
     from penstock.refdata.client import PodClient, RefdataClient
     from penstock.refdata.contract import Command
 
-app = CommandGroup(help="Change dictionaries, follow the changes, and read them.")
-TenantArgument = Annotated[str, typer.Argument(help="Whose dictionary.", metavar="TENANT")]
-CodeArgument = Annotated[str, typer.Argument(help="Its code.", metavar="DICT")]
-VersionArgument = Annotated[int, typer.Argument(help="A version that is kept.", metavar="VERSION", min=0)]
-RevisionOption = Annotated[int | None, typer.Option(help="The source's own revision; an older one is refused.")]
-TimeoutOption = Annotated[float, typer.Option(min=0.05, help="Seconds to wait for the commit.")]
-LeastOption = Annotated[
-    int | None, typer.Option("--min-version", min=0, help="The answer must not be of a lower version.")
+app = CommandGroup(help="Change and read dictionaries, and manage their versions.")
+TenantArgument = Annotated[str, typer.Argument(help="Tenant that owns the dictionary.", metavar="TENANT")]
+CodeArgument = Annotated[str, typer.Argument(help="Code of the dictionary.", metavar="DICT")]
+KeyArgument = Annotated[str, typer.Argument(help="Key of the item.", metavar="KEY")]
+VersionArgument = Annotated[int, typer.Argument(help="A retained version.", metavar="VERSION", min=0)]
+RevisionOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Revision of the source; a command with an older revision is rejected."),
+]
+EventIdOption = Annotated[
+    UUID | None, typer.Option(metavar="UUID", help="Id of the command; a repeated command with this id counts once.")
+]
+MinVersionOption = Annotated[
+    int | None,
+    typer.Option(
+        "--min-version", metavar="VERSION", min=0, help="Lowest version to accept; a server with a lower one refuses."
+    ),
 ]
 _COMMIT_POLL = 0.2  # seconds
 _POD_POLL = 0.1
 
 
-class IncompleteSnapshot(StrEnum):
+class IncompleteUpdate(StrEnum):
     """The states of updates that can be listed."""
 
     PENDING = "PENDING"
     FAILED = "FAILED"
 
 
+@app.command("ls")
+def list_dictionaries(tenant: TenantArgument, url: UrlOption = None, json: JsonOption = False) -> None:
+    """List the dictionaries of a tenant with their committed versions."""
+    found = ask_refdata(url, lambda client: client.dictionaries(tenant))
+    rows = [_dictionary_row(dictionary) for dictionary in found["dictionaries"]]
+    head = ["dict", "version", "committed", "pinned"]
+    text = table([head, *rows]) if rows else f"tenant {tenant} has no dictionaries; refdata.dictionaries declares them"
+    emit(found, as_json=json, text=text)
+
+
+@app.command()
+def show(
+    tenant: TenantArgument,
+    code: CodeArgument,
+    min_version: MinVersionOption = None,
+    query_url: QueryUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the version of a dictionary that the query server serves, and its number of items."""
+    import orjson
+
+    response = ask_pod(query_url, lambda pod: pod.version(tenant, code, least=min_version))
+    served = orjson.loads(response.body)
+    pinned = ", pinned" if served.get("isPinned") else ""
+    items = f"  ({served['items']} items{pinned})" if "items" in served else ""
+    text = f"{served['version']}{items}{_age(response)}"
+    emit({**_origin(response), **served}, as_json=json, text=text)
+
+
+@app.command()
+def get(
+    tenant: TenantArgument,
+    code: CodeArgument,
+    keys: Annotated[list[str], typer.Argument(help="Keys of the items.", metavar="KEY")],
+    min_version: MinVersionOption = None,
+    query_url: QueryUrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the payload of an item, or of several items of one version; numbers keep every digit."""
+    import msgspec
+    from msgspec import Raw
+
+    if len(keys) == 1:
+        response = ask_pod(query_url, lambda pod: pod.item(tenant, code, keys[0], least=min_version))
+        text = response.body.decode()
+        data: dict[str, Any] = {"key": keys[0], "value": RawJson(text)}
+    else:
+        response = ask_pod(query_url, lambda pod: pod.items(tenant, code, keys, least=min_version))
+        body = msgspec.json.decode(response.body, type=dict[str, Raw])
+        text, missing = bytes(body["items"]).decode(), msgspec.json.decode(body["missing"], type=list[str])
+        data = {name: RawJson(bytes(value).decode()) for name, value in body.items()}
+        if missing:
+            print_message(f"missing: {', '.join(missing)}")
+    emit({**_origin(response), **data}, as_json=json, text=text)
+
+
+@app.command("items")
+def read_items(
+    tenant: TenantArgument,
+    code: CodeArgument,
+    min_version: MinVersionOption = None,
+    query_url: QueryUrlOption = None,
+    json: JsonOption = False,  # noqa: ARG001 - the output is JSON in any case
+) -> None:
+    """Print all items of one version as JSON lines; numbers keep every digit."""
+    import msgspec
+    from msgspec import Raw
+
+    async def print_pages(pod: "PodClient") -> int:
+        cursor, count = None, 0
+        while True:
+            response = await pod.page(tenant, code, cursor=cursor, least=min_version)
+            page = msgspec.json.decode(response.body, type=dict[str, Raw])
+            items = msgspec.json.decode(page["items"], type=list[Raw])
+            for item in items:
+                sys.stdout.write(bytes(item).decode() + "\n")
+            cursor, count = msgspec.json.decode(page["next"]), count + len(items)
+            if cursor is None:
+                print_message(f"{count} items of version {_origin(response)['version']}")
+                return count
+
+    ask_pod(query_url, print_pages)
+
+
 @app.command()
 def put(
     tenant: TenantArgument,
     code: CodeArgument,
-    key: Annotated[str, typer.Argument(help="The item's key.")],
-    payload: Annotated[str | None, typer.Argument(help="Its payload as JSON; - reads standard input.")] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete the key instead.")] = False,
+    key: KeyArgument,
+    payload: Annotated[
+        str, typer.Argument(metavar="PAYLOAD", help="Payload of the item as JSON; - reads standard input.")
+    ],
     revision: RevisionOption = None,
-    event_id: Annotated[UUID | None, typer.Option(help="Makes a repeated command count once.")] = None,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for the commit.")] = False,
+    event_id: EventIdOption = None,
+    wait: WaitOption = True,
     timeout: TimeoutOption = 10,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Put one item into a dictionary, or delete one; prints the version it is committed under."""
-    from penstock.refdata import item_files
-
-    if (payload is None) != delete:
-        raise Invalid("PAYLOAD_MISSING", "give a payload, or --delete", hint="penstock dict put --help")
+    """Insert or replace an item, and print the version of the commit."""
     text = sys.stdin.read() if payload == "-" else payload
-    command = item_files.delta_commands(code, [item_files.item(key, text)], revision)[0]
-    command.event_id = event_id or uuid4()
-    told = ask_refdata(url, lambda client: _send(client, tenant, [command], timeout=None if no_wait else timeout))
-    emit(told, as_json=json, text=_status_text(told))
+    _send_item(tenant, code, key, text, revision, event_id, timeout if wait else None, url, json)
+
+
+@app.command()
+def delete(
+    tenant: TenantArgument,
+    code: CodeArgument,
+    key: KeyArgument,
+    revision: RevisionOption = None,
+    event_id: EventIdOption = None,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = 10,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete an item, and print the version of the commit."""
+    _send_item(tenant, code, key, None, revision, event_id, timeout if wait else None, url, json)
 
 
 @app.command("import")
 def import_file(
     tenant: TenantArgument,
     code: CodeArgument,
-    file: Annotated[Path, typer.Argument(help="JSON, JSON lines (.jsonl) or CSV (.csv).")],
-    key: Annotated[str | None, typer.Option(help="The column of a CSV that is the key.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON, JSON lines (.jsonl) or CSV (.csv).")],
+    key: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of a CSV file that contains the key.")
+    ] = None,
     delta: Annotated[
-        bool, typer.Option("--delta", help="Add, change and delete items; without it the file is all there is.")
+        bool,
+        typer.Option("--delta", help="Insert, replace and delete single items; without it the file is the snapshot."),
     ] = False,
     revision: RevisionOption = None,
     allow_drop: Annotated[
-        bool, typer.Option("--allow-drop", help="It is meant, should most items go (maxDropPercent).")
+        bool, typer.Option("--allow-drop", help="Allow more items to be removed than maxDropPercent.")
     ] = False,
     timeout: TimeoutOption = 300,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a file's items the content of a dictionary: all of them, under one version, or none.
+    """Replace the content of a dictionary with the items of a file: all of them under one version, or none.
 
-    With --delta a large file goes in several commands, each a version of its own.
+    With --delta a large file is sent in several commands, each with its own version.
     """
     from penstock.refdata import item_files
 
@@ -96,117 +203,46 @@ def import_file(
         commands = item_files.snapshot_commands(code, items, uuid4(), revision)
     for command in commands:
         command.event_id, command.allow_row_drop = uuid4(), allow_drop
-    told = ask_refdata(url, lambda client: _send(client, tenant, commands, timeout=timeout))
-    emit({**told, "items": len(items)}, as_json=json, text=f"{len(items)} items, {_status_text(told)}")
+    update = ask_refdata(url, lambda client: _send(client, tenant, commands, timeout=timeout))
+    emit({**update, "items": len(items)}, as_json=json, text=f"{len(items)} items, {_update_text(update)}")
 
 
 @app.command()
-def status(
+def updates(
     tenant: TenantArgument,
-    event_id: Annotated[UUID | None, typer.Argument(help="An update; without one, those not committed.")] = None,
-    status: Annotated[IncompleteSnapshot, typer.Option(help="Which are listed.")] = IncompleteSnapshot.FAILED,
-    code: Annotated[str | None, typer.Option("--dict", help="Only of this dictionary.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 100,
+    event_id: Annotated[
+        UUID | None, typer.Argument(metavar="EVENT_ID", help="Id of one update; without it, incomplete updates.")
+    ] = None,
+    status: Annotated[IncompleteUpdate, typer.Option(help="Status of the listed updates.")] = IncompleteUpdate.FAILED,
+    code: Annotated[str | None, typer.Option("--dict", metavar="DICT", help="Only updates of this dictionary.")] = None,
+    limit: LimitOption = 100,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show how an update stands, or which failed or are under way."""
+    """List the failed or pending updates of a tenant, or show one update."""
     if event_id is not None:
-        told = ask_refdata(url, lambda client: client.update(tenant, event_id))
-        emit(told, as_json=json, text=_status_text(told))
+        update = ask_refdata(url, lambda client: client.update(tenant, event_id))
+        emit(update, as_json=json, text=_update_text(update))
         return
-    told = ask_refdata(url, lambda client: client.updates(tenant, status=status.value, dictCode=code, limit=limit))
-    rows = [[time_text(one["updatedAt"]), one["dictCode"], one["eventId"], _reason(one)] for one in told["updates"]]
-    text = table([["updated", "dict", "eventId", "why"], *rows]) if rows else f"no update is {status.value}"
-    emit(told, as_json=json, text=f"{text}\n… and more: raise --limit" if told["next"] else text)
+    page = ask_refdata(url, lambda client: client.updates(tenant, status=status.value, dictCode=code, limit=limit))
+    rows = [
+        [time_text(update["updatedAt"]), update["dictCode"], update["eventId"], _reason(update)]
+        for update in page["updates"]
+    ]
+    text = table([["updated", "dict", "event id", "error"], *rows]) if rows else f"no {status.value} updates"
+    emit(page, as_json=json, text=more_rows(text, has_more=page["next"] is not None))
 
 
 @app.command()
 def history(
-    tenant: TenantArgument,
-    code: CodeArgument,
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
-    url: UrlOption = None,
-    json: JsonOption = False,
+    tenant: TenantArgument, code: CodeArgument, limit: LimitOption = 20, url: UrlOption = None, json: JsonOption = False
 ) -> None:
-    """Show the versions of a dictionary and what made them, the latest first."""
-    told = ask_refdata(url, lambda client: client.history(tenant, code, limit=limit))
-    rows = [_version_row(one) for one in told["versions"]]
+    """List the committed versions of a dictionary and their commands, newest first."""
+    page = ask_refdata(url, lambda client: client.history(tenant, code, limit=limit))
+    rows = [_version_row(version) for version in page["versions"]]
     head = ["version", "committed", "type", "source", "items", "keys"]
     text = table([head, *rows]) if rows else f"{code} has no version yet"
-    emit(told, as_json=json, text=f"{text}\n… and more: raise --limit" if told["next"] else text)
-
-
-@app.command()
-def get(
-    tenant: TenantArgument,
-    code: CodeArgument,
-    keys: Annotated[list[str], typer.Argument(help="One key, or several.", metavar="KEY…")],
-    least: LeastOption = None,
-    query_url: QueryUrlOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Print one item's payload, or several items of one version by their keys; every digit as it is kept."""
-    import msgspec
-    import orjson
-    from msgspec import Raw
-
-    if len(keys) == 1:
-        answer = ask_pod(query_url, lambda pod: pod.item(tenant, code, keys[0], least=least))
-        found, text = {"key": keys[0], "value": orjson.loads(answer.body)}, answer.body.decode()
-    else:
-        answer = ask_pod(query_url, lambda pod: pod.items(tenant, code, keys, least=least))
-        told = orjson.loads(answer.body)
-        found, text = told, bytes(msgspec.json.decode(answer.body, type=dict[str, Raw])["items"]).decode()
-        if told["missing"]:
-            print_message(f"not there: {', '.join(told['missing'])}")
-    emit({**_origin(answer), **found}, as_json=json, text=text)
-
-
-@app.command("all")
-def read_all(
-    tenant: TenantArgument,
-    code: CodeArgument,
-    least: LeastOption = None,
-    query_url: QueryUrlOption = None,
-    json: JsonOption = False,  # noqa: ARG001 - it is JSON in any case
-) -> None:
-    """Print every item of one version, as JSON lines; every digit as it is kept."""
-    import msgspec
-    from msgspec import Raw
-
-    async def pages(pod: "PodClient") -> int:
-        cursor, count = None, 0
-        while True:
-            answer = await pod.page(tenant, code, cursor=cursor, least=least)
-            page = msgspec.json.decode(answer.body, type=dict[str, Raw])
-            items = msgspec.json.decode(page["items"], type=list[Raw])
-            for item in items:
-                sys.stdout.write(bytes(item).decode() + "\n")
-            cursor, count = msgspec.json.decode(page["next"]), count + len(items)
-            if cursor is None:
-                print_message(f"{count} items of version {_origin(answer)['version']}")
-                return count
-
-    ask_pod(query_url, pages)
-
-
-@app.command()
-def version(
-    tenant: TenantArgument,
-    code: CodeArgument,
-    least: LeastOption = None,
-    query_url: QueryUrlOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Print the version that is read, and how many items it has."""
-    import orjson
-
-    answer = ask_pod(query_url, lambda pod: pod.version(tenant, code, least=least))
-    told = orjson.loads(answer.body)
-    pinned = ", pinned" if told.get("isPinned") else ""
-    items = f"  ({told['items']} items{pinned})" if "items" in told else ""
-    emit({**_origin(answer), **told}, as_json=json, text=f"{told['version']}{items}{_age(answer)}")
+    emit(page, as_json=json, text=more_rows(text, has_more=page["next"] is not None))
 
 
 @app.command()
@@ -217,29 +253,29 @@ def lag(
     query_url: QueryUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print how many versions a pod is behind what is committed."""
-    held = ask_pod(query_url, lambda pod: pod.version(tenant, code))
-    known = ask_refdata(url, lambda client: client.history(tenant, code, limit=1))
-    at = _origin(held)["version"]
-    committed = known["versions"][0]["version"] if known["versions"] else at
-    told = {"version": at, "committedVersion": committed, "lag": max(committed - at, 0)}
-    text = f"{told['lag']} behind: the pod is at {at}, {committed} is committed{_age(held)}"
-    emit({**_origin(held), **told}, as_json=json, text=text)
+    """Print by how many versions a query server is behind the last commit."""
+    response = ask_pod(query_url, lambda pod: pod.version(tenant, code))
+    versions = ask_refdata(url, lambda client: client.history(tenant, code, limit=1))["versions"]
+    served = _origin(response)["version"]
+    committed = versions[0]["version"] if versions else served
+    data = {"version": served, "committedVersion": committed, "lag": max(committed - served, 0)}
+    text = f"{data['lag']} behind: version {served} is served, version {committed} is committed{_age(response)}"
+    emit({**_origin(response), **data}, as_json=json, text=text)
 
 
 @app.command()
 def wait(
     tenant: TenantArgument,
     code: CodeArgument,
-    version: Annotated[int, typer.Option("--version", min=0, help="The version to wait for.")],
-    timeout: Annotated[float, typer.Option(min=0.05, help="Seconds to wait.")] = 30,
+    version: Annotated[int, typer.Option("--version", metavar="VERSION", min=0, help="Version to wait for.")],
+    timeout: TimeoutOption = 30,
     query_url: QueryUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Wait until a pod can answer from a version or a later one."""
+    """Wait until a query server serves a version or a later one."""
     last = PenstockError("", "")
 
-    async def look(pod: "PodClient") -> "HttpResponse | None":
+    async def poll(pod: "PodClient") -> "HttpResponse | None":
         nonlocal last
         try:
             return await pod.version(tenant, code, least=version)
@@ -247,45 +283,45 @@ def wait(
             last = error
             return None
 
-    def late() -> TimedOut:
-        return TimedOut("VERSION_NOT_READABLE", f"version {version} cannot be read yet: {last.message}", hint=last.hint)
+    def timed_out() -> TimedOut:
+        return TimedOut("VERSION_NOT_READABLE", f"version {version} is not served yet: {last.message}", hint=last.hint)
 
-    answer = ask_pod(query_url, lambda pod: poll_until(lambda: look(pod), timeout, late, interval=_POD_POLL))
-    told = _origin(answer)
-    emit(told, as_json=json, text=f"version {told['version']} is read ({told['source']})")
+    response = ask_pod(query_url, lambda pod: poll_until(lambda: poll(pod), timeout, timed_out, interval=_POD_POLL))
+    origin = _origin(response)
+    emit(origin, as_json=json, text=f"version {origin['version']} is served ({origin['source']})")
 
 
 @app.command()
 def audit(
     tenant: TenantArgument, code: CodeArgument, query_url: QueryUrlOption = None, json: JsonOption = False
 ) -> None:
-    """Compare a pod's items with the primary's; exit code 1 when they disagree."""
-    told = ask_pod(query_url, lambda pod: pod.audit(tenant, code))
-    parts = [f"{name}: {', '.join(told[name])}" for name in ("missing", "extra", "different") if told[name]]
-    said = "agrees with the primary" if told["agrees"] else "DISAGREES with the primary"
-    text = f"version {told['version']}, {told['items']} items, {said}"
-    emit(told, as_json=json, text="\n".join([text, *parts]))
-    if not told["agrees"]:
+    """Compare the items of a query server with the database; exit code 1 if they differ."""
+    result = ask_pod(query_url, lambda pod: pod.audit(tenant, code))
+    differences = [f"{name}: {', '.join(result[name])}" for name in ("missing", "extra", "different") if result[name]]
+    verdict = "agrees with the database" if result["agrees"] else "DISAGREES with the database"
+    text = f"version {result['version']}, {result['items']} items, {verdict}"
+    emit(result, as_json=json, text="\n".join([text, *differences]))
+    if not result["agrees"]:
         raise typer.Exit(1)
 
 
-@app.command()
-def retained(tenant: TenantArgument, code: CodeArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """List the versions that can be pinned or gone back to, the latest first."""
-    told = ask_refdata(url, lambda client: client.retained(tenant, code))
+@app.command("retained")
+def list_retained(tenant: TenantArgument, code: CodeArgument, url: UrlOption = None, json: JsonOption = False) -> None:
+    """List the retained versions, which can be pinned or rolled back to, newest first."""
+    found = ask_refdata(url, lambda client: client.retained(tenant, code))
     rows = [
-        [str(one["version"]), time_text(one["retainedAt"]), str(one["items"]), "pinned" if one["isPinned"] else ""]
-        for one in told["versions"]
+        [str(row["version"]), time_text(row["retainedAt"]), str(row["items"]), "pinned" if row["isPinned"] else ""]
+        for row in found["versions"]
     ]
-    text = table([["version", "retained", "items", ""], *rows]) if rows else f"no version of {code} is retained"
-    emit(told, as_json=json, text=text)
+    text = table([["version", "retained", "items", ""], *rows]) if rows else f"{code} has no retained version"
+    emit(found, as_json=json, text=text)
 
 
 @app.command()
 def retain(tenant: TenantArgument, code: CodeArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Keep the last version."""
-    told = ask_refdata(url, lambda client: client.retain(tenant, code))
-    emit(told, as_json=json, text=f"version {told['version']} is retained")
+    """Retain the last version, so that it can be pinned or rolled back to."""
+    result = ask_refdata(url, lambda client: client.retain(tenant, code))
+    emit(result, as_json=json, text=f"version {result['version']} is retained")
 
 
 @app.command()
@@ -296,16 +332,17 @@ def pin(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have readers get a version that is retained, whatever is committed later, until it is unpinned."""
-    told = ask_refdata(url, lambda client: client.pin(tenant, code, version))
-    emit(told, as_json=json, text=f"readers get version {version}; `penstock dict unpin {tenant} {code}` ends it")
+    """Serve a retained version to all readers until it is unpinned, whatever is committed meanwhile."""
+    result = ask_refdata(url, lambda client: client.pin(tenant, code, version))
+    hint = pasteable(f"`penstock dict unpin {tenant} {code}` ends the pin", url=url)
+    emit(result, as_json=json, text=f"readers get version {version}; {hint}")
 
 
 @app.command()
 def unpin(tenant: TenantArgument, code: CodeArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Have readers get the last version again."""
-    told = ask_refdata(url, lambda client: client.unpin(tenant, code))
-    emit(told, as_json=json, text=f"version {told['version']} is pinned no more; readers get the last one")
+    """Serve the last version again."""
+    result = ask_refdata(url, lambda client: client.unpin(tenant, code))
+    emit(result, as_json=json, text=f"version {result['version']} is unpinned; readers get the last version")
 
 
 @app.command()
@@ -316,19 +353,39 @@ def rollback(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a dictionary what it was in a version that is kept, as a new version."""
-    told = ask_refdata(url, lambda client: client.roll_back(tenant, code, version))
-    if "committedVersion" in told:
-        text = f"version {version} again, committed as version {told['committedVersion']}"
+    """Commit the content of a retained version as a new version."""
+    result = ask_refdata(url, lambda client: client.roll_back(tenant, code, version))
+    if "committedVersion" in result:
+        text = f"the content of version {version} is committed as version {result['committedVersion']}"
     else:
-        text = f"under way: penstock dict status {tenant} {told['eventId']}"
-    emit(told, as_json=json, text=text)
+        text = pasteable(f"pending; `penstock dict updates {tenant} {result['eventId']}` shows the status", url=url)
+    emit(result, as_json=json, text=text)
+
+
+def _send_item(
+    tenant: str,
+    code: str,
+    key: str,
+    payload: str | None,
+    revision: int | None,
+    event_id: UUID | None,
+    timeout: float | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Send a command with one item, whose *payload* is None to delete the item, and print the update."""
+    from penstock.refdata import item_files
+
+    command = item_files.delta_commands(code, [item_files.item(key, payload)], revision)[0]
+    command.event_id = event_id or uuid4()
+    update = ask_refdata(url, lambda client: _send(client, tenant, [command], timeout=timeout))
+    emit(update, as_json=as_json, text=_update_text(update))
 
 
 async def _send(
     client: "RefdataClient", tenant: str, commands: "list[Command]", *, timeout: float | None
 ) -> dict[str, Any]:
-    """Return the last update once all *commands* are committed; without a *timeout*, as it is now."""
+    """Return the last update when all *commands* are committed; without a *timeout*, its present state."""
     from time import monotonic
 
     deadline, sent = monotonic() + (timeout or 0), list[str]()
@@ -352,48 +409,56 @@ async def _submit(client: "RefdataClient", tenant: str, command: "Command", *, w
         return str(error.details["eventId"])
 
 
-def _raise_if_failed(told: dict[str, Any]) -> dict[str, Any]:
+def _raise_if_failed(update: dict[str, Any]) -> dict[str, Any]:
     """Return the update unless it failed."""
-    if told["status"] == "FAILED":
-        raise PenstockError(told["errorCode"], f"the update failed, {_reason(told)}", eventId=told["eventId"])
-    return told
+    if update["status"] == "FAILED":
+        raise PenstockError(update["errorCode"], f"the update failed, {_reason(update)}", eventId=update["eventId"])
+    return update
 
 
 async def _wait_for_commit(client: "RefdataClient", tenant: str, event_id: str, timeout: float) -> dict[str, Any]:
-    async def look() -> dict[str, Any] | None:
-        told = _raise_if_failed(await client.update(tenant, event_id))
-        return told if told["status"] == "COMMITTED" else None
+    async def poll() -> dict[str, Any] | None:
+        update = _raise_if_failed(await client.update(tenant, event_id))
+        return update if update["status"] == "COMMITTED" else None
 
-    def late() -> TimedOut:
-        hint = f"it goes on: penstock dict status {tenant} {event_id}"
-        return TimedOut("NOT_YET_COMMITTED", "the commit takes longer", hint=hint, eventId=event_id)
+    def timed_out() -> TimedOut:
+        hint = f"the update continues; `penstock dict updates {tenant} {event_id}` shows it"
+        message = f"update {event_id} is not committed within the timeout"
+        return TimedOut("NOT_YET_COMMITTED", message, hint=hint, eventId=event_id)
 
-    return await poll_until(look, timeout, late, interval=_COMMIT_POLL)
-
-
-def _status_text(told: Mapping[str, Any]) -> str:
-    if told["status"] == "COMMITTED":
-        return f"committed as version {told['committedVersion']}  (event {told['eventId']})"
-    reason = f": {_reason(told)}" if told["status"] == "FAILED" else ""
-    return f"{told['status'].lower()}{reason}  (event {told['eventId']})"
+    return await poll_until(poll, timeout, timed_out, interval=_COMMIT_POLL)
 
 
-def _reason(told: Mapping[str, Any]) -> str:
-    return f"{told['errorCode']}: {told['error']}" if told.get("errorCode") else ""
+def _update_text(update: Mapping[str, Any]) -> str:
+    if update["status"] == "COMMITTED":
+        return f"committed as version {update['committedVersion']}  (event {update['eventId']})"
+    reason = f": {_reason(update)}" if update["status"] == "FAILED" else ""
+    return f"{update['status'].lower()}{reason}  (event {update['eventId']})"
 
 
-def _version_row(one: Mapping[str, Any]) -> list[str]:
-    keys = "all" if one["keys"] is None else ", ".join(one["keys"][:5]) + (" …" if len(one["keys"]) > 5 else "")
-    committed, items = time_text(one["committedAt"]), str(one["items"])
-    return [str(one["version"]), committed, one["eventType"], one["source"], items, keys]
+def _reason(update: Mapping[str, Any]) -> str:
+    return f"{update['errorCode']}: {update['error']}" if update.get("errorCode") else ""
 
 
-def _origin(answer: "HttpResponse") -> dict[str, Any]:
+def _dictionary_row(dictionary: Mapping[str, Any]) -> list[str]:
+    committed = time_text(dictionary["committedAt"]) if dictionary["committedAt"] else ""
+    pinned = "" if dictionary["pinnedVersion"] is None else str(dictionary["pinnedVersion"])
+    return [dictionary["dictCode"], str(dictionary["version"]), committed, pinned]
+
+
+def _version_row(version: Mapping[str, Any]) -> list[str]:
+    keys = "all" if version["keys"] is None else ", ".join(version["keys"][:5])
+    more = " …" if len(version["keys"] or ()) > 5 else ""
+    committed, items = time_text(version["committedAt"]), str(version["items"])
+    return [str(version["version"]), committed, version["eventType"], version["source"], items, keys + more]
+
+
+def _origin(response: "HttpResponse") -> dict[str, Any]:
     from penstock.refdata.client import version_of
 
-    return {"version": version_of(answer), "source": answer.headers["X-Data-Source"]}
+    return {"version": version_of(response), "source": response.headers["X-Data-Source"]}
 
 
-def _age(answer: "HttpResponse") -> str:
-    age = answer.headers.get("X-Data-Age")
-    return f"  (the primary is out of sight for {age} s)" if age else ""
+def _age(response: "HttpResponse") -> str:
+    age = response.headers.get("X-Data-Age")
+    return f"  (the database has been unreachable for {age} s)" if age else ""

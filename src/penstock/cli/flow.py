@@ -1,53 +1,69 @@
-"""`penstock flow`: check and draw flows in files; run and schedule flows on a running server."""
+"""`penstock flow`: validate and draw flows in files; run and schedule flows at a running server."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from penstock.cli.server_client import ask_flows, wait_for_run
+from penstock.cli.suggestion import pasteable
 from penstock.cli.terminal.command_group import CommandGroup
-from penstock.cli.terminal.options import JsonOption, LimitOption, RunArgument, TimeoutOption, UrlOption, WaitOption
-from penstock.cli.terminal.output import emit, print_message, printable, table, time_text
+from penstock.cli.terminal.options import (
+    JsonOption,
+    LimitOption,
+    ReasonOption,
+    RunArgument,
+    TimeoutOption,
+    UrlOption,
+    WaitOption,
+)
+from penstock.cli.terminal.output import emit, more_rows, print_message, printable, table, time_text
 from penstock.cli.terminal.progress import ProgressBar
+from penstock.cli.terminal.style import style_status
+from penstock.flows.contract import FlowRunStatus
 from penstock.kernel.errors import Invalid, NotFound, PenstockError
 
 if TYPE_CHECKING:
     from penstock.flows.client import FlowClient
     from penstock.flows.definition.spec import FlowSpec
 
-app = CommandGroup(help="Run flows: steps that wait for each other.")
-schedule_app = CommandGroup(help="See and pause when flows run by themselves.")
+app = CommandGroup(help="Run workflows: steps with dependencies, retries and schedules.")
+artifact_app = CommandGroup(help="List and download the artifacts of a run.")
+schedule_app = CommandGroup(help="List, pause and resume the schedules of flows.")
+app.add_typer(artifact_app, name="artifact")
 app.add_typer(schedule_app, name="schedule")
-_TARGET = "a YAML file, a folder of them, a Python file, or a module"
-FlowArgument = Annotated[str, typer.Argument(help="The flow's name.", metavar="FLOW")]
-StepArgument = Annotated[str, typer.Argument(help="The step's id.", metavar="STEP")]
-ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why; it is kept with the run.")]
+_TARGET = "a YAML or JSON file, a folder of them, a Python file, or a module"
+FlowArgument = Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")]
+RunOrFlowArgument = Annotated[str, typer.Argument(help="Id of a run, or name of a flow.", metavar="RUN|FLOW")]
+StepArgument = Annotated[str, typer.Argument(help="Id of the step.", metavar="STEP")]
 _FLOW_SUFFIXES = {".yaml", ".yml", ".json", ".py"}
+_RUNS_SHOWN = 10  # runs of one flow
 _STEPS_SHOWN = 200  # steps of one run; --json has all
 _NOTE_WIDTH = 100
 
 
 @dataclass(frozen=True)
 class _LoadedFile:
-    """The flows of one file or module, or the reason why it has none."""
+    """The flows of one file or module, or the error in it."""
 
-    place: str
+    path: str
     flows: "list[FlowSpec]"
     error: PenstockError | None = None
 
 
 @app.command()
 def validate(
-    targets: Annotated[list[str], typer.Argument(help=f"Each {_TARGET}.", metavar="TARGET…")], json: JsonOption = False
+    targets: Annotated[list[str], typer.Argument(help=f"{_TARGET.capitalize()}.", metavar="TARGET")],
+    json: JsonOption = False,
 ) -> None:
-    """Check flows; one line for each, and every mistake with its line and the step it is in.
+    """Validate flows, and print every error with its line and step.
 
-    Ends with 0 when all are good, 2 when any is not.
+    The exit code is 0 if all flows are valid, 2 otherwise.
     """
     files = list(_check_nesting(file for target in targets for file in _load_target(target)))
     rows = [row for file in files for row in _validation_rows(file)]
@@ -59,121 +75,148 @@ def validate(
 @app.command()
 def graph(
     target: Annotated[str, typer.Argument(help=f"{_TARGET.capitalize()}.", metavar="TARGET")],
-    flow: Annotated[str | None, typer.Argument(help="Which flow, where there are several.", metavar="[FLOW]")] = None,
+    flow: Annotated[
+        str | None, typer.Argument(help="Name of the flow, if the target has several.", metavar="FLOW")
+    ] = None,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid flowchart.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Draw a flow: each step below those it waits for."""
+    """Draw a flow: each step below its dependencies."""
     from penstock.flows.definition import render as graphs
 
     spec = _choose_flow(target, flow)
-    steps = spec.steps
-    about = [{"id": name, **step.model_dump(mode="json", by_alias=True)} for name, step in steps.items()]
+    steps = [{"id": name, **step.model_dump(mode="json", by_alias=True)} for name, step in spec.steps.items()]
     draw = graphs.draw_mermaid if mermaid else graphs.draw_flow
-    emit({"flow": spec.name, "steps": about, "mermaid": graphs.draw_mermaid(steps)}, as_json=json, text=draw(steps))
+    data = {"flow": spec.name, "steps": steps, "mermaid": graphs.draw_mermaid(spec.steps)}
+    emit(data, as_json=json, text=draw(spec.steps))
+
+
+@app.command("ls")
+def list_flows(url: UrlOption = None, json: JsonOption = False) -> None:
+    """List the flows of a server, with their schedules and last runs."""
+    found = ask_flows(url, lambda client: client.flows())
+    _print_file_errors(found)
+    rows = [_flow_row(flow) for flow in found["flows"]]
+    head = ["flow", "steps", "schedule", "next start", "last run", "status"]
+    text = table([head, *rows]) if rows else "no flows; flows.folder of the server contains none"
+    emit(found, as_json=json, text=text)
+
+
+@app.command()
+def show(
+    run_id: RunOrFlowArgument,
+    why: Annotated[
+        str | None, typer.Option("--why", metavar="STEP", help="Explain the status of one step of the run.")
+    ] = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a run and its steps, or a flow and its last runs.
+
+    With --why STEP, explain why the step of the run has its present status.
+    """
+    if why is not None:
+        explanation = ask_flows(url, lambda client: client.why(run_id, why))
+        hint = f"\nhint: {printable(pasteable(explanation['hint'], url=url))}" if explanation["hint"] else ""
+        text = f"{why} is {explanation['status']}: {printable(explanation['why'])}{hint}"
+        emit(explanation, as_json=json, text=text)
+        return
+    found = ask_flows(url, lambda client: _run_or_flow(client, run_id))
+    emit(found, as_json=json, text=_run_text(found, url) if "runId" in found else _flow_text(found))
+
+
+@app.command("runs")
+def list_runs(
+    flow: Annotated[str | None, typer.Argument(help="Only runs of this flow.", metavar="FLOW")] = None,
+    status: Annotated[FlowRunStatus | None, typer.Option(help="Only runs with this status.")] = None,
+    since: Annotated[
+        datetime | None, typer.Option(metavar="TIME", help="Only runs created since, e.g. 2026-01-31T00:00:00Z.")
+    ] = None,
+    limit: LimitOption = 20,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List runs, newest first."""
+    filters = {"flow": flow, "status": status, "since": None if since is None else _utc(since), "limit": limit}
+    page = ask_flows(url, lambda client: client.runs(**filters))
+    rows = [_run_row(run) for run in page["runs"]]
+    head = ["run", "flow", "status", "created", "seconds", "by", "reason"]
+    text = table([head, *rows]) if rows else "no runs; `penstock flow run FLOW` starts one"
+    emit(page, as_json=json, text=more_rows(text, has_more=page["next"] is not None))
 
 
 @app.command()
 def run(
-    what: Annotated[
-        str | None, typer.Argument(help="A flow's name, or a file that holds one.", metavar="[NAME|FILE]")
+    target: Annotated[
+        str | None, typer.Argument(metavar="FLOW", help="Name of a flow of the server, or a file that contains a flow.")
     ] = None,
     scope: Annotated[
         list[str] | None,
-        typer.Option("--scope", help="KEY=VALUE; a value that is JSON counts as such. May come again."),
+        typer.Option("--scope", metavar="KEY=VALUE", help="Value of the scope, repeatable; JSON values are parsed."),
     ] = None,
-    run_id: Annotated[str | None, typer.Option("--run-id", help="A name for it: asking again makes no other.")] = None,
-    resume: Annotated[str | None, typer.Option("--resume", help="Begin anew what this run did.", metavar="RUN")] = None,
-    from_: Annotated[str | None, typer.Option("--from", help="The step to begin at.", metavar="STEP")] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option("--run-id", metavar="RUN", help="Id of the run; a repeated request creates no second run."),
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Repeat this run from the step of --from.")
+    ] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="STEP", help="First step to repeat; results before it are reused.")
+    ] = None,
     wait: WaitOption = False,
     timeout: TimeoutOption = 86_400,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Start a run of a flow, or take one up at a step with --resume RUN --from STEP.
+    """Start a run of a flow, or repeat a run from a step with --resume RUN --from STEP.
 
-    With --wait it ends with 0 when the run succeeded, 1 when it did not, 124 when it took too long.
+    With --wait the exit code is 0 if the run succeeded, 1 if it did not, 124 if the timeout passed.
     """
     if resume is not None or from_ is not None:
-        created = _resume_run(url, what, scope, resume, from_, run_id)
+        created = _resume_run(url, target, scope, resume, from_, run_id)
     else:
-        request = _run_request(what, scope or [], run_id)
+        request = _run_request(target, scope or [], run_id)
         created = ask_flows(url, lambda client: client.create(request))
     name = created["runId"]
     if not wait:
-        again = "" if created["created"] else ", as it was before"
-        text = f"run {name} is {created['status']}{again}; `penstock flow show {name}` shows it"
-        emit(created, as_json=json, text=text)
+        already = "" if created["created"] else ", it already existed"
+        hint = pasteable(f"`penstock flow show {name}` shows it", url=url)
+        emit(created, as_json=json, text=f"run {name} is {created['status']}{already}; {hint}")
         return
-    told = _wait_for_end(url, name, timeout)
-    emit(told, as_json=json, text=_run_summary(told))
-    if told["status"] != "SUCCEEDED":
+    ended = _wait_for_end(url, name, timeout)
+    emit(ended, as_json=json, text=_run_summary(ended, url))
+    if ended["status"] != "SUCCEEDED":
         raise typer.Exit(1)
-
-
-@app.command("ls")
-def list_runs(
-    flow: Annotated[str | None, typer.Argument(help="Only of this flow.", metavar="[FLOW]")] = None,
-    status: Annotated[str | None, typer.Option(help="Only those that stand so, e.g. FAILED.")] = None,
-    since: Annotated[str | None, typer.Option(help="Made then or later, e.g. 2026-01-31T00:00:00Z.")] = None,
-    limit: LimitOption = 20,
-    url: UrlOption = None,
-    json: JsonOption = False,
-) -> None:
-    """List runs, the latest first."""
-    told = ask_flows(url, lambda client: client.runs(flow=flow, status=status, since=since, limit=limit))
-    rows = [_run_row(one) for one in told["runs"]]
-    head = ["run", "flow", "status", "created", "seconds", "by", "reason"]
-    text = table([head, *rows]) if rows else "no runs; `penstock flow run FLOW` starts one"
-    if told["next"]:
-        print_message(f"there are more than {limit}; --limit shows them")
-    emit(told, as_json=json, text=text)
-
-
-@app.command()
-def show(
-    run_id: RunArgument,
-    why: Annotated[str | None, typer.Option("--why", help="Tell why this step is where it is.", metavar="STEP")] = None,
-    url: UrlOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Show where a run and its steps stand; with --why, what a step waits for."""
-    if why is not None:
-        told = ask_flows(url, lambda client: client.why(run_id, why))
-        hint = f"\nhint: {printable(told['hint'])}" if told["hint"] else ""
-        emit(told, as_json=json, text=f"{why} is {told['status']}: {printable(told['why'])}{hint}")
-        return
-    told = ask_flows(url, lambda client: client.run(run_id))
-    emit(told, as_json=json, text=_run_text(told))
 
 
 @app.command()
 def logs(
     run_id: RunArgument,
-    step_id: StepArgument,
-    attempt: Annotated[int | None, typer.Option(help="Only of this one.", min=1)] = None,
+    step_id: Annotated[str | None, typer.Argument(help="Only lines of this step.", metavar="STEP")] = None,
+    attempt: Annotated[int | None, typer.Option(metavar="N", help="Only lines of this attempt.", min=1)] = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what a step told while it ran."""
-    told = ask_flows(url, lambda client: _all_logs(client, run_id, step_id, attempt))
-    lines = [
-        f"{time_text(one['at'])}  {one['attempt']}  {one['level']:<7}  {printable(one['message'])}"
-        for one in told["lines"]
-    ]
-    emit(told, as_json=json, text="\n".join(lines) if lines else f"{step_id} has told nothing")
+    """Print the log lines of a run, oldest first, or those of one step."""
+    if step_id is None and attempt is not None:
+        raise Invalid("USAGE", "--attempt needs a step", hint=f"penstock flow logs {run_id} STEP --attempt {attempt}")
+    found = ask_flows(url, lambda client: _all_logs(client, run_id, step_id, attempt))
+    lines = [_log_text(line, step_id) for line in found["lines"]]
+    subject = f"run {run_id}" if step_id is None else f"step {step_id}"
+    emit(found, as_json=json, text="\n".join(lines) if lines else f"{subject} has logged nothing")
 
 
 @app.command()
 def retry(
     run_id: RunArgument,
-    step_id: Annotated[str | None, typer.Argument(help="Only this one.", metavar="[STEP]")] = None,
+    step_id: Annotated[str | None, typer.Argument(help="Only this step.", metavar="STEP")] = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Try what failed of a run again, with what was cancelled because of it."""
-    told = ask_flows(url, lambda client: client.retry(run_id, step_id))
-    emit(told, as_json=json, text=f"taken up again: {', '.join(told['steps'])}")
+    """Retry the failed steps of a run, and the steps that were cancelled because of them."""
+    result = ask_flows(url, lambda client: client.retry(run_id, step_id))
+    emit(result, as_json=json, text=f"retrying: {', '.join(result['steps'])}")
 
 
 @app.command()
@@ -184,45 +227,94 @@ def skip(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Do without a step: what comes after it has its turn."""
-    told = ask_flows(url, lambda client: client.skip(run_id, step_id, reason))
-    emit(told, as_json=json, text=f"{step_id} of run {run_id} is {told['status']}")
+    """Skip a step, so that the steps after it can run."""
+    result = ask_flows(url, lambda client: client.skip(run_id, step_id, reason))
+    emit(result, as_json=json, text=f"step {step_id} of run {run_id} is {result['status']}")
 
 
 @app.command()
 def cancel(run_id: RunArgument, reason: ReasonOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Stop a run: what waits does not begin, what is under way is told."""
-    told = ask_flows(url, lambda client: client.cancel(run_id, reason))
-    emit(told, as_json=json, text=f"run {run_id} is {told['status']}")
+    """Cancel a run: waiting steps do not start, and workers of running steps are notified."""
+    result = ask_flows(url, lambda client: client.cancel(run_id, reason))
+    emit(result, as_json=json, text=f"run {run_id} is {result['status']}")
+
+
+@artifact_app.command("ls")
+def list_artifacts(
+    run_id: RunArgument,
+    step_id: Annotated[str | None, typer.Argument(help="Only artifacts of this step.", metavar="STEP")] = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the artifacts of a run."""
+    steps = ask_flows(url, lambda client: client.run(run_id))["steps"]
+    if step_id is not None and step_id not in steps:
+        raise NotFound("STEP_NOT_FOUND", f"run {run_id} has no step {step_id}", hint=f"steps: {', '.join(steps)}")
+    artifacts = [
+        {"step": name, **artifact}
+        for name, step in steps.items()
+        if step_id in (None, name)
+        for artifact in step["artifacts"]
+    ]
+    rows = [[artifact["step"], artifact["name"], f"{artifact['size']:,}", artifact["sha256"]] for artifact in artifacts]
+    text = table([["step", "artifact", "bytes", "sha256"], *rows]) if rows else f"run {run_id} has no artifacts"
+    emit({"artifacts": artifacts}, as_json=json, text=text)
+
+
+@artifact_app.command("get")
+def get_artifact(
+    run_id: RunArgument,
+    step_id: StepArgument,
+    name: Annotated[str, typer.Argument(help="Name of the artifact.", metavar="NAME")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default="standard output"),
+    ] = None,
+    url: UrlOption = None,
+) -> None:
+    """Write an artifact to a file or to standard output."""
+    file = None if output is None or str(output) == "-" else output
+
+    async def download(client: "FlowClient") -> int:
+        size = 0
+        async with client.download(run_id, step_id, name) as artifact:
+            with _open_output(file) as stream:
+                async for piece in artifact.pieces:
+                    size += stream.write(piece)
+                stream.flush()
+        return size
+
+    size = ask_flows(url, download)
+    if file is not None:
+        print_message(f"{file}: {size:,} bytes")
 
 
 @schedule_app.command("ls")
 def list_schedules(url: UrlOption = None, json: JsonOption = False) -> None:
-    """Show when flows run next, and when they ran last."""
-    told = ask_flows(url, lambda client: client.flows())
-    for file, trouble in told["troubles"].items():
-        print_message(printable(f"{file}: {trouble}"))
-    scheduled = [one for one in told["flows"] if one["schedule"]]
-    rows = [_schedule_row(one["name"], one["schedule"]) for one in scheduled]
-    head = ["flow", "cron", "time zone", "next", "last run", "note"]
-    text = table([head, *rows]) if rows else "no flow runs by itself; give one a `schedule`"
+    """List the scheduled flows with their next and last runs."""
+    found = ask_flows(url, lambda client: client.flows())
+    _print_file_errors(found)
+    scheduled = [flow for flow in found["flows"] if flow["schedule"]]
+    rows = [_schedule_row(flow["name"], flow["schedule"]) for flow in scheduled]
+    head = ["flow", "cron", "time zone", "next start", "last run", "note"]
+    text = table([head, *rows]) if rows else "no flow has a schedule"
     emit(scheduled, as_json=json, text=text)
 
 
 @schedule_app.command()
 def pause(flow: FlowArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Do not start a flow by itself for the time being."""
-    told = ask_flows(url, lambda client: client.pause(flow))
-    emit(
-        told, as_json=json, text=f"{flow} no longer runs by itself; `penstock flow schedule resume {flow}` changes that"
-    )
+    """Pause the schedule of a flow; runs can still be started by hand."""
+    result = ask_flows(url, lambda client: client.pause(flow))
+    hint = pasteable(f"`penstock flow schedule resume {flow}` resumes it", url=url)
+    emit(result, as_json=json, text=f"the schedule of {flow} is paused; {hint}")
 
 
 @schedule_app.command()
 def resume(flow: FlowArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Start a flow by itself again; what passed meanwhile is not caught up."""
-    told = ask_flows(url, lambda client: client.unpause(flow))
-    emit(told, as_json=json, text=f"{flow} runs by itself again, next: {_next_start(told['schedule'])}")
+    """Resume the schedule of a flow; starts that were missed are not caught up."""
+    result = ask_flows(url, lambda client: client.unpause(flow))
+    text = f"the schedule of {flow} is resumed, next start: {_next_start(result['schedule'])}"
+    emit(result, as_json=json, text=text)
 
 
 def _load_target(target: str) -> Iterator[_LoadedFile]:
@@ -234,22 +326,22 @@ def _load_target(target: str) -> Iterator[_LoadedFile]:
         return
     files = flow_files(path)
     if not files:
-        none = NotFound("NO_FLOWS", "there are no *.yaml in it", hint="flows are files such as market-report.yaml")
+        none = NotFound("NO_FLOWS", "the folder contains no *.yaml file", hint="a flow is a file such as nightly.yaml")
         yield _LoadedFile(target, [], none)
     yield from (_load_file(str(file)) for file in files)
 
 
 def _check_nesting(files: Iterable[_LoadedFile]) -> Iterator[_LoadedFile]:
-    """Yield *files*; one whose flow would run within itself, through flows of the others, with that error."""
+    """Yield *files*, with an error where a flow would run itself, directly or through flows of other files."""
     from penstock.flows.definition.graph import find_recursion
 
-    known: dict[str, FlowSpec] = {}
+    flows: dict[str, FlowSpec] = {}
     for file in files:
-        named = known | {flow.name: flow for flow in file.flows}
-        error = next(filter(None, (find_recursion(flow, named) for flow in file.flows)), None)
+        combined = flows | {flow.name: flow for flow in file.flows}
+        error = next(filter(None, (find_recursion(flow, combined) for flow in file.flows)), None)
         if error is None:
-            known = named
-        yield file if error is None else _LoadedFile(file.place, [], error)
+            flows = combined
+        yield file if error is None else _LoadedFile(file.path, [], error)
 
 
 def _load_file(target: str) -> _LoadedFile:
@@ -268,54 +360,70 @@ def _load_file(target: str) -> _LoadedFile:
 
 
 def _choose_flow(target: str, name: str | None) -> "FlowSpec":
-    """Return the only flow of *target*, or the one with that *name*."""
+    """Return the flow of *target* called *name*, or its only flow."""
     files = list(_load_target(target))
-    found = {flow.name: flow for file in files for flow in file.flows}
-    if name in found:
-        return found[name]
+    flows = {flow.name: flow for file in files for flow in file.flows}
+    if name in flows:
+        return flows[name]
     if error := next((file.error for file in files if file.error), None):
         raise error
-    names = ", ".join(found) or "none"
+    names = ", ".join(flows) or "none"
     if name is not None:
-        raise NotFound("FLOW_NOT_FOUND", f"there is no flow {name!r} in {target}", hint=f"there are: {names}")
-    if len(found) != 1:
-        raise Invalid("MISSING_FLOW", f"there are {len(found)} flows in {target}", hint=f"name one of: {names}")
-    return next(iter(found.values()))
+        raise NotFound("FLOW_NOT_FOUND", f"{target} contains no flow {name!r}", hint=f"its flows: {names}")
+    if len(flows) != 1:
+        raise Invalid("MISSING_FLOW", f"{target} contains {len(flows)} flows", hint=f"add the name of one: {names}")
+    return next(iter(flows.values()))
 
 
 def _validation_rows(file: _LoadedFile) -> list[dict[str, Any]]:
     if file.error is not None:
-        return [{"file": file.place, "valid": False, "error": file.error.as_dict()}]
-    return [{"file": file.place, "valid": True, "flow": flow.name, "steps": len(flow.steps)} for flow in file.flows]
+        return [{"file": file.path, "valid": False, "error": file.error.as_dict()}]
+    return [{"file": file.path, "valid": True, "flow": flow.name, "steps": len(flow.steps)} for flow in file.flows]
 
 
 def _validation_text(file: _LoadedFile) -> str:
     if file.error is None:
         flows = "; ".join(f"{flow.name}, {_step_count(len(flow.steps))}" for flow in file.flows)
-        return f"ok   {file.place}: {flows or 'no flows'}"
-    told = file.error.message
-    if file.error.hint and "problems" not in file.error.details:  # those name what to do each
-        told = f"{told} ({file.error.hint})"
-    lines = [printable(line.removeprefix(f"{file.place}: ")) for line in told.splitlines()]
-    return "\n".join(f"bad  {line if line.startswith(file.place) else f'{file.place}: {line}'}" for line in lines)
+        return f"ok   {file.path}: {flows or 'no flows'}"
+    message = file.error.message
+    if file.error.hint and "problems" not in file.error.details:  # each problem has its own hint
+        message = f"{message} ({file.error.hint})"
+    lines = [printable(line.removeprefix(f"{file.path}: ")) for line in message.splitlines()]
+    return "\n".join(f"bad  {line if line.startswith(file.path) else f'{file.path}: {line}'}" for line in lines)
 
 
 def _step_count(number: int) -> str:
     return "1 step" if number == 1 else f"{number:,} steps"
 
 
-def _run_request(what: str | None, scope: list[str], run_id: str | None) -> dict[str, Any]:
-    """Return the request for a flow by its name, or for the steps of a file; *scope* overrides the file's own."""
-    if what is None:
-        raise Invalid("MISSING_FLOW", "it takes a flow to run", hint="`penstock flow run NAME`, or the FILE of one")
-    given = dict(map(_parse_scope, scope))
+@contextmanager
+def _open_output(file: Path | None) -> Iterator[BinaryIO]:
+    """Yield standard output, or a stream into *file*, which is replaced only when all is written."""
+    if file is None:
+        yield sys.stdout.buffer
+        return
+    part = file.with_name(f".{file.name}.part")
+    try:
+        with part.open("wb") as stream:
+            yield stream
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _run_request(target: str | None, scope: list[str], run_id: str | None) -> dict[str, Any]:
+    """Return the request for a named flow, or for the steps of a file; *scope* overrides the scope of the file."""
+    if target is None:
+        hint = "specify the name of a flow, or a file: `penstock flow run FLOW`; `penstock flow ls` lists the flows"
+        raise Invalid("MISSING_FLOW", "no flow is specified", hint=hint)
+    values = dict(map(_parse_scope, scope))
     request: dict[str, Any] = {"runId": run_id} if run_id else {}
-    if Path(what).suffix not in _FLOW_SUFFIXES:
-        return {**request, "flow": what, "scope": given}
-    spec = _choose_flow(what, None)
-    written = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    policy = {"policy": written["policy"]} if "policy" in written else {}
-    return {**request, "steps": written.get("steps", {}), "scope": {**spec.scope, **given}, **policy}
+    if Path(target).suffix not in _FLOW_SUFFIXES:
+        return {**request, "flow": target, "scope": values}
+    spec = _choose_flow(target, None)
+    document = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    policy = {"policy": document["policy"]} if "policy" in document else {}
+    return {**request, "steps": document.get("steps", {}), "scope": {**spec.scope, **values}, **policy}
 
 
 def _parse_scope(text: str) -> tuple[str, Any]:
@@ -331,44 +439,99 @@ def _parse_scope(text: str) -> tuple[str, Any]:
 
 
 def _resume_run(
-    url: str | None, what: str | None, scope: list[str] | None, run_id: str | None, step_id: str | None, new: str | None
+    url: str | None,
+    target: str | None,
+    scope: list[str] | None,
+    run_id: str | None,
+    step_id: str | None,
+    new_run_id: str | None,
 ) -> dict[str, Any]:
-    if run_id is None or step_id is None or what is not None or scope:
-        said = "a run is taken up with --resume RUN and --from STEP, and nothing else of its own"
-        raise Invalid("BAD_RESUME", said, hint="flow and scope are those of the run")
-    return ask_flows(url, lambda client: client.resume(run_id, step_id, new))
+    if run_id is None or step_id is None or target is not None or scope:
+        message = "--resume RUN and --from STEP belong together, and exclude a flow and --scope"
+        raise Invalid("BAD_RESUME", message, hint="the new run has the flow and the scope of RUN")
+    return ask_flows(url, lambda client: client.resume(run_id, step_id, new_run_id))
+
+
+async def _run_or_flow(client: "FlowClient", name: str) -> dict[str, Any]:
+    """Return the run *name*, else the flow *name* with its last runs."""
+    try:
+        return await client.run(name)
+    except NotFound as no_run:
+        try:
+            flow = await client.flow(name)
+        except NotFound:
+            raise no_run from None
+        return {**flow, "runs": (await client.runs(flow=name, limit=_RUNS_SHOWN))["runs"]}
 
 
 def _wait_for_end(url: str | None, run_id: str, timeout: float) -> dict[str, Any]:
     """Return the run when it has ended; until then show its progress on a terminal."""
     from penstock.flows.model import RUN
 
-    async def look(client: "FlowClient") -> dict[str, Any] | None:
-        told = await client.run(run_id, steps=False)
-        if told["status"] in RUN.groups["ended"]:
+    async def poll(client: "FlowClient") -> dict[str, Any] | None:
+        run = await client.run(run_id, steps=False)
+        if run["status"] in RUN.groups["ended"]:
             return await client.run(run_id)
-        _show_progress(bar, told)
+        _show_progress(bar, run)
         return None
 
     shown_by = f"penstock flow show {run_id}"
     with closing(ProgressBar(run_id)) as bar:
-        return ask_flows(url, lambda client: wait_for_run(lambda: look(client), run_id, timeout, shown_by))
+        return ask_flows(url, lambda client: wait_for_run(lambda: poll(client), run_id, timeout, shown_by))
 
 
-def _show_progress(bar: ProgressBar, told: dict[str, Any]) -> None:
-    counts = told["counts"]
+def _show_progress(bar: ProgressBar, run: dict[str, Any]) -> None:
+    counts = run["counts"]
     total = sum(counts.values())
     ended = total - sum(counts.get(name, 0) for name in ("PENDING", "READY", "RUNNING"))
-    what = f"{ended:,}/{total:,} steps, {counts.get('RUNNING', 0):,} running, {counts.get('READY', 0):,} ready"
-    bar.says(f"{told['status']}, {what}", part=ended / total if total else None)
+    steps = f"{ended:,}/{total:,} steps, {counts.get('RUNNING', 0):,} running, {counts.get('READY', 0):,} ready"
+    bar.show(f"{run['status']}, {steps}", part=ended / total if total else None)
 
 
-async def _all_logs(client: "FlowClient", run_id: str, step_id: str, attempt: int | None) -> dict[str, Any]:
-    told = await client.logs(run_id, step_id, attempt=attempt, limit=1000)
-    while told["next"]:
-        more = await client.logs(run_id, step_id, attempt=attempt, limit=1000, cursor=told["next"])
-        told = {**more, "lines": told["lines"] + more["lines"]}
-    return told
+async def _all_logs(client: "FlowClient", run_id: str, step_id: str | None, attempt: int | None) -> dict[str, Any]:
+    """Return all log lines of a run, or of one step of it."""
+    lines: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        if step_id is None:
+            page = await client.run_logs(run_id, limit=1000, cursor=cursor)
+        else:
+            page = await client.logs(run_id, step_id, attempt=attempt, limit=1000, cursor=cursor)
+        lines += page["lines"]
+        cursor = page["next"]
+        if cursor is None:
+            return {**page, "lines": lines}
+
+
+def _log_text(line: Mapping[str, Any], step_id: str | None) -> str:
+    step = "" if step_id is not None else f"{line['stepId']}  "
+    return f"{time_text(line['at'])}  {step}{line['attempt']}  {line['level']:<7}  {printable(line['message'])}"
+
+
+def _print_file_errors(found: Mapping[str, Any]) -> None:
+    for file, error in found["errors"].items():
+        print_message(printable(f"{file}: {error}"))
+
+
+def _flow_row(flow: dict[str, Any]) -> list[str]:
+    schedule, last = flow["schedule"], flow["latestRun"]
+    cron, start = (schedule["cron"], _next_start(schedule)) if schedule else ("", "")
+    run_id, status = (last["runId"], last["status"]) if last else ("never", "")
+    return [flow["name"], str(flow["steps"]), cron, start, run_id, status]
+
+
+def _flow_text(flow: dict[str, Any]) -> str:
+    """Return a flow and its last runs as text."""
+    lines = [f"{flow['name']}  {_step_count(flow['steps'])}  {flow['description']}".rstrip()]
+    if schedule := flow["schedule"]:
+        lines.append(f"schedule: {schedule['cron']} {schedule['timezone']}, next start: {_next_start(schedule)}")
+    steps = flow["spec"].get("steps", {})
+    rows = [[name, step["kind"], ", ".join(step.get("dependsOn", ()))] for name, step in steps.items()]
+    lines += ["", table([["step", "kind", "depends on"], *rows])]
+    runs = [_run_row(run) for run in flow["runs"]]
+    head = ["run", "flow", "status", "created", "seconds", "by", "reason"]
+    lines += ["", table([head, *runs]) if runs else f"no runs; `penstock flow run {flow['name']}` starts one"]
+    return "\n".join(lines)
 
 
 def _schedule_row(name: str, schedule: dict[str, Any]) -> list[str]:
@@ -382,37 +545,37 @@ def _next_start(schedule: dict[str, Any]) -> str:
     return f"{time_text(schedule['next'][0])}" if schedule["next"] else "never"
 
 
-def _run_row(one: dict[str, Any]) -> list[str]:
-    created, seconds = time_text(one["createdAt"]), _seconds(one["startedAt"], one["finishedAt"])
-    reason = _short(one["reason"] or "")
-    return [one["runId"], one["flow"] or "", one["status"], created, seconds, one["createdBy"], reason]
+def _run_row(run: dict[str, Any]) -> list[str]:
+    created, seconds = time_text(run["createdAt"]), _seconds(run["startedAt"], run["finishedAt"])
+    reason = _shorten(run["reason"] or "")
+    return [run["runId"], run["flow"] or "", run["status"], created, seconds, run["createdBy"], reason]
 
 
-def _run_text(told: dict[str, Any]) -> str:
+def _run_text(run: dict[str, Any], url: str | None) -> str:
     """Return a run and its steps as text."""
-    steps = list(told["steps"].items())
+    steps = list(run["steps"].items())
     head = ["step", "kind", "status", "attempts", "seconds", "worker", "note"]
-    lines = [_run_summary(told)]
+    lines = [_run_summary(run, url)]
     if steps:
         lines += ["", table([head, *(_step_row(name, step) for name, step in steps[:_STEPS_SHOWN])])]
     if len(steps) > _STEPS_SHOWN:
-        lines.append(f"… and {len(steps) - _STEPS_SHOWN:,} more; --json has them all")
+        lines.append(f"… and {len(steps) - _STEPS_SHOWN:,} more steps; --json has all")
     return "\n".join(lines)
 
 
-def _run_summary(told: dict[str, Any]) -> str:
+def _run_summary(run: dict[str, Any], url: str | None) -> str:
     """Return the status of a run, its failed steps, and the next command to type."""
-    flow = f"  {told['flow']}" if told["flow"] else ""
-    counts = ", ".join(f"{number:,} {status}" for status, number in sorted(told["counts"].items()))
-    lines = [f"{told['status']}  {told['runId']}{flow}  {counts}".rstrip()]
-    if told["reason"]:
-        lines.append(printable(told["reason"]))
-    failed = [name for name, step in (told["steps"] or {}).items() if step["status"] == "FAILED"]
+    flow = f"  {run['flow']}" if run["flow"] else ""
+    counts = ", ".join(f"{number:,} {status}" for status, number in sorted(run["counts"].items()))
+    lines = [f"{style_status(run['status'])}  {run['runId']}{flow}  {counts}".rstrip()]
+    if run["reason"]:
+        lines.append(printable(run["reason"]))
+    failed = [name for name, step in (run["steps"] or {}).items() if step["status"] == "FAILED"]
     for name in failed[:5]:
-        error = told["steps"][name]["error"] or {"code": "", "message": ""}
+        error = run["steps"][name]["error"] or {"code": "", "message": ""}
         lines.append(printable(f"{name}: {error['code']}: {error['message']}"))
-    if failed and told["status"] == "FAILED":
-        lines.append(f"hint: mend the cause, then `penstock flow retry {told['runId']}`")
+    if failed and run["status"] == "FAILED":
+        lines.append(pasteable(f"hint: fix the cause, then `penstock flow retry {run['runId']}`", url=url))
     return "\n".join(lines)
 
 
@@ -424,12 +587,12 @@ def _step_row(name: str, step: dict[str, Any]) -> list[str]:
 def _note(step: dict[str, Any]) -> str:
     """Return what a step waits for, its error, its reason or its artifacts."""
     if step["status"] == "PENDING" and step["dependsOn"]:
-        return _short(f"after {', '.join(step['dependsOn'])}")
+        return _shorten(f"after {', '.join(step['dependsOn'])}")
     if step["error"] and step["status"] != "SUCCEEDED":
-        return _short(f"{step['error']['code']}: {step['error']['message']}")
+        return _shorten(f"{step['error']['code']}: {step['error']['message']}")
     if step["reason"]:
-        return _short(step["reason"])
-    return _short(", ".join(one["name"] for one in step["artifacts"]))
+        return _shorten(step["reason"])
+    return _shorten(", ".join(artifact["name"] for artifact in step["artifacts"]))
 
 
 def _seconds(started: str | None, finished: str | None) -> str:
@@ -438,6 +601,11 @@ def _seconds(started: str | None, finished: str | None) -> str:
     return f"{max(0.0, (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds()):.1f}"
 
 
-def _short(text: str) -> str:
+def _utc(time: datetime) -> str:
+    """Return *time* for the server; a time without an offset is in UTC."""
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
+
+
+def _shorten(text: str) -> str:
     shown = printable(text)
     return shown if len(shown) <= _NOTE_WIDTH else f"{shown[: _NOTE_WIDTH - 1]}…"

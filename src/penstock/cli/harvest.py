@@ -1,4 +1,4 @@
-"""`penstock harvest`: run feeds of paged APIs on a running server, and see what became of them."""
+"""`penstock harvest`: run feeds of paged APIs at a running server, and show their runs, records and alerts."""
 
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,156 +7,177 @@ import typer
 
 from penstock.cli import simulator
 from penstock.cli.server_client import ask_harvest, wait_for_run
+from penstock.cli.suggestion import pasteable
 from penstock.cli.terminal.command_group import CommandGroup
-from penstock.cli.terminal.options import JsonOption, LimitOption, RunArgument, TimeoutOption, UrlOption, WaitOption
-from penstock.cli.terminal.output import emit, printable, table, time_text
+from penstock.cli.terminal.options import (
+    JsonOption,
+    LimitOption,
+    ReasonOption,
+    RunArgument,
+    TimeoutOption,
+    UrlOption,
+    WaitOption,
+)
+from penstock.cli.terminal.output import emit, more_rows, printable, table, time_text
 from penstock.cli.terminal.progress import ProgressBar
+from penstock.cli.terminal.style import style_status
 
 if TYPE_CHECKING:
     from penstock.harvest.client import HarvestClient
 
-app = CommandGroup(help="Keep paged APIs in step.")
-FeedArgument = Annotated[str, typer.Argument(help="The feed's name.", metavar="FEED")]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it is kept with the run.")]
+app = CommandGroup(help="Synchronise paged APIs.")
+FeedArgument = Annotated[str, typer.Argument(help="Name of the feed.", metavar="FEED")]
+
+
+@app.command("ls")
+def list_feeds(url: UrlOption = None, json: JsonOption = False) -> None:
+    """List the feeds with their watermarks, last runs and next runs."""
+    found = ask_harvest(url, lambda client: client.feeds())
+    rows = [_feed_row(feed) for feed in found["feeds"]]
+    head = ["feed", "watermark", "next run", "last run", "state", "records", "pending", "problem"]
+    text = table([head, *rows]) if rows else "no feed is configured; harvest.feeds declares them"
+    emit(found, as_json=json, text=text)
+
+
+@app.command()
+def show(
+    feed: FeedArgument,
+    limit: Annotated[int, typer.Option(metavar="N", help="Largest number of runs.", min=1, max=1000)] = 10,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a feed and its last runs, newest first."""
+    found = ask_harvest(url, lambda client: _feed_with_runs(client, feed, limit))
+    rows = [_run_row(run) for run in found["runs"]]
+    head = ["run", "type", "state", "partitions", "records", "consolidated", "rejected", "minutes", "error"]
+    text = table([head, *rows]) if rows else f"{feed} has no runs; `penstock harvest run {feed}` starts one"
+    emit(found, as_json=json, text=f"{_feed_text(found)}\n\n{text}")
 
 
 @app.command()
 def run(
     feed: FeedArgument,
-    full: Annotated[bool, typer.Option("--full", help="Take all there is, even where there is a watermark.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Fetch all records, also if there is a watermark.")] = False,
     wait: WaitOption = False,
     timeout: TimeoutOption = 86_400,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Start a run: incremental where there is a watermark, else full.
+    """Start a run of a feed: incremental if there is a watermark, otherwise full.
 
-    With --wait it ends with 0 when the run completed, 1 when it failed, 124 when it took too long.
+    With --wait the exit code is 0 if the run completed, 1 if it failed, 124 if the timeout passed.
     """
     started = ask_harvest(url, lambda client: client.start(feed, full=full))
     run_id = started["runId"]
     if not wait:
-        emit(started, as_json=json, text=f"run {run_id} is being planned; `penstock harvest status {feed}` shows it")
+        hint = pasteable(f"`penstock harvest show {feed}` shows it", url=url)
+        emit(started, as_json=json, text=f"run {run_id} is being planned; {hint}")
         return
-    told = _wait_for_end(url, run_id, feed, timeout)
-    emit(told, as_json=json, text=_summary(told))
-    if told["state"] != "completed":
+    ended = _wait_for_end(url, run_id, feed, timeout)
+    emit(ended, as_json=json, text=_run_summary(ended, url))
+    if ended["state"] != "completed":
         raise typer.Exit(1)
 
 
 @app.command()
-def status(
-    feed: Annotated[str | None, typer.Argument(help="Only this feed, with its last runs.", metavar="[FEED]")] = None,
-    limit: Annotated[int, typer.Option(help="Runs to show of one feed.", min=1, max=1000)] = 10,
-    url: UrlOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Show where feeds stand, or the last runs of one."""
-    if feed is None:
-        told = ask_harvest(url, lambda client: client.feeds())
-        rows = [_feed_row(one) for one in told["feeds"]]
-        head = ["feed", "watermark", "last run", "state", "records", "pending", "look at"]
-        text = table([head, *rows]) if rows else "no feed is configured; name one under harvest.feeds"
-        emit(told, as_json=json, text=text)
-        return
-    told = ask_harvest(url, lambda client: _feed_with_runs(client, feed, limit))
-    rows = [_run_row(one) for one in told["runs"]]
-    head = ["run", "type", "state", "partitions", "records", "consolidated", "rejected", "minutes", "error"]
-    text = table([head, *rows]) if rows else f"{feed} was never run; `penstock harvest run {feed}` starts it"
-    emit(told, as_json=json, text=text)
-
-
-@app.command()
 def partitions(run_id: RunArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Show how far the partitions of a run are."""
-    told = ask_harvest(url, lambda client: client.partitions(run_id))
-    head = ["partition", "holds", "status", "seen", "counted", "offset", "pass", "worker", "error"]
-    emit(told, as_json=json, text=table([head, *map(_partition_row, told["partitions"])]))
+    """Show the partitions of a run and their progress."""
+    found = ask_harvest(url, lambda client: client.partitions(run_id))
+    head = ["partition", "bounds", "status", "fetched", "counted", "offset", "pass", "worker", "error"]
+    emit(found, as_json=json, text=table([head, *map(_partition_row, found["partitions"])]))
 
 
 @app.command()
 def retry(
     run_id: RunArgument,
-    partition: Annotated[str | None, typer.Argument(help="Only this one.", metavar="[PARTITION]")] = None,
+    partition: Annotated[str | None, typer.Argument(help="Only this partition.", metavar="PARTITION")] = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Take up what failed of a run: partitions where they stopped, or consolidation."""
-    told = ask_harvest(url, lambda client: client.retry(run_id, partition))
-    names = ", ".join(told["partitions"])
-    emit(told, as_json=json, text=f"worked on again: {names}" if names else "consolidation is tried again")
+    """Retry the failed partitions of a run from the point of the failure, or its consolidation."""
+    result = ask_harvest(url, lambda client: client.retry(run_id, partition))
+    names = ", ".join(result["partitions"])
+    emit(result, as_json=json, text=f"retrying: {names}" if names else "retrying the consolidation")
 
 
 @app.command()
-def force(run_id: RunArgument, reason: ReasonOption, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Consolidate a run in spite of its failures.
-
-    Where partitions failed the watermark stays: the next run takes the same data again.
-    """
-    told = ask_harvest(url, lambda client: client.force(run_id, reason))
-    emit(told, as_json=json, text=f"run {run_id} is being consolidated without what failed")
-
-
-@app.command()
-def cancel(
-    run_id: RunArgument, reason: ReasonOption = "cancelled", url: UrlOption = None, json: JsonOption = False
+def force(
+    run_id: RunArgument,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason recorded in the history.")],
+    url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """Stop a run that is being planned or fetched."""
-    told = ask_harvest(url, lambda client: client.cancel(run_id, reason))
-    emit(told, as_json=json, text=f"run {run_id} is {told['state']}")
+    """Consolidate a run despite its failures.
+
+    If partitions failed, the watermark does not move: the next run fetches the same changes again.
+    """
+    result = ask_harvest(url, lambda client: client.force(run_id, reason))
+    emit(result, as_json=json, text=f"run {run_id} is being consolidated without its failed partitions")
+
+
+@app.command()
+def cancel(run_id: RunArgument, reason: ReasonOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Cancel a run that is being planned or fetched."""
+    result = ask_harvest(url, lambda client: client.cancel(run_id, reason or "cancelled"))
+    emit(result, as_json=json, text=f"run {run_id} is {result['state']}")
 
 
 @app.command()
 def watermark(
     feed: FeedArgument,
-    limit: Annotated[int, typer.Option(help="How many of its past to show.", min=1, max=1000)] = 10,
+    limit: Annotated[int, typer.Option(metavar="N", help="Largest number of watermarks.", min=1, max=1000)] = 10,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show up to when a feed is known, and since which run."""
-    told = ask_harvest(url, lambda client: client.watermarks(feed, limit=limit))
-    rows = [[one["lastUpdatedAt"], one["lastRunId"], time_text(one["lastRunCompletedAt"])] for one in told["history"]]
-    lines = [table([["known up to", "by run", "completed"], *rows]) if rows else f"{feed} has no watermark yet"]
-    if told["blob"] != told["current"]:
-        lines.append(f"the copy at {told['blobUrl']} differs: {told['blob']}")
-    emit(told, as_json=json, text="\n".join(lines))
+    """Show the watermarks of a feed and the runs that set them, newest first."""
+    found = ask_harvest(url, lambda client: client.watermarks(feed, limit=limit))
+    rows = [
+        [time_text(entry["lastUpdatedAt"]), entry["lastRunId"], time_text(entry["lastRunCompletedAt"])]
+        for entry in found["history"]
+    ]
+    lines = [table([["watermark", "run", "completed"], *rows]) if rows else f"{feed} has no watermark yet"]
+    if found["blob"] != found["current"]:
+        lines.append(f"the copy at {found['blobUrl']} differs: {found['blob']}")
+    emit(found, as_json=json, text="\n".join(lines))
 
 
 @app.command()
 def record(
     feed: FeedArgument,
-    key: Annotated[str, typer.Argument(help="What the source calls it.", metavar="KEY")],
+    key: Annotated[str, typer.Argument(help="Key of the record at the source.", metavar="KEY")],
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show where one record is: as the source told it, and as it is served."""
-    told = ask_harvest(url, lambda client: client.record(feed, key))
-    emit(told, as_json=json, text=_record_text(told))
+    """Show a record as it was fetched and as it is published."""
+    found = ask_harvest(url, lambda client: client.record(feed, key))
+    emit(found, as_json=json, text=_record_text(found))
 
 
 @app.command()
 def rejects(run_id: RunArgument, limit: LimitOption = 20, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Show the records of a run that could not be kept or mapped, and why."""
-    told = ask_harvest(url, lambda client: client.rejects(run_id, limit=limit))
-    rows = [[one["key"] or "", printable(one["reason"])] for one in told["rejects"]]
-    emit(told, as_json=json, text=table([["key", "reason"], *rows]) if rows else "none")
+    """List the rejected records of a run with the reasons."""
+    page = ask_harvest(url, lambda client: client.rejects(run_id, limit=limit))
+    rows = [[reject["key"] or "", printable(reject["reason"])] for reject in page["rejects"]]
+    text = table([["key", "reason"], *rows]) if rows else f"run {run_id} has no rejected records"
+    emit(page, as_json=json, text=more_rows(text, has_more=page.get("next") is not None))
 
 
 @app.command()
 def alerts(feed: FeedArgument, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Show what somebody was told of, the latest first."""
-    told = ask_harvest(url, lambda client: client.alerts(feed))
+    """List the alerts of a feed and their deliveries, newest first."""
+    found = ask_harvest(url, lambda client: client.alerts(feed))
     rows = [
         [
-            time_text(one["raisedAt"]),
-            one["severity"],
-            one["code"],
-            ", ".join(one["deliveredTo"]),
-            printable(one["message"]),
+            time_text(alert["raisedAt"]),
+            alert["severity"],
+            alert["code"],
+            ", ".join(alert["deliveredTo"]),
+            printable(alert["message"]),
         ]
-        for one in told["alerts"]
+        for alert in found["alerts"]
     ]
-    emit(told, as_json=json, text=table([["when", "severity", "code", "sent to", "what"], *rows]) if rows else "none")
+    head = ["raised", "severity", "code", "sent to", "message"]
+    emit(found, as_json=json, text=table([head, *rows]) if rows else f"{feed} has no alerts")
 
 
 app.command()(simulator.source)
@@ -172,82 +193,109 @@ def _wait_for_end(url: str | None, run_id: str, feed: str, timeout: float) -> di
 
     ends = (HarvestRunState.COMPLETED, HarvestRunState.FAILED, HarvestRunState.CONSOLIDATION_SKIPPED)
 
-    async def look(client: "HarvestClient") -> dict[str, Any] | None:
-        told = await client.run(run_id)
-        if told["state"] in ends:
-            return told
-        _show_progress(bar, told)
+    async def poll(client: "HarvestClient") -> dict[str, Any] | None:
+        run = await client.run(run_id)
+        if run["state"] in ends:
+            return run
+        _show_progress(bar, run)
         return None
 
-    shown_by = f"penstock harvest status {feed}"
+    shown_by = f"penstock harvest show {feed}"
     with closing(ProgressBar(feed)) as bar:
-        return ask_harvest(url, lambda client: wait_for_run(lambda: look(client), run_id, timeout, shown_by))
+        return ask_harvest(url, lambda client: wait_for_run(lambda: poll(client), run_id, timeout, shown_by))
 
 
-def _show_progress(bar: ProgressBar, told: dict[str, Any]) -> None:
-    counted = told.get("counted") or 0
-    match told["state"]:
+def _show_progress(bar: ProgressBar, run: dict[str, Any]) -> None:
+    counted = run.get("counted") or 0
+    match run["state"]:
         case "planning":
-            bar.says(f"counting the source, {told['counts']} requests")
+            bar.show(f"counting the source, {run['counts']} requests")
         case "created" | "workers_running":
-            part = told["records"] / counted if counted else None
-            ended = told["completedWorkers"] + told["failedWorkers"]
-            bar.says(f"fetching, {ended}/{told['expectedWorkers']} partitions", told["records"], part)
+            part = run["records"] / counted if counted else None
+            ended = run["completedWorkers"] + run["failedWorkers"]
+            bar.show(f"fetching, {ended}/{run['expectedWorkers']} partitions", run["records"], part)
         case "consolidating":
-            part = told["consolidated"] / told["records"] if told["records"] else None
-            bar.says("consolidating", told["consolidated"], part)
+            part = run["consolidated"] / run["records"] if run["records"] else None
+            bar.show("consolidating", run["consolidated"], part)
 
 
-def _summary(told: dict[str, Any]) -> str:
-    lines = [f"{told['state']}  {told['runId']}  {told['runType'] or ''}".rstrip()]
-    if told["expectedWorkers"]:
-        failed = f", {told['failedWorkers']} failed" if told["failedWorkers"] else ""
-        partitions = "1 partition" if told["expectedWorkers"] == 1 else f"{told['expectedWorkers']} partitions"
+def _run_summary(run: dict[str, Any], url: str | None) -> str:
+    lines = [f"{style_status(run['state'])}  {run['runId']}  {run['runType'] or ''}".rstrip()]
+    if run["expectedWorkers"]:
+        failed = f", {run['failedWorkers']} failed" if run["failedWorkers"] else ""
+        partitions = "1 partition" if run["expectedWorkers"] == 1 else f"{run['expectedWorkers']} partitions"
         lines.append(
-            f"{told['records']:,} records in {partitions}{failed}, "
-            f"{told['consolidated']:,} consolidated, {told['rejected']:,} rejected, {told['deleted'] or 0:,} gone"
+            f"{run['records']:,} records in {partitions}{failed}, "
+            f"{run['consolidated']:,} consolidated, {run['rejected']:,} rejected, {run['deleted'] or 0:,} deleted"
         )
-    if told["watermarkAfter"]:
-        lines.append(f"known up to {told['watermarkAfter']}")
-    if told["error"]:
-        lines.append(printable(told["error"]))
-        again = f"`penstock harvest partitions {told['runId']}` shows where, `retry` takes it up again"
-        lines.append(f"hint: {again if told['expectedWorkers'] else 'mend it, and start another run'}")
+    if run["watermarkAfter"]:
+        lines.append(f"synchronised up to {time_text(run['watermarkAfter'])}")
+    if run["error"]:
+        lines.append(printable(run["error"]))
+        hint = f"fix the cause, then `penstock harvest run {run['feed']}`"
+        if run["expectedWorkers"]:
+            hint = f"`penstock harvest partitions {run['runId']}` shows the errors, "
+            hint += f"`penstock harvest retry {run['runId']}` retries"
+        lines.append(pasteable(f"hint: {hint}", url=url))
     return "\n".join(lines)
 
 
-def _feed_row(one: dict[str, Any]) -> list[str]:
-    last = one["lastRun"]
-    look = f"paused: {one['pauseReason']}" if one["pausedUntil"] else (last and last["error"]) or ""
-    known = time_text(one["watermark"]) if one["watermark"] else "none"
-    run_id, state, records = (last["runId"], last["state"], f"{last['records']:,}") if last else ("never", "", "")
-    return [one["feed"], known, run_id, state, records, f"{one['pending']:,}", printable(look)]
+def _feed_row(feed: dict[str, Any]) -> list[str]:
+    last = feed["lastRun"]
+    problem = f"paused: {feed['pauseReason']}" if feed["pausedUntil"] else (last and last["error"]) or ""
+    watermark = time_text(feed["watermark"]) if feed["watermark"] else "none"
+    run_id, state, records = (last["runId"], last["state"], f"{last['records']:,}") if last else ("none", "", "")
+    pending = f"{feed['pending']:,}"
+    return [feed["feed"], watermark, _next_run(feed), run_id, state, records, pending, printable(problem)]
 
 
-def _run_row(one: dict[str, Any]) -> list[str]:
-    parts = f"{one['completedWorkers']}/{one['expectedWorkers']}" if one["expectedWorkers"] else ""
-    failed = f" ({one['failedWorkers']} failed)" if one["failedWorkers"] else ""
-    minutes = "" if one["durationMinutes"] is None else f"{one['durationMinutes']:.1f}"
-    numbers = [f"{one[name]:,}" for name in ("records", "consolidated", "rejected")]
-    error = printable(one["error"] or "")
-    return [one["runId"], one["runType"] or "", one["state"], parts + failed, *numbers, minutes, error]
+def _feed_text(feed: dict[str, Any]) -> str:
+    every = f"every {feed['everySeconds']:g} s" if feed["everySeconds"] else "none"
+    watermark = time_text(feed["watermark"]) if feed["watermark"] else "none"
+    facts = [
+        ["feed", feed["feed"]],
+        ["schedule", every],
+        ["next run", _next_run(feed)],
+        ["watermark", watermark],
+        ["pending", f"{feed['pending']:,} records"],
+    ]
+    if feed["pausedUntil"]:
+        facts.append(["paused until", f"{time_text(feed['pausedUntil'])}: {feed['pauseReason']}"])
+    return table(facts)
 
 
-def _partition_row(one: dict[str, Any]) -> list[str]:
-    lower, upper = ("" if one[name] is None else f"{one[name]:,}" for name in ("lowerBound", "upperBound"))
-    holds = f"[{lower}, {upper})" if one["kind"] == "range" else one["kind"]
-    numbers = [f"{one[name]:,}" for name in ("seen", "counted", "nextOffset", "scan")]
-    return [one["partitionId"], holds, one["status"], *numbers, one["workerId"] or "", printable(one["error"] or "")]
+def _next_run(feed: dict[str, Any]) -> str:
+    return time_text(feed["nextRunAt"]) if feed["nextRunAt"] else "not scheduled"
 
 
-def _record_text(told: dict[str, Any]) -> str:
-    made = told["canonical"]
-    served = "not consolidated yet"
-    if made:
-        served = f"{made['fields']}\ncost {made['cost']}, price {made['price']} by rule {made['rule']!r} "
-        served += f"(version {made['pricingVersion']}), made by run {made['runId']}"
-    gone = f"gone since {time_text(made['deletedAt'])}" if made and made["deletedAt"] else ""
-    seen = f"seen by run {told['seenRun']} in {told['seenIn']}, version {told['rawVersion']}"
-    pending = "changed since, and not consolidated yet" if told["isPending"] else ""
-    lines = [told["key"], *served.splitlines(), seen, pending, gone]
-    return "\n".join(printable(line) for line in lines if line)
+def _run_row(run: dict[str, Any]) -> list[str]:
+    partitions = f"{run['completedWorkers']}/{run['expectedWorkers']}" if run["expectedWorkers"] else ""
+    failed = f" ({run['failedWorkers']} failed)" if run["failedWorkers"] else ""
+    minutes = "" if run["durationMinutes"] is None else f"{run['durationMinutes']:.1f}"
+    numbers = [f"{run[name]:,}" for name in ("records", "consolidated", "rejected")]
+    error = printable(run["error"] or "")
+    return [run["runId"], run["runType"] or "", run["state"], partitions + failed, *numbers, minutes, error]
+
+
+def _partition_row(row: dict[str, Any]) -> list[str]:
+    lower, upper = ("" if row[name] is None else f"{row[name]:,}" for name in ("lowerBound", "upperBound"))
+    bounds = f"[{lower}, {upper})" if row["kind"] == "range" else row["kind"]
+    numbers = [f"{row[name]:,}" for name in ("seen", "counted", "nextOffset", "scan")]
+    return [row["partitionId"], bounds, row["status"], *numbers, row["workerId"] or "", printable(row["error"] or "")]
+
+
+def _record_text(record: dict[str, Any]) -> str:
+    import orjson
+
+    published = record["canonical"]
+    lines = [record["key"], "not consolidated yet"]
+    if published:
+        price = f"cost {published['cost']}, price {published['price']} by rule {published['rule']!r}"
+        lines = [record["key"], orjson.dumps(published["fields"]).decode()]
+        lines.append(f"{price} (pricing version {published['pricingVersion']}), published by run {published['runId']}")
+    lines.append(f"fetched by run {record['seenRun']} in {record['seenIn']}, version {record['rawVersion']}")
+    if record["isPending"]:
+        lines.append("changed since, and not consolidated yet")
+    if published and published["deletedAt"]:
+        lines.append(f"deleted since {time_text(published['deletedAt'])}")
+    return "\n".join(printable(line) for line in lines)

@@ -1,9 +1,9 @@
-"""`penstock ingest`: run and inspect supplier snapshots, and read published states; needs no running server."""
+"""`penstock ingest`: run supplier files in a folder, and read their states from the folder or from a server."""
 
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from json import dumps
 from pathlib import Path
@@ -11,30 +11,89 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.server_client import ask_ingest
+from penstock.cli.suggestion import pasteable
 from penstock.cli.terminal.command_group import CommandGroup
-from penstock.cli.terminal.options import ConfigOption, HealthPortOption, JsonOption, RunArgument
-from penstock.cli.terminal.output import emit, print_message, printable, table
+from penstock.cli.terminal.options import (
+    ConfigOption,
+    HealthPortOption,
+    JsonOption,
+    LimitOption,
+    RunArgument,
+)
+from penstock.cli.terminal.output import emit, more_rows, print_message, printable, table, time_text
 from penstock.cli.terminal.progress import ProgressBar
+from penstock.kernel.errors import BadConfig, Corrupt, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from penstock.ingest.model import SupplierStatus
+    from penstock.ingest.api.client import IngestClient
+    from penstock.ingest.api.folder import FolderViews
     from penstock.ingest.run.hooks import RunOutcome
     from penstock.ingest.workspace import IngestWorkspace
+    from penstock.kernel.http.schemas import Camel
     from penstock.settings import Settings
 
-app = CommandGroup(help="Take supplier snapshots in, and read what is published.")
-state_app = CommandGroup(help="Read what is published.")
-quarantine_app = CommandGroup(help="See what was set aside.")
+app = CommandGroup(help="Validate supplier files, publish them, and read what is published.")
+state_app = CommandGroup(help="Read the published state of a supplier.")
+quarantine_app = CommandGroup(help="List the files in quarantine.")
 app.add_typer(state_app, name="state")
 app.add_typer(quarantine_app, name="quarantine")
 RootOption = Annotated[
     str | None,
     typer.Option(
-        "--root", metavar="DIR", help="Holds etl_data/ and etl_ops/: a folder, or s3://bucket/prefix. No database then."
+        "--root",
+        metavar="DIR",
+        help="Folder or s3://bucket/prefix that contains etl_data/ and etl_ops/; no database is used then.",
+        show_default="ingest.root of the configuration, else the current folder",
     ),
 ]
-SupplierArgument = Annotated[str, typer.Argument(help="The supplier's name.", metavar="SUPPLIER")]
-OneSupplierArgument = Annotated[str | None, typer.Argument(help="Only this supplier.", metavar="[SUPPLIER]")]
+ReadUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Read from this server instead of a folder; PENSTOCK_TOKEN is sent as a bearer token.",
+        show_default="the folder, else the server of PENSTOCK_URL or of the configuration",
+    ),
+]
+SupplierArgument = Annotated[str, typer.Argument(help="Name of the supplier.", metavar="SUPPLIER")]
+OptionalSupplierArgument = Annotated[str | None, typer.Argument(help="Only this supplier.", metavar="SUPPLIER")]
+_RUNS_SHOWN = 10  # runs of one supplier
+
+
+@app.command("ls")
+def list_suppliers(
+    root: RootOption = None, url: ReadUrlOption = None, config: ConfigOption = None, json: JsonOption = False
+) -> None:
+    """List the suppliers: published state, inbox, last run, and problems."""
+    found = _read(root, config, url, lambda views: views.suppliers(), lambda client: client.suppliers())
+    rows = [_supplier_row(supplier) for supplier in found["suppliers"]]
+    head = ["supplier", "state", "age", "facts", "inbox", "broken", "last run", "problem"]
+    text = table([head, *rows]) if rows else "no supplier has an inbox or a configuration"
+    emit(found, as_json=json, text=text)
+
+
+@app.command()
+def show(
+    supplier: SupplierArgument,
+    root: RootOption = None,
+    url: ReadUrlOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a supplier: its published state, its inbox, its problems, and its last runs."""
+
+    async def ask(client: "IngestClient") -> dict[str, Any]:
+        runs = await client.runs(supplier=supplier, limit=_RUNS_SHOWN)
+        return {**await client.supplier(supplier), "runs": runs["runs"]}
+
+    def read(views: "FolderViews") -> dict[str, Any]:
+        return {**_document(views.supplier(supplier)), "runs": _document(views.runs(supplier, _RUNS_SHOWN))["runs"]}
+
+    found = _read(root, config, url, read, ask)
+    runs = [_run_row(run) for run in found["runs"]]
+    listed = table([["run", "status", "finished", "good rows", "bad rows", "file"], *runs]) if runs else "no runs"
+    emit(found, as_json=json, text=f"{_supplier_text(found)}\n\n{listed}")
 
 
 @app.command()
@@ -42,21 +101,21 @@ def run(
     supplier: SupplierArgument,
     root: RootOption = None,
     config: ConfigOption = None,
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Do not wait for a file that may still be written.")
-    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until a file that may still be written is unchanged.")
+    ] = True,
     json: JsonOption = False,
 ) -> None:
-    """Take the newest file of a supplier's inbox through to its published state.
+    """Validate the newest file in the inbox of a supplier, and publish or reject it.
 
-    Ends with 0 when it is published or there was nothing to do, 1 when the run failed, 6 when another one is under way.
+    The exit code is 0 if the file was published or there was none, 1 if it was rejected, 6 if another run is active.
     """
     from penstock.ingest.run.hooks import RunHooks
 
-    with _workplace(root, config) as place, closing(ProgressBar(supplier)) as bar:
-        hooks = RunHooks(progress=bar, waiting=_say_waiting, should_stop=_stop_on_signals())
-        outcome = place.run(supplier, hooks, waits=not no_wait)
-    _print_outcome(outcome, as_json=json)
+    with _workspace(root, config) as workspace, closing(ProgressBar(supplier)) as bar:
+        hooks = RunHooks(progress=bar, waiting=_print_waiting, should_stop=_stop_on_signals())
+        outcome = workspace.run(supplier, hooks, waits=wait)
+    _print_outcome(outcome, root, as_json=json)
     if outcome.was_stopped:
         raise typer.Exit(130)
     if not outcome.is_pass:
@@ -70,229 +129,320 @@ def watch(
     port: HealthPortOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Watch the inboxes of all suppliers and run what is ready, until Ctrl-C or SIGTERM."""
+    """Watch the inboxes of all suppliers and start runs, until Ctrl-C or SIGTERM."""
     from functools import partial
 
-    from penstock.cli.serve import loading, serve, tell_address
+    from penstock.cli.serve import load_program, print_address, serve
 
-    with loading():
+    with load_program():
         from penstock.app import programs
 
     settings, uses_database = _settings(root, config, {"server.port": port})
-    serve(settings, partial(programs.run_ingest_watch, uses_database), tell_address("health", json))
+    serve(settings, partial(programs.run_ingest_watch, uses_database), print_address("health", json))
 
 
 @app.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A file nobody has seen before.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Sample file of the supplier.")],
     json: JsonOption = False,
 ) -> None:
-    """Look at a file, and propose a configuration for its supplier: only read it over.
+    """Inspect a sample file, and propose a configuration for its supplier.
 
-    What was found goes to standard error, the configuration to standard output.
+    The configuration is printed to standard output, the description of the file to standard error.
     """
-    from penstock.ingest.inspect.inspection import inspect as look
+    from penstock.ingest.inspect.inspection import inspect as inspect_file
     from penstock.ingest.model import RunFailed
-    from penstock.kernel.errors import Invalid, NotFound
 
     if not file.is_file():
         raise NotFound("FILE_MISSING", f"there is no file {file}", hint="check its name")
     try:
-        found = look(file)
+        inspection = inspect_file(file)
     except RunFailed as failed:
         raise Invalid(failed.code.value, failed.message, hint=failed.hint) from failed
     if not json:
-        print_message(found.text())
-    emit(found.as_dict(), as_json=json, text=found.yaml().rstrip())
-
-
-@app.command()
-def gc(
-    root: RootOption = None,
-    config: ConfigOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
-    json: JsonOption = False,
-) -> None:
-    """Remove what is older than it has to be kept; says what went, and why."""
-    with _workplace(root, config) as place:
-        swept = place.sweep(is_dry=dry_run)
-    told = {"dry_run": dry_run, "found": [one.as_dict() for one in swept.found]}
-    told |= {"busy": swept.busy, "damaged": swept.damaged}
-    gone = [one for one in swept.found if one.is_gone or dry_run]
-    rows = table([[one.path, f"{one.size:,}", one.why] for one in swept.found])
-    verb = "would go" if dry_run else "went"
-    total = f"{len(gone)} {verb}, {sum(one.size for one in gone):,} bytes" if swept.found else "nothing is too old"
-    busy = f"left out, a run is under way: {', '.join(swept.busy)}" if swept.busy else ""
-    damaged = f"left out, the current state is damaged: {', '.join(swept.damaged)}" if swept.damaged else ""
-    emit(told, as_json=json, text="\n".join(filter(None, [rows, total, busy, damaged])))
-
-
-@app.command()
-def verify(
-    supplier: OneSupplierArgument = None, root: RootOption = None, config: ConfigOption = None, json: JsonOption = False
-) -> None:
-    """Compare every hash in every manifest with the files; 1 when one differs."""
-    from penstock.ingest.state.verify import verify as check
-
-    with _workplace(root, config) as place:
-        checked = list(check(place.tree, place.suppliers(supplier)))
-    wrong = [one for one in checked if one.problem]
-    told = {"checked": len(checked), "problems": [one.as_dict() for one in wrong]}
-    lines = [f"{one.path}: {one.problem}" for one in wrong]
-    emit(told, as_json=json, text="\n".join([*lines, f"{len(checked)} checked, {len(wrong)} wrong"]))
-    if wrong:
-        raise typer.Exit(1)
-
-
-@app.command()
-def status(
-    supplier: OneSupplierArgument = None, root: RootOption = None, config: ConfigOption = None, json: JsonOption = False
-) -> None:
-    """Show where every supplier stands: what is published, what waits, what failed, and what to look at."""
-    with _workplace(root, config) as place:
-        found = place.standings(supplier)
-    rows = [["supplier", "state", "age", "facts", "inbox", "broken", "last run", "look at"], *map(_supplier_row, found)]
-    text = table(rows) if found else "no supplier has an inbox or a configuration yet"
-    emit({"suppliers": [one.as_dict() for one in found]}, as_json=json, text=text)
+        print_message(inspection.text())
+    emit(inspection.as_dict(), as_json=json, text=inspection.yaml().rstrip())
 
 
 @app.command("bad-rows")
 def bad_rows(
     run_id: RunArgument,
     root: RootOption = None,
+    url: ReadUrlOption = None,
     config: ConfigOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many are shown.")] = 20,
+    limit: LimitOption = 20,
     json: JsonOption = False,
 ) -> None:
-    """Show the rows of a run that were bad, and why; how often each reason came first."""
-    from itertools import islice
-
-    from penstock.ingest.state import reader as states
-
-    with _workplace(root, config) as place:
-        manifest = states.manifest_of(place.tree, run_id)
-        stats = states.stats_of(place.tree, run_id)
-        rows = list(islice(states.bad_rows(place.tree, run_id), limit))
-    told = {"run_id": run_id, "bad_rows": manifest["bad_rows"], "reasons": stats.get("reasons", {}), "rows": rows}
-    counts = table([[code, str(number)] for code, number in told["reasons"].items()])
-    lines = table([["row", "sheet", "reason", "column", "value"], *(_bad_row_cells(row) for row in rows)])
-    text = f"{counts}\n\n{lines}" if rows else f"{run_id} has no bad rows"
-    more = manifest["bad_rows"] - len(rows)
-    emit(told, as_json=json, text=f"{text}\n… and {more:,} more: raise --limit" if more > 0 else text)
+    """Show the bad rows of a run with their reasons, and the number of rows per reason."""
+    found = _read(
+        root,
+        config,
+        url,
+        lambda views: views.bad_rows(run_id, limit),
+        lambda client: client.bad_rows(run_id, limit=limit),
+    )
+    counts = table([[code, str(number)] for code, number in found["reasons"].items()])
+    rows = table([["row", "sheet", "reason", "column", "value"], *map(_bad_row_cells, found["rows"])])
+    text = f"{counts}\n\n{rows}" if found["rows"] else f"{run_id} has no bad rows"
+    emit(found, as_json=json, text=more_rows(text, has_more=found["badRows"] > len(found["rows"])))
 
 
 @app.command()
 def diff(
     supplier: SupplierArgument,
-    before: Annotated[str | None, typer.Option("--from", help="A run; the one before the current, by default.")] = None,
-    after: Annotated[str | None, typer.Option("--to", help="A run; the current one, by default.")] = None,
+    before: Annotated[
+        str | None, typer.Option("--from", metavar="RUN", help="Run to compare with.", show_default="the run before")
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option("--to", metavar="RUN", help="Run to compare.", show_default="the published run")
+    ] = None,
     root: RootOption = None,
+    url: ReadUrlOption = None,
     config: ConfigOption = None,
-    limit: Annotated[int, typer.Option(min=0, help="How many changes of each kind are shown.")] = 20,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, max=1000, help="Changes shown of each kind.")] = 20,
     json: JsonOption = False,
 ) -> None:
-    """Show what a publication changed: facts added, removed and changed."""
-    with _workplace(root, config) as place:
-        found = place.compare(supplier, before, after, limit)
-    changes = found.changes
-    counts = ((name, getattr(changes, name)) for name in ("added", "removed", "changed", "unchanged"))
-    head = ", ".join(f"{number:,} {name}" for name, number in counts)
-    lines = [_change_text(one) for one in found.shown]
-    emit(found.as_dict(), as_json=json, text="\n".join([f"against {changes.previous}: {head}", *lines]))
+    """Show the facts that a publication added, removed and changed."""
+    found = _read(
+        root,
+        config,
+        url,
+        lambda views: views.diff(supplier, before, after, limit),
+        lambda client: client.diff(supplier, before, after, limit),
+    )
+    counts = ", ".join(f"{found[name]:,} {name}" for name in ("added", "removed", "changed", "unchanged"))
+    lines = [_change_text(change) for change in found["shown"]]
+    emit(found, as_json=json, text="\n".join([f"compared with {found['before']}: {counts}", *lines]))
+
+
+@app.command()
+def gc(
+    root: RootOption = None,
+    config: ConfigOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be deleted; delete nothing.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Delete files that are older than their retention, and list them with the reasons."""
+    with _workspace(root, config) as workspace:
+        result = workspace.sweep(is_dry=dry_run)
+    deleted = [entry for entry in result.found if entry.is_gone or dry_run]
+    data = {
+        "dryRun": dry_run,
+        "found": [entry.as_dict() for entry in result.found],
+        "busy": result.busy,
+        "damaged": result.damaged,
+    }
+    rows = table([[entry.path, f"{entry.size:,}", entry.why] for entry in result.found])
+    verb = "would be deleted" if dry_run else "deleted"
+    total = f"{len(deleted)} {verb}, {sum(entry.size for entry in deleted):,} bytes"
+    busy = f"skipped because a run is active: {', '.join(result.busy)}" if result.busy else ""
+    damaged = f"skipped because the published state is damaged: {', '.join(result.damaged)}" if result.damaged else ""
+    text = "\n".join(filter(None, [rows, total if result.found else "nothing has expired", busy, damaged]))
+    emit(data, as_json=json, text=text)
+
+
+@app.command()
+def verify(
+    supplier: OptionalSupplierArgument = None,
+    root: RootOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Verify every hash in every manifest; exit code 1 if a file differs."""
+    from penstock.ingest.state.verify import verify as verify_files
+
+    with _workspace(root, config) as workspace:
+        checked = list(verify_files(workspace.tree, workspace.suppliers(supplier)))
+    wrong = [file for file in checked if file.problem]
+    data = {"checked": len(checked), "problems": [file.as_dict() for file in wrong]}
+    lines = [f"{file.path}: {file.problem}" for file in wrong]
+    emit(data, as_json=json, text="\n".join([*lines, f"{len(checked)} checked, {len(wrong)} wrong"]))
+    if wrong:
+        raise typer.Exit(1)
 
 
 @state_app.command("show")
 def show_state(
-    supplier: SupplierArgument, root: RootOption = None, config: ConfigOption = None, json: JsonOption = False
+    supplier: SupplierArgument,
+    root: RootOption = None,
+    url: ReadUrlOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """Show which state is current, where it comes from and what it changed."""
-    from penstock.ingest.state import reader as states
-
-    with _workplace(root, config) as place:
-        pointer = states.current(place.tree, supplier)
-        told = {"pointer": pointer.as_dict(), "manifest": states.manifest_of(place.tree, pointer.run_id)}
-    manifest = told["manifest"]
+    """Show the published state: its run, its file, and what it changed."""
+    found = _read(root, config, url, lambda views: views.state(supplier), lambda client: client.state(supplier))
+    manifest = found["manifest"]
     names = ("input_filename", "good_rows", "bad_rows", "config_sha256", "code_commit", "previous_run")
-    rows = [*pointer.as_dict().items(), *((name, manifest[name]) for name in names)]
-    rows += [(name, number) for name, number in (manifest["changes"] or {}).items() if name != "previous"]
-    emit(told, as_json=json, text=table([[name, "" if value is None else str(value)] for name, value in rows]))
+    rows = [["run", found["runId"]], ["published", time_text(found["publishedAt"])]]
+    rows += [["fence", str(found["fence"])], ["sha256", found["sha256"]]]
+    rows += [[name, "" if manifest[name] is None else str(manifest[name])] for name in names]
+    rows += [[name, str(number)] for name, number in (manifest["changes"] or {}).items() if name != "previous"]
+    emit(found, as_json=json, text=table(rows))
 
 
 @state_app.command("read")
-def read_state(supplier: SupplierArgument, root: RootOption = None, config: ConfigOption = None) -> None:
-    """Write the facts of the current state to standard output, as NDJSON, after its hash was verified."""
+def read_state(
+    supplier: SupplierArgument, root: RootOption = None, url: ReadUrlOption = None, config: ConfigOption = None
+) -> None:
+    """Write the facts of the published state to standard output as NDJSON, and verify their hash."""
     import shutil
 
-    from penstock.ingest.state import reader as states
-
-    with _workplace(root, config) as place, states.open_state(place.tree, supplier) as state:
-        shutil.copyfileobj(state.content, sys.stdout.buffer, 1 << 20)
-        sys.stdout.buffer.flush()
+    with _open_folder(root, config, url) as views:
+        if views is None:
+            ask_ingest(url, lambda client: _copy_facts(client, supplier))
+            return
+        with views.open_state(supplier) as state:
+            shutil.copyfileobj(state.content, sys.stdout.buffer, 1 << 20)
+            sys.stdout.buffer.flush()
 
 
 @quarantine_app.command("ls")
 def list_quarantine(
-    supplier: OneSupplierArgument = None, root: RootOption = None, config: ConfigOption = None, json: JsonOption = False
+    supplier: OptionalSupplierArgument = None,
+    root: RootOption = None,
+    url: ReadUrlOption = None,
+    config: ConfigOption = None,
+    limit: LimitOption = 100,
+    json: JsonOption = False,
 ) -> None:
-    """Show the files that were set aside, why, and which run did it."""
-    with _workplace(root, config) as place:
-        found = place.quarantined(supplier)
+    """List the files in quarantine with the reason and the run of each, newest first."""
+
+    def read(views: "FolderViews") -> dict[str, Any]:
+        names = [supplier] if supplier else [known.supplier for known in views.suppliers().suppliers]
+        return _merge_quarantines([_document(views.quarantine(name, limit)) for name in names], limit)
+
+    async def ask(client: "IngestClient") -> dict[str, Any]:
+        suppliers = [] if supplier else (await client.suppliers())["suppliers"]
+        names = [supplier] if supplier else [known["supplier"] for known in suppliers]
+        return _merge_quarantines([await client.quarantine(name, limit=limit) for name in names], limit)
+
+    found = _read(root, config, url, read, ask)
     rows = [
-        [one["path"], f"{one['bytes']:,}", one["since"][:19], one["why"] or "", one["run_id"] or ""] for one in found
+        [file["path"], f"{file['bytes']:,}", time_text(file["since"]), file["why"] or "", file["runId"] or ""]
+        for file in found["files"]
     ]
-    text = table([["file", "bytes", "since", "why", "run"], *rows]) if rows else "nothing is set aside"
-    emit({"files": found}, as_json=json, text=text)
+    text = table([["file", "bytes", "since", "reason", "run"], *rows]) if rows else "no files are in quarantine"
+    emit(found, as_json=json, text=more_rows(text, has_more=found["total"] > len(rows)))
+
+
+def _read(
+    root: str | None,
+    config: Path | None,
+    url: str | None,
+    read: "Callable[[FolderViews], Camel | dict[str, Any]]",
+    ask: "Callable[[IngestClient], Awaitable[dict[str, Any]]]",
+) -> dict[str, Any]:
+    """Return the document that *read* finds in the folder, or that *ask* gets from a server; both have one form."""
+    with _open_folder(root, config, url) as views:
+        if views is None:
+            return ask_ingest(url, ask)
+        found = read(views)
+        return found if isinstance(found, dict) else _document(found)
 
 
 @contextmanager
-def _workplace(root: str | None, config: Path | None) -> Iterator["IngestWorkspace"]:
+def _open_folder(root: str | None, config: Path | None, url: str | None) -> "Iterator[FolderViews | None]":
+    """Yield the folder to read from, or None for the server: with --url, or where no folder is configured."""
+    if root is not None and url is not None:
+        raise Invalid(
+            "USAGE", "--root and --url exclude each other", hint="use --root for a folder, --url for a server"
+        )
+    settings = None if url is not None else _find_folder(root, config)
+    if settings is None:
+        yield None
+        return
+    from penstock.app.platform import open_workplace
+    from penstock.ingest.api.folder import FolderViews
+    from penstock.kernel.clock import SystemClock
+
+    with open_workplace(settings, uses_database=False) as workspace:
+        yield FolderViews(workspace.tree, settings.ingest, SystemClock())
+
+
+def _document(view: "Camel") -> dict[str, Any]:
+    """Return *view* as the API sends it."""
+    return view.model_dump(mode="json", by_alias=True)
+
+
+async def _copy_facts(client: "IngestClient", supplier: str) -> None:
+    from hashlib import sha256
+
+    digest = sha256()
+    async with client.facts(supplier) as facts:
+        async for piece in facts.pieces:
+            digest.update(piece)
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        if facts.headers["ETag"].strip('"') != digest.hexdigest():
+            message = f"the facts of {supplier} that were received do not match their hash"
+            raise Corrupt("STATE_CORRUPT", message, hint="read the state again; `penstock ingest verify` finds damage")
+
+
+def _merge_quarantines(pages: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    files = sorted((file for page in pages for file in page["files"]), key=lambda file: file["since"], reverse=True)
+    return {"files": files[:limit], "total": sum(page["total"] for page in pages)}
+
+
+@contextmanager
+def _workspace(root: str | None, config: Path | None) -> "Iterator[IngestWorkspace]":
     from penstock.app.platform import open_workplace
 
     settings, uses_database = _settings(root, config, {})
-    with open_workplace(settings, uses_database=uses_database) as place:
-        yield place
+    with open_workplace(settings, uses_database=uses_database) as workspace:
+        yield workspace
 
 
-def _settings(root: str | None, config: Path | None, overrides: Mapping[str, Any]) -> tuple["Settings", bool]:
-    """Return the settings with the root to use, and whether runs are recorded in the database.
+def _settings(root: str | None, config: Path | None, overrides: Mapping[str, Any]) -> "tuple[Settings, bool]":
+    """Return the settings with the root, and whether runs are recorded in the database.
 
-    Runs are recorded where the root is configured. A root of the command line, or the current folder, is just a folder.
+    Runs are recorded if the root is configured. A root of the command line, or the current folder, has no database.
     """
+    settings = _find_folder(root, config, overrides)
+    if settings is None:
+        hint = "pass --root DIR, or set ingest.root in penstock.yaml"
+        message = "no ingest root: neither --root nor ingest.root is set, and the current folder has no etl_data/"
+        raise BadConfig("NO_ROOT", message, hint=hint)
+    is_configured = root is None and settings.ingest.root != "."
+    return settings, is_configured
+
+
+def _find_folder(
+    root: str | None, config: Path | None, overrides: Mapping[str, Any] | None = None
+) -> "Settings | None":
+    """Return the settings with the root of --root, of the configuration, or the current folder; None without any."""
     from penstock.ingest.tree import paths
-    from penstock.kernel.errors import BadConfig
     from penstock.settings import load_settings
 
-    settings = load_settings(config, overrides={**overrides, "ingest.root": root})
+    settings = load_settings(config, overrides={**(overrides or {}), "ingest.root": root})
     if settings.ingest.root is not None:
-        return settings, root is None
+        return settings
     if any(Path(name).is_dir() for name in ("etl_data", paths.OPS)):
-        return load_settings(config, overrides={**overrides, "ingest.root": "."}), False
-    hint = "name it with --root DIR, or as ingest.root in penstock.yaml"
-    raise BadConfig("NO_ROOT", "which folder holds etl_data/ and etl_ops/?", hint=hint)
+        return load_settings(config, overrides={**(overrides or {}), "ingest.root": "."})
+    return None
 
 
 def _stop_on_signals() -> Callable[[], bool]:
-    """Return a function that tells whether SIGINT or SIGTERM came; a second signal ends the process at once."""
-    asked: list[int] = []
+    """Return a function that reports SIGINT and SIGTERM; a second signal ends the process at once."""
+    received: list[int] = []
 
     def on_signal(number: int, _frame: object) -> None:
-        if asked:
-            os._exit(128 + number)  # whatever was begun is given up by the next run
-        asked.append(number)
-        print_message("stopping; once more to leave at once")
+        if received:
+            os._exit(128 + number)  # the next run discards the unfinished one
+        received.append(number)
+        print_message("stopping; press Ctrl-C again to stop at once")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
-    return lambda: bool(asked)
+    return lambda: bool(received)
 
 
-def _say_waiting(names: list[str], seconds: float) -> None:
+def _print_waiting(names: list[str], seconds: float) -> None:
     print_message(f"waiting up to {seconds:g} s for {', '.join(names[:3])} to stay unchanged (file_stability_window)")
 
 
-def _print_outcome(outcome: "RunOutcome", *, as_json: bool) -> None:
+def _print_outcome(outcome: "RunOutcome", root: str | None, *, as_json: bool) -> None:
     manifest = outcome.manifest
-    told = {
+    data = {
         "supplier": outcome.supplier,
         "status": manifest.status.value if manifest else "NOTHING_TO_DO",
         "reason": outcome.nothing,
@@ -300,10 +450,10 @@ def _print_outcome(outcome: "RunOutcome", *, as_json: bool) -> None:
         "deliveries": outcome.deliveries,
         "manifest": manifest.as_dict() if manifest else None,
     }
-    emit(told, as_json=as_json, text="\n".join(map(printable, _outcome_lines(outcome))))
+    emit(data, as_json=as_json, text="\n".join(map(printable, _outcome_lines(outcome, root))))
 
 
-def _outcome_lines(outcome: "RunOutcome") -> Iterator[str]:
+def _outcome_lines(outcome: "RunOutcome", root: str | None) -> Iterator[str]:
     manifest = outcome.manifest
     if manifest is None:
         yield f"nothing to do: {outcome.nothing}"
@@ -316,20 +466,57 @@ def _outcome_lines(outcome: "RunOutcome") -> Iterator[str]:
         if manifest.failure:
             yield f"{manifest.failure.code.value}: {manifest.failure.message}"
             yield f"hint: {manifest.failure.hint}" if manifest.failure.hint else ""
+        if manifest.bad_rows:
+            yield pasteable(f"hint: `penstock ingest bad-rows {manifest.run_id}` lists the bad rows", root=root)
     yield from (f"moved {name} to {to}" for name, to in outcome.moved.items())
-    yield from (f"delivery to {name}: {how}" for name, how in outcome.deliveries.items())
+    yield from (f"delivery to {name}: {result}" for name, result in outcome.deliveries.items())
 
 
-def _supplier_row(one: "SupplierStatus") -> list[str]:
-    last = f"{one.last['status']} {one.last['failure_code'] or ''}".strip() if one.last else ""
-    age = "" if one.age_seconds is None else _age_text(one.age_seconds)
-    inbox = str(len(one.inbox)) + (f" (+{len(one.unfinished)} unfinished)" if one.unfinished else "")
-    config = one.config.splitlines() if one.config else []
-    more = [f"and {len(config) - 1} more"] if len(config) > 1 else []
-    why = "; ".join([*config[:1], *more, *one.undelivered])
-    look = ", ".join(alert.value for alert in one.alerts) + (f": {why}" if why else "")
-    facts = "" if one.facts is None else f"{one.facts:,}"
-    return [one.supplier, one.run_id or "none", age, facts, inbox, str(one.broken), last, look]
+def _supplier_row(supplier: Mapping[str, Any]) -> list[str]:
+    age = "" if supplier["ageSeconds"] is None else _age_text(supplier["ageSeconds"])
+    facts = "" if supplier["facts"] is None else f"{supplier['facts']:,}"
+    inbox, broken = _inbox_text(supplier), str(supplier["broken"])
+    state, last = supplier["runId"] or "none", _last_run_text(supplier)
+    return [supplier["supplier"], state, age, facts, inbox, broken, last, _problem_text(supplier)]
+
+
+def _supplier_text(supplier: Mapping[str, Any]) -> str:
+    published = time_text(supplier["publishedAt"]) if supplier["publishedAt"] else "never"
+    facts = "" if supplier["facts"] is None else f", {supplier['facts']:,} facts"
+    rows = [
+        ["supplier", supplier["supplier"]],
+        ["published", published + facts],
+        ["inbox", ", ".join([_inbox_text(supplier), *supplier["inbox"][:5]])],
+        ["broken files", str(supplier["broken"])],
+        ["last run", _last_run_text(supplier) or "none"],
+        ["problem", _problem_text(supplier) or "none"],
+    ]
+    return table(rows)
+
+
+def _run_row(run: Mapping[str, Any]) -> list[str]:
+    manifest = run["manifest"] or {}
+    finished = time_text(run["finishedAt"]) if run["finishedAt"] else ""
+    rows = [f"{manifest[name]:,}" if manifest.get(name) is not None else "" for name in ("good_rows", "bad_rows")]
+    status = " ".join(filter(None, [run["status"], run["failureCode"]]))
+    return [run["runId"], status, finished, *rows, str(manifest.get("input_filename") or "")]
+
+
+def _inbox_text(supplier: Mapping[str, Any]) -> str:
+    unfinished = f" (+{len(supplier['unfinished'])} unfinished)" if supplier["unfinished"] else ""
+    return f"{len(supplier['inbox'])}{unfinished}"
+
+
+def _last_run_text(supplier: Mapping[str, Any]) -> str:
+    last = supplier["lastRun"]
+    return " ".join(filter(None, [last["status"], last["failureCode"]])) if last else ""
+
+
+def _problem_text(supplier: Mapping[str, Any]) -> str:
+    errors = (supplier["configError"] or "").splitlines()
+    more = [f"and {len(errors) - 1} more"] if len(errors) > 1 else []
+    details = "; ".join([*errors[:1], *more, *supplier["undelivered"]])
+    return ": ".join(filter(None, [", ".join(supplier["alerts"]), details]))
 
 
 def _age_text(seconds: float) -> str:
@@ -339,14 +526,14 @@ def _age_text(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _bad_row_cells(one: dict[str, Any]) -> list[str]:
-    cells = (one["row_number"], one.get("category_key"), one["reason_code"], one.get("column"), one.get("raw_value"))
+def _bad_row_cells(row: Mapping[str, Any]) -> list[str]:
+    cells = (row["row_number"], row.get("category_key"), row["reason_code"], row.get("column"), row.get("raw_value"))
     return ["" if cell is None else str(cell) for cell in cells]
 
 
-def _change_text(one: dict[str, Any]) -> str:
-    sign = {"added": "+", "removed": "-", "changed": "~"}[one["change"]]
+def _change_text(change: Mapping[str, Any]) -> str:
+    sign = {"added": "+", "removed": "-", "changed": "~"}[change["change"]]
     before, after = (
-        dumps(one[side]["payload"], ensure_ascii=False) if one.get(side) else None for side in ("before", "after")
+        dumps(change[side]["payload"], ensure_ascii=False) if change.get(side) else None for side in ("before", "after")
     )
-    return f"{sign} {before or after}" if one["change"] != "changed" else f"{sign} {before}\n  {after}"
+    return f"{sign} {before or after}" if change["change"] != "changed" else f"{sign} {before}\n  {after}"

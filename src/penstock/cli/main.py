@@ -10,13 +10,14 @@ import typer
 
 from penstock import __version__
 from penstock.cli import completion, config, database, demo, dictionary, flow, harvest, ingest, serve, status, track
+from penstock.cli.suggestion import register_program
 from penstock.cli.terminal.command_group import CommandGroup
 from penstock.cli.terminal.options import ConfigOption, DataDirOption, JsonOption
 from penstock.cli.terminal.output import emit, fail, print_message, table
 from penstock.cli.terminal.usage_error import UsageError, from_parser
 from penstock.kernel.errors import PenstockError
 
-RUN, PARTS, OPERATE = "Run Penstock", "Use a running server", "Check and maintain"
+RUN, PARTS, OPERATE = "Run Penstock", "Work with a running server", "Check and maintain"
 app = CommandGroup(
     name="penstock",
     help="Ingest, version and serve reference data, exactly once, on one PostgreSQL.",
@@ -26,9 +27,9 @@ app = CommandGroup(
 
 
 def doctor(config: ConfigOption = None, data_dir: DataDirOption = None, json: JsonOption = False) -> None:
-    """Check the configuration, the databases and every other dependency of this machine's Penstock.
+    """Check the configuration, the databases and all other dependencies from this machine.
 
-    Each failed check prints what to do next; the exit code is that of the worst.
+    Each failed check prints the next step. The exit code is the highest code of the failed checks.
     """
     import asyncio
 
@@ -83,6 +84,9 @@ app.add_typer(config.app, name="config", rich_help_panel=OPERATE)
 app.add_typer(database.app, name="db", rich_help_panel=OPERATE)
 app.command("completion", rich_help_panel=OPERATE)(completion.print_completion)
 app.command("version", rich_help_panel=OPERATE)(print_version)
+
+
+register_program(app)
 
 
 def run() -> None:

@@ -1,4 +1,4 @@
-"""`penstock up`, `penstock serve` and `penstock work`: everything in one place, or one role alone; and their end."""
+"""`penstock up`, `penstock serve` and `penstock work`: all roles in one process, or one role, until a signal."""
 
 import asyncio
 import gc
@@ -19,6 +19,7 @@ from penstock.cli.terminal.options import (
     HealthPortOption,
     HostOption,
     JsonOption,
+    QueryPortOption,
 )
 from penstock.cli.terminal.output import emit, print_message
 
@@ -31,8 +32,8 @@ Role = Callable[["Settings", asyncio.Event, Callable[[A], None]], Awaitable[None
 
 
 @contextmanager
-def loading() -> Iterator[None]:
-    """Modules that are loaded meanwhile stay for good: nobody looks for garbage among them, now or later."""
+def load_program() -> Iterator[None]:
+    """Import a program without garbage collection, and exclude its modules from later collections."""
     gc.disable()
     try:
         yield
@@ -42,62 +43,64 @@ def loading() -> Iterator[None]:
 
 
 def serve(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) -> None:
-    """Run *role* until SIGINT or SIGTERM; *on_ready* tells where it listens."""
+    """Run *role* until SIGINT or SIGTERM; call *on_ready* with its addresses."""
     import uvloop
 
     from penstock.kernel.telemetry.build import code_commit
     from penstock.kernel.telemetry.telemetry import configure_logging
 
-    code_commit()  # a checkout asks git; later that would be on the event loop
+    code_commit()  # runs git in a checkout; later that would block the event loop
     configure_logging(settings.telemetry.log_level, settings.telemetry.log_format)
     if settings.auth.jwt is None:
-        print_message(f"no authentication is set, so only this machine can connect ({settings.server.host})")
+        print_message(
+            f"auth.jwt is not set: no authentication, connections from this machine only ({settings.server.host})"
+        )
     uvloop.run(_main(settings, role, on_ready))
 
 
 async def _main(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) -> None:
     from penstock.kernel.telemetry.log_level import LOG_LEVEL
 
-    ending = _Shutdown()
+    shutdown = _Shutdown()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, LOG_LEVEL.toggle_debugging)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until somebody looks at the configuration
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until the program reloads its configuration on it
 
     def ready(addresses: A) -> None:
-        ending.is_ready = True
+        shutdown.is_ready = True
         on_ready(addresses)
 
     try:
-        await role(settings, ending.asked, ready)
+        await role(settings, shutdown.requested, ready)
     except asyncio.CancelledError:
-        if not ending.asked.is_set():
+        if not shutdown.requested.is_set():
             raise
 
 
 class _Shutdown:
-    """What SIGINT and SIGTERM mean: stop once it runs, give up while it starts, leave at once when asked twice."""
+    """The response to SIGINT and SIGTERM: stop gracefully, cancel a start, and exit at once on a second signal."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self.is_ready = False
         self._task = asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        if self.asked.is_set():
-            os._exit(130)  # the database recovers by itself
-        self.asked.set()
-        if self._task is not None and not self.is_ready:  # perhaps it waits for somebody's lock
+        if self.requested.is_set():
+            os._exit(130)  # the database recovers automatically
+        self.requested.set()
+        if self._task is not None and not self.is_ready:  # it may wait for a lock
             self._task.cancel()
 
 
-serve_app = CommandGroup(help="Serve one role alone.")
-work_app = CommandGroup(help="Run the workers of one role.")
+serve_app = CommandGroup(help="Serve one API in its own process.")
+work_app = CommandGroup(help="Run the workers of one role in their own process.")
 
 
 class WorkRole(StrEnum):
-    """The roles that work."""
+    """The roles of `penstock work`, except flows."""
 
     KAFKA_ADAPTER = "kafka-adapter"
     APPLY = "apply"
@@ -107,10 +110,10 @@ class WorkRole(StrEnum):
 
 @serve_app.callback()
 def _serve() -> None:
-    """Serve one role alone."""
+    """Serve one API in its own process."""
 
 
-def _api(program: str, about: str) -> Callable[..., None]:
+def _make_api_command(program: str, help_text: str) -> Callable[..., None]:
     def api(
         config: ConfigOption = None,
         data_dir: DataDirOption = None,
@@ -120,17 +123,17 @@ def _api(program: str, about: str) -> Callable[..., None]:
     ) -> None:
         settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
 
-        with loading():
+        with load_program():
             from penstock.app import programs
 
-        serve(settings, getattr(programs, program), tell_address("api", json))
+        serve(settings, getattr(programs, program), print_address("api", json))
 
-    api.__doc__ = f"{about}, until Ctrl-C or SIGTERM."
+    api.__doc__ = f"{help_text}, until Ctrl-C or SIGTERM."
     return api
 
 
-serve_app.command("api")(_api("run_api", "Serve the API of all parts, without workers"))
-serve_app.command("command-api")(_api("run_command_api", "Take updates of dictionaries in"))
+serve_app.command("api")(_make_api_command("run_api", "Serve the API of all parts, without workers"))
+serve_app.command("command-api")(_make_api_command("run_command_api", "Serve the command API: updates of dictionaries"))
 
 
 @serve_app.command("query-api")
@@ -139,22 +142,25 @@ def query_api(
     data_dir: DataDirOption = None,
     host: HostOption = None,
     port: Annotated[
-        int | None, typer.Option(help="Port it serves on; 0 takes a free one.", show_default="8081")
+        int | None,
+        typer.Option(metavar="PORT", help="Port of the query server; 0 takes a free port.", show_default="8081"),
     ] = None,
-    processes: Annotated[int | None, typer.Option(help="Processes that serve.", show_default="1")] = None,
+    processes: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of serving processes.", show_default="1")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Serve dictionaries from memory, until Ctrl-C or SIGTERM."""
+    """Serve the query API: dictionaries from memory, until Ctrl-C or SIGTERM."""
     overrides = {"data_dir": data_dir, "server.host": host, "server.query_port": port}
     settings = _settings(config, {**overrides, "refdata.query.processes": processes})
 
-    with loading():
+    with load_program():
         from penstock.app import programs
 
-    serve(settings, programs.run_query_api, tell_address("query", json))
+    serve(settings, programs.run_query_api, print_address("query", json))
 
 
-def _work(role: WorkRole, about: str) -> Callable[..., None]:
+def _make_worker_command(role: WorkRole, help_text: str) -> Callable[..., None]:
     def work(
         config: ConfigOption = None,
         data_dir: DataDirOption = None,
@@ -166,37 +172,47 @@ def _work(role: WorkRole, about: str) -> Callable[..., None]:
 
         settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
 
-        with loading():
+        with load_program():
             from penstock.app import programs
 
         program = (
             programs.run_harvest_workers if role is WorkRole.HARVEST else partial(programs.run_workers, role.value)
         )
-        serve(settings, program, tell_address("health", json))
+        serve(settings, program, print_address("health", json))
 
-    work.__doc__ = f"{about}, until Ctrl-C or SIGTERM."
+    work.__doc__ = f"{help_text}, until Ctrl-C or SIGTERM."
     return work
 
 
-_ABOUT = {
-    WorkRole.KAFKA_ADAPTER: "Turn the messages of other topics into updates",
+_WORKERS = {
+    WorkRole.KAFKA_ADAPTER: "Convert messages of external topics to updates",
     WorkRole.APPLY: "Apply updates to PostgreSQL",
-    WorkRole.RELAY: "Tell the pods of every commit",
+    WorkRole.RELAY: "Announce every commit to the pods",
     WorkRole.HARVEST: "Plan, fetch and consolidate the runs of feeds",
 }
-for _role, _about in _ABOUT.items():
-    work_app.command(_role.value)(_work(_role, _about))
+for _role, _help_text in _WORKERS.items():
+    work_app.command(_role.value)(_make_worker_command(_role, _help_text))
 
 
 @work_app.command("flows")
 def flows(
-    kinds: Annotated[list[str] | None, typer.Option("--kinds", help="Only these; may come again.")] = None,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--kinds", metavar="KIND", help="Only steps of this kind, repeatable; commas separate kinds."),
+    ] = None,
     module: Annotated[
-        list[str] | None, typer.Option("--module", help="Python with workers, besides flows.modules; may come again.")
+        list[str] | None,
+        typer.Option(
+            "--module", metavar="MODULE", help="Module or file with workers, besides flows.modules, repeatable."
+        ),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option("--url", help="Get steps from this server, not from the database; only those of modules."),
+        typer.Option(
+            "--url",
+            metavar="URL",
+            help="Claim steps at this server instead of in the database; only the kinds of modules.",
+        ),
     ] = None,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
@@ -204,31 +220,33 @@ def flows(
     port: HealthPortOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Do the steps of flows, until Ctrl-C or SIGTERM."""
+    """Execute the steps of flows, until Ctrl-C or SIGTERM."""
     from functools import partial
 
-    with loading():
+    with load_program():
         from penstock.app import programs
 
     settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
     if module:
-        both = [*settings.flows.modules, *module]
-        settings = settings.model_copy(update={"flows": settings.flows.model_copy(update={"modules": both})})
-    wanted = [kind for some in kinds or () for kind in some.split(",")]
+        modules = [*settings.flows.modules, *module]
+        settings = settings.model_copy(update={"flows": settings.flows.model_copy(update={"modules": modules})})
+    names = [kind for value in kinds or () for kind in value.split(",")]
     if url is not None:
-        serve(settings, partial(programs.run_remote_flow_workers, url, wanted), tell_address("health", json))
+        serve(settings, partial(programs.run_remote_flow_workers, url, names), print_address("health", json))
     else:
-        serve(settings, partial(programs.run_flow_workers, wanted), tell_address("health", json))
+        serve(settings, partial(programs.run_flow_workers, names), print_address("health", json))
 
 
 def _settings(config: Any, overrides: dict[str, Any]) -> "Settings":
-    """Loaded before the program is, which takes a while: what is wrong with them is said at once."""
+    """Load the settings before the program, whose import takes longer: errors are reported at once."""
     from penstock.settings import load_settings
 
     return load_settings(config, overrides=overrides)
 
 
-def tell_address(name: str, as_json: bool) -> Callable[[str], None]:
+def print_address(name: str, as_json: bool) -> Callable[[str], None]:
+    """Return a function that prints the address of the API *name* and `ready`."""
+
     def on_ready(address: str) -> None:
         data = {"event": "ready", "api": address, "pid": os.getpid()}
         emit(data, as_json=as_json, text=f"{name}    {address}\nready")
@@ -241,22 +259,20 @@ def up(
     data_dir: DataDirOption = None,
     host: HostOption = None,
     port: ApiPortOption = None,
-    query_port: Annotated[
-        int | None, typer.Option(help="Port of the query server; 0 takes a free one.", show_default="8081")
-    ] = None,
+    query_port: QueryPortOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run everything in one place, until Ctrl-C or SIGTERM.
+    """Run all parts in one process, until Ctrl-C or SIGTERM.
 
-    Prints where it listens, and `ready` once it answers. Nothing needs to be installed: PostgreSQL comes along, and
-    what it keeps is in the data directory. Start it there again and it goes on where it was, even after kill -9.
+    Prints the addresses of the servers, and `ready` when they accept requests. The embedded PostgreSQL stores its
+    data in the data directory; a restart continues with this data, also after kill -9.
     """
     from penstock.settings import load_settings
 
     overrides = {"data_dir": data_dir, "server.host": host, "server.port": port, "server.query_port": query_port}
     settings = load_settings(config, overrides=overrides)
 
-    with loading():  # takes a while: what is wrong with the settings is said before
+    with load_program():  # after the settings, whose errors are reported at once
         from penstock.app import programs
 
     def on_ready(addresses: "Addresses") -> None:

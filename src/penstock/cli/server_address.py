@@ -1,4 +1,4 @@
-"""Where a command finds the server: an option, the environment, a configuration file, or the default."""
+"""The address of the server: an option, the environment, a configuration file, or the default."""
 
 import os
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class ServerAddress:
 
     @property
     def is_found_from_anywhere(self) -> bool:
-        """Whether a command in another folder finds the same server without the option."""
+        """True if a command in another folder finds the same server without the option."""
         if os.environ.get(self.kind.variable):
             return self.origin == self.kind.variable
         return self.url == f"http://{_LOOPBACK}:{self.kind.port}"

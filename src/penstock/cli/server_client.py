@@ -1,4 +1,4 @@
-"""How commands call a running server."""
+"""Calls of commands to a running server."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -12,6 +12,7 @@ from penstock.kernel.errors import PenstockError, TimedOut, Transient
 if TYPE_CHECKING:
     from penstock.flows.client import FlowClient
     from penstock.harvest.client import HarvestClient
+    from penstock.ingest.api.client import IngestClient
     from penstock.overview.client import OverviewClient
     from penstock.refdata.client import PodClient, RefdataClient
     from penstock.tracking.client import PipelineClient
@@ -53,6 +54,7 @@ class ServerClient(Generic[C]):
 
 ask_flows: "ServerClient[FlowClient]" = ServerClient("penstock.flows.client:FlowClient")
 ask_harvest: "ServerClient[HarvestClient]" = ServerClient("penstock.harvest.client:HarvestClient")
+ask_ingest: "ServerClient[IngestClient]" = ServerClient("penstock.ingest.api.client:IngestClient")
 ask_overview: "ServerClient[OverviewClient]" = ServerClient("penstock.overview.client:OverviewClient")
 ask_pod: "ServerClient[PodClient]" = ServerClient("penstock.refdata.client:PodClient", QUERY_API)
 ask_refdata: "ServerClient[RefdataClient]" = ServerClient("penstock.refdata.client:RefdataClient")

@@ -1,9 +1,9 @@
-"""`penstock harvest source`: the local source, to try and to measure harvest with."""
+"""`penstock harvest source`: a simulated paged API, to try and to measure harvest."""
 
 import os
 import sys
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,11 +12,13 @@ from penstock.cli.terminal.options import JsonOption
 if TYPE_CHECKING:
     from penstock.harvest.simulator.server import LocalOptions, LocalSource
 
-RateOption = Annotated[float, typer.Option(min=0, max=1, help="Which part of requests fails so.")]
+
+def _rate_option(failure: str) -> Any:
+    return typer.Option(metavar="RATE", min=0, max=1, help=f"Fraction of requests {failure} (0 to 1).")
 
 
 class PricesChoice(StrEnum):
-    """How prices are spread."""
+    """The distribution of prices."""
 
     HEAVY = "heavy"
     EQUAL = "equal"
@@ -24,34 +26,46 @@ class PricesChoice(StrEnum):
 
 
 class OrderChoice(StrEnum):
-    """How pages are sorted."""
+    """The order of records in pages."""
 
     PRICE = "price"
     ID = "id"
 
 
 def source(
-    records: Annotated[int, typer.Option(min=0, max=10_000_000, help="How many there are at first.")] = 500_000,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same records, changes and faults.")] = 7,
-    host: Annotated[str, typer.Option(help="Address to listen on: one of this machine's own.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8090,
-    prices: Annotated[PricesChoice, typer.Option(help="How prices are spread.")] = PricesChoice.HEAVY,
-    order: Annotated[OrderChoice, typer.Option(help="How pages are sorted.")] = OrderChoice.PRICE,
-    username: Annotated[str, typer.Option(help="Who may ask by GraphQL.")] = "demo@example.com",
-    password: Annotated[str, typer.Option(help="That user's.")] = "demo",  # noqa: S107 - it guards made-up records
-    token_lifetime: Annotated[float, typer.Option(min=0, help="Seconds a token is good for.")] = 21_600,
-    latency_ms: Annotated[float, typer.Option(min=0, help="How late every answer is.")] = 0,
-    rate_429: RateOption = 0,
-    retry_after: Annotated[float, typer.Option(min=0, help="Seconds a 429 asks to wait.")] = 1,
-    rate_500: RateOption = 0,
-    rate_timeout: RateOption = 0,
-    rate_short: RateOption = 0,
-    rate_garbage: RateOption = 0,
-    rate_cut: RateOption = 0,
-    churn: Annotated[float, typer.Option(min=0, max=100_000, help="Records updated a second.")] = 0,
+    records: Annotated[
+        int, typer.Option(metavar="N", min=0, max=10_000_000, help="Number of records at the start.")
+    ] = 500_000,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of the records, changes and failures: equal seeds give equal data.")
+    ] = 7,
+    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen on; 0 takes a free port.")
+    ] = 8090,
+    prices: Annotated[PricesChoice, typer.Option(help="Distribution of prices.")] = PricesChoice.HEAVY,
+    order: Annotated[OrderChoice, typer.Option(help="Order of records in pages.")] = OrderChoice.PRICE,
+    username: Annotated[str, typer.Option(metavar="NAME", help="User name of the GraphQL API.")] = "demo@example.com",
+    password: Annotated[str, typer.Option(metavar="TEXT", help="Password of the GraphQL API.")] = "demo",  # noqa: S107 - the records are synthetic
+    token_lifetime: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Lifetime of a GraphQL token.")
+    ] = 21_600,
+    latency_ms: Annotated[
+        float, typer.Option(metavar="MS", min=0, help="Delay of every response in milliseconds.")
+    ] = 0,
+    rate_429: Annotated[float, _rate_option("answered with status 429")] = 0,
+    retry_after: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Value of Retry-After in responses with status 429.")
+    ] = 1,
+    rate_500: Annotated[float, _rate_option("answered with status 500")] = 0,
+    rate_timeout: Annotated[float, _rate_option("that are never answered")] = 0,
+    rate_short: Annotated[float, _rate_option("answered with too few records")] = 0,
+    rate_garbage: Annotated[float, _rate_option("answered with invalid JSON")] = 0,
+    rate_cut: Annotated[float, _rate_option("whose response is cut off")] = 0,
+    churn: Annotated[float, typer.Option(metavar="N", min=0, max=100_000, help="Records updated per second.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Serve seeded records by REST and GraphQL, as badly as asked for, until Ctrl-C or SIGTERM."""
+    """Simulate a paged REST and GraphQL API with failures and changes, until Ctrl-C or SIGTERM."""
     from datetime import timedelta
 
     import uvloop
@@ -93,19 +107,19 @@ async def _serve(options: "LocalOptions", as_json: bool) -> None:
 
     stopping = asyncio.Event()
     async with local_source(options) as running:
-        # Only now: while records are made, a signal ends the process as it always does.
+        # Not earlier: a signal ends the process while records are created.
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-        _tell(running, options, as_json)
+        _print_address(running, options, as_json)
         await stopping.wait()
 
 
-def _tell(running: "LocalSource", options: "LocalOptions", as_json: bool) -> None:
-    """On one line, so that a program knows when it has read all of it."""
+def _print_address(running: "LocalSource", options: "LocalOptions", as_json: bool) -> None:
+    """Print JSON on one line, so that a program can read it line by line."""
     import json
 
-    about = {"records": options.records, "seed": options.seed, "prices": options.prices, "order": options.order}
-    told = {"event": "ready", "api": running.url, "pid": os.getpid(), **about}
+    data = {"records": options.records, "seed": options.seed, "prices": options.prices, "order": options.order}
+    event = {"event": "ready", "api": running.url, "pid": os.getpid(), **data}
     text = f"source    {running.url}\n{options.records:,} records by REST at /records and GraphQL at /graphql\nready"
-    sys.stdout.write(f"{json.dumps(told) if as_json else text}\n")
+    sys.stdout.write(f"{json.dumps(event) if as_json else text}\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`penstock status` and `penstock events`: all parts of a running server, on one screen and in one stream."""
+"""`penstock status` and `penstock events`: the problems and the events of all parts of a running server."""
 
 import sys
 from collections.abc import Mapping
@@ -8,8 +8,10 @@ import typer
 
 from penstock.cli.server_address import find_server
 from penstock.cli.server_client import ask_overview
+from penstock.cli.suggestion import pasteable
 from penstock.cli.terminal.options import JsonOption, UrlOption
 from penstock.cli.terminal.output import emit, printable, table, time_text
+from penstock.cli.terminal.style import style_status
 from penstock.overview.contract import LAST_LIMIT, Part
 
 if TYPE_CHECKING:
@@ -19,48 +21,60 @@ _OK = "OK"
 
 
 def status(url: UrlOption = None, json: JsonOption = False) -> None:
-    """Say on one screen what is late or broken, and what to do about it. Exit code 1 when something is."""
-    told = ask_overview(url, lambda client: client.status())
-    emit(told, as_json=json, text=_screen(told, find_server(url).url))
-    sys.exit(0 if told["status"] == _OK else 1)
+    """Show the status of all parts: each problem with the next command.
+
+    The exit code is 0 if there is no problem, 1 otherwise.
+    """
+    report = ask_overview(url, lambda client: client.status())
+    emit(report, as_json=json, text=_status_text(report, url))
+    sys.exit(0 if report["status"] == _OK else 1)
 
 
-def _screen(told: Mapping[str, Any], url: str) -> str:
-    found = [(part["part"], one) for part in told["parts"] for one in part["issues"]]
-    # What is broken first, each with its next step on a line of its own: it is to be copied.
-    found.sort(key=lambda one: one[1]["severity"] != "BROKEN")
-    lines = [f"{told['status']}  Penstock {told['version']} at {url}, {time_text(told['at'])}", ""]
-    lines.append(table([[part["part"], part["summary"]] for part in told["parts"]]))
-    for part, one in found:
-        lines += ["", f"{one['severity']}  {part}  {printable(one['subject'])}: {printable(one['problem'])}"]
-        if one["hint"]:
-            lines.append(f"        → {printable(one['hint'])}")
-    return "\n".join(lines if found else [*lines, "", "nothing is late or broken"])
+def _status_text(report: Mapping[str, Any], url: str | None) -> str:
+    issues = [(part["part"], issue) for part in report["parts"] for issue in part["issues"]]
+    issues.sort(key=lambda issue: issue[1]["severity"] != "BROKEN")
+    server, at = find_server(url).url, time_text(report["at"])
+    lines = [f"{style_status(report['status'])}  Penstock {report['version']} at {server}, {at}", ""]
+    lines.append(table([[part["part"], part["summary"]] for part in report["parts"]]))
+    for part, issue in issues:
+        subject, problem = printable(issue["subject"]), printable(issue["problem"])
+        lines += ["", f"{style_status(issue['severity'])}  {part}  {subject}: {problem}"]
+        if issue["hint"]:  # on a line of its own, to be copied
+            lines.append(f"        → {printable(pasteable(issue['hint'], url=url))}")
+    return "\n".join(lines if issues else [*lines, "", "no problems"])
 
 
 def events(
-    part: Annotated[list[Part] | None, typer.Option(help="Only of this part; may be given several times.")] = None,
-    subject: Annotated[str, typer.Option(help="Only subjects that begin so: a file, a run, tenant/dictionary.")] = "",
-    last: Annotated[int, typer.Option(min=0, max=LAST_LIMIT, help="Begin with so many moves already made.")] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with moves as they are made.")] = False,
+    part: Annotated[list[Part] | None, typer.Option(help="Only events of this part, repeatable.")] = None,
+    subject: Annotated[
+        str,
+        typer.Option(metavar="TEXT", help="Only subjects that start with this text: a file, a run, TENANT/DICT."),
+    ] = "",
+    last: Annotated[
+        int, typer.Option(metavar="N", min=0, max=LAST_LIMIT, help="Number of past events to start with.")
+    ] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new events, until Ctrl-C.")] = False,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell every move of every part: what, when, by whom, why. With --json, a document a line."""
+    """Print the state changes of all parts: time, subject, change, actor and reason.
 
-    async def tell(client: "OverviewClient") -> None:
+    With --json, each line is a JSON document.
+    """
+
+    async def print_events(client: "OverviewClient") -> None:
         import orjson
 
-        asked = [one.value for one in part or ()]
-        async for event in client.events(parts=asked, subject=subject, last=last, follow=follow):
-            sys.stdout.write(f"{orjson.dumps(event).decode() if json else _line(event)}\n")
+        parts = [name.value for name in part or ()]
+        async for event in client.events(parts=parts, subject=subject, last=last, follow=follow):
+            sys.stdout.write(f"{orjson.dumps(event).decode() if json else _event_text(event)}\n")
             sys.stdout.flush()
 
-    ask_overview(url, tell)
+    ask_overview(url, print_events)
 
 
-def _line(event: Mapping[str, Any]) -> str:
+def _event_text(event: Mapping[str, Any]) -> str:
     move = f"{event['from']} → {event['to']}" if event["from"] else f"→ {event['to']}"
-    because = f": {event['reason']}" if event["reason"] else ""
-    told = f"{time_text(event['at'])}  {event['machine']}  {event['subject']}  {move}  by {event['actor']}{because}"
-    return printable(told)
+    reason = f": {event['reason']}" if event["reason"] else ""
+    at, machine, subject, actor = time_text(event["at"]), event["machine"], event["subject"], event["actor"]
+    return printable(f"{at}  {machine}  {subject}  {move}  by {actor}{reason}")

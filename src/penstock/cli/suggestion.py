@@ -8,7 +8,13 @@ from typing import Any
 from penstock.cli.server_address import API, QUERY_API, ServerKind, find_server
 
 _SUGGESTED = re.compile(r"`penstock ([^`\n]+)`")
+_program: dict[str, Any] = {}  # the application whose commands are suggested
 _SERVERS: Mapping[str, ServerKind] = {"url": API, "query_url": QUERY_API}
+
+
+def register_program(app: Any) -> None:
+    """Make *app* the application whose commands are suggested."""
+    _program["app"] = app
 
 
 def pasteable(text: str, **options: str | None) -> str:
@@ -46,11 +52,9 @@ def _accepted_options(command: str) -> dict[str, str]:
     """Return the options of the command that *command* begins with, by parameter name."""
     import typer
 
-    from penstock.cli.main import app
-
-    found: Any = typer.main.get_command(app)
+    target: Any = typer.main.get_command(_program["app"])
     for word in command.split():
-        if word not in getattr(found, "commands", {}):
+        if word not in getattr(target, "commands", {}):
             break
-        found = found.commands[word]
-    return {parameter.name: parameter.opts[0] for parameter in found.params if parameter.param_type_name == "option"}
+        target = target.commands[word]
+    return {parameter.name: parameter.opts[0] for parameter in target.params if parameter.param_type_name == "option"}

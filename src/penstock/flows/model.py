@@ -208,7 +208,7 @@ class StepSettlement:
 
 def run_not_found(run_id: str) -> NotFound:
     """Return the error for an unknown or deleted run."""
-    return NotFound("RUN_NOT_FOUND", f"run {run_id} does not exist", hint="`penstock flow ls` lists runs")
+    return NotFound("RUN_NOT_FOUND", f"run {run_id} does not exist", hint="`penstock flow runs` lists runs")
 
 
 def step_not_found(run_id: str, step_id: str) -> NotFound:

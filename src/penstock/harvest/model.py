@@ -146,4 +146,4 @@ def watermark(upper_bound: datetime, overlap: timedelta, before: datetime | None
 
 def no_run(run_id: UUID) -> NotFound:
     """What is said of a run nobody knows."""
-    return NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock harvest status` lists them")
+    return NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock harvest ls` lists them")

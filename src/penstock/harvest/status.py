@@ -40,5 +40,5 @@ def _of(feed: FeedView, now: datetime) -> list[StatusIssue]:
     every, overlap = (timedelta(seconds=span or 0) for span in (feed.every_seconds, feed.overlap_seconds))
     if every and (known := feed.watermark) is not None and now - known - overlap > 3 * every + _LATE:
         what = f"known only up to {format_duration(now - known)} ago, and due every {format_duration(every)}"
-        found.append(late_issue(feed.feed, what, f"penstock harvest status {feed.feed}", known))
+        found.append(late_issue(feed.feed, what, f"penstock harvest show {feed.feed}", known))
     return found

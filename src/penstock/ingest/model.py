@@ -40,7 +40,7 @@ class RunFailed(Exception):
 
 def no_run(run_id: str) -> NotFound:
     """What is said of a run nobody knows, or knows any more."""
-    hint = "it may be under way, or too old; `penstock ingest status` shows the last, <supplier>_<time>_<rand6>"
+    hint = "it may be under way, or too old; `penstock ingest ls` shows the last, <supplier>_<time>_<rand6>"
     return NotFound("RUN_NOT_FOUND", f"there is no run {run_id!r}", hint=hint)
 
 

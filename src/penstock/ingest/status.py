@@ -24,7 +24,7 @@ _ALERTS: Mapping[IngestAlert, _Told] = {
     IngestAlert.REPEATED_FAIL: (
         broken_issue,
         lambda one: f"{pluralize(one.fails, 'run')} in a row failed",
-        "penstock ingest status",
+        "penstock ingest ls",
     ),
     IngestAlert.STATE_OLD: (
         late_issue,

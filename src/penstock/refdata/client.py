@@ -31,6 +31,10 @@ class RefdataClient(ApiClient):
         """The updates under way, or those that failed."""
         return await self._get(f"{_name(tenant)}/updates", params)
 
+    async def dictionaries(self, tenant: str) -> Json:
+        """Return the dictionaries of a tenant with their last committed versions."""
+        return await self._get(f"{_name(tenant)}/dictionaries")
+
     async def retained(self, tenant: str, dict_code: str) -> Json:
         """The versions that can be pinned or gone back to."""
         return await self._get(f"{_name(tenant)}/retained{_name(dict_code)}")

@@ -175,6 +175,14 @@ class UpdateRecord(NamedTuple):
     body_hash: bytes | None = None
 
 
+class DictionarySummary(NamedTuple):
+    """The last committed version of a dictionary, its time, and the version that readers are pinned to."""
+
+    version: int
+    committed_at: datetime | None
+    pinned_version: int | None
+
+
 class VersionRecord(NamedTuple):
     """One version of a dictionary, and what made it."""
 

@@ -143,6 +143,13 @@ WHERE tenant_id = $1 AND dict_code = $2 AND version < $3::bigint
 ORDER BY version DESC
 LIMIT $4;
 
+-- name: list_dictionaries
+-- The dictionaries of a tenant that have a version, and their pins.
+SELECT m.dict_code, m.version, m.updated_at, p.version AS pinned
+FROM dictionary_meta m
+LEFT JOIN dictionary_pin p ON p.tenant_id = m.tenant_id AND p.dict_code = m.dict_code
+WHERE m.tenant_id = $1;
+
 -- name: upsert_items
 -- Put items into the table of dictionaries that have none of their own.
 INSERT INTO dictionary_item AS i (tenant_id, dict_code, item_key, payload, updated_at)

@@ -28,7 +28,7 @@ def _waiting(row: Mapping[str, Any], now: datetime) -> list[StatusIssue]:
     found = []
     if (since := row["pending_since"]) is not None and now - since > PENDING_TOO_LONG:
         what = f"{pluralize(row['pending'], 'update')} waiting, the oldest for {format_duration(now - since)}"
-        found.append(late_issue("apply", what, "is `penstock work apply` running? penstock dict status TENANT", since))
+        found.append(late_issue("apply", what, "is `penstock work apply` running? penstock dict updates TENANT", since))
     if (since := row["untold_since"]) is not None and now - since > UNTOLD_TOO_LONG:
         what = f"versions waiting to be announced, the oldest for {format_duration(now - since)}"
         found.append(late_issue("relay", what, "is `penstock work relay` running, and does it reach Redis?", since))
@@ -39,4 +39,4 @@ def _failed(row: Mapping[str, Any], now: datetime) -> StatusIssue:
     subject = f"{row['tenant_id']}/{row['dict_code']}"
     ago = format_duration(now - row["last_at"])
     problem = f"{pluralize(row['failed'], 'update')} failed, the last {ago} ago: {row['code']}"
-    return broken_issue(subject, problem, f"penstock dict status {row['tenant_id']}", row["last_at"])
+    return broken_issue(subject, problem, f"penstock dict updates {row['tenant_id']}", row["last_at"])

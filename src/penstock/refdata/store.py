@@ -20,6 +20,7 @@ from penstock.refdata.model import (
     CommitEntry,
     DictionaryHead,
     DictionaryKey,
+    DictionarySummary,
     UpdateRecord,
     VersionRecord,
     VersionStamp,
@@ -204,6 +205,12 @@ async def list_versions(
     """The versions of a dictionary below *before*, the latest first."""
     rows = await connection.fetch(SQL["list_versions"], *target, before, limit)
     return [_decode_version(row) for row in rows]
+
+
+async def list_dictionaries(connection: Connection, tenant_id: str) -> dict[str, DictionarySummary]:
+    """Return the committed versions of the dictionaries of a tenant by code."""
+    rows = await connection.fetch(SQL["list_dictionaries"], tenant_id)
+    return {row["dict_code"]: DictionarySummary(row["version"], row["updated_at"], row["pinned"]) for row in rows}
 
 
 async def upsert_items(tx: Connection, code: str, items: Sequence[tuple[str, str, str]], *, now: datetime) -> None:

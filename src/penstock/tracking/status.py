@@ -29,7 +29,7 @@ async def report_status(tracking: Tracking) -> PartReport:
 
 def _stage_issues(stage: Stage, counts: PipelineCounts) -> Iterator[StatusIssue]:
     if failed := counts.rows(stage, StageStatus.FAILED):
-        hint = f"penstock track status --stage {stage} --status failed; then penstock track retry {stage} --all"
+        hint = f"penstock track ls --stage {stage} --status failed; then penstock track retry {stage} --all"
         yield broken_issue(stage, f"{pluralize(failed, 'shard')} failed", hint)
     pause = counts.pauses.get(stage)
     if pause is not None:
@@ -47,7 +47,7 @@ def _stage_issues(stage: Stage, counts: PipelineCounts) -> Iterator[StatusIssue]
 
 def _overdue_issue(overdue: OverdueRows, counts: PipelineCounts) -> StatusIssue:
     stage, rows, age = overdue.stage, pluralize(overdue.rows, "shard"), format_duration(counts.at - overdue.since)
-    hint = f"penstock track status --stage {stage} --status started"
+    hint = f"penstock track ls --stage {stage} --status started"
     if overdue.has_lease:
         problem = f"{rows} with an expired lease, the oldest for {age}: no server returns them to the queue"
         return broken_issue(

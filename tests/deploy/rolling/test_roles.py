@@ -176,7 +176,7 @@ async def test_wait_for_the_schema(postgres_url: str, tmp_path: Path) -> None:
         out, _ = await waiting.communicate()
         assert waiting.returncode == 0
         assert json.loads(out)["ready"] is True
-        looked = await asyncio.to_thread(penstock_here, "db", "wait", "--for", "0", cwd=tmp_path)
+        looked = await asyncio.to_thread(penstock_here, "db", "wait", "--timeout", "0", cwd=tmp_path)
         assert looked.code == 0
 
 
@@ -184,7 +184,7 @@ def test_wait_in_vain(tmp_path: Path) -> None:
     """R27: `db wait` gives up in time, with 124, and says what it waited for."""
     url = f"postgresql://postgres@127.0.0.1:{free_port()}/penstock"
     write_config(tmp_path, {"database": {"url": url}})
-    told = penstock("db", "wait", "--for", "3", cwd=tmp_path)
+    told = penstock("db", "wait", "--timeout", "3", cwd=tmp_path)
     assert told.code == 124
     assert "PostgreSQL does not answer" in told.err
 
@@ -193,7 +193,7 @@ def test_wait_for_what_does_not_come(tmp_path: Path, postgres_url: str) -> None:
     """R27: what waiting does not mend, such as a wrong password, `db wait` says at once, with a code of its own."""
     wrong = postgres_url.replace("//postgres@", "//nobody@")
     write_config(tmp_path, {"database": {"url": wrong}})
-    told = penstock("db", "wait", "--for", "300", cwd=tmp_path)
+    told = penstock("db", "wait", "--timeout", "300", cwd=tmp_path)
     assert told.code == 7
     assert "PostgreSQL refused the connection" in told.err
 
@@ -202,6 +202,6 @@ def test_wait_for_a_database_nobody_has_made_yet(tmp_path: Path, postgres_url: s
     """R27: whoever makes it may come later: `db wait` waits, and looks once even when it has no time."""
     url = postgres_url.replace("/penstock?", "/not_made_yet?")
     write_config(tmp_path, {"database": {"url": url}})
-    told = penstock_here("db", "wait", "--for", "0", cwd=tmp_path)
+    told = penstock_here("db", "wait", "--timeout", "0", cwd=tmp_path)
     assert told.code == 124
     assert "not_made_yet" in told.err

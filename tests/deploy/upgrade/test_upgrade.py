@@ -98,7 +98,7 @@ async def test_the_older_program_tells_of_the_newer_schema(
     """R27: it names what it does not know, needs nothing, waits for nothing, and changes nothing."""
     async with fresh_database(postgres_url) as url:
         write_config(tmp_path, {"database": {"url": url}})
-        waits = ("db", "wait", "--for", "0.5", "--json")
+        waits = ("db", "wait", "--timeout", "0.5", "--json")
         late = await asyncio.to_thread(following.run, *waits, folder=tmp_path)
         assert late.code == 124
         applied = await asyncio.to_thread(following.run, "db", "migrate", "--json", folder=tmp_path)
@@ -109,7 +109,7 @@ async def test_the_older_program_tells_of_the_newer_schema(
             (await asyncio.to_thread(before.run, *dry_run, folder=tmp_path), [*newer, *since_the_first_release()]),
             (await asyncio.to_thread(penstock_here, *dry_run, cwd=tmp_path), newer),
         ):
-            assert json.loads(told.out) == {"dry_run": True, "pending": [], "newer": sorted(unknown)}
+            assert json.loads(told.out) == {"dryRun": True, "pending": [], "newer": sorted(unknown)}
             assert "a newer release was here" in told.err
         for command in (waits, ("doctor", "--json")):
             done = await asyncio.to_thread(penstock_here, *command, cwd=tmp_path)
@@ -139,7 +139,7 @@ class UpgradeClient(httpx.AsyncClient):
         super().__init__(timeout=60)
         self.refused: list[str] = []
         self._rounds = 0
-        self._troubles: list[str] = []
+        self._errors: list[str] = []
 
     async def ask(self, role: VersionRole, path: str, body: Any) -> Any:
         """What was prepared before a table changed is refused to one who asks, who asks again."""
@@ -166,7 +166,7 @@ class UpgradeClient(httpx.AsyncClient):
                 assert len(await self.work(role, "alone")) == 1
                 self._rounds += 1
             except (AssertionError, httpx.HTTPError) as error:
-                self._troubles.append(str(error))
+                self._errors.append(str(error))
 
         async with run_periodically("tracking", one_more, timedelta(milliseconds=50)):
             await self.more_of_it()
@@ -177,10 +177,10 @@ class UpgradeClient(httpx.AsyncClient):
         wanted = self._rounds + 3
 
         async def has_come() -> bool:
-            return self._rounds >= wanted or bool(self._troubles)
+            return self._rounds >= wanted or bool(self._errors)
 
         await becomes(has_come, "rows are worked on")
-        assert self._troubles == []
+        assert self._errors == []
 
     async def register(self, role: VersionRole, name: str, shards: list[int]) -> None:
         await self.ask(role, f"{PIPELINE}/files/register", {"filename": name, "shards": shards})

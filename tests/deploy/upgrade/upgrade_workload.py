@@ -48,7 +48,7 @@ class UpgradeWorkload:
     _stack: ExitStack
     running: dict[str, list[VersionRole]] = field(default_factory=lambda: {name: [] for name in FORWARD})
     acknowledged: dict[str, int] = field(default_factory=dict)  # keys, and the version each was committed as
-    troubles: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -76,10 +76,10 @@ class UpgradeWorkload:
         wanted = len(self.acknowledged) + A_FEW
 
         async def have_come() -> bool:
-            return len(self.acknowledged) >= wanted or bool(self.troubles)
+            return len(self.acknowledged) >= wanted or bool(self.errors)
 
         await becomes(have_come, "no write is acknowledged")
-        assert self.troubles == []
+        assert self.errors == []
 
     async def write_and_read(self) -> None:
         """A client: its write is committed, and it reads it at once in every pod."""
@@ -89,7 +89,7 @@ class UpgradeWorkload:
                 version = self.acknowledged[key] = await self._written(key)
                 await asyncio.gather(*(self.read(pod, key, version) for pod in self.pods))
         except (httpx.HTTPError, AssertionError) as error:
-            self.troubles.append(f"{type(error).__name__} {error}")
+            self.errors.append(f"{type(error).__name__} {error}")
 
     async def _written(self, key: str) -> int:
         apis = self.running["command-api"]
@@ -142,7 +142,7 @@ class UpgradeWorkload:
         assert [(row["status"], row["n"]) for row in ends] == [("COMMITTED", len(self.acknowledged))]
         told = await self.db.fetch("SELECT version FROM outbox_event ORDER BY version")
         assert [row["version"] for row in told] == list(range(1, len(self.acknowledged) + 1))
-        assert self.troubles == []
+        assert self.errors == []
 
 
 @asynccontextmanager

@@ -92,7 +92,7 @@ def described_parameters(command: Any, context: Any) -> Iterator[ParameterHelp]:
 
 
 def metavar(parameter: Any) -> str:
-    """Return the word that stands for the value of *parameter*: `RUN`, `SECONDS`, `N`."""
+    """Return the placeholder of the value of *parameter*: `RUN`, `SECONDS`, `N`."""
     if parameter.metavar:
         return str(parameter.metavar).strip("[]")
     if parameter.type_descriptor.annotation is int:

@@ -58,6 +58,11 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str] | None = None) -> s
     return "\n".join(lines)
 
 
+def more_rows(text: str, *, has_more: bool) -> str:
+    """Return *text*, with a note if the server has more rows than --limit."""
+    return f"{text}\nthere are more; --limit shows them" if has_more else text
+
+
 def fail(error: PenstockError) -> NoReturn:
     """Print the error and its hint to standard error, and end with its exit code."""
     if "--json" in sys.argv:

@@ -13,7 +13,7 @@ _COLOURS = {**dict.fromkeys(_GOOD, "green"), **dict.fromkeys(_LATE, "yellow"), *
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Whether *stream* is a terminal whose user did not turn colours off (https://no-color.org)."""
+    """Return true if *stream* is a terminal whose user did not turn colours off (https://no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
 
 

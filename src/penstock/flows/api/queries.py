@@ -196,7 +196,7 @@ class FlowViews:
         kept = await self._kept([name for name, spec in known.items() if spec.schedule])
         latest = await self._latest_runs(list(known))
         heads = [schemas.FlowHead(**self._head(spec, kept, latest)) for _, spec in sorted(known.items())]
-        return schemas.FlowList(flows=heads, troubles=dict(self._catalogue.list_errors()))
+        return schemas.FlowList(flows=heads, errors=dict(self._catalogue.list_errors()))
 
     async def flow(self, name: str) -> schemas.FlowView:
         """F15: one flow as it is written, and drawn."""

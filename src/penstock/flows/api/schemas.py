@@ -208,7 +208,7 @@ class FlowHead(Camel):
 
 class FlowList(Camel):
     flows: list[FlowHead]
-    troubles: dict[str, str] = Field(description="Files that cannot be used as they are, and why.")
+    errors: dict[str, str] = Field(description="Files that cannot be used as they are, and why.")
 
 
 class FlowView(FlowHead):

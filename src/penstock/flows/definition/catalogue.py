@@ -53,7 +53,7 @@ class FlowCatalogue:
                 raise error
         self._files: dict[Path, _FlowFile] = {}
         self._flows: Mapping[str, FlowSpec] = {}
-        self._troubles: Mapping[str, str] = {}
+        self._errors: Mapping[str, str] = {}
         self._look()
 
     def _load(self, name: str) -> FlowModule:

@@ -116,6 +116,14 @@ async def list_updates(
     return schemas.UpdatePage(updates=[update_status(update) for update in found.items], next=found.next)
 
 
+@routes.get("/{tenantId}/dictionaries")
+async def list_dictionaries(tenant: Tenant, refdata: Service) -> schemas.DictionaryList:
+    """Return the dictionaries of a tenant with their last committed versions."""
+    found = await refdata.list_dictionaries(tenant)
+    views = [schemas.DictionaryView(dict_code=code, **head._asdict()) for code, head in found.items()]
+    return schemas.DictionaryList(tenant_id=tenant, dictionaries=views)
+
+
 @routes.get("/{tenantId}/history/{dictCode}")
 async def show_history(
     tenant: Tenant, dict_code: Code, refdata: Service, limit: Limit = 100, cursor: Cursor = None

@@ -54,6 +54,20 @@ class UpdatePage(Camel):
     next: str | None
 
 
+class DictionaryView(Camel):
+    """A dictionary of a tenant and its last committed version."""
+
+    dict_code: str
+    version: int = Field(description="Last committed version; 0 before the first commit.")
+    committed_at: datetime | None
+    pinned_version: int | None = Field(description="Version that readers get instead of the last one; null if none.")
+
+
+class DictionaryList(Camel):
+    tenant_id: str
+    dictionaries: list[DictionaryView]
+
+
 class DictionaryVersion(Camel):
     """One version of a dictionary, and what made it. `keys` are told when they are few."""
 

@@ -24,7 +24,7 @@ from penstock.refdata.config import RefdataSection
 from penstock.refdata.contract import EXACT, Command, CommandSource, UpdateState, encode_command
 from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
 from penstock.refdata.dictionaries.retained_versions import VersionRetention
-from penstock.refdata.model import CommandEvent, DictionaryKey, UpdateRecord, VersionRecord
+from penstock.refdata.model import CommandEvent, DictionaryKey, DictionarySummary, UpdateRecord, VersionRecord
 
 _SORTED = msgspec.json.Encoder(order="sorted")
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
@@ -147,6 +147,13 @@ class Refdata:
         async with self._db.connection() as connection:
             rows = await store.list_versions(connection, target, before=before, limit=limit + 1)
         return make_page(rows, limit, lambda row: (row.version,))
+
+    async def list_dictionaries(self, tenant_id: str) -> dict[str, DictionarySummary]:
+        """Return the dictionaries of a tenant by code; a configured one without a commit has version 0."""
+        codes = self.catalogue.list_codes(tenant_id)
+        async with self._db.connection() as connection:
+            committed = await store.list_dictionaries(connection, tenant_id)
+        return {code: committed.get(code, DictionarySummary(0, None, None)) for code in codes}
 
     def _accepted(self, tenant_id: str, command: Command) -> CommandEvent:
         if command.tenant_id not in (None, tenant_id):

@@ -48,11 +48,14 @@ class DictionaryCatalogue:
     def all(self) -> list[Dictionary]:
         return list(self._dictionaries.values())
 
+    def list_codes(self, tenant_id: str) -> list[str]:
+        """Return the codes of the enabled dictionaries of a tenant, sorted; NotFound for an unknown tenant."""
+        self._check_tenant(tenant_id)
+        return sorted(code for code, dictionary in self._dictionaries.items() if dictionary.section.enabled)
+
     def get(self, target: DictionaryKey) -> Dictionary:
         """The dictionary of a tenant, or why there is none."""
-        if self._tenants is not None and target.tenant_id not in self._tenants:
-            hint = "add it to refdata.tenants"
-            raise NotFound("UNKNOWN_TENANT", f"there is no tenant {target.tenant_id!r}", hint=hint)
+        self._check_tenant(target.tenant_id)
         found = self._dictionaries.get(target.dict_code)
         if found is None:
             hint = "add it to refdata.dictionaries"
@@ -61,6 +64,11 @@ class DictionaryCatalogue:
             hint = "set `enabled: true`"
             raise Invalid("DICTIONARY_DISABLED", f"{target.dict_code} is not enabled", hint=hint)
         return found
+
+    def _check_tenant(self, tenant_id: str) -> None:
+        if self._tenants is not None and tenant_id not in self._tenants:
+            hint = "add it to refdata.tenants"
+            raise NotFound("UNKNOWN_TENANT", f"there is no tenant {tenant_id!r}", hint=hint)
 
     def get_writable(self, target: DictionaryKey) -> Dictionary:
         """The dictionary of a tenant, or why it cannot be changed."""

@@ -105,5 +105,5 @@ async def _retain(tx: Connection, dictionary: Dictionary, target: DictionaryKey,
 
 
 def _not_retained(target: DictionaryKey, version: int) -> NotFound:
-    hint = "`penstock dict kept` lists those that are; retainVersions in the configuration keeps more"
+    hint = "`penstock dict retained` lists those that are; retainVersions in the configuration keeps more"
     return NotFound("VERSION_NOT_RETAINED", f"version {version} of {target.dict_code} is not kept", hint=hint)
