@@ -1,4 +1,4 @@
-"""Canonical JSON: one content, one text, the same as everybody else's."""
+"""Canonical JSON: equal values have equal bytes, those of RFC 8785."""
 
 from typing import Any
 
@@ -23,15 +23,15 @@ PAYLOADS = st.recursive(
 
 @settings(deadline=None)
 @given(PAYLOADS)
-def test_the_text_is_that_of_rfc_8785(payload: Any) -> None:
-    """I8: for whatever a payload may hold, the bytes are those of an implementation of RFC 8785 not ours."""
+def test_the_bytes_are_those_of_rfc_8785(payload: Any) -> None:
+    """I8: for every payload the bytes are those of another implementation of RFC 8785."""
     assert canonical.dumps(payload) == rfc8785.dumps(payload)
 
 
 @settings(deadline=None)
 @given(st.dictionaries(TEXTS, INTS, min_size=2), st.randoms(use_true_random=False))
 def test_the_order_of_keys_does_not_matter(payload: dict[str, int], random: Any) -> None:
-    """I8: two dictionaries that are equal have one digest, in whatever order they were filled."""
+    """I8: equal dictionaries have equal digests, whatever the order of their keys."""
     keys = list(payload)
     random.shuffle(keys)
     assert canonical.digest({key: payload[key] for key in keys}) == canonical.digest(payload)
@@ -49,7 +49,7 @@ def test_the_order_of_keys_does_not_matter(payload: dict[str, int], random: Any)
     ],
 )
 def test_known_texts(payload: Any, text: str) -> None:
-    """I8: sorted as UTF-16, no spaces, nulls kept, only control characters escaped."""
+    """I8: keys are sorted as UTF-16, there are no spaces, and only control characters are escaped."""
     assert canonical.dumps(payload).decode() == text
 
 
@@ -65,7 +65,7 @@ def test_known_texts(payload: Any, text: str) -> None:
     ],
 )
 def test_digests_never_change(payload: Any, digest: str) -> None:
-    """I8: a row keeps its id from release to release."""
+    """I8: a row has the same id in every release."""
     assert canonical.digest(payload) == digest
 
 
@@ -106,15 +106,15 @@ def _endless() -> list[Any]:
         pytest.param(_endless(), id="endless"),
     ],
 )
-def test_what_has_no_canonical_form_is_refused(payload: Any) -> None:
-    """I8: floats, inexact integers and what is no JSON are Invalid NOT_CANONICAL, never a crash."""
+def test_a_value_without_a_canonical_form_is_refused(payload: Any) -> None:
+    """I8: floats, inexact integers and other types are Invalid NOT_CANONICAL, never a crash."""
     with pytest.raises(Invalid) as refused:
         canonical.dumps(payload)
     assert refused.value.code == "NOT_CANONICAL"
 
 
-def test_money_gets_a_hint() -> None:
-    """I8: who sends a float is told to send minor units."""
+def test_a_float_gets_a_hint() -> None:
+    """I8: the hint recommends minor units."""
     with pytest.raises(Invalid) as refused:
         canonical.dumps({"price": 19.99})
     assert refused.value.hint is not None

@@ -12,27 +12,27 @@ from penstock.kernel.ids import new_id, worker_name
 
 
 @settings(deadline=None)
-@given(st.datetimes(datetime(1970, 1, 2), datetime(9999, 1, 1)))  # noqa: DTZ001 - hypothesis wants them bare
+@given(st.datetimes(datetime(1970, 1, 2), datetime(9999, 1, 1)))  # noqa: DTZ001 - hypothesis requires times without a zone
 def test_an_id_is_a_uuid_of_version_7(at: datetime) -> None:
     """Version and variant are those of RFC 9562, and the first 48 bits are the milliseconds."""
     moment = at.replace(tzinfo=UTC)
-    made = new_id(ManualClock(moment))
-    assert (made.version, made.variant) == (7, uuid.RFC_4122)
-    assert abs((made.int >> 80) - moment.timestamp() * 1000) <= 1
+    identifier = new_id(ManualClock(moment))
+    assert (identifier.version, identifier.variant) == (7, uuid.RFC_4122)
+    assert abs((identifier.int >> 80) - moment.timestamp() * 1000) <= 1
 
 
-def test_ids_sort_by_the_time_they_were_made() -> None:
-    """A later id is a greater one, as text as well, and no two are the same."""
-    clock, made = ManualClock(), []
+def test_ids_sort_by_their_time_of_creation() -> None:
+    """A later id is greater, also as text, and all ids are different."""
+    clock, ids = ManualClock(), []
     for _ in range(500):
-        made.append(new_id(clock))
+        ids.append(new_id(clock))
         clock.advance(timedelta(milliseconds=1))
-    assert made == sorted(made)
-    assert [str(one) for one in made] == sorted(str(one) for one in made)
+    assert ids == sorted(ids)
+    assert [str(identifier) for identifier in ids] == sorted(str(identifier) for identifier in ids)
     assert len({new_id(clock) for _ in range(1000)}) == 1000
 
 
-def test_a_worker_can_be_found_by_its_name() -> None:
-    """The name tells role, host and process."""
-    role, _, place = worker_name("relay").partition("@")
-    assert (role, place.rpartition(":")[2]) == ("relay", str(os.getpid()))
+def test_a_worker_name_identifies_the_process() -> None:
+    """The name contains role, host and process id."""
+    role, _, address = worker_name("relay").partition("@")
+    assert (role, address.rpartition(":")[2]) == ("relay", str(os.getpid()))

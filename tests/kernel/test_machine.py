@@ -1,4 +1,4 @@
-"""Machines: one declaration that code, SQL and diagrams agree on."""
+"""State machines: one declaration for code, SQL and diagrams."""
 
 from enum import StrEnum
 
@@ -29,7 +29,7 @@ ALLOWED = {(source, move.target) for move in MOVES for source in move.sources}
 @pytest.mark.parametrize("current", Door)
 @pytest.mark.parametrize("target", Door)
 def test_only_declared_moves_are_possible(current: Door, target: Door) -> None:
-    """T8: `can` and `check` allow exactly what was declared, and nothing else."""
+    """T8: `can` and `check` allow exactly the declared moves."""
     assert DOOR.can(current, target) is ((current, target) in ALLOWED)
     if (current, target) in ALLOWED:
         DOOR.check(current, target)
@@ -41,20 +41,20 @@ def test_only_declared_moves_are_possible(current: Door, target: Door) -> None:
 @pytest.mark.parametrize(
     ("current", "hint"), [(Door.SHUT, "from shut it can become gone"), (Door.GONE, "gone is final")]
 )
-def test_a_refused_move_tells_the_state_and_the_way_out(current: Door, hint: str) -> None:
-    """T8: a refusal carries the current state and what is possible from it."""
+def test_a_refused_move_names_the_state_and_the_possible_moves(current: Door, hint: str) -> None:
+    """T8: the error contains the current state and the states that are possible from it."""
     with pytest.raises(Conflict) as refused:
         DOOR.check(current, Door.OPEN)
     assert refused.value.as_dict() == {
         "code": "BAD_MOVE",
-        "detail": f"door is {current}, it cannot become open",
+        "detail": f"door is {current} and cannot become open",
         "hint": hint,
         "current": current.value,
     }
 
 
 def test_moves_are_found_by_name() -> None:
-    """T9: a move is known by its name; an unknown one is NotFound and the known ones are named."""
+    """T9: an unknown name is NotFound, and the hint lists the existing moves."""
     assert DOOR.move("twist") == MOVES[1]
     with pytest.raises(NotFound) as unknown:
         DOOR.move("slam")
@@ -62,7 +62,7 @@ def test_moves_are_found_by_name() -> None:
 
 
 def test_sources_and_finals_follow_from_the_moves() -> None:
-    """What leads to a state, and what nothing leads out of, come in the order the states are declared."""
+    """Sources and final states are in the order of the declaration."""
     assert DOOR.sources(Door.GONE) == (Door.OPEN, Door.SHUT)
     assert DOOR.sources(Door.OPEN) == ()
     assert DOOR.finals == (Door.GONE,)
@@ -85,14 +85,14 @@ def test_words_become_sql_literals(word: str, literal: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["shut", "to_NOWHERE", "to_", "slam", "", "to_OPEN"])
-def test_a_word_nobody_declared_is_a_mistake(word: str) -> None:
-    """A misspelt word, or a set of states that is empty, fails when the SQL is loaded, not when it runs."""
+def test_an_undeclared_word_is_an_error(word: str) -> None:
+    """An unknown word or an empty set of states fails when the SQL is loaded, not when it runs."""
     with pytest.raises(LookupError):
         DOOR.sql(word)
 
 
-async def test_postgresql_holds_the_column_to_the_states(db: Database) -> None:
-    """The CHECK a machine gives takes every state it has, however odd its text, and nothing else."""
+async def test_the_check_constraint_allows_only_the_states(db: Database) -> None:
+    """The CHECK condition of a machine allows each of its states, also with quotes in it, and nothing else."""
     await db.execute(f"CREATE TABLE door (state text CHECK ({DOOR.sql_check('state')}))")
     await db.execute("INSERT INTO door SELECT unnest($1::text[])", list(Door))
     assert await db.fetchval(f"SELECT count(*) FROM door WHERE state IN {DOOR.sql('to_SHUT')}") == 2
@@ -102,7 +102,7 @@ async def test_postgresql_holds_the_column_to_the_states(db: Database) -> None:
 
 
 @pytest.mark.parametrize(
-    ("moves", "why"),
+    ("moves", "reason"),
     [
         ([*MOVES, Transition("close", (Door.GONE,), Door.SHUT)], "two moves have one name"),
         (MOVES[:2], "no move leads to GONE"),
@@ -110,7 +110,7 @@ async def test_postgresql_holds_the_column_to_the_states(db: Database) -> None:
         ([], "no move leads to SHUT, ODD, GONE"),
     ],
 )
-def test_nonsense_is_refused_when_it_is_declared(moves: list[Transition[Door]], why: str) -> None:
-    """Two moves of one name, or a state nothing leads to, fail at import."""
-    with pytest.raises(ValueError, match=why):
+def test_an_invalid_declaration_is_refused(moves: list[Transition[Door]], reason: str) -> None:
+    """Two moves with one name, or an unreachable state, fail at import."""
+    with pytest.raises(ValueError, match=reason):
         StateMachine("door", Door, initial=Door.OPEN, moves=moves)

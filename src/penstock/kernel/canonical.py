@@ -1,4 +1,4 @@
-"""One content, one text: canonical JSON as RFC 8785 has it, for what our payloads may hold."""
+"""Canonical JSON after RFC 8785: equal payloads have equal bytes. Floats and integers beyond 53 bits are refused."""
 
 import hashlib
 from collections.abc import Iterable
@@ -9,29 +9,29 @@ import orjson
 from penstock.kernel.errors import Invalid
 
 _MAX_DEPTH = 100
-_PLAIN = frozenset({str, int, bool, type(None)})  # looked at no further, for speed
+_PLAIN = frozenset({str, int, bool, type(None)})  # not examined further, for speed
 
 
 def dumps(value: Any) -> bytes:
-    """The canonical bytes of *value*: sorted keys, no spaces, nulls kept. Floats and huge integers are Invalid."""
+    """Return the canonical bytes of *value*: sorted keys, no spaces. Floats and large integers are Invalid."""
     try:
         if _needs_utf16_order(value, 0):
             return orjson.dumps(_utf16_sorted(value), option=orjson.OPT_STRICT_INTEGER)
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER)
     except TypeError as error:  # also orjson's own: integers beyond 53 bits, lone surrogates
-        hint = "send money as integers in minor units, and other numbers that are not exact everywhere as strings"
-        raise Invalid("NOT_CANONICAL", f"no canonical form: {error}", hint=hint) from error
+        hint = "send money as integers in minor units, and other numbers that JSON parsers may round as strings"
+        raise Invalid("NOT_CANONICAL", f"the value has no canonical form: {error}", hint=hint) from error
 
 
 def digest(value: Any) -> str:
-    """The sha256 of the canonical bytes, in hexadecimal."""
+    """Return the SHA-256 of the canonical bytes in hexadecimal."""
     return hashlib.sha256(dumps(value)).hexdigest()
 
 
 def _needs_utf16_order(value: Any, depth: int) -> bool:
-    """Whether a key sorts otherwise in UTF-16 than by code point; TypeError for what has no canonical form."""
+    """Return whether a key sorts differently in UTF-16 and by code point; TypeError without a canonical form."""
     if isinstance(value, dict):
-        keys = "".join(value)  # a key that is no string is refused here
+        keys = "".join(value)  # a TypeError for a key that is not a string
         return (not keys.isascii() and max(keys) > "\uffff") | _any_needs(value.values(), depth + 1)
     if isinstance(value, list | tuple):
         return _any_needs(value, depth + 1)
@@ -43,9 +43,9 @@ def _needs_utf16_order(value: Any, depth: int) -> bool:
 def _any_needs(values: Iterable[Any], depth: int) -> bool:
     if depth > _MAX_DEPTH:
         raise TypeError(f"nested deeper than {_MAX_DEPTH}")
-    # All of them are looked at: one that needs another order must not hide one that is refused.
-    found = [_needs_utf16_order(inner, depth) for inner in values if type(inner) not in _PLAIN]
-    return True in found
+    # All values are examined: a value that needs another order must not hide a value that is refused.
+    results = [_needs_utf16_order(inner, depth) for inner in values if type(inner) not in _PLAIN]
+    return True in results
 
 
 def _utf16_sorted(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Time is given: whoever needs the hour is handed a clock."""
+"""Clocks, which are passed to all code that needs the time."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time, always in UTC."""
+    """A source of the time, always in UTC."""
 
     def now(self) -> datetime: ...
 
@@ -19,10 +19,10 @@ class SystemClock:
 
 
 class ServerClock:
-    """The time of a server, kept by this machine's monotonic clock.
+    """The time of a server, advanced by the monotonic clock of this machine.
 
-    Leases of many hosts are compared with each other, so they must all tell the database's time; and a host
-    whose wall clock jumps must not expire anything.
+    Leases of many hosts are compared with each other, so all hosts use the time of the database; and a host whose wall
+    clock jumps must not expire a lease.
     """
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class ServerClock:
         return self._base + timedelta(seconds=time.monotonic() - self._mark)
 
     def align(self, server_now: datetime) -> None:
-        """Take over the time the server told just now."""
+        """Set the time to *server_now*, which the server has just returned."""
         self._base, self._mark = server_now, time.monotonic()
 
 
 class ManualClock:
-    """A clock that moves when told to, for tests and replays."""
+    """A clock that only `advance` moves, for tests and replays."""
 
     def __init__(self, start: datetime | None = None) -> None:
         self._now = start or datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,11 +1,11 @@
-"""Every failure a user can meet: a stable code, a sentence, and the next step."""
+"""Errors for users: a stable code, a message, and a hint with the next step."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
 class PenstockError(Exception):
-    """A failure with an HTTP status, an exit code and a hint; its subclasses are the only kinds there are."""
+    """An error with an HTTP status, an exit code and a hint; every error of Penstock is of a subclass."""
 
     status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1
@@ -19,13 +19,13 @@ class PenstockError(Exception):
         self.details: Mapping[str, Any] = details
 
     def as_dict(self) -> dict[str, Any]:
-        """The error as data: what `--json` prints and problem+json extends."""
-        known = {"code": self.code, "detail": self.message, "hint": self.hint}
-        return {**self.details, **{name: value for name, value in known.items() if value is not None}}
+        """Return the error as data: `--json` prints it, and problem+json extends it."""
+        fields = {"code": self.code, "detail": self.message, "hint": self.hint}
+        return {**self.details, **{name: value for name, value in fields.items() if value is not None}}
 
 
 class Invalid(PenstockError):
-    """What was asked makes no sense as it stands; asking again will not help."""
+    """The request is invalid; repeating it unchanged fails again."""
 
     status, exit_code, title = 422, 2, "Invalid request"
 
@@ -37,48 +37,48 @@ class BadConfig(Invalid):
 
 
 class TooLarge(Invalid):
-    """What came in is over a limit."""
+    """The request exceeds a limit."""
 
     status, title = 413, "Too large"
 
 
 class Unauthorized(PenstockError):
-    """Nobody knows who is asking."""
+    """The caller is not authenticated."""
 
     status, exit_code, title = 401, 4, "Unauthorized"
 
 
 class Forbidden(PenstockError):
-    """The caller is known, and may not."""
+    """The caller is authenticated, but lacks the right."""
 
     status, exit_code, title = 403, 4, "Forbidden"
 
 
 class NotFound(PenstockError):
-    """There is no such thing."""
+    """The requested object does not exist."""
 
     status, exit_code, title = 404, 5, "Not found"
 
 
 class Conflict(PenstockError):
-    """The state does not allow it, or somebody else holds it."""
+    """The current state does not allow the request, or another process has locked the object."""
 
     status, exit_code, title = 409, 6, "Conflict"
 
 
 class Transient(PenstockError):
-    """A dependency is down or busy; the same call may work later."""
+    """A dependency is down or busy; the same request may succeed later."""
 
     status, exit_code, title = 503, 7, "Temporarily unavailable"
 
 
 class TimedOut(Transient):
-    """The answer did not come in time."""
+    """The operation did not finish in time."""
 
     exit_code, title = 124, "Timed out"
 
 
 class Corrupt(PenstockError):
-    """What is stored contradicts itself; a person has to look."""
+    """Stored data is inconsistent; an operator has to look at it."""
 
     title = "Corrupt data"

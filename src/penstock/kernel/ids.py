@@ -1,4 +1,4 @@
-"""Identifiers that sort by the time they were made."""
+"""Identifiers that sort by their time of creation."""
 
 import os
 import socket
@@ -9,12 +9,12 @@ from penstock.kernel.clock import Clock
 
 
 def new_id(clock: Clock) -> uuid.UUID:
-    """A UUIDv7: unique, and in order of creation, so that an index over it stays dense."""
+    """Return a UUIDv7: unique, and in order of creation, so that an index over it stays dense."""
     milliseconds = int(clock.now().timestamp() * 1000) & ((1 << 48) - 1)
     value = (milliseconds << 80) | (0x7 << 76) | (randbits(12) << 64) | (0b10 << 62) | randbits(62)
     return uuid.UUID(int=value)
 
 
 def worker_name(role: str) -> str:
-    """A name by which an operator can find the process: role, host, pid."""
+    """Return a name by which an operator can find the process: role, host and process id."""
     return f"{role}@{socket.gethostname()}:{os.getpid()}"

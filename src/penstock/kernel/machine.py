@@ -1,4 +1,4 @@
-"""A state machine declared once: the code, the SQL, the API and the diagrams all ask it."""
+"""State machines: declared once, and used by the code, the SQL, the API and the diagrams."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -37,16 +37,16 @@ class StateMachine(Generic[S]):
         declared = list(moves)
         self.moves: Mapping[str, Transition[S]] = {move.name: move for move in declared}
         self.groups: Mapping[str, tuple[S, ...]] = {group: tuple(members) for group, members in (groups or {}).items()}
-        self._refuse_nonsense(declared)
+        self._validate(declared)
 
     @property
     def finals(self) -> tuple[S, ...]:
-        """States no move leads out of."""
+        """Return the states that no move leads out of."""
         left = {source for move in self.moves.values() for source in move.sources}
         return tuple(state for state in self.states if state not in left)
 
     def sources(self, target: S) -> tuple[S, ...]:
-        """States from which some move leads to *target*, in the order of declaration."""
+        """Return the states from which a move leads to *target*, in the order of declaration."""
         reached = {source for move in self.moves.values() if move.target == target for source in move.sources}
         return tuple(state for state in self.states if state in reached)
 
@@ -54,13 +54,13 @@ class StateMachine(Generic[S]):
         return current in self.sources(target)
 
     def check(self, current: S, target: S) -> None:
-        """Conflict BAD_MOVE, naming what is possible, unless a move leads from *current* to *target*."""
+        """Raise Conflict BAD_MOVE, which lists the possible states, unless a move leads from *current* to *target*."""
         if self.can(current, target):
             return
         possible = sorted({move.target.value for move in self.moves.values() if current in move.sources})
         raise Conflict(
             "BAD_MOVE",
-            f"{self.name} is {current.value}, it cannot become {target.value}",
+            f"{self.name} is {current.value} and cannot become {target.value}",
             hint=f"from {current.value} it can become {', '.join(possible)}"
             if possible
             else f"{current.value} is final",
@@ -68,15 +68,15 @@ class StateMachine(Generic[S]):
         )
 
     def move(self, name: str) -> Transition[S]:
-        """The move of that name, or NotFound."""
+        """Return the move *name*, or raise NotFound."""
         if name not in self.moves:
             raise NotFound("UNKNOWN_MOVE", f"{self.name} has no move {name!r}", hint=f"moves: {', '.join(self.moves)}")
         return self.moves[name]
 
     def sql(self, word: str) -> str:
-        """The SQL literal behind *word*: a state, `to_<STATE>` (its sources), a move (its sources) or a group.
+        """Return the SQL literal for *word*: a state, `to_<STATE>` (its sources), a move (its sources) or a group.
 
-        Literals, not parameters: only with them does PostgreSQL use a partial index.
+        PostgreSQL uses a partial index only with literals, not with parameters.
         """
         if word in self.states.__members__:
             return _literal(self.states[word])
@@ -86,22 +86,22 @@ class StateMachine(Generic[S]):
             return _tuple(self.moves[word].sources)
         if word in self.groups:
             return _tuple(self.groups[word])
-        raise LookupError(f"machine {self.name} knows no state, move or group {word!r}")
+        raise LookupError(f"machine {self.name} has no state, move or group {word!r}")
 
     def sql_check(self, column: str) -> str:
-        """The CHECK condition a column of this machine carries."""
+        """Return the CHECK condition for a column with a state of this machine."""
         return f"{column} IN {_tuple(self.states)}"
 
-    def _refuse_nonsense(self, moves: list[Transition[S]]) -> None:
+    def _validate(self, moves: list[Transition[S]]) -> None:
         if len(moves) != len(self.moves):
             raise ValueError(f"machine {self.name}: two moves have one name")
-        reachable, grown = {self.initial}, True
-        while grown:
-            found = {move.target for move in moves if reachable & set(move.sources)}
-            grown = not found <= reachable
-            reachable |= found
-        if lost := [state.name for state in self.states if state not in reachable]:
-            raise ValueError(f"machine {self.name}: no move leads to {', '.join(lost)}")
+        reachable, has_grown = {self.initial}, True
+        while has_grown:
+            targets = {move.target for move in moves if reachable & set(move.sources)}
+            has_grown = not targets <= reachable
+            reachable |= targets
+        if unreachable := [state.name for state in self.states if state not in reachable]:
+            raise ValueError(f"machine {self.name}: no move leads to {', '.join(unreachable)}")
 
 
 def _literal(state: StrEnum) -> str:
@@ -111,5 +111,5 @@ def _literal(state: StrEnum) -> str:
 def _tuple(states: Iterable[StrEnum]) -> str:
     literals = [_literal(state) for state in states]
     if not literals:
-        raise LookupError("an empty set of states matches nothing; the statement cannot be meant")
+        raise LookupError("an empty set of states: the SQL condition would never be true")
     return f"({', '.join(literals)})"

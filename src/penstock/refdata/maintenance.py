@@ -152,5 +152,5 @@ class RefdataMaintenance:
         async with self._db.connection() as connection:
             since = await store.find_oldest_pending(connection)
         age = (self._db.clock.now() - since).total_seconds() if since else 0.0
-        waiting = await OUTBOX.waiting(self._db)
+        waiting = await OUTBOX.count_unpublished(self._db)
         self._metrics.show(pending=age, outbox=waiting)

@@ -113,7 +113,7 @@ def test_our_tables_are_found() -> None:
     assert len(tables) == len(set(tables)) > 30
 
 
-async def test_a_migration_gives_way_to_those_at_work(db: Database) -> None:
+async def test_a_migration_deferred_to_those_at_work(db: Database) -> None:
     """R27: behind a long query it does not make everybody wait; it comes again until the table is free."""
     expand = Migration("demo", 1, "expand", "ALTER TABLE flow_log ADD COLUMN note text")
     with capture_logs() as logged:
@@ -126,7 +126,7 @@ async def test_a_migration_gives_way_to_those_at_work(db: Database) -> None:
                 async with db.transaction() as tx:  # whoever reads or writes meanwhile waits for a moment at most
                     await tx.execute("SET LOCAL lock_timeout = '5s'")
                     await tx.execute("DELETE FROM flow_log")
-                return any(one["event"] == "migration_gives_way" for one in logged)
+                return any(one["event"] == "migration_deferred" for one in logged)
 
             await becomes(has_given_way, "it gives way")
         assert await migrating == [expand]

@@ -1,50 +1,50 @@
-"""Hearing NOTIFY: at once, and honest about what may have been missed."""
+"""LISTEN/NOTIFY: notifications arrive at once, and missed ones are marked."""
 
 import asyncio
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.listener import INBOX_LIMIT, HeardNotification, MissedNotifications, NotificationInbox, listen
+from penstock.kernel.db.listener import INBOX_LIMIT, MissedNotifications, Notification, NotificationInbox, listen
 
-CUT = """
+DISCONNECT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE application_name = 'penstock-listen' AND datname = current_database()
 """
 
 
-async def test_what_is_notified_is_heard(db: Database) -> None:
-    """R16: first the word that all before may have been missed, then every notification in order."""
+async def test_notifications_arrive_in_order(db: Database) -> None:
+    """R16: the first item marks that earlier notifications may have been missed, then all follow in order."""
     async with asyncio.timeout(10), listen(db.dsn, "c") as inbox:
         assert isinstance(await inbox.get(), MissedNotifications)
         for number in range(3):
             await db.execute("SELECT pg_notify('c', $1)", str(number))
         assert [await inbox.get() for _ in range(3)] == [
-            HeardNotification("0"),
-            HeardNotification("1"),
-            HeardNotification("2"),
+            Notification("0"),
+            Notification("1"),
+            Notification("2"),
         ]
 
 
-async def test_a_cut_connection_is_reopened_and_told(db: Database) -> None:
-    """R22: after a loss the listener says so, and hears again."""
+async def test_a_lost_connection_is_reopened_and_marked(db: Database) -> None:
+    """R22: after a lost connection there is a marker, and notifications arrive again."""
     async with asyncio.timeout(10), listen(db.dsn, "c") as inbox:
         await inbox.get()
-        await db.execute(CUT)
+        await db.execute(DISCONNECT)
         assert await inbox.get() == MissedNotifications("the connection was lost")
         await db.execute("SELECT pg_notify('c', 'again')")
-        assert await inbox.get() == HeardNotification("again")
+        assert await inbox.get() == Notification("again")
 
 
-def test_a_slow_reader_is_told_rather_than_fed_without_end() -> None:
-    """An inbox forgets at its limit, and says that it did."""
+def test_a_full_inbox_is_emptied_and_marked() -> None:
+    """An inbox that reaches its limit is replaced by one marker."""
     inbox = NotificationInbox()
     for number in range(INBOX_LIMIT + 1):
-        inbox.put(HeardNotification(str(number)))
+        inbox.put(Notification(str(number)))
     assert inbox._queue.get_nowait() == MissedNotifications("the listener was too slow")
     assert inbox._queue.empty()
 
 
 async def test_waiting_ends_with_the_first_notification(db: Database) -> None:
-    """A worker that waits for work is woken, not polled awake."""
+    """A notification wakes a worker that waits for work."""
     async with asyncio.timeout(10), listen(db.dsn, "c") as inbox:
         await inbox.get()
         assert not await inbox.wait(0.001)

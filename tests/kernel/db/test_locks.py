@@ -1,4 +1,4 @@
-"""Locks: one at a time, by name, and never longer than its holder lives."""
+"""Locks: one holder per name, and never longer than the holder lives."""
 
 import asyncio
 import os
@@ -25,28 +25,28 @@ import sys
 from pathlib import Path
 from penstock.kernel.db.locks import file_lock
 with file_lock(Path(sys.argv[1]), "run acme_7"):
-    print("held", flush=True)
+    print("locked", flush=True)
     sys.stdin.read()
 """
 
 
 @contextmanager
-def holding(path: Path) -> "Iterator[subprocess.Popen[str]]":
-    """Another process that holds *path* until it dies."""
+def lock_in_other_process(path: Path) -> "Iterator[subprocess.Popen[str]]":
+    """Start another process that locks *path* until it dies."""
     command = [sys.executable, "-c", HOLDER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+        assert process.stdout.readline() == "locked\n"
         try:
             yield process
         finally:
             process.kill()
 
 
-def test_a_lock_of_another_process_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
-    """I4: the second caller is told "locked by …" with exit code 6; SIGKILL frees the lock at once."""
+def test_a_lock_of_another_process_ends_with_the_process(tmp_path: Path) -> None:
+    """I4: the error of the second caller names the holder, with exit code 6; SIGKILL releases the lock at once."""
     path = tmp_path / "lock"
-    with holding(path) as process:
+    with lock_in_other_process(path) as process:
         with pytest.raises(Conflict) as locked, file_lock(path, "me"):
             pass
         assert (locked.value.code, locked.value.exit_code) == ("LOCKED", 6)
@@ -59,7 +59,7 @@ def test_a_lock_of_another_process_names_its_holder_and_dies_with_it(tmp_path: P
 
 
 def test_a_lock_is_free_after_its_block(tmp_path: Path) -> None:
-    """I4: it is released whether the block ends well or not, and its file stays."""
+    """I4: the lock is released also after an exception, and its file remains."""
     path = tmp_path / "lock"
     for _ in range(2):
         with pytest.raises(ZeroDivisionError), file_lock(path, "me"):
@@ -67,10 +67,10 @@ def test_a_lock_is_free_after_its_block(tmp_path: Path) -> None:
     assert path.exists()
 
 
-def test_the_note_tells_who_and_since_when(tmp_path: Path, clock: ManualClock) -> None:
-    """I4: a new holder's note replaces the old one, longer as it may have been."""
+def test_the_lock_file_names_the_holder(tmp_path: Path, clock: ManualClock) -> None:
+    """I4: the note of a new holder replaces the old one, which may have been longer."""
     path = tmp_path / "lock"
-    with file_lock(path, "somebody with a long name", clock):
+    with file_lock(path, "a holder with a long name", clock):
         pass
     with file_lock(path, "me", clock), pytest.raises(Conflict) as locked, file_lock(path, "you", clock):
         pass
@@ -78,8 +78,8 @@ def test_the_note_tells_who_and_since_when(tmp_path: Path, clock: ManualClock) -
 
 
 @pytest.mark.parametrize("note", [b"", b"{", b"[1]", b"\xff", b'{"code": 1, "message": 2, "hint": 3}'])
-def test_a_note_nobody_can_read_is_still_a_lock(tmp_path: Path, note: bytes) -> None:
-    """I4: whatever the file says, the second caller gets Conflict."""
+def test_a_lock_with_an_unreadable_note_is_still_a_lock(tmp_path: Path, note: bytes) -> None:
+    """I4: the second caller gets Conflict whatever the file contains."""
     path = tmp_path / "lock"
     with file_lock(path, "me"):
         path.write_bytes(note)
@@ -87,38 +87,38 @@ def test_a_note_nobody_can_read_is_still_a_lock(tmp_path: Path, note: bytes) -> 
             pass
 
 
-async def test_an_advisory_lock_lets_one_in_after_the_other(db: Database) -> None:
-    """I4: who waits for a name gets it when it is released, not before."""
+async def test_an_advisory_lock_has_one_holder(db: Database) -> None:
+    """I4: a waiting session gets the lock when it is released, and not before."""
     inside: list[str] = []
-    async with db.session() as one, db.session() as two:
+    async with db.session() as first, db.session() as second:
 
         async def follow() -> None:
-            async with advisory_lock(two, "acme"):
-                inside.append("two")
+            async with advisory_lock(second, "acme"):
+                inside.append("second")
 
-        async with advisory_lock(one, "acme"):
+        async with advisory_lock(first, "acme"):
             follower = asyncio.create_task(follow())
             while not await db.fetchval(LOCK_AWAITED):
                 assert not follower.done()
-            inside.append("one")
+            inside.append("first")
         await follower
-    assert inside == ["one", "two"]
+    assert inside == ["first", "second"]
 
 
-async def test_trying_a_held_name_says_no_at_once(db: Database) -> None:
-    """I4: one holder by name; another name is free, and so is this one afterwards."""
-    async with db.session() as one, db.session() as two:
-        async with try_advisory_lock(one, "acme") as first, try_advisory_lock(two, "acme") as second:
-            assert (first, second) == (True, False)
-            async with try_advisory_lock(two, "globex") as other:
+async def test_trying_a_locked_name_returns_at_once(db: Database) -> None:
+    """I4: a name has one holder; another name is free, and the same name is free afterwards."""
+    async with db.session() as first, db.session() as second:
+        async with try_advisory_lock(first, "acme") as locked, try_advisory_lock(second, "acme") as refused:
+            assert (locked, refused) == (True, False)
+            async with try_advisory_lock(second, "globex") as other:
                 assert other
-        async with try_advisory_lock(two, "acme") as again:
+        async with try_advisory_lock(second, "acme") as again:
             assert again
 
 
 @pytest.mark.parametrize("lock", [advisory_lock, try_advisory_lock])
-async def test_an_advisory_lock_dies_with_its_connection(db: Database, database_url: str, lock: object) -> None:
-    """I4: a lost connection frees the name, and leaving the block does not fail over it."""
+async def test_an_advisory_lock_ends_with_its_connection(db: Database, database_url: str, lock: object) -> None:
+    """I4: a lost connection releases the lock, and the end of the block does not fail."""
     connection = await asyncpg.connect(database_url)
     async with lock(connection, "acme"):  # type: ignore[operator]
         await connection.close()
@@ -128,12 +128,12 @@ async def test_an_advisory_lock_dies_with_its_connection(db: Database, database_
 
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_every_name_has_a_number_postgresql_takes(name: str) -> None:
-    """A lock's number fits a bigint and is the same in every process."""
+def test_every_name_has_a_valid_number(name: str) -> None:
+    """The number of a lock fits a bigint, and is the same in every process."""
     assert -(2**63) <= advisory_key(name) < 2**63
     assert advisory_key(name) == advisory_key(name)
 
 
 def test_the_numbers_never_change() -> None:
-    """Two releases side by side, as in a rolling upgrade, exclude each other."""
+    """Two releases exclude each other during a rolling upgrade."""
     assert advisory_key("penstock.migrate") == 8242059233297345630

@@ -1,4 +1,4 @@
-"""The bell wakes those who wait: here at once, elsewhere by NOTIFY, and everybody when it is taken down."""
+"""The notifier wakes waiters: in this process at once, in others by NOTIFY, and all of them when it is closed."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,44 +7,44 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.tasks.wait import wait_event
 
-CHANNEL = "test_bell"
+CHANNEL = "test_notifier"
 
 
-async def test_a_ring_wakes_who_waits_for_its_topic(db: Database) -> None:
-    """T12: whoever waits for a topic is woken by it, and by no other."""
+async def test_a_notification_wakes_the_waiters_of_its_topic(db: Database) -> None:
+    """T12: a waiter is woken by a notification of its topic, and by no other."""
     notifier = Notifier(db, CHANNEL)
     mine, other = notifier.next_event("mine"), notifier.next_event("other")
     notifier.notify("mine")
     assert mine.is_set()
     assert not other.is_set()
-    assert not notifier.next_event("mine").is_set(), "a ring is for those who waited, not for those who come later"
+    assert not notifier.next_event("mine").is_set(), "a notification is for earlier waiters, not for later ones"
 
 
-async def test_another_process_hears_it(db: Database, database_url: str) -> None:
-    """T12: a ring reaches the waiting of every process that serves the same database."""
+async def test_a_notification_reaches_other_processes(db: Database, database_url: str) -> None:
+    """T12: a notification reaches the waiters of every process that uses the same database."""
     async with (
-        Database.open(database_url) as theirs,
-        Notifier.open(theirs, CHANNEL) as far,
-        Notifier.open(db, CHANNEL) as near,
+        Database.open(database_url) as other_db,
+        Notifier.open(other_db, CHANNEL) as remote,
+        Notifier.open(db, CHANNEL) as local,
     ):
-        heard, wakings = asyncio.Event(), 0
+        is_woken, wakeups = asyncio.Event(), 0
 
-        async def wait_for_it() -> None:
-            nonlocal wakings
-            while wakings < 2:  # the first one may only say that the listener has begun
-                await far.next_event("work").wait()
-                wakings += 1
-            heard.set()
+        async def wait_twice() -> None:
+            nonlocal wakeups
+            while wakeups < 2:  # the first wake-up may only mean that the listener has started
+                await remote.next_event("work").wait()
+                wakeups += 1
+            is_woken.set()
 
-        waiting = asyncio.create_task(wait_for_it())
+        waiting = asyncio.create_task(wait_twice())
         async with asyncio.timeout(20):
-            while not await wait_event(heard, 0.1):
-                near.notify("work")
+            while not await wait_event(is_woken, 0.1):
+                local.notify("work")
         await waiting
 
 
-async def test_taken_down_it_wakes_everybody_for_good(db: Database) -> None:
-    """T17: at a stop nobody goes on waiting, nor begins to."""
+async def test_closing_wakes_all_waiters(db: Database) -> None:
+    """T17: after a stop no waiter waits any longer, and none starts to wait."""
     notifier = Notifier(db, CHANNEL)
     waiting = notifier.next_event("work")
     notifier.close()
@@ -52,8 +52,8 @@ async def test_taken_down_it_wakes_everybody_for_good(db: Database) -> None:
     assert notifier.next_event("work").is_set()
 
 
-async def test_many_rings_are_told_once(db: Database) -> None:
-    """A NOTIFY passes a lock of the whole server: a burst of rings is one, with each topic once."""
+async def test_many_notifications_are_sent_once(db: Database) -> None:
+    """A NOTIFY takes a lock of the whole server: a burst of notifications is sent as one, with each topic once."""
     notifier = Notifier(db, CHANNEL)
     for _ in range(100):
         notifier.notify("work", "moves")
@@ -63,35 +63,35 @@ async def test_many_rings_are_told_once(db: Database) -> None:
 
 
 class Claims:
-    """Gives nothing until so many claims were made; acts at each of them."""
+    """A claim function that returns nothing until it was called *needed* times, and calls *act* each time."""
 
     def __init__(self, needed: int, act: Callable[[], None] = lambda: None) -> None:
-        self.needed, self.act, self.made = needed, act, 0
+        self.needed, self.act, self.calls = needed, act, 0
 
     async def __call__(self) -> list[int]:
-        self.made += 1
+        self.calls += 1
         self.act()
-        return [self.made] if self.made >= self.needed else []
+        return [self.calls] if self.calls >= self.needed else []
 
 
-async def test_a_ring_during_a_claim_is_not_lost(db: Database) -> None:
+async def test_a_notification_during_a_claim_is_not_lost(db: Database) -> None:
     """T12: work that arrives while a claim finds nothing is claimed at once, not after a second."""
     notifier = Notifier(db, CHANNEL)
     claims = Claims(1_000, lambda: notifier.notify("work"))
-    async with asyncio.timeout(60):  # without the ring a claim is tried about once a second
+    async with asyncio.timeout(60):  # without the notification there is about one claim per second
         assert await notifier.claim("work", claims, wait=1_000) == [1_000]
 
 
-async def test_a_claim_ends_with_its_wait_its_caller_or_the_bell(db: Database) -> None:
-    """T12: without work a claim gives nothing when its time is over, its caller is gone, or the server stops."""
+async def test_a_claim_ends_at_its_timeout_with_its_caller_or_with_the_notifier(db: Database) -> None:
+    """T12: without work a claim returns nothing at its timeout, when its caller has gone, or when the server stops."""
     notifier = Notifier(db, CHANNEL)
     assert await notifier.claim("work", Claims(2), wait=0) == []
 
     async def is_gone() -> bool:
         return True
 
-    ringing = Claims(2, lambda: notifier.notify("work"))
-    assert await notifier.claim("work", ringing, wait=1_000, is_gone=is_gone) == []
+    notifying = Claims(2, lambda: notifier.notify("work"))
+    assert await notifier.claim("work", notifying, wait=1_000, is_gone=is_gone) == []
     closing = Claims(2, notifier.close)
     assert await notifier.claim("work", closing, wait=1_000) == []
-    assert (ringing.made, closing.made) == (1, 1)
+    assert (notifying.calls, closing.calls) == (1, 1)

@@ -1,4 +1,4 @@
-"""Keyset paging: walking a table that moves, and cursors nobody can break anything with."""
+"""Keyset paging over a table that changes, and cursors that cannot cause damage."""
 
 import base64
 import contextlib
@@ -16,7 +16,7 @@ from penstock.kernel.db.page import Page, decode_cursor, encode_cursor, make_pag
 from penstock.kernel.errors import Invalid
 
 TYPES = (datetime, int, str)
-MOMENTS = st.datetimes(timezones=st.just(UTC) | st.just(timezone(timedelta(hours=5, minutes=45))))
+TIMES = st.datetimes(timezones=st.just(UTC) | st.just(timezone(timedelta(hours=5, minutes=45))))
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 READ = """
@@ -31,10 +31,10 @@ async def read_page(db: Database, cursor: str | None, limit: int) -> Page[Any]:
     return make_page(await db.fetch(READ, at, id_, limit), limit, lambda row: (row["at"], row["id"]))
 
 
-async def test_a_walk_over_a_moving_table_misses_and_repeats_nothing(db: Database) -> None:
-    """T5: rows come, go and leave behind the walk; each row that stayed is seen exactly once."""
+async def test_paging_over_a_changing_table_misses_and_repeats_nothing(db: Database) -> None:
+    """T5: rows are inserted and deleted meanwhile; each row that remained is on exactly one page."""
     await db.execute("CREATE TABLE item (id bigint PRIMARY KEY, at timestamptz NOT NULL)")
-    # Ten rows share each moment, and the first ones were always there: the moment alone is no key.
+    # Ten rows share each time, and the first have -infinity: the time alone is not a key.
     await db.execute(
         "INSERT INTO item SELECT n * 10, CASE WHEN n < 20 THEN '-infinity' ELSE now() + n / 10 * '1 s'::interval END"
         " FROM generate_series(1, 200) AS n"
@@ -42,49 +42,49 @@ async def test_a_walk_over_a_moving_table_misses_and_repeats_nothing(db: Databas
     seen: list[int] = []
     cursor: str | None = None
     while True:
-        found = await read_page(db, cursor, 7)
-        seen += [row["id"] for row in found.items]
-        if (cursor := found.next) is None:
+        page = await read_page(db, cursor, 7)
+        seen += [row["id"] for row in page.items]
+        if (cursor := page.next) is None:
             break
-        await db.execute("DELETE FROM item WHERE id = $1", found.items[0]["id"])  # behind the walk
-        await db.execute("DELETE FROM item WHERE id = $1", found.items[-1]["id"])  # the very row it stands on
-        await db.execute("INSERT INTO item VALUES ($1, '-infinity')", len(seen))  # before it
+        await db.execute("DELETE FROM item WHERE id = $1", page.items[0]["id"])  # before the next page
+        await db.execute("DELETE FROM item WHERE id = $1", page.items[-1]["id"])  # the row of the cursor
+        await db.execute("INSERT INTO item VALUES ($1, '-infinity')", len(seen))  # before the next page
     assert [id_ for id_ in seen if id_ % 10 == 0] == list(range(10, 2001, 10))
     assert len(seen) == len(set(seen))
 
 
 @pytest.mark.parametrize(("count", "items", "more"), [(0, 0, False), (1, 1, False), (3, 3, False), (4, 3, True)])
 def test_a_page_knows_whether_there_is_more(count: int, items: int, more: bool) -> None:
-    """T5: `next` is there exactly when a row beyond the limit was read, and points at the last item."""
+    """T5: `next` exists exactly when a row beyond the limit was read, and points to the last item."""
     cut = make_page(list(range(count)), 3, lambda row: (row,))
     assert len(cut.items) == items
     assert cut.next == (encode_cursor([2]) if more else None)
 
 
 @settings(deadline=None)
-@given(MOMENTS, NUMBERS, NAMES)
-def test_a_cursor_gives_back_what_went_in(at: datetime, number: int, name: str) -> None:
-    """T5: the values a page ended with come back the same, to the microsecond."""
+@given(TIMES, NUMBERS, NAMES)
+def test_a_cursor_preserves_its_values(at: datetime, number: int, name: str) -> None:
+    """T5: the values of a decoded cursor are the encoded ones, to the microsecond."""
     assert decode_cursor(encode_cursor((at, number, name)), TYPES) == (at, number, name)
 
 
 @pytest.mark.parametrize("at", [datetime.min, datetime.max])  # noqa: DTZ901 - as asyncpg reads them
 def test_a_cursor_carries_the_infinities(at: datetime) -> None:
-    """T5: rows due since ever, which PostgreSQL calls -infinity, are a place to go on from as well."""
+    """T5: -infinity and infinity of PostgreSQL can be the values of a cursor."""
     assert decode_cursor(encode_cursor([at]), [datetime]) == (at,)
 
 
 @settings(deadline=None)
 @given(st.text() | st.binary().map(lambda raw: base64.urlsafe_b64encode(raw).decode()))
-def test_garbage_is_no_cursor(cursor: str) -> None:
-    """T5: whatever text a caller sends, the worst answer is Invalid BAD_CURSOR."""
+def test_an_invalid_cursor_is_refused(cursor: str) -> None:
+    """T5: any text that a caller sends leads at worst to Invalid BAD_CURSOR."""
     with pytest.raises(Invalid) as refused:
         decode_cursor(cursor, TYPES)
     assert refused.value.code == "BAD_CURSOR"
 
 
-def test_a_page_begins_at_the_start_or_goes_on() -> None:
-    """T5: no cursor is the start; an empty one is made up like any other, not another way to say so."""
+def test_a_page_starts_at_the_beginning_or_after_a_cursor() -> None:
+    """T5: no cursor means the first page; an empty cursor is invalid."""
     assert start_after(None, [int, str], (0, "")) == (0, "")
     assert start_after(encode_cursor([7, "a"]), [int, str], (0, "")) == (7, "a")
     with pytest.raises(Invalid) as refused:
@@ -93,12 +93,12 @@ def test_a_page_begins_at_the_start_or_goes_on() -> None:
 
 
 def test_a_cursor_carries_an_id() -> None:
-    """T5: rows that are ordered by their UUIDs are paged like others."""
+    """T5: a UUID can be a value of a cursor."""
     assert decode_cursor(encode_cursor([UUID(int=7)]), [UUID]) == (UUID(int=7),)
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | MOMENTS.map(str),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | TIMES.map(str),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=2),
     max_leaves=5,
 )
@@ -106,8 +106,8 @@ JSON = st.recursive(
 
 @settings(deadline=None)
 @given(st.lists(JSON, max_size=4) | JSON)
-def test_a_forged_cursor_holds_values_of_the_types_asked_for(values: Any) -> None:
-    """T5: a cursor made up with care either holds just these types or is refused."""
+def test_a_forged_cursor_has_values_of_the_right_types(values: Any) -> None:
+    """T5: a forged cursor has values of exactly these types, or is refused."""
     cursor = base64.urlsafe_b64encode(orjson.dumps(values)).decode()
     with contextlib.suppress(Invalid):
         assert tuple(type(value) for value in decode_cursor(cursor, TYPES)) == TYPES
@@ -135,15 +135,15 @@ def test_a_forged_cursor_holds_values_of_the_types_asked_for(values: Any) -> Non
         (["a" * 4000], str),
     ],
 )
-def test_a_value_of_another_type_or_beyond_postgresql_is_refused(values: list[Any], kind: type) -> None:
-    """T5: a bool is not an int, and what PostgreSQL would choke on is the caller's mistake, not a failure of ours."""
+def test_a_value_of_another_type_or_too_large_for_postgresql_is_refused(values: list[Any], kind: type) -> None:
+    """T5: a bool is not an int, and a value that PostgreSQL cannot store is an error of the caller."""
     with pytest.raises(Invalid) as refused:
         decode_cursor(encode_cursor(values), [kind])
     assert refused.value.code == "BAD_CURSOR"
 
 
 @pytest.mark.parametrize("values", [{"a": 1}, "a", 5, None])
-def test_what_is_no_list_is_no_cursor(values: Any) -> None:
-    """T5: JSON that is not a list of values is refused, though Python could walk over some of it."""
+def test_a_cursor_that_is_not_a_list_is_refused(values: Any) -> None:
+    """T5: JSON other than a list is refused, even if Python can iterate over it."""
     with pytest.raises(Invalid):
         decode_cursor(base64.urlsafe_b64encode(orjson.dumps(values)).decode(), [str])

@@ -1,4 +1,4 @@
-"""SQL in files: cut by name, filled by machines."""
+"""SQL files: split by name, with the states of machines filled in."""
 
 import re
 from importlib.resources import files
@@ -23,16 +23,16 @@ SELECT '-- name: no', status FROM job WHERE status IN {job.open};
 """
 
 
-def test_statements_are_known_by_name() -> None:
-    """A file is cut at its `-- name:` lines, and only there."""
+def test_statements_are_split_by_name() -> None:
+    """A file is split at its `-- name:` lines only."""
     assert sql.parse(TEXT, {"job": JOB}) == {
         "one": "-- The first.\nSELECT 1;",
         "two": "SELECT '-- name: no', status FROM job WHERE status IN ('new', 'started');",
     }
 
 
-def test_a_name_given_twice_is_refused() -> None:
-    """Two statements of one name are a mistake: one of them would silently be lost."""
+def test_a_duplicate_name_is_refused() -> None:
+    """Two statements with one name are an error, because one of them would be lost."""
     with pytest.raises(ValueError, match="named twice"):
         sql.parse(TEXT + TEXT, {"job": JOB})
 
@@ -46,21 +46,21 @@ def test_a_name_given_twice_is_refused() -> None:
         ("'{Job.NEW}' '{1.2}' '{job.}'", "'{Job.NEW}' '{1.2}' '{job.}'"),
     ],
 )
-def test_words_of_machines_are_filled_and_other_braces_stay(body: str, filled: str) -> None:
-    """`{machine.WORD}` becomes the machine's literal; JSON and arrays in SQL are left alone."""
+def test_words_of_machines_are_filled_in_and_other_braces_remain(body: str, filled: str) -> None:
+    """`{machine.WORD}` is replaced by the literal of the machine; JSON and arrays in SQL are unchanged."""
     assert sql.fill(body, {"job": JOB}) == filled
 
 
 @pytest.mark.parametrize("body", ["{jab.NEW}", "{job.NEWER}", "{job.new}"])
-def test_an_unknown_machine_or_word_is_a_mistake(body: str) -> None:
-    """What no machine answers for fails when the file is loaded."""
+def test_an_unknown_machine_or_word_is_an_error(body: str) -> None:
+    """An unknown machine or word fails when the file is loaded."""
     with pytest.raises(LookupError):
         sql.fill(body, {"job": JOB})
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_every_statement_of_ours_is_named_and_described(file: str) -> None:
-    """No statement hides behind a name line the loader does not read, none stands without a sentence."""
+def test_every_statement_has_a_name_and_a_description(file: str) -> None:
+    """Every `-- name:` line is read by the loader, and every statement has a comment."""
     text = (SOURCES / file).read_text(encoding="utf-8")
     statements = sql.parse(re.sub(r"\{[a-z]\w*\.\w+\}", "(NULL)", text), {})
     assert text.startswith("-- name: ")
@@ -69,5 +69,5 @@ def test_every_statement_of_ours_is_named_and_described(file: str) -> None:
 
 
 def test_a_file_is_loaded_from_its_package() -> None:
-    """`load` reads the file that lies beside the code, from a wheel as well."""
+    """`load` reads the file next to the code, also from a wheel."""
     assert set(sql.load("penstock.kernel.states", file="journal.sql")) >= {"append", "history", "tail", "prune"}

@@ -11,7 +11,7 @@ import pytest
 from penstock.kernel.db import listener as notifications
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import embedded_postgres
-from penstock.kernel.db.listener import HeardNotification, MissedNotifications
+from penstock.kernel.db.listener import MissedNotifications, Notification
 from penstock.kernel.errors import Invalid
 from penstock.kernel.signals import BODY_LIMIT, Resync, Signal
 from penstock.kernel.signals.feed import SignalStream
@@ -148,7 +148,7 @@ async def test_a_listener_that_is_too_slow_is_told_so(backend: SignalsBackend, m
     async with backend.signals.listen("pod") as feed:
         assert isinstance(feed, SignalStream)
         await resynced(feed)
-        waiting: asyncio.Queue[HeardNotification | MissedNotifications] = feed._inbox._queue
+        waiting: asyncio.Queue[Notification | MissedNotifications] = feed._inbox._queue
         await backend.signals.announce([f"v{n}" for n in range(100)])
         await becomes(lambda: told in list(waiting._queue))  # type: ignore[attr-defined]
         assert waiting.qsize() <= 10

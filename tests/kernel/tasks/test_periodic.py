@@ -1,4 +1,4 @@
-"""Chores: done again and again, whatever happens to one round, and ended with the block."""
+"""Periodic tasks: run repeatedly, also after a failed round, and ended with the block."""
 
 import asyncio
 from datetime import timedelta
@@ -14,7 +14,7 @@ HOUR = timedelta(hours=1)
 
 
 async def test_a_failing_round_does_not_stop_later_ones() -> None:
-    """A known failure is a warning, a crash is an error with its traceback, and the next round comes."""
+    """A PenstockError is a warning, a crash is an error with its traceback, and the next round runs."""
     failures = [Transient("DOWN", "down"), RuntimeError("a bug"), TimeoutError()]
     recovered = asyncio.Event()
 
@@ -33,29 +33,29 @@ async def test_a_failing_round_does_not_stop_later_ones() -> None:
     ]
 
 
-async def test_the_first_round_comes_at_once_and_the_next_waits() -> None:
-    """A chore that is done hourly is also done at the start."""
+async def test_the_first_round_runs_at_once_and_the_next_waits() -> None:
+    """An hourly task also runs at the start."""
     rounds = 0
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def run() -> None:
         nonlocal rounds
         rounds += 1
-        begun.set()
+        started.set()
 
     async with run_periodically("sweep", run, HOUR):
-        await begun.wait()
+        await started.wait()
         for _ in range(10):
             await asyncio.sleep(0)
     assert rounds == 1
 
 
-async def test_the_block_ends_a_round_under_way() -> None:
-    """Leaving the block cancels the chore and waits until it is gone."""
-    begun, ended = asyncio.Event(), asyncio.Event()
+async def test_the_end_of_the_block_cancels_a_running_round() -> None:
+    """The end of the block cancels the task and waits for its end."""
+    started, ended = asyncio.Event(), asyncio.Event()
 
     async def run() -> None:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -63,12 +63,12 @@ async def test_the_block_ends_a_round_under_way() -> None:
             ended.set()
 
     async with run_periodically("sweep", run, AT_ONCE):
-        await begun.wait()
+        await started.wait()
     assert ended.is_set()
 
 
-async def test_a_failure_in_the_block_is_told_as_it_is() -> None:
-    """The chore ends, and the block's own failure comes out."""
+async def test_an_error_in_the_block_passes_unchanged() -> None:
+    """The task ends, and the error of the block is raised."""
 
     async def run() -> None:
         await asyncio.Event().wait()
@@ -79,16 +79,16 @@ async def test_a_failure_in_the_block_is_told_as_it_is() -> None:
             _ = 1 / 0
 
 
-async def test_a_program_cancelled_while_it_waits_for_a_chore_is_cancelled() -> None:
-    """A second Ctrl-C, while a chore takes its time to end, is not swallowed."""
-    ending, let_go = asyncio.Event(), asyncio.Event()
+async def test_a_program_that_is_cancelled_while_it_waits_for_a_task_is_cancelled() -> None:
+    """A second Ctrl-C, while a task takes long to end, is not swallowed."""
+    ending, may_end = asyncio.Event(), asyncio.Event()
 
     async def run() -> None:
         try:
             await asyncio.Event().wait()
         finally:
             ending.set()
-            await let_go.wait()
+            await may_end.wait()
 
     async def program() -> None:
         async with run_periodically("sweep", run, AT_ONCE):
@@ -99,5 +99,5 @@ async def test_a_program_cancelled_while_it_waits_for_a_chore_is_cancelled() -> 
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    let_go.set()
+    may_end.set()
     await asyncio.sleep(0)

@@ -46,7 +46,7 @@ class BucketTree:
 
     @contextmanager
     def lock(self, supplier: str, holder: str) -> Iterator[None]:
-        with file_lock(self._local() / f"{supplier}.lock", holder, what=f"supplier {supplier}"):
+        with file_lock(self._local() / f"{supplier}.lock", holder, subject=f"supplier {supplier}"):
             yield
 
     def open_work_folder(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:

@@ -53,7 +53,7 @@ class FolderTree:
         with ExitStack() as stack:
             with self._reported():
                 self._work.mkdir(parents=True, exist_ok=True)
-                lock = file_lock(self._work / f"{supplier}.lock", holder, what=f"supplier {supplier}")
+                lock = file_lock(self._work / f"{supplier}.lock", holder, subject=f"supplier {supplier}")
                 stack.enter_context(lock)
             yield
 

@@ -1,4 +1,4 @@
-"""The database: a pool, visible transactions, and errors that say whether trying again can help."""
+"""PostgreSQL: a pool, explicit transactions, and errors that say whether a retry can help."""
 
 import asyncio
 import socket
@@ -25,44 +25,45 @@ ACQUIRE_TIMEOUT = 30.0
 _RELEASE_TIMEOUT = 5.0
 _FIRST_VARIABLE_OID = 10_000  # smaller OIDs are assigned in PostgreSQL's source code
 _NOTHING_PREPARED = SimpleNamespace(name="none")  # tells asyncpg that its unnamed statement was not replaced
-_NET = 10.0  # seconds more than a statement may take, should the server be frozen
-# A statement's plan is kept. One made while a table was small reads all of it, and goes on doing so, for a minute or
-# more, when the table has grown: on the first day of a queue, or after every large delivery.
-_LOOK_UP = dict.fromkeys(("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin"), "off")
+_CLIENT_MARGIN = 10.0  # seconds that the client waits longer than the statement timeout, for a server that is frozen
+# Plans are cached. A plan made while a table was small scans the whole table, also for a minute or more after the table
+# has grown: on the first day of a queue, or after every large delivery.
+_INDEXES_ONLY = dict.fromkeys(("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin"), "off")
 Isolation = Literal["read_committed", "repeatable_read", "serializable"]
 
 # Failures of the moment: the same statement may succeed on a new connection or a moment later.
 _DOWN = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # the server took its leave of an idle session, and we write before it hangs up
+    asyncpg.InternalClientError,  # the server ended an idle session while the client was writing to it
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.IdleSessionTimeoutError,
     asyncpg.PostgresSystemError,
     asyncpg.TooManyConnectionsError,
-    asyncpg.IdleInTransactionSessionTimeoutError,  # we froze for too long; the transaction is gone, not its cause
+    asyncpg.IdleInTransactionSessionTimeoutError,  # this process was frozen; only the transaction is lost
 )
 _UNREACHABLE = (
     OSError,
     TimeoutError,
-)  # only while connecting: later these may come from the caller's own code
+)  # only while connecting: later these may come from the caller's code
 _BUSY = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.LockNotAvailableError,
     asyncpg.QueryCanceledError,
     asyncpg.InsufficientResourcesError,
-    asyncpg.InvalidCachedStatementError,  # a table or function was changed: the next try prepares it anew
+    asyncpg.InvalidCachedStatementError,  # a table or function was changed: the next try prepares the statement again
     asyncpg.ReadOnlySQLTransactionError,  # a failover: this node is a replica now
 )
 _REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
+_NO_CONNECT = asyncpg.InsufficientPrivilegeError  # only while connecting: later a statement lacks a right
 _MISCONFIGURED = (asyncpg.ClientConfigurationError, ssl.SSLError)
 
 
 class Database:
-    """One PostgreSQL, seen by one event loop."""
+    """The connections of one event loop to one PostgreSQL database."""
 
     def __init__(self, dsn: str, pool: "asyncpg.Pool[asyncpg.Record]", clock: Clock) -> None:
         self.dsn = dsn
@@ -82,19 +83,19 @@ class Database:
         settings: Mapping[str, str] | None = None,
         decodes_json: bool = True,
     ) -> "AsyncIterator[Database]":
-        """Connect, and disconnect at the end; Transient DATABASE_DOWN when nobody answers.
+        """Connect, and disconnect at the end; Transient DATABASE_DOWN if the server does not answer.
 
-        One that *looks_up* is for queues: its statements find rows by an index, whatever the planner thinks of a table.
-        The *settings* are the server's, for every session, and win over ours. Unless it *decodes_json*, json and
-        jsonb pass as the text they are, in and out, so that numbers keep every digit.
+        *prefers_indexes* is for queues: statements find rows by an index, whatever the planner estimates. *settings*
+        are settings of the server for every session; they override the defaults of Penstock. Without *decodes_json*,
+        json and jsonb are passed as text in both directions, so that numbers keep every digit.
         """
         server_clock = ServerClock()
 
         async def prepare(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
             _check_version(connection.get_server_version().major)
-            _notice_silence(connection)
+            _enable_keepalive(connection)
             if decodes_json:
-                await _teach_json(connection)
+                await _set_json_codecs(connection)
             server_clock.align(await connection.fetchval("SELECT clock_timestamp()"))
 
         with translate_errors(connecting=True):
@@ -104,10 +105,11 @@ class Database:
                 max_size=size,
                 connection_class=_PooledConnection,
                 init=prepare,
-                reset=_leave_as_it_is,
+                reset=_skip_reset,
                 timeout=10,
-                command_timeout=statement_timeout.total_seconds() + _NET,
-                server_settings=_session(statement_timeout, prefers_indexes=prefers_indexes) | dict(settings or {}),
+                command_timeout=statement_timeout.total_seconds() + _CLIENT_MARGIN,
+                server_settings=_session_settings(statement_timeout, prefers_indexes=prefers_indexes)
+                | dict(settings or {}),
             )
         try:
             yield cls(dsn, pool, clock or server_clock)
@@ -116,8 +118,8 @@ class Database:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Connection]:
-        """A connection whose settings and locks may be changed: they are put back at the end."""
-        async with self._borrowed() as connection:
+        """Yield a connection whose settings and session locks may be changed; they are reset at the end."""
+        async with self._acquire() as connection:
             with translate_errors():
                 try:
                     yield connection
@@ -127,15 +129,15 @@ class Database:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """A connection without a transaction, for single statements."""
-        async with self._borrowed() as connection:
+        """Yield a connection without a transaction, for single statements."""
+        async with self._acquire() as connection:
             with translate_errors():
                 yield connection
 
     @asynccontextmanager
     async def transaction(self, isolation: Isolation = "read_committed") -> AsyncIterator[Connection]:
-        """All of it or nothing of it: commits at the end, rolls back on any exception."""
-        async with self._borrowed() as connection:
+        """Yield a connection in a transaction, which commits at the end and rolls back on any exception."""
+        async with self._acquire() as connection:
             with translate_errors():
                 async with connection.transaction(isolation=isolation):
                     yield connection
@@ -157,76 +159,88 @@ class Database:
             return await connection.execute(query, *args)
 
     async def check(self) -> str:
-        """The server's version, or Transient DATABASE_DOWN."""
+        """Return the version of the server, or raise Transient DATABASE_DOWN."""
         return str(await self.fetchval("SHOW server_version"))
 
     @asynccontextmanager
-    async def _borrowed(self) -> "AsyncIterator[PoolConnectionProxy[asyncpg.Record]]":
+    async def _acquire(self) -> "AsyncIterator[PoolConnectionProxy[asyncpg.Record]]":
         with translate_errors(connecting=True):
             connection = await self._pool.acquire(timeout=ACQUIRE_TIMEOUT)
         try:
             yield connection
         finally:
-            # A query that was cancelled waits for the server to agree; who waits too long loses the connection.
-            # Nor may one that was lost meanwhile make itself heard in place of what went before.
+            # A cancelled query waits for the server to confirm; after the timeout the connection is dropped. The error
+            # of a connection that was lost meanwhile must not replace the original error.
             with suppress(TimeoutError, asyncpg.InternalClientError, asyncpg.InterfaceError):
                 await self._pool.release(connection, timeout=_RELEASE_TIMEOUT)
 
 
 async def enable_all_plans(tx: Connection) -> None:
-    """Let the planner choose for the rest of this transaction, in a database that looks up otherwise."""
-    await tx.execute("SELECT set_config(setting, 'on', true) FROM unnest($1::text[]) AS setting", list(_LOOK_UP))
+    """Allow all plans for the rest of this transaction, in a database opened with `prefers_indexes`."""
+    await tx.execute("SELECT set_config(setting, 'on', true) FROM unnest($1::text[]) AS setting", list(_INDEXES_ONLY))
 
 
-def _session(statement_timeout: timedelta, *, prefers_indexes: bool) -> dict[str, str]:
-    """How every session is set up."""
+def _session_settings(statement_timeout: timedelta, *, prefers_indexes: bool) -> dict[str, str]:
+    """Return the settings of every session."""
     return {
         "application_name": "penstock",
         "timezone": "UTC",
         "statement_timeout": str(int(statement_timeout.total_seconds() * 1000)),
-        **(_LOOK_UP if prefers_indexes else {}),
+        **(_INDEXES_ONLY if prefers_indexes else {}),
     }
 
 
-async def _leave_as_it_is(_connection: Any) -> None:
-    """In place of the round trip that resets a session each time: who changes one asks for a `session`."""
+async def _skip_reset(_connection: Any) -> None:
+    """Save the round trip that resets a session each time: `Database.session` resets what it changes."""
 
 
 @contextmanager
 def translate_errors(*, connecting: bool = False) -> Iterator[None]:
-    """Turn what asyncpg raises for a server that is down or busy into Transient; let the rest pass."""
+    """Turn the errors of asyncpg for a server that is down or busy into Transient; let the others pass."""
     try:
         yield
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, *_UNREACHABLE) as error:
         if isinstance(error, _UNREACHABLE) and not connecting:
             raise
-        known = _known(error)
-        if known is None:
+        translated = _refused(error) if connecting and isinstance(error, _NO_CONNECT) else _translate(error)
+        if translated is None:
             raise
-        raise known from error
+        raise translated from error
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether trying the same again can help."""
-    return isinstance(error, Transient) or isinstance(_known(error), Transient)
+    """Return whether a retry can help."""
+    return isinstance(error, Transient) or isinstance(_translate(error), Transient)
 
 
-def _known(error: BaseException) -> PenstockError | None:
+def _translate(error: BaseException) -> PenstockError | None:
     if isinstance(error, _MISCONFIGURED):
-        return BadConfig("DATABASE_URL", f"the database URL cannot be used: {error}")
-    if isinstance(error, ValueError):  # asyncpg's word for an argument of the wrong type: no retry mends it
+        hint = "use the form postgresql://user@host:5432/database"
+        return BadConfig("DATABASE_URL", f"the database URL cannot be used: {error}", hint=hint)
+    if isinstance(error, ValueError):  # asyncpg raises it for an argument of the wrong type: a retry cannot help
         return None
     if isinstance(error, _BUSY):
-        return Transient("DATABASE_BUSY", f"PostgreSQL could not finish now: {error}", hint="try again")
+        return Transient("DATABASE_BUSY", f"PostgreSQL could not execute the statement: {error}", hint="try again")
     if isinstance(error, _REFUSED):
-        hint = "check user, password and database name"
-        return Transient("DATABASE_REFUSED", f"PostgreSQL refused the connection: {error}", hint=hint)
+        return _refused(error)
     if isinstance(error, (*_DOWN, *_UNREACHABLE)):
         hint = "check that the server runs and that database.url points to it"
         return Transient(
             "DATABASE_DOWN", f"PostgreSQL does not answer: {str(error) or type(error).__name__}", hint=hint
         )
     return None
+
+
+def _refused(error: BaseException) -> Transient:
+    if isinstance(error, asyncpg.InvalidCatalogNameError):
+        hint = "create the database with `CREATE DATABASE`, or correct its name in the URL"
+    elif isinstance(error, asyncpg.InvalidPasswordError):
+        hint = "correct the user in the URL, or the secret that the setting `password` beside the URL refers to"
+    elif isinstance(error, _NO_CONNECT):
+        hint = "run as the owner of the database: GRANT CONNECT ON DATABASE <database> TO <user>;"
+    else:
+        hint = "check the user in the URL, its right to log in, and pg_hba.conf of the server"
+    return Transient("DATABASE_REFUSED", f"PostgreSQL refused the connection: {error}", hint=hint)
 
 
 def _check_version(major: int) -> None:
@@ -239,15 +253,15 @@ def _check_version(major: int) -> None:
         )
 
 
-def _notice_silence(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
-    """Have the kernel end a connection whose server is gone without a word; within half a minute, not hours."""
+def _enable_keepalive(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+    """Make the kernel end a connection to a server that has vanished: within half a minute, not hours."""
     transport: asyncio.Transport = connection._transport  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):  # names differ elsewhere
+        if hasattr(socket, option):  # the names differ on other systems
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
 
 
@@ -271,7 +285,7 @@ class _PooledConnection(asyncpg.Connection):
         return types, statement
 
 
-async def _teach_json(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+async def _set_json_codecs(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
     for name in ("json", "jsonb"):
         await connection.set_type_codec(
             name,
@@ -282,7 +296,7 @@ async def _teach_json(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
 
 
 async def _close(pool: "asyncpg.Pool[asyncpg.Record]") -> None:
-    """Close politely, but never hang on a server that is gone."""
+    """Close the connections gracefully, but do not wait for a server that does not answer."""
     try:
         async with asyncio.timeout(5):
             await pool.close()

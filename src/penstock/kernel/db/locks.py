@@ -1,4 +1,4 @@
-"""One at a time: between processes of one machine by a file, between machines by PostgreSQL."""
+"""Locks: between processes of one machine by a file, between machines by PostgreSQL."""
 
 import contextlib
 import fcntl
@@ -16,13 +16,13 @@ from penstock.kernel.errors import Conflict
 
 
 def advisory_key(name: str) -> int:
-    """The number PostgreSQL knows the lock *name* by."""
+    """Return the number of the advisory lock *name* in PostgreSQL."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
 
 
 @asynccontextmanager
 async def advisory_lock(connection: Connection, name: str, *, timeout: float | None = None) -> AsyncIterator[None]:
-    """Hold *name* on a connection of `session`, waiting for it as long as its time-out; its loss frees it."""
+    """Lock *name* on a connection of `Database.session`, waiting up to *timeout*; a lost connection releases it."""
     key = advisory_key(name)
     await connection.execute("SELECT pg_advisory_lock($1)", key, timeout=timeout)
     try:
@@ -34,45 +34,48 @@ async def advisory_lock(connection: Connection, name: str, *, timeout: float | N
 
 @asynccontextmanager
 async def try_advisory_lock(connection: Connection, name: str) -> AsyncIterator[bool]:
-    """Hold *name* if nobody does; yields whether it is held."""
+    """Lock *name* unless another session has locked it; yield whether it was locked."""
     key = advisory_key(name)
-    held = bool(await connection.fetchval("SELECT pg_try_advisory_lock($1)", key))
+    is_locked = bool(await connection.fetchval("SELECT pg_try_advisory_lock($1)", key))
     try:
-        yield held
+        yield is_locked
     finally:
-        if held and not connection.is_closed():
+        if is_locked and not connection.is_closed():
             await connection.execute("SELECT pg_advisory_unlock($1)", key)
 
 
 async def acquire_transaction_lock(tx: Connection, name: str) -> None:
-    """Hold *name* until the end of the transaction, waiting for whoever holds it."""
+    """Lock *name* until the end of the transaction, waiting for other sessions that have locked it."""
     await tx.execute("SELECT pg_advisory_xact_lock($1)", advisory_key(name))
 
 
 @contextmanager
-def file_lock(path: Path, holder: str, clock: Clock | None = None, what: str | None = None) -> Iterator[None]:
-    """Hold *path* for this process; Conflict LOCKED, naming who holds *what*, when another does. Death frees it."""
+def file_lock(path: Path, holder: str, clock: Clock | None = None, subject: str | None = None) -> Iterator[None]:
+    """Lock *path* for this process; Conflict LOCKED, naming *subject* and its holder, if another process has locked it.
+
+    The lock is released when the process dies.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _locked(path, what or str(path.parent)) from None
+            raise _locked(path, subject or str(path.parent)) from None
         note = {"holder": holder, "pid": os.getpid(), "since": (clock or SystemClock()).now().isoformat()}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, orjson.dumps(note), 0)
         yield
     finally:
-        # The file stays: removing it would let two processes each hold a lock of that name.
+        # The file is not removed: otherwise two processes could lock two files of the same name.
         os.close(descriptor)
 
 
-def _locked(path: Path, what: str) -> Conflict:
+def _locked(path: Path, subject: str) -> Conflict:
     note: object = None
     with contextlib.suppress(OSError, orjson.JSONDecodeError):
         note = orjson.loads(path.read_bytes())
-    known = note if isinstance(note, dict) else {}  # somebody else may have written the file
-    holder, pid, since = (known.get(name, "unknown") for name in ("holder", "pid", "since"))
-    who = f"{holder} (pid {pid}, since {since})"
-    hint = "wait for it to end, or stop it"
-    return Conflict("LOCKED", f"{what} is locked by {who}", hint=hint, holder=holder, pid=pid, since=since)
+    fields = note if isinstance(note, dict) else {}  # another program may have written the file
+    holder, pid, since = (fields.get(name, "unknown") for name in ("holder", "pid", "since"))
+    message = f"{subject} is locked by {holder} (pid {pid}, since {since})"
+    hint = "wait until that process ends, or stop it"
+    return Conflict("LOCKED", message, hint=hint, holder=holder, pid=pid, since=since)

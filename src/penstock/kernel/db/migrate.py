@@ -1,9 +1,10 @@
-"""Migrations: numbered SQL files per part, applied once, in order, by one process at a time."""
+"""Migrations: numbered SQL files per part, each applied once, in order, by one process at a time."""
 
 import asyncio
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.resources import files
@@ -13,7 +14,7 @@ import structlog
 
 from penstock.kernel.db.database import Connection, Database, is_transient
 from penstock.kernel.db.locks import advisory_lock
-from penstock.kernel.errors import Conflict, Corrupt
+from penstock.kernel.errors import BadConfig, Conflict, Corrupt
 from penstock.kernel.tasks.backoff import Backoff
 
 _FILE = re.compile(r"^(\d{4})_(\w+)\.sql$")
@@ -28,10 +29,18 @@ CREATE TABLE IF NOT EXISTS schema_migration (
 )
 """
 _RECORD = "INSERT INTO schema_migration (part, version, name, checksum) VALUES ($1, $2, $3, $4)"
-_PATIENCE = 86_400.0
-# Whoever comes after one who waits for a table's lock, waits too: so one waits briefly, and again later. Less than
-# PostgreSQL's deadlock_timeout: of two who wait for each other the migration is, as a rule, the first to give way.
-_LOCK_PATIENCE = "500ms"
+# Without USAGE on a schema, current_schema() skips it: then the last schema of the search path is meant.
+_RIGHTS = """
+SELECT current_database() AS database, quote_ident(current_user) AS user, quote_ident(schema) AS schema,
+    coalesce(has_schema_privilege(to_regnamespace(quote_ident(schema)), 'USAGE'), false)
+    AND coalesce(has_schema_privilege(to_regnamespace(quote_ident(schema)), 'CREATE'), false) AS may_create
+FROM (SELECT coalesce(current_schema(), trim(split_part(current_setting('search_path'), ',', -1), ' "')) AS schema) AS s
+"""
+_NO_RIGHTS = (asyncpg.InsufficientPrivilegeError, asyncpg.InvalidSchemaNameError)
+_MIGRATION_TIMEOUT = 86_400.0
+# Statements queue behind a migration that waits for the lock of a table, so it waits briefly and tries again later.
+# The limit is below PostgreSQL's deadlock_timeout, so that in a deadlock the migration is usually the first to yield.
+_LOCK_TIMEOUT = "500ms"
 
 
 @dataclass(frozen=True)
@@ -50,33 +59,36 @@ class Migration:
 
 @dataclass(frozen=True)
 class MigrationPlan:
-    """What a database lacks, and what it has that this release does not know."""
+    """The migrations that a database lacks, and the applied ones that this release does not know."""
 
     pending: Sequence[Migration]
     newer: Sequence[str]
 
 
 def load(package: str) -> list[Migration]:
-    """The migrations in *package*'s folder `migrations`, by number; the part's name is the package's last word."""
+    """Return the migrations in the folder `migrations` of *package*, by number; the part is the package's last name."""
     part = package.rpartition(".")[2]
-    found = [
+    migrations = [
         Migration(part, int(match[1]), match[2], file.read_text(encoding="utf-8"))
         for file in files(package).joinpath("migrations").iterdir()
         if (match := _FILE.match(file.name))
     ]
-    return sorted(found, key=lambda migration: migration.version)
+    return sorted(migrations, key=lambda migration: migration.version)
 
 
 async def migrate(db: Database, migrations: Iterable[Migration]) -> list[Migration]:
-    """Apply what is missing and return it; each file is one transaction, two callers never apply one file twice."""
-    wanted = list(migrations)
-    if not (await plan(db, wanted)).pending:  # nor need one wait for a newer release's that is under way
+    """Apply and return the pending migrations, each in one transaction; concurrent callers apply none twice.
+
+    Raise BadConfig DATABASE_RIGHTS if the user may not create tables.
+    """
+    known = list(migrations)
+    if not (await plan(db, known)).pending:  # does not wait for the lock, which a newer release may hold
         return []
-    async with db.session() as connection:
-        await connection.execute("SET statement_timeout = 0")  # an index on a large table takes what it takes
-        async with advisory_lock(connection, "penstock.migrate", timeout=_PATIENCE):
+    async with _explain_missing_rights(db), db.session() as connection:
+        await connection.execute("SET statement_timeout = 0")  # an index on a large table has no time limit
+        async with advisory_lock(connection, "penstock.migrate", timeout=_MIGRATION_TIMEOUT):
             await connection.execute(_LEDGER)
-            pending = _compare(wanted, await _applied(connection)).pending
+            pending = _compare(known, await _read_applied(connection)).pending
             for migration in pending:
                 await _apply(connection, migration)
     return list(pending)
@@ -84,52 +96,84 @@ async def migrate(db: Database, migrations: Iterable[Migration]) -> list[Migrati
 
 async def _apply(connection: Connection, migration: Migration) -> None:
     backoff = Backoff(limit=timedelta(seconds=10))
-    while not await _is_applied(connection, migration):
-        pause = backoff.next()
-        told = {"part": migration.part, "version": migration.version, "again_in": pause.total_seconds()}
-        structlog.get_logger().warning("migration_gives_way", **told)
-        await asyncio.sleep(pause.total_seconds())
+    while not await _try_apply(connection, migration):
+        delay = backoff.next().total_seconds()
+        log = structlog.get_logger()
+        log.warning("migration_deferred", part=migration.part, version=migration.version, retry_in_seconds=delay)
+        await asyncio.sleep(delay)
 
 
-async def _is_applied(connection: Connection, migration: Migration) -> bool:
-    """Apply it; False when somebody at work held a table for too long, and nothing of it was applied."""
+async def _try_apply(connection: Connection, migration: Migration) -> bool:
+    """Apply *migration*; return False, with nothing applied, if another session locked one of its tables too long."""
     row = (migration.part, migration.version, migration.name, migration.checksum)
     try:
         async with connection.transaction():
-            await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_PATIENCE}'")
-            await connection.execute(migration.sql, timeout=_PATIENCE)
+            await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
+            await connection.execute(migration.sql, timeout=_MIGRATION_TIMEOUT)
             await connection.execute(_RECORD, *row)
     except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
         return False
     except asyncpg.PostgresError as error:
-        if is_transient(error):
+        if is_transient(error) or isinstance(error, _NO_RIGHTS):
             raise
         raise Conflict(
             "MIGRATION_FAILED",
             f"migration {migration.part} {migration.version:04} ({migration.name}) failed: {error}",
-            hint="nothing of it was applied; mend the cause and run `penstock db migrate` again",
+            hint="nothing of it was applied; fix the cause and run `penstock db migrate` again",
         ) from error
     return True
 
 
 async def plan(db: Database, migrations: Iterable[Migration]) -> MigrationPlan:
-    """What `migrate` would do; changes nothing."""
-    async with db.connection() as connection:
+    """Return what `migrate` would apply, without a change."""
+    async with _explain_missing_rights(db), db.connection() as connection:
         try:
-            applied = await _applied(connection)
+            applied = await _read_applied(connection)
         except asyncpg.UndefinedTableError:
             applied = []
         return _compare(list(migrations), applied)
 
 
-async def _applied(connection: Connection) -> list[asyncpg.Record]:
+async def check_rights(db: Database) -> None:
+    """Raise BadConfig DATABASE_RIGHTS unless the user may create tables."""
+    rights = await db.fetchrow(_RIGHTS)
+    if rights is not None and not rights["may_create"]:
+        raise _missing_rights(rights, f"permission denied for schema {rights['schema']}")
+
+
+@asynccontextmanager
+async def _explain_missing_rights(db: Database) -> AsyncIterator[None]:
+    try:
+        yield
+    except _NO_RIGHTS as error:
+        rights = await db.fetchrow(_RIGHTS)
+        if rights is None:
+            raise
+        raise _missing_rights(rights, str(error)) from error
+
+
+def _missing_rights(rights: asyncpg.Record, reason: str) -> BadConfig:
+    database, user, schema = rights["database"], rights["user"], rights["schema"]
+    grant = f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {user};"
+    if rights["may_create"]:
+        hint = f"the tables in schema {schema} belong to another user: connect as their owner"
+    else:
+        hint = f"run as the owner of the database: {grant}"
+    message = f"user {user} lacks rights in schema {schema} of database {database}: {reason}"
+    return BadConfig("DATABASE_RIGHTS", message, hint=hint, database=database, user=user, schema=schema)
+
+
+async def _read_applied(connection: Connection) -> list[asyncpg.Record]:
     return await connection.fetch("SELECT part, version, name, checksum FROM schema_migration ORDER BY part, version")
 
 
-def _compare(wanted: Sequence[Migration], applied: Sequence[asyncpg.Record]) -> MigrationPlan:
-    """An older release may run on a newer database (a rolling upgrade), so what is unknown is told, not refused."""
-    known = {(migration.part, migration.version): migration for migration in wanted}
-    if len(known) != len(wanted):
+def _compare(migrations: Sequence[Migration], applied: Sequence[asyncpg.Record]) -> MigrationPlan:
+    """Compare the files with the applied migrations.
+
+    An older release may run on a newer database during a rolling upgrade, so unknown migrations are no error.
+    """
+    known = {(migration.part, migration.version): migration for migration in migrations}
+    if len(known) != len(migrations):
         raise ValueError("two migrations of one part have one number")
     done = {(row["part"], row["version"]): row for row in applied}
     for key, row in done.items():

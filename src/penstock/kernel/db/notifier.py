@@ -12,17 +12,17 @@ from time import monotonic
 from typing import TypeVar
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.listener import HeardNotification, NotificationInbox, listen
+from penstock.kernel.db.listener import Notification, NotificationInbox, listen
 from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.tasks.wait import cancel_and_wait, wait_event
 
 T = TypeVar("T")
 _POLL = 1.0  # seconds between two claims without a notification
-QUIET = timedelta(milliseconds=50)  # a NOTIFY takes a lock all commits of the server pass: never one per move
+FLUSH_INTERVAL = timedelta(milliseconds=50)  # a NOTIFY takes a lock that all commits pass: never one per move
 
 
 class Notifier:
-    """One NOTIFY channel; its payloads are the topics something happened in."""
+    """One NOTIFY channel, whose payloads are topics."""
 
     def __init__(self, db: Database, channel: str) -> None:
         self._db = db
@@ -38,7 +38,7 @@ class Notifier:
         notifier = cls(db, channel)
         async with AsyncExitStack() as stack:
             inbox = await stack.enter_async_context(listen(db.dsn, channel))
-            await stack.enter_async_context(run_periodically(f"notify {channel}", notifier.flush, QUIET))
+            await stack.enter_async_context(run_periodically(f"notify {channel}", notifier.flush, FLUSH_INTERVAL))
             listening = asyncio.create_task(notifier.listen(inbox), name=f"listen {channel}")
             stack.push_async_callback(cancel_and_wait, listening)
             try:
@@ -73,8 +73,8 @@ class Notifier:
     async def listen(self, inbox: NotificationInbox) -> None:
         """Wake the waiters of each topic that another process names; all of them if notifications were missed."""
         while True:
-            heard = await inbox.get()
-            self._wake([heard.payload] if isinstance(heard, HeardNotification) else list(self._events))
+            item = await inbox.get()
+            self._wake([item.payload] if isinstance(item, Notification) else list(self._events))
 
     async def claim(
         self,
@@ -92,10 +92,10 @@ class Notifier:
         deadline = monotonic() + wait
         while True:
             event = self.next_event(topic)
-            held = await claim()
+            claimed = await claim()
             left = deadline - monotonic()
-            if held or left <= 0 or self.is_closed:
-                return held
+            if claimed or left <= 0 or self.is_closed:
+                return claimed
             await wait_event(event, min(left, _POLL * uniform(0.5, 1)))  # noqa: S311 - jitter, not secrecy
             if is_gone is not None and await is_gone():
                 return []

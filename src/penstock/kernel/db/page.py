@@ -1,4 +1,4 @@
-"""Keyset paging: a page goes on where the last one ended, however the rows move meanwhile."""
+"""Keyset paging: a page continues after the last row of the previous page, also if rows were changed meanwhile."""
 
 import base64
 import binascii
@@ -18,46 +18,49 @@ _LENGTH_LIMIT = 4_000
 _BIGINT = range(-(2**63), 2**63)
 _INFINITIES = (datetime.min, datetime.max)  # noqa: DTZ901 - as asyncpg reads -infinity and infinity: without a zone
 
-# What listings take in their query, all of them.
-Limit = Annotated[int, Field(ge=1, le=1000)]
-Cursor = Annotated[str | None, Field(max_length=_LENGTH_LIMIT, description="`next` of the page before.")]
+# The query parameters of all listings.
+Limit = Annotated[int, Field(ge=1, le=1000, description="Maximum number of items on the page.")]
+Cursor = Annotated[
+    str | None,
+    Field(max_length=_LENGTH_LIMIT, description="Cursor of the page: `next` of the previous page; none for the first."),
+]
 
 
 @dataclass(frozen=True)
 class Page(Generic[T]):
-    """Some items, and the cursor that continues after them; None on the last page."""
+    """Some items, and the cursor of the next page; None on the last page."""
 
     items: Sequence[T]
     next: str | None
 
 
 def make_page(rows: Sequence[T], limit: int, key: Callable[[T], Sequence[Any]]) -> Page[T]:
-    """Cut *rows*, read with `LIMIT limit + 1`, into a page; *key* gives the values they are ordered by."""
+    """Make a page of *rows*, read with `LIMIT limit + 1`; *key* returns the values that a row is ordered by."""
     items = rows[:limit]
     return Page(items, encode_cursor(key(items[-1])) if len(rows) > limit else None)
 
 
 def encode_cursor(values: Sequence[Any]) -> str:
-    """An opaque cursor for the values a row is ordered by."""
+    """Return an opaque cursor for the values that a row is ordered by."""
     return base64.urlsafe_b64encode(orjson.dumps(list(values))).decode().rstrip("=")
 
 
 def start_after(cursor: str | None, types: Sequence[type], start: Sequence[Any]) -> tuple[Any, ...]:
-    """Where a page goes on: after *cursor*, or at *start* when there is none. An empty one is made up, and refused."""
+    """Return the values after which a page starts: those of *cursor*, or *start* if it is None."""
     return tuple(start) if cursor is None else decode_cursor(cursor, types)
 
 
 def decode_cursor(cursor: str, types: Sequence[type]) -> tuple[Any, ...]:
-    """The values of *cursor*, of just these *types*; anything else a caller made up is Invalid BAD_CURSOR."""
+    """Return the values of *cursor*, which must have these *types*, or raise Invalid BAD_CURSOR."""
     try:
-        values = _values(cursor)
-        return tuple(_typed(value, kind) for value, kind in zip(values, types, strict=True))
+        values = _parse_cursor(cursor)
+        return tuple(_convert(value, kind) for value, kind in zip(values, types, strict=True))
     except (ValueError, TypeError, OverflowError, binascii.Error) as error:
-        hint = "use `next` of the page before, unchanged, or none to begin"
-        raise Invalid("BAD_CURSOR", "that is not a cursor of this listing", hint=hint) from error
+        hint = "send `next` of the previous page unchanged, or no cursor for the first page"
+        raise Invalid("BAD_CURSOR", "this is not a cursor of this listing", hint=hint) from error
 
 
-def _values(cursor: str) -> list[Any]:
+def _parse_cursor(cursor: str) -> list[Any]:
     if len(cursor) > _LENGTH_LIMIT:
         raise ValueError("too long")
     values = orjson.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
@@ -66,10 +69,10 @@ def _values(cursor: str) -> list[Any]:
     return values
 
 
-def _typed(value: Any, kind: type) -> Any:
-    """*value* as *kind*, if PostgreSQL can hold it: what it cannot hold would fail in the query, as our fault."""
+def _convert(value: Any, kind: type) -> Any:
+    """Return *value* as *kind*; ValueError if PostgreSQL cannot store it, because the query would fail."""
     if kind is datetime:
-        return _moment(datetime.fromisoformat(value))
+        return _normalize_time(datetime.fromisoformat(value))
     if kind is UUID and isinstance(value, str):
         return UUID(value)
     if type(value) is not kind:
@@ -79,7 +82,7 @@ def _typed(value: Any, kind: type) -> Any:
     return value
 
 
-def _moment(value: datetime) -> datetime:
+def _normalize_time(value: datetime) -> datetime:
     if value.tzinfo is not None:
         return value.astimezone(UTC)
     if value not in _INFINITIES:

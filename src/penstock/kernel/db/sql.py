@@ -1,4 +1,4 @@
-"""SQL lives in files, named and described; states in it come from the machines."""
+"""SQL files: named statements, with the states of machines filled in."""
 
 import re
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ _STATE = re.compile(r"\{([a-z]\w*)\.(\w+)\}")
 def load(
     package: str, machines: Mapping[str, StateMachine[Any]] | None = None, *, file: str = "queries.sql"
 ) -> Mapping[str, str]:
-    """The statements of *package*'s file by name, `{machine.WORD}` replaced by what `StateMachine.sql` says."""
+    """Return the statements in the file of *package* by name, with `{machine.WORD}` replaced by `StateMachine.sql`."""
     text = files(package).joinpath(file).read_text(encoding="utf-8")
     return parse(text, machines or {})
 
 
 def parse(text: str, machines: Mapping[str, StateMachine[Any]]) -> Mapping[str, str]:
-    """Cut *text* at its `-- name:` lines."""
+    """Return the statements in *text* by name; each begins with a line `-- name: NAME`."""
     _, *pieces = _NAME.split(text)
     names, bodies = pieces[::2], pieces[1::2]
     if len(set(names)) != len(names):
@@ -29,12 +29,12 @@ def parse(text: str, machines: Mapping[str, StateMachine[Any]]) -> Mapping[str, 
 
 
 def fill(body: str, machines: Mapping[str, StateMachine[Any]]) -> str:
-    """Put the machines' literals in place of `{machine.WORD}`; a machine nobody gave is a mistake."""
+    """Replace `{machine.WORD}` by the literals of the machine; an unknown machine is a LookupError."""
 
     def literal(match: re.Match[str]) -> str:
         machine, word = match.groups()
         if machine not in machines:
-            raise LookupError(f"no machine {machine!r} was given for {match.group()}")
+            raise LookupError(f"unknown machine {machine!r} in {match.group()}")
         return machines[machine].sql(word)
 
     return _STATE.sub(literal, body)

@@ -3,7 +3,7 @@
 from asyncio import Task
 from collections.abc import AsyncIterator, Sequence
 
-from penstock.kernel.db.listener import HeardNotification, MissedNotifications, NotificationInbox
+from penstock.kernel.db.listener import MissedNotifications, Notification, NotificationInbox
 from penstock.kernel.signals import Resync, Signal
 
 
@@ -25,4 +25,4 @@ class SignalStream(AsyncIterator[Signal | Resync]):
             if source.done() and not source.cancelled():
                 source.result()
         item = await self._inbox.get()
-        return Signal(item.payload) if isinstance(item, HeardNotification) else Resync(item.reason)
+        return Signal(item.payload) if isinstance(item, Notification) else Resync(item.reason)

@@ -1,4 +1,4 @@
-"""Waiting longer after each failure, with jitter, up to a limit."""
+"""Exponential back-off with jitter."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from random import random
 FIRST_DELAY = timedelta(milliseconds=100)
 MAX_DELAY = timedelta(seconds=30)
 
-Sleep = Callable[[float], Awaitable[None]]  # asyncio.sleep, or what a test waits with
+Sleep = Callable[[float], Awaitable[None]]  # asyncio.sleep, or its replacement in a test
 
 
 @dataclass
 class Backoff:
-    """Gives the next delay; `reset` when things work again."""
+    """The delays after consecutive failures; `reset` after a success."""
 
     first: timedelta = FIRST_DELAY
     limit: timedelta = MAX_DELAY
@@ -35,7 +35,7 @@ def compute_delay(
     limit: timedelta = MAX_DELAY,
     factor: float = 2.0,
 ) -> timedelta:
-    """How long to wait after failure number *attempt*: half of it sure, half of it chance, so that crowds part."""
+    """Return the delay after failure number *attempt*: half of it random, so that many clients do not retry in step."""
     # Counted in seconds: a timedelta overflows long before the limit is applied to it.
     full = min(first.total_seconds() * factor ** min(attempt - 1, 60), limit.total_seconds())
-    return timedelta(seconds=full / 2 + full / 2 * random())  # noqa: S311 - chance, not secrecy
+    return timedelta(seconds=full / 2 + full / 2 * random())  # noqa: S311 - jitter, not secrecy

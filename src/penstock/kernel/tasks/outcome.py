@@ -1,4 +1,4 @@
-"""What became of a piece of work: outcomes are values, not exceptions."""
+"""The outcomes of a work item, as values instead of exceptions."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -6,20 +6,20 @@ from datetime import timedelta
 from penstock.kernel.tasks.backoff import FIRST_DELAY, MAX_DELAY, compute_delay
 from penstock.kernel.text import make_storable
 
-_UNCOUNTED = 4  # waits as after the fourth failure: not at once, and not long after the trouble is over
+_UNCOUNTED_ATTEMPT = 4  # an uncounted retry waits as after the fourth failure: not at once, but not long either
 REASON_LIMIT = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The work is finished; it will not be handed out again."""
+    """The item is finished; it is not delivered again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Not now: hand it out again, after *after* or after the queue's own back-off.
+    """The item is delivered again, after *after* or after the back-off of the queue.
 
-    One that does not count is nobody's fault here (a server is down): it is tried again for as long as it takes.
+    An uncounted retry is not caused by the item, e.g. a server is down: it is repeated without a limit.
     """
 
     reason: str
@@ -27,15 +27,15 @@ class Retry:
     counts: bool = True
 
     def wait(self, attempt: int, *, first: timedelta = FIRST_DELAY, limit: timedelta = MAX_DELAY) -> timedelta:
-        """How long until the next try, after *attempt* of them. What does not count has no number to grow with."""
+        """Return the delay before the next attempt, after *attempt* attempts. Uncounted retries have a fixed delay."""
         if self.after is not None:
             return self.after
-        return compute_delay(attempt if self.counts else _UNCOUNTED, first=first, limit=limit)
+        return compute_delay(attempt if self.counts else _UNCOUNTED_ATTEMPT, first=first, limit=limit)
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Trying again will not help; set it aside with the reason."""
+    """A retry cannot help: the item is dead-lettered with the reason."""
 
     reason: str
 
@@ -44,5 +44,5 @@ Outcome = Done | Retry | Failed
 
 
 def clean_reason(reason: str) -> str:
-    """*reason* as every store can keep it: whatever a handler said, its work must not be stuck for it."""
+    """Return *reason* in a form that every database can store: a bad character must not block the item."""
     return make_storable(reason, REASON_LIMIT)

@@ -27,8 +27,8 @@ async def wait_any_event(events: Sequence[asyncio.Event], timeout: float) -> boo
         else:
             await asyncio.sleep(timeout)
     finally:
-        for one in waiting:
-            one.cancel()
+        for task in waiting:
+            task.cancel()
     return any(event.is_set() for event in events)
 
 

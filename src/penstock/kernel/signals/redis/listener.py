@@ -9,7 +9,7 @@ import structlog
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
-from penstock.kernel.db.listener import HeardNotification, MissedNotifications, NotificationInbox
+from penstock.kernel.db.listener import MissedNotifications, Notification, NotificationInbox
 from penstock.kernel.signals.redis.group import ConsumerGroup, reap
 from penstock.kernel.signals.redis.link import ANSWER_WITHIN, TROUBLE, NodeConnections, named
 from penstock.kernel.tasks.backoff import Backoff
@@ -90,7 +90,7 @@ class RedisListener:
                     await pubsub.ping()
                     message = await pubsub.get_message(timeout=None)
             if message["type"] == "message":
-                self._inbox.put(HeardNotification(message["data"]))
+                self._inbox.put(Notification(message["data"]))
 
     async def _follow(self, backoff: Backoff) -> None:
         """The path that catches up, until it is lost."""
@@ -112,7 +112,7 @@ class RedisListener:
     async def _take_batch(self, group: ConsumerGroup) -> None:
         batch = await group.read(self._poll)
         for body in batch.bodies:
-            self._inbox.put(HeardNotification(body))
+            self._inbox.put(Notification(body))
         if batch.has_gap:
             self._inbox.put(MissedNotifications("the stream was trimmed before it was read"))
         await group.acknowledge(batch)
