@@ -47,7 +47,7 @@ def renewed(page: str, told: Mapping[str, Any]) -> str:
 
 def tables(told: Mapping[str, Any]) -> dict[str, str]:
     """What stands in each place of the page."""
-    figures = {one["name"]: (float(one["median"]), str(one["unit"])) for one in told["figures"]}
+    figures = {figure["name"]: (float(figure["median"]), str(figure["unit"])) for figure in told["figures"]}
     figures |= {
         _cores(name): (TPS / 100_000 * ms / 1000, "cores") for name, (ms, _) in figures.items() if _is_read(name)
     }

@@ -126,10 +126,10 @@ async def _xlsx(folder: Path, book: Workbook) -> Path:
 def _benches(what: str, source: Path, rows: int, contenders: Sequence[Contender]) -> list[Bench]:
     found: list[Bench] = []
     is_large_csv = source.suffix == ".csv" and rows >= 1_000_000
-    for one in contenders:
-        run = Shared(lambda one=one: _run(one, source))  # type: ignore[misc]
-        is_ours = one.name == US and is_large_csv
-        rate, peak = f"{what}: {one.name}{RATE}", f"{what}: {one.name}{PEAK}"
+    for contender in contenders:
+        run = Shared(lambda contender=contender: _run(contender, source))  # type: ignore[misc]
+        is_ours = contender.name == US and is_large_csv
+        rate, peak = f"{what}: {contender.name}{RATE}", f"{what}: {contender.name}{PEAK}"
         found += [
             Bench(rate, "rows", _rate(run, rate, rows), _WANTED_RATE if is_ours else None),
             Bench(peak, "MB", _peak(run, peak), _WANTED_MB if is_ours else None, is_duration=True),

@@ -6,7 +6,7 @@ from benchmarks import peers
 from benchmarks.peers import ingest_env
 
 FOLDER = peers.ENVIRONMENTS.with_name("peers-harvest")
-_DLT = next(one for one in ingest_env.REQUIREMENTS if one.startswith("dlt=="))
+_DLT = next(requirement for requirement in ingest_env.REQUIREMENTS if requirement.startswith("dlt=="))
 REQUIREMENTS = (
     _DLT,
     "psycopg2-binary==2.9.13",

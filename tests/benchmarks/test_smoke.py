@@ -40,7 +40,7 @@ def test_smoke_form_measures_everything(name: str) -> None:
     assert (told["form"], told["rounds"], told["interrupted"]) == ("smoke", 1, None)
     assert told["figures"]
     assert not is_required("kafka") or [one for one in told["left_out"] if PEER not in one] == []
-    assert [one["name"] for one in told["figures"] if one["median"] <= 0 and not one["may_be_zero"]] == []
+    assert [figure["name"] for figure in told["figures"] if figure["median"] <= 0 and not figure["may_be_zero"]] == []
 
 
 @pytest.mark.full

@@ -474,8 +474,8 @@ def _crds() -> list[dict[str, Any]]:
 @cache
 def _schema(version: str, kind: str) -> dict[str, Any]:
     group, _, name = version.partition("/")
-    [crd] = [one["spec"] for one in _crds() if (one["spec"]["group"], one["spec"]["names"]["kind"]) == (group, kind)]
-    [served] = [one for one in crd["versions"] if one["name"] == name and one["served"]]
+    [crd] = [crd["spec"] for crd in _crds() if (crd["spec"]["group"], crd["spec"]["names"]["kind"]) == (group, kind)]
+    [served] = [version for version in crd["versions"] if version["name"] == name and version["served"]]
     schema: dict[str, Any] = served["schema"]["openAPIV3Schema"]
     _close(schema)
     return schema

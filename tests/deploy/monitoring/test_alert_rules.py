@@ -91,7 +91,7 @@ def test_targets_have_the_labels_that_rules_ask_for(name: str) -> None:
 def test_pods_are_found_as_the_chart_labels_them() -> None:
     """R27: by their labels and the port's name, without annotations; not those that end by themselves."""
     (job,) = _yaml(PROMETHEUS / "prometheus-kubernetes.yaml")["scrape_configs"]
-    steps = [(one["source_labels"], one.get("regex"), one.get("action")) for one in job["relabel_configs"]]
+    steps = [(config["source_labels"], config.get("regex"), config.get("action")) for config in job["relabel_configs"]]
     assert (["__meta_kubernetes_pod_label_app_kubernetes_io_component"], "migrate|doctor", "drop") in steps
     assert (["__meta_kubernetes_pod_phase"], "Running", "keep") in steps
     assert (["__meta_kubernetes_pod_container_port_name"], "http", "keep") in steps
@@ -183,7 +183,7 @@ def test_the_index_lists_every_alert() -> None:
 def test_only_alerts_that_exist_are_routed() -> None:
     """R27: both severities have a receiver, and nothing is inhibited by an alert that is no more."""
     document = _yaml(PROMETHEUS / "alertmanager.yaml")
-    receivers = {one["name"] for one in document["receivers"]}
+    receivers = {receiver["name"] for receiver in document["receivers"]}
     routes = [document["route"], *document["route"]["routes"]]
     assert {route["receiver"] for route in routes} == receivers
     named = re.findall(r"Penstock\w+", str(document["inhibit_rules"]))

@@ -196,7 +196,7 @@ class UpgradeClient(httpx.AsyncClient):
         ]
         if done:
             told = await self.ask(role, f"{PIPELINE}/stages/shard-splitter/report", done)
-            assert {one["result"] for one in told["results"]} == {"settled"}, told
+            assert {result["result"] for result in told["results"]} == {"settled"}, told
         return [(one["filename"], one["shard"]) for one in held]
 
 
