@@ -293,7 +293,7 @@ def test_one_bad_flow_is_enough(flow: Typed) -> None:
     done = flow("validate", "ring.yaml", "good.yaml", "nowhere.yaml")
     ring, good, nowhere = done.out.splitlines()
     assert done.code == 2
-    assert ring.startswith("bad  ring.yaml:3:19: steps.a.dependsOn: the steps go round in a ring: a → b → a")
+    assert ring.startswith("bad  ring.yaml:3:19: steps.a.dependsOn: the dependencies form a cycle: a → b → a")
     assert good == "ok   good.yaml: good, 2 steps"
     assert nowhere.startswith("bad  nowhere.yaml: cannot read nowhere.yaml: No such file")
 
@@ -323,7 +323,7 @@ def test_files_that_lead_back_to_each_other_are_told(flow: Typed) -> None:
     done = flow("validate", "x.yaml", "y.yaml")
     x, y = done.out.splitlines()
     assert (done.code, x) == (2, "ok   x.yaml: x, 1 step")
-    assert y.startswith("bad  y.yaml: flow y would run within itself: y → x → y")
+    assert y.startswith("bad  y.yaml: flow y contains itself: y → x → y")
 
 
 def test_programs_read_json(flow: Typed) -> None:
@@ -375,5 +375,5 @@ def test_one_of_several_is_drawn_by_its_name(flow: Typed) -> None:
 def test_what_cannot_be_drawn_is_told(flow: Typed) -> None:
     """F15: by the exit code of its error."""
     done = flow("graph", "ring.yaml")
-    assert (done.code, "go round in a ring" in done.err) == (3, True)
+    assert (done.code, "form a cycle" in done.err) == (3, True)
     assert flow("graph", "nowhere.yaml").code == 3

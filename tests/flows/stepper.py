@@ -32,7 +32,7 @@ VERSIONS = """
 
 
 class CountingNotifier(Notifier):
-    """A bell that counts its notifications."""
+    """A notifier that counts its notifications."""
 
     notifications = 0
 

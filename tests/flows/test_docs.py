@@ -212,7 +212,7 @@ def test_the_limits_are_told_as_they_are() -> None:
         (contract.DEPTH_LIMIT, "Up to {:,} deep"),
         (contract.LOG_LINES, "some {:,} lines a step"),
         (advance.ITEMS_LIMIT, "at most {:,} characters (`TOO_LARGE`)"),
-        (loader._SCHEDULED_NAME, "with a `schedule` up to {:,})"),
-        (spec._LONG.days, "is at most {:,} days"),
+        (loader._SCHEDULED_NAME_LIMIT, "with a `schedule` up to {:,})"),
+        (spec._MAX_DURATION.days, "is at most {:,} days"),
     ):
         assert said.format(limit) in page, said

@@ -198,7 +198,7 @@ class FlowMaintenance:
         if kept is None:
             await self._db.execute(store.SQL["begin_schedule"], spec.name, now)
             return
-        due = [] if kept["is_paused"] else schedule.due(plan, kept["kept_until"], now)
+        due = [] if kept["is_paused"] else schedule.list_due(plan, kept["kept_until"], now)
         if not due:
             return
         is_active = not plan.overlap and await self._db.fetchval(store.SQL["is_active"], kept["last_run"])

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from penstock.flows.contract import FlowRunStatus, StepReportKind, StepStatus
-from penstock.kernel.errors import NotFound
+from penstock.kernel.errors import Conflict, NotFound
 from penstock.kernel.machine import StateMachine, Transition
 
 S, R = StepStatus, FlowRunStatus
@@ -209,6 +209,13 @@ class StepSettlement:
 def run_not_found(run_id: str) -> NotFound:
     """Return the error for an unknown or deleted run."""
     return NotFound("RUN_NOT_FOUND", f"run {run_id} does not exist", hint="`penstock flow runs` lists runs")
+
+
+def superseded_error(run_id: str, step_id: str, fence: int) -> Conflict:
+    """F4: return the error for a worker that has lost its step."""
+    message = f"step {step_id} of run {run_id} is not claimed under fence {fence}"
+    hint = "stop working on this step: its lease expired, or it has ended"
+    return Conflict("SUPERSEDED", message, hint=hint)
 
 
 def step_not_found(run_id: str, step_id: str) -> NotFound:

@@ -50,7 +50,7 @@ async def open_engine(
     db: Database, storage: Storage, section: FlowsSection, telemetry: Telemetry
 ) -> AsyncIterator[FlowsPlatform]:
     """Open the engine and the catalogue of flows on *db*, without workers."""
-    catalogue = open_catalogue(section)
+    catalogue = open_catalogue(section, db.clock)
     checks = (catalogue.input_checks, catalogue.report_checks)
     async with FlowEngine.open(db, storage, catalogue, checks[0], section, checks[1]) as engine:
         live = FlowEvents([JournalTail(db, (RUN.name, STEP.name))], [ChangeNotifications(engine.notifier, MOVES)])

@@ -18,8 +18,8 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from penstock.flows.client import FlowClient
-from penstock.flows.definition.python_dsl import BuiltFlow, Flow, index, item
-from penstock.flows.definition.spec import FlowSpec, RetryPolicy, ScheduleSpec, StepPolicy, StepSpec, WorkSpec
+from penstock.flows.definition.python_dsl import Flow, StepReference, index, item
+from penstock.flows.definition.spec import FailurePolicy, FlowSpec, RetryPolicy, ScheduleSpec, StepSpec, WorkSpec
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import StepError
 from penstock.flows.step import FlowStep, KindContext, ReportCheck, StepFailed, Workers
@@ -29,7 +29,7 @@ from penstock.kernel.ids import worker_name
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 __all__ = [
-    "BuiltFlow",
+    "FailurePolicy",
     "Flow",
     "FlowClient",
     "FlowSpec",
@@ -41,7 +41,7 @@ __all__ = [
     "ScheduleSpec",
     "StepError",
     "StepFailed",
-    "StepPolicy",
+    "StepReference",
     "StepSpec",
     "WorkSpec",
     "Workers",

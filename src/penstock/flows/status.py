@@ -1,30 +1,55 @@
-"""What is late or broken among runs and steps."""
+"""The status of flows: counts of runs and steps, and issues such as failed runs, waiting steps and invalid files."""
 
-from datetime import timedelta
+import shlex
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
 
-from penstock.flows.api.queries import FlowViews
-from penstock.kernel.status import PartReport, broken_issue, late_issue, pluralize
+from penstock.flows.api.queries import FailedRun, FlowViews, WaitingSteps
+from penstock.flows.definition.catalogue import FlowFileError
+from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
 from penstock.kernel.text import format_duration
 
 FAILED_WITHIN = timedelta(days=1)
-WAITS_TOO_LONG = timedelta(minutes=5)  # a worker that restarts claims again
-_NAMED = 5  # failed runs that are told one by one
+WAITS_TOO_LONG = timedelta(minutes=5)  # a restarted worker claims again within this time
+_FAILED_SHOWN = 5  # failed runs that are reported
 
 
 async def report_status(views: FlowViews) -> PartReport:
-    """How runs stand, and what is wrong with some."""
+    """Return the number of active runs and waiting steps, and the issues of files, runs and steps."""
     now = views.now()
-    active, ready = await views.under_way()
-    summary = f"{pluralize(sum(active.values()), 'run')} under way, {sum(one.steps for one in ready):,} steps wait"
-    found = []
-    for run in await views.failed(now - FAILED_WITHIN, _NAMED):
-        what = (
-            f"{run.flow or 'run'} failed {format_duration(now - run.finished_at)} ago: {run.reason or 'see its steps'}"
-        )
-        hint = f"penstock flow show {run.run_id}; then penstock flow retry {run.run_id}"
-        found.append(broken_issue(run.run_id, what, hint, run.finished_at))
-    for one in ready:
-        if one.waits > WAITS_TOO_LONG:
-            what = f"{pluralize(one.steps, 'step')} waiting for a worker, the oldest for {format_duration(one.waits)}"
-            found.append(late_issue(one.kind, what, f"penstock work flows --kinds {one.kind}, or a worker of your own"))
-    return PartReport(summary, found)
+    active, waiting = await views.count_active_runs(), await views.list_waiting_steps()
+    failed = await views.list_failed_runs(now - FAILED_WITHIN, _FAILED_SHOWN)
+    steps = sum(kind.steps for kind in waiting)
+    return PartReport(
+        f"{pluralize(active, 'active run')}, {pluralize(steps, 'step')} waiting for a worker",
+        [
+            *(_file_issue(path, error, views.folder) for path, error in views.list_file_errors().items()),
+            *(_run_issue(run, now) for run in failed),
+            *_kind_issues(waiting),
+        ],
+    )
+
+
+def _file_issue(path: str, error: FlowFileError, folder: Path | None) -> StatusIssue:
+    if path == str(folder):
+        hint = f"mkdir -p {shlex.quote(path)}; or correct `flows.folder` in penstock.yaml and restart"
+        return broken_issue("flows.folder", error.message, hint)
+    hint = f"fix the file; penstock flow validate {shlex.quote(path)}"
+    return broken_issue(Path(path).name, error.message.partition("\n")[0], hint)
+
+
+def _run_issue(run: FailedRun, now: datetime) -> StatusIssue:
+    ago = format_duration(now - run.finished_at)
+    problem = f"{run.flow or 'run'} failed {ago} ago: {run.reason or 'see its steps'}"
+    hint = f"penstock flow show {run.run_id}; then penstock flow retry {run.run_id}"
+    return broken_issue(run.run_id, problem, hint, run.finished_at)
+
+
+def _kind_issues(waiting: list[WaitingSteps]) -> Iterator[StatusIssue]:
+    for kind in waiting:
+        if kind.oldest > WAITS_TOO_LONG:
+            oldest = format_duration(kind.oldest)
+            problem = f"{pluralize(kind.steps, 'step')} waiting for a worker, the oldest for {oldest}"
+            hint = f"penstock work flows --kinds {kind.kind}; or start your own worker for this kind"
+            yield late_issue(kind.kind, problem, hint)

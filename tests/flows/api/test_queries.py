@@ -1,4 +1,4 @@
-"""What can be seen of flows over HTTP: runs, logs, history, and why a step waits."""
+"""The queries of the API: runs, logs, history, explanations and flows."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -10,25 +10,25 @@ from tests.support.http import problem
 
 
 async def test_runs_are_listed_in_pages(harness: FlowsHarness, clock: ManualClock) -> None:
-    """F1: the latest first, by flow, status and time; a page goes on where the last one ended."""
+    """F1: runs are listed in pages, the latest first, with filters by flow, status and time."""
     for number in range(5):
         await harness.create({}, f"r{number}")
         clock.advance(SECOND)
     since = clock.now().isoformat()
     await harness.post("/flow_runs", 201, runId="n1", flow="nightly")
     first = await harness.get("/flow_runs", limit=3)
-    assert [one["runId"] for one in first["runs"]] == ["n1", "r4", "r3"]
+    assert [run["runId"] for run in first["runs"]] == ["n1", "r4", "r3"]
     rest = await harness.get("/flow_runs", limit=3, cursor=first["next"])
-    assert ([one["runId"] for one in rest["runs"]], rest["next"]) == (["r2", "r1", "r0"], None)
+    assert ([run["runId"] for run in rest["runs"]], rest["next"]) == (["r2", "r1", "r0"], None)
     for params in ({"flow": "nightly"}, {"status": "RUNNING"}, {"since": since}):
-        assert [one["runId"] for one in (await harness.get("/flow_runs", **params))["runs"]] == ["n1"]
-    for made_up in ("x", ""):
-        problem(await harness.http.get("/flow_runs", params={"cursor": made_up}), 422, "BAD_CURSOR")
+        assert [run["runId"] for run in (await harness.get("/flow_runs", **params))["runs"]] == ["n1"]
+    for invalid in ("x", ""):
+        problem(await harness.http.get("/flow_runs", params={"cursor": invalid}), 422, "BAD_CURSOR")
     problem(await harness.http.get("/flow_runs/none"), 404, "RUN_NOT_FOUND")
 
 
 async def test_an_inner_run_names_its_step(harness: FlowsHarness) -> None:
-    """F14: a run inside of a step can be looked at, and tells where it belongs."""
+    """F14: an inner run has the ids of its outer run and step."""
     await harness.create({"in": {"kind": "flow", "inputs": {"steps": chain("a")}}})
     [inner, outer] = (await harness.get("/flow_runs"))["runs"]
     assert (inner["parentRunId"], inner["parentStepId"], outer["parentRunId"]) == ("r1", "in", None)
@@ -37,20 +37,20 @@ async def test_an_inner_run_names_its_step(harness: FlowsHarness) -> None:
     assert inner["runId"] in why["why"]
 
 
-async def test_logs_are_kept_by_attempt(harness: FlowsHarness) -> None:
-    """F18: lines of a step, oldest first, of all attempts or of one, in pages."""
+async def test_logs_of_attempts(harness: FlowsHarness) -> None:
+    """F18: log lines of a step are listed in pages, the oldest first, of all attempts or of one."""
     await harness.create({"a": {"kind": "work", "retry": {"maxAttempts": 2, "backoff": 0}}})
     for attempt in (1, 2):
         [item] = await harness.claim()
         lines = [{"level": "warning", "message": f"{attempt}.{n}"} for n in range(2)]
-        kept = await harness.post(f"{step_path(item)}/logs", fence=item["fence"], lines=lines)
-        assert kept == {"lines": 2}
+        stored = await harness.post(f"{step_path(item)}/logs", fence=item["fence"], lines=lines)
+        assert stored == {"lines": 2}
         await harness.report(item, "FAILED", error={"code": "BROKEN", "message": "no"})
     path = "/flow_runs/r1/steps/a/logs"
     first = await harness.get(path, limit=3)
     rest = await harness.get(path, limit=3, cursor=first["next"])
-    told = [line["message"] for page in (first, rest) for line in page["lines"]]
-    assert (told, rest["next"]) == (["1.0", "1.1", "2.0", "2.1"], None)
+    messages = [line["message"] for page in (first, rest) for line in page["lines"]]
+    assert (messages, rest["next"]) == (["1.0", "1.1", "2.0", "2.1"], None)
     assert [line["message"] for line in (await harness.get(path, attempt=2))["lines"]] == ["2.0", "2.1"]
     problem(await harness.http.get("/flow_runs/r1/steps/none/logs"), 404, "STEP_NOT_FOUND")
 
@@ -86,14 +86,14 @@ async def test_a_flow_names_its_latest_run(harness: FlowsHarness, clock: ManualC
 
 
 async def test_the_history_has_every_move(harness: FlowsHarness) -> None:
-    """F18: who moved the run and each step, when and why, oldest first, in pages."""
+    """F18: the history has every move of the run and its steps, the oldest first, in pages."""
     await harness.create(chain("a", "b"))
     await harness.complete()
     await harness.complete()
     path = "/flow_runs/r1/history"
     moves = (await harness.get(path))["moves"]
-    told = [(move["stepId"], move["from"], move["to"], move["actor"]) for move in moves]
-    assert sorted(told, key=str) == sorted(
+    entries = [(move["stepId"], move["from"], move["to"], move["actor"]) for move in moves]
+    assert sorted(entries, key=str) == sorted(
         [
             (None, "PENDING", "RUNNING", "advance"),
             ("a", "PENDING", "READY", "advance"),
@@ -114,35 +114,35 @@ async def test_the_history_has_every_move(harness: FlowsHarness) -> None:
     assert paged == moves
 
 
-async def test_why_is_told_in_words(harness: FlowsHarness, clock: ManualClock) -> None:
-    """F18: what a step waits for: steps, a worker, a limit, a back-off, its run's turn."""
+async def test_status_of_a_step_is_explained(harness: FlowsHarness, clock: ManualClock) -> None:
+    """F18: a step waits for steps, for a worker, for a limit, for a retry, or for the start of its run."""
     await harness.create(chain("a", "b"))
     clock.advance(timedelta(minutes=5))
 
     async def why(step: str, run: str = "r1") -> tuple[str, str | None]:
-        told = await harness.get(f"/flow_runs/{run}/steps/{step}/why")
-        return told["why"], told["hint"]
+        explanation = await harness.get(f"/flow_runs/{run}/steps/{step}/why")
+        return explanation["why"], explanation["hint"]
 
     assert (await why("b"))[0] == "it waits for a (READY)"
     waits, hint = await why("a")
-    assert waits.startswith("nobody has claimed it for 5 minutes; no steps of kind work are before it")
+    assert waits.startswith("it has waited for a worker for 5 minutes; no steps of kind work are ahead of it")
     assert hint is not None
     assert "--kinds work" in hint
     await harness.create({"x": {"kind": "scarce"}, "y": {"kind": "scarce"}}, "limited")
     await harness.claim("scarce")
-    assert "no more than 1 may be" in (await why("y", "limited"))[0]
+    assert "the limit is 1" in (await why("y", "limited"))[0]
     await harness.create({"t": {"kind": "tried", "retry": {"maxAttempts": 2, "backoff": 60}}}, "tried")
     [item] = await harness.claim("tried")
     await harness.report(item, "FAILED", error={"code": "BROKEN", "message": "no"})
     assert "attempt 1 did not succeed: BROKEN: no" in (await why("t", "tried"))[0]
     await harness.post("/flow_runs", 201, runId="n1", flow="nightly")
     await harness.post("/flow_runs", 201, runId="n2", flow="nightly")
-    assert (await why("load", "n2"))[0].endswith("1 run of flow nightly is under way, at most 1 may be")
+    assert (await why("load", "n2"))[0].endswith("1 run of flow nightly is active, and `maxActiveRuns` is 1")
     problem(await harness.http.get("/flow_runs/r1/steps/none/why"), 404, "STEP_NOT_FOUND")
 
 
-async def test_flows_are_shown_with_their_schedules(harness: FlowsHarness, tmp_path: Path) -> None:
-    """F15, F16: spec, chart, the next times; a file that is none is told as a trouble."""
+async def test_flows_with_schedules_and_errors(harness: FlowsHarness, tmp_path: Path, clock: ManualClock) -> None:
+    """F15, F16: a flow has its definition, a chart and its next times; an invalid file is listed with its error."""
     [head] = (await harness.get("/flows"))["flows"]
     assert (head["name"], head["steps"], head["maxActiveRuns"]) == ("nightly", 2, 1)
     flow = await harness.get("/flows/nightly")
@@ -150,10 +150,15 @@ async def test_flows_are_shown_with_their_schedules(harness: FlowsHarness, tmp_p
     assert flow["mermaid"].startswith("flowchart TD")
     assert flow["schedule"]["next"][:2] == ["2026-01-01T01:30:00Z", "2026-01-02T01:30:00Z"]
     problem(await harness.http.get("/flows/none"), 404, "FLOW_NOT_FOUND")
+    invalid = tmp_path / "flows" / "invalid.yaml"
+    invalid.write_text("name: invalid\nstep: {}\n")
+    clock.advance(SECOND)
+    errors = (await harness.get("/flows"))["errors"]
+    assert errors == {str(invalid): f"{invalid}:2:1: step: unknown key; did you mean 'steps'?"}
 
 
-async def test_a_run_with_many_steps_is_told(harness: FlowsHarness, db: Database) -> None:
-    """F1: a run of a few thousand steps is one document, and its history is paged."""
+async def test_run_with_many_steps(harness: FlowsHarness, db: Database) -> None:
+    """F1: a run of thousands of steps is one document; its history has pages."""
     await harness.create({f"s{n}": {"kind": "work"} for n in range(3_000)})
     run = await harness.run()
     assert (len(run["steps"]), run["counts"]) == (3_000, {"READY": 3_000})

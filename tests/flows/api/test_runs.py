@@ -1,4 +1,4 @@
-"""The API of flows: runs as documents, what people do with them, and what workers say."""
+"""The API of flows: runs, actions of operators, schedules and access."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -14,8 +14,8 @@ from tests.support.http import problem
 # F1, F2: runs
 
 
-async def test_a_run_is_the_document(harness: FlowsHarness) -> None:
-    """F1: runId, status, scope and steps by their ids, each with dependsOn, inputs, outputs and error."""
+async def test_run_document(harness: FlowsHarness) -> None:
+    """F1: a run has runId, status, scope, and steps by id with dependsOn, inputs, outputs and error."""
     steps = chain("load", "report")
     steps["load"]["inputs"] = {"day": "${scope.day}"}
     created = await harness.create(steps, scope={"day": "2026-01-01"})
@@ -43,8 +43,8 @@ async def test_a_run_is_the_document(harness: FlowsHarness) -> None:
     assert (await harness.get("/flow_runs/r1", steps="false"))["steps"] is None
 
 
-async def test_asking_again_makes_no_second_run(harness: FlowsHarness) -> None:
-    """F2: the same runId with the same body is 200, with another body 409; without one each is new."""
+async def test_repeated_request_creates_no_second_run(harness: FlowsHarness) -> None:
+    """F2: the same runId with the same body is a 200, with another body a 409; without runId each run is new."""
     body = {"runId": "mine", "steps": chain("a"), "scope": {"n": 1}}
     assert (await harness.post("/flow_runs", 201, **body))["created"]
     again = await harness.post("/flow_runs", 200, **{**body, "steps": [{"id": "a", "kind": "work"}]})
@@ -55,7 +55,7 @@ async def test_asking_again_makes_no_second_run(harness: FlowsHarness) -> None:
 
 
 async def test_an_empty_flow_has_succeeded(harness: FlowsHarness) -> None:
-    """F2: nothing to do is done at once."""
+    """F2: a run without steps has SUCCEEDED at once."""
     assert (await harness.post("/flow_runs", 201, steps={}))["status"] == "SUCCEEDED"
 
 
@@ -63,7 +63,7 @@ async def test_an_empty_flow_has_succeeded(harness: FlowsHarness) -> None:
     ("body", "code", "named"),
     [
         ('{"steps": {"a": {"kind": "x", "dependsOn": ["b"]}, "b": {"kind": "x", "dependsOn": ["a"]}}}', "CYCLE", "a"),
-        ('{"steps": {"a": {"kind": "x", "dependsOn": ["nobody"]}}}', "UNKNOWN_DEPENDENCY", "nobody"),
+        ('{"steps": {"a": {"kind": "x", "dependsOn": ["missing"]}}}', "UNKNOWN_DEPENDENCY", "missing"),
         ('{"steps": {"twin": {"kind": "x"}, "b": {"kind": "x"}, "twin": {"kind": "y"}}}', "DUPLICATE_STEP", "twin"),
         ('{"steps": [{"id": "twin", "kind": "x"}, {"id": "twin", "kind": "x"}]}', "DUPLICATE_STEP", "twin"),
         ('{"steps": {"a": {"kind": "x", "inputs": {"n": 1, "n": 2}}}}', "DUPLICATE_NAME", "n"),
@@ -73,12 +73,12 @@ async def test_an_empty_flow_has_succeeded(harness: FlowsHarness) -> None:
         ('{"runId": "events", "steps": {}}', "RESERVED_RUN_ID", "events"),
     ],
 )
-async def test_what_makes_no_flow_is_refused_by_name(harness: FlowsHarness, body: str, code: str, named: str) -> None:
-    """F2: cycles, unknown dependencies and duplicate ids are refused, and the refusal names them."""
+async def test_invalid_flow_is_refused(harness: FlowsHarness, body: str, code: str, named: str) -> None:
+    """F2: cycles, unknown dependencies and duplicate ids are refused; the error names them."""
     answer = await harness.http.post("/flow_runs", content=body, headers={"content-type": "application/json"})
-    refused = answer.json()
-    assert (answer.status_code, refused["code"]) == (404 if code == "FLOW_NOT_FOUND" else 422, code), answer.text
-    assert named in refused["detail"]
+    error = answer.json()
+    assert (answer.status_code, error["code"]) == (404 if code == "FLOW_NOT_FOUND" else 422, code), answer.text
+    assert named in error["detail"]
     assert (await harness.get("/flow_runs"))["runs"] == []
 
 
@@ -103,18 +103,18 @@ async def test_what_makes_no_flow_is_refused_by_name(harness: FlowsHarness, body
         '{"steps": {}, "scope": ' + '{"x":' * 60 + "1" + "}" * 60 + "}",
     ],
 )
-async def test_rubbish_is_refused(harness: FlowsHarness, body: str) -> None:
-    """F2: whatever is sent as a run, it is 422 with a problem, never a failure of the server."""
+async def test_malformed_request_is_refused(harness: FlowsHarness, body: str) -> None:
+    """F2: a malformed request for a run is a 422 with a problem, never an error of the server."""
     answer = await harness.http.post("/flow_runs", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-# F10, F19: decisions
+# F10, F19: actions of operators
 
 
-async def test_a_failed_run_is_taken_up_again(harness: FlowsHarness) -> None:
-    """F10: retry reopens the run and what was cancelled because of the failure; skip does without a step."""
+async def test_failed_run_is_retried(harness: FlowsHarness) -> None:
+    """F10: retry reopens the run and the cancelled steps; skip continues without a step."""
     await harness.create(chain("a", "b", "c"))
     await harness.complete()
     [item] = await harness.claim()
@@ -137,12 +137,12 @@ async def test_a_failed_run_is_taken_up_again(harness: FlowsHarness) -> None:
 
 
 async def test_a_run_is_resumed_from_a_step(harness: FlowsHarness) -> None:
-    """F19: a new run that begins there, with what was done before."""
+    """F19: resume creates a run that starts at a step, and reuses the outputs of earlier steps."""
     await harness.create(chain("a", "b"))
     await harness.complete(n=1)
     await harness.complete()
-    made = await harness.post("/flow_runs/r1/resume", 201, **{"from": "b", "runId": "r2"})
-    assert (made["runId"], made["status"]) == ("r2", "RUNNING")
+    created = await harness.post("/flow_runs/r1/resume", 201, **{"from": "b", "runId": "r2"})
+    assert (created["runId"], created["status"]) == ("r2", "RUNNING")
     assert await harness.statuses("r2") == {"a": "SUCCEEDED", "b": "READY"}
     assert (await harness.run("r2"))["steps"]["a"]["outputs"] == {"n": 1}
     await harness.post_refused(409, "RUN_EXISTS", "/flow_runs/r1/resume", **{"from": "b", "runId": "r2"})
@@ -154,13 +154,13 @@ async def test_a_run_is_resumed_from_a_step(harness: FlowsHarness) -> None:
 
 
 async def test_a_schedule_is_paused(harness: FlowsHarness, clock: ManualClock) -> None:
-    """F16: while it is paused no run is started, and what passed is not caught up."""
+    """F16: a paused schedule starts no run, and times during the pause get no run later."""
     await harness.maintenance.keep_schedules()
     assert (await harness.post("/flows/nightly/schedule/pause"))["schedule"]["paused"]
     clock.advance(timedelta(days=1))
     await harness.maintenance.keep_schedules()
-    told = await harness.post("/flows/nightly/schedule/resume")
-    assert (told["schedule"]["paused"], len(told["schedule"]["next"])) == (False, 5)
+    flow = await harness.post("/flows/nightly/schedule/resume")
+    assert (flow["schedule"]["paused"], len(flow["schedule"]["next"])) == (False, 5)
     await harness.maintenance.keep_schedules()
     assert (await harness.get("/flow_runs"))["runs"] == []
     clock.advance(timedelta(days=1))
@@ -170,18 +170,18 @@ async def test_a_schedule_is_paused(harness: FlowsHarness, clock: ManualClock) -
     assert (await harness.get("/flows/nightly"))["schedule"]["lastRun"] == run["runId"]
 
 
-# who may
+# access
 
 
 class Tenant(Authenticator):
-    """Everybody acts for a tenant."""
+    """An authenticator that accepts every caller as a tenant."""
 
     async def authenticate(self, authorization: str | None) -> Principal:
         return Principal("ann", "a")
 
 
-async def test_flows_are_not_for_tenants(database_url: str, tmp_path: Path) -> None:
-    """R25: flows are the house's own; a token of a tenant opens none of the routes."""
+async def test_tenants_have_no_access(database_url: str, tmp_path: Path) -> None:
+    """R25: flows belong to the operator; a token of a tenant gets a 403 from every route."""
     async with flows_harness(database_url, tmp_path, authenticator=Tenant()) as harness:
         document = (await harness.http.get("http://127.0.0.1/openapi.json")).json()
         routes = [(path, method) for path, methods in document["paths"].items() for method in methods if "flow" in path]
@@ -193,7 +193,7 @@ async def test_flows_are_not_for_tenants(database_url: str, tmp_path: Path) -> N
 
 
 def _body(path: str) -> Any:
-    """Something each route takes."""
+    """Return a valid body for the route."""
     if path.endswith("/resume"):
         return {"from": "a"}
     if path.endswith("/logs"):
@@ -208,7 +208,7 @@ def _body(path: str) -> Any:
 
 
 async def test_names_in_paths_are_checked(harness: FlowsHarness) -> None:
-    """F2: what cannot be the name of a run or a step is 422, and never reaches the database."""
+    """F2: an invalid name of a run or a step in a path is a 404 or 422."""
     for path in (
         "/flow_runs/a%00b",
         "/flow_runs/%20",

@@ -1,4 +1,4 @@
-"""What workers say over HTTP: claims, heartbeats, reports and artifacts."""
+"""The API for workers: claims, heartbeats, reports and artifacts."""
 
 import asyncio
 from pathlib import Path
@@ -22,14 +22,14 @@ async def test_a_claim_is_one_workers_alone(harness: FlowsHarness) -> None:
 
 
 async def test_a_claim_waits_for_a_step(harness: FlowsHarness) -> None:
-    """F4: who asks to wait has the step as soon as its turn comes."""
+    """F4: a waiting claim returns as soon as a step is READY."""
     waiting = asyncio.create_task(harness.claim(waitSeconds=20))
     await harness.create(chain("a"))
     assert [item["stepId"] for item in await waiting] == ["a"]
 
 
-async def test_who_has_gone_is_handed_nothing(harness: FlowsHarness) -> None:
-    """F4: a client that disconnects while it waits does not take a step with it."""
+async def test_disconnected_client_claims_nothing(harness: FlowsHarness) -> None:
+    """F4: a client that disconnects while it waits claims no step."""
 
     async def is_gone() -> bool:
         await harness.create(chain("a"))
@@ -39,8 +39,8 @@ async def test_who_has_gone_is_handed_nothing(harness: FlowsHarness) -> None:
     assert await harness.statuses() == {"a": "READY"}
 
 
-async def test_the_engines_own_kinds_are_not_handed_out(harness: FlowsHarness) -> None:
-    """F14: nobody claims a map or a flow; no worker can say READY."""
+async def test_engine_kinds_cannot_be_claimed(harness: FlowsHarness) -> None:
+    """F3, F14: maps and flows cannot be claimed, and READY cannot be reported."""
     for kind in ("map", "flow"):
         await harness.post_refused(422, "KIND_NOT_CLAIMABLE", "/flow_steps/claim", worker="w", kinds=["work", kind])
     await harness.create(chain("a"))
@@ -50,7 +50,7 @@ async def test_the_engines_own_kinds_are_not_handed_out(harness: FlowsHarness) -
 
 
 async def test_an_old_fence_changes_nothing(harness: FlowsHarness, clock: ManualClock) -> None:
-    """F4, F11: a worker whose lease ran out is told so at every turn, and the winner's report counts."""
+    """F4, F11: every request under an expired lease is refused, and the report of the new worker counts."""
     await harness.create(chain("a"))
     [old] = await harness.claim()
     clock.advance(LEASE + SECOND)
@@ -69,8 +69,8 @@ async def test_an_old_fence_changes_nothing(harness: FlowsHarness, clock: Manual
     assert (await harness.report(new))["result"] == "settled"
 
 
-async def test_a_report_said_again_is_a_success(harness: FlowsHarness) -> None:
-    """F5: the same again is 200, another 409, save for outputs that may change later; nobody's step is 404."""
+async def test_repeated_report_succeeds(harness: FlowsHarness) -> None:
+    """F5: a repeated report is a 200, a different one a 409, except for mutable outputs; an unknown step is a 404."""
     await harness.create(chain("a"))
     [item] = await harness.claim()
     assert (await harness.report(item, outputs={"n": 1}))["result"] == "settled"
@@ -82,8 +82,8 @@ async def test_a_report_said_again_is_a_success(harness: FlowsHarness) -> None:
     await harness.post_refused(404, "STEP_NOT_FOUND", "/flow_runs/none/steps/a/report", **report_body(item))
 
 
-async def test_many_are_reported_at_once(harness: FlowsHarness) -> None:
-    """F5: each report of a batch has a result of its own."""
+async def test_batch_of_reports(harness: FlowsHarness) -> None:
+    """F5: each report of a batch has its own result."""
     await harness.create({name: {"kind": "work"} for name in "abc"})
     a, b, c = await harness.claim()
     error = {"code": "BROKEN", "message": "no"}
@@ -119,20 +119,20 @@ async def test_many_are_reported_at_once(harness: FlowsHarness) -> None:
         {"status": "SUCCEEDED", "nonsense": 1},
     ],
 )
-async def test_a_report_that_makes_no_sense_is_refused(harness: FlowsHarness, more: dict[str, Any]) -> None:
-    """F5: limits and shapes of all that workers say; the step stays theirs."""
+async def test_invalid_report_is_refused(harness: FlowsHarness, more: dict[str, Any]) -> None:
+    """F5: a report that violates a limit or the schema is refused, and the step stays claimed."""
     await harness.create(chain("a"))
     [item] = await harness.claim()
     await harness.post_refused(422, "MALFORMED", f"{step_path(item)}/report", **{"fence": item["fence"], **more})
     assert await harness.statuses() == {"a": "RUNNING"}
 
 
-async def test_a_cancelled_run_tells_its_workers(harness: FlowsHarness) -> None:
-    """F9: waiting steps are cancelled at once, a running one hears it at its heartbeat; the first end wins."""
+async def test_cancelled_run(harness: FlowsHarness) -> None:
+    """F9: waiting steps are cancelled at once, running steps after the next heartbeat; the first end wins."""
     await harness.create({"a": {"kind": "work"}, "b": {"kind": "work", "dependsOn": ["a"]}})
     [item] = await harness.claim()
-    told = await harness.post("/flow_runs/r1/cancel", reason="wrong day")
-    assert told == {"runId": "r1", "status": "CANCELLED"}
+    cancelled = await harness.post("/flow_runs/r1/cancel", reason="wrong day")
+    assert cancelled == {"runId": "r1", "status": "CANCELLED"}
     assert await harness.statuses() == {"a": "RUNNING", "b": "CANCELLED"}
     [beat] = (await harness.post("/flow_steps/heartbeat", items=[claim_name(item)]))["items"]
     assert beat["state"] == "cancelled"
@@ -144,8 +144,8 @@ async def test_a_cancelled_run_tells_its_workers(harness: FlowsHarness) -> None:
     await harness.post_refused(409, "RUN_ENDED", "/flow_runs/done/cancel")
 
 
-async def test_a_step_that_is_given_back_is_handed_out_again(harness: FlowsHarness) -> None:
-    """F17: RELEASED counts as no attempt."""
+async def test_released_step_can_be_claimed_again(harness: FlowsHarness) -> None:
+    """F17: RELEASED does not count as an attempt."""
     await harness.create(chain("a"))
     [item] = await harness.claim()
     await harness.report(item, "RELEASED")
@@ -153,17 +153,17 @@ async def test_a_step_that_is_given_back_is_handed_out_again(harness: FlowsHarne
     assert (again["attempt"], again["fence"]) == (1, 2)
 
 
-async def test_artifacts_are_published_with_the_report_that_counts(harness: FlowsHarness) -> None:
-    """F6: written under the attempt, there with the step's end, with sha256 and size."""
+async def test_artifacts_are_published_with_the_report(harness: FlowsHarness) -> None:
+    """F6: artifacts of an attempt are published with its accepted report, with sha256 and size."""
     await harness.create(chain("a"))
     [item] = await harness.claim()
     path = f"{step_path(item)}/artifacts/out/report.md"
     written = answered(await harness.http.put(path, params={"fence": item["fence"]}, content=b"# hello"))
     problem(await harness.http.get(path), 404, "ARTIFACT_NOT_FOUND")
     await harness.report(item, artifacts=["out/report.md"])
-    [kept] = (await harness.run())["steps"]["a"]["artifacts"]
-    assert kept["uri"].endswith("/runs/r1/a/out/report.md")
-    assert (kept["name"], kept["size"], kept["sha256"]) == ("out/report.md", 7, written["sha256"])
+    [artifact] = (await harness.run())["steps"]["a"]["artifacts"]
+    assert artifact["uri"].endswith("/runs/r1/a/out/report.md")
+    assert (artifact["name"], artifact["size"], artifact["sha256"]) == ("out/report.md", 7, written["sha256"])
     answer = await harness.http.get(path)
     assert (answer.content, answer.headers["content-type"]) == (b"# hello", "text/markdown; charset=utf-8")
     problem(await harness.http.put(path, params={"fence": item["fence"]}, content=b"other"), 409, "SUPERSEDED")
@@ -179,8 +179,8 @@ async def test_artifacts_are_published_with_the_report_that_counts(harness: Flow
         ("no suffix «ü»", "application/octet-stream"),
     ],
 )
-async def test_an_artifact_cannot_act_as_our_own_page(harness: FlowsHarness, name: str, content: str) -> None:
-    """F6: what a step left is shown as what it is, in a sandbox, and nobody guesses at its type."""
+async def test_artifacts_are_sandboxed(harness: FlowsHarness, name: str, content: str) -> None:
+    """F6: an artifact is served with its type, in a sandbox, and without type sniffing."""
     await harness.create(chain("a"))
     [item] = await harness.claim()
     path = f"{step_path(item)}/artifacts/{name}"
@@ -194,7 +194,7 @@ async def test_an_artifact_cannot_act_as_our_own_page(harness: FlowsHarness, nam
 
 
 async def test_an_artifact_is_within_the_body_limit(database_url: str, tmp_path: Path) -> None:
-    """F6: a body over the server's limit is 413, a name that leads elsewhere 422."""
+    """F6: a body over the limit of the server is a 413, an invalid name a 422."""
     small = Settings.model_validate({"server": {"body_limit": 2_000}})
     async with flows_harness(database_url, tmp_path, settings=small) as harness:
         await harness.create(chain("a"))

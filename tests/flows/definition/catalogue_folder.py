@@ -1,4 +1,4 @@
-"""A folder of flows that a catalogue looks at."""
+"""A folder of flow files with a catalogue."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +12,7 @@ GOOD = "name: {name}\nsteps:\n  a: {{kind: http}}\n  b: {{kind: http, dependsOn:
 
 
 class CatalogueFolder:
-    """A folder of flows, and a catalogue that looks at it."""
+    """A folder of flow files, and catalogues that read it."""
 
     def __init__(self, path: Path, clock: ManualClock) -> None:
         self.path, self._clock = path, clock
@@ -21,11 +21,11 @@ class CatalogueFolder:
         (self.path / file).write_text(text)
         return self.path / file
 
-    def good(self, name: str) -> Path:
+    def write_valid(self, name: str) -> Path:
         return self.write(f"{name}.yaml", GOOD.format(name=name))
 
-    def catalogue(self, **section: object) -> FlowCatalogue:
+    def open_catalogue(self, **section: object) -> FlowCatalogue:
         return FlowCatalogue(FlowsSection.model_validate({"folder": self.path, **section}), self._clock)
 
-    def later(self) -> None:
+    def advance_to_next_scan(self) -> None:
         self._clock.advance(SECOND)

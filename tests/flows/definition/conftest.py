@@ -18,10 +18,10 @@ def folder(tmp_path: Path, clock: ManualClock) -> CatalogueFolder:
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder Python imports from; what was imported there is forgotten."""
-    known = set(sys.modules)
+    """A folder on the import path; modules imported from it are removed after the test."""
+    before = set(sys.modules)
     (tmp_path / "modules").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     yield tmp_path / "modules"
-    for name in set(sys.modules) - known:
+    for name in set(sys.modules) - before:
         del sys.modules[name]

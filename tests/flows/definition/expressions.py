@@ -1,7 +1,7 @@
-"""A condition for tests, over a scope and steps that have ended."""
+"""Conditions for tests, over a scope and ended steps."""
 
 from penstock.flows.definition.expression_eval import EvaluationContext
-from penstock.flows.definition.templates import condition
+from penstock.flows.definition.templates import parse_condition
 
 SCOPE = {
     "mode": "full",
@@ -25,4 +25,4 @@ CONTEXT = EvaluationContext(
 
 
 def holds(text: str, context: EvaluationContext = CONTEXT) -> bool:
-    return condition(text).holds(context)
+    return parse_condition(text).holds(context)

@@ -1,4 +1,4 @@
-"""Graphs of steps for tests: drawn ones, and what is refused of them."""
+"""Graphs of steps for tests: generated graphs, and the errors of invalid graphs."""
 
 from typing import Any
 
@@ -12,11 +12,12 @@ from penstock.kernel.errors import Invalid
 Steps = dict[str, StepSpec]
 
 
-def step(*after: str, kind: str = "http", **about: Any) -> StepSpec:
-    return StepSpec(kind=kind, depends_on=list(after), **about)
+def step(*after: str, kind: str = "http", **options: Any) -> StepSpec:
+    return StepSpec(kind=kind, depends_on=list(after), **options)
 
 
-def refused(steps: Steps, **checks: Any) -> Invalid:
+def validation_error(steps: Steps, **checks: Any) -> Invalid:
+    """Validate steps that must be invalid, and return the error."""
     with pytest.raises(Invalid) as caught:
         validation.validate_steps(steps, **checks)
     return caught.value
@@ -24,11 +25,11 @@ def refused(steps: Steps, **checks: Any) -> Invalid:
 
 @st.composite
 def dags(draw: st.DrawFn, most: int = 12) -> Steps:
-    """Steps in any order of writing, each after some that were drawn before it."""
+    """Draw steps in any order, each with dependencies among the steps drawn before it."""
     count = draw(st.integers(0, most))
     names = [f"s{number}" for number in range(count)]
     after = {
-        name: draw(st.lists(st.sampled_from(names[:place]), unique=True, max_size=4)) if place else []
-        for place, name in enumerate(names)
+        name: draw(st.lists(st.sampled_from(names[:number]), unique=True, max_size=4)) if number else []
+        for number, name in enumerate(names)
     }
     return {name: step(*after[name]) for name in draw(st.permutations(names))}

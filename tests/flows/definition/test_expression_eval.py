@@ -1,4 +1,4 @@
-"""What a condition gives over outputs, states and scope."""
+"""Evaluation of conditions over outputs, statuses and scope."""
 
 from typing import Any
 
@@ -27,15 +27,15 @@ from tests.support.soak import examples
         "scope.n + 1 == 4 and scope.n - 1 == 2 and scope.n * 2 == 6 and scope.n / 2 == 1.5 and scope.n % 2 == 1",
         '-scope.n == -3 and +scope.n == 3 and "a" + "b" == "ab" and [1] + [2] == [1, 2]',
         'scope.list[-1].k == "v" and scope.map["a b"] == 1 and scope.map["from"] == 2',
-        'scope.map.items == "own"',  # a name in the data, never one of Python's
+        'scope.map.items == "own"',  # a name in the data, not a method of Python
         "scope.list[scope.n - 3] == 1",
         "true and not false and null == None and True",
         "scope.n == 3.0 and scope.half < 1",
         "(scope.zero or\n  scope.n) == 3",
     ],
 )
-def test_what_is_so_holds(text: str) -> None:
-    """F8: outputs, states and scope can be asked for, compared and reckoned with."""
+def test_true_conditions(text: str) -> None:
+    """F8: conditions read, compare and calculate with outputs, statuses and scope."""
     assert holds(text)
 
 
@@ -57,8 +57,8 @@ def test_what_is_so_holds(text: str) -> None:
         "scope.empty or scope.zero or '' or null",
     ],
 )
-def test_what_is_missing_is_null_and_compares_to_nothing(text: str) -> None:
-    """F8: no name that is not there, and no two things of unlike types, make a condition an error."""
+def test_missing_values_are_null(text: str) -> None:
+    """F8: a missing name, and a comparison of different types, make a condition false and are no errors."""
     assert not holds(text)
 
 
@@ -81,26 +81,26 @@ def test_what_is_missing_is_null_and_compares_to_nothing(text: str) -> None:
         "scope.long + scope.long",
     ],
 )
-def test_what_cannot_be_worked_out_is_told(text: str) -> None:
-    """F8: unlike things that do not go together, and results without end, are Invalid when they are met."""
+def test_evaluation_errors(text: str) -> None:
+    """F8: operations on unsuitable types, and results over the size limit, raise Invalid."""
     context = EvaluationContext("r", {**SCOPE, "huge": 10**5_000, "long": "x" * 200_000}, {}, {})
     with pytest.raises(Invalid, match=r".") as caught:
         holds(text, context)
     assert caught.value.code == "BAD_EXPRESSION"
 
 
-def test_data_nested_without_end_is_told() -> None:
-    """F8: comparing what is nested too deep is an error like others."""
+def test_deeply_nested_data() -> None:
+    """F8: a comparison of data that is nested too deeply raises Invalid."""
     context = EvaluationContext("r", {"a": _nested(100_000), "b": _nested(100_000)}, {}, {})
     with pytest.raises(Invalid, match="nested"):
         holds("scope.a == scope.b", context)
 
 
 def _nested(depth: int) -> list[Any]:
-    found: list[Any] = []
+    value: list[Any] = []
     for _ in range(depth):
-        found = [found]
-    return found
+        value = [value]
+    return value
 
 
 NUMBERS = st.integers(-9, 9).map(str)
@@ -122,8 +122,8 @@ CLAIMS = st.recursive(
 @pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(100, soak=10_000))
 @given(CLAIMS)
-def test_numbers_are_reckoned_with_as_everywhere(text: str) -> None:
-    """F8: where Python has an answer it is the same; where it divides by zero, ours says so."""
+def test_arithmetic_equals_python(text: str) -> None:
+    """F8: arithmetic has the results of Python; a division by zero raises Invalid."""
     try:
         expected = bool(eval(text))
     except ZeroDivisionError:

@@ -1,24 +1,25 @@
-"""What a condition may be made of: which names it refers to, and what is not understood."""
+"""The syntax of conditions: references, and invalid expressions."""
 
 import pytest
 
-from penstock.flows.definition.templates import condition
+from penstock.flows.definition.templates import parse_condition
 from penstock.kernel.errors import Invalid
 
 
-def refused(text: str) -> Invalid:
+def parse_error(text: str) -> Invalid:
+    """Parse an invalid condition, and return the error."""
     with pytest.raises(Invalid) as caught:
-        condition(text)
+        parse_condition(text)
     return caught.value
 
 
-def test_a_condition_names_the_steps_it_refers_to() -> None:
-    """F2: in whatever way they are written, so that they can be checked to come before."""
+def test_references_of_a_condition() -> None:
+    """F2: all notations of references are found, so that validation can check them."""
     text = 'steps.a.outputs.x > 1 and (steps["b-c"].status == "X" or len(steps["d"]["outputs"]) > scope.steps)'
-    assert condition(text).references == {"a", "b-c", "d"}
-    assert not condition("scope.steps and scope['steps.a.outputs']").references
-    assert condition("item > 1").uses_item
-    assert not condition("scope.item").uses_item
+    assert parse_condition(text).references == {"a", "b-c", "d"}
+    assert not parse_condition("scope.steps and scope['steps.a.outputs']").references
+    assert parse_condition("item > 1").uses_item
+    assert not parse_condition("scope.item").uses_item
 
 
 @pytest.mark.parametrize(
@@ -95,16 +96,16 @@ def test_a_condition_names_the_steps_it_refers_to() -> None:
         "1" * 2_001,
     ],
 )
-def test_nothing_but_the_language_is_understood(text: str) -> None:
-    """F8: no calls, no attributes of Python objects, no comprehensions, no powers: told before anything is run."""
-    error = refused(text)
+def test_other_syntax_is_refused(text: str) -> None:
+    """F8: calls, attributes of Python objects, comprehensions and powers are refused during validation."""
+    error = parse_error(text)
     assert error.code == "BAD_EXPRESSION"
     assert error.hint
 
 
-def test_hints_show_how_it_is_written() -> None:
-    """F15: the mistakes people make are told with their remedy."""
-    assert 'steps["fetch-eu"]' in str(refused("steps.fetch-eu.outputs.rows").hint)
-    assert "steps.a.outputs.rows" in str(refused("steps.a.rows").hint)
-    assert 'scope["from"]' in str(refused("scope.from == 1").hint)
-    assert "leave out" in str(refused("${scope.n} > 1").hint)
+def test_hints_show_the_correct_syntax() -> None:
+    """F15: the errors of frequent mistakes have a hint with the correct syntax."""
+    assert 'steps["fetch-eu"]' in str(parse_error("steps.fetch-eu.outputs.rows").hint)
+    assert "steps.a.outputs.rows" in str(parse_error("steps.a.rows").hint)
+    assert 'scope["from"]' in str(parse_error("scope.from == 1").hint)
+    assert "remove ${" in str(parse_error("${scope.n} > 1").hint)

@@ -1,4 +1,4 @@
-"""The graph of a flow: its order, its notifications, and all that is told before anything runs."""
+"""The graph of a flow: its order, its cycles, and the errors of dependencies."""
 
 import time
 from itertools import pairwise
@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.flows.definition import validation
-from tests.flows.definition.step_graphs import Steps, dags, refused, step
+from tests.flows.definition.step_graphs import Steps, dags, step, validation_error
 from tests.support.soak import examples
 
 
-def plain_order(steps: Steps) -> list[str]:
-    """The first by writing of all whose turn it is, again and again."""
+def naive_order(steps: Steps) -> list[str]:
+    """Return the steps by repeated choice of the first step whose dependencies are complete."""
     order: list[str] = []
     while len(order) < len(steps):
         order.append(next(n for n, s in steps.items() if n not in order and set(s.depends_on) <= set(order)))
@@ -24,84 +24,87 @@ def plain_order(steps: Steps) -> list[str]:
 @pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(60, soak=5_000))
 @given(dags())
-def test_steps_are_in_an_order_they_can_run_in(steps: Steps) -> None:
-    """F2: each after those it depends on, in the order of writing where it is free; layers as deep as they must be."""
-    found = validation.validate_steps(steps)
-    assert list(found.ids) == plain_order(steps)
-    for place, name in enumerate(found.ids):
-        assert [found.ids[other] for other in found.depends_on[place]] == steps[name].depends_on
-        assert all(place in found.children[other] for other in found.depends_on[place])
-    assert sum(map(len, found.children)) == sum(map(len, found.depends_on))
-    layer_of = {place: number for number, layer in enumerate(found.layers()) for place in layer}
+def test_steps_are_in_execution_order(steps: Steps) -> None:
+    """F2: each step follows its dependencies, otherwise the order of the document; layers are minimal."""
+    graph = validation.validate_steps(steps)
+    assert list(graph.ids) == naive_order(steps)
+    for index, name in enumerate(graph.ids):
+        assert [graph.ids[other] for other in graph.depends_on[index]] == steps[name].depends_on
+        assert all(index in graph.children[other] for other in graph.depends_on[index])
+    assert sum(map(len, graph.children)) == sum(map(len, graph.depends_on))
+    layer_of = {index: number for number, layer in enumerate(graph.layers()) for index in layer}
     assert len(layer_of) == len(steps)
-    for place, before in enumerate(found.depends_on):
-        assert layer_of[place] == max((layer_of[other] + 1 for other in before), default=0)
+    for index, before in enumerate(graph.depends_on):
+        assert layer_of[index] == max((layer_of[other] + 1 for other in before), default=0)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(60, soak=5_000))
 @given(dags(), st.data())
-def test_the_shortest_ring_is_named(steps: Steps, data: st.DataObject) -> None:
-    """F2: a ring is told as it goes round, and none in the flow is shorter."""
+def test_shortest_cycle_is_reported(steps: Steps, data: st.DataObject) -> None:
+    """F2: the error has the steps of a cycle in order; no cycle of the flow is shorter."""
     names = st.sampled_from(sorted(steps) or [""])
     added = data.draw(st.lists(st.tuples(names, names), min_size=1, max_size=3)) if steps else []
-    after = {name: sorted({*one.depends_on, *(b for a, b in added if a == name)}) for name, one in steps.items()}
-    made = {name: step(*after[name]) for name in steps}
-    notifications = [ring for name in made if (ring := ring_length(made, name))]
-    if not notifications:
-        validation.validate_steps(made)
+    after = {name: sorted({*old.depends_on, *(b for a, b in added if a == name)}) for name, old in steps.items()}
+    changed = {name: step(*after[name]) for name in steps}
+    lengths = [length for name in changed if (length := cycle_length(changed, name))]
+    if not lengths:
+        validation.validate_steps(changed)
         return
-    error = refused(made)
-    ring = error.details["ring"]
+    error = validation_error(changed)
+    cycle = error.details["cycle"]
     assert error.code == "CYCLE"
-    assert error.message.endswith(" → ".join([*ring, ring[0]]))
-    assert all(one in made[other].depends_on for one, other in pairwise([*ring, ring[0]]))
-    assert len(ring) == min(notifications)
+    assert error.message.endswith(" → ".join([*cycle, cycle[0]]))
+    assert all(before in changed[name].depends_on for before, name in pairwise([*cycle, cycle[0]]))
+    assert len(cycle) == min(lengths)
 
 
-def ring_length(steps: Steps, name: str) -> int:
-    """How long the way from a step back to itself is; 0 where there is none."""
+def cycle_length(steps: Steps, name: str) -> int:
+    """Return the length of the shortest path from a step back to itself, or 0."""
     reached, length = {name}, 0
     while reached and length <= len(steps):
-        reached, length = {other for one in reached for other in steps[one].depends_on}, length + 1
+        reached, length = {other for step_id in reached for other in steps[step_id].depends_on}, length + 1
         if name in reached:
             return length
     return 0
 
 
-def test_a_dependency_that_is_not_there_is_named() -> None:
-    """F2: with the step, and the one that was probably meant."""
-    error = refused({"fetch": step(), "report": step("fecth")})
-    assert (error.code, error.message) == ("UNKNOWN_DEPENDENCY", "step 'report' depends on 'fecth', which is not there")
+def test_unknown_dependency_is_named() -> None:
+    """F2: the error has the step, the dependency, and a similar name."""
+    error = validation_error({"fetch": step(), "report": step("fecth")})
+    assert (error.code, error.message) == (
+        "UNKNOWN_DEPENDENCY",
+        "step 'report' depends on 'fecth', which does not exist",
+    )
     assert error.hint == "did you mean 'fetch'?"
-    assert "there are a" in str(refused({"a": step(), "b": step("zzz")}).hint)
+    assert "known names: a" in str(validation_error({"a": step(), "b": step("zzz")}).hint)
 
 
-def test_what_makes_no_graph_is_told() -> None:
-    """F2: dependencies that come twice, a step after itself, too many steps."""
-    assert refused({"a": step(), "b": step("a", "a")}).code == "DUPLICATE_DEPENDENCY"
-    assert refused({"a": step("a")}).message.endswith("a → a")
-    assert refused({str(number): step() for number in range(20_001)}).code == "TOO_MANY_STEPS"
+def test_invalid_dependencies() -> None:
+    """F2: a repeated dependency, a step that depends on itself, and too many steps are refused."""
+    assert validation_error({"a": step(), "b": step("a", "a")}).code == "DUPLICATE_DEPENDENCY"
+    assert validation_error({"a": step("a")}).message.endswith("a → a")
+    assert validation_error({str(number): step() for number in range(20_001)}).code == "TOO_MANY_STEPS"
 
 
-def test_a_long_ring_is_told_in_short() -> None:
-    """F2: and a short one that is hidden among many steps is found."""
-    ring = {f"s{number}": step(f"s{(number - 1) % 20_000}") for number in range(20_000)}
-    assert len(refused(ring).message) < 200
-    ring["s7000"] = step("s6999", "s7001")
-    assert refused(ring).message.endswith(": s7000 → s7001 → s7000")
+def test_message_of_a_long_cycle_is_short() -> None:
+    """F2: the message abbreviates a long cycle; a short cycle among many steps is found."""
+    steps = {f"s{number}": step(f"s{(number - 1) % 20_000}") for number in range(20_000)}
+    assert len(validation_error(steps).message) < 200
+    steps["s7000"] = step("s6999", "s7001")
+    assert validation_error(steps).message.endswith(": s7000 → s7001 → s7000")
 
 
 @pytest.mark.full
-def test_large_flows_are_checked_in_one_pass() -> None:
-    """F2: a chain of 20,000, each of which refers to the first; a fan-out of 10,000 and its fan-in."""
+def test_validation_of_large_flows_is_linear() -> None:
+    """F2: validation is linear for a chain of 20,000 steps with references, and for a fan-out of 10,000 steps."""
     chain = {"s0": step()}
     for number in range(1, 20_000):
         chain[f"s{number}"] = step(f"s{number - 1}", inputs={"a": "${steps.s0.outputs.x}"}, when="scope.n > 1")
     middle = [f"m{number}" for number in range(10_000)]
     fan = {"a": step(), **{name: step("a") for name in middle}, "z": step(*middle)}
-    begin = time.process_time()
+    start = time.process_time()
     assert len(validation.validate_steps(chain).layers()) == 20_000
     assert len(validation.validate_steps(fan).layers()) == 3
-    assert time.process_time() - begin < 10  # a pass for each step would take minutes
+    assert time.process_time() - start < 10  # a pass for each step would take minutes

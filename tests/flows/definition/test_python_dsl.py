@@ -10,8 +10,8 @@ from penstock.flows.definition.expression_eval import EvaluationContext
 from penstock.flows.definition.json_values import ValueReference
 from penstock.flows.definition.loader import load_file
 from penstock.flows.definition.python_dsl import Flow, index, item
-from penstock.flows.definition.spec import RetryPolicy, ScheduleSpec, StepPolicy, WorkSpec
-from penstock.flows.definition.templates import condition, fill
+from penstock.flows.definition.spec import FailurePolicy, RetryPolicy, ScheduleSpec, WorkSpec
+from penstock.flows.definition.templates import fill_template, parse_condition
 from penstock.kernel.errors import Invalid
 
 YAML = """
@@ -45,7 +45,7 @@ def market_report() -> Flow:
         "market-report",
         description="Candles, charts, words.",
         scope={"symbol": "BTC"},
-        policy=StepPolicy(fail_fast=True),
+        policy=FailurePolicy(fail_fast=True),
         max_active_runs=2,
         schedule=ScheduleSpec(cron="0 6 * * *"),
     )
@@ -71,7 +71,7 @@ def market_report() -> Flow:
 
 
 def test_a_flow_in_python_is_the_flow_in_yaml(tmp_path: Path) -> None:
-    """F15: word for word."""
+    """F15: a flow in Python equals the same flow in YAML."""
     file = tmp_path / "flow.yaml"
     file.write_text(YAML)
     built = market_report().spec()
@@ -82,31 +82,31 @@ def test_a_flow_in_python_is_the_flow_in_yaml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["rows", "fetch-eu", "a.b", "from", "1h", "__class__", 'a"b', "a}b", "a'b\\", "é", "_x"]
 )
-def test_any_name_can_be_referred_to(key: str) -> None:
-    """F15: however it must be written, it is read back as that name."""
+def test_reference_to_any_name(key: str) -> None:
+    """F15: a reference is valid for any name, with quotes if necessary."""
     context = EvaluationContext("r", {key: {"x": [1, 7]}}, {}, {})
-    assert fill(str(ValueReference("scope")[key]["x"][1]), context) == 7
+    assert fill_template(str(ValueReference("scope")[key]["x"][1]), context) == 7
 
 
-def test_steps_of_any_name_are_referred_to() -> None:
-    """F15: with dashes and digits too."""
+def test_reference_to_a_step_with_any_name() -> None:
+    """F15: names of steps may have dashes, dots and leading digits."""
     flow = Flow("f")
     first = flow.step("1-first.x", "http")
     flow.step("second", "http", after=[first], when=first.outputs.ok, inputs={"was": first.status})
     spec = flow.spec().steps["second"]
-    assert condition(spec.when or "").references == {"1-first.x"}
+    assert parse_condition(spec.when or "").references == {"1-first.x"}
     assert spec.inputs == {"was": '${steps["1-first.x"].status}'}
     validation.validate_steps(flow.spec().steps)
 
 
-def test_mistakes_are_told_where_they_are_made() -> None:
-    """F2: by the line of Python that makes them."""
+def test_errors_are_raised_where_a_step_is_added() -> None:
+    """F2: `step` raises the errors of the step, `spec` those of the flow."""
     flow = Flow("f")
     flow.step("a", "http")
-    with pytest.raises(Invalid, match="has a step 'a' already") as twice:
+    with pytest.raises(Invalid, match="already has a step 'a'") as duplicate:
         flow.step("a", "http")
-    assert twice.value.code == "DUPLICATE_STEP"
-    with pytest.raises(Invalid, match=r"step 'b': inputs: x\.0: a set has no form in JSON"):
+    assert duplicate.value.code == "DUPLICATE_STEP"
+    with pytest.raises(Invalid, match=r"step 'b': inputs: x\.0: set cannot be represented in JSON"):
         flow.step("b", "http", inputs={"x": [{1}]})
     with pytest.raises(Invalid, match="step 'c': kind: "):
         flow.step("c", "not a name")
@@ -115,8 +115,8 @@ def test_mistakes_are_told_where_they_are_made() -> None:
     assert list(flow.spec().steps) == ["a"]
 
 
-def test_what_is_not_known_yet_cannot_be_gone_through() -> None:
-    """F14: a loop over a reference would never end; a map does what was meant."""
+def test_references_are_not_iterable() -> None:
+    """F14: a loop over a reference raises TypeError with a hint to use a map."""
     flow = Flow("f")
     with pytest.raises(TypeError, match="use a map"):
         list(flow.step("a", "http").outputs.rows)

@@ -1,4 +1,4 @@
-"""A flow drawn: what a reader follows with a finger is what the flow says."""
+"""Drawings of flows: the drawn lines are the dependencies of the flow."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from tests.flows.definition.step_graphs import Steps, dags, step
 from tests.support.soak import examples
 
 UP, DOWN, LEFT, RIGHT = (-1, 0), (1, 0), (0, -1), (0, 1)
-WAYS = {
+DIRECTIONS = {
     "│": (UP, DOWN), "─": (LEFT, RIGHT), "╰": (UP, RIGHT), "╯": (UP, LEFT), "╭": (DOWN, RIGHT), "╮": (DOWN, LEFT),
     "├": (UP, DOWN, RIGHT), "┤": (UP, DOWN, LEFT), "┴": (UP, LEFT, RIGHT), "┬": (DOWN, LEFT, RIGHT),
     "┼": (UP, DOWN, LEFT, RIGHT),
@@ -44,11 +44,11 @@ DRAWN = """
 
 
 class DrawingReader:
-    """Reads a drawing: its boxes, and where the lines from each of them lead."""
+    """A parser of a drawing: its boxes, and the boxes that the lines of each box lead to."""
 
     def __init__(self, text: str) -> None:
         lines = text.split("\n")
-        self.grid = {(row, column): one for row, line in enumerate(lines) for column, one in enumerate(line)}
+        self.grid = {(row, column): glyph for row, line in enumerate(lines) for column, glyph in enumerate(line)}
         self.names: dict[tuple[int, int], str] = {}  # every cell of a box's upper edge
         self.leaving: list[tuple[int, int, str]] = []
         for row, line in enumerate(lines):
@@ -57,7 +57,7 @@ class DrawingReader:
                     self._read(row, column)
 
     def _is_box(self, row: int, column: int) -> bool:
-        """Lines have corners too, but no name below."""
+        """Return whether a corner belongs to a box: corners of lines have no name below."""
         first = self.grid.get((row + 1, column + 2), " ")
         return self.grid.get((row + 1, column)) == "│" and (first.isalnum() or first == "…")
 
@@ -71,61 +71,61 @@ class DrawingReader:
                 self.leaving.append((bottom, c, name))
 
     def edges(self) -> set[tuple[str, str]]:
-        return {(name, end) for row, column, name in self.leaving for end in self._followed(row + 1, column)}
+        return {(name, end) for row, column, name in self.leaving for end in self._follow(row + 1, column)}
 
-    def _followed(self, row: int, column: int) -> Iterator[str]:
-        waiting, seen = [(row, column, DOWN)], set()
-        while waiting:
-            if (at := waiting.pop()) in seen:
+    def _follow(self, row: int, column: int) -> Iterator[str]:
+        pending, seen = [(row, column, DOWN)], set()
+        while pending:
+            if (state := pending.pop()) in seen:
                 continue
-            seen.add(at)
-            row, column, (down, right) = at
+            seen.add(state)
+            row, column, (down, right) = state
             glyph = self.grid[row, column]
             if glyph == "▼":
                 assert (down, right) == DOWN
                 yield self.names[row + 1, column]
                 continue
             back = (-down, -right)
-            if back not in WAYS[glyph]:  # another line goes over this one
+            if back not in DIRECTIONS[glyph]:  # another line crosses this line
                 assert glyph == "│"
-                waiting.append((row + down, column + right, (down, right)))
+                pending.append((row + down, column + right, (down, right)))
                 continue
-            # A line is never followed upwards: that is where others come from.
-            ways = [way for way in WAYS[glyph] if way not in (back, UP)]
-            waiting += [(row + way[0], column + way[1], way) for way in ways]
+            # Lines from other boxes join from above: do not follow them.
+            directions = [direction for direction in DIRECTIONS[glyph] if direction not in (back, UP)]
+            pending += [(row + direction[0], column + direction[1], direction) for direction in directions]
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(60, soak=5_000))
 @given(dags(most=14))
-def test_the_lines_say_what_the_flow_says(steps: Steps) -> None:
-    """F15: from every box to all that depend on it, and to nothing else."""
-    finger = DrawingReader(render.draw_flow(steps, width=10_000))
-    assert finger.edges() == {(other, name) for name, one in steps.items() for other in one.depends_on}
-    assert set(finger.names.values()) == set(steps)
+def test_lines_are_the_dependencies(steps: Steps) -> None:
+    """F15: the lines of each box lead to exactly the steps that depend on it."""
+    drawing = DrawingReader(render.draw_flow(steps, width=10_000))
+    assert drawing.edges() == {(other, name) for name, step in steps.items() for other in step.depends_on}
+    assert set(drawing.names.values()) == set(steps)
 
 
 def test_a_flow_of_three_steps() -> None:
-    """F15: kinds, conditions and what is optional are in the boxes."""
+    """F15: boxes have the kind, the condition and `optional`."""
     assert render.draw_flow(MARKET).split("\n") == DRAWN.strip("\n").split("\n")
 
 
 def test_a_wide_layer_is_folded() -> None:
-    """F15: some of it, and how many more there are."""
+    """F15: a wide layer is drawn in part, with the number of further steps."""
     middle = [f"load-{number}" for number in range(1_000)]
     steps = {"a": step(), **{name: step("a") for name in middle}, "z": step(*middle)}
     text = render.draw_flow(steps)
-    finger = DrawingReader(text)
-    shown = {name for name in finger.names.values() if name.startswith("load-")}
+    drawing = DrawingReader(text)
+    shown = {name for name in drawing.names.values() if name.startswith("load-")}
     rest = f"… and {1_000 - len(shown):,} more"
     assert 3 <= len(shown) < 12
-    assert finger.edges() == {(a, b) for one in [*shown, rest] for a, b in (("a", one), (one, "z"))}
+    assert drawing.edges() == {(a, b) for name in [*shown, rest] for a, b in (("a", name), (name, "z"))}
     assert max(map(len, text.split("\n"))) <= 110
 
 
-def test_what_would_be_too_wide_or_too_long_is_a_list() -> None:
-    """F15: a line for each step, with what it waits for; the first two hundred."""
+def test_large_flow_is_a_list() -> None:
+    """F15: a drawing that is too wide or too long is a list of the first 200 steps with their dependencies."""
     tangle = {f"s{n}": step(*(f"s{m}" for m in range(n))) for n in range(30)}
     lines = render.draw_flow(tangle, width=80).split("\n")
     assert lines[0].split() == ["1", "s0", "(http)"]
@@ -135,13 +135,13 @@ def test_what_would_be_too_wide_or_too_long_is_a_list() -> None:
 
 
 def test_nothing_to_draw() -> None:
-    """F15: an empty flow is drawn as that."""
+    """F15: an empty flow has an empty drawing."""
     assert render.draw_flow({}) == "(no steps)"
     assert render.draw_mermaid({}) == "flowchart TD"
 
 
 def test_texts_cannot_break_a_drawing() -> None:
-    """F15: a long condition, or one with characters of its own, stays within its box."""
+    """F15: a condition that is long or has control characters stays within its box."""
     steps = {"a": step(when='scope.x == "\x1b[31m" and ' + " and ".join(["scope.y"] * 50)), "b": step("a")}
     text = render.draw_flow(steps)
     assert "\x1b" not in text
@@ -149,7 +149,7 @@ def test_texts_cannot_break_a_drawing() -> None:
 
 
 def test_a_flow_for_mermaid() -> None:
-    """F15: every step and every dependency; names and texts that mean something to Mermaid do not."""
+    """F15: the Mermaid chart has every step and dependency; special characters of Mermaid are escaped."""
     steps: dict[str, StepSpec] = {
         **MARKET,
         "end": step("report", kind="map", over=[1], do=WorkSpec(kind="http")),

@@ -1,4 +1,4 @@
-"""What can be written of a step: durations that have an end, and inputs that are JSON."""
+"""The model of a step: limits of durations, and inputs that are JSON."""
 
 from datetime import timedelta
 from typing import Any
@@ -10,7 +10,7 @@ from penstock.flows.definition.spec import FlowSpec, StepSpec
 
 
 @pytest.mark.parametrize(
-    "harm",
+    "invalid",
     [
         {"timeout": 8e13},
         {"retry": {"backoff": 8e13}},
@@ -18,16 +18,16 @@ from penstock.flows.definition.spec import FlowSpec, StepSpec
         {"timeout": "P400D"},
     ],
 )
-def test_durations_have_an_end(harm: dict[str, Any]) -> None:
-    """F10, F11: none that no calendar has, which would spoil the heartbeats and reports of others."""
+def test_durations_are_limited(invalid: dict[str, Any]) -> None:
+    """F10, F11: durations of more than 366 days are refused: they would overflow in leases and delays."""
     with pytest.raises(ValidationError):
-        StepSpec.model_validate({"kind": "work", **harm})
+        StepSpec.model_validate({"kind": "work", **invalid})
     year = {"timeout": "P366D", "retry": {"backoff": "P366D", "maxBackoff": "P366D"}}
     assert StepSpec.model_validate({"kind": "work", **year}).timeout == timedelta(days=366)
 
 
-def test_inputs_are_json_however_they_were_written() -> None:
-    """F2: what no store could keep is told before it is kept; dates are texts."""
+def test_inputs_are_json() -> None:
+    """F2: values that JSON or PostgreSQL cannot represent are refused."""
     flow = FlowSpec.model_validate({"name": "f", "scope": {"t": (1, 2)}})
     assert flow.scope == {"t": [1, 2]}
     for wrong in ({"a": float("nan")}, {"a": 2**63}, {"a": "\0"}, {"a": {"\ud800": 1}}, {"a": {1: 2}}, {"a": b"x"}):

@@ -1,4 +1,4 @@
-"""Conditions and references: what they give, and that there is no way out of them."""
+"""Templates: filling of references, errors and limits."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.flows.definition.expression_eval import EvaluationContext
-from penstock.flows.definition.templates import fill, has_references, references, uses_item
+from penstock.flows.definition.templates import fill_template, find_references, has_references, uses_item
 from penstock.kernel.errors import Invalid
 from tests.flows.definition.expressions import CONTEXT, holds
 from tests.support.soak import examples
@@ -35,14 +35,15 @@ from tests.support.soak import examples
     ],
 )
 def test_templates_are_filled(template: Any, filled: Any) -> None:
-    """F14: a reference alone gives its value as it is, one within a text its text; `$${` is an escape."""
-    assert fill(template, CONTEXT) == filled
+    """F14: a single reference gives its value, a reference within a text its text; `$${` is an escape."""
+    assert fill_template(template, CONTEXT) == filled
 
 
-def test_what_was_filled_in_is_not_looked_at_again() -> None:
-    """F14: data that looks like a reference stays data."""
+def test_inserted_values_are_not_filled_again() -> None:
+    """F14: data with the syntax of a reference stays data."""
     assert (
-        fill("${scope.a}", EvaluationContext("r", {"a": "${scope.secret}", "secret": "s"}, {}, {})) == "${scope.secret}"
+        fill_template("${scope.a}", EvaluationContext("r", {"a": "${scope.secret}", "secret": "s"}, {}, {}))
+        == "${scope.secret}"
     )
 
 
@@ -59,47 +60,47 @@ def test_what_was_filled_in_is_not_looked_at_again() -> None:
         ("${[scope.gone]}", "scope.gone"),
     ],
 )
-def test_a_reference_to_nothing_is_named(template: str, name: str) -> None:
-    """F14: inputs are never made of what is not there."""
+def test_error_names_the_missing_value(template: str, name: str) -> None:
+    """F14: a missing value in inputs raises REFERENCE_UNRESOLVED with its name."""
     with pytest.raises(Invalid) as caught:
-        fill({"deep": [template]}, CONTEXT)
-    assert (caught.value.code, caught.value.message) == ("REFERENCE_UNRESOLVED", f"there is no {name}")
+        fill_template({"deep": [template]}, CONTEXT)
+    assert (caught.value.code, caught.value.message) == ("REFERENCE_UNRESOLVED", f"{name} does not exist")
 
 
-def test_an_item_is_there_only_within_a_map() -> None:
-    """F14: elsewhere it is as missing as any other name."""
+def test_item_exists_only_in_a_map() -> None:
+    """F14: outside of a map, `item` and `index` are missing values."""
     outside = EvaluationContext("r", {}, {}, {})
     for template in ("${item}", "${index}"):
         assert uses_item([template])
-        with pytest.raises(Invalid, match="there is no"):
-            fill(template, outside)
-    assert fill("${item or 1}", EvaluationContext("r", {}, {}, {}, item=None)) == 1
+        with pytest.raises(Invalid, match="does not exist"):
+            fill_template(template, outside)
+    assert fill_template("${item or 1}", EvaluationContext("r", {}, {}, {}, item=None)) == 1
 
 
 @pytest.mark.parametrize("template", ["${", "a ${scope.n", "${}", "${{}}", "${scope.n + }", '${"}', "${ {} }"])
-def test_a_template_that_is_none_is_told(template: str) -> None:
-    """F2: at the latest when its flow is checked."""
+def test_invalid_template(template: str) -> None:
+    """F2: an invalid template raises BAD_EXPRESSION during validation."""
     with pytest.raises(Invalid) as caught:
-        references({"a": template})
+        find_references({"a": template})
     assert caught.value.code == "BAD_EXPRESSION"
 
 
-def test_references_are_found_wherever_they_are() -> None:
-    """F2: in lists and maps of any depth; an escape alone is filled too, but refers to nothing."""
+def test_references_are_found_at_any_depth() -> None:
+    """F2: references are found in lists and maps of any depth; an escape is filled, and is no reference."""
     template = {"a": [{"b": "x ${steps.one.outputs.x} ${steps['t-w'].status}"}], "c": "$${steps.no.outputs.x}"}
-    assert references(template) == {"one", "t-w"}
+    assert find_references(template) == {"one", "t-w"}
     assert has_references(template)
     assert has_references(["$${x}"])
     assert has_references("${scope.a}")
     assert not has_references({"a": ["$", "{", "$x", 1, None], "${scope.a}": 1})
 
 
-def test_what_is_filled_in_has_an_end() -> None:
-    """F14: a thousand references to one large thing do not make a document without end."""
+def test_size_of_filled_inputs_is_limited() -> None:
+    """F14: many references to a large value raise Invalid."""
     context = EvaluationContext("r", {"big": ["x" * 100] * 1_000}, {}, {})
-    assert len(fill("${scope.big}", context)) == 1_000
+    assert len(fill_template("${scope.big}", context)) == 1_000
     with pytest.raises(Invalid, match="more than") as caught:
-        fill(["${scope.big}"] * 1_000, context)
+        fill_template(["${scope.big}"] * 1_000, context)
     assert caught.value.code == "BAD_EXPRESSION"
 
 
@@ -113,9 +114,13 @@ TOKENS = st.sampled_from([*WORDS.split(), "\n", "\t", " "])
 @pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(150, soak=20_000))
 @given(st.one_of(st.lists(TOKENS, max_size=25).map(" ".join), st.lists(TOKENS, max_size=25).map("".join), st.text()))
-def test_no_text_makes_anything_but_an_answer_or_invalid(text: str) -> None:
-    """F8: whatever is written, it is answered or refused, as a condition and as a template."""
-    for work in (lambda: holds(text), lambda: fill([text, f"${{{text}}}"], CONTEXT), lambda: references(text)):
+def test_any_text_gives_a_value_or_invalid(text: str) -> None:
+    """F8: any text, as a condition or a template, gives a value or raises Invalid."""
+    for work in (
+        lambda: holds(text),
+        lambda: fill_template([text, f"${{{text}}}"], CONTEXT),
+        lambda: find_references(text),
+    ):
         try:
             work()
         except Invalid as error:

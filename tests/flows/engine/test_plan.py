@@ -40,7 +40,7 @@ async def test_what_is_no_flow_is_refused(flows: FlowsStepper, steps: dict[str, 
 
 async def test_an_id_that_comes_twice_is_named() -> None:
     """F2: in a list of steps each has an id of its own."""
-    with pytest.raises(ValidationError, match="'a' comes twice"):
+    with pytest.raises(ValidationError, match="two steps have the id 'a'"):
         RunRequest.model_validate({"steps": [{"id": "a", "kind": "x"}, {"id": "a", "kind": "y"}]})
 
 

@@ -51,7 +51,7 @@ class MarketHarness:
         async with asyncio.timeout(WITHIN):
             while True:
                 notified = self.engine.notifier.next_event(RUNS)
-                run = await self.views.run(run_id)
+                run = await self.views.read_run(run_id)
                 if run["status"] in _ENDED:
                     return run
                 await notified.wait()
@@ -88,9 +88,9 @@ class MarketHarness:
 
     async def all_told(self, run_id: str = "r1") -> bytes:
         """Everything that anybody can read of a run: itself, its logs, its history and its artifacts."""
-        run = await self.views.run(run_id)
-        logs = [await self.views.logs(run_id, step_id, None, 0, 1_000) for step_id in run["steps"]]
-        history = await self.views.history(run_id, (0, 0), 1_000)
+        run = await self.views.read_run(run_id)
+        logs = [await self.views.read_logs(run_id, step_id, None, 0, 1_000) for step_id in run["steps"]]
+        history = await self.views.read_history(run_id, (0, 0), 1_000)
         told = orjson.dumps([run, *(one.model_dump() for one in [history, *logs])])
         return told + b"".join(data for data, _ in self.published().values())
 

@@ -136,7 +136,7 @@ async def test_asking_again_for_the_example_changes_nothing(database_url: str, t
                 await found.operations.retry("r1", "tester", name)
         other = await found.done("r2", flow=FLOW, scope={"symbol": "EMBER", "theme": "dark"})
         assert other["status"] == "SUCCEEDED"
-        assert await found.views.run("r1") == run
+        assert await found.views.read_run("r1") == run
         assert {path: one for path, one in found.published().items() if "/r1/" in path} == stored
         twin = await found.done("r3")
         assert twin["status"] == "SUCCEEDED"
@@ -229,7 +229,7 @@ async def test_a_step_that_is_tried_again_leaves_only_its_last_attempt(
         assert [chart["name"] for chart in charts["artifacts"]] == ["days.png", "hours.png", MANIFEST]
         assert await found.manifest() == (["days", "hours"], {"four-hours": "IMAGE_ERROR"})
         assert not [path for path in found.published() if path.endswith(".jpg")]
-        moves = (await found.views.history("r1", (0, 0), 100)).moves
+        moves = (await found.views.read_history("r1", (0, 0), 100)).moves
         [back] = [move for move in moves if (move.source, move.target) == ("RUNNING", "READY")]
         assert (back.reason or "").startswith("TOO_FEW_IMAGES: 1 of 3")
 
@@ -507,7 +507,7 @@ async def test_a_model_that_recovers_between_attempts(
         report = run["steps"]["report"]
         assert (run["status"], report["attempts"], report["error"]) == ("SUCCEEDED", 2, None)
         assert b"All is well." in await found.artifact("report", "report.md")
-        moves = (await found.views.history("r1", (0, 0), 100)).moves
+        moves = (await found.views.read_history("r1", (0, 0), 100)).moves
         assert [move.reason for move in moves if (move.source, move.target) == ("RUNNING", "READY")] == [
             f"LLM_UNAVAILABLE: {api.url}/chat/completions answered with status 503: busy"
         ]
@@ -558,9 +558,9 @@ async def test_who_lost_the_lease_cannot_publish(
             if is_late:
                 quick.let_go.set()
                 await found.ended()
-            before = found.published(), await found.views.run("r1")
+            before = found.published(), await found.views.read_run("r1")
             slow.let_go.set()
-        assert (found.published(), await found.views.run("r1")) == before
+        assert (found.published(), await found.views.read_run("r1")) == before
         quick.let_go.set()
         run = await found.ended()
         charts = run["steps"]["charts"]

@@ -114,10 +114,10 @@ async def test_a_module_makes_workers_of_its_context(database_url: str, tmp_path
         views = FlowViews(db, platform.catalogue)
 
         async def has_ended() -> bool:
-            return bool((await views.run("r1"))["status"] == "SUCCEEDED")
+            return bool((await views.read_run("r1"))["status"] == "SUCCEEDED")
 
         await becomes(has_ended, "the run ends")
-        outputs = (await views.run("r1"))["steps"]["count"]["outputs"]
+        outputs = (await views.read_run("r1"))["steps"]["count"]["outputs"]
     assert outputs == {"runs": 1, "at": clock.now().isoformat(), "lease": LEASE.total_seconds()}
 
 

@@ -1,5 +1,5 @@
 -- name: runs
--- The latest first. Runs are numbered as they are made.
+-- The latest first. Run ids grow with each new run.
 SELECT r.id, r.run_id, r.flow, r.status, r.reason, r.created_at, r.started_at, r.finished_at, r.created_by,
        r.scheduled_for, p.run_id AS parent_run_id, s.step_id AS parent_step_id
 FROM flow_run r
@@ -10,7 +10,7 @@ ORDER BY r.id DESC
 LIMIT $2;
 
 -- name: runs_of_flow
--- A statement of its own: one for both would have one plan for both.
+-- A separate statement, because it needs another plan than `runs`.
 SELECT r.id, r.run_id, r.flow, r.status, r.reason, r.created_at, r.started_at, r.finished_at, r.created_by,
        r.scheduled_for, p.run_id AS parent_run_id, s.step_id AS parent_step_id
 FROM flow_run r
@@ -22,7 +22,7 @@ ORDER BY r.id DESC
 LIMIT $2;
 
 -- name: failed_runs
--- F18: the runs that failed of late, the latest first; not those within another, which tells.
+-- F18: the runs that failed after $1, the latest first; without inner runs, whose outer run fails too.
 SELECT r.run_id, r.flow, r.reason, r.finished_at
 FROM flow_run r
 WHERE r.finished_at > $1 AND r.status = {run.FAILED} AND r.parent_run IS NULL
@@ -46,15 +46,15 @@ SELECT t.n, t.step_id, t.kind, t.status, t.depends_on, t.required, coalesce(t.gi
 FROM flow_step t WHERE t.run = $1 ORDER BY t.n;
 
 -- name: counts
--- How many steps of a run stand how.
+-- The number of steps of a run by status.
 SELECT t.status, count(*) AS steps FROM flow_step t WHERE t.run = $1 GROUP BY t.status;
 
 -- name: moves
--- F18: the numbers of all entries of the journal that tell of a run, and what it calls its steps.
+-- F18: the names of the steps of a run, and the ids of their journal entries.
 SELECT t.step_id, t.moves FROM flow_step t WHERE t.run = $1;
 
 -- name: step
--- One step with all that tells why it is where it is.
+-- A step with all columns that explain its status.
 SELECT t.run, t.n, r.run_id, t.step_id, t.kind, t.status, t.fence, t.attempts, t.max_attempts, t.worker, t.reason,
        t.error, t.lease_until, t.due_at, t.started_at, t.finished_at, t.sealed IS NOT NULL AS is_sealed,
        t.given ->> 'runId' AS inner_run, r.status AS run_status, r.reason AS run_reason, r.flow
@@ -62,19 +62,19 @@ FROM flow_run r JOIN flow_step t ON t.run = r.id
 WHERE r.run_id = $1 AND t.step_id = $2;
 
 -- name: unmet
--- F18: what a step waits for, in the order of the run.
+-- F18: the unmet dependencies of a step, in the order of the run.
 SELECT p.step_id, p.status
 FROM flow_step t JOIN flow_step p ON p.run = t.run AND p.n = ANY (t.depends_on)
 WHERE t.run = $1 AND t.n = $2 AND p.status NOT IN {step.satisfied}
 ORDER BY p.n;
 
 -- name: items
--- F14: how many items of a map there are, and how many of them have ended.
+-- F14: the number of items of a map, and the number of ended items.
 SELECT count(*) AS items, count(*) FILTER (WHERE t.status IN {step.ended}) AS ended
 FROM flow_step t WHERE t.run = $1 AND t.map_n = $2;
 
 -- name: queue
--- F18: how many steps of a kind are under way, and how many are before one in the queue, up to a number.
+-- F18: the number of running steps of a kind, and of steps ahead in the queue, up to $3.
 SELECT (SELECT count(*) FROM flow_step t
         WHERE t.kind = $1 AND t.status = {step.RUNNING} AND t.lease_until IS NOT NULL) AS busy,
        (SELECT count(*) FROM (
@@ -82,14 +82,14 @@ SELECT (SELECT count(*) FROM flow_step t
         ) AS before) AS ahead;
 
 -- name: statuses
--- Where steps that are known by their names stand.
+-- The status of steps by run and name.
 SELECT r.run_id, t.step_id, t.status
 FROM unnest($1::text[], $2::text[]) AS s (run_id, step_id)
 JOIN flow_run r ON r.run_id = s.run_id
 JOIN flow_step t ON t.run = r.id AND t.step_id = s.step_id;
 
 -- name: logs
--- F18: what a step told, of all its attempts or of one.
+-- F18: the log lines of a step, of all attempts or of one attempt.
 SELECT l.id, l.at, l.attempt, l.fence, l.level, l.message
 FROM flow_log l
 WHERE l.run = $1 AND l.n = $2 AND l.id > $3 AND ($5::integer IS NULL OR l.attempt = $5)
@@ -97,7 +97,7 @@ ORDER BY l.id
 LIMIT $4;
 
 -- name: run_logs
--- F18: the log of a run: the lines of all its steps in the order of their time.
+-- F18: the log lines of all steps of a run, in the order of time.
 SELECT l.id, l.at, t.step_id, l.attempt, l.fence, l.level, l.message
 FROM flow_log l JOIN flow_step t ON t.run = l.run AND t.n = l.n
 WHERE l.run = $1 AND ($2::timestamptz IS NULL OR (l.at, l.id) > ($2, $3::bigint))
@@ -105,7 +105,7 @@ ORDER BY l.at, l.id
 LIMIT $4;
 
 -- name: latest_runs
--- The latest run of each of some flows.
+-- The latest run of each flow in $1.
 SELECT f.flow, r.run_id, r.status, r.created_at, r.finished_at
 FROM unnest($1::text[]) AS f (flow)
 CROSS JOIN LATERAL (
@@ -113,5 +113,5 @@ CROSS JOIN LATERAL (
 ) AS r;
 
 -- name: schedules
--- F16: what is known of the schedules of some flows.
+-- F16: the state of the schedules of the flows in $1.
 SELECT s.flow, s.is_paused, s.last_run, s.note FROM flow_schedule s WHERE s.flow = ANY ($1);

@@ -1,4 +1,4 @@
-"""What goes over the wire between the API of flows and people."""
+"""Requests and responses of the API of flows for operators."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from penstock.flows.contract import NAME, FlowRunStatus, StepStatus
 from penstock.flows.definition.spec import Name
 from penstock.kernel.http.schemas import Camel, CamelBody, MoveSchema, Text
 
-# Runs inside of steps are named after them: `nightly~load[3]`.
+# The id of an inner run contains the id of its step: `nightly~load[3]`.
 RUN_ID = r"^[A-Za-z0-9][A-Za-z0-9_.~\[\]-]{0,1999}$"
 STEP_ID = NAME[:-1] + r"(\[[0-9]{1,6}\])?$"
 
@@ -21,27 +21,27 @@ StepId = Annotated[str, Field(pattern=STEP_ID)]
 
 
 class FlowActionRequest(CamelBody):
-    """Why somebody does what is kept with the run."""
+    """An action of an operator, with a reason for the history."""
 
-    reason: Reason | None = None
+    reason: Reason | None = Field(None, description="Reason of the action; stored in the history of the run.")
 
 
 class ResumeRequest(CamelBody):
-    """F19: where a new run begins."""
+    """F19: a request for a run that starts at a step."""
 
-    from_: Annotated[str, Field(alias="from", pattern=STEP_ID)]
-    run_id: Name | None = Field(None, description="Of the new run.")
+    from_: Annotated[str, Field(alias="from", pattern=STEP_ID, description="First step to execute again.")]
+    run_id: Name | None = Field(None, description="Id of the new run. Default: a new id.")
 
 
 class RunCreated(Camel):
     run_id: str
     status: FlowRunStatus
-    created: bool = Field(description="False when the same was asked for before.")
+    created: bool = Field(description="False if the run existed already.")
     url: str
 
 
 class StepErrorView(Camel):
-    """F5: why a step failed."""
+    """F5: the error of a failed step."""
 
     code: str
     message: str
@@ -49,7 +49,7 @@ class StepErrorView(Camel):
 
 
 class ArtifactView(Camel):
-    """F6: what a step left."""
+    """F6: a published artifact of a step."""
 
     name: str
     uri: str
@@ -58,16 +58,16 @@ class ArtifactView(Camel):
 
 
 class StepView(Camel):
-    """F1: a step as it stands."""
+    """F1: the state of a step."""
 
     status: StepStatus
     kind: str
     depends_on: list[str]
     required: bool
-    inputs: dict[str, Any] = Field(description="With all references filled in, once it has had its turn.")
+    inputs: dict[str, Any] = Field(description="Inputs; references are resolved when the step becomes READY.")
     outputs: dict[str, Any] | None
     error: StepErrorView | None
-    reason: str | None = Field(description="Why it was skipped, cancelled, or is tried again.")
+    reason: str | None = Field(description="Reason why the step was skipped, cancelled or retried.")
     attempts: int
     max_attempts: int | None
     fence: int
@@ -77,7 +77,7 @@ class StepView(Camel):
     started_at: datetime | None
     finished_at: datetime | None
     artifacts: list[ArtifactView]
-    map: str | None = Field(description="F14: the map it is an item of.")
+    map: str | None = Field(description="F14: id of the map, if the step is an item of a map.")
 
 
 class FlowRunHead(Camel):
@@ -92,8 +92,8 @@ class FlowRunHead(Camel):
     finished_at: datetime | None
     created_by: str
     scheduled_for: datetime | None
-    parent_run_id: str | None = Field(description="F14: the run this one is the inside of, and the step there.")
-    parent_step_id: str | None
+    parent_run_id: str | None = Field(description="F14: id of the outer run, if this is an inner run.")
+    parent_step_id: str | None = Field(description="F14: step of the outer run that this run belongs to.")
 
 
 class FlowRunList(Camel):
@@ -102,12 +102,12 @@ class FlowRunList(Camel):
 
 
 class FlowRun(FlowRunHead):
-    """F1: a run as it stands."""
+    """F1: the state of a run."""
 
     scope: dict[str, Any]
     fail_fast: bool
-    counts: dict[str, int] = Field(description="How many steps stand how.")
-    steps: dict[str, StepView] | None = Field(None, description="Null when they were not asked for.")
+    counts: dict[str, int] = Field(description="Number of steps by status.")
+    steps: dict[str, StepView] | None = Field(None, description="Steps by id; null with `steps=false`.")
 
 
 class RunCancelled(Camel):
@@ -117,7 +117,7 @@ class RunCancelled(Camel):
 
 class RetriedSteps(Camel):
     run_id: str
-    steps: list[str] = Field(description="What is tried again, and what was cancelled because of it.")
+    steps: list[str] = Field(description="Ids of the retried steps, and of the cancelled steps that depend on them.")
 
 
 class StepState(Camel):
@@ -127,14 +127,14 @@ class StepState(Camel):
 
 
 class StepExplanationView(StepState):
-    """F18: why a step is where it is, and what would move it."""
+    """F18: an explanation of the status of a step, and a hint how to change it."""
 
     why: str
     hint: str | None
 
 
 class FlowMove(MoveSchema, Camel):
-    """F18: a move of a run, or of one of its steps."""
+    """F18: a move of a run or of a step."""
 
     run_id: str
     step_id: str | None
@@ -147,7 +147,7 @@ class FlowHistory(Camel):
 
 
 class LogLine(Camel):
-    """F18: a line of a step's log."""
+    """F18: a log line of a step."""
 
     at: datetime
     attempt: int
@@ -164,7 +164,7 @@ class LogPage(Camel):
 
 
 class RunLogLine(LogLine):
-    """F18: a line of the log of a run, with its step."""
+    """F18: a log line of a run, with its step."""
 
     step_id: str
 
@@ -176,7 +176,7 @@ class RunLogPage(Camel):
 
 
 class ScheduleView(Camel):
-    """F16: when a flow runs by itself."""
+    """F16: the schedule of a flow and its state."""
 
     cron: str
     timezone: str
@@ -185,7 +185,7 @@ class ScheduleView(Camel):
     paused: bool
     next: list[datetime]
     last_run: str | None
-    note: str | None = Field(description="Why the last time passed without a run.")
+    note: str | None = Field(description="Reason why the last time of the schedule got no run.")
 
 
 class LatestRun(Camel):
@@ -203,16 +203,16 @@ class FlowHead(Camel):
     steps: int
     max_active_runs: int | None
     schedule: ScheduleView | None
-    latest_run: LatestRun | None = Field(description="The latest run, however it was started.")
+    latest_run: LatestRun | None = Field(description="Latest run, scheduled or not.")
 
 
 class FlowList(Camel):
     flows: list[FlowHead]
-    errors: dict[str, str] = Field(description="Files that cannot be used as they are, and why.")
+    errors: dict[str, str] = Field(description="Errors of flow files, by path.")
 
 
 class FlowView(FlowHead):
-    """F15: a flow by its name."""
+    """F15: a flow with its definition."""
 
     spec: dict[str, Any]
     mermaid: str

@@ -1,4 +1,4 @@
-"""F17: what goes over the wire between the API of flows and workers."""
+"""F17: requests and responses of the API of flows for workers."""
 
 from datetime import datetime
 from typing import Annotated, Any, Self
@@ -21,7 +21,7 @@ from penstock.flows.contract import (
     StepReportKind,
     StepStatus,
 )
-from penstock.flows.definition.json_values import plain
+from penstock.flows.definition.json_values import to_json
 from penstock.flows.definition.spec import Name
 from penstock.kernel.http.schemas import WHOLE, Camel, CamelBody, Fence, Text
 from penstock.kernel.storage import is_object_path
@@ -29,27 +29,27 @@ from penstock.kernel.storage import is_object_path
 LeaseSeconds = Annotated[float, Field(ge=0.001, le=LEASE_LIMIT)]
 
 
-def _small(document: Any) -> Any:
+def _check_size(document: Any) -> Any:
     size = len(orjson.dumps(document))
     if size > DOCUMENT_LIMIT:
-        raise ValueError(f"it has {size} bytes as JSON, at most {DOCUMENT_LIMIT}: write an artifact")
+        raise ValueError(f"it has {size} bytes as JSON; the limit is {DOCUMENT_LIMIT}: write an artifact instead")
     return document
 
 
-def _artifact(name: str) -> str:
+def _check_artifact_name(name: str) -> str:
     if not is_object_path(name):
-        raise ValueError("the name of an artifact is a relative path such as report.md or charts/1h.svg")
+        raise ValueError("the name of an artifact must be a relative path, e.g. report.md or charts/1h.svg")
     return name
 
 
-Document = Annotated[dict[str, Any], AfterValidator(plain), AfterValidator(_small)]
-Details = Annotated[Any, AfterValidator(plain), AfterValidator(_small)]
-ArtifactName = Annotated[str, Field(min_length=1, max_length=ARTIFACT_NAME_LIMIT), AfterValidator(_artifact)]
+Document = Annotated[dict[str, Any], AfterValidator(to_json), AfterValidator(_check_size)]
+Details = Annotated[Any, AfterValidator(to_json), AfterValidator(_check_size)]
+ArtifactName = Annotated[str, Field(min_length=1, max_length=ARTIFACT_NAME_LIMIT), AfterValidator(_check_artifact_name)]
 
 
 class NewLogLine(CamelBody):
     level: Annotated[str, Field(pattern="^[A-Za-z]{1,16}$")] = "info"
-    message: Annotated[str, Field(max_length=100_000)] = Field(description="Long ones are cut.")
+    message: Annotated[str, Field(max_length=100_000)] = Field(description="Message; a long message is cut.")
 
 
 class NewLogLines(CamelBody):
@@ -58,13 +58,13 @@ class NewLogLines(CamelBody):
 
 
 class AttemptRecord(Camel):
-    """What was kept with an attempt."""
+    """The result of stored log lines."""
 
-    lines: int
+    lines: int = Field(description="Number of stored lines.")
 
 
 class WrittenArtifact(Camel):
-    """F6: what was kept under an attempt; it is an artifact once the report that names it counts."""
+    """F6: an artifact of an attempt; it is published when a report that names it is accepted."""
 
     name: str
     size: int
@@ -76,11 +76,13 @@ class StepClaimRequest(CamelBody):
     kinds: Annotated[list[Name], Field(min_length=1, max_length=100)]
     limit: Annotated[int, Field(strict=True, ge=1, le=BATCH_LIMIT), WHOLE] = 1
     lease_seconds: LeaseSeconds | None = None
-    wait_seconds: Annotated[float, Field(ge=0, le=WAIT_LIMIT)] = Field(0, description="How long to wait for a step.")
+    wait_seconds: Annotated[float, Field(ge=0, le=WAIT_LIMIT)] = Field(
+        0, description="Maximum time to wait for a step, in seconds."
+    )
 
 
 class ClaimedStepView(Camel):
-    """F4: a step that is its worker's alone until the lease runs out."""
+    """F4: a step that one worker owns until its lease expires."""
 
     run_id: str
     step_id: str
@@ -91,7 +93,7 @@ class ClaimedStepView(Camel):
     scope: dict[str, Any]
     lease_until: datetime
     timeout_seconds: float | None
-    trace: str | None = Field(description="The `traceparent` the step belongs to.")
+    trace: str | None = Field(description="W3C `traceparent` of the trace that the step belongs to.")
 
 
 class StepClaimResponse(Camel):
@@ -127,32 +129,32 @@ class StepErrorBody(CamelBody):
 
 
 class StepOutcomeBase(CamelBody):
-    """F5: how a step ended."""
+    """F5: the outcome of a step."""
 
     fence: Fence
     status: StepReportKind
     outputs: Document = Field(default_factory=dict)
-    error: StepErrorBody | None = Field(
-        None, description="Why it failed; or what is away, when it is given back for that."
-    )
+    error: StepErrorBody | None = Field(None, description="Error of a FAILED step, or the reason of RELEASED.")
     artifacts: Annotated[list[ArtifactName], Field(max_length=ARTIFACT_LIMIT)] = Field(
-        default_factory=list, description="Names written under this attempt."
+        default_factory=list, description="Names of artifacts that this attempt wrote."
     )
     retryable: bool | None = Field(
-        None, description="What the worker thinks of its error; the step's `retry` goes before."
+        None, description="Whether the worker expects a retry to succeed; the `retry` of the step has priority."
     )
 
     @model_validator(mode="after")
-    def _fails_with_an_error(self) -> Self:
+    def _check_error(self) -> Self:
         if self.status is not StepReportKind.RELEASED and (self.status is StepReportKind.FAILED) != (
             self.error is not None
         ):
-            raise ValueError("a step that FAILED has an `error`, one that SUCCEEDED or was CANCELLED has none")
+            raise ValueError(
+                "`error` is required if the status is FAILED, and not allowed if it is SUCCEEDED or CANCELLED"
+            )
         return self
 
 
 class StepOutcome(StepOutcomeBase):
-    """The same, of a step that is named."""
+    """F5: the outcome of the step in the path."""
 
     worker: Worker | None = None
 
@@ -167,20 +169,20 @@ class StepReportRequest(CamelBody):
     items: Annotated[list[StepReportItem], Field(min_length=1, max_length=BATCH_LIMIT)]
 
     @model_validator(mode="after")
-    def _of_each_step_once(self) -> Self:
+    def _check_unique(self) -> Self:
         if len({(item.run_id, item.step_id) for item in self.items}) < len(self.items):
-            raise ValueError("one report for each step")
+            raise ValueError("only one report per step is allowed in a request")
         return self
 
 
 class StepReportResult(Camel):
-    """What became of a report."""
+    """F5: the result of a report."""
 
     run_id: str
     step_id: str
     fence: int
     result: StepReportAnswer
-    status: StepStatus | None = Field(description="Where the step stands now; null when there is none.")
+    status: StepStatus | None = Field(description="Present status of the step; null if it does not exist.")
 
 
 class StepReportResponse(Camel):

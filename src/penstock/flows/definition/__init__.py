@@ -1,1 +1,1 @@
-"""How flows are written: documents, expressions, the step graph, schedules."""
+"""Definitions of flows: models, expressions, validation, loading, schedules and drawings."""

@@ -1,4 +1,4 @@
-"""F8, F14: what an expression is worth: lookups, comparisons and sums over JSON, and no way out of it."""
+"""F8, F14: evaluation of expressions: lookups, comparisons and arithmetic over JSON, with limits on size."""
 
 import ast
 from collections.abc import Callable, Mapping
@@ -7,10 +7,16 @@ from math import isfinite
 from operator import add, ge, gt, le, lt, mod, mul, sub, truediv
 from typing import Any, Final
 
-from penstock.flows.definition.expression_syntax import CONSTANTS, LARGEST, ParsedExpression, bad, key
+from penstock.flows.definition.expression_syntax import (
+    CONSTANTS,
+    LARGEST,
+    ParsedExpression,
+    expression_error,
+    static_key,
+)
 from penstock.kernel.errors import Invalid
 
-SIZE_LIMIT: Final = 256_000  # characters of a text, or members of a list, that an expression makes
+SIZE_LIMIT: Final = 256_000  # characters of a text, or items of a list, that an expression creates
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: add,
     ast.Sub: sub,
@@ -21,7 +27,7 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class MissingValue:
-    """What is not there; null counts as there."""
+    """The value of a missing name; null is not missing."""
 
     def __repr__(self) -> str:
         return "MISSING"
@@ -32,7 +38,7 @@ MISSING: Final = MissingValue()
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """What expressions can ask for. A step that was skipped has no outputs: {}."""
+    """The values that expressions can read. The outputs of a skipped step are {}."""
 
     run_id: str
     scope: Mapping[str, Any]
@@ -42,128 +48,132 @@ class EvaluationContext:
     index: int | None = None
 
 
-def worth(expression: ParsedExpression, context: EvaluationContext, *, is_strict: bool) -> Any:
-    """What *expression* gives. What is missing is null, or Invalid REFERENCE_UNRESOLVED where that *is_strict*."""
+def evaluate(expression: ParsedExpression, context: EvaluationContext, *, is_strict: bool) -> Any:
+    """Return the value of *expression*. Missing names are null; if *is_strict*, raise Invalid REFERENCE_UNRESOLVED."""
     try:
-        return _Evaluation(expression.text, context).worth(expression.tree, is_strict)
+        return _Evaluation(expression.text, context).evaluate(expression.tree, is_strict)
     except RecursionError:
-        raise bad(expression.text, "what it compares is nested too deep") from None
+        raise expression_error(expression.text, "a compared value is nested too deeply") from None
 
 
 class _Evaluation:
     def __init__(self, text: str, context: EvaluationContext) -> None:
         self._text, self._context = text, context
 
-    def worth(self, node: ast.expr, is_strict: bool) -> Any:
-        found = self._found(node, is_strict)
-        if found is MISSING:
+    def evaluate(self, node: ast.expr, is_strict: bool) -> Any:
+        value = self._evaluate_node(node, is_strict)
+        if value is MISSING:
             if is_strict:
-                hint = "a skipped step has no outputs; `${… or null}` stands for what may be missing"
-                raise Invalid("REFERENCE_UNRESOLVED", f"there is no {ast.unparse(node)}", hint=hint)
+                hint = "the outputs of a skipped step are missing; write `${… or null}` for a value that may be missing"
+                raise Invalid("REFERENCE_UNRESOLVED", f"{ast.unparse(node)} does not exist", hint=hint)
             return None
-        return found
+        return value
 
-    def _found(self, node: ast.expr, is_strict: bool) -> Any:
+    def _evaluate_node(self, node: ast.expr, is_strict: bool) -> Any:
         match node:
             case ast.Constant():
                 return node.value
             case ast.Name():
-                return self._named(node.id)
+                return self._read_name(node.id)
             case ast.Attribute() | ast.Subscript():
-                return self._looked_up(node, is_strict)
+                return self._look_up(node, is_strict)
             case ast.List() | ast.Tuple():
-                return [self.worth(inner, is_strict) for inner in node.elts]
+                return [self.evaluate(inner, is_strict) for inner in node.elts]
             case ast.BoolOp():
-                return self._either(node, is_strict)
+                return self._evaluate_boolean(node, is_strict)
             case ast.Compare():
-                return self._compared(node, is_strict)
+                return self._compare(node, is_strict)
             case ast.Call():
-                return self._length(self.worth(node.args[0], is_strict))
+                return self._measure(self.evaluate(node.args[0], is_strict))
             case _:
-                return self._computed(node, is_strict)
+                return self._compute(node, is_strict)
 
-    def _named(self, name: str) -> Any:
+    def _read_name(self, name: str) -> Any:
         if name in CONSTANTS:
             return CONSTANTS[name]
         if name == "index":
             return MISSING if self._context.index is None else self._context.index
         return self._context.scope if name == "scope" else self._context.item
 
-    def _looked_up(self, node: ast.Attribute | ast.Subscript, is_strict: bool) -> Any:
+    def _look_up(self, node: ast.Attribute | ast.Subscript, is_strict: bool) -> Any:
         if isinstance(node.value, ast.Name) and node.value.id == "run":
             return self._context.run_id
-        if (step := _step(node.value)) is not None:
-            kept = self._context.outputs if key(node) == "outputs" else self._context.statuses
-            return kept.get(step, MISSING)
-        holder = self.worth(node.value, is_strict)
-        wanted: Any = node.attr if isinstance(node, ast.Attribute) else self.worth(node.slice, is_strict)
-        if isinstance(holder, Mapping):
-            return holder.get(wanted, MISSING) if isinstance(wanted, str) else MISSING
-        is_place = isinstance(wanted, int) and not isinstance(wanted, bool)
-        if isinstance(holder, list) and is_place and -len(holder) <= wanted < len(holder):
-            return holder[wanted]
+        if (step := _step_name(node.value)) is not None:
+            values = self._context.outputs if static_key(node) == "outputs" else self._context.statuses
+            return values.get(step, MISSING)
+        container = self.evaluate(node.value, is_strict)
+        key: Any = node.attr if isinstance(node, ast.Attribute) else self.evaluate(node.slice, is_strict)
+        if isinstance(container, Mapping):
+            return container.get(key, MISSING) if isinstance(key, str) else MISSING
+        is_index = isinstance(key, int) and not isinstance(key, bool)
+        if isinstance(container, list) and is_index and -len(container) <= key < len(container):
+            return container[key]
         return MISSING
 
-    def _either(self, node: ast.BoolOp, is_strict: bool) -> Any:
-        """As in Python: the operand that decides. What stands before an `or` may be missing."""
+    def _evaluate_boolean(self, node: ast.BoolOp, is_strict: bool) -> Any:
+        """Return the deciding operand, as Python does. An operand before an `or` may be missing."""
         is_or = isinstance(node.op, ast.Or)
         for inner in node.values[:-1]:
-            found = self.worth(inner, is_strict and not is_or)
-            if bool(found) == is_or:
-                return found
-        return self.worth(node.values[-1], is_strict)
+            value = self.evaluate(inner, is_strict and not is_or)
+            if bool(value) == is_or:
+                return value
+        return self.evaluate(node.values[-1], is_strict)
 
-    def _compared(self, node: ast.Compare, is_strict: bool) -> bool:
-        left = self.worth(node.left, is_strict)
+    def _compare(self, node: ast.Compare, is_strict: bool) -> bool:
+        left = self.evaluate(node.left, is_strict)
         for operator, following in zip(node.ops, node.comparators, strict=True):
-            right = self.worth(following, is_strict)
+            right = self.evaluate(following, is_strict)
             if not _COMPARISONS[type(operator)](left, right):
                 return False
             left = right
         return True
 
-    def _computed(self, node: ast.expr, is_strict: bool) -> Any:
+    def _compute(self, node: ast.expr, is_strict: bool) -> Any:
         if isinstance(node, ast.UnaryOp):
-            operand = self.worth(node.operand, is_strict)
+            operand = self.evaluate(node.operand, is_strict)
             if isinstance(node.op, ast.Not):
                 return not operand
-            return self._sum(sub if isinstance(node.op, ast.USub) else add, 0, operand)
+            return self._apply(sub if isinstance(node.op, ast.USub) else add, 0, operand)
         if not isinstance(node, ast.BinOp):
-            raise bad(self._text, "cannot be worked out")
-        left, right = self.worth(node.left, is_strict), self.worth(node.right, is_strict)
-        return self._sum(_ARITHMETIC[type(node.op)], left, right)
+            raise expression_error(self._text, "it cannot be evaluated")
+        left, right = self.evaluate(node.left, is_strict), self.evaluate(node.right, is_strict)
+        return self._apply(_ARITHMETIC[type(node.op)], left, right)
 
-    def _sum(self, operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-        """Null where either is."""
+    def _apply(self, operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+        """Apply *operation*; the result is null if an operand is null."""
         if left is None or right is None:
             return None
-        if operation is add and (isinstance(left, str | list) and _kind(left) == _kind(right)):
+        if operation is add and (isinstance(left, str | list) and _type_name(left) == _type_name(right)):
             if len(left) + len(right) > SIZE_LIMIT:
-                raise bad(self._text, f"gives more than {SIZE_LIMIT:,} characters or members")
+                raise expression_error(self._text, f"its result has more than {SIZE_LIMIT:,} characters or items")
             return left + right
         if not (_is_number(left) and _is_number(right)):
-            raise bad(self._text, f"{_kind(left)} and {_kind(right)} do not go together here")
+            raise expression_error(
+                self._text, f"this operation does not support {_type_name(left)} and {_type_name(right)}"
+            )
         try:
-            return self._in_bounds(operation(self._in_bounds(left), self._in_bounds(right)))
+            return self._check_bounds(operation(self._check_bounds(left), self._check_bounds(right)))
         except ZeroDivisionError:
-            raise bad(self._text, "divides by zero", "ask first: scope.n != 0 and scope.all / scope.n > 2") from None
+            raise expression_error(
+                self._text, "division by zero", "check first: scope.n != 0 and scope.all / scope.n > 2"
+            ) from None
 
-    def _in_bounds(self, number: int | float) -> int | float:
+    def _check_bounds(self, number: int | float) -> int | float:
         if abs(number) > LARGEST if isinstance(number, int) else not isfinite(number):
-            raise bad(self._text, "a number is too large")
+            raise expression_error(self._text, "a number is too large")
         return number
 
-    def _length(self, value: Any) -> int | None:
+    def _measure(self, value: Any) -> int | None:
         if value is None:
             return None
         if not isinstance(value, str | list | Mapping):
-            raise bad(self._text, f"{_kind(value)} has no length")
+            raise expression_error(self._text, f"{_type_name(value)} has no length")
         return len(value)
 
 
-def _step(node: ast.expr) -> str | None:
+def _step_name(node: ast.expr) -> str | None:
     if isinstance(node, ast.Attribute | ast.Subscript):
-        return key(node) if isinstance(node.value, ast.Name) and node.value.id == "steps" else None
+        return static_key(node) if isinstance(node.value, ast.Name) and node.value.id == "steps" else None
     return None
 
 
@@ -171,7 +181,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     kinds = (
         (bool, "true or false"), (int | float, "a number"), (str, "a text"), (list, "a list"), (Mapping, "a map"),
     )  # fmt: skip
@@ -179,30 +189,30 @@ def _kind(value: Any) -> str:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    return _kind(left) == _kind(right) and bool(left == right)  # to Python, true is 1
+    return _type_name(left) == _type_name(right) and bool(left == right)  # in Python, True == 1
 
 
-def _ordered(comparison: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    def compared(left: Any, right: Any) -> bool:
-        is_alike = _kind(left) == _kind(right) and (_is_number(left) or isinstance(left, str))
+def _order(comparison: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    def compare(left: Any, right: Any) -> bool:
+        is_alike = _type_name(left) == _type_name(right) and (_is_number(left) or isinstance(left, str))
         return is_alike and comparison(left, right)
 
-    return compared
+    return compare
 
 
-def _within(left: Any, right: Any) -> bool:
+def _contains(left: Any, right: Any) -> bool:
     if isinstance(right, str | Mapping):
         return isinstance(left, str) and left in right
-    return isinstance(right, list) and any(_equal(left, one) for one in right)
+    return isinstance(right, list) and any(_equal(left, item) for item in right)
 
 
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: _equal,
     ast.NotEq: lambda left, right: not _equal(left, right),
-    ast.Lt: _ordered(lt),
-    ast.LtE: _ordered(le),
-    ast.Gt: _ordered(gt),
-    ast.GtE: _ordered(ge),
-    ast.In: _within,
-    ast.NotIn: lambda left, right: not _within(left, right),
+    ast.Lt: _order(lt),
+    ast.LtE: _order(le),
+    ast.Gt: _order(gt),
+    ast.GtE: _order(ge),
+    ast.In: _contains,
+    ast.NotIn: lambda left, right: not _contains(left, right),
 }

@@ -1,199 +1,201 @@
-"""F2: the order of steps by their dependencies, cycles of steps and of flows within flows, hints for unknown names."""
+"""F2: the dependency graph of steps, detection of cycles and of recursive flows, and hints for unknown names."""
 
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 from penstock.flows.contract import FLOW, STEP_LIMIT
 from penstock.flows.definition.spec import FlowSpec, StepSpec
 from penstock.kernel.errors import BadConfig, Invalid
 
-_SEARCH_LIMIT = 200_000  # dependencies looked at for the shortest ring
-_NEAR = 32  # of these, from each step at least
-_SHOWN = 10  # steps of a ring
-_KNOWN = 1_000  # names looked through for one that was meant
+_SEARCH_LIMIT = 200_000  # dependencies to follow in search of the shortest cycle
+_MIN_SEARCH = 32  # dependencies to follow from each step at least
+_SHOWN = 10  # steps of a cycle, and names in a hint
+_NAMES_LIMIT = 1_000  # names to search for a similar one
 
 
 @dataclass(frozen=True)
 class StepGraph:
-    """Steps in an order they can run in, that of writing where they are free; the numbers are places in *ids*."""
+    """The steps in execution order, otherwise in the order of the document; the numbers are indexes of *ids*."""
 
     ids: Sequence[str]
     depends_on: Sequence[Sequence[int]]
     children: Sequence[Sequence[int]]
 
     def layers(self) -> Sequence[Sequence[int]]:
-        """Steps that could run at once, were all of them equally long: each right below the last it waits for."""
+        """Return the steps by layer: each step is in the layer after the last of its dependencies."""
         depth: list[int] = []
         for before in self.depends_on:
-            depth.append(max((depth[place] for place in before), default=-1) + 1)
+            depth.append(max((depth[index] for index in before), default=-1) + 1)
         layers: list[list[int]] = [[] for _ in range(max(depth, default=-1) + 1)]
-        for place, found in enumerate(depth):
-            layers[found].append(place)
+        for index, layer in enumerate(depth):
+            layers[layer].append(index)
         return layers
 
 
-def ordered(steps: Mapping[str, StepSpec]) -> StepGraph:
-    """The graph of *steps*; Invalid for dependencies that are unknown, come twice or go round in a ring."""
+def build_graph(steps: Mapping[str, StepSpec]) -> StepGraph:
+    """Return the graph of *steps*; raise Invalid for an unknown or repeated dependency, or a cycle."""
     if len(steps) > STEP_LIMIT:
-        raise Invalid("TOO_MANY_STEPS", f"there are {len(steps):,} steps, at most {STEP_LIMIT:,} make a run")
+        raise Invalid("TOO_MANY_STEPS", f"the flow has {len(steps):,} steps; a run has at most {STEP_LIMIT:,}")
     ids = list(steps)
-    places = {step_id: place for place, step_id in enumerate(ids)}
-    before = [_dependencies(step_id, step, places) for step_id, step in steps.items()]
-    after = _turned(before)
-    order = _in_order(before, after)
+    indexes = {step_id: index for index, step_id in enumerate(ids)}
+    before = [_list_dependencies(step_id, step, indexes) for step_id, step in steps.items()]
+    after = _invert(before)
+    order = _sort(before, after)
     if len(order) < len(ids):
-        raise _ring_found(ids, before, set(range(len(ids))) - set(order))
-    renumbered = {old: place for place, old in enumerate(order)}
+        raise _cycle_error(ids, before, set(range(len(ids))) - set(order))
+    renumbered = {old: index for index, old in enumerate(order)}
     depends_on = [[renumbered[other] for other in before[old]] for old in order]
-    return StepGraph([ids[old] for old in order], depends_on, _turned(depends_on))
+    return StepGraph([ids[old] for old in order], depends_on, _invert(depends_on))
 
 
-def suggest_name(name: str, known: Iterable[str]) -> str:
-    """A hint with the name that was meant, or some there are."""
-    names = [one for one, _ in zip(known, range(_KNOWN), strict=False)]
+def suggest_name(name: str, candidates: Iterable[str]) -> str:
+    """Return a hint with the name that is similar to *name*, or with some of *candidates*."""
+    names = list(islice(candidates, _NAMES_LIMIT))
     near = get_close_matches(name[:100], names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:_SHOWN]) or 'none'}"
+    return f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(names[:_SHOWN]) or 'none'}"
 
 
-def _dependencies(step_id: str, step: StepSpec, places: Mapping[str, int]) -> list[int]:
+def _list_dependencies(step_id: str, step: StepSpec, indexes: Mapping[str, int]) -> list[int]:
     seen: set[str] = set()
     for name in step.depends_on:
-        if name not in places:
-            said = f"step {step_id!r} depends on {name[:100]!r}, which is not there"
-            hint = suggest_name(name, (place for place in places if place != step_id))
-            raise Invalid("UNKNOWN_DEPENDENCY", said, hint=hint, step=step_id, dependency=name[:100])
+        if name not in indexes:
+            problem = f"step {step_id!r} depends on {name[:100]!r}, which does not exist"
+            hint = suggest_name(name, (other for other in indexes if other != step_id))
+            raise Invalid("UNKNOWN_DEPENDENCY", problem, hint=hint, step=step_id, dependency=name[:100])
         if name in seen:
-            said = f"step {step_id!r} depends on {name!r} twice"
-            raise Invalid("DUPLICATE_DEPENDENCY", said, hint="name it once", step=step_id, dependency=name)
+            problem = f"step {step_id!r} depends on {name!r} twice"
+            raise Invalid("DUPLICATE_DEPENDENCY", problem, hint="remove one of them", step=step_id, dependency=name)
         seen.add(name)
-    return [places[name] for name in step.depends_on]
+    return [indexes[name] for name in step.depends_on]
 
 
-def _turned(edges: Sequence[Sequence[int]]) -> list[list[int]]:
-    turned: list[list[int]] = [[] for _ in edges]
-    for place, others in enumerate(edges):
+def _invert(edges: Sequence[Sequence[int]]) -> list[list[int]]:
+    inverted: list[list[int]] = [[] for _ in edges]
+    for index, others in enumerate(edges):
         for other in others:
-            turned[other].append(place)
-    return turned
+            inverted[other].append(index)
+    return inverted
 
 
-def _in_order(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> list[int]:
-    """Every place whose turn comes; those in notifications, and those behind them, never have one."""
+def _sort(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> list[int]:
+    """Return the steps in execution order, without the steps in cycles and behind them."""
     unmet = [len(others) for others in before]
-    free = [place for place, count in enumerate(unmet) if count == 0]  # sorted, thus a heap
+    ready = [index for index, count in enumerate(unmet) if count == 0]  # sorted, thus a heap
     order = []
-    while free:
-        order.append(place := heapq.heappop(free))
-        for other in after[place]:
+    while ready:
+        order.append(index := heapq.heappop(ready))
+        for other in after[index]:
             unmet[other] -= 1
             if unmet[other] == 0:
-                heapq.heappush(free, other)
+                heapq.heappush(ready, other)
     return order
 
 
-def _ring_found(ids: Sequence[str], before: Sequence[Sequence[int]], stuck: set[int]) -> Invalid:
-    waits = {place: [other for other in before[place] if other in stuck] for place in sorted(stuck)}
-    ring = [ids[place] for place in _ring(waits)]
-    folded = ring if len(ring) <= _SHOWN else [*ring[: _SHOWN - 1], f"… {len(ring) - _SHOWN:,} more …", ring[-1]]
-    said = f"the steps go round in a ring: {' → '.join([*folded, ring[0]])}"
-    return Invalid("CYCLE", said, hint="take one `dependsOn` out of the ring", step=ring[0], ring=ring[:100])
+def _cycle_error(ids: Sequence[str], before: Sequence[Sequence[int]], blocked: set[int]) -> Invalid:
+    edges = {index: [other for other in before[index] if other in blocked] for index in sorted(blocked)}
+    cycle = [ids[index] for index in _find_cycle(edges)]
+    shown = cycle if len(cycle) <= _SHOWN else [*cycle[: _SHOWN - 1], f"… {len(cycle) - _SHOWN:,} more …", cycle[-1]]
+    problem = f"the dependencies form a cycle: {' → '.join([*shown, cycle[0]])}"
+    hint = "remove one `dependsOn` of the cycle"
+    return Invalid("CYCLE", problem, hint=hint, step=cycle[0], cycle=cycle[:100])
 
 
-def _ring(waits: Mapping[int, Sequence[int]]) -> Sequence[int]:
-    """The shortest ring, as far as can be told in a short while; each step before the one that waits for it."""
-    budget = max(_NEAR, _SEARCH_LIMIT // len(waits))  # a short one is found near by, however many steps there are
+def _find_cycle(edges: Mapping[int, Sequence[int]]) -> Sequence[int]:
+    """Return the shortest cycle that a limited search finds; each step is before the step that depends on it."""
+    budget = max(_MIN_SEARCH, _SEARCH_LIMIT // len(edges))
     best = list[int]()
-    for start in waits:
-        best = _shortest_through(start, waits, len(best), budget) or best
-    best = best or _shortest_through(_place_on_a_ring(waits), waits, 0, sum(map(len, waits.values())))
+    for start in edges:
+        best = _find_shortest_cycle(start, edges, len(best), budget) or best
+    best = best or _find_shortest_cycle(_find_step_in_cycle(edges), edges, 0, sum(map(len, edges.values())))
     first = best.index(min(best))
     return best[first:] + best[:first]
 
 
-def _place_on_a_ring(waits: Mapping[int, Sequence[int]]) -> int:
-    """Whoever follows what each waits for comes round in the end."""
+def _find_step_in_cycle(edges: Mapping[int, Sequence[int]]) -> int:
+    """Return a step of a cycle: following dependencies leads into one."""
     seen: set[int] = set()
-    place = next(iter(waits))
-    while place not in seen:
-        seen.add(place)
-        place = waits[place][0]
-    return place
+    index = next(iter(edges))
+    while index not in seen:
+        seen.add(index)
+        index = edges[index][0]
+    return index
 
 
-def _shortest_through(start: int, waits: Mapping[int, Sequence[int]], limit: int, budget: int) -> list[int]:
-    """The shortest ring through *start*, of fewer than *limit* steps (0: of any number), if it is found in time."""
+def _find_shortest_cycle(start: int, edges: Mapping[int, Sequence[int]], limit: int, budget: int) -> list[int]:
+    """Return the shortest cycle through *start*, with fewer than *limit* steps (0: any number), within *budget*."""
     came_from: dict[int, int] = {}
-    depth, looked_at = {start: 0}, 0
-    waiting = deque([start])
-    while waiting and looked_at <= budget:
-        place = waiting.popleft()
-        if limit and depth[place] + 1 >= limit:
+    depth, visited = {start: 0}, 0
+    pending = deque([start])
+    while pending and visited <= budget:
+        index = pending.popleft()
+        if limit and depth[index] + 1 >= limit:
             break
-        for other in waits[place]:
-            looked_at += 1
+        for other in edges[index]:
+            visited += 1
             if other == start:
-                return _way_back(start, place, came_from)
+                return _trace_back(start, index, came_from)
             if other not in depth:
-                came_from[other], depth[other] = place, depth[place] + 1
-                waiting.append(other)
+                came_from[other], depth[other] = index, depth[index] + 1
+                pending.append(other)
     return []
 
 
-def _way_back(start: int, place: int, came_from: Mapping[int, int]) -> list[int]:
-    """From *place*, which waits for *start*, by those that wait for it in turn."""
-    way = [place]
-    while way[-1] != start:
-        way.append(came_from[way[-1]])
-    return way
+def _trace_back(start: int, index: int, came_from: Mapping[int, int]) -> list[int]:
+    """Return the path from *index*, which depends on *start*, back to *start*."""
+    path = [index]
+    while path[-1] != start:
+        path.append(came_from[path[-1]])
+    return path
 
 
 def find_recursion(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> BadConfig | None:
-    """Why *flow* cannot stand beside *others*, if it leads through them back to itself."""
-    way = _circle(flow, others)
-    if way is None:
+    """Return the error FLOW_RECURSION if *flow* leads through *others* back to itself."""
+    path = _find_recursive_path(flow, others)
+    if path is None:
         return None
-    told = f"flow {flow.name} would run within itself: {' → '.join(way)}"
-    return BadConfig("FLOW_RECURSION", told, hint="take its steps into another flow")
+    problem = f"flow {flow.name} contains itself: {' → '.join(path)}"
+    return BadConfig("FLOW_RECURSION", problem, hint="move the shared steps into a separate flow")
 
 
-def _circle(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> list[str] | None:
-    """The way from *flow* through *others* back to it, if there is one; names known only at run time are not seen."""
+def _find_recursive_path(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> list[str] | None:
+    """Return the path from *flow* through *others* back to it, if any; names known only at run time are ignored."""
     came_from: dict[str, str] = {}
-    ahead = [flow]
-    while ahead:
-        within = ahead.pop()
-        for name in _inner(within):
+    pending = [flow]
+    while pending:
+        outer = pending.pop()
+        for name in _list_inner_flows(outer):
             if name == flow.name:
-                return [*_way(within.name, came_from), name]
+                return [*_trace_names(outer.name, came_from), name]
             if name in others and name not in came_from:
-                came_from[name] = within.name
-                ahead.append(others[name])
+                came_from[name] = outer.name
+                pending.append(others[name])
     return None
 
 
-def _inner(flow: FlowSpec) -> Iterator[str]:
-    """The flows *flow* has within, at whatever depth of steps written inline."""
-    yield from _named({"kind": step.kind, "inputs": step.inputs} for step in flow.steps.values())
+def _list_inner_flows(flow: FlowSpec) -> Iterator[str]:
+    """Yield the names of the inner flows of *flow*, including those in inline steps of any depth."""
+    yield from _list_names({"kind": step.kind, "inputs": step.inputs} for step in flow.steps.values())
 
 
-def _named(steps: Iterable[Any]) -> Iterator[str]:
+def _list_names(steps: Iterable[Any]) -> Iterator[str]:
     for step in steps:
         inputs = step.get("inputs") or {}
         if step.get("kind") != FLOW:
             continue
         if isinstance(name := inputs.get("flow"), str):
             yield name
-        written = inputs.get("steps")
-        if isinstance(written, dict | list):
-            yield from _named(written.values() if isinstance(written, dict) else written)
+        inline = inputs.get("steps")
+        if isinstance(inline, dict | list):
+            yield from _list_names(inline.values() if isinstance(inline, dict) else inline)
 
 
-def _way(name: str, came_from: Mapping[str, str]) -> list[str]:
-    way = [name]
-    while way[0] in came_from:
-        way.insert(0, came_from[way[0]])
-    return way
+def _trace_names(name: str, came_from: Mapping[str, str]) -> list[str]:
+    path = [name]
+    while path[0] in came_from:
+        path.insert(0, came_from[path[0]])
+    return path

@@ -1,4 +1,4 @@
-"""F2, F15: the values of inputs and scopes: JSON that every store keeps, references to steps, no repeated names."""
+"""F2, F15: the values of inputs and scopes: JSON with limits, references to steps, and no duplicate names."""
 
 import json
 from collections import Counter
@@ -12,12 +12,12 @@ from penstock.kernel.errors import Invalid
 from penstock.kernel.text import is_storable
 
 _DEPTH_LIMIT = 50
-_VALUE_LIMIT = 200_000  # YAML can say one thing a billion times
+_VALUE_LIMIT = 200_000  # YAML anchors can multiply one value a billion times
 _LARGEST = 2**63 - 1
 
 
 class ValueReference:
-    """Something known only once a run is under way; its text is what YAML would have."""
+    """A value that is known only in a run; its text is the `${…}` reference of YAML."""
 
     __slots__ = ("_expression",)
 
@@ -25,8 +25,8 @@ class ValueReference:
         self._expression = expression
 
     def __getattr__(self, name: str) -> "ValueReference":
-        if name.startswith("_"):  # Python asks for such names on its own account
-            raise AttributeError(f"write [{name!r}] for what begins with an underscore")
+        if name.startswith("_"):  # Python itself looks up such names
+            raise AttributeError(f"write [{name!r}] for a name with a leading underscore")
         return self[name]
 
     def __getitem__(self, key: str | int) -> "ValueReference":
@@ -35,7 +35,7 @@ class ValueReference:
         return ValueReference(f"{self._expression}[{json.dumps(key, ensure_ascii=False)}]")
 
     def __iter__(self) -> Iterator["ValueReference"]:
-        raise TypeError("what a reference gives is not known yet: use a map to go through it")
+        raise TypeError("the value of a reference is not known yet: use a map to iterate over it")
 
     def __str__(self) -> str:
         return f"${{{self._expression}}}"
@@ -44,44 +44,44 @@ class ValueReference:
         return f"<{self}>"
 
 
-def of_step(step_id: str) -> ValueReference:
-    """What there is to know of a step: `outputs` and `status`."""
+def reference_step(step_id: str) -> ValueReference:
+    """Return a reference to a step, with `outputs` and `status`."""
     return ValueReference("steps")[step_id]
 
 
-def plain(document: Any) -> Any:
-    """*document* as JSON has it, dates as texts; ValueError for what has no place there, and where it is."""
-    return _Plain().copied(document, ())
+def to_json(document: Any) -> Any:
+    """Return *document* as plain JSON, with dates as texts; raise ValueError with the path of any other value."""
+    return _JsonCopy().copy(document, ())
 
 
-class _Plain:
+class _JsonCopy:
     def __init__(self) -> None:
         self._left = _VALUE_LIMIT
 
-    def copied(self, value: Any, path: tuple[str, ...]) -> Any:
+    def copy(self, value: Any, path: tuple[str, ...]) -> Any:
         self._left -= 1
         if self._left < 0:
-            raise ValueError(f"there are more than {_VALUE_LIMIT:,} values in it")
+            raise ValueError(f"it has more than {_VALUE_LIMIT:,} values")
         if isinstance(value, Mapping | list | tuple):
             if len(path) == _DEPTH_LIMIT:
-                raise ValueError(f"it is nested deeper than {_DEPTH_LIMIT}")
+                raise ValueError(f"it is nested deeper than {_DEPTH_LIMIT} levels")
             if isinstance(value, Mapping):
-                return {_key(name, path): self.copied(inner, (*path, str(name))) for name, inner in value.items()}
-            return [self.copied(inner, (*path, str(place))) for place, inner in enumerate(value)]
-        return _scalar(value, path)
+                return {_check_key(name, path): self.copy(inner, (*path, str(name))) for name, inner in value.items()}
+            return [self.copy(inner, (*path, str(index))) for index, inner in enumerate(value)]
+        return _copy_scalar(value, path)
 
 
-def _key(name: Any, path: tuple[str, ...]) -> str:
+def _check_key(name: Any, path: tuple[str, ...]) -> str:
     if not isinstance(name, str):
-        raise ValueError(f"{_place((*path, repr(name)))}: a name is a text; put it in quotes")  # noqa: TRY004
-    return _text(name, path)
+        raise ValueError(f"{_format_path((*path, repr(name)))}: a name must be a text; put it in quotes")  # noqa: TRY004
+    return _check_text(name, path)
 
 
-def _scalar(value: Any, path: tuple[str, ...]) -> Any:
+def _copy_scalar(value: Any, path: tuple[str, ...]) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return _text(value, path)
+        return _check_text(value, path)
     if isinstance(value, int) and abs(value) <= _LARGEST:
         return int(value)
     if isinstance(value, float) and isfinite(value):
@@ -89,48 +89,48 @@ def _scalar(value: Any, path: tuple[str, ...]) -> Any:
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, ValueReference):
-        return _text(str(value), path)
-    what = "a number that is too large, or none" if isinstance(value, int | float) else f"a {type(value).__name__}"
-    raise ValueError(f"{_place(path)}: {what} has no form in JSON")
+        return _check_text(str(value), path)
+    problem = "a number that is too large or not finite" if isinstance(value, int | float) else type(value).__name__
+    raise ValueError(f"{_format_path(path)}: {problem} cannot be represented in JSON")
 
 
-def _text(value: str, path: tuple[str, ...]) -> str:
+def _check_text(value: str, path: tuple[str, ...]) -> str:
     if not is_storable(value):
-        raise ValueError(f"{_place(path)}: NUL and halves of characters cannot be kept")
+        raise ValueError(f"{_format_path(path)}: a text contains NUL or an unpaired surrogate")
     return str(value)
 
 
-def _place(path: tuple[str, ...]) -> str:
+def _format_path(path: tuple[str, ...]) -> str:
     return ".".join(path) or "it"
 
 
 def reject_duplicate_names(body: bytes) -> None:
-    """Invalid DUPLICATE_STEP, or DUPLICATE_NAME elsewhere; what cannot be read at all is for others to refuse."""
+    """Raise Invalid DUPLICATE_STEP or DUPLICATE_NAME for a name that is repeated; ignore bodies that are not JSON."""
     repeated: list[tuple[dict[str, Any], str]] = []
 
-    def noted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+    def build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        members = dict(pairs)
+        if len(members) < len(pairs):
             names = Counter(name for name, _ in pairs)
-            repeated.append((found, names.most_common(1)[0][0]))
-        return found
+            repeated.append((members, names.most_common(1)[0][0]))
+        return members
 
     try:
-        document = json.loads(body, object_pairs_hook=noted)
+        document = json.loads(body, object_pairs_hook=build_object)
     except (ValueError, RecursionError):
         return
     steps = document.get("steps") if isinstance(document, dict) else None
-    _refuse_listed(steps)
-    for within, name in repeated:
-        if within is steps:
+    _reject_duplicate_ids(steps)
+    for members, name in repeated:
+        if members is steps:
             raise _duplicate_step(name)
     if repeated:
-        said = f"{repeated[0][1][:100]!r} comes twice in one object"
-        raise Invalid("DUPLICATE_NAME", said, hint="name it once", name=repeated[0][1][:100])
+        name = repeated[0][1][:100]
+        raise Invalid("DUPLICATE_NAME", f"an object has two members {name!r}", hint="remove one of them", name=name)
 
 
-def _refuse_listed(steps: Any) -> None:
-    """The same for steps given as a list."""
+def _reject_duplicate_ids(steps: Any) -> None:
+    """Raise Invalid DUPLICATE_STEP for a repeated id in a list of steps."""
     if not isinstance(steps, list):
         return
     seen: set[str] = set()
@@ -143,5 +143,5 @@ def _refuse_listed(steps: Any) -> None:
 
 
 def _duplicate_step(name: str) -> Invalid:
-    told = name[:100]
-    return Invalid("DUPLICATE_STEP", f"there are two steps {told!r}", hint="each step has an id of its own", step=told)
+    step = name[:100]
+    return Invalid("DUPLICATE_STEP", f"two steps have the id {step!r}", hint="give each step its own id", step=step)

@@ -8,27 +8,27 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from penstock.flows.contract import MAP
-from penstock.flows.definition.json_values import ValueReference, of_step
-from penstock.flows.definition.spec import FlowSpec, RetryPolicy, ScheduleSpec, StepPolicy, StepSpec, WorkSpec
+from penstock.flows.definition.json_values import ValueReference, reference_step
+from penstock.flows.definition.spec import FailurePolicy, FlowSpec, RetryPolicy, ScheduleSpec, StepSpec, WorkSpec
 from penstock.kernel.errors import Invalid
 from penstock.kernel.validation import describe_error
 
-item = ValueReference("item")  # within `do` of a map
+item = ValueReference("item")  # in `do` of a map
 index = ValueReference("index")
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 
 
-class BuiltFlow:
-    """A step of a flow being written; others come after it, and refer to its outputs."""
+class StepReference:
+    """A reference to a step of a `Flow`: later steps name it in `after`, and use its outputs."""
 
     def __init__(self, step_id: str) -> None:
         self.id = step_id
-        self.outputs = of_step(step_id).outputs
-        self.status = of_step(step_id).status
+        self.outputs = reference_step(step_id).outputs
+        self.status = reference_step(step_id).status
 
 
 class Flow:
-    """A flow being written."""
+    """A flow that is built in Python."""
 
     def __init__(
         self,
@@ -36,17 +36,17 @@ class Flow:
         *,
         description: str = "",
         scope: Mapping[str, Any] | None = None,
-        policy: StepPolicy | None = None,
+        policy: FailurePolicy | None = None,
         max_active_runs: int | None = None,
         schedule: ScheduleSpec | None = None,
     ) -> None:
         self.name = name
         self.scope = ValueReference("scope")
         self._steps: dict[str, StepSpec] = {}
-        self._rest = {
+        self._options = {
             "description": description,
             "scope": dict(scope or {}),
-            "policy": policy or StepPolicy(),
+            "policy": policy or FailurePolicy(),
             "max_active_runs": max_active_runs,
             "schedule": schedule,
         }
@@ -56,17 +56,17 @@ class Flow:
         step_id: str,
         kind: str,
         *,
-        after: Iterable[BuiltFlow | str] = (),
+        after: Iterable[StepReference | str] = (),
         inputs: Mapping[str, Any] | None = None,
         when: str | ValueReference | None = None,
         on_skip: Literal["run", "skip"] = "run",
         required: bool = True,
         retry: RetryPolicy | None = None,
         timeout: timedelta | float | None = None,
-    ) -> BuiltFlow:
-        """Add a step; Invalid when it is none, or its id is taken."""
-        about = {"retry": retry, "timeout": timeout, "required": required, "on_skip": on_skip}
-        return self._add(step_id, after, when, {"kind": kind, "inputs": dict(inputs or {}), **about})
+    ) -> StepReference:
+        """Add a step; raise Invalid if it is not valid or its id exists."""
+        options = {"retry": retry, "timeout": timeout, "required": required, "on_skip": on_skip}
+        return self._add(step_id, after, when, {"kind": kind, "inputs": dict(inputs or {}), **options})
 
     def map(
         self,
@@ -74,40 +74,44 @@ class Flow:
         *,
         over: ValueReference | str | list[Any],
         do: WorkSpec,
-        after: Iterable[BuiltFlow | str] = (),
+        after: Iterable[StepReference | str] = (),
         when: str | ValueReference | None = None,
         on_skip: Literal["run", "skip"] = "run",
         required: bool = True,
-    ) -> BuiltFlow:
-        """Add a step that does the same with each item of a list, known only once the run is under way."""
-        about = {"over": over, "do": do, "required": required, "on_skip": on_skip}
-        return self._add(step_id, after, when, {"kind": MAP, **about})
+    ) -> StepReference:
+        """Add a map: a step that executes `do` for each item of a list, which may be an output of an earlier step."""
+        options = {"over": over, "do": do, "required": required, "on_skip": on_skip}
+        return self._add(step_id, after, when, {"kind": MAP, **options})
 
     def spec(self) -> FlowSpec:
-        """The flow as it stands; Invalid when it is none."""
+        """Return the flow with the steps added so far; raise Invalid if it is not valid."""
         try:
-            return FlowSpec.model_validate({"name": self.name, "steps": self._steps, **self._rest})
+            return FlowSpec.model_validate({"name": self.name, "steps": self._steps, **self._options})
         except ValidationError as error:
-            raise _refused(f"flow {self.name!r}", error) from None
+            raise _flow_error(f"flow {self.name!r}", error) from None
 
     def _add(
-        self, step_id: str, after: Iterable[BuiltFlow | str], when: str | ValueReference | None, about: dict[str, Any]
-    ) -> BuiltFlow:
+        self,
+        step_id: str,
+        after: Iterable[StepReference | str],
+        when: str | ValueReference | None,
+        options: dict[str, Any],
+    ) -> StepReference:
         if step_id in self._steps:
-            raise Invalid("DUPLICATE_STEP", f"flow {self.name!r} has a step {step_id!r} already", step=step_id)
-        before = [one.id if isinstance(one, BuiltFlow) else one for one in after]
-        # In a condition references stand as they are: it is an expression as a whole.
+            raise Invalid("DUPLICATE_STEP", f"flow {self.name!r} already has a step {step_id!r}", step=step_id)
+        before = [step.id if isinstance(step, StepReference) else step for step in after]
+        # A condition is an expression as a whole: its references have no ${ and }.
         condition = None if when is None else _REFERENCE.sub(r"\1", str(when))
         try:
-            self._steps[step_id] = StepSpec.model_validate({**about, "depends_on": before, "when": condition})
+            self._steps[step_id] = StepSpec.model_validate({**options, "depends_on": before, "when": condition})
         except ValidationError as error:
-            raise _refused(f"step {step_id!r}", error) from None
-        return BuiltFlow(step_id)
+            raise _flow_error(f"step {step_id!r}", error) from None
+        return StepReference(step_id)
 
 
-def _refused(what: str, error: ValidationError) -> Invalid:
-    said = [
-        ": ".join(filter(None, (".".join(map(str, one["loc"])), describe_error(one))))
-        for one in error.errors(include_url=False)
+def _flow_error(subject: str, error: ValidationError) -> Invalid:
+    problems = [
+        ": ".join(filter(None, (".".join(map(str, detail["loc"])), describe_error(detail))))
+        for detail in error.errors(include_url=False)
     ]
-    return Invalid("BAD_FLOW", f"{what}: {'; '.join(said)}")
+    return Invalid("BAD_FLOW", f"{subject}: {'; '.join(problems)}")

@@ -1,4 +1,4 @@
-"""F16: when a flow is due by itself. A pure matter: cron, a time zone, and what became of times nobody saw."""
+"""F16: the times of a schedule: cron expressions, time zones and missed times; without I/O."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -10,48 +10,54 @@ from cronsim import CronSim, CronSimError
 from penstock.flows.definition.spec import ScheduleSpec
 from penstock.kernel.errors import Invalid
 
-AT_ONCE = 1_000  # missed times that are told together
-GRACE = timedelta(seconds=60)  # a time that passed so long ago was not missed
-_SOME_DAY = datetime(2000, 1, 1, tzinfo=UTC)
-# How far back the last missed time is looked for, nearest first: nobody goes through the minutes of years.
-_LOOKS = [timedelta(hours=1), timedelta(days=1), timedelta(days=32), timedelta(days=366), timedelta(days=366 * 9)]
-_WHOLE = ("0-59", "0-23")
+BATCH = 1_000  # missed times that are returned together
+GRACE = timedelta(seconds=60)  # a time within this period was not missed
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+# Periods in which the last missed time is searched, the shortest first, to avoid iterating over the minutes of years.
+_SEARCH_PERIODS = [
+    timedelta(hours=1),
+    timedelta(days=1),
+    timedelta(days=32),
+    timedelta(days=366),
+    timedelta(days=366 * 9),
+]
+_FULL_RANGES = ("0-59", "0-23")
 
 
-def checked(schedule: ScheduleSpec) -> None:
-    """Invalid BAD_CRON or BAD_TIMEZONE when nothing could ever come of it."""
+def validate_schedule(schedule: ScheduleSpec) -> None:
+    """Raise Invalid BAD_CRON or BAD_TIMEZONE if the schedule is not valid or never due."""
     zone = _zone(schedule.timezone)
     try:
-        is_ever_due = any(True for _ in CronSim(_expression(schedule.cron), _SOME_DAY.astimezone(zone)))
+        is_ever_due = any(True for _ in CronSim(_normalize_cron(schedule.cron), _EPOCH.astimezone(zone)))
     except CronSimError as error:
         raise _bad_cron(schedule.cron, str(error)) from error
     if not is_ever_due:
-        raise _bad_cron(schedule.cron, "no such day ever comes")
+        raise _bad_cron(schedule.cron, "the date does not exist")
 
 
-def due(schedule: ScheduleSpec, kept_until: datetime, now: datetime) -> Sequence[datetime]:
-    """The times after *kept_until*, up to *now*, a run is to be started for, as `catchUp` says; in order.
+def list_due(schedule: ScheduleSpec, processed_until: datetime, now: datetime) -> Sequence[datetime]:
+    """Return the times after *processed_until*, up to *now*, that need a run according to `catchUp`; in order.
 
-    Of `all` there are at most AT_ONCE, the earliest: whoever keeps the schedule up to the last of them gets the rest.
+    For `all`, at most the first BATCH times are returned; call again with the last of them to get the rest.
     """
     if schedule.catch_up == "all":
-        return list(islice(_between(schedule, kept_until, now), AT_ONCE))
-    last = _last(schedule, kept_until, now)
+        return list(islice(_between(schedule, processed_until, now), BATCH))
+    last = _find_last(schedule, processed_until, now)
     if last is None or (schedule.catch_up == "none" and now - last > GRACE):
         return []
     return [last]
 
 
-def upcoming(schedule: ScheduleSpec, now: datetime, count: int) -> Sequence[datetime]:
-    """The next *count* times after *now*."""
+def list_upcoming(schedule: ScheduleSpec, now: datetime, count: int) -> Sequence[datetime]:
+    """Return the next *count* times after *now*."""
     return list(islice(_after(schedule, now), count))
 
 
-def _last(schedule: ScheduleSpec, kept_until: datetime, now: datetime) -> datetime | None:
-    """The last time after *kept_until*, up to *now*."""
-    for span in [*(span for span in _LOOKS if now - span > kept_until), now - kept_until]:
+def _find_last(schedule: ScheduleSpec, processed_until: datetime, now: datetime) -> datetime | None:
+    """Return the last time after *processed_until*, up to *now*."""
+    for span in [*(span for span in _SEARCH_PERIODS if now - span > processed_until), now - processed_until]:
         last = None
-        for last in _between(schedule, now - span, now):  # noqa: B007 - the last is wanted
+        for last in _between(schedule, now - span, now):  # noqa: B007 - only the last value is used
             pass
         if last is not None:
             return last
@@ -66,38 +72,38 @@ def _between(schedule: ScheduleSpec, after: datetime, upto: datetime) -> Iterato
 
 
 def _after(schedule: ScheduleSpec, after: datetime) -> Iterator[datetime]:
-    for moment in CronSim(_expression(schedule.cron), after.astimezone(_zone(schedule.timezone))):
-        # In the hour that comes twice it may begin with the first one, although it is the second.
-        if (found := moment.astimezone(UTC)) > after:
-            yield found
+    for moment in CronSim(_normalize_cron(schedule.cron), after.astimezone(_zone(schedule.timezone))):
+        # In the repeated hour of a clock change, cronsim may start with a time before *after*.
+        if (time := moment.astimezone(UTC)) > after:
+            yield time
 
 
-def _expression(cron: str) -> str:
-    """*cron* so that cronsim goes by the clock on the wall, unless it says every hour: that is meant as time passes.
+def _normalize_cron(cron: str) -> str:
+    """Return *cron* in a form that cronsim evaluates in local time, except if it is due every hour.
 
-    By the wall a time that does not exist comes once, when the clock has been put forward, and one that comes twice
-    counts the first time. cronsim does so where neither minutes nor hours begin with a star.
+    In local time, a time that a clock change skips is due once, right after the change, and a repeated time is due
+    only the first time. cronsim does so if neither the minutes nor the hours begin with a star.
     """
     fields = cron.split()
     if len(fields) != 5:
-        raise CronSimError("it has five fields: minute, hour, day of month, month, day of week")
+        raise CronSimError("it needs five fields: minute, hour, day of month, month, day of week")
     if fields[1] not in ("*", "*/1"):
-        fields[:2] = [_spelt_out(field, whole) for field, whole in zip(fields, _WHOLE, strict=False)]
+        fields[:2] = [_expand_star(field, whole) for field, whole in zip(fields, _FULL_RANGES, strict=False)]
     return " ".join(fields)
 
 
-def _spelt_out(field: str, whole: str) -> str:
+def _expand_star(field: str, whole: str) -> str:
     return ",".join(whole + part[1:] if part.startswith("*") else part for part in field.split(","))
 
 
 def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
-    except (KeyError, ValueError, OSError) as error:  # a folder of zones is no zone
-        hint = "a name of the IANA database, such as Europe/Berlin"
-        raise Invalid("BAD_TIMEZONE", f"there is no time zone {name!r}", hint=hint, timezone=name) from error
+    except (KeyError, ValueError, OSError) as error:  # OSError: the name of a folder of zones
+        hint = "use a name of the IANA database, e.g. Europe/Berlin"
+        raise Invalid("BAD_TIMEZONE", f"time zone {name!r} does not exist", hint=hint, timezone=name) from error
 
 
-def _bad_cron(cron: str, why: str) -> Invalid:
-    hint = "such as `30 6 * * MON-FRI`: minute, hour, day of month, month, day of week"
-    return Invalid("BAD_CRON", f"{cron!r} is no cron expression: {why}", hint=hint, cron=cron)
+def _bad_cron(cron: str, problem: str) -> Invalid:
+    hint = "use minute, hour, day of month, month and day of week, e.g. `30 6 * * MON-FRI`"
+    return Invalid("BAD_CRON", f"{cron!r} is not a valid cron expression: {problem}", hint=hint, cron=cron)

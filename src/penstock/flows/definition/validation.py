@@ -1,4 +1,4 @@
-"""F2, F8, F14: validation of a flow: each step, its inputs, the graph of all steps; and the filling in of inputs."""
+"""F2, F8, F14: validation of the steps, inputs and graph of a flow, and resolution of input references."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from penstock.flows.contract import DEPTH_LIMIT, ENGINE_KINDS, FLOW, MAP, STEP_LIMIT
 from penstock.flows.definition import templates as expressions
 from penstock.flows.definition.expression_eval import EvaluationContext
-from penstock.flows.definition.graph import StepGraph, ordered, suggest_name
+from penstock.flows.definition.graph import StepGraph, build_graph, suggest_name
 from penstock.flows.definition.spec import Steps, StepSpec, WorkSpec
 from penstock.kernel.errors import Invalid
 from penstock.kernel.validation import describe_error
 
 BAD_INPUTS = "BAD_INPUTS"
-_TOLD = 20  # mistakes named in one answer
+_SHOWN = 20  # problems in one error
 _MAP_HINT = "e.g. kind: map, over: ${steps.list.outputs.files}, do: {kind: http, inputs: {url: '${item}'}}"
 _STEPS: TypeAdapter[Mapping[str, StepSpec]] = TypeAdapter(Steps)
 
@@ -26,67 +26,67 @@ _NO_CHECKS: KindChecks = {}
 
 
 def input_templates(work: WorkSpec) -> Mapping[str, Any]:
-    """What of the inputs is filled before *work* begins: not the steps of a flow within, which have a run to come."""
+    """Return the inputs with references to resolve. The inline steps of an inner flow are resolved in its own run."""
     if work.kind == FLOW and "steps" in work.inputs:
         return {name: value for name, value in work.inputs.items() if name != "steps"}
     return work.inputs
 
 
 def fill_inputs(work: WorkSpec, context: EvaluationContext) -> Mapping[str, Any]:
-    """The inputs *work* begins with; Invalid REFERENCE_UNRESOLVED where something is not there."""
-    return {**work.inputs, **expressions.fill(input_templates(work), context)}
+    """Return the inputs of *work* with references resolved; raise Invalid REFERENCE_UNRESOLVED for a missing value."""
+    return {**work.inputs, **expressions.fill_template(input_templates(work), context)}
 
 
 def needs_evaluation(step: StepSpec) -> bool:
-    """Whether it takes more than its dependencies to tell if a step runs, and with what."""
-    is_judged = step.when is not None or step.on_skip == "skip" or step.kind in ENGINE_KINDS
-    return is_judged or expressions.has_references(step.inputs)
+    """Return whether the engine must evaluate a condition, a reference or a kind before the step can be READY."""
+    is_conditional = step.when is not None or step.on_skip == "skip"
+    return is_conditional or step.kind in ENGINE_KINDS or expressions.has_references(step.inputs)
 
 
 def collect_references(step_id: str, step: StepSpec, kind_checks: KindChecks) -> Mapping[str, str]:
-    """The steps its expressions refer to, each with the part that does; Invalid for all that is wrong with the step."""
-    found: dict[str, str] = {}
+    """Validate a step, and return the steps that it refers to, each with the key of the reference."""
+    references: dict[str, str] = {}
     if step.when is not None:
         with step_errors(step_id, "when"):
-            condition = expressions.condition(step.when)
+            condition = expressions.parse_condition(step.when)
             if condition.uses_item:
-                raise _item_outside()
-            found |= dict.fromkeys(condition.references, "when")
+                raise _misplaced_item()
+            references |= dict.fromkeys(condition.references, "when")
     for part, template in (("inputs", input_templates(step)), ("over", step.over)):
-        found |= dict.fromkeys(_references(step_id, part, template, in_map=False), part)
+        references |= dict.fromkeys(_find_references(step_id, part, template, in_map=False), part)
     _check_work(step_id, "inputs", step, kind_checks)
     _check_kind(step_id, step)
     if step.do is not None:
-        found |= dict.fromkeys(_references(step_id, "do.inputs", step.do.inputs, in_map=True), "do.inputs")
+        references |= dict.fromkeys(_find_references(step_id, "do.inputs", step.do.inputs, in_map=True), "do.inputs")
         _check_work(step_id, "do.inputs", step.do, kind_checks)
-    return found
+    return references
 
 
 @contextmanager
 def step_errors(step_id: str, part: str) -> Iterator[None]:
-    """What is wrong within is told of that part of that step."""
+    """Add the step and the key to errors that are raised inside."""
     try:
         yield
     except Invalid as error:
-        told = {**error.details, "step": step_id, "part": part}
-        raise Invalid(error.code, f"step {step_id!r}, {part}: {error.message}", hint=error.hint, **told) from None
+        details = {**error.details, "step": step_id, "part": part}
+        raise Invalid(error.code, f"step {step_id!r}, {part}: {error.message}", hint=error.hint, **details) from None
 
 
-def _references(step_id: str, part: str, template: Any, *, in_map: bool) -> frozenset[str]:
+def _find_references(step_id: str, part: str, template: Any, *, in_map: bool) -> frozenset[str]:
     if not expressions.has_references(template):
         return frozenset()
     with step_errors(step_id, part):
         if not in_map and expressions.uses_item(template):
-            raise _item_outside()
-        return expressions.references(template)
+            raise _misplaced_item()
+        return expressions.find_references(template)
 
 
-def _item_outside() -> Invalid:
-    return Invalid("BAD_REFERENCE", "there are `item` and `index` only in `do.inputs` of a map", hint=_MAP_HINT)
+def _misplaced_item() -> Invalid:
+    return Invalid("BAD_REFERENCE", "`item` and `index` exist only in `do.inputs` of a map", hint=_MAP_HINT)
 
 
 def _check_work(step_id: str, part: str, work: WorkSpec, kind_checks: KindChecks) -> None:
-    """What its kind says of inputs as they are written; it leaves out what is referred to."""
+    """Apply the input check of the kind to the inputs as written; the check ignores references."""
     check = kind_checks.get(work.kind)
     if check is None:
         return
@@ -95,120 +95,122 @@ def _check_work(step_id: str, part: str, work: WorkSpec, kind_checks: KindChecks
             check(work.inputs)
         except Invalid as error:
             raise Invalid("BAD_INPUTS", error.message, hint=error.hint, **error.details) from None
-        except Exception as error:  # an edge: a check may be a user's
+        except Exception as error:  # the check may be code of a user
             structlog.get_logger().exception("input_check_crashed", part="flows", kind=work.kind, step=step_id)
-            said = f"the check of the kind {work.kind!r} failed: {type(error).__name__}: {error}"
-            raise Invalid("BAD_INPUTS", said, hint="`check_inputs` raises Invalid for inputs that are wrong") from error
+            problem = f"the input check of kind {work.kind!r} crashed: {type(error).__name__}: {error}"
+            raise Invalid("BAD_INPUTS", problem, hint="`check_inputs` must raise Invalid for wrong inputs") from error
 
 
 def _check_kind(step_id: str, step: StepSpec) -> None:
     for part in ("retry", "timeout"):
         if step.kind in ENGINE_KINDS and getattr(step, part) is not None:
-            within = "`do`" if step.kind == MAP else "the steps within"
+            target = "`do`" if step.kind == MAP else "the steps of the inner flow"
             with step_errors(step_id, part):
-                raise Invalid("BAD_STEP", f"steps of kind {step.kind!r} have none", hint=f"give it to {within}")
+                raise Invalid("BAD_STEP", f"not allowed in steps of kind {step.kind!r}", hint=f"move it to {target}")
     if step.kind == MAP:
         _check_map(step_id, step)
         return
     for part in ("over", "do"):
         if getattr(step, part) is not None:
             with step_errors(step_id, part):
-                raise Invalid("BAD_MAP", f"only steps of kind {MAP!r} have it", hint=_MAP_HINT)
+                raise Invalid("BAD_MAP", f"only allowed in steps of kind {MAP!r}", hint=_MAP_HINT)
     if step.kind == FLOW:
-        given = [name for name in ("flow", "steps") if step.inputs.get(name) is not None]
-        if len(given) != 1:
+        sources = [name for name in ("flow", "steps") if step.inputs.get(name) is not None]
+        if len(sources) != 1:
             with step_errors(step_id, "inputs"):
-                said = "a flow within needs one of `flow`, the name of one, and `steps`"
-                raise Invalid("BAD_INPUTS", said, hint="e.g. inputs: {flow: market-report, scope: {symbol: BTC}}")
+                problem = "an inner flow needs either `flow`, the name of a flow, or `steps`"
+                raise Invalid("BAD_INPUTS", problem, hint="e.g. inputs: {flow: market-report, scope: {symbol: BTC}}")
 
 
 def _check_map(step_id: str, step: StepSpec) -> None:
     with step_errors(step_id, "over"):
         over = step.over
         if over is None:
-            raise Invalid("BAD_MAP", "a map needs it", hint=_MAP_HINT)
+            raise Invalid("BAD_MAP", "required in a map", hint=_MAP_HINT)
         if not isinstance(over, list) and not (isinstance(over, str) and "${" in over):
-            raise Invalid("BAD_MAP", "is neither a list nor a reference to one", hint=_MAP_HINT)
+            raise Invalid("BAD_MAP", "must be a list or a reference to a list", hint=_MAP_HINT)
         if isinstance(over, list) and len(over) > STEP_LIMIT:
-            raise Invalid("TOO_MANY_STEPS", f"has {len(over):,} items, at most {STEP_LIMIT:,} make a run")
+            raise Invalid("TOO_MANY_STEPS", f"has {len(over):,} items; a run has at most {STEP_LIMIT:,} steps")
     with step_errors(step_id, "do"):
         if step.do is None:
-            raise Invalid("BAD_MAP", "a map needs it", hint=_MAP_HINT)
+            raise Invalid("BAD_MAP", "required in a map", hint=_MAP_HINT)
         if step.do.kind in ENGINE_KINDS:
-            raise Invalid("BAD_MAP", f"its kind cannot be {step.do.kind!r}", hint="let each item start what workers do")
+            problem = f"the kind cannot be {step.do.kind!r}"
+            raise Invalid("BAD_MAP", problem, hint="use a kind that workers execute")
 
 
 def parse_inputs(model: type[M], inputs: Mapping[str, Any]) -> M:
-    """The *inputs* as *model* has them; Invalid BAD_INPUTS that names what is wrong."""
+    """Parse *inputs* as *model*; raise Invalid BAD_INPUTS with all problems."""
     try:
         return model.model_validate(dict(inputs))
     except ValidationError as error:
-        problems = [f"{_place(detail['loc'])}: {describe_error(detail)}" for detail in error.errors()]
+        problems = [f"{_format_path(detail['loc'])}: {describe_error(detail)}" for detail in error.errors()]
     raise inputs_error(*problems)
 
 
 def inputs_error(*problems: str) -> Invalid:
-    """What is wrong with the inputs of a step, to be raised."""
-    more = len(problems) - _TOLD
-    said = "; ".join(problems[:_TOLD]) + (f"; and {more} more" if more > 0 else "")
-    return Invalid(BAD_INPUTS, said, problems=list(problems[:_TOLD]))
+    """Return the error BAD_INPUTS with *problems* of the inputs of a step."""
+    more = len(problems) - _SHOWN
+    message = "; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    return Invalid(BAD_INPUTS, message, problems=list(problems[:_SHOWN]))
 
 
-def _place(path: tuple[int | str, ...]) -> str:
+def _format_path(path: tuple[int | str, ...]) -> str:
     return ".".join(map(str, ("inputs", *path)))
 
 
 def validate_steps(steps: Mapping[str, StepSpec], kind_checks: KindChecks = _NO_CHECKS, *, depth: int = 1) -> StepGraph:
-    """The graph of *steps*; Invalid naming the step and what is wrong with it, or with how they hang together."""
-    graph = ordered(steps)
+    """Validate *steps*, and return their graph; an error names the step."""
+    graph = build_graph(steps)
     references = {step_id: collect_references(step_id, step, kind_checks) for step_id, step in steps.items()}
-    _check_references(steps, graph, {step_id: found for step_id, found in references.items() if found})
+    _check_references(steps, graph, {step_id: names for step_id, names in references.items() if names})
     for step_id, step in steps.items():
         if step.kind == FLOW and isinstance(step.inputs.get("steps"), dict | list):
             with step_errors(step_id, "inputs"):
-                _check_within(step.inputs["steps"], kind_checks, depth)
+                _validate_inner_steps(step.inputs["steps"], kind_checks, depth)
     return graph
 
 
-def _check_within(steps: Any, kind_checks: KindChecks, depth: int) -> None:
+def _validate_inner_steps(steps: Any, kind_checks: KindChecks, depth: int) -> None:
     if depth == DEPTH_LIMIT:
-        raise Invalid("NESTING_TOO_DEEP", f"there are more than {DEPTH_LIMIT} flows within each other")
+        raise Invalid("NESTING_TOO_DEEP", f"flows are nested deeper than {DEPTH_LIMIT} levels")
     try:
         validate_steps(_STEPS.validate_python(steps), kind_checks, depth=depth + 1)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, ("steps", *first["loc"])))
-        raise Invalid("BAD_INPUTS", f"{place}: {describe_error(first)}") from None
+        path = ".".join(map(str, ("steps", *first["loc"])))
+        raise Invalid("BAD_INPUTS", f"{path}: {describe_error(first)}") from None
 
 
 def _check_references(
     steps: Mapping[str, StepSpec], graph: StepGraph, references: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """Outputs must be there before they are asked for: Invalid where a reference is not to a step before."""
-    names = (name for step_id, found in references.items() for name in set(found) - set(steps[step_id].depends_on))
-    far = {name: 1 << number for number, name in enumerate(sorted(set(names)))}
-    before = _before(graph, far) if far else {}
-    for step_id, found in references.items():
-        for name, part in found.items():
-            if name in far and not before[step_id] & far[name]:
-                raise _not_before(step_id, name, part, steps)
+    """Raise Invalid for a reference to a step that may end after the referring step starts."""
+    names = (name for step_id, parts in references.items() for name in set(parts) - set(steps[step_id].depends_on))
+    indirect = {name: 1 << number for number, name in enumerate(sorted(set(names)))}
+    ancestors = _find_ancestors(graph, indirect) if indirect else {}
+    for step_id, parts in references.items():
+        for name, part in parts.items():
+            if name in indirect and not ancestors[step_id] & indirect[name]:
+                raise _reference_error(step_id, name, part, steps)
 
 
-def _before(graph: StepGraph, far: Mapping[str, int]) -> Mapping[str, int]:
-    """Which of the steps *far* away come before each step, as a set of bits: one pass, whatever the graph."""
-    bits = [far.get(step_id, 0) for step_id in graph.ids]
-    reached: list[int] = []
+def _find_ancestors(graph: StepGraph, steps: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the ancestors of each step among *steps*, as a bit set: one pass for any graph."""
+    bits = [steps.get(step_id, 0) for step_id in graph.ids]
+    ancestors: list[int] = []
     for before in graph.depends_on:
-        found = 0
-        for place in before:
-            found |= reached[place] | bits[place]
-        reached.append(found)
-    return dict(zip(graph.ids, reached, strict=True))
+        union = 0
+        for index in before:
+            union |= ancestors[index] | bits[index]
+        ancestors.append(union)
+    return dict(zip(graph.ids, ancestors, strict=True))
 
 
-def _not_before(step_id: str, name: str, part: str, steps: Mapping[str, StepSpec]) -> Invalid:
+def _reference_error(step_id: str, name: str, part: str, steps: Mapping[str, StepSpec]) -> Invalid:
     if name not in steps:
-        said, hint = f"it refers to step {name!r}, which is not there", suggest_name(name, steps)
+        problem, hint = f"it refers to step {name!r}, which does not exist", suggest_name(name, steps)
     else:
-        said, hint = f"it refers to step {name!r}, which does not come before it", f"add {name} to its `dependsOn`"
-    return Invalid("BAD_REFERENCE", f"step {step_id!r}, {part}: {said}", hint=hint, step=step_id, part=part)
+        problem = f"it refers to step {name!r}, which is not a dependency"
+        hint = f"add {name} to `dependsOn` of step {step_id}"
+    return Invalid("BAD_REFERENCE", f"step {step_id!r}, {part}: {problem}", hint=hint, step=step_id, part=part)

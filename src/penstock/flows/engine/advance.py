@@ -23,8 +23,8 @@ from penstock.flows.contract import (
 )
 from penstock.flows.definition import validation
 from penstock.flows.definition.expression_eval import EvaluationContext
-from penstock.flows.definition.spec import FlowSpec, RunRequest, StepPolicy, StepSpec
-from penstock.flows.definition.templates import condition, fill, references
+from penstock.flows.definition.spec import FailurePolicy, FlowSpec, RunRequest, StepSpec
+from penstock.flows.definition.templates import fill_template, find_references, parse_condition
 from penstock.flows.definition.validation import input_templates, parse_inputs
 from penstock.flows.engine import plan
 from penstock.flows.engine.decide import given_up
@@ -55,7 +55,7 @@ class RunSnapshot:
             for n in row["depends_on"]:
                 if n in self.skipped:
                     return f"{self.skipped[n]} was skipped"
-        if spec.when is not None and not condition(spec.when).holds(context):
+        if spec.when is not None and not parse_condition(spec.when).holds(context):
             return f"not so: {spec.when}"
         return None
 
@@ -66,9 +66,9 @@ async def look(tx: Connection, rows: Sequence[tuple[asyncpg.Record, StepSpec]]) 
     before: dict[int, set[int]] = defaultdict(set)
     for row, spec in rows:
         written = [input_templates(spec), spec.over, spec.do.inputs if spec.do else None]
-        named[row["run"]] |= set(references(written))
+        named[row["run"]] |= set(find_references(written))
         if spec.when:
-            named[row["run"]] |= condition(spec.when).references
+            named[row["run"]] |= parse_condition(spec.when).references
         before[row["run"]] |= set(row["depends_on"]) if spec.on_skip == "skip" else set()
     sights: dict[int, RunSnapshot] = {}
     for run, names in named.items():
@@ -83,7 +83,7 @@ async def look(tx: Connection, rows: Sequence[tuple[asyncpg.Record, StepSpec]]) 
 
 def items(spec: StepSpec, context: EvaluationContext, row: asyncpg.Record, first: int) -> list[NewStep]:
     """The items of a map as steps; Invalid when what it goes over is no list, or too much."""
-    over = fill(spec.over, context)
+    over = fill_template(spec.over, context)
     if not isinstance(over, list) or spec.do is None:
         raise Invalid("NOT_A_LIST", f"a map goes over a list, not {type(over).__name__}", hint="look at `over`")
     if first + len(over) > STEP_LIMIT:
@@ -114,7 +114,7 @@ def _given(inputs: Mapping[str, Any], over: Sequence[Any], context: EvaluationCo
     found: list[str] = []
     left = ITEMS_LIMIT
     for index, item in enumerate(over):
-        found.append(plan.text(fill(inputs, replace(context, item=item, index=index))))
+        found.append(plan.text(fill_template(inputs, replace(context, item=item, index=index))))
         left -= len(found[-1])
         if left < 0:
             hint = "give each item a reference to what it needs, not all of it"
@@ -306,12 +306,12 @@ def _inner_name(run_id: str, step_id: str, fence: int) -> str:
 
 def resolved(
     request: RunRequest, flows: FlowLookup
-) -> tuple[str | None, Mapping[str, StepSpec], dict[str, Any], StepPolicy]:
+) -> tuple[str | None, Mapping[str, StepSpec], dict[str, Any], FailurePolicy]:
     """What a request means: the name of the flow, its steps, its scope, its policy."""
     if (request.flow is None) == (request.steps is None):
         raise Invalid("BAD_RUN", "a run is made of a `flow` or of `steps`", hint="give exactly one of them")
     if request.flow is None:
-        return None, request.steps or {}, checked_scope(request.scope), request.policy or StepPolicy()
+        return None, request.steps or {}, checked_scope(request.scope), request.policy or FailurePolicy()
     spec = flows.get_flow(request.flow)
     return spec.name, spec.steps, checked_scope({**spec.scope, **request.scope}), request.policy or spec.policy
 

@@ -8,6 +8,7 @@ from penstock.flows.kinds import http, python
 from penstock.flows.kinds.inputs import checks
 from penstock.flows.kinds.platform import harvest, ingest, refdata, tracking
 from penstock.flows.step import CheckInputs
+from penstock.kernel.clock import Clock
 
 check_inputs: Mapping[str, CheckInputs] = {
     http.KIND: checks(http.HttpInputs),
@@ -21,6 +22,6 @@ BUILT_IN_MODULES = ("penstock.flows.kinds.market.workers",)  # loaded by name, a
 WAITING = frozenset({harvest.KIND, ingest.KIND, refdata.KIND, tracking.KIND})  # they wait for others, and do little
 
 
-def open_catalogue(section: FlowsSection) -> FlowCatalogue:
+def open_catalogue(section: FlowsSection, clock: Clock | None = None) -> FlowCatalogue:
     """Return the catalogue of *section*, with the kinds that come with Penstock."""
-    return FlowCatalogue(section, kind_checks=check_inputs, built_in_modules=BUILT_IN_MODULES)
+    return FlowCatalogue(section, clock, kind_checks=check_inputs, built_in_modules=BUILT_IN_MODULES)
