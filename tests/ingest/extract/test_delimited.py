@@ -136,7 +136,7 @@ def test_trailing_delimiters_in_all_rows(file: Path) -> None:
 def test_columns_that_share_a_name(file: Path) -> None:
     """I6: which of two is meant, nobody can tell; by its number it can be said, and unmapped they all stay."""
     text = "sku,qty,price,Price\nA,1,10.50,12\n"
-    assert "more than one column 'price'" in refused(written(file, text), code=FailureCode.HEADER_MISMATCH)
+    assert "several columns 'price': 3, 4" in refused(written(file, text), code=FailureCode.HEADER_MISMATCH)
     by_number = {**STOCK, "price_minor": {"from": 3, "type": "money"}}
     assert made(file, supplier(by_number)).rows == [(2, A)]
     written(file, "sku,price,price\nA,1,2\n")

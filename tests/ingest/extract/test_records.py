@@ -64,7 +64,7 @@ def test_a_field_that_comes_late(file: Path) -> None:
     assert rows[1000] == {"sku": "A1000", "sale": 1000}
     needed = supplier({**columns, "sale": {"from": "sale", "required": True}})
     said = refused(file, needed, FailureCode.COLUMNS_MISSING)
-    assert "it has 'sku'" in said
+    assert "its columns are 'sku'" in said
 
 
 def test_spellings_and_fields_that_share_a_name(file: Path) -> None:

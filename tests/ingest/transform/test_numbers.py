@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.ingest.extract import records, workbook
 from penstock.ingest.supplier import SupplierColumn
-from penstock.ingest.transform.values import typed
+from penstock.ingest.transform.values import read_column
 from tests.ingest.transform import reference
 from tests.ingest.transform.pipeline_runs import assert_as_expected, run_through, supplier_of
 
@@ -108,7 +108,7 @@ def test_numbers(column: dict[str, Any], cells: list[str]) -> None:
 def test_blanks_part_thousands_and_nothing_else(kind: str, cell: str, value: int | None) -> None:
     """I18: blanks inside a number are right between groups of three; two numbers in a cell are none."""
     column = SupplierColumn.model_validate({"from": "cell", "type": kind, "scale": 2})
-    made = typed(column, pl.Series([cell]), is_required=True)
+    made = read_column(column, pl.Series([cell]), is_required=True)
     known = {"integer": value, "money": (value or 0) * 100, "decimal": f"{value}.00"}[kind]
     assert (made.value[0], made.is_bad[0]) == ((None, True) if value is None else (known, False))
     assert reference.value_of(column, cell, is_required=True)[0] == (None if value is None else known)
@@ -127,7 +127,7 @@ def test_blanks_part_thousands_and_nothing_else(kind: str, cell: str, value: int
 def test_money_with_blanks(cell: str, value: int | None) -> None:
     """I18: a currency may stand apart, thousands may be parted by blanks."""
     column = SupplierColumn.model_validate({"from": "cell", "type": "money"})
-    assert typed(column, pl.Series([cell]), is_required=True).value[0] == value
+    assert read_column(column, pl.Series([cell]), is_required=True).value[0] == value
     assert reference.value_of(column, cell, is_required=True)[0] == value
 
 

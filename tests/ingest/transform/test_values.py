@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.ingest.supplier import SupplierColumn
-from penstock.ingest.transform.values import typed
+from penstock.ingest.transform.values import read_column
 from tests.ingest.transform.pipeline_runs import assert_as_expected, supplier_of
 
 _dates = st.dates().map(lambda day: day.strftime("%d.%m.%Y")) | st.builds(
@@ -61,9 +61,11 @@ def test_dates(kind: str, forms: list[str], cells: list[str]) -> None:
 def test_a_moment_keeps_its_time(form: str | None, cell: str, value: str | None) -> None:
     """I18: however a format spells the time, it is kept, to the second; a time of another zone is bad."""
     column = {"from": "cell", "type": "datetime", "formats": [form] if form else []}
-    made = typed(SupplierColumn.model_validate(column), pl.Series([cell]), is_required=True)
+    made = read_column(SupplierColumn.model_validate(column), pl.Series([cell]), is_required=True)
     assert (made.value[0], made.is_bad[0]) == (value, value is None)
-    as_date = typed(SupplierColumn.model_validate({**column, "type": "date"}), pl.Series([cell]), is_required=True)
+    as_date = read_column(
+        SupplierColumn.model_validate({**column, "type": "date"}), pl.Series([cell]), is_required=True
+    )
     assert as_date.value[0] == "2025-03-04" or value is None
 
 

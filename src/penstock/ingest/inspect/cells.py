@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from penstock.ingest.supplier import SupplierColumn
-from penstock.ingest.transform.values import typed
+from penstock.ingest.transform.values import read_column
 
 # What people write when there is nothing to write.
 NOTHING = (
@@ -67,7 +67,9 @@ class CellTexts:
         return longest if isinstance(longest, int) else 0
 
     def _is_unread(self, options: dict[str, Any]) -> pl.Series:
-        found = typed(SupplierColumn.model_validate({"from": 1, **options}), self.values, is_required=False).is_bad
+        found = read_column(
+            SupplierColumn.model_validate({"from": 1, **options}), self.values, is_required=False
+        ).is_bad
         return pl.repeat(False, len(self.values), dtype=pl.Boolean, eager=True) if found is None else found
 
     def _part(self, mask: pl.Series) -> float:

@@ -12,7 +12,7 @@ from penstock.ingest.inspect.tables import ShapedTable
 from penstock.ingest.inspect.types import KnownFormats, TypeGuess, guess
 from penstock.ingest.inspect.vocabulary import ColumnHint
 from penstock.ingest.supplier import SupplierColumn
-from penstock.ingest.transform.values import typed
+from penstock.ingest.transform.values import read_column
 
 EXAMPLES = 3
 _LONGEST_EXAMPLE = 32
@@ -96,7 +96,7 @@ def _typed(field: InspectedField, tables: list[ShapedTable], *, is_english: bool
     if _is_merged_down(field, texts):
         options = {**found.options, "fill_down": True}
         found = replace(found, options=options, doubts=(*found.doubts, "empty cells are filled from the one above"))
-    bad = typed(SupplierColumn.model_validate({"from": 1, **found.options}), texts, is_required=False).is_bad
+    bad = read_column(SupplierColumn.model_validate({"from": 1, **found.options}), texts, is_required=False).is_bad
     is_bad = pl.repeat(False, len(texts), dtype=pl.Boolean, eager=True) if bad is None else bad
     return TypedField(field, _final_name(field, found), found, texts, is_bad, ends)
 

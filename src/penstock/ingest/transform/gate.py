@@ -1,4 +1,4 @@
-"""§7, §16, the Gate: whether there is anything in a file, where its header is, and which column is which."""
+"""§7, §16, the Gate: checks that a file is not empty, finds its header, and binds fields to columns."""
 
 import re
 from dataclasses import dataclass
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 JOINED = " / "
 _SPACES = re.compile(r"\s+")
+_HEADER_HINT = "set the row of the header in `source.header`, or `none` if there is no header"
 _NUMBER = re.compile(r"[\d\s.,%+-]*")
 
 
 @dataclass(frozen=True)
 class BoundColumn:
-    """A field of the payload, and the column it comes from; None: this table has none, and it is always empty."""
+    """A field of the payload and its column; the index is None if the table lacks the column, so the field is empty."""
 
     name: str
     column: SupplierColumn
@@ -28,7 +29,7 @@ class BoundColumn:
 
 @dataclass(frozen=True)
 class TableHeader:
-    """What is above the data, and what the columns below it are."""
+    """The header of a table: the number of rows up to the data, the names of the columns, and the bound fields."""
 
     rows: int
     names: list[str]
@@ -40,38 +41,43 @@ class TableHeader:
 
 
 def check_size(name: str, size: int) -> None:
-    """Failed FILE_EMPTY when there is nothing to read."""
+    """Raise RunFailed FILE_EMPTY if the file *name* has no bytes."""
     if size == 0:
-        raise RunFailed(FailureCode.FILE_EMPTY, f"{name} is empty", "ask the supplier to send it again")
+        raise RunFailed(FailureCode.FILE_EMPTY, f"{name} is empty", "ask the supplier to send the file again")
 
 
 def bind_columns(table: "SourceTable", supplier: Supplier) -> TableHeader:
-    """Every field of the payload with its column; Failed COLUMNS_MISSING or HEADER_MISMATCH."""
-    rows, names = _located(table, supplier)
+    """Return the header of *table* with the fields of the payload; RunFailed COLUMNS_MISSING or HEADER_MISMATCH."""
+    rows, names = _locate_header(table, supplier)
     if supplier.columns:
-        fields = [BoundColumn(name, column, _index(table, names, column)) for name, column in supplier.columns.items()]
+        fields = [
+            BoundColumn(name, column, _find_column(table, names, column)) for name, column in supplier.columns.items()
+        ]
     else:
-        own = _own_names(names)
-        fields = [BoundColumn(name, SupplierColumn.model_validate({"from": place}), place - 1) for place, name in own]
+        numbered = _name_columns(names)
+        fields = [BoundColumn(name, SupplierColumn.model_validate({"from": n}), n - 1) for n, name in numbered]
     if not fields:
-        raise RunFailed(FailureCode.HEADER_MISMATCH, f"{_where(table)} has no columns", "map them: columns")
+        raise RunFailed(FailureCode.HEADER_MISMATCH, f"{_describe_table(table)} has no columns", _HEADER_HINT)
     _check_missing(table, names, fields, supplier)
     if all(field.index is None or (table.absent and names[field.index] in table.absent) for field in fields):
-        # None of the columns is there: this is another file, whatever is required of it.
-        said = f"{_where(table)} has none of the columns that are mapped; it has {_have(table, names)}"
-        raise RunFailed(FailureCode.HEADER_MISMATCH, said, "is it the right file? if so, map its columns")
+        # Without any of the mapped columns it is a different file, even if no column is required.
+        message = (
+            f"{_describe_table(table)} has none of the mapped columns; its columns are {_list_names(table, names)}"
+        )
+        hint = "check that it is the right file; if so, name its headers in `columns`"
+        raise RunFailed(FailureCode.HEADER_MISMATCH, message, hint)
     if supplier.source.exact:
         _check_extra(table, names, fields)
     return TableHeader(rows, names, fields)
 
 
 def normalize_name(name: str) -> str:
-    """How names are compared: whatever the case and the blanks."""
+    """Return *name* in the form in which names are compared, independent of case and blanks."""
     return _SPACES.sub(" ", name.replace("\u00a0", " ")).strip().casefold()
 
 
 def join_header_rows(rows: list[list[str]]) -> list[str]:
-    """The names a header of several rows gives: a cell above stands for those right of it that have none."""
+    """Join the rows of a header into names; an empty cell of an upper row has the text of the cell to its left."""
     width = max((len(row) for row in rows), default=0)
     padded = [[_SPACES.sub(" ", cell).strip() for cell in row] + [""] * (width - len(row)) for row in rows]
     for above, below in pairwise(padded):
@@ -82,72 +88,73 @@ def join_header_rows(rows: list[list[str]]) -> list[str]:
     return [JOINED.join(cells) for cells in names]
 
 
-def looks_like_header(row: list[str]) -> int:
-    """How many cells could be names; 0 when some look like data."""
+def score_header_row(row: list[str]) -> int:
+    """Return the number of cells that could be names; 0 if some look like data."""
     cells = [cell for cell in row if cell.strip()]
     if len(cells) < 2 or any(_NUMBER.fullmatch(cell) for cell in cells) or len(set(cells)) < len(cells) * 0.8:
         return 0
     return len(cells)
 
 
-def _located(table: "SourceTable", supplier: Supplier) -> tuple[int, list[str]]:
-    """How many rows are above the data, and the names of the columns."""
+def _locate_header(table: "SourceTable", supplier: Supplier) -> tuple[int, list[str]]:
+    """Return the number of rows above the data, and the names of the columns."""
     source = supplier.source
     if table.names is not None:
         return 0, table.names
     if source.header == "none":
         width = max((len(row) for row in table.head), default=0)
         return 0, [str(number) for number in range(1, width + 1)]
-    row = source.header if isinstance(source.header, int) else _found(table.head, supplier)
+    row = source.header if isinstance(source.header, int) else _find_header_row(table.head, supplier)
     names = join_header_rows(table.head[row - 1 : row - 1 + source.header_rows])
     if not any(names):
-        said = f"{_where(table)} has no header in row {row}"
-        raise RunFailed(FailureCode.HEADER_MISMATCH, said, "say where: source.header")
+        raise RunFailed(
+            FailureCode.HEADER_MISMATCH, f"{_describe_table(table)} has no header in row {row}", _HEADER_HINT
+        )
     while names and not names[-1]:
         names.pop()
     return row - 1 + source.header_rows, names
 
 
-def _found(head: list[list[str]], supplier: Supplier) -> int:
-    """The first row that has the most of the names that are asked for, else the one that looks most like a header."""
-    asked = [
+def _find_header_row(head: list[list[str]], supplier: Supplier) -> int:
+    """Return the number of the row with the most mapped names; without names, of the row most similar to a header."""
+    mapped = [
         [normalize_name(place) for place in column.places if isinstance(place, str)]
         for column in supplier.columns.values()
     ]
 
     def score(row: int) -> int:
-        if not any(asked):
-            return looks_like_header(head[row])
+        if not any(mapped):
+            return score_header_row(head[row])
         names = {normalize_name(name) for name in join_header_rows(head[row : row + supplier.source.header_rows])}
-        return sum(any(place in names for place in places) for places in asked)
+        return sum(any(place in names for place in places) for places in mapped)
 
     best, most = 0, 0
     for row in range(len(head)):
-        if (found := score(row)) > most:
-            best, most = row, found
-        if asked and most == len(asked):
+        if (points := score(row)) > most:
+            best, most = row, points
+        if mapped and most == len(mapped):
             break
     return best + 1
 
 
-def _own_names(names: list[str]) -> list[tuple[int, str]]:
-    """Without a mapping each column is a field under its own name; the second of a name gets a number."""
-    found: dict[str, int] = {}
-    numbers: dict[str, int] = {}  # the last one of each name: a thousand columns may share it
-    for place, name in enumerate(names, start=1):
+def _name_columns(names: list[str]) -> list[tuple[int, str]]:
+    """Return the number and the name of each unmapped column; a repeated name gets a number."""
+    columns: dict[str, int] = {}
+    last_numbers: dict[str, int] = {}  # avoids a quadratic search if a thousand columns share a name
+    for column, name in enumerate(names, start=1):
         if not name:
             continue
         free = name
-        while free in found:
-            numbers[name] = numbers.get(name, 1) + 1
-            free = f"{name}_{numbers[name]}"
-        found[free] = place
-    return [(place, name) for name, place in found.items()]
+        while free in columns:
+            last_numbers[name] = last_numbers.get(name, 1) + 1
+            free = f"{name}_{last_numbers[name]}"
+        columns[free] = column
+    return [(column, name) for name, column in columns.items()]
 
 
-def _index(table: "SourceTable", names: list[str], column: SupplierColumn) -> int | None:
+def _find_column(table: "SourceTable", names: list[str], column: SupplierColumn) -> int | None:
     if table.names is not None:
-        # Records may have anything later on: a name the first ones lack is looked for in all of them.
+        # Later records may have names that the first records lack, so an absent name is the last choice.
         places = [str(place) for place in column.places if str(place) in names]
         places.sort(key=lambda place: place in table.absent)
         return names.index(places[0]) if places else None
@@ -156,8 +163,10 @@ def _index(table: "SourceTable", names: list[str], column: SupplierColumn) -> in
         if isinstance(place, int):
             return place - 1
         if compared.count(normalize_name(place)) > 1:
-            said = f"{_where(table)} has more than one column {place!r}"
-            raise RunFailed(FailureCode.HEADER_MISMATCH, said, "say which by its number: `from: 3`")
+            numbers = [str(number) for number, name in enumerate(compared, start=1) if name == normalize_name(place)]
+            message = f"{_describe_table(table)} has several columns {place!r}: {', '.join(numbers)}"
+            hint = f"select one by its number, e.g. `from: {numbers[0]}`"
+            raise RunFailed(FailureCode.HEADER_MISMATCH, message, hint)
         if normalize_name(place) in compared:
             return compared.index(normalize_name(place))
     return None
@@ -165,36 +174,38 @@ def _index(table: "SourceTable", names: list[str], column: SupplierColumn) -> in
 
 def _check_missing(table: "SourceTable", names: list[str], fields: list[BoundColumn], supplier: Supplier) -> None:
     known = {field.name for field in fields}
-    if lost := [name for name in supplier.key if name not in known and name != CATEGORY]:
-        raise _missing(table, names, lost)
+    if missing := [name for name in supplier.key if name not in known and name != CATEGORY]:
+        raise _missing_error(table, names, missing)
     width = max([len(names), *(len(row) for row in table.head)], default=0)
-    needed = [one for one in fields if one.column.required or one.name in supplier.key]
-    lost = [
-        f"{one.name} ({' or '.join(repr(place) for place in one.column.places)})"
-        for one in needed
-        if one.index is None or one.index >= width or (table.absent and names[one.index] in table.absent)
+    needed = [field for field in fields if field.column.required or field.name in supplier.key]
+    missing = [
+        f"{field.name} ({' or '.join(repr(place) for place in field.column.places)})"
+        for field in needed
+        if field.index is None or field.index >= width or (table.absent and names[field.index] in table.absent)
     ]
-    if lost:
-        raise _missing(table, names, lost)
+    if missing:
+        raise _missing_error(table, names, missing)
 
 
-def _have(table: "SourceTable", names: list[str]) -> str:
+def _list_names(table: "SourceTable", names: list[str]) -> str:
     return ", ".join(repr(name) for name in names if name and name not in table.absent)[:500] or "none"
 
 
-def _missing(table: "SourceTable", names: list[str], lost: list[str]) -> RunFailed:
-    have = _have(table, names)
-    said = f"{_where(table)} has no column {', '.join(lost)}; it has {have}"
-    hint = "has the supplier renamed it? list its spellings: `from: [old, new]`; skip a sheet with source.sheets.skip"
-    return RunFailed(FailureCode.COLUMNS_MISSING, said, hint)
+def _missing_error(table: "SourceTable", names: list[str], missing: list[str]) -> RunFailed:
+    columns = _list_names(table, names)
+    message = f"{_describe_table(table)} has no column {', '.join(missing)}; its columns are {columns}"
+    hint = "if the supplier renamed it, list both headers: `from: [old, new]`"
+    if table.name:
+        hint += f"; to skip the sheet, add {table.name!r} to `source.sheets.skip`"
+    return RunFailed(FailureCode.COLUMNS_MISSING, message, hint)
 
 
 def _check_extra(table: "SourceTable", names: list[str], fields: list[BoundColumn]) -> None:
     mapped = {field.index for field in fields}
     if extra := [name for index, name in enumerate(names) if name and index not in mapped]:
-        said = f"{_where(table)} has columns nobody expects: {', '.join(map(repr, extra))}"
-        raise RunFailed(FailureCode.HEADER_MISMATCH, said, "map them, or leave out source.exact")
+        message = f"{_describe_table(table)} has columns that are not mapped: {', '.join(map(repr, extra))}"
+        raise RunFailed(FailureCode.HEADER_MISMATCH, message, "map them in `columns`, or remove `source.exact`")
 
 
-def _where(table: "SourceTable") -> str:
+def _describe_table(table: "SourceTable") -> str:
     return f"{table.file}, sheet {table.name!r}," if table.name else table.file

@@ -1,4 +1,4 @@
-"""From a file to facts: read, judged and written at the same time, in bounded memory."""
+"""From a file to facts: reading, validation and writing in parallel, in bounded memory."""
 
 import sys
 from collections import deque
@@ -32,25 +32,26 @@ from penstock.ingest.transform.ndjson import (
     read_lines_at,
 )
 from penstock.ingest.tree import paths
+from penstock.kernel.status import pluralize
 
-_JUDGES = 2
-_UNDER_WAY = 3  # one more than can be judged: a judge must not wait until the one before it is written
-_TURN = 0.0002
+_THREADS = 2
+_AHEAD = 3  # batches in progress: more than threads, so that a thread does not wait for the writer
+_SWITCH_SECONDS = 0.0002
 A = TypeVar("A")
 B = TypeVar("B")
-Progress = Callable[[int, float | None], None]  # rows so far, and which part of the file that is
+Progress = Callable[[int, float | None], None]  # rows so far, and the share of the file
 
 
 @dataclass(frozen=True)
 class RunNames:
-    """Whose run it is."""
+    """The id of a run and its supplier."""
 
     run_id: str
     supplier: str
 
 
 class ProcessedFile:
-    """What a file becomes, in a folder."""
+    """The results of a file in a folder: facts, bad rows, statistics and keys."""
 
     def __init__(self, out: Path) -> None:
         self.stats = RunStats()
@@ -75,90 +76,94 @@ class ProcessedFile:
             self.facts.close()
 
 
-def process_file(file: Path, supplier: Supplier, names: RunNames, made: ProcessedFile, progress: Progress) -> None:
-    """Facts and bad rows of *file*; Failed when the Gate refuses it."""
-    gauge = ReadProgress(file.stat().st_size)
-    # Of records only the names that are mapped are read, in all spellings; without a mapping all are.
+def process_file(file: Path, supplier: Supplier, names: RunNames, output: ProcessedFile, progress: Progress) -> None:
+    """Write the facts and bad rows of *file* to *out*; RunFailed if the Gate rejects it."""
+    position = ReadProgress(file.stat().st_size)
+    # Of records only the mapped names are read, in all spellings; without a mapping all names are read.
     wanted = [str(place) for column in supplier.columns.values() for place in column.places] or None
-    with ThreadPoolExecutor(_JUDGES, "ingest-judge") as pool, _yielding_often():
-        for table in open_tables(file, supplier.source, supplier.limits, wanted, gauge):
+    with ThreadPoolExecutor(_THREADS, "ingest-judge") as pool, _switch_threads_often():
+        for table in open_tables(file, supplier.source, supplier.limits, wanted, position):
             emitter = RecordEmitter(names.run_id, names.supplier, supplier, bind_columns(table, supplier), table)
             if table.name:
-                made.stats.count(table.name, 0, {})  # a sheet without rows is a category all the same
+                output.stats.count(table.name, 0, {})  # a sheet without rows is also a category
             prepared = (part for batch in table.batches for part in emitter.prepare(batch))
-            for emitted in _at_once(pool, emitter.emit, prepared):
-                made.add(emitted, table.name or None)
-                progress(made.stats.good_rows + made.stats.bad_rows, gauge.fraction)
+            for emitted in _map_ahead(pool, emitter.emit, prepared):
+                output.add(emitted, table.name or None)
+                progress(output.stats.good_rows + output.stats.bad_rows, position.fraction)
 
 
-def _at_once(pool: ThreadPoolExecutor, work: Callable[[A], B], items: Iterator[A]) -> Iterator[B]:
-    """What *work* makes of *items*, in their order, some at once."""
-    under_way: deque[Future[B]] = deque()
+def _map_ahead(pool: ThreadPoolExecutor, work: Callable[[A], B], items: Iterator[A]) -> Iterator[B]:
+    """Yield the results of *work* for *items* in their order; several items are processed at the same time."""
+    running: deque[Future[B]] = deque()
     try:
         for item in items:
-            under_way.append(pool.submit(work, item))
-            if len(under_way) >= _UNDER_WAY:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
+            running.append(pool.submit(work, item))
+            if len(running) >= _AHEAD:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
     finally:
-        for future in under_way:
+        for future in running:
             future.cancel()
 
 
 @contextmanager
-def _yielding_often() -> Iterator[None]:
-    """Threads come back from the columnar library all the time, and must not wait milliseconds for their turn."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(_TURN)
+def _switch_threads_often() -> Iterator[None]:
+    """Shorten the switch interval: threads often return from polars, and must not wait milliseconds for the GIL."""
+    default = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         yield
     finally:
-        sys.setswitchinterval(usual)
+        sys.setswitchinterval(default)
 
 
-def settle_repeated_keys(made: ProcessedFile, supplier: Supplier, names: RunNames, out: Path) -> None:
-    """I18: of facts with the same key one stays, or the run fails."""
+def settle_repeated_keys(output: ProcessedFile, supplier: Supplier, names: RunNames, out: Path) -> None:
+    """I18: apply `duplicate_keys`: of facts with the same key one stays, or the run fails."""
     if not supplier.key or supplier.duplicate_keys == "keep":
         return
-    places = indexes.find_repeated(made.index, keeps_last=supplier.duplicate_keys == "last")
-    if not len(places):
+    positions = indexes.find_repeated(output.index, keeps_last=supplier.duplicate_keys == "last")
+    if not len(positions):
         return
     if supplier.duplicate_keys == "fail":
-        said = f"{len(places)} rows repeat the key ({', '.join(supplier.key)}) of another"
-        raise RunFailed(FailureCode.DQ_DUPLICATE_KEYS, said, "duplicate_keys: first or last would keep one of each")
-    made.facts.close()
-    whole = made.facts.path.rename(out / "all.ndjson")
-    made.facts, made.index = NdjsonLines(out / paths.FACTS), KeyIndex(out / "index-kept")
-    with whole.open("rb") as content:
-        _keep_one(made, content, places, supplier, names)
-    whole.unlink()
+        rows = pluralize(len(positions), "row")
+        message = f"the key ({', '.join(supplier.key)}) is not unique: {rows} repeat the key of another row"
+        hint = "ask the supplier to fix the file, or set `duplicate_keys` to first or last to keep a row of each key"
+        raise RunFailed(FailureCode.DQ_DUPLICATE_KEYS, message, hint)
+    output.facts.close()
+    all_facts = output.facts.path.rename(out / "all.ndjson")
+    output.facts, output.index = NdjsonLines(out / paths.FACTS), KeyIndex(out / "index-unique")
+    with all_facts.open("rb") as content:
+        _drop_repeated(output, content, positions, supplier, names)
+    all_facts.unlink()
 
 
-def _keep_one(made: ProcessedFile, content: BinaryIO, places: pl.Series, supplier: Supplier, names: RunNames) -> None:
-    begun = 0
+def _drop_repeated(
+    output: ProcessedFile, content: BinaryIO, positions: pl.Series, supplier: Supplier, names: RunNames
+) -> None:
+    start = 0
     for lines in read_lines(content):
-        known = parse_facts(lines, supplier)
-        end = begun + len(lines)
-        here = places.filter(places.is_between(begun, end, closed="left"))
-        is_repeated = pl.int_range(begun, end, eager=True).is_in(here.implode())
-        begun = end
-        made.facts.add(lines.filter(~is_repeated))
-        made.index.add(hash_keys(known.filter(~is_repeated), supplier))
-        for (found,), rows in known.filter(is_repeated).group_by([CATEGORY], maintain_order=True):
-            category = None if found is None else str(found)
-            start = format_line_start(names.run_id, names.supplier, category)
-            made.bad.add(build_repeated_lines(start, rows["row_number"]))
-            made.stats.count(category, -rows.height, {IngestReason.KEY_DUPLICATE.value: rows.height})
+        facts = parse_facts(lines, supplier)
+        end = start + len(lines)
+        here = positions.filter(positions.is_between(start, end, closed="left"))
+        is_repeated = pl.int_range(start, end, eager=True).is_in(here.implode())
+        start = end
+        output.facts.add(lines.filter(~is_repeated))
+        output.index.add(hash_keys(facts.filter(~is_repeated), supplier))
+        for (value,), rows in facts.filter(is_repeated).group_by([CATEGORY], maintain_order=True):
+            category = None if value is None else str(value)
+            line_start = format_line_start(names.run_id, names.supplier, category)
+            output.bad.add(build_repeated_lines(line_start, rows["row_number"]))
+            output.stats.count(category, -rows.height, {IngestReason.KEY_DUPLICATE.value: rows.height})
 
 
 def hold_facts(
-    made: ProcessedFile, old: KeyIndex, content: BinaryIO, supplier: Supplier, names: RunNames, held_from: str
+    output: ProcessedFile, old: KeyIndex, content: BinaryIO, supplier: Supplier, names: RunNames, held_from: str
 ) -> None:
-    """I20: add the last good facts of keys whose rows went bad."""
-    for lines, _ in read_lines_at(content, indexes.find_positions_to_hold(made.held, old, made.index)):
-        known = parse_facts(lines, supplier)
-        made.facts.add(build_held_lines(names.run_id, names.supplier, known, extract_payloads(lines), held_from))
-        made.index.add(hash_keys(known, supplier))
-        for (category,), rows in known.group_by([CATEGORY]):
-            made.stats.hold(None if category is None else str(category), rows.height)
+    """I20: add the last good facts of the keys whose rows are bad now."""
+    for lines, _ in read_lines_at(content, indexes.find_positions_to_hold(output.held, old, output.index)):
+        facts = parse_facts(lines, supplier)
+        output.facts.add(build_held_lines(names.run_id, names.supplier, facts, extract_payloads(lines), held_from))
+        output.index.add(hash_keys(facts, supplier))
+        for (category,), rows in facts.group_by([CATEGORY]):
+            output.stats.hold(None if category is None else str(category), rows.height)
