@@ -30,7 +30,7 @@ import os, signal, sys
 from penstock.cli import main
 from penstock.ingest.run import run as run_module
 
-process = run_module.process_file
+process_file = run_module.process_file
 received, wakeup = os.pipe()
 os.set_blocking(wakeup, False)
 signal.set_wakeup_fd(wakeup)
@@ -38,7 +38,7 @@ signal.set_wakeup_fd(wakeup)
 def wait_and_process(*args):
     print("reading", flush=True)
     os.read(received, 1)
-    return process(*args)
+    return process_file(*args)
 
 run_module.process_file = wait_and_process
 main.run()
@@ -81,7 +81,7 @@ def test_a_run_publishes(harness: IngestHarness) -> None:
     told = ingest_json(harness, "run", SUPPLIER)
     assert (told["status"], told["supplier"], told["reason"]) == ("PASS", SUPPLIER, None)
     assert told["moved"] == {"second.csv": f"{paths.archive(SUPPLIER)}/second.csv"}
-    assert told["manifest"] == harness.told(paths.run(harness.current() or "", paths.MANIFEST))
+    assert told["manifest"] == harness.read_json(paths.run(harness.current() or "", paths.MANIFEST))
     assert told["manifest"]["changes"] == {"previous": run_id, "added": 1, "removed": 1, "changed": 1, "unchanged": 1}
     assert told["manifest"]["moved_to"] == told["moved"]["second.csv"]
 
@@ -153,9 +153,9 @@ def test_a_second_caller_is_told_who_is_first(harness: IngestHarness) -> None:
     ("args", "code", "said"),
     [
         (["run", SUPPLIER], 3, "--root DIR"),
-        (["run", "../etc", "--root", "."], 2, "cannot name a supplier"),
+        (["run", "../etc", "--root", "."], 2, "is not a valid name of a supplier"),
         (["run", SUPPLIER, "--root", "nowhere"], 5, "there is no folder"),
-        (["state", "show", SUPPLIER, "--root", "."], 5, "nothing was published"),
+        (["state", "show", SUPPLIER, "--root", "."], 5, "no published state yet"),
         (["bad-rows", "no_such_run", "--root", "."], 5, "there is no run"),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_run_that_is_stopped(harness: IngestHarness, number: signal.Signals) -
     assert err == "stopping; press Ctrl-C again to stop at once\n"
     assert harness.current() == first
     (run_id,) = set(harness.tree.list_runs(SUPPLIER)) - {first}
-    told = harness.told(paths.run(run_id, paths.MANIFEST))
+    told = harness.read_json(paths.run(run_id, paths.MANIFEST))
     assert (told["status"], told["failure_code"], told["moved_to"]) == ("FAIL", "INTERRUPTED", None)
     assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
     assert harness.run().is_pass
@@ -244,7 +244,7 @@ def test_bad_rows_are_shown(seen: Seen) -> None:
 def test_quarantine_is_listed(seen: Seen) -> None:
     """I2, I6: each file that was set aside, why, and which run did it."""
     files = {Path(one["path"]).name: one for one in ingest_json(seen.harness, "quarantine", "ls")["files"]}
-    assert {name: (one["why"], one["runId"]) for name, one in files.items()} == {
+    assert {name: (one["reason"], one["runId"]) for name, one in files.items()} == {
         "again.csv": ("accepted before", None),
         "broken.csv": ("DQ_TOO_MANY_BAD_ROWS", seen.failed),
     }
@@ -260,7 +260,7 @@ def test_state_is_shown_and_read(seen: Seen) -> None:
     """I14, §17: the pointer and where it comes from; the facts are those the pointer's hash is of."""
     told = ingest_json(seen.harness, "state", "show", SUPPLIER)
     assert told["runId"] == seen.second
-    assert told["manifest"] == seen.harness.told(paths.run(seen.second, paths.MANIFEST))
+    assert told["manifest"] == seen.harness.read_json(paths.run(seen.second, paths.MANIFEST))
     text = ingest(seen.harness, "state", "show", SUPPLIER)
     assert ["run", seen.second] in [line.split() for line in text.out.splitlines()]
     assert ["previous_run", seen.first] in [line.split() for line in text.out.splitlines()]
@@ -310,7 +310,7 @@ def test_gc_tells_what_goes(harness: IngestHarness) -> None:
 
     dry = json.loads(gc("--dry-run", "--json").out)
     assert (dry["dryRun"], dry["busy"]) == (True, [])
-    assert {one["path"] for one in dry["found"]} == {
+    assert {one["path"] for one in dry["expired"]} == {
         paths.state(SUPPLIER, first),
         f"{paths.archive(SUPPLIER)}/price.csv",
         f"{paths.archive(SUPPLIER)}/price.csv.1",
@@ -318,7 +318,7 @@ def test_gc_tells_what_goes(harness: IngestHarness) -> None:
     assert first in harness.tree.list_states(SUPPLIER)
     done = gc()
     assert done.code == 0
-    assert f"3 deleted, {sum(one['bytes'] for one in dry['found']):,} bytes" in done.out
+    assert f"3 deleted, {sum(one['bytes'] for one in dry['expired']):,} bytes" in done.out
     assert "replaced more than 0 hours ago" in done.out
     assert first not in harness.tree.list_states(SUPPLIER)
     assert gc().out == "nothing has expired\n"
@@ -339,17 +339,17 @@ def test_verify_compares_every_hash(harness: IngestHarness) -> None:
     assert f"{paths.run(run_id, paths.FACTS)}: its sha256 is " in wrong.out
     file.unlink()
     (told,) = ingest_json(harness, "verify", code=1)["problems"]
-    assert told == {"path": paths.run(run_id, paths.FACTS), "problem": "it is not there"}
+    assert told == {"path": paths.run(run_id, paths.FACTS), "problem": "the file is missing"}
 
 
 def test_suppliers_are_listed_with_their_problems(seen: Seen) -> None:
     """I13: published state, inbox and last run of each supplier, and the problems by the configured limits."""
-    config = {"ingest": {"alerts": {"fails": 1, "equal_shas": 1, "state_age": 0}}}
+    config = {"ingest": {"alerts": {"failed_runs": 1, "unchanged_files": 1, "state_age": 0}}}
     file = seen.harness.root.parent / "strict.yaml"
     file.write_text(json.dumps(config))
     (strict,) = ingest_json(seen.harness, "ls", "--config", str(file))["suppliers"]
     assert (strict["supplier"], strict["runId"], strict["fence"], strict["facts"]) == (SUPPLIER, seen.second, 2, 3)
-    assert (strict["fails"], strict["broken"], strict["inbox"]) == (1, 1, [])
+    assert (strict["failedRuns"], strict["broken"], strict["inbox"]) == (1, 1, [])
     assert sorted(strict["alerts"]) == ["REPEATED_FAIL", "STATE_OLD"]
     calm = ingest(seen.harness, "ls")
     assert (calm.code, len(calm.out.splitlines())) == (0, 2)

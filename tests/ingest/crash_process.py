@@ -13,7 +13,7 @@ from penstock.ingest.config import IngestRetentionSection
 from penstock.ingest.run.hooks import RunHooks
 from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.run.run import Ingestion
-from penstock.ingest.state.retention import sweep
+from penstock.ingest.state.retention import delete_expired
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import ManualClock, SystemClock
 from penstock.kernel.errors import PenstockError
@@ -44,7 +44,7 @@ def run_until_call(root: Path, number: int) -> None:
 def sweep_until_call(root: Path, number: int, forward: timedelta) -> None:
     """What is too old goes, on a clock that was put *forward*; dead before the *number*-th call."""
     _count_calls(number)
-    sweep(FolderTree(root), IngestRetentionSection(), ManualClock(SystemClock().now() + forward), "crashing")
+    delete_expired(FolderTree(root), IngestRetentionSection(), ManualClock(SystemClock().now() + forward), "crashing")
 
 
 def run_without_power(root: Path, pipe: Pipe) -> None:

@@ -26,7 +26,7 @@ KEYED: Json = {**QUALITY, "columns": COLUMNS, "key": ["sku"]}
 QUICK = {"poll": 0.1}
 
 
-def clock_of_today() -> ManualClock:
+def make_clock() -> ManualClock:
     """A clock to be moved: files are dated by the disk, so it starts with today."""
     return ManualClock(datetime.now(UTC))
 
@@ -92,7 +92,7 @@ class IngestHarness:
     def lines(self, path: str) -> list[Json]:
         return [json.loads(line) for line in (self.root / path).read_text().splitlines()]
 
-    def told(self, path: str) -> Json:
+    def read_json(self, path: str) -> Json:
         found: Json = json.loads((self.root / path).read_bytes())
         return found
 
@@ -111,8 +111,8 @@ def failure(outcome: RunOutcome) -> FailureCode | None:
     return outcome.manifest.failure.code if outcome.manifest and outcome.manifest.failure else None
 
 
-def aim(harness: IngestHarness, *aims: Json) -> None:
-    harness.configure({**KEYED, "targets": list(aims)})
+def set_targets(harness: IngestHarness, *targets: Json) -> None:
+    harness.configure({**KEYED, "targets": list(targets)})
 
 
 def run(place: IngestWorkspace, on_step: Callable[[PublishStep], None] = lambda _step: None) -> RunOutcome:

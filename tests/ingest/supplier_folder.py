@@ -23,9 +23,9 @@ from penstock.ingest.run.ledger import Ledger
 from penstock.ingest.run.publish import OnStep
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.state import reader
-from penstock.ingest.state.retention import RetentionResult, sweep
-from penstock.ingest.state.supplier_status import standing
-from penstock.ingest.state.verify import verify
+from penstock.ingest.state.retention import RetentionResult, delete_expired
+from penstock.ingest.state.supplier_status import read_supplier_status
+from penstock.ingest.state.verify import verify_suppliers
 from penstock.ingest.tree import paths as layout
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import Clock, SystemClock
@@ -116,10 +116,10 @@ class SupplierFolder:
         return Ingestion(self.tree, "test", RunHooks(on_step=on_step), self.clock).run(SUPPLIER, waits=waits)
 
     def sweep(self, section: IngestRetentionSection | None = None, *, is_dry: bool = False) -> RetentionResult:
-        return sweep(self.tree, section or IngestRetentionSection(), self.clock, "test", is_dry=is_dry)
+        return delete_expired(self.tree, section or IngestRetentionSection(), self.clock, "test", is_dry=is_dry)
 
     def standing(self) -> SupplierStatus:
-        return standing(self.tree, SUPPLIER, AlertSection(), self.clock.now())
+        return read_supplier_status(self.tree, SUPPLIER, AlertSection(), self.clock.now())
 
     def ledger(self) -> Ledger:
         return ledger.load(self.tree, SUPPLIER)
@@ -176,7 +176,7 @@ class SupplierFolder:
         """I10, I16, I24: all is done, noted and as noted, and nothing is left lying about."""
         self.check_nothing_is_lost()
         self.check_nothing_is_half()
-        assert [one for one in verify(self.tree, [SUPPLIER]) if one.problem] == []
+        assert [one for one in verify_suppliers(self.tree, [SUPPLIER]) if one.problem] == []
         manifests = self.manifests()
         assert None not in manifests.values()
         for told in manifests.values():

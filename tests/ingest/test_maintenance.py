@@ -6,7 +6,7 @@ import pytest
 
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import IngestRunState
-from penstock.ingest.maintenance import forget_old_runs
+from penstock.ingest.maintenance import delete_old_runs
 from penstock.ingest.run import store
 from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.workspace import IngestWorkspace
@@ -37,7 +37,7 @@ async def test_old_runs_are_forgotten(
     async with db.transaction() as tx:
         assert await store.prune(tx, db.clock.now() - timedelta(days=41), 100) == 0
         assert await store.prune(tx, db.clock.now() - timedelta(days=39), 1) == 2
-    await forget_old_runs(configured.ingest, db)
+    await delete_old_runs(configured.ingest, db)
     left = (await views.runs(None, None, store.START, 10)).items
     assert {(one.run_id in ids, one.status) for one in left} == {
         (True, IngestRunState.PASS),

@@ -5,13 +5,13 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.ingest.model import RunStats, new_run_id
+from penstock.ingest.model import RunStats, make_run_id
 from penstock.kernel.clock import ManualClock
 
 
 def test_a_run_id_is_as_the_document_says() -> None:
     """I5, §6: <supplier>_<YYYYMMDDTHHMMSSZ>_<rand6>, in UTC, and no two alike."""
-    ids = {new_run_id("brinex", ManualClock()) for _ in range(200)}
+    ids = {make_run_id("brinex", ManualClock()) for _ in range(200)}
     assert all(re.fullmatch(r"brinex_20260101T000000Z_[0-9a-f]{6}", one) for one in ids)
     assert len(ids) > 190
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from penstock.ingest.model import RunFailed
 from penstock.ingest.supplier import SupplierColumn, load_supplier
 from penstock.ingest.tree import paths
-from tests.ingest.harness import SUPPLIER, IngestHarness, aim
+from tests.ingest.harness import SUPPLIER, IngestHarness, set_targets
 
 FLOW, OTHER_FLOW = "after-prices", "also-after-prices"
 
@@ -52,13 +52,13 @@ def test_a_column_knows_its_options() -> None:
 def test_a_target_is_one_thing(harness: IngestHarness) -> None:
     """I23: none, or two in one, is a mistake of the configuration, and told as one."""
     for wrong in ({}, {"flow": {"name": FLOW}, "webhook": {"url": "http://127.0.0.1:1/gone"}}):
-        aim(harness, wrong)
+        set_targets(harness, wrong)
         with pytest.raises(RunFailed, match="give a dictionary, a flow or a webhook"):
             load_supplier(harness.root / paths.config(SUPPLIER))
 
 
 def test_a_target_is_named_once(harness: IngestHarness) -> None:
     """I23: a second one would share the first one's marker, and never be told."""
-    aim(harness, *({"flow": {"name": FLOW, "scope": {"market": market}}} for market in ("de", "ru")))
+    set_targets(harness, *({"flow": {"name": FLOW, "scope": {"market": market}}} for market in ("de", "ru")))
     with pytest.raises(RunFailed, match="a target is there twice"):
         load_supplier(harness.root / paths.config(SUPPLIER))

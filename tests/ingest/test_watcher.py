@@ -109,7 +109,7 @@ def test_a_run_may_die_and_the_watcher_lives(harness: IngestHarness) -> None:
         (run,) = watch.runs
         run.kill()
         until(lambda: harness.names(paths.inbox(SUPPLIER)) == [], "the next run publishes it")
-        told = harness.told(paths.run(killed, paths.MANIFEST))
+        told = harness.read_json(paths.run(killed, paths.MANIFEST))
         assert (told["status"], told["failure_code"]) == ("FAIL", "INTERRUPTED")
         published = harness.current()
         assert published not in (None, killed)
@@ -119,7 +119,7 @@ def test_a_run_may_die_and_the_watcher_lives(harness: IngestHarness) -> None:
         assert watch.stop() == 0
         assert not run.is_running()
     (stopped,) = set(harness.tree.list_runs(SUPPLIER)) - {killed, published}
-    assert harness.told(paths.run(stopped, paths.MANIFEST))["failure_code"] == "INTERRUPTED"
+    assert harness.read_json(paths.run(stopped, paths.MANIFEST))["failure_code"] == "INTERRUPTED"
     assert harness.current() == published
     assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
     assert not (harness.root / paths.DATA / ".work" / SUPPLIER).exists()

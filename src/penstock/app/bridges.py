@@ -18,6 +18,7 @@ from penstock.harvest.service import Harvest
 from penstock.ingest.contract import FailureCode, IngestRunStatus
 from penstock.ingest.run import ledger
 from penstock.ingest.run.hooks import RunHooks
+from penstock.ingest.run.outcome_log import log_deliveries, log_outcome
 from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.documents import encode_document, parse_document
@@ -137,16 +138,18 @@ class IngestAdapter:
         self._tree = place.tree
 
     def last(self, supplier: str) -> str | None:
-        return (ledger.load(self._tree, supplier).last or {}).get("run_id")
+        return (ledger.load(self._tree, supplier).last_run or {}).get("run_id")
 
     def run(
         self, supplier: str, asked_by: str, after: str | None, should_stop: Callable[[], bool]
     ) -> IngestOutputs | None:
         if published := self._published(supplier, asked_by):
-            self._place.deliver(supplier)  # what the run before us may not have come to
+            results = self._place.deliver(supplier)  # the earlier run may have been killed before its deliveries
+            log_deliveries(supplier, {target: result.as_dict() for target, result in results.items()})
             return published
         hooks = RunHooks(should_stop=should_stop, on_step=self._marking(supplier, asked_by))
         outcome = self._place.run(supplier, hooks, waits=True)
+        log_outcome(outcome.as_dict())
         if outcome.manifest is not None:
             return _ingested(outcome.manifest.as_dict())
         # The run before us may have been killed and completed now; or it failed, and took the file with it.

@@ -134,7 +134,7 @@ def search_path(settings: Settings) -> dict[str, str]:
 def open_workplace(settings: Settings, *, uses_database: bool) -> Iterator["IngestWorkspace"]:
     """Open ingest's tree; with *uses_database*, what happens there is recorded in the platform's database."""
     # Imports the readers of files, which most commands that use a database do not need.
-    from penstock.ingest.workspace import workplace
+    from penstock.ingest.workspace import open_workspace
 
     @asynccontextmanager
     async def open_migrated() -> AsyncIterator[Database]:
@@ -142,7 +142,7 @@ def open_workplace(settings: Settings, *, uses_database: bool) -> Iterator["Inge
             await migrate.migrate(db, known_migrations(settings))
             yield db
 
-    with workplace(settings.ingest, open_migrated if uses_database else None) as place:
+    with open_workspace(settings.ingest, open_migrated if uses_database else None) as place:
         yield place
 
 

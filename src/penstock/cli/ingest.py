@@ -113,7 +113,7 @@ def run(
     from penstock.ingest.run.hooks import RunHooks
 
     with _workspace(root, config) as workspace, closing(ProgressBar(supplier)) as bar:
-        hooks = RunHooks(progress=bar, waiting=_print_waiting, should_stop=_stop_on_signals())
+        hooks = RunHooks(progress=bar, on_wait=_print_waiting, should_stop=_stop_on_signals())
         outcome = workspace.run(supplier, hooks, waits=wait)
     _print_outcome(outcome, root, as_json=json)
     if outcome.was_stopped:
@@ -224,20 +224,20 @@ def gc(
 ) -> None:
     """Delete files that are older than their retention, and list them with the reasons."""
     with _workspace(root, config) as workspace:
-        result = workspace.sweep(is_dry=dry_run)
-    deleted = [entry for entry in result.found if entry.is_gone or dry_run]
+        result = workspace.delete_expired(is_dry=dry_run)
+    deleted = [entry for entry in result.expired if entry.is_deleted or dry_run]
     data = {
         "dryRun": dry_run,
-        "found": [entry.as_dict() for entry in result.found],
+        "expired": [entry.as_dict() for entry in result.expired],
         "busy": result.busy,
         "damaged": result.damaged,
     }
-    rows = table([[entry.path, f"{entry.size:,}", entry.why] for entry in result.found])
+    rows = table([[entry.path, f"{entry.size:,}", entry.reason] for entry in result.expired])
     verb = "would be deleted" if dry_run else "deleted"
     total = f"{len(deleted)} {verb}, {sum(entry.size for entry in deleted):,} bytes"
     busy = f"skipped because a run is active: {', '.join(result.busy)}" if result.busy else ""
     damaged = f"skipped because the published state is damaged: {', '.join(result.damaged)}" if result.damaged else ""
-    text = "\n".join(filter(None, [rows, total if result.found else "nothing has expired", busy, damaged]))
+    text = "\n".join(filter(None, [rows, total if result.expired else "nothing has expired", busy, damaged]))
     emit(data, as_json=json, text=text)
 
 
@@ -249,10 +249,10 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Verify every hash in every manifest; exit code 1 if a file differs."""
-    from penstock.ingest.state.verify import verify as verify_files
+    from penstock.ingest.state.verify import verify_suppliers
 
     with _workspace(root, config) as workspace:
-        checked = list(verify_files(workspace.tree, workspace.suppliers(supplier)))
+        checked = list(verify_suppliers(workspace.tree, workspace.list_suppliers(supplier)))
     wrong = [file for file in checked if file.problem]
     data = {"checked": len(checked), "problems": [file.as_dict() for file in wrong]}
     lines = [f"{file.path}: {file.problem}" for file in wrong]
@@ -318,7 +318,7 @@ def list_quarantine(
 
     found = _read(root, config, url, read, ask)
     rows = [
-        [file["path"], f"{file['bytes']:,}", time_text(file["since"]), file["why"] or "", file["runId"] or ""]
+        [file["path"], f"{file['bytes']:,}", time_text(file["since"]), file["reason"] or "", file["runId"] or ""]
         for file in found["files"]
     ]
     text = table([["file", "bytes", "since", "reason", "run"], *rows]) if rows else "no files are in quarantine"
@@ -441,22 +441,13 @@ def _print_waiting(names: list[str], seconds: float) -> None:
 
 
 def _print_outcome(outcome: "RunOutcome", root: str | None, *, as_json: bool) -> None:
-    manifest = outcome.manifest
-    data = {
-        "supplier": outcome.supplier,
-        "status": manifest.status.value if manifest else "NOTHING_TO_DO",
-        "reason": outcome.nothing,
-        "moved": outcome.moved,
-        "deliveries": outcome.deliveries,
-        "manifest": manifest.as_dict() if manifest else None,
-    }
-    emit(data, as_json=as_json, text="\n".join(map(printable, _outcome_lines(outcome, root))))
+    emit(outcome.as_dict(), as_json=as_json, text="\n".join(map(printable, _outcome_lines(outcome, root))))
 
 
 def _outcome_lines(outcome: "RunOutcome", root: str | None) -> Iterator[str]:
     manifest = outcome.manifest
     if manifest is None:
-        yield f"nothing to do: {outcome.nothing}"
+        yield f"nothing to do: {outcome.reason}"
     else:
         yield f"{manifest.status.value}  {manifest.run_id}  {manifest.input_filename}"
         yield f"{manifest.good_rows:,} good rows, {manifest.bad_rows:,} bad"

@@ -1,20 +1,20 @@
-"""What others may know of ingest: the names of runs, how they end, and why."""
+"""The contract of ingest with the other parts: names of suppliers, states of runs, failure and reason codes."""
 
 from enum import StrEnum
 
 PREFIX = "/api/v1/ingest"
-SUPPLIER = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"  # the whole of its name
+SUPPLIER = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"  # a full match
 
 
 class IngestRunStatus(StrEnum):
-    """§10: how a run ended."""
+    """§10: the result of a run that ended."""
 
     PASS = "PASS"  # noqa: S105 - no password
     FAIL = "FAIL"
 
 
 class IngestRunState(StrEnum):
-    """Where a run stands."""
+    """The state of a run."""
 
     RUNNING = "RUNNING"
     PASS = "PASS"  # noqa: S105 - no password
@@ -22,7 +22,7 @@ class IngestRunState(StrEnum):
 
 
 class FailureCode(StrEnum):
-    """I6, I7, I20: why a run published nothing."""
+    """I6, I7, I20: the reasons for which a run publishes nothing."""
 
     FILE_MISSING = "FILE_MISSING"
     FILE_EMPTY = "FILE_EMPTY"
@@ -47,7 +47,7 @@ class FailureCode(StrEnum):
 
 
 class IngestReason(StrEnum):
-    """I9: why a row is bad. The registry is docs/etl/reason_codes.yaml, and holds exactly these."""
+    """I9: the reasons for which a row is bad. The registry docs/etl/reason_codes.yaml has exactly these codes."""
 
     REQUIRED_MISSING = "REQUIRED_MISSING"
     NOT_INTEGER = "NOT_INTEGER"

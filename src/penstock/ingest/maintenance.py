@@ -1,4 +1,4 @@
-"""Periodic tasks of ingest in the database. The files of a tree are removed by the watcher."""
+"""The periodic tasks of ingest in the database. The watcher deletes the files of a tree."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -8,18 +8,18 @@ from penstock.ingest.run import store
 from penstock.kernel.db.database import Database
 from penstock.kernel.tasks.periodic import PeriodicTask
 
-_AT_ONCE = 1_000
+_BATCH = 1_000
 
 
-def chores(section: IngestSection, db: Database) -> Sequence[tuple[str, PeriodicTask, timedelta]]:
+def make_periodic_tasks(section: IngestSection, db: Database) -> Sequence[tuple[str, PeriodicTask, timedelta]]:
     """Return the periodic tasks, each with its name and its interval."""
-    return [("ingest retention", lambda: forget_old_runs(section, db), timedelta(minutes=10))]
+    return [("ingest retention", lambda: delete_old_runs(section, db), timedelta(minutes=10))]
 
 
-async def forget_old_runs(section: IngestSection, db: Database) -> None:
-    """Delete the rows of runs whose files are removed by then."""
+async def delete_old_runs(section: IngestSection, db: Database) -> None:
+    """Delete the rows of runs whose files have expired too."""
     before = db.clock.now() - section.retention.runs
-    forgotten = _AT_ONCE
-    while forgotten >= _AT_ONCE:
+    deleted = _BATCH
+    while deleted >= _BATCH:
         async with db.transaction() as tx:
-            forgotten = await store.prune(tx, before, _AT_ONCE)
+            deleted = await store.prune(tx, before, _BATCH)

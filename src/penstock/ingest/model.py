@@ -1,4 +1,4 @@
-"""Pure: what a run is called, what it leaves behind, and how its quality is judged."""
+"""The documents of runs, states and suppliers, and the state machine of a run; pure values without input or output."""
 
 import re
 import secrets
@@ -12,6 +12,7 @@ from penstock.ingest.contract import SUPPLIER, FailureCode, IngestRunState, Inge
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Invalid, NotFound
 from penstock.kernel.machine import StateMachine, Transition
+from penstock.kernel.text import format_time
 
 _SUPPLIER = re.compile(SUPPLIER)
 _RUN_ID = re.compile(rf"(?P<supplier>{SUPPLIER})_\d{{8}}T\d{{6}}Z_[0-9a-f]{{6}}")
@@ -29,7 +30,7 @@ RUN = StateMachine(
 
 
 class RunFailed(Exception):
-    """The run publishes nothing: a value that ends it, with its code and a sentence for people."""
+    """The failure of a run, with its code, its message and a hint; the run publishes nothing."""
 
     def __init__(self, code: FailureCode, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -38,43 +39,43 @@ class RunFailed(Exception):
         self.hint = hint
 
 
-def no_run(run_id: str) -> NotFound:
-    """What is said of a run nobody knows, or knows any more."""
-    hint = "it may be under way, or too old; `penstock ingest ls` shows the last, <supplier>_<time>_<rand6>"
+def run_not_found_error(run_id: str) -> NotFound:
+    """Return the error for a run that does not exist or was deleted."""
+    hint = "`penstock ingest ls` shows the last run of each supplier; old runs are deleted (ingest.retention.runs)"
     return NotFound("RUN_NOT_FOUND", f"there is no run {run_id!r}", hint=hint)
 
 
-def no_supplier(name: str, known: Sequence[str]) -> NotFound:
-    """What is said of a supplier that has neither an inbox nor a configuration."""
-    hint = f"known are: {', '.join(known) or 'none yet'}"
+def supplier_not_found_error(name: str, suppliers: Sequence[str]) -> NotFound:
+    """Return the error for a supplier that has neither an inbox nor a configuration."""
+    hint = f"suppliers: {', '.join(suppliers) or 'none yet'}"
     return NotFound("SUPPLIER_NOT_FOUND", f"there is no supplier {name}", hint=hint)
 
 
-def checked_supplier(name: str) -> str:
-    """*name* itself when it can name a supplier; else Invalid BAD_SUPPLIER."""
+def check_supplier_name(name: str) -> str:
+    """Return *name* if it is a valid name of a supplier; otherwise raise Invalid BAD_SUPPLIER."""
     if not _SUPPLIER.fullmatch(name):
-        hint = "letters, digits, '_' and '-', at most 64 of them"
-        raise Invalid("BAD_SUPPLIER", f"{name!r} cannot name a supplier", hint=hint)
+        hint = "use 1 to 64 letters, digits, '_' and '-'; the first must be a letter or a digit"
+        raise Invalid("BAD_SUPPLIER", f"{name!r} is not a valid name of a supplier", hint=hint)
     return name
 
 
-def new_run_id(supplier: str, clock: Clock) -> str:
-    """I5: <supplier>_<YYYYMMDDTHHMMSSZ>_<rand6>."""
+def make_run_id(supplier: str, clock: Clock) -> str:
+    """I5: return a new id of the form <supplier>_<YYYYMMDDTHHMMSSZ>_<rand6>."""
     return f"{supplier}_{clock.now():%Y%m%dT%H%M%SZ}_{secrets.token_hex(3)}"
 
 
-def supplier_of(run_id: str) -> str:
-    """Whose run it is; NotFound when nothing can be called that."""
-    found = _RUN_ID.fullmatch(run_id)
-    if found is None:
-        raise no_run(run_id)
-    return found["supplier"]
+def parse_supplier(run_id: str) -> str:
+    """Return the supplier of a run; raise NotFound if *run_id* is not a valid id."""
+    match = _RUN_ID.fullmatch(run_id)
+    if match is None:
+        raise run_not_found_error(run_id)
+    return match["supplier"]
 
 
 def is_run_of(supplier: str, name: str) -> bool:
-    """Whether a run of *supplier* is called that."""
-    found = _RUN_ID.fullmatch(name)
-    return found is not None and found["supplier"] == supplier
+    """Return whether *name* is the id of a run of *supplier*."""
+    match = _RUN_ID.fullmatch(name)
+    return match is not None and match["supplier"] == supplier
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,13 @@ class InboxFile:
     size: int
     modified_at: datetime
     signature: str
-    identity: str | None = None  # stays when the file is renamed
-    changed_at: datetime | None = None  # by the file system's own clock; None: it cannot be seen half-written
+    identity: str | None = None  # a rename does not change it
+    changed_at: datetime | None = None  # by the clock of the file system; None: the file is never visible half-written
 
 
 @dataclass(frozen=True)
 class CurrentPointer:
-    """I11: which state is the current one. The fence only grows."""
+    """I11: a pointer to the published state. Its fence grows with every publication."""
 
     run_id: str
     sha256: str
@@ -107,7 +108,7 @@ class CurrentPointer:
 
 @dataclass(frozen=True)
 class RunArtifact:
-    """A file a run left behind."""
+    """The hash and the size of a file that a run has written."""
 
     sha256: str
     size: int
@@ -115,7 +116,7 @@ class RunArtifact:
 
 @dataclass
 class RunStats:
-    """§9.4: what became of the rows of a file."""
+    """§9.4: the rows of a file by result, reason and category."""
 
     good_rows: int = 0
     bad_rows: int = 0
@@ -127,33 +128,33 @@ class RunStats:
 
     @property
     def bad_ratio(self) -> float:
-        """I7: no rows at all are no bad rows."""
+        """I7: the ratio of bad rows; 0 without rows."""
         total = self.good_rows + self.bad_rows
         return self.bad_rows / total if total else 0.0
 
     @property
     def facts(self) -> int:
-        """How many facts are published: what was good, and what is held."""
+        """The number of facts to publish: good rows, and held facts of an earlier run."""
         return self.good_rows + self.held_rows
 
     def count(self, category: str | None, good: int, reasons: Mapping[str, int]) -> None:
-        """Add what became of some rows; a row once good that turns out bad takes a good one away."""
+        """Add rows of a category; *good* is negative for rows that were counted as good and are bad."""
         bad = sum(reasons.values())
         self.good_rows += good
         self.bad_rows += bad
         for reason, number in reasons.items():
             self.reasons[reason] = self.reasons.get(reason, 0) + number
         if category is not None:
-            seen = self.categories.setdefault(category, {"good_rows": 0, "bad_rows": 0})
-            seen["good_rows"] += good
-            seen["bad_rows"] += bad
+            counts = self.categories.setdefault(category, {"good_rows": 0, "bad_rows": 0})
+            counts["good_rows"] += good
+            counts["bad_rows"] += bad
 
     def hold(self, category: str | None, facts: int) -> None:
-        """Add facts of an earlier run that stay."""
+        """Add facts of an earlier run that replace bad rows."""
         self.held_rows += facts
         if category is not None:
-            seen = self.categories.setdefault(category, {"good_rows": 0, "bad_rows": 0})
-            seen["held_rows"] = seen.get("held_rows", 0) + facts
+            counts = self.categories.setdefault(category, {"good_rows": 0, "bad_rows": 0})
+            counts["held_rows"] = counts.get("held_rows", 0) + facts
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -169,14 +170,14 @@ class RunStats:
         }
 
 
-def alive(categories: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """The categories that have facts."""
+def list_filled_categories(categories: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return the categories that have facts."""
     return [name for name, rows in categories.items() if rows["good_rows"] + rows.get("held_rows", 0) > 0]
 
 
 @dataclass(frozen=True)
 class PublicationDiff:
-    """I21: what a publication changed against the one before it."""
+    """I21: the numbers of facts that differ from the state before."""
 
     added: int = 0
     removed: int = 0
@@ -191,7 +192,7 @@ class PublicationDiff:
 
 @dataclass(frozen=True)
 class RunFailure:
-    """Why a run published nothing, as its manifest tells it."""
+    """The failure of a run as its manifest has it."""
 
     code: FailureCode
     message: str
@@ -200,7 +201,7 @@ class RunFailure:
 
 @dataclass(frozen=True)
 class RunManifest:
-    """§10: what is remembered of a run."""
+    """§10: the permanent record of a run that ended."""
 
     run_id: str
     supplier: str
@@ -231,8 +232,8 @@ class RunManifest:
             "input_filename": self.input_filename,
             "input_sha256": self.input_sha256,
             "input_size": self.input_size,
-            "started_at": self.started_at.isoformat(),
-            "finished_at": self.finished_at.isoformat(),
+            "started_at": format_time(self.started_at),
+            "finished_at": format_time(self.finished_at),
             "good_rows": self.good_rows,
             "bad_rows": self.bad_rows,
             "status": self.status.value,
@@ -241,7 +242,7 @@ class RunManifest:
             "hint": failure.hint if failure else None,
             "moved_to": self.moved_to,
             "config_sha256": self.config_sha256,
-            "artifacts": {name: {"sha256": one.sha256, "size": one.size} for name, one in self.artifacts.items()},
+            "artifacts": {name: asdict(artifact) for name, artifact in self.artifacts.items()},
             "previous_run": self.previous_run,
             "fence": self.fence,
             "key": list(self.key),
@@ -251,8 +252,42 @@ class RunManifest:
         }
 
 
+class DeliveryStatus(StrEnum):
+    """The status of a delivery: DELIVERED and REFUSED are final, PENDING is retried."""
+
+    DELIVERED = "DELIVERED"
+    REFUSED = "REFUSED"
+    PENDING = "PENDING"
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryResult:
+    """I23: the result of one delivery of the state of *run_id* to a target."""
+
+    status: DeliveryStatus
+    run_id: str
+    code: str | None = None
+    error: str | None = None
+    retry_at: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "status": self.status.value,
+            "runId": self.run_id,
+            "code": self.code,
+            "error": self.error,
+            "retryAt": self.retry_at,
+        }
+
+    def __str__(self) -> str:
+        if self.status is DeliveryStatus.DELIVERED:
+            return "delivered"
+        retry = f"; next attempt at {self.retry_at}" if self.retry_at else ""
+        return f"{self.status.value.lower()}: {self.code}: {self.error}{retry}"
+
+
 class IngestAlert(StrEnum):
-    """I13: what somebody should look at."""
+    """I13: the conditions of a supplier that need an operator."""
 
     STATE_OLD = "STATE_OLD"
     STATE_MISSING = "STATE_MISSING"
@@ -263,8 +298,17 @@ class IngestAlert(StrEnum):
 
 
 @dataclass(frozen=True)
+class IgnoredEntry:
+    """An entry of an inbox that runs ignore, e.g. a folder; *path* is its location."""
+
+    name: str
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True)
 class SupplierStatus:
-    """One supplier."""
+    """The status of a supplier: its published state, its inbox, its last run and its alerts."""
 
     supplier: str
     run_id: str | None
@@ -273,14 +317,18 @@ class SupplierStatus:
     age_seconds: float | None
     facts: int | None
     inbox: list[str]
+    inbox_path: str
     unfinished: list[str]
+    ignored: list[IgnoredEntry]
     broken: int
-    fails: int
-    equal_shas: int
-    last: Mapping[str, Any] | None
-    config: str | None
+    failed_runs: int
+    unchanged_files: int
+    last_run: Mapping[str, Any] | None
+    config_path: str
+    has_config: bool
+    config_error: str | None
     undelivered: list[str]
     alerts: list[IngestAlert]
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "published_at": self.published_at and format_time(self.published_at)}

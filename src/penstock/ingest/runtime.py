@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from penstock.ingest.config import IngestSection
-from penstock.ingest.maintenance import chores
+from penstock.ingest.maintenance import make_periodic_tasks
 from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.watcher import InboxWatcher, WatchCommand
 from penstock.ingest.workspace import IngestWorkspace
@@ -15,12 +15,16 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 
 @asynccontextmanager
 async def run_ingest(
-    place: IngestWorkspace, section: IngestSection, command: WatchCommand, telemetry: Telemetry, db: Database | None
+    workspace: IngestWorkspace,
+    section: IngestSection,
+    command: WatchCommand,
+    telemetry: Telemetry,
+    db: Database | None,
 ) -> AsyncIterator[None]:
-    """I23: watch the inboxes of *place* until the end; with *db*, also delete the rows of old runs."""
-    watcher = InboxWatcher(section, place, command, IngestMetrics(telemetry.registry))
+    """I23: watch the inboxes of *workspace* until the end; with *db*, also delete the rows of old runs."""
+    watcher = InboxWatcher(section, workspace, command, IngestMetrics(telemetry.registry))
     async with AsyncExitStack() as stack:
-        for chore in chores(section, db) if db is not None else ():
-            await stack.enter_async_context(run_periodically(*chore))
-        await stack.enter_async_context(watcher.watching())
+        for task in make_periodic_tasks(section, db) if db is not None else ():
+            await stack.enter_async_context(run_periodically(*task))
+        await stack.enter_async_context(watcher.watch())
         yield

@@ -1,4 +1,4 @@
-"""Published states for Python programs: one whole state at a time, verified, whatever is published meanwhile.
+"""Published states for Python programs. A state is complete and verified; a later publication does not change it.
 
 with read_state("/data", "brinex") as state:
     for fact in state:
@@ -17,9 +17,9 @@ __all__ = ["PublishedState", "read_state"]
 
 @contextmanager
 def read_state(root: str | Path, supplier: str, **options: str) -> Iterator[PublishedState]:
-    """The current state of *supplier* below *root*, a folder or s3://bucket/prefix with the *options* of its store.
+    """Open the published state of *supplier* below *root*, a folder or s3://bucket/prefix with *options* of the bucket.
 
-    NotFound STATE_NOT_FOUND when nothing was published, Corrupt STATE_DAMAGED when it is not what was published.
+    Raise NotFound STATE_NOT_FOUND before the first publication, and Corrupt STATE_DAMAGED if the hash is wrong.
     """
     with closing(open_tree(str(root), options)) as tree, open_state(tree, supplier) as state:
         yield state

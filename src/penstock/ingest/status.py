@@ -1,71 +1,133 @@
-"""What is late or broken among suppliers."""
+"""The status of ingest: counts of suppliers, and issues such as invalid configurations, failed runs and stray files."""
 
-from collections.abc import Callable, Mapping
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import IngestRunStatus
-from penstock.ingest.model import IngestAlert, SupplierStatus
+from penstock.ingest.model import IgnoredEntry, IngestAlert, SupplierStatus
+from penstock.ingest.tree import paths
 from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
 from penstock.kernel.text import format_duration
 
-_Told = tuple[Callable[..., StatusIssue], Callable[[SupplierStatus], str], str]  # the hint may name the supplier
-_ALERTS: Mapping[IngestAlert, _Told] = {
-    IngestAlert.STATE_MISSING: (
-        broken_issue,
-        lambda _: "its published state is damaged or gone",
-        "penstock ingest verify",
-    ),
-    IngestAlert.CONFIG_BROKEN: (
-        broken_issue,
-        lambda one: f"its configuration cannot be used: {one.config}",
-        "mend etl_ops/config/{supplier}.yaml; penstock ingest inspect FILE proposes one",
-    ),
-    IngestAlert.REPEATED_FAIL: (
-        broken_issue,
-        lambda one: f"{pluralize(one.fails, 'run')} in a row failed",
-        "penstock ingest ls",
-    ),
-    IngestAlert.STATE_OLD: (
-        late_issue,
-        lambda one: f"its state is {format_duration(timedelta(seconds=one.age_seconds or 0))} old",
-        "has the supplier sent anything?",
-    ),
-    IngestAlert.SAME_FILE_AGAIN: (
-        late_issue,
-        lambda one: f"sends the same file, {one.equal_shas} times now",
-        "ask the supplier",
-    ),
-    IngestAlert.UNDELIVERED: (
-        late_issue,
-        lambda one: f"not delivered: {'; '.join(one.undelivered)}",
-        "it is tried again",
-    ),
-}
-
 
 async def report_status(views: IngestViews) -> PartReport:
-    """How suppliers stand, and what is wrong with some."""
+    """Return the number of suppliers, publications and waiting files, and the issues of each supplier."""
     suppliers = await views.suppliers()
+    strays = await views.strays()
     published = sum(1 for supplier in suppliers if supplier.run_id is not None)
     waiting = sum(len(supplier.inbox) for supplier in suppliers)
     summary = (
         f"{pluralize(len(suppliers), 'supplier')}, {published:,} published, {pluralize(waiting, 'file')} in inboxes"
     )
-    return PartReport(summary, [issue for supplier in suppliers for issue in _of(supplier)])
+    issues = [issue for supplier in suppliers for issue in list_issues(supplier)]
+    return PartReport(summary, [*issues, *_stray_issues(strays)])
 
 
-def _of(one: SupplierStatus) -> list[StatusIssue]:
-    found = [
-        made(one.supplier, what(one), hint.format(supplier=one.supplier))
-        for alert in one.alerts
-        for made, what, hint in [_ALERTS[alert]]
-    ]
-    last = one.last
-    if last is not None and last.get("status") == IngestRunStatus.FAIL and IngestAlert.REPEATED_FAIL not in one.alerts:
-        what = f"its last run failed: {last.get('failure_code')}; the state before it is served"
-        if one.run_id is None:
-            what = f"its last run failed: {last.get('failure_code')}; nothing is published yet"
-        since = datetime.fromisoformat(last["finished_at"]) if last.get("finished_at") else None
-        found.append(broken_issue(one.supplier, what, f"penstock ingest bad-rows {last['run_id']}", since))
-    return found
+def list_issues(supplier: SupplierStatus) -> Iterator[StatusIssue]:
+    """Return the issues of one supplier."""
+    alerts = supplier.alerts
+    if IngestAlert.STATE_MISSING in alerts:
+        yield _state_issue(supplier)
+    if IngestAlert.CONFIG_BROKEN in alerts:
+        yield _config_issue(supplier)
+    if IngestAlert.REPEATED_FAIL in alerts or _has_failed(supplier):
+        yield _failure_issue(supplier)
+    if IngestAlert.STATE_OLD in alerts:
+        yield _age_issue(supplier)
+    if IngestAlert.SAME_FILE_AGAIN in alerts:
+        yield _unchanged_issue(supplier)
+    if IngestAlert.UNDELIVERED in alerts:
+        yield _delivery_issue(supplier)
+    if supplier.ignored:
+        yield _ignored_issue(supplier)
+
+
+def _state_issue(supplier: SupplierStatus) -> StatusIssue:
+    root = supplier.config_path.removesuffix(f"/{paths.config(supplier.supplier)}")
+    hint = f"penstock ingest verify {supplier.supplier} --root {shlex.quote(root)}; then restore the files it names"
+    return broken_issue(supplier.supplier, "the published state is missing or damaged", hint)
+
+
+def _config_issue(supplier: SupplierStatus) -> StatusIssue:
+    files = _count_waiting(supplier)
+    name, config = supplier.supplier, shlex.quote(supplier.config_path)
+    if supplier.has_config:
+        first, *more = (supplier.config_error or "").splitlines()
+        errors = f" (and {pluralize(len(more), 'more error')})" if more else ""
+        problem = f"the configuration is invalid: {first}{errors}{files}"
+        return broken_issue(name, problem, f"fix {config}; then penstock ingest show {name}")
+    problem = f"an inbox without a configuration: {supplier.config_path} is missing{files}"
+    if supplier.inbox:
+        sample = shlex.quote(f"{supplier.inbox_path}/{supplier.inbox[0]}")
+        return broken_issue(name, problem, f"penstock ingest inspect {sample} > {config}; then review that file")
+    hint = f"rmdir {shlex.quote(supplier.inbox_path)}; or penstock ingest inspect FILE > {config}"
+    return late_issue(name, problem, hint)
+
+
+def _count_waiting(supplier: SupplierStatus) -> str:
+    waiting = len(supplier.inbox)
+    return f"; {pluralize(waiting, 'file')} waiting in the inbox" if waiting else ""
+
+
+def _has_failed(supplier: SupplierStatus) -> bool:
+    return supplier.last_run is not None and supplier.last_run["status"] == IngestRunStatus.FAIL
+
+
+def _failure_issue(supplier: SupplierStatus) -> StatusIssue:
+    name, run = supplier.supplier, supplier.last_run or {}
+    problem = f"{pluralize(supplier.failed_runs, 'run')} failed, the last with {run.get('failure_code')}"
+    served = "the state before is served" if supplier.run_id else "nothing is published yet"
+    hint = f"penstock ingest quarantine ls {name}"
+    if run.get("run_id"):
+        hint = f"{hint}; penstock ingest bad-rows {run['run_id']}"
+    since = datetime.fromisoformat(run["finished_at"]) if run.get("finished_at") else None
+    return broken_issue(name, f"{problem}; {served}", hint, since)
+
+
+def _age_issue(supplier: SupplierStatus) -> StatusIssue:
+    age = format_duration(timedelta(seconds=supplier.age_seconds or 0))
+    problem = f"the published state is {age} old; {pluralize(len(supplier.inbox), 'file')} in the inbox"
+    hint = f"check that the supplier has sent a file: penstock ingest show {supplier.supplier}"
+    return late_issue(supplier.supplier, problem, hint, supplier.published_at)
+
+
+def _unchanged_issue(supplier: SupplierStatus) -> StatusIssue:
+    problem = f"the last {pluralize(supplier.unchanged_files, 'file')} had the same content as the published file"
+    hint = f"ask the supplier why its export does not change; penstock ingest quarantine ls {supplier.supplier}"
+    return late_issue(supplier.supplier, problem, hint)
+
+
+def _delivery_issue(supplier: SupplierStatus) -> StatusIssue:
+    undelivered = supplier.undelivered
+    problem = f"the published state has not reached {pluralize(len(undelivered), 'target')}: {'; '.join(undelivered)}"
+    hint = f"deliveries are retried; if this stays, check the target: penstock ingest show {supplier.supplier}"
+    return late_issue(supplier.supplier, problem, hint)
+
+
+def _ignored_issue(supplier: SupplierStatus) -> StatusIssue:
+    problem = f"{_describe_entries(supplier.ignored)} in the inbox: runs ignore everything but complete files"
+    return late_issue(supplier.supplier, problem, _move_hint(supplier.ignored))
+
+
+def _stray_issues(strays: Sequence[IgnoredEntry]) -> Iterator[StatusIssue]:
+    if strays:
+        problem = f"{_describe_entries(strays)} beside the inboxes: no supplier reads them"
+        yield late_issue("inbox", problem, _move_hint(strays))
+
+
+def _describe_entries(entries: Sequence[IgnoredEntry]) -> str:
+    """Return the number of entries by kind, with an example, e.g. `2 entries (folder: 2), e.g. old`."""
+    kinds = Counter(entry.kind for entry in entries)
+    counts = ", ".join(f"{kind}: {number:,}" for kind, number in sorted(kinds.items()))
+    return f"{pluralize(len(entries), 'entry', 'entries')} ({counts}), e.g. {entries[0].name},"
+
+
+def _move_hint(entries: Sequence[IgnoredEntry]) -> str:
+    """Return the command that moves the first of *entries* out of the inbox."""
+    path = shlex.quote(entries[0].path)
+    if "://" in entries[0].path:
+        return f"aws s3 mv --recursive {path} s3://BUCKET/PREFIX"
+    return f"mv -i {path} {shlex.quote('/tmp/')}"  # noqa: S108 - a destination that exists everywhere

@@ -1,4 +1,4 @@
-"""I23: the daemon that watches the inboxes of all suppliers; each run is a process of its own, so that it may die."""
+"""I23: the watcher of the inboxes of all suppliers. Each run is a process of its own, so that it may crash."""
 
 import asyncio
 import contextlib
@@ -17,118 +17,123 @@ from penstock.ingest.contract import IngestRunStatus
 from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.model import RunFailed
 from penstock.ingest.run import ledger, select
+from penstock.ingest.run.outcome_log import log_deliveries, log_outcome
 from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.errors import Conflict, PenstockError
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.periodic import run_periodically
 
-_SHOW = timedelta(seconds=10)
-_DELIVER = timedelta(seconds=5)
-_PATIENCE = 30.0
+_METRICS_INTERVAL = timedelta(seconds=10)
+_DELIVERY_INTERVAL = timedelta(seconds=5)
+_MAX_PAUSE = timedelta(minutes=5)
+_STOP_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True)
 class WatchCommand:
-    """How a run is started as a process of its own: arguments of `penstock ingest run`, and its environment."""
+    """The command line of a run in a process of its own: arguments of `penstock ingest run`, and its environment."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
 
 
 class InboxWatcher:
-    """Looks into the inboxes now and then, and runs what is ready."""
+    """Checks the inboxes periodically, and runs the suppliers that have a readable file."""
 
     def __init__(
-        self, section: IngestSection, place: IngestWorkspace, command: WatchCommand, metrics: IngestMetrics
+        self, section: IngestSection, workspace: IngestWorkspace, command: WatchCommand, metrics: IngestMetrics
     ) -> None:
         self._section = section
-        self._place = place
+        self._workspace = workspace
         self._command = command
         self._metrics = metrics
         self._runs: dict[str, asyncio.Task[None]] = {}
-        self._room = asyncio.Semaphore(section.runs_at_once)
+        self._capacity = asyncio.Semaphore(section.runs_at_once)
         self._pauses: dict[str, tuple[Backoff, float]] = {}
-        self._said: dict[str, str] = {}
-        self._log = structlog.get_logger().bind(part="ingest")
+        self._logged_errors: dict[str, str] = {}
+        self._log = structlog.get_logger()
 
     @asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
-        """Watch until the end; runs under way are asked to stop, and give up what they were at."""
+    async def watch(self) -> AsyncIterator[None]:
+        """Watch until the end; active runs are then stopped, and process their file again in the next run."""
         section = self._section
-        chores = [
-            ("ingest inboxes", self.look, section.poll),
-            ("ingest deliveries", self._deliver, _DELIVER),
-            ("ingest metrics", self.show, _SHOW),
-            ("ingest gc", self._sweep, section.gc),
+        tasks = [
+            ("ingest inboxes", self.check_inboxes, section.poll),
+            ("ingest deliveries", self._deliver, _DELIVERY_INTERVAL),
+            ("ingest metrics", self.update_metrics, _METRICS_INTERVAL),
+            ("ingest gc", self._delete_expired, section.gc),
         ]
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._stop)
-            for name, chore, every in chores:
-                await stack.enter_async_context(run_periodically(name, chore, every))
+            stack.push_async_callback(self._stop_runs)
+            for name, task, every in tasks:
+                await stack.enter_async_context(run_periodically(name, task, every))
             yield
 
-    async def look(self) -> None:
-        """Run whatever is ready for suppliers that are not served already."""
-        for supplier in await asyncio.to_thread(self._place.tree.list_suppliers):
+    async def check_inboxes(self) -> None:
+        """Start a run for every supplier that has a readable file and no active run."""
+        for supplier in await asyncio.to_thread(self._workspace.tree.list_suppliers):
             if supplier in self._runs:
                 continue
             if supplier in self._pauses and monotonic() < self._pauses[supplier][1]:
                 continue
-            with self._alone(supplier, "inbox"):
-                if await asyncio.to_thread(self._is_ready, supplier):
+            with self._isolate_errors(supplier, "inbox"):
+                if await asyncio.to_thread(self._has_readable_file, supplier):
                     self._runs[supplier] = asyncio.create_task(self._run(supplier), name=f"ingest {supplier}")
 
     @contextlib.contextmanager
-    def _alone(self, supplier: str, chore: str) -> Iterator[None]:
-        """What is wrong with one supplier does not hold up the others."""
+    def _isolate_errors(self, supplier: str, task: str) -> Iterator[None]:
+        """Log the errors of one supplier, so that the others are still served."""
         try:
             yield
         except PenstockError as error:
             self._log.warning(
-                "ingest_chore_failed", supplier=supplier, chore=chore, code=error.code, error=error.message
+                "supplier_check_failed", supplier=supplier, task=task, code=error.code, error=error.message
             )
         except Exception:  # noqa: BLE001 - an edge
-            self._log.exception("ingest_chore_crashed", supplier=supplier, chore=chore)
+            self._log.exception("supplier_check_crashed", supplier=supplier, task=task)
 
-    def _is_ready(self, supplier: str) -> bool:
-        """Whether a file can be taken; what was seen is remembered, as a file is ready when it stays as it was."""
-        tree = self._place.tree
+    def _has_readable_file(self, supplier: str) -> bool:
+        """Return whether a run would find a file; the ledger remembers the files, because they must stay unchanged."""
+        tree = self._workspace.tree
         try:
-            window = self._place.config(supplier).file_stability_window
+            window = self._workspace.load_config(supplier).file_stability_window
         except RunFailed as failed:
-            self._say(supplier, failed)
+            self._log_config_error(supplier, failed)
             return False
-        self._said.pop(supplier, None)
+        self._logged_errors.pop(supplier, None)
         if not tree.list_arrivals(supplier):
             return False
         try:
             with tree.lock(supplier, "watch"):
-                known = ledger.load(tree, supplier)
-                before = dict(known.seen)
-                ready = select.look(tree, supplier, known, window)
-                # The run has to find it ready too: that it was a draft is known only until its new name is noted.
-                if known.seen != before and not ready.arrivals:
-                    ledger.save(tree, supplier, known)
+                memory = ledger.load(tree, supplier)
+                before = dict(memory.seen)
+                readable = select.list_readable(tree, supplier, memory, window)
+                # Not saved if a file is readable: the run must come to the same result, and a rename from a
+                # temporary name is visible only until the new name is in the ledger.
+                if memory.seen != before and not readable.arrivals:
+                    ledger.save(tree, supplier, memory)
         except Conflict:
-            return False  # somebody runs it by hand
-        return bool(ready.arrivals)
+            return False  # another process runs this supplier
+        return bool(readable.arrivals)
 
-    def _say(self, supplier: str, failed: RunFailed) -> None:
-        """Once, not at every look."""
-        if self._said.get(supplier) != failed.message:
-            self._said[supplier] = failed.message
-            self._log.warning("ingest_not_configured", supplier=supplier, code=failed.code.value, error=failed.message)
+    def _log_config_error(self, supplier: str, failed: RunFailed) -> None:
+        """Log an error of a configuration once, not at every check."""
+        if self._logged_errors.get(supplier) != failed.message:
+            self._logged_errors[supplier] = failed.message
+            self._log.warning(
+                "supplier_config_invalid", supplier=supplier, code=failed.code.value, error=failed.message
+            )
 
     async def _run(self, supplier: str) -> None:
         try:
-            async with self._room:
-                code, told = await self._spawned(supplier)
-            self._judge(supplier, code, told)
+            async with self._capacity:
+                exit_code, output = await self._run_process(supplier)
+            self._handle_result(supplier, exit_code, output)
         finally:
             del self._runs[supplier]
 
-    async def _spawned(self, supplier: str) -> tuple[int, bytes]:
-        """One run as a command of its own; how it ended, and what it said."""
+    async def _run_process(self, supplier: str) -> tuple[int, bytes]:
+        """Execute one run as a process; return its exit code and its standard output."""
         command = [sys.executable, "-m", "penstock.cli.main", "ingest", "run", supplier, "--no-wait", "--json"]
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -138,62 +143,57 @@ class InboxWatcher:
             start_new_session=True,
         )
         try:
-            told, _ = await process.communicate()
+            output, _ = await process.communicate()
         except asyncio.CancelledError:
-            await _ended(process)
+            await _stop_process(process)
             raise
-        return process.returncode or 0, told
+        return process.returncode or 0, output
 
-    def _judge(self, supplier: str, code: int, told: bytes) -> None:
-        log = self._log.bind(supplier=supplier, exit_code=code)
-        if code not in (0, 1) or not told:  # also what is damaged ends with 1, and tells it on standard error
-            backoff = self._pauses.get(supplier, (Backoff(limit=timedelta(minutes=5)), 0.0))[0]
+    def _handle_result(self, supplier: str, exit_code: int, output: bytes) -> None:
+        # A failed run and a damaged state both exit with 1; only the failed run prints an outcome.
+        if exit_code not in (0, 1) or not output:
+            backoff = self._pauses.get(supplier, (Backoff(limit=_MAX_PAUSE), 0.0))[0]
             pause = backoff.next().total_seconds()
             self._pauses[supplier] = (backoff, monotonic() + pause)
-            log.warning("ingest_run_broke", again_in=pause)
+            self._log.warning("ingest_process_failed", supplier=supplier, exit_code=exit_code, retry_in_seconds=pause)
             return
         self._pauses.pop(supplier, None)
-        outcome = orjson.loads(told)
-        manifest = outcome["manifest"]
-        if manifest is None:
-            log.info("ingest_nothing_to_do", reason=outcome["reason"], moved=outcome["moved"])
-            return
-        self._metrics.count(supplier, IngestRunStatus(manifest["status"]), manifest["failure_code"])
-        names = ("run_id", "status", "failure_code", "failure", "good_rows", "bad_rows", "moved_to")
-        log.info("ingest_run_ended", **{name: manifest[name] for name in names})
+        outcome = orjson.loads(output)
+        log_outcome(outcome)
+        if (manifest := outcome["manifest"]) is not None:
+            self._metrics.count_run(supplier, IngestRunStatus(manifest["status"]), manifest["failure_code"])
 
     async def _deliver(self) -> None:
-        for supplier in await asyncio.to_thread(self._place.tree.list_suppliers):
+        for supplier in await asyncio.to_thread(self._workspace.tree.list_suppliers):
             if supplier in self._runs:
                 continue
-            with self._alone(supplier, "deliveries"):
-                for target, how in (await asyncio.to_thread(self._place.deliver, supplier)).items():
-                    self._log.info("ingest_delivery", supplier=supplier, target=target, outcome=how)
+            with self._isolate_errors(supplier, "deliveries"):
+                results = await asyncio.to_thread(self._workspace.deliver, supplier)
+                log_deliveries(supplier, {target: result.as_dict() for target, result in results.items()})
 
-    async def show(self) -> None:
-        """Set the gauges."""
-        self._metrics.show(await asyncio.to_thread(self._place.standings))
+    async def update_metrics(self) -> None:
+        """Set the gauges to the status of all suppliers."""
+        self._metrics.update(await asyncio.to_thread(self._workspace.read_statuses))
 
-    async def _sweep(self) -> None:
-        swept = await asyncio.to_thread(lambda: self._place.sweep(is_dry=False))
-        for one in swept.found:
-            self._log.info(
-                "ingest_removed" if one.is_gone else "ingest_kept", path=one.path, bytes=one.size, why=one.why
-            )
+    async def _delete_expired(self) -> None:
+        result = await asyncio.to_thread(lambda: self._workspace.delete_expired(is_dry=False))
+        for entry in result.expired:
+            event = "expired_entry_deleted" if entry.is_deleted else "expired_entry_retained"
+            self._log.info(event, path=entry.path, bytes=entry.size, reason=entry.reason)
 
-    async def _stop(self) -> None:
+    async def _stop_runs(self) -> None:
         runs = list(self._runs.values())
         for task in runs:
             task.cancel()
         await asyncio.gather(*runs, return_exceptions=True)
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Asked to stop, and killed when it does not; the next run takes care of what it was at."""
+async def _stop_process(process: asyncio.subprocess.Process) -> None:
+    """Stop a run, and kill it if it does not stop in time; the next run recovers it."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_STOP_TIMEOUT):
                 await process.wait()
         except TimeoutError:
             process.kill()

@@ -1,4 +1,4 @@
-"""Ingest put together: its tree, and the database where there is one."""
+"""The operations of ingest on one tree: run, deliver, compare, delete expired files, report the status."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, closing, contextmanager
@@ -7,14 +7,21 @@ from typing import Any
 
 from penstock.ingest.config import IngestSection
 from penstock.ingest.deliver.deliveries import TargetDeliveries
-from penstock.ingest.model import RunFailed, SupplierStatus, checked_supplier, no_supplier, supplier_of
+from penstock.ingest.model import (
+    DeliveryResult,
+    RunFailed,
+    SupplierStatus,
+    check_supplier_name,
+    parse_supplier,
+    supplier_not_found_error,
+)
 from penstock.ingest.run.hooks import RunHooks, RunOutcome
 from penstock.ingest.run.recorder import DatabaseRecorder
 from penstock.ingest.run.run import Ingestion
-from penstock.ingest.state import reader
+from penstock.ingest.state import reader, retention
 from penstock.ingest.state.diff import StateComparison, compare_runs
-from penstock.ingest.state.retention import RetentionResult, sweep
-from penstock.ingest.state.supplier_status import standing
+from penstock.ingest.state.retention import RetentionResult
+from penstock.ingest.state.supplier_status import read_supplier_status
 from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.async_bridge import AsyncBridge
@@ -29,14 +36,14 @@ OpenDatabase = Callable[[], AbstractAsyncContextManager[Database]]
 
 
 @contextmanager
-def workplace(section: IngestSection, open_database: OpenDatabase | None) -> Iterator["IngestWorkspace"]:
-    """Open the tree of *section*, for runs that are recorded in a database if there is one; close it at the end."""
+def open_workspace(section: IngestSection, open_database: OpenDatabase | None) -> Iterator["IngestWorkspace"]:
+    """Open the tree of *section*; runs are also recorded in the database, if there is one."""
     with closing(AsyncBridge()) as bridge, closing(make_tree(section.root or ".", section)) as tree:
         yield IngestWorkspace(section, tree, bridge, open_database)
 
 
 class IngestWorkspace:
-    """What can be done with one tree."""
+    """The operations on one tree."""
 
     def __init__(
         self, section: IngestSection, tree: FileTree, bridge: AsyncBridge, open_database: OpenDatabase | None
@@ -49,8 +56,8 @@ class IngestWorkspace:
         self._clock: Clock = SystemClock()
 
     def run(self, supplier: str, hooks: RunHooks, *, waits: bool) -> RunOutcome:
-        """One run, and then whoever is to be told of what is published."""
-        checked_supplier(supplier)
+        """Execute one run, then deliver the published state."""
+        check_supplier_name(supplier)
         with ExitStack() as stack:
             if self._open_database is not None:
                 db = stack.enter_context(self._bridge.entered(self._open_database()))
@@ -60,51 +67,53 @@ class IngestWorkspace:
             outcome = Ingestion(self.tree, self._holder, hooks, self._clock).run(supplier, waits=waits)
         return replace(outcome, deliveries=self.deliver(supplier))
 
-    def deliver(self, supplier: str) -> dict[str, str]:
-        """I23: what came of telling the targets of the current state that have not been told."""
+    def deliver(self, supplier: str) -> dict[str, DeliveryResult]:
+        """I23: deliver the published state to the targets that are due; return the result by target."""
         try:
-            config = self.config(supplier)
+            config = self.load_config(supplier)
         except RunFailed:
             return {}
         return TargetDeliveries(self.tree, supplier, config, self._bridge, self._clock).deliver()
 
-    def config(self, supplier: str) -> Supplier:
-        """The supplier's configuration; Failed when there is none that can be used."""
+    def load_config(self, supplier: str) -> Supplier:
+        """Return the configuration of *supplier*; raise RunFailed if it is missing or invalid."""
         with self.tree.open_config(supplier) as file:
             return load_supplier(file, self.tree.uri(paths.config(supplier)))[0]
 
     def compare(self, supplier: str, before: str | None, after: str | None, limit: int) -> StateComparison:
-        """I21: what one publication changed against another, by default the current one against the one before."""
-        checked_supplier(supplier)
-        after = after or reader.current(self.tree, supplier).run_id
-        before = before or reader.manifest_of(self.tree, after)["previous_run"]
+        """I21: compare two runs of *supplier*, by default the published one with the one before it."""
+        check_supplier_name(supplier)
+        after = after or reader.find_pointer(self.tree, supplier).run_id
+        before = before or reader.read_manifest(self.tree, after)["previous_run"]
         if before is None:
-            raise NotFound("NO_PREVIOUS_RUN", f"{after} is the first publication", hint="all of it is new")
-        if other := [one for one in (before, after) if supplier_of(one) != supplier]:
-            raise Invalid(
-                "OTHER_SUPPLIER", f"{other[0]} is not a run of {supplier}", hint="compare runs of one supplier"
-            )
+            message = f"{after} is the first publication of {supplier}"
+            raise NotFound("NO_PREVIOUS_RUN", message, hint="all of its facts are new")
+        if other := [run_id for run_id in (before, after) if parse_supplier(run_id) != supplier]:
+            message = f"{other[0]} is not a run of {supplier}"
+            raise Invalid("OTHER_SUPPLIER", message, hint="compare two runs of one supplier")
         try:
-            return compare_runs(self.tree, self.config(supplier), before, after, limit)
+            return compare_runs(self.tree, self.load_config(supplier), before, after, limit)
         except RunFailed as failed:
             raise BadConfig(failed.code.value, failed.message, hint=failed.hint) from failed
 
-    def sweep(self, *, is_dry: bool) -> RetentionResult:
-        """I12: remove what is too old."""
-        return sweep(self.tree, self._section.retention, self._clock, self._holder, is_dry=is_dry)
+    def delete_expired(self, *, is_dry: bool) -> RetentionResult:
+        """I12: delete expired files; with *is_dry*, only report them."""
+        return retention.delete_expired(self.tree, self._section.retention, self._clock, self._holder, is_dry=is_dry)
 
-    def suppliers(self, only: str | None = None) -> list[str]:
-        """All suppliers, or the *only* one that is meant; NotFound when nobody has that name."""
-        known = self.tree.list_suppliers()
-        if only is not None and checked_supplier(only) not in known:
-            raise no_supplier(only, known)
-        return known if only is None else [only]
+    def list_suppliers(self, only: str | None = None) -> list[str]:
+        """Return all suppliers, or [*only*]; NotFound if *only* does not exist."""
+        suppliers = self.tree.list_suppliers()
+        if only is None:
+            return suppliers
+        if check_supplier_name(only) not in suppliers:
+            raise supplier_not_found_error(only, suppliers)
+        return [only]
 
-    def standings(self, supplier: str | None = None) -> list[SupplierStatus]:
-        """Where suppliers stand."""
-        now = self._clock.now()
-        return [standing(self.tree, one, self._section.alerts, now) for one in self.suppliers(supplier)]
+    def read_statuses(self, only: str | None = None) -> list[SupplierStatus]:
+        """Return the status of all suppliers, or of *only*."""
+        now, section = self._clock.now(), self._section.alerts
+        return [read_supplier_status(self.tree, supplier, section, now) for supplier in self.list_suppliers(only)]
 
-    def quarantined(self, supplier: str | None = None) -> list[dict[str, Any]]:
-        """The files that were set aside, why, and by which run."""
-        return [told for one in self.suppliers(supplier) for told in reader.quarantined(self.tree, one)]
+    def list_quarantine(self, only: str | None = None) -> list[dict[str, Any]]:
+        """Return the files in quarantine of all suppliers, or of *only*, with reason and run."""
+        return [file for supplier in self.list_suppliers(only) for file in reader.list_quarantine(self.tree, supplier)]

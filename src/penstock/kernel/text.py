@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -30,6 +30,11 @@ def format_duration(span: timedelta) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size} {unit}s"
     return f"{seconds} second{'' if seconds == 1 else 's'}"
+
+
+def format_time(moment: datetime) -> str:
+    """Return *moment* in UTC as text with a Z, the format of every document of Penstock."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 class SecretMask:

@@ -65,9 +65,9 @@ def test_a_dropped_file_is_published_by_itself(api: str, served: IngestHarness) 
     (run,) = get(f"{api}/runs", supplier="globex")["runs"]
     assert run["runId"] == served.current("globex")
     whole = get(f"{api}/runs/{run['runId']}")
-    assert whole["manifest"] == served.told(paths.run(run["runId"], paths.MANIFEST))
+    assert whole["manifest"] == served.read_json(paths.run(run["runId"], paths.MANIFEST))
     assert [(one["from"], one["to"]) for one in whole["history"]] == [(None, "RUNNING"), ("RUNNING", "PASS")]
-    assert [(move["fileName"], move["why"]) for move in whole["moves"]] == [("price.csv", "published")]
+    assert [(move["fileName"], move["reason"]) for move in whole["moves"]] == [("price.csv", "published")]
     assert get(f"{api}/suppliers/globex/moves")["moves"] == whole["moves"]
     standing = {one["supplier"]: one for one in get(f"{api}/suppliers")["suppliers"]}["globex"]
     assert (standing["runId"], standing["facts"], standing["fence"]) == (run["runId"], 2, 1)
@@ -110,7 +110,7 @@ def test_files_in_quarantine_are_listed(api: str, served: IngestHarness) -> None
     found = get(f"{api}/suppliers/{SUPPLIER}/quarantine")
     (file,) = found["files"]
     assert found["total"] == 1
-    assert (file["why"], file["runId"], file["bytes"]) == ("DQ_TOO_MANY_BAD_ROWS", failed["runId"], len(BROKEN))
+    assert (file["reason"], file["runId"], file["bytes"]) == ("DQ_TOO_MANY_BAD_ROWS", failed["runId"], len(BROKEN))
     assert file["path"] == failed["manifest"]["moved_to"]
     assert file["since"].endswith("Z")
     later = f"{paths.broken(SUPPLIER)}/later.csv"

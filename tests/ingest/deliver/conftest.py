@@ -1,4 +1,4 @@
-"""Who is told of a publication: a server with a dictionary."""
+"""Fixtures of the tests of deliveries: a server with a dictionary and flows."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from penstock.ingest.deliver.deliveries import TargetDeliveries
+from penstock.ingest.model import DeliveryResult
 from penstock.ingest.supplier import load_supplier
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.async_bridge import AsyncBridge
@@ -19,11 +20,11 @@ from tests.support.settings import write_config
 
 
 @pytest.fixture
-def deliver(harness: IngestHarness, clock: ManualClock) -> Iterator[Callable[[], dict[str, str]]]:
-    """Tell whoever was not told yet, by the configuration as it stands; what came of it."""
+def deliver(harness: IngestHarness, clock: ManualClock) -> Iterator[Callable[[], dict[str, DeliveryResult]]]:
+    """Return a function that delivers the published state by the present configuration."""
     with closing(AsyncBridge()) as bridge:
 
-        def deliver() -> dict[str, str]:
+        def deliver() -> dict[str, DeliveryResult]:
             config, _ = load_supplier(harness.root / paths.config(SUPPLIER))
             return TargetDeliveries(harness.tree, SUPPLIER, config, bridge, clock).deliver()
 
@@ -32,7 +33,7 @@ def deliver(harness: IngestHarness, clock: ManualClock) -> Iterator[Callable[[],
 
 @pytest.fixture(scope="module")
 def server_database() -> Iterator[str]:
-    """A database the module's server has to itself."""
+    """Yield the URL of a database for the server of the module."""
     with module_database() as url:
         yield url
 

@@ -1,7 +1,7 @@
-"""Who is told of a publication, for tests."""
+"""Receivers of deliveries for tests: a webhook server, a dictionary, and flows."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import httpx
 
+from penstock.ingest.model import DeliveryResult
 from tests.ingest.harness import IngestHarness, snapshot
 from tests.support.processes import Up
 from tests.support.types import Json
@@ -20,7 +21,7 @@ FLOW, OTHER_FLOW = "after-prices", "also-after-prices"
 
 
 class WebhookCall(NamedTuple):
-    """A call that came."""
+    """A call that the server received."""
 
     path: str
     headers: dict[str, str]
@@ -28,7 +29,7 @@ class WebhookCall(NamedTuple):
 
 
 class WebhookServer(AbstractContextManager["WebhookServer"]):
-    """An address that is told of publications; *answers* says with which status, call by call, and then with 204."""
+    """A receiver of webhooks. It answers with the statuses *answers*, one per call, and then with 204."""
 
     def __init__(self, *answers: int) -> None:
         self.calls: list[WebhookCall] = []
@@ -50,7 +51,7 @@ class WebhookServer(AbstractContextManager["WebhookServer"]):
                 self.do_POST()
 
             def log_message(self, *_: Any) -> None:
-                """Nothing: what comes is kept."""
+                """Log nothing: the calls are stored."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -68,40 +69,47 @@ class WebhookServer(AbstractContextManager["WebhookServer"]):
         self._thread.join(30)
 
 
-Deliver = Callable[[], dict[str, str]]
+Deliver = Callable[[], dict[str, DeliveryResult]]
+
+
+def statuses(results: Mapping[str, DeliveryResult]) -> dict[str, str]:
+    """Return the status of each delivery by target."""
+    return {target: result.status.value for target, result in results.items()}
 
 
 class Dictionary:
-    """PRICES of a tenant nobody else uses."""
+    """The dictionary PRICES of a tenant that no other test uses."""
 
     def __init__(self, up: Up) -> None:
         self.tenant = f"t{uuid4().hex[:8]}"
         self._up = up
-        self.aim = {"dictionary": {"tenant": self.tenant, "code": "PRICES", "url": up.api}}
+        self.target = {"dictionary": {"tenant": self.tenant, "code": "PRICES", "url": up.api}}
         self.name = f"dictionary {self.tenant}/PRICES at {up.api}"
 
     @property
     def versions(self) -> list[Json]:
-        """What was committed, the latest first."""
-        found = httpx.get(f"{self._up.api}/v1/tenants/{self.tenant}/history/PRICES").json()
-        versions: list[Json] = found["versions"]
+        """The committed versions, newest first."""
+        history = httpx.get(f"{self._up.api}/v1/tenants/{self.tenant}/history/PRICES").json()
+        versions: list[Json] = history["versions"]
         return versions
 
-    def items(self) -> dict[str, Any]:
-        """What a pod answers."""
-        answer = httpx.get(f"{self._up.query}/v1/tenants/{self.tenant}/dictionaries/PRICES/all")
-        return {one["key"]: one["value"] for one in answer.json()["items"]} if answer.status_code == 200 else {}
+    def read_items(self) -> dict[str, Any]:
+        """Return the items that a pod serves."""
+        response = httpx.get(f"{self._up.query}/v1/tenants/{self.tenant}/dictionaries/PRICES/all")
+        if response.status_code != 200:
+            return {}
+        return {item["key"]: item["value"] for item in response.json()["items"]}
 
-    def shows(self, expected: dict[str, Any]) -> None:
-        until(lambda: self.items() == expected, f"the pod has {len(expected)} items", within=15)
+    def wait_items(self, expected: dict[str, Any]) -> None:
+        until(lambda: self.read_items() == expected, f"the pod has {len(expected)} items", within=15)
 
 
-def payloads(harness: IngestHarness) -> dict[str, Any]:
+def read_payloads(harness: IngestHarness) -> dict[str, Any]:
     return {fact["payload"]["sku"]: fact["payload"] for fact in harness.facts()}
 
 
-def started(up: Up, run_id: str, flow: str = FLOW) -> list[Json]:
-    """The runs of the flow that a run of ingest has started."""
+def list_started(up: Up, run_id: str, flow: str = FLOW) -> list[Json]:
+    """Return the runs of a flow that a run of ingest has started."""
     runs = httpx.get(f"{up.api}/api/v1/flow_runs", params={"flow": flow, "limit": 100}).json()["runs"]
-    found = [httpx.get(f"{up.api}/api/v1/flow_runs/{run['runId']}").json() for run in runs]
-    return [run for run in found if run["scope"]["runId"] == run_id]
+    details = [httpx.get(f"{up.api}/api/v1/flow_runs/{run['runId']}").json() for run in runs]
+    return [run for run in details if run["scope"]["runId"] == run_id]

@@ -1,4 +1,4 @@
-"""Each target: dictionaries, flows and webhooks, and what they are handed."""
+"""The kinds of targets: dictionaries, flows and webhooks."""
 
 from contextlib import closing
 
@@ -18,81 +18,82 @@ from tests.ingest.deliver.receivers import (
     Deliver,
     Dictionary,
     WebhookServer,
-    payloads,
-    started,
+    list_started,
+    read_payloads,
+    statuses,
 )
-from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, aim, snapshot
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, set_targets, snapshot
 from tests.support.processes import Up
 
 
 def test_redirects_are_not_followed(harness: IngestHarness, deliver: Deliver) -> None:
-    """I23: what is signed for one address is not handed to another."""
+    """I23: a message that is signed for one address is not sent to another."""
     with WebhookServer(302, 307) as hook:
-        aim(harness, {"webhook": {"url": hook.url}})
+        set_targets(harness, {"webhook": {"url": hook.url}})
         harness.publish(ONE)
-        assert deliver() == {f"webhook {hook.url}": f"not yet: {hook.url} answered 302"}
+        (result,) = deliver().values()
+        assert (result.status, result.error) == ("PENDING", f"{hook.url} answered 302")
     assert [call.path for call in hook.calls] == ["/hook"]
 
 
-def test_a_dictionary_becomes_what_is_published(
-    harness: IngestHarness, dictionary: Dictionary, deliver: Deliver
-) -> None:
-    """I23: the pod answers with the facts, by their key; what is gone from the file is gone there."""
-    aim(harness, dictionary.aim)
+def test_dictionary_gets_the_published_facts(harness: IngestHarness, dictionary: Dictionary, deliver: Deliver) -> None:
+    """I23: a pod serves the facts by their key; facts that are missing in the file are deleted."""
+    set_targets(harness, dictionary.target)
     harness.publish(snapshot({"A": 1, "B": 2, "C": 3}))
-    assert deliver() == {dictionary.name: "done"}
-    dictionary.shows(payloads(harness))
+    assert statuses(deliver()) == {dictionary.name: "DELIVERED"}
+    dictionary.wait_items(read_payloads(harness))
     harness.publish(snapshot({"B": 7, "D": 4}))
-    assert deliver() == {dictionary.name: "done"}
-    dictionary.shows({"B": {"price": 7, "sku": "B"}, "D": {"price": 4, "sku": "D"}})
+    assert statuses(deliver()) == {dictionary.name: "DELIVERED"}
+    dictionary.wait_items({"B": {"price": 7, "sku": "B"}, "D": {"price": 4, "sku": "D"}})
     assert [version["version"] for version in dictionary.versions] == [2, 1]
 
 
-def test_told_late_changes_nothing(harness: IngestHarness, dictionary: Dictionary, deliver: Deliver) -> None:
-    """I23: a writer that was stopped for hours cannot bring an older state back."""
-    aim(harness, dictionary.aim)
+def test_late_delivery_is_refused(harness: IngestHarness, dictionary: Dictionary, deliver: Deliver) -> None:
+    """I23: a process that was paused for hours cannot restore an older state."""
+    set_targets(harness, dictionary.target)
     harness.publish(ONE)
-    target = DictionaryTarget.model_validate(dictionary.aim["dictionary"])
+    target = DictionaryTarget.model_validate(dictionary.target["dictionary"])
     with open_state(harness.tree, SUPPLIER) as old, closing(AsyncBridge()) as bridge:
         harness.publish(TWO)
         deliver()
-        with pytest.raises(PenstockError) as told:
+        with pytest.raises(PenstockError) as refused:
             bridge.call(targets.fill_dictionary(target, "sku", old))
-    assert isinstance(told.value, targets.DeliveryRefused)
-    dictionary.shows(payloads(harness))
+    assert isinstance(refused.value, targets.DeliveryRefused)
+    dictionary.wait_items(read_payloads(harness))
     assert [version["version"] for version in dictionary.versions] == [1]
 
 
-def test_a_large_state_goes_in_several_chunks(
+def test_large_state_is_sent_in_several_chunks(
     harness: IngestHarness, dictionary: Dictionary, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I23: however many commands it takes, it is one version; an empty state is one command."""
+    """I23: a state in many commands is one version; an empty state is one command."""
     monkeypatch.setattr(contract, "_ITEM_ROOM", 1_000)
-    harness.configure({**KEYED, "targets": [dictionary.aim], "allow_empty_snapshot": True, "min_fact_count": 0})
+    harness.configure({**KEYED, "targets": [dictionary.target], "allow_empty_snapshot": True, "min_fact_count": 0})
     harness.publish(snapshot({f"k{number}": number for number in range(100)}))
-    assert deliver() == {dictionary.name: "done"}
-    dictionary.shows(payloads(harness))
+    assert statuses(deliver()) == {dictionary.name: "DELIVERED"}
+    dictionary.wait_items(read_payloads(harness))
     assert [(version["version"], version["items"]) for version in dictionary.versions] == [(1, 100)]
     harness.publish(snapshot({}))
-    assert deliver() == {dictionary.name: "done"}
-    dictionary.shows({})
+    assert statuses(deliver()) == {dictionary.name: "DELIVERED"}
+    dictionary.wait_items({})
 
 
-def test_a_run_of_a_flow_is_known_by_its_name_alone(harness: IngestHarness, up: Up, deliver: Deliver) -> None:
-    """I23: the server's address written otherwise is the same server; another flow is another run."""
-    aim(harness, {"flow": {"name": FLOW, "url": up.api}})
+def test_flow_run_is_identified_by_the_name_of_the_flow(harness: IngestHarness, up: Up, deliver: Deliver) -> None:
+    """I23: another spelling of the address does not start the flow again; another flow is another run."""
+    set_targets(harness, {"flow": {"name": FLOW, "url": up.api}})
     run_id = harness.publish(ONE)
     deliver()
-    aim(harness, {"flow": {"name": FLOW, "url": f"{up.api}/"}}, {"flow": {"name": OTHER_FLOW, "url": up.api}})
-    assert set(deliver().values()) == {"done"}
-    assert len(started(up, run_id)) == 1
-    assert len(started(up, run_id, OTHER_FLOW)) == 1
+    set_targets(harness, {"flow": {"name": FLOW, "url": f"{up.api}/"}}, {"flow": {"name": OTHER_FLOW, "url": up.api}})
+    assert set(statuses(deliver()).values()) == {"DELIVERED"}
+    assert len(list_started(up, run_id)) == 1
+    assert len(list_started(up, run_id, OTHER_FLOW)) == 1
 
 
-def test_a_server_that_refuses_for_another_reason_is_asked_again(harness: IngestHarness, deliver: Deliver) -> None:
-    """I23: a conflict that is not about our run is not taken for a start."""
+def test_other_conflict_is_retried(harness: IngestHarness, deliver: Deliver) -> None:
+    """I23: a conflict that does not mean that the run exists is retried."""
     with WebhookServer(409) as hook:
         address = hook.url.removesuffix("/hook")
-        aim(harness, {"flow": {"name": FLOW, "url": address}})
+        set_targets(harness, {"flow": {"name": FLOW, "url": address}})
         harness.publish(ONE)
-        assert deliver() == {f"flow {FLOW} at {address}": "not yet: the server answered 409"}
+        (result,) = deliver().values()
+        assert (result.status, result.error) == ("PENDING", "the server answered 409")

@@ -40,7 +40,7 @@ def assert_failed(harness: IngestHarness, content: bytes, code: FailureCode) -> 
     assert moved is not None
     assert moved.startswith(paths.broken(SUPPLIER))
     assert (harness.root / moved).read_bytes() == content
-    told = harness.told(paths.run(outcome.manifest.run_id, paths.MANIFEST))
+    told = harness.read_json(paths.run(outcome.manifest.run_id, paths.MANIFEST))
     assert (told["status"], told["failure_code"]) == ("FAIL", code.value)
     return told
 
@@ -156,9 +156,9 @@ def test_the_last_good_fact_is_held(harness: IngestHarness) -> None:
         assert [(one["held_from"], one["run_id"], one["payload"]) for one in held] == [
             (first, run_id, {"price": 2, "sku": "B"})
         ]
-        stats = harness.told(paths.run(run_id, paths.STATS))
+        stats = harness.read_json(paths.run(run_id, paths.STATS))
         assert (stats["good_rows"], stats["bad_rows"], stats["held_rows"]) == (2, 2, 1)
-        manifest = harness.told(paths.run(run_id, paths.MANIFEST))
+        manifest = harness.read_json(paths.run(run_id, paths.MANIFEST))
         assert (manifest["good_rows"], manifest["changes"]["unchanged"]) == (2, 3)
     harness.publish(snapshot({"A": 1, "B": 5, "C": "?"}))
     assert prices(harness) == {"A": 1, "B": 5, "C": 3}
@@ -201,7 +201,7 @@ def test_of_facts_with_one_key(
     assert sorted(found) == kept
     told = harness.lines(paths.run(run_id, paths.BAD))
     assert [(one["row_number"] - 1, one["reason_code"]) for one in told] == [(row, "KEY_DUPLICATE") for row in bad]
-    stats = harness.told(paths.run(run_id, paths.STATS))
+    stats = harness.read_json(paths.run(run_id, paths.STATS))
     assert (stats["good_rows"], stats["bad_rows"]) == (len(kept), len(bad))
 
 
@@ -229,7 +229,7 @@ def test_a_supplier_who_goes_back_to_an_older_file(harness: IngestHarness, dedup
 def test_there_is_no_force() -> None:
     """I14: no option or command of the whole program publishes past the quality that is asked for."""
     words = [word for path, command in _commands(typer.main.get_command(app)) for word in _words(path, command)]
-    assert "--no-wait" in words
+    assert "--dry-run" in words
     forbidden = ("force", "skip", "ignore", "override", "unsafe", "publish")
     ours = [word for word in words if any(part in word for part in forbidden)]
     assert ours == []
@@ -254,7 +254,7 @@ def test_the_manifest_tells_what_judged_it(harness: IngestHarness) -> None:
     config = (harness.root / paths.config(SUPPLIER)).read_bytes()
     run_id = harness.publish(rows(3))
     harness.configure({**KEYED, "min_fact_count": 2})
-    assert harness.told(paths.run(run_id, paths.MANIFEST))["config_sha256"] == sha256(config).hexdigest()
+    assert harness.read_json(paths.run(run_id, paths.MANIFEST))["config_sha256"] == sha256(config).hexdigest()
     assert json.loads(config) == KEYED
 
 

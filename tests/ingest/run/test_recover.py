@@ -35,7 +35,7 @@ async def test_a_run_that_was_killed_is_ended_by_the_next(
     run(place)
     row, _, history = await views.run(known.run_id)
     assert (row.status.value, row.failure_code) == (ended, "INTERRUPTED" if ended == "FAIL" else None)
-    assert row.manifest == harness.told(paths.run(known.run_id, paths.MANIFEST))
+    assert row.manifest == harness.read_json(paths.run(known.run_id, paths.MANIFEST))
     assert [one.entry.target for one in history] == ["RUNNING", ended]
     assert (harness.current() == known.run_id) == (ended == "PASS")
     assert harness.names(paths.inbox(SUPPLIER)) == []

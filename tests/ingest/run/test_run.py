@@ -1,9 +1,10 @@
-"""For whom a run is made."""
+"""Names of suppliers in runs."""
 
 from pathlib import Path
 
 import pytest
 
+from penstock.ingest.run.run import Ingestion
 from penstock.kernel.errors import Invalid
 from tests.ingest.supplier_harness import SupplierHarness
 
@@ -16,9 +17,7 @@ def harness(tmp_path: Path) -> SupplierHarness:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a/b", "../a", "a\\b", "a b", "a\n", "-a", "ä", "a" * 65, "a.b", "a\0"]
 )
-def test_a_name_that_could_lead_elsewhere_is_no_supplier(harness: SupplierHarness, name: str) -> None:
-    """I5: no path comes from outside."""
-    from penstock.ingest.run.run import Ingestion
-
-    with pytest.raises(Invalid, match="cannot name a supplier"):
+def test_invalid_name_of_a_supplier_is_refused(harness: SupplierHarness, name: str) -> None:
+    """I5: a name that could lead to another folder is not a valid name of a supplier."""
+    with pytest.raises(Invalid, match="is not a valid name of a supplier"):
         Ingestion(harness.tree, "test").run(name)

@@ -42,7 +42,7 @@ def write(supplier: SupplierFolder, name: str, content: bytes) -> Path:
 def ready(supplier: SupplierFolder) -> list[str]:
     """As the watcher looks: what was seen is remembered."""
     known = supplier.ledger()
-    found = select.look(supplier.tree, SUPPLIER, known, WINDOW)
+    found = select.list_readable(supplier.tree, SUPPLIER, known, WINDOW)
     ledger.save(supplier.tree, SUPPLIER, known)
     return [arrival.name for arrival in found.arrivals]
 
@@ -56,7 +56,7 @@ def test_a_file_is_taken_when_it_stays_unchanged(supplier: SupplierFolder) -> No
     for seconds in (0, WINDOW / 2):
         advance(supplier, seconds)
         outcome = supplier.run()
-        assert outcome.nothing == "1 files may still be written: new.csv"
+        assert outcome.reason == "1 files may still be written: new.csv"
     advance(supplier, WINDOW / 2)
     assert taken(supplier) == ["new.csv"]
     assert supplier.facts() == NEW

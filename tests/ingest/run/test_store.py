@@ -63,9 +63,9 @@ async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: Ingest
         third.run_id
     ]
     row, moved, history = await views.run(third.run_id)
-    assert row.manifest == harness.told(paths.run(third.run_id, paths.MANIFEST))
+    assert row.manifest == harness.read_json(paths.run(third.run_id, paths.MANIFEST))
     assert (row.failure_code, row.finished_at) == ("DQ_TOO_MANY_BAD_ROWS", third.finished_at)
-    assert [(one.file_name, one.moved_to, one.why) for one in moved] == [
+    assert [(one.file_name, one.moved_to, one.reason) for one in moved] == [
         ("broken.csv", f"{paths.broken(SUPPLIER)}/broken.csv", "DQ_TOO_MANY_BAD_ROWS")
     ]
     assert [(one.entry.source, one.entry.target, one.entry.reason) for one in history] == [
@@ -73,10 +73,10 @@ async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: Ingest
         ("RUNNING", "FAIL", "DQ_TOO_MANY_BAD_ROWS"),
     ]
     everything = await views.moves(SUPPLIER, 10)
-    assert [(one.file_name, one.why, one.run_id) for one in reversed(everything)] == [
+    assert [(one.file_name, one.reason, one.run_id) for one in reversed(everything)] == [
         ("one.csv", "published", first.run_id),
-        ("again.csv", "known already", None),
-        ("older.csv", "a newer file is there", None),
+        ("again.csv", "accepted before", None),
+        ("older.csv", "a newer file is in the inbox", None),
         ("two.csv", "published", second.run_id),
         ("broken.csv", "DQ_TOO_MANY_BAD_ROWS", third.run_id),
     ]
@@ -111,7 +111,7 @@ def test_two_hosts_take_turns(harness: IngestHarness, place: IngestWorkspace, co
         assert (told.value.code, told.value.exit_code) == ("LOCKED", 6)
         go_on.set()
         assert first.result(WAIT).is_pass
-        assert run(other).nothing == "the inbox is empty"
+        assert run(other).reason == "the inbox is empty"
 
 
 def cut_off(url: str) -> None:
@@ -140,7 +140,9 @@ def test_connections_that_are_cut_do_no_harm(harness: IngestHarness, place: Inge
 
     async def recorded() -> list[str]:
         async with Database.open(database_url) as db, db.connection() as connection:
-            return [one.run_id for one in await store.runs(connection, SUPPLIER, IngestRunState.PASS, store.START, 10)]
+            return [
+                one.run_id for one in await store.list_runs(connection, SUPPLIER, IngestRunState.PASS, store.START, 10)
+            ]
 
     assert asyncio.run(recorded()) == [harness.current()]
 
@@ -150,7 +152,7 @@ def test_connections_that_are_cut_do_no_harm(harness: IngestHarness, place: Inge
     [
         (PublishStep.RECOVERED, None),
         (PublishStep.PROCESSED, "PASS"),
-        (PublishStep.NOTED, "PASS"),
+        (PublishStep.RECORDED, "PASS"),
         (PublishStep.ACCEPTED, "PASS"),
     ],
 )
@@ -169,7 +171,7 @@ async def test_the_database_goes_away_in_mid_run(
         raise Transient("DATABASE_DOWN", "it went away", hint="try again")
 
     is_away = threading.Event()
-    recorded = ("start", "move", "end")
+    recorded = ("insert_run", "insert_move", "end_run")
     with mock.patch.multiple(store, **{name: _unless(is_away, getattr(store, name), refuse) for name in recorded}):
         with pytest.raises(Transient) as told:
             run(place, call_at(step, is_away.set))
@@ -228,9 +230,9 @@ async def test_an_end_that_is_told_twice_counts_once(
     assert manifest is not None
     async with db.transaction() as tx:
         other = {**manifest.as_dict(), "status": "FAIL", "failure_code": "INTERRUPTED"}
-        assert not await store.end(tx, other, "another", db.clock.now())
+        assert not await store.end_run(tx, other, "another", db.clock.now())
     async with db.connection() as connection:
-        found = await store.run(connection, manifest.run_id)
+        found = await store.find_run(connection, manifest.run_id)
     assert found is not None
     assert (found[0].status, len(found[1])) == (IngestRunState.PASS, 2)
     assert failure(run(place)) is None

@@ -41,9 +41,9 @@ BEFORE_SWITCH = [
     PublishStep.SORTED,
     PublishStep.STARTED,
     PublishStep.PROCESSED,
-    PublishStep.JUDGED,
-    PublishStep.KEPT,
-    PublishStep.STORED,
+    PublishStep.CHECKED,
+    PublishStep.ARTIFACTS_STORED,
+    PublishStep.STATE_STORED,
     PublishStep.SWITCHING,
 ]
 WAIT = 30
@@ -199,7 +199,7 @@ def test_the_newest_unique_file_wins(backend: BucketBackend) -> None:
     assert places(backend.tree, FIRST) == {"archive", "duplicates"}
     assert [arrival.name for arrival in backend.tree.list_arrivals(SUPPLIER)] == ["unfinished.csv.tmp"]
     again = run(backend.tree)
-    assert (again.manifest, again.nothing) == (None, "the inbox is empty")
+    assert (again.manifest, again.reason) == (None, "the inbox is empty")
 
 
 def test_a_machine_runs_once_at_a_time(backend: BucketBackend) -> None:
@@ -207,7 +207,7 @@ def test_a_machine_runs_once_at_a_time(backend: BucketBackend) -> None:
     drop(backend, "price.csv", FIRST)
 
     def again(step: PublishStep) -> None:
-        if step is PublishStep.JUDGED:
+        if step is PublishStep.CHECKED:
             with pytest.raises(Conflict):
                 run(backend.tree)
 
@@ -225,7 +225,7 @@ def test_a_machine_runs_once_at_a_time(backend: BucketBackend) -> None:
         PublishStep.RECOVERED,
         PublishStep.COPIED,
         PublishStep.STARTED,
-        PublishStep.STORED,
+        PublishStep.STATE_STORED,
         PublishStep.SWITCHING,
     ],
 )
@@ -257,7 +257,7 @@ def test_of_two_machines_one_publishes(backend: BucketBackend, step: PublishStep
     ends = [FailureCode.SUPERSEDED]
     if step in (PublishStep.LOCKED, PublishStep.RECOVERED):  # there is nothing to wait for: the other may have ended
         ends += [FailureCode.FILE_MISSING]
-    assert loser.nothing is not None or failure(loser) in ends
+    assert loser.reason is not None or failure(loser) in ends
     assert is_of(backend.tree, NEW)
     assert places(backend.tree, NEW) <= {"archive", "duplicates"}
     assert_settled(backend.tree)
@@ -305,7 +305,7 @@ def test_a_paused_machine_cannot_switch_back(backend: BucketBackend, step: Publi
         late = running.result(WAIT)
     assert whole_state(backend.tree) == newest
     assert newest is not None
-    is_switched = step in (PublishStep.SWITCHED, PublishStep.NOTED, PublishStep.ACCEPTED, PublishStep.MOVED)
+    is_switched = step in (PublishStep.SWITCHED, PublishStep.RECORDED, PublishStep.ACCEPTED, PublishStep.MOVED)
     assert newest.fence == 1 + has_state + is_switched
     assert has_published(late) == is_switched
     assert (failure(late) is FailureCode.SUPERSEDED) == (step in BEFORE_SWITCH)
@@ -319,7 +319,7 @@ def test_a_machine_that_publishes_while_it_is_given_up_has_passed(
 ) -> None:
     """I10: another takes it for dead, and notes so after it has ended: what is current has passed all the same."""
     drop(backend, "price.csv", NEW)
-    note = publish.note
+    note = publish.write_manifest
     with paused(backend.machine(), PublishStep.SWITCHING) as (go, running):
 
         def late(tree: FileTree, manifest: RunManifest) -> None:
@@ -328,8 +328,8 @@ def test_a_machine_that_publishes_while_it_is_given_up_has_passed(
             assert has_published(running.result(WAIT))
             note(tree, manifest)
 
-        monkeypatch.setattr(publish, "note", late)
-        assert run(backend.machine()).nothing is not None
+        monkeypatch.setattr(publish, "write_manifest", late)
+        assert run(backend.machine()).reason is not None
     assert_settled(backend.tree)
     assert_goes_on(backend, fence=2)
 
@@ -436,7 +436,7 @@ def test_a_machine_given_up_that_publishes_after_all_and_dies(backend: BucketBac
     with ThreadPoolExecutor(1) as machine:
         dying = machine.submit(kill, backend, PublishStep.SWITCHED, doze)
         assert asleep.wait(WAIT)
-        with paused(backend.machine(), PublishStep.STORED) as (go, running):
+        with paused(backend.machine(), PublishStep.STATE_STORED) as (go, running):
             given_up.set()
             dying.result(WAIT)
             go.set()

@@ -26,14 +26,14 @@ OLDER: Facts = {"A": 5}
 NO_COLUMNS = b"name,amount\nA,1\nB,2\n"
 BAD_ROWS = csv([("A", "x"), ("B", "y"), ("C", 3)])
 REPEATED = csv([("A", 10), ("B", "none"), ("D", 4), ("E", 5), ("A", 11)])
-AFTER_SWITCH = (PublishStep.SWITCHED, PublishStep.NOTED, PublishStep.ACCEPTED, PublishStep.MOVED)
+AFTER_SWITCH = (PublishStep.SWITCHED, PublishStep.RECORDED, PublishStep.ACCEPTED, PublishStep.MOVED)
 GATE_STEPS = (
     PublishStep.LOCKED,
     PublishStep.RECOVERED,
     PublishStep.COPIED,
     PublishStep.SORTED,
     PublishStep.STARTED,
-    PublishStep.NOTED,
+    PublishStep.RECORDED,
     PublishStep.MOVED,
 )
 QUALITY_STEPS = (*GATE_STEPS, PublishStep.PROCESSED)
@@ -162,12 +162,12 @@ def check_the_next_run(supplier: SupplierFolder, scenario: Scenario, runs_before
     assert len(runs) <= runs_before + 2
     known = supplier.ledger()
     if scenario.code is None:
-        assert (known.fails, known.equal_shas) == (0, 0)
+        assert (known.failed_runs, known.unchanged_files) == (0, 0)
     else:
-        assert known.fails == 1 + len(runs) - runs_before  # the one before, and each of these
-    assert known.last is not None
-    assert known.last["run_id"] in {run["run_id"] for run in runs}
-    assert known.last["status"] == ("PASS" if scenario.code is None else "FAIL")
+        assert known.failed_runs == 1 + len(runs) - runs_before  # the one before, and each of these
+    assert known.last_run is not None
+    assert known.last_run["run_id"] in {run["run_id"] for run in runs}
+    assert known.last_run["status"] == ("PASS" if scenario.code is None else "FAIL")
 
 
 def check_the_end(supplier: SupplierFolder, scenario: Scenario) -> None:
@@ -241,7 +241,9 @@ def test_a_run_may_die_before_every_change(folder: Path, name: str, campaign: Ca
         number += stride
 
 
-@pytest.mark.parametrize("step", [PublishStep.STARTED, PublishStep.STORED, PublishStep.SWITCHED, PublishStep.ACCEPTED])
+@pytest.mark.parametrize(
+    "step", [PublishStep.STARTED, PublishStep.STATE_STORED, PublishStep.SWITCHED, PublishStep.ACCEPTED]
+)
 def test_a_run_may_die_again_and_again(folder: Path, step: PublishStep) -> None:
     """I16: a run that ends what a killed one began may be killed, too; every run is noted all the same."""
     scenario = SCENARIOS["crowd"]
@@ -298,7 +300,7 @@ def test_a_sweep_may_die_before_every_change(folder: Path, campaign: Campaign) -
     """I12, I16: what a killed gc leaves is whole or gone; the next one ends it, and the current state stays."""
     scenario = SCENARIOS["crowd"]
     before = scenario.prepare(folder / "before")
-    assert killed_at(run_until, before.root, PublishStep.STORED)  # a state that nobody will publish
+    assert killed_at(run_until, before.root, PublishStep.STATE_STORED)  # a state that nobody will publish
     before.run()
     campaign.counts_items, forward = True, timedelta(days=400)
     stride = examples(random.randint(5, 9), soak=1)

@@ -154,7 +154,7 @@ def test_the_disk_may_be_full_at_every_write(
             assert supplier.facts() == expected
             supplier.check_all_is_well()
             assert supplier.everywhere()["inbox"] == Counter()
-            assert supplier.run().nothing == "the inbox is empty"
+            assert supplier.run().reason == "the inbox is empty"
         except AssertionError as error:
             error.add_note(f"the disk was full at change {number}")
             raise

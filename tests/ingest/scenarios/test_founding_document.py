@@ -167,7 +167,7 @@ def test_a_file_that_was_accepted_is_never_processed_again(harness: SupplierHarn
     harness.drop("price.csv", GOOD)
     outcome = harness.run()
     assert outcome.manifest is None
-    assert outcome.nothing == "only files that were accepted before"
+    assert outcome.reason == "all files were accepted before"
     assert outcome.is_pass
 
 
@@ -233,4 +233,4 @@ def test_a_run_that_cannot_be_is_not_looked_for(harness: SupplierHarness, run_id
     from penstock.ingest.state import reader
 
     with pytest.raises(NotFound):
-        reader.manifest_of(harness.tree, run_id)
+        reader.read_manifest(harness.tree, run_id)

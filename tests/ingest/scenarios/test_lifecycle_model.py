@@ -71,7 +71,7 @@ class SentFile:
             return [
                 PublishStep.STARTED,
                 *([PublishStep.PROCESSED] if self.is_read else []),
-                PublishStep.NOTED,
+                PublishStep.RECORDED,
                 PublishStep.MOVED,
             ]
         order = list(PublishStep)
@@ -92,8 +92,8 @@ class Memory:
     """What is remembered from run to run, when there was time to write it down."""
 
     seen: dict[str, int] = field(default_factory=dict)
-    fails: int = 0
-    equal_shas: int = 0
+    failed_runs: int = 0
+    unchanged_files: int = 0
     running: "SentFile | str | None" = None  # the file of a run that did not end, or that it had none
 
 
@@ -132,9 +132,9 @@ class IngestModel:
         ready = sorted(self.inbox.values(), key=lambda file: (-file.modified, now.seen[file.name], file.name))
         if not self.has_config:
             self._start(now, "no file", at)
-            at(PublishStep.NOTED)
+            at(PublishStep.RECORDED)
             at(PublishStep.MOVED)
-            now.fails += 1
+            now.failed_runs += 1
             now.running = None
             return
         at(PublishStep.COPIED)
@@ -142,7 +142,7 @@ class IngestModel:
         chosen = unique[0] if unique else None
         for file in ready:
             if self._is_known(file.sent) or (file is not chosen and chosen and file.sent == chosen.sent):
-                now.equal_shas += file.sent == self.current
+                now.unchanged_files += file.sent == self.current
                 self._move(file, "duplicates")
             elif file is not chosen:
                 self._move(file, "obsolete")
@@ -157,13 +157,13 @@ class IngestModel:
         if now.running is None:
             return
         if self.published_by_running:
-            now.fails = now.equal_shas = 0
+            now.failed_runs = now.unchanged_files = 0
             left = [file for file in self.inbox.values() if file.sent == self.current]
             for file in left:
                 if file.name == self._running_name:
                     self._move(file, "archive")
         else:
-            now.fails += 1
+            now.failed_runs += 1
         now.running = None
 
     def _start(self, now: Memory, sent: "SentFile | str", at: OnStep) -> None:
@@ -186,9 +186,9 @@ class IngestModel:
             at(step)
         now.running = None
         if file.sent.facts is None:
-            now.fails += 1
+            now.failed_runs += 1
         else:
-            now.fails = now.equal_shas = 0
+            now.failed_runs = now.unchanged_files = 0
 
     def _is_known(self, sent: SentFile) -> bool:
         """I22."""
@@ -334,7 +334,7 @@ class IngestLifecycle(RuleBasedStateMachine):
     def check_what_is_remembered(self) -> None:
         """I13."""
         known, expected = self.supplier.ledger(), self.model.memory
-        assert (known.fails, known.equal_shas) == (expected.fails, expected.equal_shas)
+        assert (known.failed_runs, known.unchanged_files) == (expected.failed_runs, expected.unchanged_files)
         assert (known.running is None) == (expected.running is None)
         standing = self.supplier.standing()
         assert sorted(standing.inbox) == sorted(self.model.inbox)

@@ -13,9 +13,9 @@ from penstock.ingest.model import RunFailed
 from penstock.ingest.run import publish
 from penstock.ingest.run.hooks import RunHooks
 from penstock.ingest.run.publish import PublishStep
-from penstock.ingest.state.reader import quarantined
-from penstock.ingest.state.retention import sweep
-from penstock.ingest.state.verify import verify
+from penstock.ingest.state.reader import list_quarantine
+from penstock.ingest.state.retention import delete_expired
+from penstock.ingest.state.verify import verify_suppliers
 from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.tree import paths
 from penstock.kernel.clock import ManualClock, SystemClock
@@ -90,7 +90,7 @@ def test_a_mistake_behind_the_switch_is_no_failure(harness: SupplierHarness, mon
 
     harness.drop("price.csv", ONE)
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.ingest.run.publish.accept", broken)
+        patched.setattr("penstock.ingest.run.publish.mark_accepted", broken)
         with pytest.raises(ZeroDivisionError):
             harness.run()
     harness.run()
@@ -181,7 +181,7 @@ def test_where_a_file_went_is_known_though_its_run_was_killed(harness: SupplierH
     (run_id,) = harness.tree.list_runs(SUPPLIER)
     moved_to = harness.json(paths.run(run_id, paths.MANIFEST))["moved_to"]
     assert (harness.root / moved_to).read_text() == content
-    assert all(one["why"] for one in quarantined(harness.tree, SUPPLIER))
+    assert all(one["reason"] for one in list_quarantine(harness.tree, SUPPLIER))
 
 
 def test_a_file_that_cannot_be_moved_does_not_undo_its_publication(
@@ -198,7 +198,7 @@ def test_a_file_that_cannot_be_moved_does_not_undo_its_publication(
         manifest = harness.run().manifest
     assert manifest is not None
     assert manifest.status is IngestRunStatus.PASS
-    assert harness.run().nothing == "only files that were accepted before"
+    assert harness.run().reason == "all files were accepted before"
 
 
 def test_one_file_that_cannot_be_read_does_not_stop_gc(
@@ -216,8 +216,8 @@ def test_one_file_that_cannot_be_read_does_not_stop_gc(
 
     monkeypatch.setattr(os, "open", refusing)
     clock = ManualClock(SystemClock().now() + timedelta(days=31))
-    swept = sweep(harness.tree, IngestRetentionSection(), clock, "test")
-    assert any(one.path.endswith("price.csv") and one.is_gone for one in swept.found)
+    swept = delete_expired(harness.tree, IngestRetentionSection(), clock, "test")
+    assert any(one.path.endswith("price.csv") and one.is_deleted for one in swept.expired)
 
 
 def test_verify_looks_at_the_file_itself(harness: SupplierHarness) -> None:
@@ -225,7 +225,7 @@ def test_verify_looks_at_the_file_itself(harness: SupplierHarness) -> None:
     harness.drop("price.csv", ONE)
     harness.run()
     (harness.root / paths.archive(SUPPLIER) / "price.csv").write_text(TWO)
-    assert [one.path for one in verify(harness.tree, [SUPPLIER]) if one.problem] == [
+    assert [one.path for one in verify_suppliers(harness.tree, [SUPPLIER]) if one.problem] == [
         f"{paths.archive(SUPPLIER)}/price.csv"
     ]
 
@@ -239,11 +239,13 @@ def test_a_damaged_state_is_told_as_one(harness: SupplierHarness) -> None:
     stats.chmod(0o644)
     stats.write_text('{"good_rows": 9}')
     with pytest.raises(Corrupt):
-        publish.current_state(harness.tree, SUPPLIER)
+        publish.read_current_state(harness.tree, SUPPLIER)
 
 
 def test_a_ledger_that_makes_no_sense_is_none(harness: SupplierHarness) -> None:
     """I16: what is only remembered may be lost."""
-    harness.tree.write(paths.ledger(SUPPLIER), b'{"seen": {"a": {"signature": 1, "since": "q"}}, "fails": "many"}')
+    harness.tree.write(
+        paths.ledger(SUPPLIER), b'{"seen": {"a": {"signature": 1, "since": "q"}}, "failed_runs": "many"}'
+    )
     harness.drop("price.csv", ONE)
     assert harness.run().is_pass

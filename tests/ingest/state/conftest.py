@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.clock import ManualClock
-from tests.ingest.harness import KEYED, IngestHarness, clock_of_today
+from tests.ingest.harness import KEYED, IngestHarness, make_clock
 
 
 @pytest.fixture
@@ -15,4 +15,4 @@ def harness(tmp_path: Path) -> IngestHarness:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return clock_of_today()
+    return make_clock()

@@ -34,9 +34,9 @@ def test_changes_are_what_a_plain_comparison_finds(is_keyed: bool, before: Json,
             assert second is None
             return
         assert second is not None
-        changes = harness.told(paths.state(SUPPLIER, second.run_id, paths.CHANGES))
+        changes = harness.read_json(paths.state(SUPPLIER, second.run_id, paths.CHANGES))
         lines = harness.lines(paths.state(SUPPLIER, second.run_id, paths.CHANGED_KEYS))
-        assert changes == harness.told(paths.run(second.run_id, paths.MANIFEST))["changes"]
+        assert changes == harness.read_json(paths.run(second.run_id, paths.MANIFEST))["changes"]
     expected = _keyed(before, after) if is_keyed else _whole(before, after)
     counts = {name: len(expected[name]) for name in ("added", "removed", "changed", "unchanged")}
     assert changes == {"previous": first.run_id, **counts}
@@ -69,7 +69,7 @@ def test_facts_that_come_twice_are_two(
         if before == after:  # the same file
             return
         run_id = harness.publish(snapshot(after))
-        changes = harness.told(paths.state(SUPPLIER, run_id, paths.CHANGES))
+        changes = harness.read_json(paths.state(SUPPLIER, run_id, paths.CHANGES))
     same = Counter(before) & Counter(after)
     gone, come = (Counter(sku for sku, _ in (Counter(facts) - same).elements()) for facts in (before, after))
     changed = (gone & come).total() if is_keyed else 0

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.ingest.config import IngestRetentionSection
 from penstock.ingest.sdk import read_state
-from penstock.ingest.state.reader import current
+from penstock.ingest.state.reader import find_pointer
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.errors import Corrupt, NotFound
@@ -105,12 +105,12 @@ def test_what_is_read_is_not_removed(supplier: SupplierFolder, way: str) -> None
     publish(supplier, 1)
     with WAYS[way](supplier.root) as state:
         publish(supplier, 2)
-        [kept] = supplier.sweep(AT_ONCE).found
-        assert not kept.is_gone
-        assert "somebody reads it" in kept.why
+        [kept] = supplier.sweep(AT_ONCE).expired
+        assert not kept.is_deleted
+        assert "it is being read" in kept.reason
         assert len(list(state)) == count_of(1)
-    [gone] = supplier.sweep(AT_ONCE).found
-    assert gone.is_gone
+    [gone] = supplier.sweep(AT_ONCE).expired
+    assert gone.is_deleted
     assert gone.path == paths.state(SUPPLIER, state.pointer.run_id)
 
 
@@ -143,7 +143,7 @@ def test_a_state_removed_amid_the_look(supplier: SupplierFolder, monkeypatch: py
         return read(tree, path)
 
     monkeypatch.setattr(FolderTree, "read", late)
-    assert current(supplier.tree, SUPPLIER).fence == 2
+    assert find_pointer(supplier.tree, SUPPLIER).fence == 2
 
 
 def test_a_state_that_is_really_lost_is_told(supplier: SupplierFolder) -> None:

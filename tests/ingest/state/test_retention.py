@@ -5,22 +5,22 @@ from datetime import timedelta
 from penstock.ingest.config import IngestRetentionSection
 from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.state.reader import open_state
-from penstock.ingest.state.retention import ExpiredEntry, RetentionResult, sweep
-from penstock.ingest.state.verify import verify
+from penstock.ingest.state.retention import ExpiredEntry, RetentionResult, delete_expired
+from penstock.ingest.state.verify import verify_suppliers
 from penstock.ingest.tree import paths as layout
 from penstock.kernel.clock import ManualClock
-from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, clock_of_today
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, make_clock
 from tests.ingest.state.damage import BROKEN, DAY, HOUR, ONE, THREE, TWO, lose_state, run_killed
 
 A_BIT = timedelta(minutes=5)
 
 
 def swept(harness: IngestHarness, clock: ManualClock, *, is_dry: bool = False) -> RetentionResult:
-    return sweep(harness.tree, IngestRetentionSection(), clock, "test", is_dry=is_dry)
+    return delete_expired(harness.tree, IngestRetentionSection(), clock, "test", is_dry=is_dry)
 
 
 def paths(found: RetentionResult) -> set[str]:
-    return {one.path for one in found.found}
+    return {one.path for one in found.expired}
 
 
 def test_each_thing_goes_after_its_own_time(harness: IngestHarness, clock: ManualClock) -> None:
@@ -31,7 +31,7 @@ def test_each_thing_goes_after_its_own_time(harness: IngestHarness, clock: Manua
     harness.drop(THREE, "older.csv")
     second = harness.publish(TWO)
     assert failed is not None
-    marks = {harness.told(f"{layout.ACCEPTED}/{name}")["run_id"]: name for name in harness.names(layout.ACCEPTED)}
+    marks = {harness.read_json(f"{layout.ACCEPTED}/{name}")["run_id"]: name for name in harness.names(layout.ACCEPTED)}
     states, runs = layout.state(SUPPLIER, first), [layout.run(first), layout.run(failed.run_id)]
     files = [
         f"{layout.broken(SUPPLIER)}/price.csv",
@@ -42,7 +42,7 @@ def test_each_thing_goes_after_its_own_time(harness: IngestHarness, clock: Manua
     ]
     due = [
         (12 * HOUR, {states}, "replaced"),
-        (7 * DAY, {f"{run}/diag" for run in runs}, "kept for 7 days"),
+        (7 * DAY, {f"{run}/diag" for run in runs}, "diagnostic files older than 7 days"),
         (30 * DAY, {*files, *runs}, "30 days"),
         (365 * DAY, {f"{layout.ACCEPTED}/{marks[first]}"}, "accepted more than 365 days"),
     ]
@@ -54,7 +54,7 @@ def test_each_thing_goes_after_its_own_time(harness: IngestHarness, clock: Manua
         passed = age + A_BIT
         found = swept(harness, clock)
         assert paths(found) == expected
-        assert all(one.is_gone and why in one.why and one.size > 0 for one in found.found)
+        assert all(one.is_deleted and why in one.reason and one.size > 0 for one in found.expired)
         assert not any((harness.root / path).exists() for path in expected)
     assert harness.current() == second
     with open_state(harness.tree, SUPPLIER) as state:
@@ -67,7 +67,7 @@ def test_each_thing_goes_after_its_own_time(harness: IngestHarness, clock: Manua
         "stats.json",
     ]
     assert len(harness.names(layout.ACCEPTED)) == 1
-    assert [one for one in verify(harness.tree, [SUPPLIER]) if one.problem] == []
+    assert [one for one in verify_suppliers(harness.tree, [SUPPLIER]) if one.problem] == []
 
 
 def test_a_dry_run_tells_the_same_and_changes_nothing(harness: IngestHarness, clock: ManualClock) -> None:
@@ -79,11 +79,11 @@ def test_a_dry_run_tells_the_same_and_changes_nothing(harness: IngestHarness, cl
     before = harness.all_files()
     told = swept(harness, clock, is_dry=True)
     assert harness.all_files() == before
-    assert not any(one.is_gone for one in told.found)
+    assert not any(one.is_deleted for one in told.expired)
     done = swept(harness, clock)
-    assert [ExpiredEntry(one.path, one.size, one.why) for one in done.found] == told.found
-    assert {one.path for one in done.found if (harness.root / one.path).exists()} == set()
-    assert swept(harness, clock).found == []
+    assert [ExpiredEntry(one.path, one.size, one.reason) for one in done.expired] == told.expired
+    assert {one.path for one in done.expired if (harness.root / one.path).exists()} == set()
+    assert swept(harness, clock).expired == []
 
 
 def test_what_somebody_reads_stays(harness: IngestHarness, clock: ManualClock) -> None:
@@ -92,12 +92,12 @@ def test_what_somebody_reads_stays(harness: IngestHarness, clock: ManualClock) -
     with open_state(harness.tree, SUPPLIER) as state:
         harness.publish(TWO)
         clock.advance(20 * HOUR)
-        (kept,) = swept(harness, clock).found
-        assert (kept.path, kept.is_gone) == (layout.state(SUPPLIER, first), False)
-        assert "somebody reads it" in kept.why
+        (kept,) = swept(harness, clock).expired
+        assert (kept.path, kept.is_deleted) == (layout.state(SUPPLIER, first), False)
+        assert "it is being read" in kept.reason
         assert [fact["payload"]["price"] for fact in state] == [1, 2]
-    (gone,) = swept(harness, clock).found
-    assert (gone.path, gone.is_gone) == (layout.state(SUPPLIER, first), True)
+    (gone,) = swept(harness, clock).expired
+    assert (gone.path, gone.is_deleted) == (layout.state(SUPPLIER, first), True)
 
 
 def test_a_state_is_kept_from_when_it_was_replaced(harness: IngestHarness, clock: ManualClock) -> None:
@@ -107,7 +107,7 @@ def test_a_state_is_kept_from_when_it_was_replaced(harness: IngestHarness, clock
     assert not {path for path in paths(swept(harness, clock)) if "state_store" in path}
     second = harness.publish(TWO)  # at today's hour, by the machine's clock
     harness.publish(THREE)
-    today = clock_of_today()
+    today = make_clock()
     today.advance(11 * HOUR)
     assert paths(swept(harness, today)) == set()
     today.advance(2 * HOUR)
@@ -133,8 +133,8 @@ def test_a_state_nobody_published_goes(harness: IngestHarness, clock: ManualCloc
     clock.advance(11 * HOUR)
     assert layout.state(SUPPLIER, orphan) not in paths(swept(harness, clock))
     clock.advance(2 * HOUR)
-    found = {one.path: one.why for one in swept(harness, clock).found}
-    assert "never published" in found[layout.state(SUPPLIER, orphan)]
+    found = {one.path: one.reason for one in swept(harness, clock).expired}
+    assert "not published" in found[layout.state(SUPPLIER, orphan)]
     assert orphan not in harness.tree.list_states(SUPPLIER)
 
 
@@ -160,6 +160,6 @@ def test_one_damaged_supplier_does_not_stop_the_others(harness: IngestHarness, c
     lose_state(harness)
     clock.advance(13 * HOUR)
     found = swept(harness, clock)
-    assert (len(found.found), found.damaged) == (1, [SUPPLIER])
+    assert (len(found.expired), found.damaged) == (1, [SUPPLIER])
     assert harness.tree.list_states("globex") == [second]
     assert len(harness.tree.list_states(SUPPLIER)) == 1

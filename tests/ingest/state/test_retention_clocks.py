@@ -25,7 +25,7 @@ def test_gc_removes_nothing_when_the_clock_goes_back(
     supplier.drop("again.csv", csv({"A": 0}))
     supplier.run()
     clock.advance(jump)
-    assert supplier.sweep().found == []
+    assert supplier.sweep().expired == []
     supplier.check_all_is_well()
     assert supplier.facts() == {"A": 2}
 
@@ -40,7 +40,7 @@ def test_gc_keeps_what_is_current_however_late_it_is(supplier: SupplierFolder, c
     pointer = supplier.pointer()
     assert pointer is not None
     clock.advance(timedelta(hours=13))
-    gone = [one.path for one in supplier.sweep().found]
+    gone = [one.path for one in supplier.sweep().expired]
     assert sorted(gone) == sorted(paths.state(SUPPLIER, run) for run in supplier.tree.list_runs(SUPPLIER)[:2])
     clock.advance(4000 * DAY)
     supplier.sweep(IngestRetentionSection(state_retention_hours=0))
@@ -62,6 +62,6 @@ def test_a_state_that_was_replaced_by_a_wrong_clock_stays_its_time(
     supplier.drop("new.csv", csv(NEW), at=2)
     supplier.run()
     clock.advance(400 * DAY)
-    assert supplier.sweep().found == []
+    assert supplier.sweep().expired == []
     clock.advance(timedelta(hours=13))
-    assert len(supplier.sweep().found) == 1
+    assert len(supplier.sweep().expired) == 1

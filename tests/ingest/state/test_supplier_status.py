@@ -9,7 +9,7 @@ from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.model import IngestAlert, SupplierStatus
 from penstock.ingest.run.hooks import RunOutcome
 from penstock.ingest.run.publish import PublishStep
-from penstock.ingest.state.supplier_status import standing
+from penstock.ingest.state.supplier_status import read_supplier_status
 from penstock.ingest.tree import paths as layout
 from penstock.kernel.clock import ManualClock
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
@@ -17,7 +17,7 @@ from tests.ingest.state.damage import BROKEN, DAY, HOUR, ONE, THREE, TWO, lose_s
 
 
 def stands(harness: IngestHarness, clock: ManualClock, supplier: str = SUPPLIER) -> SupplierStatus:
-    return standing(harness.tree, supplier, AlertSection(), clock.now())
+    return read_supplier_status(harness.tree, supplier, AlertSection(), clock.now())
 
 
 def test_an_old_state_is_told(harness: IngestHarness, clock: ManualClock) -> None:
@@ -42,10 +42,10 @@ def test_the_same_file_again_and_again(harness: IngestHarness, clock: ManualCloc
     for number in range(1, 6):
         assert IngestAlert.SAME_FILE_AGAIN not in stands(harness, clock).alerts
         harness.run(TWO)
-        assert stands(harness, clock).equal_shas == number
+        assert stands(harness, clock).unchanged_files == number
     assert stands(harness, clock).alerts == [IngestAlert.SAME_FILE_AGAIN]
     harness.publish(THREE)
-    assert (stands(harness, clock).equal_shas, stands(harness, clock).alerts) == (0, [])
+    assert (stands(harness, clock).unchanged_files, stands(harness, clock).alerts) == (0, [])
 
 
 def test_failures_in_a_row(harness: IngestHarness, clock: ManualClock) -> None:
@@ -55,11 +55,11 @@ def test_failures_in_a_row(harness: IngestHarness, clock: ManualClock) -> None:
         assert IngestAlert.REPEATED_FAIL not in stands(harness, clock).alerts
         harness.run(snapshot({"A": "none", "B": number}))
     found = stands(harness, clock)
-    assert (found.fails, found.broken, found.alerts) == (3, 3, [IngestAlert.REPEATED_FAIL])
-    assert found.last is not None
-    assert (found.last["status"], found.last["failure_code"]) == ("FAIL", "DQ_TOO_MANY_BAD_ROWS")
+    assert (found.failed_runs, found.broken, found.alerts) == (3, 3, [IngestAlert.REPEATED_FAIL])
+    assert found.last_run is not None
+    assert (found.last_run["status"], found.last_run["failure_code"]) == ("FAIL", "DQ_TOO_MANY_BAD_ROWS")
     harness.publish(TWO)
-    assert (stands(harness, clock).fails, stands(harness, clock).alerts) == (0, [])
+    assert (stands(harness, clock).failed_runs, stands(harness, clock).alerts) == (0, [])
 
 
 def test_runs_that_are_killed_are_failures_too(harness: IngestHarness, clock: ManualClock) -> None:
@@ -80,7 +80,7 @@ def test_a_broken_configuration_is_told(harness: IngestHarness, clock: ManualClo
     file.unlink() if config is None else file.write_bytes(config)
     found = stands(harness, clock)
     assert (found.alerts, found.run_id) == ([IngestAlert.CONFIG_BROKEN], run_id)
-    assert found.config
+    assert found.config_error
 
 
 @pytest.mark.parametrize("lost", ["all", layout.POINTER, layout.MANIFEST, layout.STATS])
@@ -108,7 +108,7 @@ def test_what_waits_is_told(harness: IngestHarness, clock: ManualClock) -> None:
 
 def shown(metrics: IngestMetrics, registry: CollectorRegistry, *standings: SupplierStatus) -> dict[str, float]:
     """What Prometheus sees, by name and labels."""
-    metrics.show(standings)
+    metrics.update(standings)
     samples = [sample for family in registry.collect() for sample in family.samples]
     return {"/".join([sample.name, *sample.labels.values()]): sample.value for sample in samples}
 
@@ -122,7 +122,7 @@ def test_metrics_show_the_same_and_forget_who_is_gone(harness: IngestHarness, cl
     clock.advance(50 * HOUR)
     registry = CollectorRegistry()
     metrics = IngestMetrics(registry)
-    metrics.count(SUPPLIER, IngestRunStatus.FAIL, "FILE_EMPTY")
+    metrics.count_run(SUPPLIER, IngestRunStatus.FAIL, "FILE_EMPTY")
     both = [stands(harness, clock), stands(harness, clock, "globex")]
     seen = shown(metrics, registry, *both)
     expected = {

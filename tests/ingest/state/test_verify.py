@@ -5,14 +5,16 @@ from collections.abc import Callable
 import pytest
 
 from penstock.ingest.run.publish import PublishStep
-from penstock.ingest.state.verify import verify
+from penstock.ingest.state.verify import verify_suppliers
 from penstock.ingest.tree import paths as layout
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.ingest.state.damage import ONE, THREE, TWO, lose_state, run_killed
 
 
 def problems(harness: IngestHarness) -> dict[str, str]:
-    return {one.path: one.problem for one in verify(harness.tree, harness.tree.list_suppliers()) if one.problem}
+    return {
+        one.path: one.problem for one in verify_suppliers(harness.tree, harness.tree.list_suppliers()) if one.problem
+    }
 
 
 def changed(harness: IngestHarness, path: str, change: Callable[[bytes], bytes]) -> None:
@@ -40,9 +42,9 @@ def test_verify_finds_a_changed_byte(harness: IngestHarness, name: str) -> None:
         changed(harness, layout.run(damaged, name), one_byte)
         assert "sha256" in problems(harness)[layout.run(damaged, name)]
     (harness.root / layout.run(run_id, name)).write_bytes(b"short")
-    assert "it has 5 bytes, not" in problems(harness)[layout.run(run_id, name)]
+    assert "the file has 5 bytes, not" in problems(harness)[layout.run(run_id, name)]
     (harness.root / layout.run(run_id, name)).unlink()
-    assert problems(harness)[layout.run(run_id, name)] == "it is not there"
+    assert problems(harness)[layout.run(run_id, name)] == "the file is missing"
 
 
 def test_verify_finds_what_became_of_a_state(harness: IngestHarness) -> None:
@@ -52,7 +54,7 @@ def test_verify_finds_what_became_of_a_state(harness: IngestHarness) -> None:
     changed(harness, f"{state}/{layout.FACTS}", one_byte)
     assert "sha256" in problems(harness)[f"{state}/{layout.FACTS}"]
     (harness.root / state / layout.FACTS).unlink()
-    assert problems(harness) == {f"{state}/{layout.FACTS}": "it is not there"}
+    assert problems(harness) == {f"{state}/{layout.FACTS}": "the file is missing"}
     (mark,) = harness.names(layout.ACCEPTED)
     (harness.root / layout.ACCEPTED / mark).unlink()
     assert f"{layout.ACCEPTED}/{mark}" in problems(harness)
@@ -81,6 +83,6 @@ def test_verify_tells_of_documents_that_are_none(harness: IngestHarness, rubbish
 def test_verify_tells_of_a_run_that_was_killed(harness: IngestHarness) -> None:
     """I24, I16: it has no manifest until the next run notes it."""
     run_id = run_killed(harness, ONE, PublishStep.PROCESSED)
-    assert "the next run notes" in problems(harness)[layout.run(run_id)]
+    assert "the next run of the supplier" in problems(harness)[layout.run(run_id)]
     assert harness.run().is_pass
     assert problems(harness) == {}

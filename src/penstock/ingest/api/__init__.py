@@ -1,1 +1,1 @@
-"""HTTP for operators."""
+"""The HTTP API of ingest, its documents, and its Python client."""

@@ -1,4 +1,4 @@
-"""What can be seen of ingest: runs and moves from the database, suppliers and states from the tree."""
+"""The queries of the API: runs and moves from the database, suppliers and states from the tree."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,11 +9,18 @@ from penstock.ingest.api import schemas
 from penstock.ingest.api.folder import FolderViews
 from penstock.ingest.config import IngestSection
 from penstock.ingest.contract import IngestRunState
-from penstock.ingest.model import CurrentPointer, SupplierStatus, checked_supplier, no_run, supplier_of
+from penstock.ingest.model import (
+    CurrentPointer,
+    IgnoredEntry,
+    SupplierStatus,
+    check_supplier_name,
+    parse_supplier,
+    run_not_found_error,
+)
 from penstock.ingest.run import store
-from penstock.ingest.run.store import IngestRunRow, MoveRow, Position
+from penstock.ingest.run.store import FileMoveRow, IngestRunRow, Position
 from penstock.ingest.state.reader import PublishedState
-from penstock.ingest.state.supplier_status import standing
+from penstock.ingest.state.supplier_status import read_supplier_status
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.page import Page, make_page
@@ -22,11 +29,11 @@ from penstock.kernel.states import journal
 from penstock.kernel.states.journal import StoredEntry
 
 T = TypeVar("T")
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 
 
 class IngestViews:
-    """Ingest as it is seen through the API; without a tree only what the database knows."""
+    """The data behind the API; without a tree only the data of the database."""
 
     def __init__(self, db: Database, tree: FileTree | None, section: IngestSection) -> None:
         self._db = db
@@ -35,11 +42,12 @@ class IngestViews:
         self._comparison = asyncio.Lock()
 
     async def suppliers(self) -> list[SupplierStatus]:
-        """Where every supplier stands."""
-        if self._tree is None:
-            return []
-        tree = self._tree
-        return await asyncio.to_thread(lambda: [self._standing(tree, supplier) for supplier in tree.list_suppliers()])
+        """Return the status of every supplier."""
+        return await asyncio.to_thread(self._read_statuses) if self._tree is not None else []
+
+    async def strays(self) -> list[IgnoredEntry]:
+        """Return the entries beside the inboxes, which belong to no supplier."""
+        return await asyncio.to_thread(self._tree.list_ignored) if self._tree is not None else []
 
     async def read(self, query: Callable[[FolderViews], T]) -> T:
         """Return the result of *query* on the tree; NotFound NO_ROOT if the server has no tree."""
@@ -52,43 +60,48 @@ class IngestViews:
         async with self._comparison:
             return await self.read(lambda folder: folder.diff(supplier, before, after, limit))
 
-    async def moves(self, supplier: str, limit: int) -> list[MoveRow]:
+    async def moves(self, supplier: str, limit: int) -> list[FileMoveRow]:
+        """Return the files of a supplier that were moved out of the inbox, newest first."""
         async with self._db.connection() as connection:
-            return await store.moves(connection, checked_supplier(supplier), limit)
+            return await store.list_moves(connection, check_supplier_name(supplier), limit)
 
     async def runs(
         self, supplier: str | None, status: IngestRunState | None, after: Position, limit: int
     ) -> Page[IngestRunRow]:
+        """Return runs after a position, newest first."""
         if supplier is not None:
-            checked_supplier(supplier)
+            check_supplier_name(supplier)
         async with self._db.connection() as connection:
-            rows = await store.runs(connection, supplier, status, after, limit + 1)
+            rows = await store.list_runs(connection, supplier, status, after, limit + 1)
         return make_page(rows, limit, lambda row: [row.started_at, row.run_id])
 
-    async def run(self, run_id: str) -> tuple[IngestRunRow, list[MoveRow], list[StoredEntry]]:
-        """A run, the files it moved, and its history."""
-        supplier_of(run_id)
+    async def run(self, run_id: str) -> tuple[IngestRunRow, list[FileMoveRow], list[StoredEntry]]:
+        """Return a run, the files that it moved, and its history."""
+        parse_supplier(run_id)
         async with self._db.connection() as connection:
-            found = await store.run(connection, run_id)
-            if found is None:
-                raise no_run(run_id)
-            row, numbers = found
-            moves = await store.moves_of_run(connection, run_id)
+            run = await store.find_run(connection, run_id)
+            if run is None:
+                raise run_not_found_error(run_id)
+            row, numbers = run
+            moves = await store.list_run_moves(connection, run_id)
             return row, moves, await journal.read_history(connection, numbers, [run_id])
 
     async def facts(self, supplier: str) -> "tuple[CurrentPointer, AsyncIterator[bytes]]":
-        """The current state, its hash verified, and its facts in pieces; all of that one state."""
+        """Return the pointer to the published state after its hash is verified, and the facts of that state."""
         stack = ExitStack()
         state = await self.read(lambda folder: stack.enter_context(folder.open_state(supplier)))
-        return state.pointer, _pieces(state, stack)
+        return state.pointer, _read_chunks(state, stack)
 
-    def _standing(self, tree: FileTree, name: str) -> SupplierStatus:
-        return standing(tree, name, self._section.alerts, self._db.clock.now())
+    def _read_statuses(self) -> list[SupplierStatus]:
+        tree, section, now = self._tree, self._section.alerts, self._db.clock.now()
+        if tree is None:
+            return []
+        return [read_supplier_status(tree, supplier, section, now) for supplier in tree.list_suppliers()]
 
 
-async def _pieces(state: PublishedState, stack: ExitStack) -> AsyncIterator[bytes]:
+async def _read_chunks(state: PublishedState, stack: ExitStack) -> AsyncIterator[bytes]:
     try:
-        while piece := await asyncio.to_thread(state.content.read, _PIECE):
-            yield piece
+        while chunk := await asyncio.to_thread(state.content.read, _CHUNK):
+            yield chunk
     finally:
         stack.close()

@@ -42,8 +42,8 @@ async def supplier(supplier: Supplier, views: Views) -> schemas.SupplierView:
 @routes.get("/suppliers/{supplier}/moves")
 async def moves(supplier: Supplier, views: Views, limit: Limit = 100) -> schemas.FileMoveList:
     """Return the files of a supplier that were moved out of the inbox, newest first."""
-    found = await views.moves(supplier, limit)
-    return schemas.FileMoveList(moves=[schemas.FileMove.model_validate(row) for row in found])
+    rows = await views.moves(supplier, limit)
+    return schemas.FileMoveList(moves=[schemas.FileMove.model_validate(row) for row in rows])
 
 
 @routes.get("/suppliers/{supplier}/quarantine")
@@ -61,18 +61,18 @@ async def runs(
     cursor: Cursor = None,
 ) -> schemas.IngestRunList:
     """Return runs, newest first."""
-    moment, run_id = page.start_after(cursor, [datetime, str], START)
-    found = await views.runs(supplier, status, (moment, run_id), limit)
-    return schemas.IngestRunList(runs=[schemas.IngestRun.model_validate(row) for row in found.items], next=found.next)
+    started_at, run_id = page.start_after(cursor, [datetime, str], START)
+    rows = await views.runs(supplier, status, (started_at, run_id), limit)
+    return schemas.IngestRunList(runs=[schemas.IngestRun.model_validate(row) for row in rows.items], next=rows.next)
 
 
 @routes.get("/runs/{runId}")
 async def run(run_id: Annotated[RunId, Path(alias="runId")], views: Views) -> schemas.IngestRunDetails:
     """Return a run with its manifest, the files that it moved, and its history."""
-    row, moved, history = await views.run(run_id)
+    row, moves, history = await views.run(run_id)
     return schemas.IngestRunDetails(
         **schemas.IngestRun.model_validate(row).model_dump(),
-        moves=[schemas.FileMove.model_validate(move) for move in moved],
+        moves=[schemas.FileMove.model_validate(move) for move in moves],
         history=[schemas.IngestMove.model_validate(stored.entry, from_attributes=True) for stored in history],
     )
 
@@ -94,9 +94,9 @@ async def state(supplier: Supplier, views: Views) -> schemas.StateView:
 @routes.get("/state/{supplier}/facts", response_class=StreamingResponse, responses={200: {"content": {NDJSON: {}}}})
 async def facts(supplier: Supplier, views: Views) -> StreamingResponse:
     """Stream all facts of the published state as NDJSON; a publication during the download does not mix into it."""
-    pointer, pieces = await views.facts(supplier)
+    pointer, chunks = await views.facts(supplier)
     headers = {"ETag": f'"{pointer.sha256}"', "X-Run-Id": pointer.run_id, "X-Fence": str(pointer.fence)}
-    return StreamingResponse(pieces, media_type=NDJSON, headers=headers)
+    return StreamingResponse(chunks, media_type=NDJSON, headers=headers)
 
 
 @routes.get("/state/{supplier}/diff")

@@ -19,6 +19,14 @@ class LastRun(Camel):
     finished_at: datetime | None
 
 
+class InboxEntry(Camel):
+    """An entry of an inbox that runs ignore."""
+
+    name: str
+    kind: str = Field(description="E.g. `folder`, `symbolic link` or `unfinished file`.")
+    path: str
+
+
 class SupplierView(Camel):
     """The status of a supplier: its published state, its inbox, and its alerts."""
 
@@ -29,11 +37,17 @@ class SupplierView(Camel):
     age_seconds: float | None = Field(description="Age of the published state in seconds.")
     facts: int | None = Field(description="Facts in the published state.")
     inbox: list[str] = Field(description="Names of the files in the inbox.")
+    inbox_path: str
     unfinished: list[str] = Field(description="Files in the inbox with a temporary name; runs ignore them.")
+    ignored: list[InboxEntry] = Field(
+        description="Entries of the inbox that are not files, and unfinished files that do not change any more."
+    )
     broken: int = Field(description="Files in quarantine because their run failed.")
-    fails: int = Field(description="Failed runs since the last run that passed.")
-    equal_shas: int = Field(description="Files in a row with the same content as the published file.")
+    failed_runs: int = Field(description="Failed runs since the last run that passed.")
+    unchanged_files: int = Field(description="Files in a row with the same content as the published file.")
     last_run: LastRun | None
+    config_path: str
+    has_config: bool = Field(description="Whether the configuration of the supplier exists.")
     config_error: str | None = Field(
         description="Why the configuration of the supplier is invalid; null if it is valid."
     )
@@ -43,9 +57,7 @@ class SupplierView(Camel):
     @classmethod
     def of(cls, status: SupplierStatus) -> "SupplierView":
         """Return the document of *status*."""
-        known = status.as_dict()
-        last, error = known.pop("last"), known.pop("config")
-        return cls(**known, last_run=last and LastRun(**last), config_error=error)
+        return cls(**status.as_dict())
 
 
 class SupplierList(Camel):
@@ -57,7 +69,7 @@ class FileMove(Camel):
 
     file_name: str
     moved_to: str
-    why: str
+    reason: str
     moved_at: datetime
     run_id: str | None
 
@@ -111,7 +123,7 @@ class QuarantinedFile(Camel):
     path: str
     bytes: int
     since: datetime
-    why: str | None = Field(description="`accepted before`, or the failure code of the run that rejected the file.")
+    reason: str | None = Field(description="`accepted before`, or the failure code of the run that rejected the file.")
     detail: str | None = Field(description="The error message of that run.")
     run_id: str | None
 

@@ -1,1 +1,1 @@
-"""Tell targets of a publication."""
+"""The delivery of published states to targets: dictionaries, flows and webhooks."""

@@ -1,11 +1,12 @@
-"""I23: who is told of the current state: dictionaries and flows exactly once, webhooks at least once."""
+"""I23: the deliveries of the published state: dictionaries and flows exactly once, webhooks at least once."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from penstock.ingest.deliver.targets import DeliveryRefused, call_webhook, fill_dictionary, start_flow
-from penstock.ingest.run.publish import CurrentState, current_state
+from penstock.ingest.model import DeliveryResult, DeliveryStatus
+from penstock.ingest.run.publish import CurrentState, read_current_state
 from penstock.ingest.state.reader import open_state
 from penstock.ingest.supplier import DeliveryTarget, Supplier
 from penstock.ingest.tree import paths
@@ -15,26 +16,27 @@ from penstock.ingest.tree.port import FileTree
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Invalid, PenstockError, Transient
 from penstock.kernel.tasks.backoff import compute_delay
+from penstock.kernel.text import format_time
 
 _FIRST, _LONGEST = timedelta(seconds=5), timedelta(hours=1)
 
 
 @dataclass
 class TargetDelivery:
-    """How far telling one target has come; kept beside the run, so that it survives us."""
+    """The progress of the delivery to one target; stored beside the run, so that it survives a crash."""
 
     target: str
     is_done: bool = False
     attempts: int = 0
-    again_at: str | None = None
-    told: Any = None
+    retry_at: str | None = None
+    result: Any = None
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
 
 
 class TargetDeliveries:
-    """The targets of one supplier's current state."""
+    """The targets of one supplier's published state."""
 
     def __init__(self, tree: FileTree, name: str, supplier: Supplier, bridge: AsyncBridge, clock: Clock) -> None:
         self._tree = tree
@@ -43,52 +45,53 @@ class TargetDeliveries:
         self._bridge = bridge
         self._clock = clock
 
-    def deliver(self) -> dict[str, str]:
-        """Tell every target that was not told yet, and that is due; what came of it, by target."""
-        current = current_state(self._tree, self._name) if self._supplier.targets else None
+    def deliver(self) -> dict[str, DeliveryResult]:
+        """Deliver the published state to every target that is due; return the result by target."""
+        current = read_current_state(self._tree, self._name) if self._supplier.targets else None
         if current is None:
             return {}
-        came: dict[str, str] = {}
+        results: dict[str, DeliveryResult] = {}
         for target in self._supplier.targets:
             path = paths.run(current.pointer.run_id, f"deliveries/{target.digest}.json")
-            known = TargetDelivery(**{"target": target.name, **parse_document(self._tree.read(path))})
-            if known.is_done:
+            delivery = TargetDelivery(**{"target": target.name, **parse_document(self._tree.read(path))})
+            if delivery.is_done:
                 continue
             now = self._clock.now()
-            if known.again_at is None or datetime.fromisoformat(known.again_at) <= now:
-                came[known.target] = self._try(target, current, known)
-                self._tree.write(path, encode_document(known.as_dict()))
-        return came
+            if delivery.retry_at is None or datetime.fromisoformat(delivery.retry_at) <= now:
+                results[delivery.target] = self._try_delivery(target, current, delivery)
+                self._tree.write(path, encode_document(delivery.as_dict()))
+        return results
 
-    def _try(self, target: DeliveryTarget, current: CurrentState, known: TargetDelivery) -> str:
-        """Tell one target; what it answers may be lost with us, and then it is told again, under the same ids."""
-        known.attempts += 1
+    def _try_delivery(self, target: DeliveryTarget, current: CurrentState, delivery: TargetDelivery) -> DeliveryResult:
+        """Deliver to one target. After a crash the delivery is repeated, under the same ids."""
+        run_id = current.pointer.run_id
+        delivery.attempts += 1
         try:
-            known.told = self._tell(target, current)
+            delivery.result = self._send(target, current)
         except DeliveryRefused as error:
-            known.is_done, known.told = True, error.as_dict()
-            return f"refused: {error.code}: {error.message}"
+            delivery.is_done, delivery.result = True, error.as_dict()
+            return DeliveryResult(DeliveryStatus.REFUSED, run_id, error.code, error.message)
         except PenstockError as error:
-            # Also what somebody has to mend first: a secret, a dictionary that is not there yet.
-            pause = compute_delay(known.attempts, first=_FIRST, limit=_LONGEST)
-            known.again_at, known.told = (self._clock.now() + pause).isoformat(), error.as_dict()
-            return f"not yet: {error.message}"
-        known.is_done, known.again_at = True, None
-        return "done"
+            # Includes errors that an operator has to fix, such as a missing secret or dictionary.
+            pause = compute_delay(delivery.attempts, first=_FIRST, limit=_LONGEST)
+            delivery.retry_at, delivery.result = format_time(self._clock.now() + pause), error.as_dict()
+            return DeliveryResult(DeliveryStatus.PENDING, run_id, error.code, error.message, delivery.retry_at)
+        delivery.is_done, delivery.retry_at = True, None
+        return DeliveryResult(DeliveryStatus.DELIVERED, run_id)
 
-    def _tell(self, target: DeliveryTarget, current: CurrentState) -> Any:
+    def _send(self, target: DeliveryTarget, current: CurrentState) -> Any:
         if target.webhook is not None:
             key = f"{current.pointer.run_id}:{target.digest}"
             return self._bridge.call(call_webhook(target.webhook, self._name, current, key))
         if target.flow is not None:
             return self._bridge.call(start_flow(target.flow, self._name, current))
         if target.dictionary is None:
-            raise RuntimeError("a target is one of the three")
+            raise RuntimeError("a target is a dictionary, a flow or a webhook")
         with open_state(self._tree, self._name) as state:
             if state.pointer != current.pointer:
-                hint = "that one is delivered next"
-                raise Transient("SUPERSEDED", "another state was published meanwhile", hint=hint)
+                hint = "no action is needed: the newer state is delivered next"
+                raise Transient("SUPERSEDED", "another state was published during the delivery", hint=hint)
             if current.manifest["key"] != self._supplier.key:
-                hint = "the next publication has the key that is configured now"
-                raise Invalid("KEY_MISSING", "the current state was published under another key", hint=hint)
+                hint = "no action is needed: the next publication uses the configured key"
+                raise Invalid("KEY_MISSING", "the published state has another key than the configuration", hint=hint)
             return self._bridge.call(fill_dictionary(target.dictionary, self._supplier.key[0], state))

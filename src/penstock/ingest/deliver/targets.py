@@ -1,4 +1,4 @@
-"""What is told of a publication, and how: a dictionary gets all facts as a SNAPSHOT, a flow a run, a webhook a note."""
+"""The three kinds of targets: a dictionary gets all facts as a SNAPSHOT, a flow a run, a webhook a message."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,19 +26,20 @@ _AROUND = 40  # bytes around one item
 _COMMIT_WITHIN = 300.0
 _POLL = 0.2
 _TIMEOUT = 30.0
+_RETRIED = "the delivery is retried automatically"
 
 
 class DeliveryRefused(PenstockError):
-    """The target will say the same again, to the same content."""
+    """A refusal that the same content would get again; it is not retried."""
 
 
 async def fill_dictionary(target: DictionaryTarget, key: str, state: PublishedState) -> Json:
-    """Make a dictionary what *state* is. The ids come from the run, so that whoever repeats this changes nothing."""
+    """Replace the items of a dictionary with *state*. The ids come from the run, so a repetition changes nothing."""
     snapshot_id = uuid5(_NAMESPACE, f"{state.pointer.run_id}:{target.tenant}:{target.code}")
     token = resolve_secret(target.token, "targets.dictionary.token") if target.token else None
     async with _CommandSender(target.url, token=token) as commands:
-        sizes = list(chunk_sizes(map(_size, _items(state, key))))
-        items = _items(state, key)
+        sizes = list(chunk_sizes(map(_estimate_size, _make_items(state, key))))
+        items = _make_items(state, key)
         for index, size in enumerate(sizes, start=1):
             command = Command(
                 dict_code=target.code,
@@ -51,11 +52,11 @@ async def fill_dictionary(target: DictionaryTarget, key: str, state: PublishedSt
                 chunks_total=len(sizes),
             )
             await commands.submit(target.tenant, command)
-        return await commands.ended(target.tenant, uuid5(snapshot_id, str(len(sizes))))
+        return await commands.wait_committed(target.tenant, uuid5(snapshot_id, str(len(sizes))))
 
 
 class _CommandSender(ApiClient):
-    """The command API of refdata, as far as a snapshot needs it."""
+    """The routes of the command API of refdata that a snapshot needs."""
 
     def __init__(self, url: str, *, token: str | None) -> None:
         super().__init__(url, PREFIX, token=token)
@@ -63,48 +64,53 @@ class _CommandSender(ApiClient):
     async def submit(self, tenant: str, command: Command) -> None:
         await self._call("POST", f"/{quote(tenant, safe='')}/updates", encode_command(command))
 
-    async def ended(self, tenant: str, event_id: UUID) -> Json:
-        """How the update ended: it is committed, or raises why it failed."""
+    async def wait_committed(self, tenant: str, event_id: UUID) -> Json:
+        """Wait until the update is committed; raise DeliveryRefused if it failed."""
         deadline = monotonic() + _COMMIT_WITHIN
         while True:
-            told = await self._get(f"/{quote(tenant, safe='')}/updates/{event_id}")
-            if told["status"] == UpdateState.COMMITTED:
-                return {"event_id": str(event_id), "version": told["committedVersion"]}
-            if told["status"] == UpdateState.FAILED:
-                raise DeliveryRefused(told.get("errorCode") or "FAILED", told.get("error") or "the update failed")
+            update = await self._get(f"/{quote(tenant, safe='')}/updates/{event_id}")
+            if update["status"] == UpdateState.COMMITTED:
+                return {"event_id": str(event_id), "version": update["committedVersion"]}
+            if update["status"] == UpdateState.FAILED:
+                raise DeliveryRefused(update.get("errorCode") or "FAILED", update.get("error") or "the update failed")
             if monotonic() > deadline:
-                raise Transient("NOT_YET_COMMITTED", "the commit takes longer", hint="it is looked at again")
+                message = f"update {event_id} is not committed after {_COMMIT_WITHIN:g} s"
+                raise Transient("NOT_YET_COMMITTED", message, hint="no action is needed: it is checked again")
             await asyncio.sleep(_POLL)
 
 
-def _size(item: CommandItem) -> int:
+def _estimate_size(item: CommandItem) -> int:
     """Return at least the encoded size of *item* in bytes."""
-    # Do not refine: the event ids are those of the chunk numbers, and a delivery under way must find its chunks again.
+    # Do not refine: the event ids are those of the chunk numbers, and an active delivery must find its chunks again.
     return len(item.key.encode()) * 2 + len(item.payload) + _AROUND  # type: ignore[arg-type]
 
 
-def _items(state: PublishedState, key: str) -> Iterator[CommandItem]:
+def _make_items(state: PublishedState, key: str) -> Iterator[CommandItem]:
     for fact in state:
         name = fact["payload"].get(key)
         if name is None:
-            raise Invalid("KEY_MISSING", f"a fact has no {key}", hint="the key of a dictionary is in every fact")
+            hint = f"set required: true for the column {key} in the configuration of the supplier"
+            raise Invalid("KEY_MISSING", f"a fact has no value for {key}, the key of the dictionary", hint=hint)
         yield CommandItem(str(name), payload=Raw(orjson.dumps(fact["payload"])))
 
 
 async def start_flow(target: FlowTarget, supplier: str, current: CurrentState) -> Json:
-    """Start a run of a flow. Its id comes from ours and the flow's name: whoever repeats this finds it there, however
-    the server's address is written by then."""
+    """Start a run of a flow.
+
+    Its id consists of the id of the ingest run and a hash of the flow's name, so a repetition does not start it again.
+    """
     pointer = current.pointer
-    told = {"supplier": supplier, "runId": pointer.run_id, "fence": pointer.fence, "facts": current.before.facts}
+    facts = current.as_previous.facts
+    publication = {"supplier": supplier, "runId": pointer.run_id, "fence": pointer.fence, "facts": facts}
     run_id = f"{pointer.run_id}.{uuid5(_NAMESPACE, target.name).hex[:8]}"
     token = resolve_secret(target.token, "targets.flow.token") if target.token else None
     async with _FlowStarter(target.url, token=token) as runs:
-        await runs.start({"runId": run_id, "flow": target.name, "scope": {**target.scope, **told}})
+        await runs.start({"runId": run_id, "flow": target.name, "scope": {**target.scope, **publication}})
     return {"run_id": run_id}
 
 
 class _FlowStarter(ApiClient):
-    """The API of flows, as far as a start needs it."""
+    """The route of the flows API that starts a run."""
 
     def __init__(self, url: str, *, token: str | None) -> None:
         super().__init__(url, FLOWS, token=token)
@@ -113,26 +119,31 @@ class _FlowStarter(ApiClient):
         try:
             await self._call("POST", "/flow_runs", run)
         except Conflict as error:
-            if error.code != "RUN_EXISTS":  # started before, when `scope` was configured otherwise
+            if error.code != "RUN_EXISTS":  # the flow was started before, with another `scope`
                 raise
 
 
 async def call_webhook(target: WebhookTarget, supplier: str, current: CurrentState, key: str) -> Json:
-    """Post a note of the publication; the same key every time, so that the receiver can tell a repetition."""
+    """Post a message about the publication, with the same key every time, so that receivers recognize repetitions."""
     pointer = current.pointer
-    note = {
+    message = {
         "event": "ingest.published",
         "supplier": supplier,
-        **pointer.as_dict(),
-        "facts": current.before.facts,
+        "runId": pointer.run_id,
+        "sha256": pointer.sha256,
+        "fence": pointer.fence,
+        "publishedAt": pointer.published_at,
+        "facts": current.as_previous.facts,
         "changes": current.manifest.get("changes"),
     }
     secret = None if target.secret is None else resolve_secret(target.secret, "targets.webhook.secret")
     try:
-        answer = await post_webhook(target.url, note, {"Idempotency-Key": key}, timeout=_TIMEOUT, secret=secret)
+        response = await post_webhook(target.url, message, {"Idempotency-Key": key}, timeout=_TIMEOUT, secret=secret)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        said = str(error) or type(error).__name__
-        raise Transient("WEBHOOK_DOWN", f"{target.url} does not answer: {said}", hint="it is called again") from error
-    if not 200 <= answer.status < 300:
-        raise Transient("WEBHOOK_REFUSED", f"{target.url} answered {answer.status}", hint="it is called again")
-    return {"status": answer.status}
+        reason = str(error) or type(error).__name__
+        hint = f"check the address and the receiver; {_RETRIED}"
+        raise Transient("WEBHOOK_DOWN", f"{target.url} does not answer: {reason}", hint=hint) from error
+    if not 200 <= response.status < 300:
+        hint = f"check the log of the receiver; {_RETRIED}"
+        raise Transient("WEBHOOK_REFUSED", f"{target.url} answered {response.status}", hint=hint)
+    return {"status": response.status}

@@ -1,1 +1,1 @@
-"""One run: select files, process, judge, publish, recover."""
+"""The run of a supplier: select a file, process it, check its quality, publish it, and recover killed runs."""

@@ -1,4 +1,4 @@
-"""What is remembered between runs of one supplier: which files were seen when, and how the last runs ended."""
+"""The memory of a supplier between runs: the files seen in the inbox, and the results of the last runs."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from penstock.ingest.tree.port import FileTree
 
 @dataclass
 class FileSighting:
-    """A file of the inbox: when it was first seen, and since when it has not changed. Seconds of the tree's clock."""
+    """A file of the inbox: the times when it was first seen and since when it is unchanged, by the tree's clock."""
 
     signature: str
     identity: str | None
@@ -23,38 +23,38 @@ class FileSighting:
 
 @dataclass
 class Ledger:
-    """Hints, not truth: all of it may be lost, and a file only waits a little longer."""
+    """Hints that may be lost: without them a file only waits a little longer."""
 
     running: str | None = None
     seen: dict[str, FileSighting] = field(default_factory=dict)
-    equal_shas: int = 0
-    fails: int = 0
-    last: dict[str, Any] | None = None
+    unchanged_files: int = 0
+    failed_runs: int = 0
+    last_run: dict[str, Any] | None = None
     fence: int = 0  # of the last publication
-    killed_by: str | None = None  # the sha256 of the file the last runs died on, and how many did
-    kills: int = 0
+    killed_by: str | None = None  # the sha256 of the file during which the last runs were killed
+    kills: int = 0  # the number of these runs
 
-    def note(self, manifest: dict[str, Any]) -> None:
-        """Remember how a run ended; told again, it changes nothing."""
+    def record_end(self, manifest: dict[str, Any]) -> None:
+        """Record the end of a run; repeating it has no effect."""
         names = ("run_id", "status", "failure_code", "finished_at")
-        told = {name: manifest[name] for name in names}
-        if self.last == told:
+        run = {name: manifest[name] for name in names}
+        if self.last_run == run:
             return
         if manifest["status"] == IngestRunStatus.PASS.value:
-            self.fails = self.equal_shas = 0
+            self.failed_runs = self.unchanged_files = 0
             self.fence = max(self.fence, manifest["fence"] or 0)
         else:
-            self.fails += 1
-        self.last = told
+            self.failed_runs += 1
+        self.last_run = run
 
-    def note_kill(self, sha256: str | None) -> None:
-        """Remember that a run died on a file."""
+    def record_kill(self, sha256: str | None) -> None:
+        """Record that a run was killed while it processed a file."""
         self.kills = self.kills + 1 if sha256 == self.killed_by else 1
         self.killed_by = sha256
 
 
 def load(tree: FileTree, supplier: str) -> Ledger:
-    """The ledger as it was left; an empty one when there is none, or it makes no sense."""
+    """Return the ledger of *supplier*; an empty one if it is missing or invalid."""
     content = tree.read(paths.ledger(supplier))
     try:
         return msgspec.json.decode(content, type=Ledger) if content else Ledger()

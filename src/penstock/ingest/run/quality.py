@@ -1,16 +1,16 @@
-"""§16, DQ: whether what was read is good enough to be published. There is no way around it."""
+"""§16, DQ: the checks between reading a file and publishing it. No option bypasses them."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import PublicationDiff, RunFailed, RunStats, alive
+from penstock.ingest.model import PublicationDiff, RunFailed, RunStats, list_filled_categories
 from penstock.ingest.supplier import Supplier
 
 
 @dataclass(frozen=True)
 class PreviousState:
-    """The state a snapshot is compared with."""
+    """The state with which a snapshot is compared."""
 
     run_id: str
     facts: int
@@ -18,37 +18,40 @@ class PreviousState:
 
 
 def check_quality(stats: RunStats, supplier: Supplier) -> None:
-    """I7, §8; Failed when the rows are not good enough."""
+    """I7, §8: raise RunFailed if the rows of the run are not good enough."""
     if stats.bad_ratio > supplier.max_bad_ratio:
-        said = f"{stats.bad_rows} of {stats.good_rows + stats.bad_rows} rows are bad: {stats.bad_ratio:.2%}"
-        most = min(stats.reasons, key=lambda code: (-stats.reasons[code], code), default="")
-        hint = (
-            f"max_bad_ratio is {supplier.max_bad_ratio:.2%}; most are {most}, `penstock ingest bad-rows RUN` shows them"
-        )
-        raise RunFailed(FailureCode.DQ_TOO_MANY_BAD_ROWS, said, hint)
+        message = f"{stats.bad_rows} of {stats.good_rows + stats.bad_rows} rows are bad: {stats.bad_ratio:.2%}"
+        reason = min(stats.reasons, key=lambda code: (-stats.reasons[code], code), default="")
+        hint = f"max_bad_ratio is {supplier.max_bad_ratio:.2%}; the most frequent reason is {reason}"
+        raise RunFailed(FailureCode.DQ_TOO_MANY_BAD_ROWS, message, hint)
     if not stats.facts and not supplier.allow_empty_snapshot:
-        raise RunFailed(FailureCode.DQ_EMPTY_SNAPSHOT, "there are no facts", "allow_empty_snapshot is not set")
+        hint = "to publish an empty snapshot, set allow_empty_snapshot: true in the configuration of the supplier"
+        raise RunFailed(FailureCode.DQ_EMPTY_SNAPSHOT, "the file has no facts", hint)
     is_lifted = supplier.allow_empty_snapshot and not stats.facts and not stats.bad_rows
     if stats.facts < supplier.min_fact_count and not is_lifted:
-        said = f"there are {stats.facts} facts, fewer than min_fact_count, {supplier.min_fact_count}"
-        raise RunFailed(FailureCode.DQ_TOO_FEW_FACTS, said, "is the file complete?")
+        message = f"the file has {stats.facts} facts, fewer than min_fact_count ({supplier.min_fact_count})"
+        hint = "check that the file is complete; if it is, lower min_fact_count in the configuration of the supplier"
+        raise RunFailed(FailureCode.DQ_TOO_FEW_FACTS, message, hint)
 
 
-def check_guards(stats: RunStats, changes: PublicationDiff, before: PreviousState, supplier: Supplier) -> None:
-    """I20; Failed when the snapshot is too far from the one before it."""
+def check_guards(stats: RunStats, changes: PublicationDiff, previous: PreviousState, supplier: Supplier) -> None:
+    """I20: raise RunFailed if the snapshot differs too much from the previous state."""
     guards = supplier.guards
-    hint = f"compare it with {before.run_id}; if it is right, raise the guard in the configuration"
-    dropped = _percent(before.facts - stats.facts, before.facts)
+    hint = f"compare the file with run {previous.run_id}; if it is right, raise the guard in the configuration"
+    dropped = _percent(previous.facts - stats.facts, previous.facts)
     if guards.max_drop_percent is not None and dropped > guards.max_drop_percent:
-        said = f"{stats.facts} facts where there were {before.facts}: {dropped:.1f} % fewer"
-        raise RunFailed(FailureCode.GUARD_ROWS_DROPPED, said, hint)
-    gone = sorted(set(before.categories) - set(alive(stats.categories)))
-    if guards.vanished_categories == "fail" and gone:
-        raise RunFailed(FailureCode.GUARD_CATEGORIES_VANISHED, f"gone are: {', '.join(gone)[:500]}", hint)
-    vanished = _percent(changes.removed, before.facts)
+        message = f"{stats.facts} facts instead of {previous.facts}: {dropped:.1f} % fewer"
+        limit = f"max_drop_percent is {guards.max_drop_percent:g}; "
+        raise RunFailed(FailureCode.GUARD_ROWS_DROPPED, message, limit + hint)
+    missing = sorted(set(previous.categories) - set(list_filled_categories(stats.categories)))
+    if guards.vanished_categories == "fail" and missing:
+        message = f"categories of the previous state are missing: {', '.join(missing)[:500]}"
+        raise RunFailed(FailureCode.GUARD_CATEGORIES_VANISHED, message, hint)
+    vanished = _percent(changes.removed, previous.facts)
     if guards.max_vanished_keys_percent is not None and vanished > guards.max_vanished_keys_percent:
-        said = f"{changes.removed} of {before.facts} keys are gone: {vanished:.1f} %"
-        raise RunFailed(FailureCode.GUARD_KEYS_VANISHED, said, hint)
+        message = f"{changes.removed} of {previous.facts} keys of the previous state are missing: {vanished:.1f} %"
+        limit = f"max_vanished_keys_percent is {guards.max_vanished_keys_percent:g}; "
+        raise RunFailed(FailureCode.GUARD_KEYS_VANISHED, message, limit + hint)
 
 
 def _percent(part: int, whole: int) -> float:

@@ -1,11 +1,11 @@
--- name: start
--- A run begins.
+-- name: insert_run
+-- Insert a run that starts.
 INSERT INTO ingest_run (run_id, supplier, status, holder, started_at, moves)
 VALUES ($1, $2, {run.RUNNING}, $3, $4, $5)
 ON CONFLICT DO NOTHING;
 
--- name: end
--- A run has ended, perhaps one nobody saw begin; what has ended stays as it is. No row back: it had ended before.
+-- name: end_run
+-- Record the end of a run, even if its start was not recorded. Returns no row if the end was recorded before.
 INSERT INTO ingest_run AS r (run_id, supplier, status, holder, failure_code, started_at, finished_at, manifest, moves)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, '{}')
 ON CONFLICT (run_id) DO UPDATE
@@ -13,23 +13,23 @@ SET status = $3, failure_code = $5, finished_at = $7, manifest = $8
 WHERE r.status = {run.RUNNING}
 RETURNING run_id;
 
--- name: note
--- What the journal noted of a run.
+-- name: append_moves
+-- Append the numbers of journal entries to a run.
 UPDATE ingest_run SET moves = moves || $2::bigint[] WHERE run_id = $1;
 
--- name: move
--- A file went somewhere.
-INSERT INTO ingest_move (supplier, run_id, file_name, moved_to, why, moved_at) VALUES ($1, $2, $3, $4, $5, $6);
+-- name: insert_move
+-- Insert a file that was moved out of an inbox.
+INSERT INTO ingest_move (supplier, run_id, file_name, moved_to, reason, moved_at) VALUES ($1, $2, $3, $4, $5, $6);
 
--- name: running
--- Who works for a supplier.
+-- name: find_running
+-- Return the active run of a supplier and its process.
 SELECT run_id, holder, started_at FROM ingest_run
 WHERE supplier = $1 AND status = {run.RUNNING}
 ORDER BY started_at DESC, run_id DESC
 LIMIT 1;
 
--- name: runs
--- The runs there were, the latest first, after a place in that order.
+-- name: list_runs
+-- Return runs after a position, newest first.
 SELECT run_id, supplier, status, holder, failure_code, started_at, finished_at, manifest
 FROM ingest_run
 WHERE ($1::text IS NULL OR supplier = $1)
@@ -38,21 +38,21 @@ WHERE ($1::text IS NULL OR supplier = $1)
 ORDER BY started_at DESC, run_id DESC
 LIMIT $5;
 
--- name: run
--- One run.
+-- name: find_run
+-- Return a run.
 SELECT run_id, supplier, status, holder, failure_code, started_at, finished_at, manifest, moves
 FROM ingest_run WHERE run_id = $1;
 
--- name: moves_of_run
--- The files a run moved.
-SELECT file_name, moved_to, why, moved_at, run_id FROM ingest_move WHERE run_id = $1 ORDER BY id;
+-- name: list_run_moves
+-- Return the files that a run moved.
+SELECT file_name, moved_to, reason, moved_at, run_id FROM ingest_move WHERE run_id = $1 ORDER BY id;
 
--- name: moves
--- The files of a supplier that went somewhere, the latest first.
-SELECT file_name, moved_to, why, moved_at, run_id FROM ingest_move WHERE supplier = $1 ORDER BY id DESC LIMIT $2;
+-- name: list_moves
+-- Return the files of a supplier that were moved, newest first.
+SELECT file_name, moved_to, reason, moved_at, run_id FROM ingest_move WHERE supplier = $1 ORDER BY id DESC LIMIT $2;
 
 -- name: prune
--- Forget what is too old to be looked for; how much.
+-- Delete old runs and moves; return the number of deleted rows.
 WITH runs AS (
     DELETE FROM ingest_run WHERE run_id IN (
         SELECT run_id FROM ingest_run WHERE started_at < $1 AND status <> {run.RUNNING} ORDER BY started_at LIMIT $2

@@ -1,4 +1,4 @@
-"""I10, I16: what a run that was killed left undone is done by the next one."""
+"""I10, I16: the recovery of a run that was killed, by the next run."""
 
 from datetime import datetime
 from typing import Any
@@ -14,50 +14,50 @@ from penstock.kernel.clock import Clock
 from penstock.kernel.telemetry.build import code_commit
 
 
-def recover(tree: FileTree, supplier: str, known: Ledger, clock: Clock) -> dict[str, Any] | None:
-    """Bring everything in line with the current state, which alone is the truth; how a run ended that was killed."""
-    current = publish.current_state(tree, supplier)
-    was_running = known.running
+def recover_run(tree: FileTree, supplier: str, ledger: Ledger, clock: Clock) -> dict[str, Any] | None:
+    """Make the tree consistent with the published state; return the manifest of the run that was killed, if any."""
+    current = publish.read_current_state(tree, supplier)
+    running = ledger.running
     if current is not None:
-        _accept(tree, supplier, current.manifest)
-        if was_running == current.pointer.run_id:
-            return _complete(tree, supplier, current.manifest)
-    if was_running is None:
+        _mark_accepted(tree, supplier, current.manifest)
+        if running == current.pointer.run_id:
+            return _complete_run(tree, supplier, current.manifest)
+    if running is None:
         return None
-    ended = _give_up(tree, supplier, known, current.pointer if current else None, clock)
-    later = publish.current_state(tree, supplier)
-    if later is not None and later.pointer.run_id == was_running:
-        # It lives, on another machine, and published while we gave it up.
-        _note(tree, later.manifest)
+    manifest = _give_up_run(tree, supplier, ledger, current.pointer if current else None, clock)
+    later = publish.read_current_state(tree, supplier)
+    if later is not None and later.pointer.run_id == running:
+        # The run is alive on another machine, and published during the recovery.
+        _write_passed_manifest(tree, later.manifest)
         return later.manifest
-    return ended
+    return manifest
 
 
-def _accept(tree: FileTree, supplier: str, manifest: dict[str, Any]) -> None:
-    marked = parse_document(tree.read(paths.accepted(supplier, manifest["input_sha256"])))
-    # I22: it may have been accepted before, by a run whose mark grows old.
-    if marked.get("run_id") != manifest["run_id"]:
-        _note(tree, manifest)
-        publish.accept(tree, manifest)
+def _mark_accepted(tree: FileTree, supplier: str, manifest: dict[str, Any]) -> None:
+    marker = parse_document(tree.read(paths.accepted(supplier, manifest["input_sha256"])))
+    # I22: the marker may be of an earlier run with the same content, and would expire too early.
+    if marker.get("run_id") != manifest["run_id"]:
+        _write_passed_manifest(tree, manifest)
+        publish.mark_accepted(tree, manifest)
 
 
-def _note(tree: FileTree, manifest: dict[str, Any]) -> None:
-    """What is current has passed, even if another machine gave its run up."""
+def _write_passed_manifest(tree: FileTree, manifest: dict[str, Any]) -> None:
+    """Write the manifest of a published run, even if another machine has recorded the run as failed."""
     path = paths.run(manifest["run_id"], paths.MANIFEST)
     if parse_document(tree.read(path)).get("status") != IngestRunStatus.PASS.value:
         tree.write(path, encode_document(manifest))
 
 
-def _complete(tree: FileTree, supplier: str, manifest: dict[str, Any]) -> dict[str, Any]:
-    """A run whose state is current has passed, whatever came after the switch."""
-    _note(tree, manifest)
+def _complete_run(tree: FileTree, supplier: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Complete a run that was killed after its state was published; such a run has passed."""
+    _write_passed_manifest(tree, manifest)
     for arrival in tree.list_arrivals(supplier):
-        if arrival.name == manifest["input_filename"] and _is_it(tree, arrival, manifest["input_sha256"]):
-            return _noted_move(tree, manifest, tree.move(arrival, paths.archive(supplier)))
-    return _noted_move(tree, manifest, _moved_before(tree, paths.archive(supplier), manifest))
+        if arrival.name == manifest["input_filename"] and _has_content(tree, arrival, manifest["input_sha256"]):
+            return _record_move(tree, manifest, tree.move(arrival, paths.archive(supplier)))
+    return _record_move(tree, manifest, _find_moved_file(tree, paths.archive(supplier), manifest))
 
 
-def _noted_move(tree: FileTree, manifest: dict[str, Any], moved_to: str | None) -> dict[str, Any]:
+def _record_move(tree: FileTree, manifest: dict[str, Any], moved_to: str | None) -> dict[str, Any]:
     if moved_to is None:
         return manifest
     manifest = {**manifest, "moved_to": moved_to}
@@ -65,38 +65,39 @@ def _noted_move(tree: FileTree, manifest: dict[str, Any], moved_to: str | None) 
     return manifest
 
 
-def _moved_before(tree: FileTree, folder: str, manifest: dict[str, Any]) -> str | None:
-    """Where a file went whose run was killed before it could note that."""
-    for found in tree.list_files(folder):
-        path, _, name = found.path.rpartition("/")
+def _find_moved_file(tree: FileTree, folder: str, manifest: dict[str, Any]) -> str | None:
+    """Return the path of a file whose run was killed between the move and the manifest; None if it was not moved."""
+    for file in tree.list_files(folder):
+        path, _, name = file.path.rpartition("/")
         is_named = name.startswith(manifest["input_filename"] or "/")
-        if path == folder and is_named and found.size == manifest["input_size"]:
-            with tree.open(found.path) as content:
+        if path == folder and is_named and file.size == manifest["input_size"]:
+            with tree.open(file.path) as content:
                 if hash_content(content).sha256 == manifest["input_sha256"]:
-                    return found.path
+                    return file.path
     return None
 
 
-def _is_it(tree: FileTree, arrival: InboxFile, sha256: str) -> bool:
+def _has_content(tree: FileTree, arrival: InboxFile, sha256: str) -> bool:
     try:
         return tree.fetch(arrival) == sha256
-    except (FileChanged, RunFailed):  # written anew, or gone
+    except (FileChanged, RunFailed):  # the supplier has replaced or deleted the file
         return False
 
 
-def _give_up(
-    tree: FileTree, supplier: str, known: Ledger, current: CurrentPointer | None, clock: Clock
+def _give_up_run(
+    tree: FileTree, supplier: str, ledger: Ledger, current: CurrentPointer | None, clock: Clock
 ) -> dict[str, Any]:
-    """A run that was killed before the switch has published nothing; its file is where it was."""
-    run_id = known.running or ""
-    if noted := parse_document(tree.read(paths.run(run_id, paths.MANIFEST))):
-        was_moved = noted["moved_to"] is not None or noted["input_sha256"] is None
-        return noted if was_moved else _noted_move(tree, noted, _moved_before(tree, paths.broken(supplier), noted))
+    """Record the failure of a run that was killed before it published; its file is still in the inbox."""
+    run_id = ledger.running or ""
+    if manifest := parse_document(tree.read(paths.run(run_id, paths.MANIFEST))):
+        is_final = manifest["moved_to"] is not None or manifest["input_sha256"] is None
+        moved_to = None if is_final else _find_moved_file(tree, paths.broken(supplier), manifest)
+        return _record_move(tree, manifest, moved_to)
     started = parse_document(tree.read(paths.run(run_id, paths.STARTED)))
-    known.note_kill(started.get("input_sha256"))
+    ledger.record_kill(started.get("input_sha256"))
     now = clock.now()
-    said = "the run was killed, or the machine went down, before it published anything"
-    manifest = RunManifest(
+    message = "the run was killed, or its machine failed, before it published anything"
+    interrupted = RunManifest(
         run_id=run_id,
         supplier=supplier,
         input_filename=started.get("input_filename"),
@@ -104,10 +105,10 @@ def _give_up(
         started_at=datetime.fromisoformat(started["started_at"]) if "started_at" in started else now,
         finished_at=now,
         status=IngestRunStatus.FAIL,
-        failure=RunFailure(FailureCode.INTERRUPTED, said, "nothing is to be done: the next run takes the file again"),
+        failure=RunFailure(FailureCode.INTERRUPTED, message, "no action is needed: the next run processes the file"),
         previous_run=current.run_id if current else None,
         code_commit=code_commit(),
-        versions=publish.versions(),
+        versions=publish.read_versions(),
     )
-    publish.note(tree, manifest)
-    return manifest.as_dict()
+    publish.write_manifest(tree, interrupted)
+    return interrupted.as_dict()

@@ -1,1 +1,1 @@
-"""What is published: read, compare, verify, retain."""
+"""The published states: read, compare, verify, delete expired ones."""

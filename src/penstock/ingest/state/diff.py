@@ -1,4 +1,4 @@
-"""I21: two publications side by side: what was added, removed and changed, and how."""
+"""I21: the comparison of two publications: facts that were added, removed and changed."""
 
 import tempfile
 from contextlib import ExitStack
@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import orjson
 import polars as pl
 
-from penstock.ingest.model import PublicationDiff, supplier_of
+from penstock.ingest.model import PublicationDiff, parse_supplier
 from penstock.ingest.state.reader import open_facts
 from penstock.ingest.supplier import Supplier
 from penstock.ingest.transform import key_index as indexes
@@ -19,7 +19,7 @@ from penstock.ingest.tree.port import FileTree
 
 @dataclass(frozen=True)
 class StateComparison:
-    """How many facts differ, and the first of them with what they were and what they are."""
+    """The numbers of facts that differ, and the first of them with their contents before and after."""
 
     changes: PublicationDiff
     shown: list[dict[str, Any]]
@@ -29,50 +29,53 @@ class StateComparison:
 
 
 def compare_runs(tree: FileTree, config: Supplier, before: str, after: str, limit: int) -> StateComparison:
-    """What *after* changed against *before*, two runs of one supplier; the first *limit* changes of each kind."""
-    if supplier_of(before) != supplier_of(after):
+    """Compare two runs of one supplier; show the first *limit* changes of each kind."""
+    if parse_supplier(before) != parse_supplier(after):
         raise ValueError("runs of two suppliers cannot be compared")
     with ExitStack() as stack:
         old, new = (stack.enter_context(open_facts(tree, run_id)) for run_id in (before, after))
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
         old_index = indexes.build_index(old, config, work / "old")
         new_index = indexes.build_index(new, config, work / "new")
-        found = indexes.compare_indexes(old_index, new_index)
+        difference = indexes.compare_indexes(old_index, new_index)
         added, removed, changed = (
-            indexes.merge_positions(places).head(limit) for places in (found.added, found.removed, found.changed)
+            indexes.merge_positions(positions).head(limit)
+            for positions in (difference.added, difference.removed, difference.changed)
         )
-        shown = [{"change": "added", "after": fact} for fact in _facts(new, added)]
-        shown += [{"change": "removed", "before": fact} for fact in _facts(old, removed)]
-        shown += _changed(old, new, changed, config, old_index)
-    counts = {name: sum(map(len, getattr(found, name))) for name in ("added", "removed", "changed")}
-    return StateComparison(PublicationDiff(**counts, unchanged=found.unchanged, previous=before), shown)
+        shown = [{"change": "added", "after": fact} for fact in _read_facts(new, added)]
+        shown += [{"change": "removed", "before": fact} for fact in _read_facts(old, removed)]
+        shown += _pair_changed(old, new, changed, config, old_index)
+    counts = {kind: sum(map(len, getattr(difference, kind))) for kind in ("added", "removed", "changed")}
+    return StateComparison(PublicationDiff(**counts, unchanged=difference.unchanged, previous=before), shown)
 
 
-def _changed(
-    old: BinaryIO, new: BinaryIO, places: pl.Series, config: Supplier, old_index: indexes.KeyIndex
+def _pair_changed(
+    old: BinaryIO, new: BinaryIO, positions: pl.Series, config: Supplier, old_index: indexes.KeyIndex
 ) -> list[dict[str, Any]]:
-    """The changed facts of *new* beside those of *old* with the same key."""
-    after = _keyed(new, places, config)
+    """Return the changed facts of *new*, each with the fact of *old* with the same key."""
+    after = _read_facts_by_key(new, positions, config)
     keys = pl.DataFrame(list(after), schema={"a": pl.UInt64, "b": pl.UInt64}, orient="row")
-    before = _keyed(old, indexes.find_positions(keys, old_index), config)
+    before = _read_facts_by_key(old, indexes.find_positions(keys, old_index), config)
     return [{"change": "changed", "before": before.get(key), "after": fact} for key, fact in after.items()]
 
 
-def _keyed(content: BinaryIO, places: pl.Series, config: Supplier) -> dict[tuple[int, int], dict[str, Any]]:
+def _read_facts_by_key(
+    content: BinaryIO, positions: pl.Series, config: Supplier
+) -> dict[tuple[int, int], dict[str, Any]]:
     content.seek(0)
-    found: dict[tuple[int, int], dict[str, Any]] = {}
-    for lines, _ in read_lines_at(content, places):
+    facts: dict[tuple[int, int], dict[str, Any]] = {}
+    for lines, _ in read_lines_at(content, positions):
         keys = hash_keys(parse_facts(lines, config), config).select("a", "b").rows()
-        found |= zip(keys, map(_short, lines.to_list()), strict=True)
-    return found
+        facts |= zip(keys, map(_shorten, lines.to_list()), strict=True)
+    return facts
 
 
-def _facts(content: BinaryIO, places: pl.Series) -> list[dict[str, Any]]:
+def _read_facts(content: BinaryIO, positions: pl.Series) -> list[dict[str, Any]]:
     content.seek(0)
-    return [_short(line) for lines, _ in read_lines_at(content, places) for line in lines.to_list()]
+    return [_shorten(line) for lines, _ in read_lines_at(content, positions) for line in lines.to_list()]
 
 
-def _short(line: str) -> dict[str, Any]:
+def _shorten(line: str) -> dict[str, Any]:
     fact = orjson.loads(line)
-    known = ("category_key", "row_number", "held_from", "payload")
-    return {name: fact[name] for name in known if name in fact}
+    names = ("category_key", "row_number", "held_from", "payload")
+    return {name: fact[name] for name in names if name in fact}

@@ -1,4 +1,4 @@
-"""I12: what is too old goes, and a report says what and why; never the current state, nor what somebody reads."""
+"""I12: the deletion of expired files, with a report. The published state and files that are being read stay."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,93 +17,97 @@ from penstock.kernel.errors import Conflict, Corrupt, Transient
 
 @dataclass(frozen=True)
 class ExpiredEntry:
-    """Something that may go."""
+    """A file or a folder that has expired."""
 
     path: str
     size: int
-    why: str
-    is_gone: bool = False
+    reason: str
+    is_deleted: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        return {"path": self.path, "bytes": self.size, "why": self.why, "removed": self.is_gone}
+        return {"path": self.path, "bytes": self.size, "reason": self.reason, "deleted": self.is_deleted}
 
 
 @dataclass(frozen=True)
 class RetentionResult:
-    """What was found, and whom it was not asked of: a run was under way, or the current state is damaged."""
+    """The expired entries, and the suppliers that were skipped: *busy* with a run, or with a *damaged* state."""
 
-    found: list[ExpiredEntry]
+    expired: list[ExpiredEntry]
     busy: list[str]
     damaged: list[str] = field(default_factory=list)
 
 
-def sweep(
+def delete_expired(
     tree: FileTree, section: IngestRetentionSection, clock: Clock, holder: str, *, is_dry: bool = False
 ) -> RetentionResult:
-    """Remove what is too old for every supplier; with *is_dry* only tell."""
-    found: list[ExpiredEntry] = []
+    """Delete the expired files of all suppliers; with *is_dry*, only report them."""
+    expired: list[ExpiredEntry] = []
     busy: list[str] = []
     damaged: list[str] = []
     for supplier in tree.list_suppliers():
         try:
             with tree.lock(supplier, holder):
-                # All is looked at before anything goes, so that one removal does not hide another's reason.
-                for old in list(_old(tree, supplier, section, clock.now())):
-                    is_gone = not is_dry and tree.remove(old.path)
-                    why = old.why if is_dry or is_gone else f"{old.why}; somebody reads it, so it stays"
-                    found.append(ExpiredEntry(old.path, old.size, why, is_gone))
+                # List all before the first deletion: the age of one entry may depend on another entry.
+                for entry in list(_list_expired(tree, supplier, section, clock.now())):
+                    is_deleted = not is_dry and tree.remove(entry.path)
+                    reason = entry.reason if is_dry or is_deleted else f"{entry.reason}; not deleted: it is being read"
+                    expired.append(ExpiredEntry(entry.path, entry.size, reason, is_deleted))
         except Conflict:
             busy.append(supplier)
         except (Corrupt, Transient):
-            damaged.append(supplier)  # which state must stay is not known, or nothing can be removed
-    return RetentionResult(found, busy, damaged)
+            damaged.append(supplier)  # the published state is unknown, or nothing can be deleted
+    return RetentionResult(expired, busy, damaged)
 
 
-def _old(tree: FileTree, supplier: str, section: IngestRetentionSection, now: datetime) -> Iterator[ExpiredEntry]:
+def _list_expired(
+    tree: FileTree, supplier: str, section: IngestRetentionSection, now: datetime
+) -> Iterator[ExpiredEntry]:
     current = tree.read_pointer(supplier)
-    yield from _files(tree, f"{paths.QUARANTINE}/{supplier}", section.quarantine, now)
-    yield from _files(tree, paths.archive(supplier), section.archive, now)
-    yield from _accepted(tree, supplier, section.accepted_runs, now, current)
-    yield from _drafts(tree, supplier, section.diag, now)
-    # Before the runs: what became of a run tells when its state may go.
-    yield from _states(tree, supplier, timedelta(hours=section.state_retention_hours), now, current)
-    yield from _runs(tree, supplier, section, now, current)
+    yield from _list_files(tree, f"{paths.QUARANTINE}/{supplier}", section.quarantine, now)
+    yield from _list_files(tree, paths.archive(supplier), section.archive, now)
+    yield from _list_markers(tree, supplier, section.accepted_runs, now, current)
+    yield from _list_drafts(tree, supplier, section.diag, now)
+    # Before the runs: the manifest of a run determines when its state expires.
+    yield from _list_states(tree, supplier, timedelta(hours=section.state_retention_hours), now, current)
+    yield from _list_runs(tree, supplier, section, now, current)
 
 
-def _files(tree: FileTree, folder: str, age: timedelta, now: datetime) -> Iterator[ExpiredEntry]:
+def _list_files(tree: FileTree, folder: str, age: timedelta, now: datetime) -> Iterator[ExpiredEntry]:
     for file in tree.list_files(folder):
         if now - file.since > age:
-            yield ExpiredEntry(file.path, file.size, f"there for more than {_days(age)}")
+            yield ExpiredEntry(file.path, file.size, f"stored for more than {_format_days(age)}")
 
 
-def _accepted(
+def _list_markers(
     tree: FileTree, supplier: str, age: timedelta, now: datetime, current: CurrentPointer | None
 ) -> Iterator[ExpiredEntry]:
-    kept = None
+    current_marker = None
     if current is not None:
-        # Found by its content: a run that was killed after the switch has not renewed the mark an earlier run left.
-        manifest = _json(tree, paths.state(supplier, current.run_id, paths.MANIFEST))
+        # By content: a run that was killed after the switch has not replaced the marker of an earlier run.
+        manifest = _read_json(tree, paths.state(supplier, current.run_id, paths.MANIFEST))
         if "input_sha256" not in manifest:
-            return  # the state is damaged: which mark must stay is not known
-        kept = paths.accepted(supplier, manifest["input_sha256"])
+            return  # the state is damaged, so the marker that must stay is unknown
+        current_marker = paths.accepted(supplier, manifest["input_sha256"])
     for file in tree.list_files(f"{paths.ACCEPTED}/{supplier}"):
-        if file.path != kept and now - file.since > age and not _is_draft(file):
-            yield ExpiredEntry(file.path, file.size, f"accepted more than {_days(age)} ago")
+        if file.path != current_marker and now - file.since > age and not _is_draft(file):
+            yield ExpiredEntry(file.path, file.size, f"accepted more than {_format_days(age)} ago")
 
 
-def _drafts(tree: FileTree, supplier: str, age: timedelta, now: datetime) -> Iterator[ExpiredEntry]:
-    """What was being written when somebody was killed."""
+def _list_drafts(tree: FileTree, supplier: str, age: timedelta, now: datetime) -> Iterator[ExpiredEntry]:
+    """List files that were being written when their process was killed."""
     for folder in (f"{paths.ACCEPTED}/{supplier}", paths.LEDGERS):
         for file in tree.list_files(folder):
             if _is_draft(file) and now - file.since > age:
-                yield ExpiredEntry(file.path, file.size, f"begun more than {_days(age)} ago and never finished")
+                yield ExpiredEntry(
+                    file.path, file.size, f"started more than {_format_days(age)} ago and never finished"
+                )
 
 
-def _is_draft(found: StoredFile) -> bool:
-    return paths.is_temporary(found.path.rpartition("/")[2])
+def _is_draft(file: StoredFile) -> bool:
+    return paths.is_temporary(file.path.rpartition("/")[2])
 
 
-def _runs(
+def _list_runs(
     tree: FileTree, supplier: str, section: IngestRetentionSection, now: datetime, current: CurrentPointer | None
 ) -> Iterator[ExpiredEntry]:
     for run_id in tree.list_runs(supplier):
@@ -112,58 +116,61 @@ def _runs(
             continue
         age = now - max(file.since for file in files)
         if age > section.runs:
-            yield ExpiredEntry(paths.run(run_id), _size(files), f"ended more than {_days(section.runs)} ago")
+            yield ExpiredEntry(
+                paths.run(run_id), _sum_sizes(files), f"ended more than {_format_days(section.runs)} ago"
+            )
         elif diag := [file for file in files if "/diag/" in file.path and now - file.since > section.diag]:
-            yield ExpiredEntry(paths.run(run_id, "diag"), _size(diag), f"kept for {_days(section.diag)}")
+            yield ExpiredEntry(
+                paths.run(run_id, "diag"), _sum_sizes(diag), f"diagnostic files older than {_format_days(section.diag)}"
+            )
 
 
-def _states(
+def _list_states(
     tree: FileTree, supplier: str, age: timedelta, now: datetime, current: CurrentPointer | None
 ) -> Iterator[ExpiredEntry]:
-    """A state goes so long after the next one became current; one that never became current, after it was made."""
+    """List states that were replaced longer than *age* ago, and states that were never published."""
     states = {
-        run_id: _json(tree, paths.state(supplier, run_id, paths.POINTER)) for run_id in tree.list_states(supplier)
+        run_id: _read_json(tree, paths.state(supplier, run_id, paths.POINTER)) for run_id in tree.list_states(supplier)
     }
-    passed = {run_id: one for run_id, one in states.items() if one and _has_passed(tree, run_id, current)}
+    passed = {run_id: pointer for run_id, pointer in states.items() if pointer and _has_passed(tree, run_id, current)}
     for run_id in states:
         if current is not None and run_id == current.run_id:
             continue
         files = list(tree.list_files(paths.state(supplier, run_id)))
         if run_id in passed:
-            later = [one for one in passed.values() if one["fence"] > passed[run_id]["fence"]]
-            replaced = min((datetime.fromisoformat(one["published_at"]) for one in later), default=now)
-            # The clock may have been wrong, but nothing is replaced before it is published.
+            later = [pointer for pointer in passed.values() if pointer["fence"] > passed[run_id]["fence"]]
+            replaced = min((datetime.fromisoformat(pointer["published_at"]) for pointer in later), default=now)
+            # The clock may have been wrong, but no state is replaced before it is published.
             replaced = max(replaced, datetime.fromisoformat(passed[run_id]["published_at"]))
-            why = f"replaced more than {_hours(age)} ago"
+            reason = f"replaced more than {_format_hours(age)} ago"
         else:
-            replaced, why = (
+            replaced, reason = (
                 max((file.since for file in files), default=now),
-                f"never published, for more than {_hours(age)}",
+                f"not published for more than {_format_hours(age)}",
             )
         if now - replaced > age:
-            yield ExpiredEntry(paths.state(supplier, run_id), _size(files), why)
+            yield ExpiredEntry(paths.state(supplier, run_id), _sum_sizes(files), reason)
 
 
 def _has_passed(tree: FileTree, run_id: str, current: CurrentPointer | None) -> bool:
     if current is not None and run_id == current.run_id:
         return True
-    told = _json(tree, paths.run(run_id, paths.MANIFEST))
-    return (
-        not told or told.get("status") == IngestRunStatus.PASS.value
-    )  # a run that is gone had passed, or its state would be
+    manifest = _read_json(tree, paths.run(run_id, paths.MANIFEST))
+    # A run whose files are deleted had passed; otherwise its state would be deleted too.
+    return not manifest or manifest.get("status") == IngestRunStatus.PASS.value
 
 
-def _json(tree: FileTree, path: str) -> dict[str, Any]:
+def _read_json(tree: FileTree, path: str) -> dict[str, Any]:
     return parse_document(tree.read(path))
 
 
-def _size(files: list[StoredFile]) -> int:
+def _sum_sizes(files: list[StoredFile]) -> int:
     return sum(file.size for file in files)
 
 
-def _days(age: timedelta) -> str:
+def _format_days(age: timedelta) -> str:
     return f"{age / timedelta(days=1):g} days"
 
 
-def _hours(age: timedelta) -> str:
+def _format_hours(age: timedelta) -> str:
     return f"{age / timedelta(hours=1):g} hours"

@@ -1,11 +1,10 @@
-"""Where every supplier stands: the answer to "where is it and why"."""
+"""The status of a supplier, read from the tree."""
 
 from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
 
 from penstock.ingest.config import AlertSection
-from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import IngestAlert, RunFailed, SupplierStatus
+from penstock.ingest.model import IgnoredEntry, InboxFile, IngestAlert, RunFailed, SupplierStatus
 from penstock.ingest.run import ledger, publish
 from penstock.ingest.supplier import load_supplier
 from penstock.ingest.tree import paths
@@ -13,63 +12,78 @@ from penstock.ingest.tree.documents import parse_document
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.errors import Corrupt
 
+ABANDONED_AFTER = timedelta(hours=1)
 
-def standing(tree: FileTree, supplier: str, section: AlertSection, now: datetime) -> SupplierStatus:
-    """How *supplier* stands."""
-    known = ledger.load(tree, supplier)
-    arrivals = [arrival.name for arrival in tree.list_arrivals(supplier)]
-    config, most, targets = _configured(tree, supplier, section.state_age)
-    alerts: list[IngestAlert] = []
+
+def read_supplier_status(tree: FileTree, supplier: str, section: AlertSection, now: datetime) -> SupplierStatus:
+    """Return the status of *supplier*."""
+    memory = ledger.load(tree, supplier)
+    arrivals = tree.list_arrivals(supplier)
+    config_error, max_age, targets = _read_config(tree, supplier, section.state_age)
+    damaged = False
     try:
-        current = publish.current_state(tree, supplier)
+        current = publish.read_current_state(tree, supplier)
     except Corrupt:
-        current = None
-        alerts.append(IngestAlert.STATE_MISSING)
-    published = datetime.fromisoformat(current.pointer.published_at) if current else None
-    age = max((now - published).total_seconds(), 0.0) if published else None
-    undelivered = list(_undelivered(tree, current.pointer.run_id, targets)) if current else []
-    is_so = {
+        current, damaged = None, True
+    published_at = datetime.fromisoformat(current.pointer.published_at) if current else None
+    age = max((now - published_at).total_seconds(), 0.0) if published_at else None
+    undelivered = list(_list_undelivered(tree, current.pointer.run_id, targets)) if current else []
+    active = {
+        IngestAlert.STATE_MISSING: damaged,
         IngestAlert.UNDELIVERED: bool(undelivered),
-        IngestAlert.STATE_OLD: age is not None and age > most.total_seconds(),
-        IngestAlert.SAME_FILE_AGAIN: known.equal_shas >= section.equal_shas,
-        IngestAlert.REPEATED_FAIL: known.fails >= section.fails,
-        IngestAlert.CONFIG_BROKEN: config is not None,
+        IngestAlert.STATE_OLD: age is not None and age > max_age.total_seconds(),
+        IngestAlert.SAME_FILE_AGAIN: memory.unchanged_files >= section.unchanged_files,
+        IngestAlert.REPEATED_FAIL: memory.failed_runs >= section.failed_runs,
+        IngestAlert.CONFIG_BROKEN: config_error is not None,
     }
     return SupplierStatus(
         supplier=supplier,
         run_id=current.pointer.run_id if current else None,
         fence=current.pointer.fence if current else None,
-        published_at=published,
+        published_at=published_at,
         age_seconds=age,
-        facts=current.before.facts if current else None,
-        inbox=[name for name in arrivals if not paths.is_temporary(name)],
-        unfinished=[name for name in arrivals if paths.is_temporary(name)],
+        facts=current.as_previous.facts if current else None,
+        inbox=[arrival.name for arrival in arrivals if not paths.is_temporary(arrival.name)],
+        inbox_path=tree.uri(paths.inbox(supplier)),
+        unfinished=[arrival.name for arrival in arrivals if paths.is_temporary(arrival.name)],
+        ignored=[*tree.list_ignored(supplier), *_list_abandoned(tree, arrivals, now)],
         broken=sum(1 for _ in tree.list_files(paths.broken(supplier))),
-        fails=known.fails,
-        equal_shas=known.equal_shas,
-        last=known.last,
-        config=config,
+        failed_runs=memory.failed_runs,
+        unchanged_files=memory.unchanged_files,
+        last_run=memory.last_run,
+        config_path=tree.uri(paths.config(supplier)),
+        has_config=tree.read(paths.config(supplier)) is not None,
+        config_error=config_error,
         undelivered=undelivered,
-        alerts=[*alerts, *(alert for alert, holds in is_so.items() if holds)],
+        alerts=[alert for alert, is_active in active.items() if is_active],
     )
 
 
-def _undelivered(tree: FileTree, run_id: str, targets: Collection[str]) -> Iterator[str]:
-    """Targets that could not be told of a run, and why."""
+def _list_abandoned(tree: FileTree, arrivals: Collection[InboxFile], now: datetime) -> Iterator[IgnoredEntry]:
+    """Return the files with a temporary name that have not changed for so long that no upload can be running."""
+    for arrival in arrivals:
+        changed_at = max(arrival.modified_at, arrival.changed_at or arrival.modified_at)
+        if paths.is_temporary(arrival.name) and now - changed_at > ABANDONED_AFTER:
+            path = tree.uri(f"{paths.inbox(arrival.supplier)}/{arrival.name}")
+            yield IgnoredEntry(arrival.name, "unfinished file", path)
+
+
+def _list_undelivered(tree: FileTree, run_id: str, targets: Collection[str]) -> Iterator[str]:
+    """Return the targets to which the state of a run could not be delivered, with the error code."""
     for file in tree.list_files(paths.run(run_id, "deliveries")):
-        told = parse_document(tree.read(file.path))
-        answer = told.get("told") or {}
-        if "code" in answer and told["target"] in targets:
-            yield f"{told['target']}: {answer['code']}"
+        delivery = parse_document(tree.read(file.path))
+        result = delivery.get("result") or {}
+        if "code" in result and delivery["target"] in targets:
+            yield f"{delivery['target']}: {result['code']}"
 
 
-def _configured(tree: FileTree, supplier: str, usual: timedelta) -> tuple[str | None, timedelta, list[str]]:
-    """What is wrong with the configuration, if anything; how old the state may get; and who is told of it."""
+def _read_config(tree: FileTree, supplier: str, default_age: timedelta) -> tuple[str | None, timedelta, list[str]]:
+    """Return the error of the configuration, the maximum age of the state, and the names of the targets."""
     try:
         with tree.open_config(supplier) as file:
             config, _ = load_supplier(file, tree.uri(paths.config(supplier)))
     except RunFailed as failed:
-        said = failed.message if failed.code is FailureCode.CONFIG_INVALID else failed.code.value
-        return said, usual, []
+        return failed.message, default_age, []
     hours = config.max_state_age_hours
-    return None, timedelta(hours=hours) if hours is not None else usual, [target.name for target in config.targets]
+    max_age = timedelta(hours=hours) if hours is not None else default_age
+    return None, max_age, [target.name for target in config.targets]

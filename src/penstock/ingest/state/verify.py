@@ -1,4 +1,4 @@
-"""I24: every hash in every manifest against the disk."""
+"""I24: the comparison of every hash in every manifest with the files."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -11,13 +11,13 @@ from penstock.ingest.tree.documents import hash_content, parse_document
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.errors import Conflict, Corrupt, NotFound
 
-_GONE = "it is not there"
-_NONE = "it is not what was written there"
+_MISSING = "the file is missing"
+_CHANGED = "the file is not what was written there"
 
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One file, and what is wrong with it; None when nothing is."""
+    """A checked file with its problem; None if it is intact."""
 
     path: str
     problem: str | None
@@ -26,18 +26,18 @@ class FileCheck:
         return asdict(self)
 
 
-def verify(tree: FileTree, suppliers: list[str]) -> Iterator[FileCheck]:
-    """Every file that a manifest or a pointer of these *suppliers* vouches for."""
+def verify_suppliers(tree: FileTree, suppliers: list[str]) -> Iterator[FileCheck]:
+    """Check every file that a manifest or a pointer of *suppliers* names."""
     for supplier in suppliers:
-        yield from _current(tree, supplier)
+        yield from _check_pointer(tree, supplier)
         for run_id in tree.list_states(supplier):
-            yield from _state(tree, supplier, run_id)
-        under_way = _under_way(tree, supplier)
+            yield from _check_state(tree, supplier, run_id)
+        active = _find_active_run(tree, supplier)
         for run_id in tree.list_runs(supplier):
-            yield from _run(tree, run_id, under_way)
+            yield from _check_run(tree, run_id, active)
 
 
-def _current(tree: FileTree, supplier: str) -> Iterator[FileCheck]:
+def _check_pointer(tree: FileTree, supplier: str) -> Iterator[FileCheck]:
     path = f"{paths.CURRENT}/{supplier}"
     try:
         pointer = tree.read_pointer(supplier)
@@ -50,48 +50,48 @@ def _current(tree: FileTree, supplier: str) -> Iterator[FileCheck]:
     path = paths.state(supplier, pointer.run_id, paths.MANIFEST)
     sha256 = parse_document(tree.read(path)).get("input_sha256")
     if sha256 is None:
-        yield FileCheck(path, _NONE)
+        yield FileCheck(path, _CHANGED)
     elif tree.read(paths.accepted(supplier, sha256)) is None:
-        yield FileCheck(paths.accepted(supplier, sha256), "the current state's file is not marked as accepted")
+        yield FileCheck(paths.accepted(supplier, sha256), "the file of the published state is not marked as accepted")
 
 
-def _state(tree: FileTree, supplier: str, run_id: str) -> Iterator[FileCheck]:
+def _check_state(tree: FileTree, supplier: str, run_id: str) -> Iterator[FileCheck]:
     path = paths.state(supplier, run_id, paths.FACTS)
-    told = tree.read(paths.state(supplier, run_id, paths.POINTER))
-    if told is None:
-        yield FileCheck(paths.state(supplier, run_id), "there is no pointer.json in it")
+    pointer = tree.read(paths.state(supplier, run_id, paths.POINTER))
+    if pointer is None:
+        yield FileCheck(paths.state(supplier, run_id), "the state has no pointer.json")
         return
-    sha256 = parse_document(told).get("sha256")
+    sha256 = parse_document(pointer).get("sha256")
     if sha256 is None:
-        yield FileCheck(paths.state(supplier, run_id, paths.POINTER), _NONE)
+        yield FileCheck(paths.state(supplier, run_id, paths.POINTER), _CHANGED)
     else:
-        yield _compared(tree, path, sha256, None)
+        yield _check_file(tree, path, sha256, None)
 
 
-def _run(tree: FileTree, run_id: str, under_way: str | None) -> Iterator[FileCheck]:
-    told = tree.read(paths.run(run_id, paths.MANIFEST))
-    if told is None:
-        killed = "it has no manifest: it was killed, which the next run notes"
-        yield FileCheck(paths.run(run_id), None if run_id == under_way else killed)
+def _check_run(tree: FileTree, run_id: str, active: str | None) -> Iterator[FileCheck]:
+    content = tree.read(paths.run(run_id, paths.MANIFEST))
+    if content is None:
+        problem = "the run has no manifest because it was killed; the next run of the supplier writes it"
+        yield FileCheck(paths.run(run_id), None if run_id == active else problem)
         return
-    manifest = parse_document(told)
+    manifest = parse_document(content)
     artifacts = manifest.get("artifacts")
     if artifacts is None:
-        yield FileCheck(paths.run(run_id, paths.MANIFEST), _NONE)
+        yield FileCheck(paths.run(run_id, paths.MANIFEST), _CHANGED)
         return
     if manifest.get("status") == IngestRunStatus.PASS.value and paths.FACTS not in artifacts:
-        yield FileCheck(paths.run(run_id, paths.MANIFEST), "it passed, but names no facts")
-    for name, known in artifacts.items():
-        yield _compared(tree, paths.run(run_id, name), known["sha256"], known["size"])
-    moved, sha256 = manifest.get("moved_to"), manifest.get("input_sha256")
-    if moved and sha256:
-        checked = _compared(tree, moved, sha256, manifest.get("input_size"))
-        # Files go before what is told of them.
-        yield FileCheck(moved, None) if checked.problem == _GONE else checked
+        yield FileCheck(paths.run(run_id, paths.MANIFEST), "the run passed, but its manifest names no facts")
+    for name, artifact in artifacts.items():
+        yield _check_file(tree, paths.run(run_id, name), artifact["sha256"], artifact["size"])
+    moved_to, sha256 = manifest.get("moved_to"), manifest.get("input_sha256")
+    if moved_to and sha256:
+        check = _check_file(tree, moved_to, sha256, manifest.get("input_size"))
+        # Files in quarantine and in the archive expire before the manifests that name them.
+        yield FileCheck(moved_to, None) if check.problem == _MISSING else check
 
 
-def _under_way(tree: FileTree, supplier: str) -> str | None:
-    """The run somebody works on; one that was killed is named in the ledger too, but holds no lock."""
+def _find_active_run(tree: FileTree, supplier: str) -> str | None:
+    """Return the run that holds the lock of *supplier*. The ledger alone may name a run that was killed."""
     try:
         with tree.lock(supplier, "verify"):
             return None
@@ -99,12 +99,12 @@ def _under_way(tree: FileTree, supplier: str) -> str | None:
         return ledger.load(tree, supplier).running
 
 
-def _compared(tree: FileTree, path: str, sha256: str, size: int | None) -> FileCheck:
+def _check_file(tree: FileTree, path: str, sha256: str, size: int | None) -> FileCheck:
     try:
         with tree.open(path) as content:
-            found = hash_content(content)
+            actual = hash_content(content)
     except NotFound:
-        return FileCheck(path, _GONE)
-    if size is not None and found.size != size:
-        return FileCheck(path, f"it has {found.size} bytes, not {size}")
-    return FileCheck(path, None if found.sha256 == sha256 else f"its sha256 is {found.sha256}, not {sha256}")
+        return FileCheck(path, _MISSING)
+    if size is not None and actual.size != size:
+        return FileCheck(path, f"the file has {actual.size} bytes, not {size}")
+    return FileCheck(path, None if actual.sha256 == sha256 else f"its sha256 is {actual.sha256}, not {sha256}")

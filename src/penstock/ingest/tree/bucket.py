@@ -13,10 +13,18 @@ from typing import Any, BinaryIO, TypeVar
 import orjson
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import CurrentPointer, InboxFile, RunFailed, is_run_of
+from penstock.ingest.model import CurrentPointer, IgnoredEntry, InboxFile, RunFailed, is_run_of
 from penstock.ingest.tree import disk, paths
 from penstock.ingest.tree.async_bridge import AsyncBridge
-from penstock.ingest.tree.port import FileChanged, StoredFile, is_supplier_name, parse_pointer, superseded_error
+from penstock.ingest.tree.port import (
+    STRAY_FILE,
+    STRAY_FOLDER,
+    FileChanged,
+    StoredFile,
+    is_supplier_name,
+    parse_pointer,
+    superseded_error,
+)
 from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, PenstockError
 from penstock.kernel.storage import ObjectInfo, Storage
@@ -77,6 +85,17 @@ class BucketTree:
         return [
             InboxFile(supplier, name, one.size, one.modified_at, one.etag) for name, one in found if "/" not in name
         ]
+
+    def list_ignored(self, supplier: str | None = None) -> list[IgnoredEntry]:
+        folder = paths.INBOX if supplier is None else paths.inbox(supplier)
+        entries = {found.path.removeprefix(f"{folder}/").partition("/")[:2] for found in self._objects(folder)}
+        if supplier is not None:
+            kinds = {name: "folder" for name, slash in entries if slash}
+        else:
+            used = self.list_suppliers()
+            strays = [(name, slash) for name, slash in entries if name not in used and not name.startswith(".")]
+            kinds = {name: STRAY_FOLDER if slash else STRAY_FILE for name, slash in strays}
+        return [IgnoredEntry(name, kinds[name], self.uri(f"{folder}/{name}")) for name in sorted(kinds)]
 
     def fetch(self, arrival: InboxFile, target: Path | None = None) -> str:
         try:

@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import CurrentPointer, InboxFile, RunFailed, is_run_of
+from penstock.ingest.model import CurrentPointer, IgnoredEntry, InboxFile, RunFailed, is_run_of
 from penstock.ingest.tree import disk, paths
-from penstock.ingest.tree.port import FileChanged, StoredFile, is_supplier_name, parse_pointer, superseded_error
+from penstock.ingest.tree.port import (
+    STRAY_FILE,
+    STRAY_FOLDER,
+    FileChanged,
+    StoredFile,
+    is_supplier_name,
+    parse_pointer,
+    superseded_error,
+)
 from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import Corrupt, NotFound
 
@@ -82,6 +90,15 @@ class FolderTree:
             if not folder.is_dir():
                 return []
             return [found for entry in os.scandir(folder) if (found := _arrival(supplier, entry)) is not None]
+
+    def list_ignored(self, supplier: str | None = None) -> list[IgnoredEntry]:
+        folder = self._at(paths.INBOX if supplier is None else paths.inbox(supplier))
+        used = self.list_suppliers() if supplier is None else []
+        with self._reported():
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name) if folder.is_dir() else []
+            find_kind = _find_stray_kind if supplier is None else _find_ignored_kind
+            kinds = [(entry, find_kind(entry)) for entry in entries if entry.name not in used]
+            return [IgnoredEntry(_told(entry.name), kind, _told(entry.path)) for entry, kind in kinds if kind]
 
     def fetch(self, arrival: InboxFile, target: Path | None = None) -> str:
         file = self._inbox_file(arrival)
@@ -277,6 +294,23 @@ def _arrival(supplier: str, entry: os.DirEntry[str]) -> InboxFile | None:
     return InboxFile(
         supplier, _told(entry.name), known.st_size, modified, disk.signature(known), str(known.st_ino), changed
     )
+
+
+def _find_ignored_kind(entry: os.DirEntry[str]) -> str | None:
+    """Return the kind of an entry of an inbox; None for a file."""
+    if entry.is_symlink():
+        return "symbolic link"
+    if entry.is_dir():
+        return "folder"
+    return None if entry.is_file() else "special file"
+
+
+def _find_stray_kind(entry: os.DirEntry[str]) -> str | None:
+    """Return the kind of an entry that is beside the inboxes; None for a hidden file."""
+    kind = _find_ignored_kind(entry) or STRAY_FILE
+    if kind == "folder":
+        return STRAY_FOLDER
+    return None if entry.name.startswith(".") else kind
 
 
 def _told(name: str) -> str:

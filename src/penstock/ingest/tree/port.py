@@ -10,8 +10,12 @@ from typing import BinaryIO, Protocol
 import orjson
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import CurrentPointer, InboxFile, RunFailed, checked_supplier
+from penstock.ingest.model import CurrentPointer, IgnoredEntry, InboxFile, RunFailed, check_supplier_name
 from penstock.kernel.errors import Corrupt, Invalid
+
+# Entries beside the inboxes of suppliers.
+STRAY_FILE = "file outside of the inbox of a supplier"
+STRAY_FOLDER = "folder whose name is not valid for a supplier"
 
 
 class FileChanged(Exception):
@@ -53,6 +57,9 @@ class FileTree(Protocol):
 
     def list_arrivals(self, supplier: str) -> list[InboxFile]:
         """The files in the inbox, unfinished ones too."""
+
+    def list_ignored(self, supplier: str | None = None) -> list[IgnoredEntry]:
+        """Return the entries of an inbox that are not files; without *supplier*, entries that belong to no supplier."""
 
     def fetch(self, arrival: InboxFile, target: Path | None = None) -> str:
         """The sha256 of a file, copied to *target* in the same go; Changed when it did while it was read."""
@@ -122,5 +129,5 @@ def parse_pointer(content: bytes, where: str) -> CurrentPointer:
 
 def is_supplier_name(name: str) -> bool:
     with suppress(Invalid):
-        return bool(checked_supplier(name))
+        return bool(check_supplier_name(name))
     return False

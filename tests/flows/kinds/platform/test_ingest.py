@@ -15,6 +15,7 @@ from penstock.app.bridges import IngestAdapter
 from penstock.app.platform import open_workplace
 from penstock.flows.kinds.platform.ingest import ingest_worker
 from penstock.flows.step import FlowStep, Handler
+from penstock.ingest.model import DeliveryResult
 from penstock.ingest.run.hooks import RunHooks, RunOutcome
 from penstock.ingest.run.publish import PublishStep as Place
 from penstock.ingest.run.run import Ingestion
@@ -46,7 +47,7 @@ class CrashingWorkplace:
         self.tree = place.tree
         self._place, self._at, self._act = place, at, act
 
-    def deliver(self, supplier: str) -> dict[str, str]:
+    def deliver(self, supplier: str) -> dict[str, DeliveryResult]:
         return self._place.deliver(supplier)
 
     def run(self, supplier: str, hooks: RunHooks, *, waits: bool) -> RunOutcome:
