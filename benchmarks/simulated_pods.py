@@ -40,12 +40,12 @@ class _Pod(PodLoader):
     note: Note
     target: DictionaryKey
 
-    def hear(self, body: str) -> None:
+    def handle_invalidation(self, body: str) -> None:
         with contextlib.suppress(msgspec.MsgspecError):
             told = INVALIDATIONS.decode(body)
             if (told.tenant_id, told.dict_code) == self.target:  # on the channel are all dictionaries
                 self.note(HEARD, told.version)
-        super().hear(body)
+        super().handle_invalidation(body)
 
 
 async def run(settings: Settings, name: str, count: int, file: Path, target: DictionaryKey) -> None:
@@ -80,16 +80,16 @@ async def _start(stack: AsyncExitStack, settings: Settings, db: Database, folder
     stack.push_async_callback(signals.close)
     pod = _Pod(db, DictionaryCatalogue(section), memory, section.query, PodMetrics(telemetry.registry), telemetry)
     pod.note, pod.target = (lambda _what, _version: None), DictionaryKey("", "")
-    await stack.enter_async_context(pod.running(signals, name))
+    await stack.enter_async_context(pod.start(signals, name))
     await pod.is_loaded.wait()
     return pod
 
 
 async def _follow(pod: PodLoader, target: DictionaryKey, note: Note) -> None:
-    holding = pod.find(target)
+    state = pod.ensure_state(target)
     while True:
-        await holding.reaches(holding.version + 1)
-        note(HELD, holding.version)
+        await state.wait_for_version(state.version + 1)
+        note(HELD, state.version)
 
 
 def main() -> None:

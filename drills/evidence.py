@@ -12,7 +12,7 @@ from drills.load import Keys
 from drills.recorder import Outcome, Recorder, Write
 from drills.target import Target
 from penstock.kernel.errors import NotFound, PenstockError, Transient
-from penstock.refdata.client import PodClient, RefdataClient, version_of
+from penstock.refdata.client import PodClient, RefdataClient, read_version
 from penstock.refdata.sdk import Dictionaries
 
 _PAGE = 1_000
@@ -166,15 +166,15 @@ class Inspector:
         for first in range(0, keys.count, _KEYS_AT_ONCE):
             numbers = range(first, min(first + _KEYS_AT_ONCE, keys.count))
             names = [keys.name(number) for number in numbers]
-            answer = await pod.items(self._target.tenant, self._target.dict_code, names, least=least)
-            items, version = orjson.loads(answer.body)["items"], version_of(answer)
+            answer = await pod.items(self._target.tenant, self._target.dict_code, names, min_version=least)
+            items, version = orjson.loads(answer.body)["items"], read_version(answer)
             for number, name in zip(numbers, names, strict=True):
                 held[number] = Held(version, items.get(name, {}).get("sequence"))
         return held
 
     async def _audit(self, pod: PodClient) -> str:
         said = await pod.audit(self._target.tenant, self._target.dict_code)
-        return "" if said["agrees"] else f"{said}"
+        return "" if said["matches"] else f"{said}"
 
     def _dictionaries(self, timeout: float = _TIMEOUT) -> Dictionaries:
         target = self._target
@@ -186,7 +186,7 @@ async def _patiently(pod: PodClient, target: Target, version: int) -> None:
     deadline = monotonic() + 30
     while True:
         try:
-            await pod.version(target.tenant, target.dict_code, least=version)
+            await pod.version(target.tenant, target.dict_code, min_version=version)
         except Transient:
             if monotonic() > deadline:
                 raise

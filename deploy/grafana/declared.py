@@ -500,7 +500,7 @@ _PODS = Dashboard(
                     "Audit mismatches, last day",
                     "Audits that found different items in a pod and in the primary; the pod reloaded the "
                     "dictionary. Bad: more than 0.",
-                    'sum(increase(penstock_refdata_audits_total{@,result="disagrees"}[1d])) or vector(0)',
+                    'sum(increase(penstock_refdata_audits_total{@,result="mismatch"}[1d])) or vector(0)',
                     bad=1,
                 ),
                 stat(
@@ -631,7 +631,7 @@ _PODS = Dashboard(
                 ),
                 graph(
                     "Audits",
-                    "Audits per hour by result. Bad: `disagrees`; `failed` all the time, because nothing is compared.",
+                    "Audits per hour by result. Bad: `mismatch`; `failed` all the time, because nothing is compared.",
                     ("sum by (result) (increase(penstock_refdata_audits_total{@}[1h]))", "{{result}}"),
                 ),
             ],

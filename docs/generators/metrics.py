@@ -74,7 +74,7 @@ def _of_a_pod() -> list[MetricDescription]:
     registry = CollectorRegistry()
     with TemporaryDirectory() as folder:
         memory = MemoryWriter(Path(folder), limit=_MEMORY)
-        PodMetrics(registry).show(memory, list, processes=1, patience=1)
+        PodMetrics(registry).show(memory, list, processes=1, stale_after=1)
         metrics = list(_read_metrics(registry))
         memory.close()
     return metrics

@@ -32,12 +32,12 @@ class Commands:
 
 
 class StubPod:
-    async def items(self, _tenant: str, _code: str, names: list[str], *, least: int) -> HttpResponse:
-        assert least == 11
+    async def items(self, _tenant: str, _code: str, names: list[str], *, min_version: int) -> HttpResponse:
+        assert min_version == 11
         return HttpResponse(200, {"X-Dict-Version": "12"}, json.dumps({"items": {names[0]: {"sequence": 2}}}).encode())
 
     async def audit(self, _tenant: str, _code: str) -> dict[str, Any]:
-        return {"agrees": True}
+        return {"matches": True}
 
 
 async def test_the_history_covers_what_the_pods_answer_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ async def test_changes_are_told(up: Up) -> None:
     async with Dictionaries(up.api, up.query, "initech") as client:
         await client.put("RATE", {"a": 1})
         feed = client.changes("RATE")
-        version = await client._committed("RATE", [_delta("b")])
+        version = await client._commit("RATE", [_delta("b")])
         client.versions["RATE"] = version - 1
         event = await anext(feed)
         assert (event["event"], event["version"], event["keys"]) == ("change", version, ["b"])

@@ -46,7 +46,7 @@ from penstock.overview.contract import Part
 from penstock.overview.dead_letters import COMMANDS_REPORTED_FOR, BusTopic
 from penstock.overview.events import make_event_history
 from penstock.refdata.pod.config import PodConfig
-from penstock.refdata.pod.supervisor import open_pod, serving_pod
+from penstock.refdata.pod.supervisor import open_pod, serve_pod
 from penstock.refdata.runtime import ROLES, RefdataPlatform
 from penstock.settings import Settings
 from penstock.tracking.service import Tracking
@@ -74,8 +74,8 @@ async def run_up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Ad
         pod = await running.open(open_pod(pod_config(settings), running.telemetry))
         for role in ROLES.values():
             await running.open(role(refdata))
-        is_loaded = await running.open(pod.following(refdata.db, refdata.refdata.catalogue, refdata.signals))
-        await running.open(serving_pod(pod, query))
+        is_loaded = await running.open(pod.follow_primary(refdata.db, refdata.refdata.catalogue, refdata.signals))
+        await running.open(serve_pod(pod, query))
         # The pod answers from memory, come what may.
         pulse = _api_pulse(platform, tracking, refdata, dictionaries=pod.check)
         parts = await _open_parts(running, platform, tracking, refdata, works=True)
@@ -131,12 +131,12 @@ async def run_query_api(settings: Settings, stop: asyncio.Event, on_ready: OnRea
         pod = await running.open(open_pod(pod_config(settings), running.telemetry))
         # PostgreSQL may come late, and must stay open until the last reader is served.
         below = await running.open(AsyncExitStack())
-        await running.open(serving_pod(pod, sockets))
+        await running.open(serve_pod(pod, sockets))
         structlog.get_logger().info("serving", address=address, processes=count)
         refdata = await _wait_for_refdata(below, settings, running.telemetry)
         await below.enter_async_context(reloading(settings, running.telemetry, refdata))
         is_loaded = await below.enter_async_context(
-            pod.following(refdata.db, refdata.refdata.catalogue, refdata.signals)
+            pod.follow_primary(refdata.db, refdata.refdata.catalogue, refdata.signals)
         )
         await is_loaded.wait()
         await running.wait_for_stop([pod.pulse], lambda: on_ready(address))

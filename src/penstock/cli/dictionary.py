@@ -71,7 +71,7 @@ def show(
     """Print the version of a dictionary that the query server serves, and its number of items."""
     import orjson
 
-    response = ask_pod(query_url, lambda pod: pod.version(tenant, code, least=min_version))
+    response = ask_pod(query_url, lambda pod: pod.version(tenant, code, min_version=min_version))
     served = orjson.loads(response.body)
     pinned = ", pinned" if served.get("isPinned") else ""
     items = f"  ({served['items']} items{pinned})" if "items" in served else ""
@@ -93,11 +93,11 @@ def get(
     from msgspec import Raw
 
     if len(keys) == 1:
-        response = ask_pod(query_url, lambda pod: pod.item(tenant, code, keys[0], least=min_version))
+        response = ask_pod(query_url, lambda pod: pod.item(tenant, code, keys[0], min_version=min_version))
         text = response.body.decode()
         data: dict[str, Any] = {"key": keys[0], "value": RawJson(text)}
     else:
-        response = ask_pod(query_url, lambda pod: pod.items(tenant, code, keys, least=min_version))
+        response = ask_pod(query_url, lambda pod: pod.items(tenant, code, keys, min_version=min_version))
         body = msgspec.json.decode(response.body, type=dict[str, Raw])
         text, missing = bytes(body["items"]).decode(), msgspec.json.decode(body["missing"], type=list[str])
         data = {name: RawJson(bytes(value).decode()) for name, value in body.items()}
@@ -121,7 +121,7 @@ def read_items(
     async def print_pages(pod: "PodClient") -> int:
         cursor, count = None, 0
         while True:
-            response = await pod.page(tenant, code, cursor=cursor, least=min_version)
+            response = await pod.page(tenant, code, cursor=cursor, min_version=min_version)
             page = msgspec.json.decode(response.body, type=dict[str, Raw])
             items = msgspec.json.decode(page["items"], type=list[Raw])
             for item in items:
@@ -278,7 +278,7 @@ def wait(
     async def poll(pod: "PodClient") -> "HttpResponse | None":
         nonlocal last
         try:
-            return await pod.version(tenant, code, least=version)
+            return await pod.version(tenant, code, min_version=version)
         except (Transient, Conflict) as error:
             last = error
             return None
@@ -298,10 +298,10 @@ def audit(
     """Compare the items of a query server with the database; exit code 1 if they differ."""
     result = ask_pod(query_url, lambda pod: pod.audit(tenant, code))
     differences = [f"{name}: {', '.join(result[name])}" for name in ("missing", "extra", "different") if result[name]]
-    verdict = "agrees with the database" if result["agrees"] else "DISAGREES with the database"
+    verdict = "agrees with the database" if result["matches"] else "DISAGREES with the database"
     text = f"version {result['version']}, {result['items']} items, {verdict}"
     emit(result, as_json=json, text="\n".join([text, *differences]))
-    if not result["agrees"]:
+    if not result["matches"]:
         raise typer.Exit(1)
 
 
@@ -376,7 +376,7 @@ def _send_item(
     """Send a command with one item, whose *payload* is None to delete the item, and print the update."""
     from penstock.refdata import item_files
 
-    command = item_files.delta_commands(code, [item_files.item(key, payload)], revision)[0]
+    command = item_files.delta_commands(code, [item_files.make_item(key, payload)], revision)[0]
     command.event_id = event_id or uuid4()
     update = ask_refdata(url, lambda client: _send(client, tenant, [command], timeout=timeout))
     emit(update, as_json=as_json, text=_update_text(update))
@@ -454,9 +454,9 @@ def _version_row(version: Mapping[str, Any]) -> list[str]:
 
 
 def _origin(response: "HttpResponse") -> dict[str, Any]:
-    from penstock.refdata.client import version_of
+    from penstock.refdata.client import read_version
 
-    return {"version": version_of(response), "source": response.headers["X-Data-Source"]}
+    return {"version": read_version(response), "source": response.headers["X-Data-Source"]}
 
 
 def _age(response: "HttpResponse") -> str:

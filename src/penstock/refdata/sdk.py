@@ -1,4 +1,4 @@
-"""R31: dictionaries from Python, read after they are written: the version barrier is carried along by itself."""
+"""R31: the Python client of dictionaries: reads see the writes before them, because it sends the version barrier."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -17,7 +17,7 @@ from penstock.kernel.errors import NotFound, PenstockError, TimedOut, Transient
 from penstock.kernel.http.client import HttpResponse
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.refdata import item_files
-from penstock.refdata.client import PodClient, RefdataClient, version_of
+from penstock.refdata.client import PodClient, RefdataClient, read_version
 from penstock.refdata.contract import Command, CommandItem, EventType, Op
 
 T = TypeVar("T")
@@ -25,11 +25,11 @@ _MISSING = object()
 
 
 class Dictionaries:
-    """The dictionaries of one tenant. What was written or seen here is never read older here.
+    """The dictionaries of one tenant. A read never returns an older version than an earlier write or read.
 
-    `versions` is what has been seen, by dictionary: handed to another of its kind, in whatever process, that one reads
-    no older either. Should the primary be restored from a backup and lose a version that was seen, reads are refused
-    until it is taken out of there.
+    `versions` contains the latest version that was written or read, by dictionary. Pass it to a client in another
+    process, and that client reads no older version either. If the primary is restored from a backup and loses such a
+    version, reads are refused until its entry is removed from `versions`.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class Dictionaries:
         await self._stack.aclose()
 
     async def put(self, dict_code: str, items: Mapping[str, Any], *, deletes: Iterable[str] = ()) -> int:
-        """Add and change *items*, delete others; the version they are committed under."""
-        changed = [CommandItem(key, payload=Raw(msgspec.json.encode(value))) for key, value in items.items()]
-        gone = [CommandItem(key, Op.DELETE) for key in deletes]
-        command = Command(dict_code=dict_code, event_type=EventType.DELTA, items=[*changed, *gone])
-        return await self._committed(dict_code, [command])
+        """Insert or replace *items*, delete the keys *deletes*, and return the committed version."""
+        puts = [CommandItem(key, payload=Raw(msgspec.json.encode(value))) for key, value in items.items()]
+        deletions = [CommandItem(key, Op.DELETE) for key in deletes]
+        command = Command(dict_code=dict_code, event_type=EventType.DELTA, items=[*puts, *deletions])
+        return await self._commit(dict_code, [command])
 
     async def replace(self, dict_code: str, items: Mapping[str, Any]) -> int:
-        """Make *items* all there is; the version they are committed under."""
-        given = [CommandItem(key, payload=Raw(msgspec.json.encode(value))) for key, value in items.items()]
-        return await self._committed(dict_code, item_files.snapshot_commands(dict_code, given, uuid4(), None))
+        """Replace all items of a dictionary by *items*, and return the committed version."""
+        puts = [CommandItem(key, payload=Raw(msgspec.json.encode(value))) for key, value in items.items()]
+        return await self._commit(dict_code, item_files.snapshot_commands(dict_code, puts, uuid4(), None))
 
     async def get(self, dict_code: str, key: str, default: Any = _MISSING) -> Any:
-        """The item of *key*; without a *default*, NotFound when there is none."""
+        """Return the payload of *key*; if there is none, return *default* or raise NotFound."""
         try:
             return orjson.loads((await self._read(dict_code, "item", key)).body)
         except NotFound as error:
@@ -81,12 +81,12 @@ class Dictionaries:
             return default
 
     async def get_many(self, dict_code: str, keys: Iterable[str]) -> dict[str, Any]:
-        """The items of *keys* that there are, all of one version."""
-        found: dict[str, Any] = orjson.loads((await self._read(dict_code, "items", list(keys))).body)["items"]
-        return found
+        """Return the existing items of *keys*, all of one version."""
+        items: dict[str, Any] = orjson.loads((await self._read(dict_code, "items", list(keys))).body)["items"]
+        return items
 
     async def all(self, dict_code: str) -> AsyncIterator[tuple[str, Any]]:
-        """Every item of one version."""
+        """Yield the key and the payload of every item of one version."""
         cursor = None
         while True:
             page = orjson.loads((await self._read(dict_code, "page", cursor=cursor)).body)
@@ -97,57 +97,60 @@ class Dictionaries:
                 return
 
     async def version(self, dict_code: str) -> int:
-        """The version that is read."""
-        return version_of(await self._read(dict_code, "version"))
+        """Return the version that reads return."""
+        return read_version(await self._read(dict_code, "version"))
 
     async def changes(self, dict_code: str) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Every change from now on; `reset` where some were missed. It ends when the pod does: then call again."""
+        """Yield every change from now on, and `reset` if some were missed. The stream ends when the pod stops."""
         async with self._pod.changes(self._tenant, dict_code, self.versions.get(dict_code)) as events:
             async for event in events:
-                self._seen(dict_code, event["version"])
+                self._note_version(dict_code, event["version"])
                 yield event
 
-    async def _read(self, dict_code: str, what: str, *args: Any, **more: Any) -> HttpResponse:
-        async def ask() -> HttpResponse:
-            least = self.versions.get(dict_code)
-            answer: HttpResponse = await getattr(self._pod, what)(self._tenant, dict_code, *args, least=least, **more)
-            return answer
+    async def _read(self, dict_code: str, method: str, *args: Any, **options: Any) -> HttpResponse:
+        async def send() -> HttpResponse:
+            min_version = self.versions.get(dict_code)
+            read = getattr(self._pod, method)
+            response: HttpResponse = await read(self._tenant, dict_code, *args, min_version=min_version, **options)
+            return response
 
-        answer = await self._patiently(ask)
-        if not more.get("cursor"):  # later pages are of the first one's version
-            self._seen(dict_code, version_of(answer))
-        return answer
+        response = await self._retry(send)
+        if not options.get("cursor"):  # later pages have the version of the first
+            self._note_version(dict_code, read_version(response))
+        return response
 
-    async def _committed(self, dict_code: str, commands: list[Command]) -> int:
+    async def _commit(self, dict_code: str, commands: list[Command]) -> int:
         for command in commands:
-            command.event_id = uuid4()  # sent twice it counts once
+            command.event_id = uuid4()  # a repeated command is applied once
             waits = command is commands[-1]
-            await self._patiently(partial(self._commands.submit, self._tenant, command, waits=waits))
-        return self._seen(dict_code, await self._version_of(commands[-1]))
+            await self._retry(partial(self._commands.submit, self._tenant, command, waits=waits))
+        return self._note_version(dict_code, await self._wait_for_commit(commands[-1]))
 
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask until there is an answer, or time is up."""
+    async def _retry(self, send: Callable[[], Awaitable[T]]) -> T:
+        """Call *send* until it succeeds; raise a Transient error after the timeout."""
         deadline, backoff = monotonic() + self._timeout, Backoff()
         while True:
             try:
-                return await ask()
+                return await send()
             except Transient:
                 if monotonic() > deadline:
                     raise
             await asyncio.sleep(backoff.next().total_seconds())
 
-    async def _version_of(self, command: Command) -> int:
+    async def _wait_for_commit(self, command: Command) -> int:
         deadline, event_id = monotonic() + self._timeout, str(command.event_id)
         while True:
-            told = await self._patiently(partial(self._commands.update, self._tenant, event_id))
-            if told["status"] == "COMMITTED":
-                return int(told["committedVersion"])
-            if told["status"] == "FAILED":
-                raise PenstockError(told["errorCode"], f"the update failed: {told['error']}", eventId=event_id)
+            update = await self._retry(partial(self._commands.update, self._tenant, event_id))
+            if update["status"] == "COMMITTED":
+                return int(update["committedVersion"])
+            if update["status"] == "FAILED":
+                raise PenstockError(update["errorCode"], f"the update failed: {update['error']}", eventId=event_id)
             if monotonic() > deadline:
-                raise TimedOut("NOT_YET_COMMITTED", "the commit takes longer", eventId=event_id)
+                raise TimedOut(
+                    "NOT_YET_COMMITTED", f"the update was not committed within {self._timeout:g} s", eventId=event_id
+                )
             await asyncio.sleep(0.1)
 
-    def _seen(self, dict_code: str, version: int) -> int:
+    def _note_version(self, dict_code: str, version: int) -> int:
         self.versions[dict_code] = max(self.versions.get(dict_code, 0), version)
         return version

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.refdata.pod.memory.shared_counters import PodCounters
-from penstock.refdata.pod.serve.main import heed_log_level
+from penstock.refdata.pod.serve.main import apply_log_level
 from tests.deploy.rolling.rolling_roles import INGEST, QUERY, TRACKING, RollingRole, configure, running
 from tests.services.postgres import module_database
 from tests.support.wait import until
@@ -100,14 +100,14 @@ def test_a_signal_reaches_the_serving_processes(harness: LogLevelHarness) -> Non
 def test_a_serving_process_heeds_what_the_loader_says(tmp_path: Path) -> None:
     """R27: through the numbers they share; as long as nothing is said it logs as it was started."""
     root = logging.getLogger()
-    before, state = root.level, PodCounters(tmp_path, makes=True)
+    before, state = root.level, PodCounters(tmp_path, create=True)
     try:
         LOG_LEVEL.configure("warning")
-        heed_log_level(state)
+        apply_log_level(state)
         assert root.level == logging.WARNING
         for level in (logging.DEBUG, logging.ERROR):
             state.log_level = level
-            heed_log_level(PodCounters(tmp_path))
+            apply_log_level(PodCounters(tmp_path))
             assert root.level == level
     finally:
         LOG_LEVEL.configure("info")

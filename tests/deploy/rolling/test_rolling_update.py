@@ -314,8 +314,8 @@ async def nobody_listens(port: int) -> bool:
 
 async def test_a_pod_hangs_up_on_nobody_who_may_ask(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R27: as long as requests are taken, an idle connection of a draining pod is kept: its next answer is the last."""
-    monkeypatch.setattr("penstock.refdata.pod.serve.server._SWEEP_EVERY", 0.0)
-    monkeypatch.setattr("penstock.refdata.pod.serve.connection.PARTING_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.refdata.pod.serve.server._SWEEP_INTERVAL", 0.0)
+    monkeypatch.setattr("penstock.refdata.pod.serve.connection.DRAIN_IDLE_TIMEOUT", 0.0)
     path = f"{DICTIONARIES}/LITTLE/version"
     async with running_pod(Settings.model_validate(document(url, delay=0)), tmp_path) as pod:
         port = int(pod.address.rpartition(":")[2])

@@ -148,7 +148,7 @@ async def test_pods_hear_of_a_completed_run_without_a_reconcile(
             await stack.enter_async_context(running_pod(harness.settings, _make_folder(tmp_path / f"pod{number}")))
             for number in range(2)
         ]
-        monkeypatch.setattr(PodLoader, "look", AsyncMock())
+        monkeypatch.setattr(PodLoader, "reconcile", AsyncMock())
         await stack.enter_async_context(harness.working())
         await stack.enter_async_context(run_relay(pods[0].harness.platform))
         for version in (1, 2):
@@ -158,7 +158,7 @@ async def test_pods_hear_of_a_completed_run_without_a_reconcile(
                 answer = await pod.get("STONES/all?limit=1000")
                 assert prices({item["key"]: item["value"] for item in answer.json["items"]}) == served(harness)
             harness.source.change(updates=10, inserts=5)
-    assert [entry for entry in logged if entry["event"] == "invalidation_not_understood"] == []
+    assert [entry for entry in logged if entry["event"] == "invalidation_rejected"] == []
 
 
 def _make_folder(folder: Path) -> Path:

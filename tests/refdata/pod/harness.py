@@ -16,7 +16,7 @@ from penstock.kernel.http.auth import Authenticator, NoAuthenticator
 from penstock.kernel.http.headers import LOCAL_NAMES
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.model import DictionaryKey
-from penstock.refdata.pod.ipc import LoaderConnection, answering
+from penstock.refdata.pod.ipc import LoaderConnection, serve_requests
 from penstock.refdata.pod.memory.folder import pod_folder
 from penstock.refdata.pod.memory.shared_counters import PodCounters
 from penstock.refdata.pod.serve.router import Router
@@ -60,23 +60,28 @@ class PodHarness:
     async def holds(self, code: str, version: int, tenant: str = "acme") -> None:
         """Return when *version* is in memory."""
         assert self.pod._loader is not None
-        holding = self.pod._loader.find(DictionaryKey(tenant, code))
-        holding.want(version, at_once=True)
-        await holding.reaches(version)
+        state = self.pod._loader.ensure_state(DictionaryKey(tenant, code))
+        state.request_version(version, immediately=True)
+        await state.wait_for_version(version)
 
     async def get(
-        self, path: str, *, tenant: str = "acme", least: int | None = None, headers: Mapping[str, str] | None = None
-    ) -> "PodAnswer":
+        self,
+        path: str,
+        *,
+        tenant: str = "acme",
+        min_version: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> "PodResponse":
         """GET `…/dictionaries/{path}` of *tenant*, from version *least* on."""
-        given = {**({} if least is None else {"X-Min-Version": str(least)}), **(headers or {})}
+        given = {**({} if min_version is None else {"X-Min-Version": str(min_version)}), **(headers or {})}
         url = f"{self.address}/v1/tenants/{tenant}/dictionaries/{path}"
         async with self.session.get(url, headers=given) as response:
-            return PodAnswer(response.status, response.headers, await response.read())
+            return PodResponse(response.status, response.headers, await response.read())
 
     async def wait_for_readers(self, count: int) -> None:
         """Return when *count* readers wait for versions."""
-        assert self.pod.desk._behind is not None
-        behind = self.pod.desk._behind[1]
+        assert self.pod.request_handler._services is not None
+        behind = self.pod.request_handler._services[1]
 
         async def are_there() -> bool:
             return behind._waiting == count
@@ -84,7 +89,7 @@ class PodHarness:
         await becomes(are_there, f"{count} readers to wait")
 
 
-class PodAnswer:
+class PodResponse:
     """A response of the pod."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
@@ -117,13 +122,13 @@ async def running_pod(
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             theirs.setblocking(False)
-            desk = asyncio.create_task(answering(ours, pod.desk.answer))
-            link = await LoaderConnection.over(theirs)
-            answers = asyncio.create_task(link.run())
+            request_handler = asyncio.create_task(serve_requests(ours, pod.request_handler.handle))
+            link = await LoaderConnection.open(theirs)
+            answers = asyncio.create_task(link.receive_replies())
             tenants = settings.refdata.security.tenant
             names = None if authenticator else LOCAL_NAMES
-            front = Router(pod.memory.view(), PodCounters(place), tenants, names, patience=2.0)
-            server = PodServer(front, link, authenticator or NoAuthenticator(), 0, 10.0)
+            router = Router(pod.memory.open_view(), PodCounters(place), tenants, names, stale_after=2.0)
+            server = PodServer(router, link, authenticator or NoAuthenticator(), 0, 10.0)
             stopping = asyncio.Event()
             address = f"http://127.0.0.1:{sock.getsockname()[1]}"
             serving = asyncio.create_task(server.serve(sock.dup(), stopping, 2.0))
@@ -135,12 +140,12 @@ async def running_pod(
                 await session.close()
                 stopping.set()
                 await serving
-                for task in (answers, desk):
+                for task in (answers, request_handler):
                     task.cancel()
                     with suppress(asyncio.CancelledError):
                         await task
                 await link.close()
-                front.view.txn.abort()
+                router.view.txn.abort()
                 pod.memory.close()
 
 
@@ -149,7 +154,7 @@ async def _following(pod: PodSupervisor, harness: RefdataHarness, *, follows: bo
     if not follows:
         yield
         return
-    async with pod.following(harness.db, harness.refdata.catalogue, harness.platform.signals) as is_loaded:
+    async with pod.follow_primary(harness.db, harness.refdata.catalogue, harness.platform.signals) as is_loaded:
         await is_loaded.wait()
         yield
 

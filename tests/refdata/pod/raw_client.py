@@ -148,7 +148,7 @@ async def stuck(pod: PodHarness) -> asyncio.Transport:
 
     async def is_stuck() -> bool:
         found[:] = [
-            connection._transport for connection in pod.server._connections if not connection._may_write.is_set()
+            connection._transport for connection in pod.server._connections if not connection._can_write.is_set()
         ]
         return bool(found)
 
@@ -163,8 +163,8 @@ class SlowPage:
 
     def __init__(self, pod: PodHarness) -> None:
         self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
-        self._others = pod.pod.desk._pages
-        pod.pod.desk._pages = self._page
+        self._others = pod.pod.request_handler._pages
+        pod.pod.request_handler._pages = self._page
 
     async def _page(self, path: str) -> DocumentReply:
         if path != self.path:

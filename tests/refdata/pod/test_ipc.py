@@ -11,17 +11,17 @@ from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.wait import cancel_and_wait
 from penstock.refdata.model import VersionStamp
 from penstock.refdata.pod.ipc import (
-    Answer,
+    BarrierRequest,
     DocumentReply,
-    FindRequest,
+    DocumentRequest,
     ItemsReply,
     LoadedReply,
     LoaderConnection,
-    Question,
-    ReachRequest,
+    LoaderReply,
+    LoaderRequest,
+    LoadRequest,
     RefusedReply,
-    ShowRequest,
-    answering,
+    serve_requests,
 )
 
 PATIENCE = 30.0
@@ -38,14 +38,14 @@ class Linked:
 
 
 @asynccontextmanager
-async def linked(answer: Callable[[Question], Awaitable[Answer]]) -> AsyncIterator[Linked]:
+async def linked(answer: Callable[[LoaderRequest], Awaitable[LoaderReply]]) -> AsyncIterator[Linked]:
     """A loader that answers like *answer*, and who asks it."""
     ours, theirs = socket.socketpair()
     for sock in (ours, theirs):
         sock.setblocking(False)
-    loader = asyncio.create_task(answering(ours, answer))
-    link = await LoaderConnection.over(theirs)
-    taking = asyncio.create_task(link.run())
+    loader = asyncio.create_task(serve_requests(ours, answer))
+    link = await LoaderConnection.open(theirs)
+    taking = asyncio.create_task(link.receive_replies())
     try:
         yield Linked(link, taking, loader)
     finally:
@@ -54,13 +54,13 @@ async def linked(answer: Callable[[Question], Awaitable[Answer]]) -> AsyncIterat
         await cancel_and_wait(loader)
 
 
-async def echo(question: Question) -> Answer:
-    assert isinstance(question, ShowRequest)
+async def echo(question: LoaderRequest) -> LoaderReply:
+    assert isinstance(question, DocumentRequest)
     return DocumentReply(200, "text/plain", question.path.encode())
 
 
 async def ask(link: LoaderConnection, path: str, patience: float = PATIENCE) -> str:
-    answer = await link.ask(ShowRequest(path), patience)
+    answer = await link.request(DocumentRequest(path), patience)
     assert isinstance(answer, DocumentReply)
     return answer.body.decode()
 
@@ -71,8 +71,8 @@ async def test_answers_come_in_any_order_each_to_its_question() -> None:
     asked: dict[str, asyncio.Event] = {}
     all_asked = asyncio.Event()
 
-    async def answer(question: Question) -> Answer:
-        assert isinstance(question, ShowRequest)
+    async def answer(question: LoaderRequest) -> LoaderReply:
+        assert isinstance(question, DocumentRequest)
         asked[question.path] = asyncio.Event()
         if len(asked) == total:
             all_asked.set()
@@ -105,35 +105,37 @@ async def test_answers_come_in_any_order_each_to_its_question() -> None:
         DocumentReply(503, "application/json", bytes(range(256))),
     ],
 )
-async def test_every_kind_of_answer_comes_as_it_was_given(answer: Answer) -> None:
+async def test_every_kind_of_answer_comes_as_it_was_given(answer: LoaderReply) -> None:
     """R21: also the questions."""
-    questions: list[Question] = [
-        ReachRequest("acme", "LOOSE", 2**62, "items", ["a,b", "ключ"]),
-        FindRequest("acme", "ключ"),
-        ShowRequest("/docs"),
+    questions: list[LoaderRequest] = [
+        BarrierRequest("acme", "LOOSE", 2**62, "items", ["a,b", "ключ"]),
+        LoadRequest("acme", "ключ"),
+        DocumentRequest("/docs"),
     ]
-    heard: list[Question] = []
+    heard: list[LoaderRequest] = []
 
-    async def given(question: Question) -> Answer:
+    async def given(question: LoaderRequest) -> LoaderReply:
         heard.append(question)
         return answer
 
     async with linked(given) as both:
         for question in questions:
-            assert await both.link.ask(question, PATIENCE) == answer
+            assert await both.link.request(question, PATIENCE) == answer
     assert heard == questions
 
 
 async def test_large_answers_come_whole_among_small_ones() -> None:
     """R21: many items from the primary are one answer."""
 
-    async def answer(question: Question) -> Answer:
-        assert isinstance(question, ShowRequest)
+    async def answer(question: LoaderRequest) -> LoaderReply:
+        assert isinstance(question, DocumentRequest)
         is_large = question.path.startswith("large")
         return ItemsReply(VersionStamp(1, 1), {"k": question.path[-1] * LARGE}) if is_large else await echo(question)
 
     async with linked(answer) as both:
-        large = [asyncio.create_task(both.link.ask(ShowRequest(f"large {number}"), PATIENCE)) for number in range(3)]
+        large = [
+            asyncio.create_task(both.link.request(DocumentRequest(f"large {number}"), PATIENCE)) for number in range(3)
+        ]
         small = [asyncio.create_task(ask(both.link, f"small {number}")) for number in range(50)]
         for number, task in enumerate(large):
             assert await task == ItemsReply(VersionStamp(1, 1), {"k": str(number) * LARGE})
@@ -144,8 +146,8 @@ async def test_who_asks_waits_no_longer_than_it_wants() -> None:
     """R21: an answer that comes too late is nobody's, and the next question gets its own."""
     may_answer = asyncio.Event()
 
-    async def answer(question: Question) -> Answer:
-        if question == ShowRequest("slow"):
+    async def answer(question: LoaderRequest) -> LoaderReply:
+        if question == DocumentRequest("slow"):
             await may_answer.wait()
         return await echo(question)
 
@@ -162,13 +164,13 @@ async def test_who_goes_away_leaves_nothing_behind() -> None:
     """R21: a client that hangs up takes its question along."""
     is_asked, may_answer = asyncio.Event(), asyncio.Event()
 
-    async def answer(question: Question) -> Answer:
+    async def answer(question: LoaderRequest) -> LoaderReply:
         is_asked.set()
         await may_answer.wait()
         return await echo(question)
 
     async with linked(answer) as both:
-        asking = asyncio.create_task(both.link.ask(ShowRequest("gone"), PATIENCE))
+        asking = asyncio.create_task(both.link.request(DocumentRequest("gone"), PATIENCE))
         await is_asked.wait()
         asking.cancel()
         await asyncio.wait([asking])
@@ -183,7 +185,7 @@ class Silent:
     def __init__(self) -> None:
         self.is_asked, self.is_cancelled = asyncio.Event(), asyncio.Event()
 
-    async def answer(self, question: Question) -> Answer:
+    async def answer(self, question: LoaderRequest) -> LoaderReply:
         self.is_asked.set()
         try:
             await asyncio.Event().wait()
@@ -196,7 +198,7 @@ async def test_a_loader_that_ends_cancels_what_is_under_way() -> None:
     """R21: its end closes the link, so that whoever serves notices; who asked is refused in time."""
     silent = Silent()
     async with linked(silent.answer) as both:
-        asking = asyncio.create_task(both.link.ask(ShowRequest("under way"), 1.0))
+        asking = asyncio.create_task(both.link.request(DocumentRequest("under way"), 1.0))
         await silent.is_asked.wait()
         await cancel_and_wait(both.loader)
         async with asyncio.timeout(PATIENCE):
@@ -224,7 +226,7 @@ async def test_a_server_that_goes_ends_its_questions() -> None:
     """R21: what a dead serving process asked is not worked on any longer."""
     silent = Silent()
     async with linked(silent.answer) as both:
-        asking = asyncio.create_task(both.link.ask(ShowRequest("under way"), PATIENCE))
+        asking = asyncio.create_task(both.link.request(DocumentRequest("under way"), PATIENCE))
         await silent.is_asked.wait()
         await cancel_and_wait(both.taking)
         await both.link.close()

@@ -8,7 +8,7 @@ from penstock.kernel.http.auth import AuthSection
 from penstock.kernel.telemetry.telemetry import LogFormat
 from penstock.refdata.config import RefdataSection
 
-_LOOKS_MISSED = 3  # after which the primary counts as out of sight
+_MISSED_RECONCILIATIONS = 3  # after which the primary counts as lost
 
 
 class PodConfig(Section):
@@ -23,9 +23,9 @@ class PodConfig(Section):
     log_format: LogFormat
 
     @property
-    def patience(self) -> float:
-        """Return the seconds for which the primary may be unseen before answers say so."""
-        return self.refdata.query.reconcile_every.total_seconds() * _LOOKS_MISSED + 1
+    def stale_after(self) -> float:
+        """Return the seconds without contact to the primary after which responses contain X-Data-Age."""
+        return self.refdata.query.reconcile_every.total_seconds() * _MISSED_RECONCILIATIONS + 1
 
     @property
     def drain_seconds(self) -> float:

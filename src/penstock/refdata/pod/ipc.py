@@ -1,4 +1,4 @@
-"""What the serving processes of a pod ask its loader, and what they are answered, over a socket between the two."""
+"""Requests of the serving processes of a pod to its loader, and the replies, over a socket pair."""
 
 import asyncio
 import contextlib
@@ -14,60 +14,60 @@ from penstock.kernel.errors import Invalid, Transient
 from penstock.refdata.model import VersionStamp
 
 _SIZE = Struct(">I")
-_ANSWER_LIMIT = 32_000_000  # bytes of several items
-_LARGEST = 256 * 1024 * 1024
+_ITEMS_SIZE_LIMIT = 32_000_000  # bytes of several items in one response
+_MESSAGE_SIZE_LIMIT = 256 * 1024 * 1024
 
 
-class ReachRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """R21: let *version* or a later one be read; of *keys*, if it has to be from the primary."""
+class BarrierRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """R21: make *version* or a later one readable; *keys* are read from the primary if memory is behind."""
 
     tenant_id: str
     dict_code: str
     version: int
-    what: Literal["items", "all", "version"]
+    resource: Literal["items", "all", "version"]
     keys: list[str] = []
 
 
-class FindRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Have a dictionary in memory that is not there yet."""
+class LoadRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Load a dictionary that is not in memory."""
 
     tenant_id: str
     dict_code: str
 
 
 class AuditRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """R32: compare a dictionary with the primary's."""
+    """R32: compare a dictionary with the primary."""
 
     tenant_id: str
     dict_code: str
 
 
-class ShowRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A page about the pod itself."""
+class DocumentRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Return a document about the pod itself, such as its health or its metrics."""
 
     path: str
 
 
 class LoadedReply(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """It is in memory now."""
+    """The requested version is in memory."""
 
 
 class ItemsReply(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What the primary says, under the version it says it for; only the items that there are."""
+    """Items that were read from the primary, and their version; missing keys are left out."""
 
     mark: VersionStamp
     items: dict[str, str]
 
 
 def check_size(size: int) -> None:
-    """Invalid when several items together are more than one answer carries."""
-    if size > _ANSWER_LIMIT:
-        hint = "ask for fewer at once, or page through `all`"
-        raise Invalid("ANSWER_TOO_LARGE", f"these items have {size} bytes together", hint=hint)
+    """Raise Invalid if several items together exceed the limit of one response."""
+    if size > _ITEMS_SIZE_LIMIT:
+        problem = f"the requested items have {size} bytes together, more than {_ITEMS_SIZE_LIMIT}"
+        raise Invalid("ANSWER_TOO_LARGE", problem, hint="request fewer keys, or page through `all`")
 
 
 class RefusedReply(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Why not. The version is the primary's, where it is known."""
+    """The error of a request; *version* is that of the primary if it is known."""
 
     status: int
     code: str
@@ -77,56 +77,57 @@ class RefusedReply(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class DocumentReply(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A page, as it is sent."""
+    """A document with its status and media type."""
 
     status: int
     media_type: str
     body: bytes
 
 
-Question = ReachRequest | FindRequest | AuditRequest | ShowRequest
-Answer = LoadedReply | ItemsReply | RefusedReply | DocumentReply
-_QUESTIONS = msgspec.msgpack.Decoder(tuple[int, Question])
-_ANSWERS = msgspec.msgpack.Decoder(tuple[int, Answer])
+LoaderRequest = BarrierRequest | LoadRequest | AuditRequest | DocumentRequest
+LoaderReply = LoadedReply | ItemsReply | RefusedReply | DocumentReply
+_REQUEST_DECODER = msgspec.msgpack.Decoder(tuple[int, LoaderRequest])
+_REPLY_DECODER = msgspec.msgpack.Decoder(tuple[int, LoaderReply])
 
 
 class LoaderConnection:
-    """The serving process's end."""
+    """The end of a serving process: sends requests, and matches replies by number."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[LoaderReply]] = {}
         self._numbers = count(1)
-        self._is_cut = False
+        self._is_closed = False
 
     @classmethod
-    async def over(cls, sock: socket.socket) -> "LoaderConnection":
+    async def open(cls, sock: socket.socket) -> "LoaderConnection":
         return cls(*await asyncio.open_connection(sock=sock))
 
-    async def ask(self, question: Question, within: float) -> Answer:
-        """The answer, or Transient when there is none in time."""
+    async def request(self, request: LoaderRequest, timeout: float) -> LoaderReply:
+        """Return the reply to *request*; Transient if there is none within *timeout* seconds."""
         number = next(self._numbers)
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
+        reply: asyncio.Future[LoaderReply] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = reply
         try:
-            if self._is_cut:
+            if self._is_closed:
                 raise ConnectionResetError
-            self._writer.write(_frame((number, question)))
-            async with asyncio.timeout(within):
-                return await answer
-        except (TimeoutError, OSError, RuntimeError) as error:  # the last is uvloop's word for a line that is closed
-            raise Transient("LOADER_UNRESPONSIVE", "the pod's loader does not answer", hint="try again") from error
+            self._writer.write(_encode_frame((number, request)))
+            async with asyncio.timeout(timeout):
+                return await reply
+        except (TimeoutError, OSError, RuntimeError) as error:  # uvloop raises RuntimeError if the socket is closed
+            problem = "the loader process of the pod does not answer"
+            raise Transient("LOADER_UNRESPONSIVE", problem, hint="try again") from error
         finally:
             del self._waiting[number]
 
-    async def run(self) -> None:
-        """Take answers in until the other end is gone."""
-        while (data := await _read(self._reader)) is not None:
-            number, answer = _ANSWERS.decode(data)
+    async def receive_replies(self) -> None:
+        """Receive replies until the loader closes the connection."""
+        while (data := await _read_frame(self._reader)) is not None:
+            number, reply = _REPLY_DECODER.decode(data)
             waiting = self._waiting.get(number)
             if waiting is not None and not waiting.done():
-                waiting.set_result(answer)
-        self._is_cut = True
+                waiting.set_result(reply)
+        self._is_closed = True
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(ConnectionResetError())
@@ -135,21 +136,21 @@ class LoaderConnection:
         await _close(self._writer)
 
 
-async def answering(sock: socket.socket, answer: Callable[[Question], Awaitable[Answer]]) -> None:
-    """The loader's end: answer every question, each as soon as it can be, until the other end is gone."""
+async def serve_requests(sock: socket.socket, handle: Callable[[LoaderRequest], Awaitable[LoaderReply]]) -> None:
+    """Handle the requests of a serving process concurrently until it closes the connection."""
     reader, writer = await asyncio.open_connection(sock=sock)
-    under_way: set[asyncio.Task[None]] = set()
+    tasks: set[asyncio.Task[None]] = set()
 
-    async def respond(number: int, question: Question) -> None:
-        writer.write(_frame((number, await answer(question))))
+    async def respond(number: int, request: LoaderRequest) -> None:
+        writer.write(_encode_frame((number, await handle(request))))
 
     try:
-        while (data := await _read(reader)) is not None:
-            task = asyncio.create_task(respond(*_QUESTIONS.decode(data)))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
+        while (data := await _read_frame(reader)) is not None:
+            task = asyncio.create_task(respond(*_REQUEST_DECODER.decode(data)))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
     finally:
-        for task in under_way:
+        for task in tasks:
             task.cancel()
         await _close(writer)
 
@@ -160,14 +161,14 @@ async def _close(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
-def _frame(message: tuple[int, Question | Answer]) -> bytes:
+def _encode_frame(message: tuple[int, LoaderRequest | LoaderReply]) -> bytes:
     data = msgspec.msgpack.encode(message)
     return _SIZE.pack(len(data)) + data
 
 
-async def _read(reader: asyncio.StreamReader) -> bytes | None:
+async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:
     try:
         (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
-        return await reader.readexactly(min(size, _LARGEST))
+        return await reader.readexactly(min(size, _MESSAGE_SIZE_LIMIT))
     except (asyncio.IncompleteReadError, OSError):
         return None

@@ -1,4 +1,4 @@
-"""A query pod: one process that loads, and others that serve what it loaded."""
+"""A query pod: a loader process, and serving processes that read its memory."""
 
 import asyncio
 import contextlib
@@ -36,86 +36,90 @@ from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
 from penstock.refdata.pod.config import PodConfig
-from penstock.refdata.pod.ipc import Answer, DocumentReply, Question, answering
+from penstock.refdata.pod.ipc import DocumentReply, LoaderReply, LoaderRequest, serve_requests
 from penstock.refdata.pod.load.auditor import PodAuditor
 from penstock.refdata.pod.load.barrier import VersionBarrier
 from penstock.refdata.pod.load.dictionary_state import DictionaryState
 from penstock.refdata.pod.load.loader import PodLoader
 from penstock.refdata.pod.load.metrics import PodMetrics
-from penstock.refdata.pod.load.requests import LoaderRequests
+from penstock.refdata.pod.load.requests import LoaderRequestHandler
 from penstock.refdata.pod.memory.folder import pod_folder
 from penstock.refdata.pod.memory.shared_counters import PodCounter
 from penstock.refdata.pod.memory.writer import MemoryWriter
-from penstock.refdata.pod.serve.main import LIVENESS, LOG_LEVEL_EVERY
+from penstock.refdata.pod.serve.main import LIVENESS, LOG_LEVEL_INTERVAL
 
 _JSON = "application/json"
-_LOOK_AFTER_IT, _MISSES = 5.0, 6  # seconds, and how often in a row nothing was seen
-_LIVED_WELL = 10.0  # seconds after which the death of a process is news, not the same again
+_LOG_HINT = "check that PostgreSQL is running; look for dictionary_load_failed and primary_lost in the log of the pod"
+_HEARTBEAT_INTERVAL, _MISSED_HEARTBEATS = 5.0, 6  # seconds; misses before a process is killed
+_STABLE_AFTER = 10.0  # seconds of life after which the back-off of restarts is reset
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css", "favicon-32x32.png": "image/png"}
 
 
 class PodSupervisor:
-    """The memory, and whom its serving processes ask. They serve before it is loaded: that they do not have it yet."""
+    """The loader of a pod: its memory, and the handler of requests of its serving processes.
+
+    The serving processes start before the memory is loaded, and answer with NOT_LOADED until then.
+    """
 
     def __init__(self, config: PodConfig, telemetry: Telemetry, folder: Path) -> None:
         self.config = config
         self.folder = folder
         section = config.refdata.query
         self.memory = MemoryWriter(folder, limit=section.memory_limit_mb * 1024 * 1024)
-        # It needs them once: then it serves, whoever is down.
+        # Readiness needs the dictionaries to be loaded once: then the pod serves without its dependencies.
         checks: dict[str, Check] = {
             "dictionaries": self.check,
             "primary": self._check_primary,
             "signals": self._check_signals,
         }
-        self.pulse = LivenessPulse(checks, needs=["dictionaries"], on_drain=self.memory.state.drain)
-        self.desk = LoaderRequests(self._page)
+        self.pulse = LivenessPulse(checks, needs=["dictionaries"], on_drain=self.memory.counters.set_draining)
+        self.request_handler = LoaderRequestHandler(self._page)
         self._telemetry = telemetry
         self._metrics = PodMetrics(telemetry.registry)
         self._loader: PodLoader | None = None
         self._primary: tuple[Database, Signals] | None = None
-        self._metrics.show(self.memory, self._holdings, section.processes, config.patience)
+        self._metrics.show(self.memory, self._states, section.processes, config.stale_after)
 
     async def check(self) -> None:
-        """Transient NOT_LOADED until every dictionary is in memory; whatever happens later, they stay there."""
-        if not self.memory.state.is_loaded:
-            raise Transient("NOT_LOADED", "not every dictionary is loaded yet", hint="is PostgreSQL there?")
+        """Raise Transient NOT_LOADED until every dictionary was loaded once; they stay in memory afterwards."""
+        if not self.memory.counters.is_loaded:
+            raise Transient("NOT_LOADED", "not every dictionary is loaded yet", hint=_LOG_HINT)
 
-    async def tell_log_level(self) -> None:
-        """What its serving processes log, too."""
-        self.memory.state.log_level = LOG_LEVEL.number
+    async def share_log_level(self) -> None:
+        """Pass the log level to the serving processes."""
+        self.memory.counters.log_level = LOG_LEVEL.number
 
     @asynccontextmanager
-    async def following(
+    async def follow_primary(
         self, db: Database, catalogue: DictionaryCatalogue, signals: Signals
     ) -> AsyncIterator[asyncio.Event]:
-        """Keep the memory as the primary is, until the end; what is yielded is set when all of it is loaded."""
+        """Follow the primary until the end of the context; yield an event that is set when everything is loaded."""
         section, self._primary = self.config.refdata.query, (db, signals)
         loader = self._loader = PodLoader(db, catalogue, self.memory, section, self._metrics, self._telemetry)
         auditor = PodAuditor(loader, self._metrics)
-        self.desk.open(loader, VersionBarrier(loader, section, self._metrics), auditor)
+        self.request_handler.open(loader, VersionBarrier(loader, section, self._metrics), auditor)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(loader.running(signals, worker_name("query")))
+            await stack.enter_async_context(loader.start(signals, worker_name("query")))
             if section.audit_every is not None:
                 await stack.enter_async_context(run_periodically("audit", auditor.audit_all, section.audit_every))
             yield loader.is_loaded
 
     async def _check_primary(self) -> None:
-        await self._reached()[0].check()
+        await self._require_primary()[0].check()
 
     async def _check_signals(self) -> None:
-        await self._reached()[1].check()
+        await self._require_primary()[1].check()
 
-    def _reached(self) -> tuple[Database, Signals]:
+    def _require_primary(self) -> tuple[Database, Signals]:
         if self._primary is None:
-            raise Transient("DATABASE_DOWN", "PostgreSQL was not reached since the start", hint="is it there?")
+            raise Transient("DATABASE_DOWN", "PostgreSQL was not reached since the start of the pod", hint=_LOG_HINT)
         return self._primary
 
-    def _holdings(self) -> Sequence[DictionaryState]:
-        return self._loader.holdings() if self._loader else ()
+    def _states(self) -> Sequence[DictionaryState]:
+        return self._loader.states() if self._loader else ()
 
     async def _page(self, path: str) -> DocumentReply:
-        """R17, R27: how the pod is, and what can be asked of it."""
+        """R17, R27: return a document about the pod: its health, its metrics, or its API."""
         path = ALIASES.get(path, path)
         if path == LIVENESS:
             return _health(HealthChecks(status="UP"))
@@ -132,24 +136,24 @@ class PodSupervisor:
         name = path.removeprefix("/swagger/")
         if path.startswith("/swagger/") and name in _ASSETS:
             return DocumentReply(200, _ASSETS[name], files("fastapi_swagger").joinpath("resources", name).read_bytes())
-        raise NotFound("NOT_FOUND", f"nothing is at {path[:200]}", hint="/docs shows what there is")
+        raise NotFound("NOT_FOUND", f"there is no resource at {path[:200]}", hint="/docs lists all paths")
 
 
 @asynccontextmanager
 async def open_pod(config: PodConfig, telemetry: Telemetry) -> AsyncIterator[PodSupervisor]:
-    """A pod that nobody is served by yet."""
+    """Yield a pod that does not serve yet."""
     with pod_folder(config.refdata.query.memory_dir, config.data_dir, worker_name("query")) as folder:
         pod = PodSupervisor(config, telemetry, folder)
         try:
-            async with run_periodically("log level", pod.tell_log_level, LOG_LEVEL_EVERY):
+            async with run_periodically("log level", pod.share_log_level, LOG_LEVEL_INTERVAL):
                 yield pod
         finally:
             pod.memory.close()
 
 
 @asynccontextmanager
-async def serving_pod(pod: PodSupervisor, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
-    """Serve on *sockets*, one for each process, until the end, then finish what is under way."""
+async def serve_pod(pod: PodSupervisor, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
+    """Serve on *sockets*, one for each process, until the end of the context; then finish open requests."""
     processes = [_PodProcess(pod, number, sock) for number, sock in enumerate(sockets)]
     try:
         for process in processes:
@@ -158,13 +162,13 @@ async def serving_pod(pod: PodSupervisor, sockets: Sequence[socket.socket]) -> A
             await process.is_up.wait()
         yield
     finally:
-        for sock in sockets:  # nobody may queue where nobody takes any more
+        for sock in sockets:  # clients must not queue on a socket that is not accepted any more
             sock.close()
         await asyncio.gather(*(process.stop() for process in processes))
 
 
 class _PodProcess:
-    """One serving process, started again whenever it dies."""
+    """A serving process, which is restarted when it dies."""
 
     def __init__(self, pod: PodSupervisor, number: int, listening: socket.socket) -> None:
         self.is_up = asyncio.Event()
@@ -178,7 +182,7 @@ class _PodProcess:
         self._task = asyncio.create_task(self._keep_running(), name=f"serving process {self._number}")
 
     async def stop(self) -> None:
-        """Let it finish what is under way; one that does not is killed."""
+        """Stop the process after its open requests; kill it if it does not stop in time."""
         self._stopping.set()
         if self._task is not None:
             await self._task
@@ -186,9 +190,9 @@ class _PodProcess:
     async def _keep_running(self) -> None:
         backoff, log = Backoff(), structlog.get_logger().bind(process=self._number)
         while not self._stopping.is_set():
-            began = monotonic()
+            start = monotonic()
             code = await self._run()
-            if monotonic() - began > _LIVED_WELL:
+            if monotonic() - start > _STABLE_AFTER:
                 backoff.reset()
             if not self._stopping.is_set():
                 log.error("serving_process_died", exit_code=code)
@@ -206,34 +210,34 @@ class _PodProcess:
             pass_fds=descriptors,
         )
         theirs.close()
-        answers = asyncio.create_task(answering(ours, self._answer), name="link")
+        requests = asyncio.create_task(serve_requests(ours, self._handle), name="loader requests")
         watch = asyncio.create_task(self._watch(process), name="watch")
         stop = asyncio.create_task(self._stop(process), name="stop")
         try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died at once: its exit code tells
-                await process.communicate(self._told(*descriptors))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died already: see its exit code
+                await process.communicate(self._encode_startup(*descriptors))
             return await process.wait()
         finally:
-            for task in (answers, watch, stop):
+            for task in (requests, watch, stop):
                 await cancel_and_wait(task)
 
-    def _told(self, listening: int, link: int) -> bytes:
+    def _encode_startup(self, listening: int, loader_socket: int) -> bytes:
         config = self._pod.config.model_dump(mode="json", by_alias=True)
-        told = {"config": config, "folder": str(self._pod.folder), "process": self._number}
-        return orjson.dumps({**told, "listening": listening, "link": link})
+        startup = {"config": config, "folder": str(self._pod.folder), "process": self._number}
+        return orjson.dumps({**startup, "listening": listening, "loader_socket": loader_socket})
 
-    async def _answer(self, question: Question) -> Answer:
+    async def _handle(self, request: LoaderRequest) -> LoaderReply:
         self.is_up.set()
-        return await self._pod.desk.answer(question)
+        return await self._pod.request_handler.handle(request)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill it when it shows no sign of life: as long as it is frozen, nothing it has seen can be freed."""
-        counters, seen, misses = self._pod.memory.state.counters(self._number), -1, 0
-        while misses < _MISSES:  # counted, not timed: we may have been frozen ourselves
-            await asyncio.sleep(_LOOK_AFTER_IT)
-            beats = counters[PodCounter.BEATS]
-            misses = misses + 1 if beats == seen and self.is_up.is_set() else 0
-            seen = beats
+        """Kill the process if it sends no heartbeats: a frozen reader prevents freeing of memory."""
+        counters, last, misses = self._pod.memory.counters.of_process(self._number), -1, 0
+        while misses < _MISSED_HEARTBEATS:  # counted, not timed: this process may have been frozen itself
+            await asyncio.sleep(_HEARTBEAT_INTERVAL)
+            heartbeats = counters[PodCounter.HEARTBEATS]
+            misses = misses + 1 if heartbeats == last and self.is_up.is_set() else 0
+            last = heartbeats
         structlog.get_logger().error("serving_process_frozen", process=self._number, pid=process.pid)
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -18,11 +18,11 @@ async def audit(pod: PodHarness, code: str) -> dict[str, object]:
 @pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
 async def test_a_pod_that_follows_agrees(pod: PodHarness, code: str) -> None:
     """R32: after any changes what is held is what the primary has, long keys and all."""
-    assert (await audit(pod, code))["agrees"]
+    assert (await audit(pod, code))["matches"]
     for number in range(3):
         await pod.put(code, {f"k{number}": {"name": "x"}, "ü" * 300: {"name": str(number)}})
         told = await audit(pod, code)
-        assert (told["agrees"], told["version"], told["items"]) == (True, number + 1, number + 2)
+        assert (told["matches"], told["version"], told["items"]) == (True, number + 1, number + 2)
 
 
 async def test_what_disagrees_is_told_and_mended(pod: PodHarness) -> None:
@@ -37,13 +37,13 @@ async def test_what_disagrees_is_told_and_mended(pod: PodHarness) -> None:
         "VALUES ('acme', 'LOOSE', 'd', '4', now())"
     )
     told = await audit(pod, "LOOSE")
-    assert not told["agrees"]
+    assert not told["matches"]
     assert (told["extra"], told["different"], told["missing"]) == (["a"], ["b"], ["d"])
     exposition = pod.pod._telemetry.exposition().decode()
-    assert 'penstock_refdata_audits_total{dict_code="LOOSE",result="disagrees"} 1.0' in exposition
+    assert 'penstock_refdata_audits_total{dict_code="LOOSE",result="mismatch"} 1.0' in exposition
 
     async def is_mended() -> bool:
-        return bool((await audit(pod, "LOOSE"))["agrees"])
+        return bool((await audit(pod, "LOOSE"))["matches"])
 
     await becomes(is_mended, "the items loaded anew")
     assert (await pod.get("LOOSE/items/b")).json == 2
@@ -60,5 +60,5 @@ async def test_an_audit_holds_while_things_change(pod: PodHarness) -> None:
 
     writing = asyncio.create_task(write())
     while not writing.done():
-        assert (await audit(pod, "LOOSE"))["agrees"]
+        assert (await audit(pod, "LOOSE"))["matches"]
     await writing

@@ -11,12 +11,12 @@ from penstock.kernel.tasks.wait import cancel_and_wait
 from penstock.refdata import store
 from penstock.refdata.dictionaries.reader import DictionarySnapshot, Rows
 from penstock.refdata.model import DictionaryKey, VersionStamp
-from penstock.refdata.pod.ipc import ReachRequest
+from penstock.refdata.pod.ipc import BarrierRequest
 from penstock.refdata.pod.load import barrier
 from penstock.refdata.pod.load.dictionary_state import DictionaryState
-from penstock.refdata.pod.load.loader import DictionaryLoads
+from penstock.refdata.pod.load.loader import DictionaryLoader
 from tests.refdata.pod.conftest import Pods
-from tests.refdata.pod.harness import PodAnswer, PodHarness
+from tests.refdata.pod.harness import PodHarness, PodResponse
 from tests.support.wait import becomes
 
 ABSURD = 10**12
@@ -26,14 +26,14 @@ COUNTRY = {"name": "Ruritania"}
 @pytest.fixture
 def may_load(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """While it is not set, loads are held up."""
-    is_open, load = asyncio.Event(), DictionaryLoads.__call__
+    is_open, load = asyncio.Event(), DictionaryLoader.__call__
 
-    async def held_up(self: DictionaryLoads, holding: DictionaryState, *, anew: bool) -> VersionStamp:
+    async def held_up(self: DictionaryLoader, state: DictionaryState, *, full: bool) -> VersionStamp:
         await is_open.wait()
-        return await load(self, holding, anew=anew)
+        return await load(self, state, full=full)
 
     is_open.set()
-    monkeypatch.setattr(DictionaryLoads, "__call__", held_up)
+    monkeypatch.setattr(DictionaryLoader, "__call__", held_up)
     return is_open
 
 
@@ -58,7 +58,7 @@ def fallbacks(pod: PodHarness, code: str) -> float:
     return registry.get_sample_value("postgres_fallback_reads_total", {"dict_code": code}) or 0.0
 
 
-def refusal(answer: PodAnswer) -> tuple[int, str, int]:
+def refusal(answer: PodResponse) -> tuple[int, str, int]:
     return answer.status, answer.json["code"], answer.version
 
 
@@ -66,22 +66,22 @@ async def test_absurd_versions_are_few_questions(pod: PodHarness, monkeypatch: p
     """R21: hundreds of readers get their 409, all from a few questions for the version."""
     version = await pod.put("LOOSE", {"a": 1})
     asked, began = HeldQuestions(monkeypatch), time.monotonic()
-    readers = [pod.get("LOOSE/items/a", least=ABSURD + number) for number in range(400)]
+    readers = [pod.get("LOOSE/items/a", min_version=ABSURD + number) for number in range(400)]
     found = [refusal(answer) for answer in await asyncio.gather(*readers)]
     assert found == [(409, "VERSION_NOT_COMMITTED", version)] * 400
-    assert asked.count <= (time.monotonic() - began) / barrier._ASK_AGAIN + 1
+    assert asked.count <= (time.monotonic() - began) / barrier._QUERY_INTERVAL + 1
     assert asked.count <= 100
 
 
-@pytest.mark.parametrize("least", [2**63 - 1, 2**63, 2**64, 10**30, 10**400])
-async def test_a_version_beyond_all_numbers_is_refused(pod: PodHarness, least: int) -> None:
+@pytest.mark.parametrize("min_version", [2**63 - 1, 2**63, 2**64, 10**30, 10**400])
+async def test_a_version_beyond_all_numbers_is_refused(pod: PodHarness, min_version: int) -> None:
     """R21: as not committed, or as no version at all, but not as a failure of ours."""
     version = await pod.put("LOOSE", {"a": 1})
     for path in ("LOOSE/items/a", "LOOSE/items?keys=a", "LOOSE/all", "LOOSE/version"):
-        answer = await pod.get(path, least=least)
+        answer = await pod.get(path, min_version=min_version)
         assert answer.status in (400, 409)
         assert answer.status == 400 or answer.version == version
-    assert (await pod.get("LOOSE/items/a", least=version)).json == 1
+    assert (await pod.get("LOOSE/items/a", min_version=version)).json == 1
 
 
 async def test_more_waiters_than_there_may_be_are_sent_away(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,17 +90,17 @@ async def test_more_waiters_than_there_may_be_are_sent_away(pods: Pods, monkeypa
         version = await pod.hold("LOOSE", {"a": 1})
         asked = HeldQuestions(monkeypatch)
         asked.may_answer.clear()
-        readers = [asyncio.create_task(pod.get("LOOSE/items/a", least=ABSURD)) for _ in range(3)]
+        readers = [asyncio.create_task(pod.get("LOOSE/items/a", min_version=ABSURD)) for _ in range(3)]
         await pod.wait_for_readers(3)
         for path in ("LOOSE/items/a", "LOOSE/all", "CURRENCY/version"):
-            answer = await pod.get(path, least=ABSURD)
+            answer = await pod.get(path, min_version=ABSURD)
             assert (answer.status, answer.json["code"]) == (503, "TOO_MANY_WAITERS")
             assert {"X-Dict-Version", "X-Data-Source", "Retry-After"} <= set(answer.headers)
-        assert (await pod.get("LOOSE/items/a", least=version)).json == 1  # whoever need not wait is not sent away
+        assert (await pod.get("LOOSE/items/a", min_version=version)).json == 1  # whoever need not wait is not sent away
         asked.may_answer.set()
         for reader in readers:
             assert refusal(await reader) == (409, "VERSION_NOT_COMMITTED", version)
-        assert refusal(await pod.get("LOOSE/items/a", least=ABSURD)) == (409, "VERSION_NOT_COMMITTED", version)
+        assert refusal(await pod.get("LOOSE/items/a", min_version=ABSURD)) == (409, "VERSION_NOT_COMMITTED", version)
 
 
 async def test_a_version_committed_before_the_read_is_never_refused(pod: PodHarness) -> None:
@@ -109,15 +109,15 @@ async def test_a_version_committed_before_the_read_is_never_refused(pod: PodHarn
 
     async def ask_for_too_much() -> None:
         while not is_over.is_set():
-            assert (await pod.get("LOOSE/items/a", least=ABSURD)).status == 409
+            assert (await pod.get("LOOSE/items/a", min_version=ABSURD)).status == 409
 
     crowd = [asyncio.create_task(ask_for_too_much()) for _ in range(5)]
     for number in range(30):
         version = await pod.put("LOOSE", {"a": number})
-        readers = [pod.get("LOOSE/items/a", least=version) for _ in range(3)]
+        readers = [pod.get("LOOSE/items/a", min_version=version) for _ in range(3)]
         for answer in await asyncio.gather(*readers):
             assert (answer.status, answer.version, answer.json) == (200, version, number)
-        ahead = await pod.get("LOOSE/items/a", least=version + 1)
+        ahead = await pod.get("LOOSE/items/a", min_version=version + 1)
         assert refusal(ahead) == (409, "VERSION_NOT_COMMITTED", version)
     is_over.set()
     await asyncio.gather(*crowd)
@@ -127,13 +127,13 @@ async def test_a_version_committed_before_the_read_is_never_refused(pod: PodHarn
 async def test_while_a_load_is_held_up_the_primary_answers(pod: PodHarness, may_load: asyncio.Event, code: str) -> None:
     """R21: with what it has, under its version and marked as its own; then memory has it too, to the letter."""
     before = await pod.hold(code, {"a": COUNTRY, "b": COUNTRY})
-    assert (await pod.get(f"{code}/items/a", least=before)).source == "memory"
+    assert (await pod.get(f"{code}/items/a", min_version=before)).source == "memory"
     may_load.clear()
     await pod.put(code, {"a": COUNTRY | {"name": "Syldavia"}})
     version = await pod.put(code, {"c": COUNTRY})
     paths = [f"{code}/items/a", f"{code}/items/c", f"{code}/items?keys=c,x,b", f"{code}/items?key=x", f"{code}/items/x"]
-    found = [await pod.get(path, least=before + 1) for path in paths]
-    told = await pod.get(f"{code}/version", least=version)
+    found = [await pod.get(path, min_version=before + 1) for path in paths]
+    told = await pod.get(f"{code}/version", min_version=version)
     assert [(one.version, one.source) for one in [*found, told]] == [(version, "postgres_fallback")] * 6
     assert [one.status for one in [*found, told]] == [200, 200, 200, 200, 404, 200]
     assert (found[0].json["name"], found[2].json["missing"], told.json["version"]) == ("Syldavia", ["x"], version)
@@ -148,7 +148,7 @@ async def test_while_a_load_is_held_up_the_primary_answers(pod: PodHarness, may_
 
     await becomes(has_loaded, "the load that the fallback forced")
     for path, fallback in zip(paths, found, strict=True):
-        answer = await pod.get(path, least=version)
+        answer = await pod.get(path, min_version=version)
         assert (answer.source, answer.version, answer.status) == ("memory", version, fallback.status)
         assert answer.headers.get("ETag") == fallback.headers.get("ETag")
         assert answer.status == 404 or answer.body == fallback.body
@@ -160,14 +160,14 @@ async def test_all_items_wait_for_the_load(pods: Pods, may_load: asyncio.Event) 
         before = await pod.hold("LOOSE", {"a": 1})
         may_load.clear()
         version = await pod.put("LOOSE", {"b": 2})
-        late = await pod.get("LOOSE/all", least=version)
+        late = await pod.get("LOOSE/all", min_version=version)
         assert (*refusal(late), late.source) == (503, "NOT_LOADED", before, "memory")
         assert fallbacks(pod, "LOOSE") == 0
     may_load.set()
     async with pods(fallbackTimeoutMs=60_000, barrierWaitMs=0) as pod:
         may_load.clear()
         version = await pod.put("LOOSE", {"c": 3})
-        reader = asyncio.create_task(pod.get("LOOSE/all", least=version))
+        reader = asyncio.create_task(pod.get("LOOSE/all", min_version=version))
         await pod.wait_for_readers(1)
         may_load.set()
         answer = await reader
@@ -197,7 +197,7 @@ async def test_fallbacks_at_once_are_capped(
         may_load.clear()
         version = await pod.put("LOOSE", {"a": 2})
         monkeypatch.setattr(DictionarySnapshot, "read_keys", held_up)
-        readers = [asyncio.create_task(pod.get("LOOSE/items/a", least=version)) for _ in range(20)]
+        readers = [asyncio.create_task(pod.get("LOOSE/items/a", min_version=version)) for _ in range(20)]
         await pod.wait_for_readers(20)
         await becomes(are_reading, "two of them to read")
         may_read.set()
@@ -209,10 +209,10 @@ async def test_fallbacks_at_once_are_capped(
 async def test_a_dictionary_the_primary_forgot(pod: PodHarness, may_load: asyncio.Event) -> None:
     """R21, R24: its row gone, it stands at version 0: nothing above is there, and the pod comes to that by itself."""
     version = await pod.hold("LOOSE", {"a": 1})
-    assert (await pod.get("LOOSE/items/a", least=version)).json == 1
+    assert (await pod.get("LOOSE/items/a", min_version=version)).json == 1
     may_load.clear()
     await pod.harness.db.execute("DELETE FROM dictionary_meta WHERE tenant_id = 'acme' AND dict_code = 'LOOSE'")
-    refused = await pod.get("LOOSE/items/a", least=version + 1)
+    refused = await pod.get("LOOSE/items/a", min_version=version + 1)
     assert (*refusal(refused), refused.source) == (409, "VERSION_NOT_COMMITTED", 0, "postgres_fallback")
     may_load.set()
 
@@ -220,7 +220,7 @@ async def test_a_dictionary_the_primary_forgot(pod: PodHarness, may_load: asynci
         return (await pod.get("LOOSE/version")).version == 0
 
     await becomes(has_noticed, "the pod to notice")
-    assert refusal(await pod.get("LOOSE/items/a", least=version)) == (409, "VERSION_NOT_COMMITTED", 0)
+    assert refusal(await pod.get("LOOSE/items/a", min_version=version)) == (409, "VERSION_NOT_COMMITTED", 0)
 
 
 async def test_a_fallback_that_finds_less_gives_nothing(
@@ -234,7 +234,7 @@ async def test_a_fallback_that_finds_less_gives_nothing(
         return version + 5, None
 
     monkeypatch.setattr(store, "read_visible_version", was_there)
-    refused = await pod.get("LOOSE/items/a", least=version + 5)
+    refused = await pod.get("LOOSE/items/a", min_version=version + 5)
     assert (*refusal(refused), refused.source) == (409, "VERSION_NOT_COMMITTED", version, "postgres_fallback")
     assert fallbacks(pod, "LOOSE") == 0
 
@@ -251,11 +251,11 @@ async def test_a_reader_that_goes_leaves_its_place(pods: Pods, monkeypatch: pyte
         await pod.wait_for_readers(1)
         asked.may_answer.set()
         await second
-        assert (await pod.get("LOOSE/items/a", least=version)).json == 1
+        assert (await pod.get("LOOSE/items/a", min_version=version)).json == 1
 
 
 async def barrier_read(pod: PodHarness) -> None:
     """Wait at the barrier itself, for a version that never comes."""
-    assert pod.pod.desk._behind is not None
+    assert pod.pod.request_handler._services is not None
     with pytest.raises(Conflict):
-        await pod.pod.desk._behind[1].reach(ReachRequest("acme", "LOOSE", ABSURD, "items", ["a"]))
+        await pod.pod.request_handler._services[1].reach(BarrierRequest("acme", "LOOSE", ABSURD, "items", ["a"]))

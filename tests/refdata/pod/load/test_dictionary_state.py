@@ -9,8 +9,8 @@ import pytest
 
 from penstock.kernel.errors import Corrupt, PenstockError, Transient
 from penstock.refdata.model import DictionaryKey, VersionStamp
-from penstock.refdata.pod.load import dictionary_state as holdings
-from penstock.refdata.pod.load.dictionary_state import DictionaryState, LoadPace
+from penstock.refdata.pod.load import dictionary_state as states
+from penstock.refdata.pod.load.dictionary_state import DictionaryState, LoadLimits
 
 FOREVER = 3600.0
 PATIENCE = 30.0
@@ -21,9 +21,9 @@ TURNS = 50  # of the loop: enough for whatever is about to happen without waitin
 class Call:
     """One load under way, ended as the test says."""
 
-    def __init__(self, holding: DictionaryState, *, anew: bool) -> None:
-        self.holding = holding
-        self.anew = anew
+    def __init__(self, state: DictionaryState, *, full: bool) -> None:
+        self.state = state
+        self.full = full
         self.began_at = asyncio.get_running_loop().time()
         self.end: asyncio.Future[VersionStamp] = asyncio.get_running_loop().create_future()
 
@@ -44,13 +44,13 @@ class Script:
         self.most_running = 0
         self.parts = False  # whether a load lets the pods part first, as a full one does
 
-    async def __call__(self, holding: DictionaryState, *, anew: bool) -> VersionStamp:
+    async def __call__(self, state: DictionaryState, *, full: bool) -> VersionStamp:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
             if self.parts:
-                await holding.jitter()
-            call = Call(holding, anew=anew)
+                await state.wait_jitter()
+            call = Call(state, full=full)
             self.calls.append(call)
             self.begun.put_nowait(call)
             return await call.end
@@ -73,55 +73,55 @@ def script() -> Script:
 
 
 def made(script: Script, *, debounce: float = 0.0, jitter: float = 0.0) -> DictionaryState:
-    return DictionaryState(DictionaryKey("acme", "LOOSE"), LoadPace(debounce, jitter, asyncio.Semaphore(1)), script)
+    return DictionaryState(DictionaryKey("acme", "LOOSE"), LoadLimits(debounce, jitter, asyncio.Semaphore(1)), script)
 
 
 @pytest.fixture
 async def held(script: Script) -> AsyncIterator[DictionaryState]:
     """Loaded at version 1, with nothing to wait for between loads."""
-    holding = made(script)
-    await load_first(holding, script)
-    yield holding
-    await holding.end()
+    state = made(script)
+    await load_first(state, script)
+    yield state
+    await state.stop()
 
 
-async def load_first(holding: DictionaryState, script: Script) -> None:
-    holding.want(1)
+async def load_first(state: DictionaryState, script: Script) -> None:
+    state.request_version(1)
     call = await script.next()
-    assert call.anew
+    assert call.full
     call.held(1)
-    await idle(holding)
+    await idle(state)
 
 
-async def idle(holding: DictionaryState) -> None:
+async def idle(state: DictionaryState) -> None:
     """Return when nothing is wanted that is not held."""
     async with asyncio.timeout(PATIENCE):
-        while holding._task is not None:
-            await asyncio.wait([holding._task])
+        while state._task is not None:
+            await asyncio.wait([state._task])
 
 
 async def test_one_load_at_a_time(held: DictionaryState, script: Script) -> None:
     """R19: whatever is wanted meanwhile is one more load, not many."""
-    held.want(2)
+    held.request_version(2)
     first = await script.next()
     for version in range(3, 50):
-        held.want(version, at_once=version % 2 == 0)
+        held.request_version(version, immediately=version % 2 == 0)
     assert await script.nothing_begins()
     first.held(2)
     second = await script.next()
     second.held(49)
     await idle(held)
-    held.want(49, at_once=True)  # it is held
+    held.request_version(49, immediately=True)  # it is held
     assert await script.nothing_begins()
     assert (script.most_running, len(script.calls), held.version, held.lag) == (1, 3, 49, 0)
 
 
 async def test_a_load_begun_before_a_version_is_not_taken_for_it(held: DictionaryState, script: Script) -> None:
     """R19: whoever waits for a version sees no load that began before it, even if nobody else wants another."""
-    held.want(2)
+    held.request_version(2)
     early = await script.next()
-    held.want(3, at_once=True)
-    waiting = asyncio.create_task(held.reaches(3))
+    held.request_version(3, immediately=True)
+    waiting = asyncio.create_task(held.wait_for_version(3))
     early.held(2)
     late = await script.next()
     assert (waiting.done(), held.version) == (False, 2)
@@ -132,62 +132,62 @@ async def test_a_load_begun_before_a_version_is_not_taken_for_it(held: Dictionar
 
 async def test_a_version_wanted_again_during_a_load_is_not_lost(held: DictionaryState, script: Script) -> None:
     """R19: a load begun before a version was committed does not settle the wish for it, though its number is known."""
-    held.want(3)  # somebody told of it too early
+    held.request_version(3)  # somebody told of it too early
     early = await script.next()
-    held.want(3, at_once=True)  # now it is committed
+    held.request_version(3, immediately=True)  # now it is committed
     early.held(2)
     assert not await script.nothing_begins()
     (await script.next()).held(3)
-    await held.reaches(3)
+    await held.wait_for_version(3)
 
 
 async def test_a_version_the_primary_does_not_have_is_not_waited_for_for_ever(
     held: DictionaryState, script: Script
 ) -> None:
     """R19, R24: the primary has the last word, and the lag says so."""
-    held.want(10**15)
+    held.request_version(10**15)
     assert held.lag == 10**15 - 1
     (await script.next()).held(2)
     await idle(held)
-    assert (held.version, held.wanted, held.lag, len(script.calls)) == (2, 2, 0, 2)
+    assert (held.version, held.requested, held.lag, len(script.calls)) == (2, 2, 0, 2)
 
 
 async def test_the_first_load_is_at_once_and_the_next_waits(script: Script) -> None:
     """R19: the debounce comes after a load; a hurry cancels it, once."""
-    holding = made(script, debounce=FOREVER)
-    await load_first(holding, script)
+    state = made(script, debounce=FOREVER)
+    await load_first(state, script)
     for version in range(2, 100):
-        holding.want(version)
+        state.request_version(version)
     assert await script.nothing_begins()
-    holding.hurry()
+    state.load_now()
     (await script.next()).held(99)
-    await idle(holding)
-    holding.hurry()  # there is nothing to hurry with: it is forgotten
-    holding.want(100)
+    await idle(state)
+    state.load_now()  # there is nothing to hurry with: it is forgotten
+    state.request_version(100)
     assert await script.nothing_begins()
-    holding.want(101, at_once=True)
+    state.request_version(101, immediately=True)
     (await script.next()).held(101)
-    await idle(holding)
-    holding.want(102)
-    await holding.end()  # an end does not wait for the debounce
+    await idle(state)
+    state.request_version(102)
+    await state.stop()  # an end does not wait for the debounce
     assert (await script.nothing_begins(), len(script.calls)) == (True, 3)
 
 
 async def test_many_changes_are_few_loads(script: Script) -> None:
     """R19: one per window, however many there are, and the last of them is among them."""
     debounce = 0.1
-    holding = made(script, debounce=debounce)
+    state = made(script, debounce=debounce)
     loop = asyncio.get_running_loop()
     version, until = 0, loop.time() + 5 * debounce
     while loop.time() < until:
         version += 1
-        holding.want(version)
+        state.request_version(version)
         await asyncio.sleep(0)
         while not script.begun.empty():
             script.begun.get_nowait().held(version)
-    while holding.version < version:
+    while state.version < version:
         (await script.next()).held(version)
-        await idle(holding)
+        await idle(state)
     began = [call.began_at for call in script.calls]
     assert all(after - before > debounce * 0.9 for before, after in pairwise(began))
     assert 2 <= len(began) <= 7
@@ -197,66 +197,66 @@ async def test_many_changes_are_few_loads(script: Script) -> None:
 @pytest.mark.parametrize("is_before", [False, True])
 async def test_a_hurry_cancels_the_jitter(script: Script, is_before: bool) -> None:
     """R19: whoever waits does not wait for the pods to part, whether it came before the load began or since."""
-    holding = made(script, jitter=10**9)
+    state = made(script, jitter=10**9)
     script.parts = True
-    await load_first(holding, script)  # nothing is held: it does not part
-    holding.want(2, at_once=is_before)
+    await load_first(state, script)  # nothing is held: it does not part
+    state.request_version(2, immediately=is_before)
     assert is_before or await script.nothing_begins()
     if not is_before:
-        holding.hurry()
+        state.load_now()
     has_begun = not await script.nothing_begins()
-    await holding.end()
+    await state.stop()
     assert has_begun
 
 
 async def test_a_failed_load_is_tried_again_after_a_while(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """R19, R23: what is held stays, the error is kept until it works again; a hurry cancels the back-off."""
-    monkeypatch.setattr(holdings, "_FIRST_RETRY", timedelta(hours=1))
-    monkeypatch.setattr(holdings, "_LAST_RETRY", timedelta(hours=2))
-    holding = made(script, debounce=FOREVER)
-    await load_first(holding, script)
-    holding.want(2, at_once=True)
+    monkeypatch.setattr(states, "_FIRST_RETRY", timedelta(hours=1))
+    monkeypatch.setattr(states, "_LAST_RETRY", timedelta(hours=2))
+    state = made(script, debounce=FOREVER)
+    await load_first(state, script)
+    state.request_version(2, immediately=True)
     for number in range(5):
         (await script.next()).fail(Transient("DATABASE_DOWN", f"failure {number}"))
         assert await script.nothing_begins()
-        assert holding.error is not None
-        assert (holding.error.message, holding.version) == (f"failure {number}", 1)
-        holding.hurry()
+        assert state.error is not None
+        assert (state.error.message, state.version) == (f"failure {number}", 1)
+        state.load_now()
     (await script.next()).held(2)
-    await idle(holding)
-    assert (holding.version, holding.error) == (2, None)
+    await idle(state)
+    assert (state.version, state.error) == (2, None)
 
 
 async def test_what_never_was_loaded_is_tried_until_it_is(script: Script) -> None:
     """R23: not ready until it is held or only a person can mend it; a load anew that failed is anew again."""
-    holding = made(script)
-    settling = asyncio.create_task(holding.settles())
-    holding.want(0)
+    state = made(script)
+    settling = asyncio.create_task(state.wait_until_loaded())
+    state.request_version(0)
     for error in (DOWN, DOWN, Corrupt("LOAD_SQL_NULL_KEY", "a key twice")):
         assert not settling.done()
         call = await script.next()
-        assert call.anew
+        assert call.full
         call.fail(error)
         await script.nothing_begins()
-    assert (settling.done(), holding.mark, holding.version) == (True, None, -1)
+    assert (settling.done(), state.mark, state.version) == (True, None, -1)
     (await script.next()).held(0)
-    await holding.reaches(0)
+    await state.wait_for_version(0)
 
 
 async def test_no_more_loads_at_once_than_there_are_slots(script: Script) -> None:
     """R19: over all dictionaries; those that wait after a failure take no slot."""
-    pace = LoadPace(0.0, 0.0, asyncio.Semaphore(3))
+    pace = LoadLimits(0.0, 0.0, asyncio.Semaphore(3))
     many = [DictionaryState(DictionaryKey("acme", str(number)), pace, script) for number in range(40)]
-    for holding in many:
-        holding.want(1, at_once=True)
+    for state in many:
+        state.request_version(1, immediately=True)
     failed: set[DictionaryState] = set()
-    while not all(holding.version == 1 for holding in many):
+    while not all(state.version == 1 for state in many):
         call = await script.next()
         assert script.running <= 3
-        if call.holding in failed or len(failed) >= 10:
+        if call.state in failed or len(failed) >= 10:
             call.held(1)
         else:
-            failed.add(call.holding)
+            failed.add(call.state)
             call.fail()
         await asyncio.wait([call.end])
         await script.nothing_begins()
@@ -265,35 +265,35 @@ async def test_no_more_loads_at_once_than_there_are_slots(script: Script) -> Non
 
 async def test_anew_during_a_load_is_one_more_load(held: DictionaryState, script: Script) -> None:
     """R24: what is under way builds on what cannot be built upon; the next does not."""
-    held.want(2)
+    held.request_version(2)
     first = await script.next()
-    held.want(0, anew=True)
-    held.want(0, anew=True, at_once=True)
+    held.request_version(0, full=True)
+    held.request_version(0, full=True, immediately=True)
     first.held(2)
     second = await script.next()
-    assert (first.anew, second.anew) == (False, True)
+    assert (first.full, second.full) == (False, True)
     second.held(1)
     await idle(held)
-    assert (held.version, held.wanted, len(script.calls)) == (1, 1, 3)
+    assert (held.version, held.requested, len(script.calls)) == (1, 1, 3)
 
 
 async def test_the_end_of_a_load_under_way(script: Script) -> None:
     """R19: it is cancelled, gives its slot back, and nothing begins again."""
-    pace = LoadPace(0.0, 0.0, asyncio.Semaphore(1))
+    pace = LoadLimits(0.0, 0.0, asyncio.Semaphore(1))
     first, second = (DictionaryState(DictionaryKey("acme", code), pace, script) for code in "AB")
-    first.want(1)
-    second.want(1)
+    first.request_version(1)
+    second.request_version(1)
     call = await script.next()
     async with asyncio.timeout(PATIENCE):
-        await first.end()
+        await first.stop()
     assert (call.end.cancelled(), first.mark) == (True, None)
     (await script.next()).held(1)
-    await second.reaches(1)
+    await second.wait_for_version(1)
     await idle(second)
-    await second.end()
+    await second.stop()
     assert script.running == 0
-    second.want(2)
+    second.request_version(2)
     (await script.next()).fail()
     await script.nothing_begins()
-    await second.end()  # in its back-off
+    await second.stop()  # in its back-off
     assert await script.nothing_begins()

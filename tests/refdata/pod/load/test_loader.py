@@ -14,7 +14,7 @@ from penstock.refdata.dictionaries import retained_versions
 from penstock.refdata.dictionaries.reader import DictionarySnapshot, Rows
 from penstock.refdata.model import DictionaryKey
 from penstock.refdata.pod.load import loader
-from penstock.refdata.pod.load.loader import DictionaryLoads
+from penstock.refdata.pod.load.loader import DictionaryLoader
 from penstock.refdata.store import to_stamp
 from tests.refdata.harness import delete
 from tests.refdata.pod.harness import PodHarness
@@ -47,13 +47,13 @@ async def test_keys_that_cannot_be_looked_up_in_time_are_loaded_with_all(
     only = DictionarySnapshot.read_keys
     monkeypatch.setattr(DictionarySnapshot, "read_keys", never)
     with monkeypatch.context() as impatient:
-        impatient.setattr(loader, "_CHANGES_WITHIN", 0.05)
+        impatient.setattr(loader, "_CHANGES_TIMEOUT", 0.05)
         await pod.hold("LOOSE", {"a": "once"})
     monkeypatch.setattr(DictionarySnapshot, "read_keys", only)
     before = loaded(pod, "LOOSE", "delta")
     await pod.hold("LOOSE", {"a": "quick again"})
     assert (tries, loaded(pod, "LOOSE", "delta")) == (1, before + 1)
-    monkeypatch.setattr(loader, "_CHANGES_WITHIN", 0.05)
+    monkeypatch.setattr(loader, "_CHANGES_TIMEOUT", 0.05)
     monkeypatch.setattr(DictionarySnapshot, "read_keys", never)
     for number in range(4):
         await pod.hold("LOOSE", {"a": number})
@@ -77,19 +77,19 @@ async def test_a_load_that_does_not_get_on_makes_old_data(pod: PodHarness, monke
     """R23: also while every look succeeds, what cannot be loaded is told to be old."""
     version = await pod.hold("LOOSE", {"a": 1})
     assert pod.pod._loader is not None
-    pod.pod._loader._patience = 0.1
+    pod.pod._loader._stale_after = 0.1
     may_load = asyncio.Event()
-    load = DictionaryLoads.__call__
+    load = DictionaryLoader.__call__
 
-    async def stuck(self: DictionaryLoads, holding: Any, *, anew: bool) -> Any:
+    async def stuck(self: DictionaryLoader, state: Any, *, full: bool) -> Any:
         await may_load.wait()
-        return await load(self, holding, anew=anew)
+        return await load(self, state, full=full)
 
-    monkeypatch.setattr(DictionaryLoads, "__call__", stuck)
+    monkeypatch.setattr(DictionaryLoader, "__call__", stuck)
     await pod.put("LOOSE", {"a": 2})
     while "X-Data-Age" not in (found := await pod.get("LOOSE/items/a")).headers:
         assert (found.json, found.version) == (1, version)
-        await pod.pod._loader.look()
+        await pod.pod._loader.reconcile()
     may_load.set()
     await pod.holds("LOOSE", version + 1)
     found = await pod.get("LOOSE/items/a")
@@ -136,7 +136,7 @@ async def test_readers_of_a_pinned_dictionary_do_not_load_the_primary(
 
     monkeypatch.setattr(store, "read_visible_version", counted)
     monkeypatch.setattr(DictionarySnapshot, "read_existing", unread)
-    answers = await asyncio.gather(*(pod.get("LOOSE/items/a", least=version) for _ in range(200)))
+    answers = await asyncio.gather(*(pod.get("LOOSE/items/a", min_version=version) for _ in range(200)))
     assert {(answer.status, answer.json["code"]) for answer in answers} == {(409, "VERSION_PINNED")}
     assert asked < 100
 
@@ -155,10 +155,10 @@ async def test_a_page_of_a_quicker_pod_is_waited_for(pod: PodHarness) -> None:
 async def test_one_audit_at_a_time(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R32: it reads everything: who asks for another meanwhile is told to come again."""
     await pod.hold("LOOSE", {"a": 1})
-    desk = pod.pod.desk._behind
-    assert desk is not None
-    async with desk[2]._looking:
+    request_handler = pod.pod.request_handler._services
+    assert request_handler is not None
+    async with request_handler[2]._lock:
         with pytest.raises(Transient, match="already"):
-            await desk[2].audit(LOOSE)
+            await request_handler[2].audit(LOOSE)
         assert (await pod.get("LOOSE/audit")).json["code"] == "AUDIT_BUSY"
-    assert (await pod.get("LOOSE/audit")).json["agrees"]
+    assert (await pod.get("LOOSE/audit")).json["matches"]

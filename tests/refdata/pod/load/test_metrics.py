@@ -9,6 +9,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.refdata.pod.load import loader
 from penstock.settings import Settings
 from tests.refdata.exposition import Samples, parsed
 from tests.refdata.harness import OFTEN, create_schemas, environment, refdata_settings, upsert
@@ -95,7 +96,7 @@ async def test_reads_from_the_primary_are_counted(quiet_settings: Settings, tmp_
         fallbacks = 0
         for number in range(5):
             version = await pod.put("LOOSE", {"a": number})
-            found = await pod.get("LOOSE/items/a", least=version)
+            found = await pod.get("LOOSE/items/a", min_version=version)
             assert (found.status, found.json, found.version) == (200, number, version)
             fallbacks += found.source == "postgres_fallback"
         assert (await pod.get("LOOSE/items/a")).source == "memory"
@@ -164,12 +165,36 @@ async def test_a_trace_and_the_log_go_from_the_request_to_the_swap(database_url:
         assert (loaded["tenantId"], loaded["dictCode"], loaded["version"]) == ("acme", "LOOSE", 0)
 
 
-async def test_the_first_version_is_told_like_all_others(pod: PodHarness) -> None:
-    """R26: also the version after none tells which event made it, where from and when it was swapped."""
+async def test_log_entries_of_loads_identify_the_version(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R26: a load is logged at INFO with event, source and number of items, and each commit of a delta at DEBUG."""
+    monkeypatch.setattr(loader, "_LOG_INTERVAL", 0.0)
+    for version in (1, 2):
+        with capture_logs() as logs:
+            event_id = await pod.harness.send("LOOSE", upsert("a", version))
+            await pod.harness.apply()
+            await pod.holds("LOOSE", version)
+        fields = {
+            "eventId": str(event_id),
+            "dictCode": "LOOSE",
+            "version": version,
+            "source": "REST",
+            "tenantId": "acme",
+        }
+        entries = {entry["event"]: entry for entry in logs if entry["event"].startswith("dictionary_")}
+        levels = {event: entry["log_level"] for event, entry in entries.items()}
+        changed = {"dictionary_changed": "debug"} if entries["dictionary_loaded"]["kind"] == "delta" else {}
+        assert levels == {**changed, "dictionary_loaded": "info"}
+        assert entries["dictionary_loaded"]["items"] == 1
+        for entry in entries.values():
+            assert {name: entry.get(name) for name in fields} == fields
+
+
+async def test_frequent_loads_are_logged_at_debug(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R26: delta loads of one dictionary are logged at INFO at most once per interval."""
+    monkeypatch.setattr(loader, "_LOG_INTERVAL", 3600.0)
     with capture_logs() as logs:
-        event_id = await pod.harness.send("LOOSE", upsert("a", 1))
-        await pod.harness.apply()
-        await pod.holds("LOOSE", 1)
-    told = [line for line in logs if line["event"] in ("dictionary_changed", "dictionary_loaded")]
-    about = {"eventId": str(event_id), "dictCode": "LOOSE", "version": 1, "source": "REST", "tenantId": "acme"}
-    assert [{name: line.get(name) for name in about} for line in told] == [about]
+        for number in range(4):
+            await pod.hold("LOOSE", {"a": number})
+    loads = [(entry["kind"], entry["log_level"]) for entry in logs if entry["event"] == "dictionary_loaded"]
+    assert loads[-2:] == [("delta", "debug")] * 2
+    assert [level for _, level in loads].count("info") <= 2

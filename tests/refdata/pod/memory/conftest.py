@@ -19,6 +19,6 @@ def held(tmp_path: Path) -> Iterator[MemoryWriter]:
 
 @pytest.fixture
 def view(held: MemoryWriter) -> Iterator[MemoryView]:
-    seen = held.view()
+    seen = held.open_view()
     yield seen
     seen.txn.abort()

@@ -9,7 +9,7 @@ Items = dict[str, str]
 
 
 def load(held: MemoryWriter, mark: VersionStamp, items: Items, target: DictionaryKey = TARGET) -> None:
-    generation = held.begin()
+    generation = held.begin_generation()
     assert held.fill(generation, items.items()) == len(items)
     held.publish(target, generation, mark, len(items))
 

@@ -53,7 +53,7 @@ def test_pods_that_start_at_once_do_not_take_each_other_for_dead(
     def flock(descriptor: int, operation: int) -> None:
         calls.append(descriptor)
         if len(calls) == 1:
-            folder._reap(tmp_path)  # another pod starts at this very moment
+            folder._remove_abandoned(tmp_path)  # another pod starts at this very moment
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)

@@ -20,24 +20,24 @@ from penstock.refdata.pod.memory.shared_counters import PodCounters
 from penstock.refdata.pod.memory.reader import PageCursor, MemoryView
 
 folder, limit, last = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-target, seen, versions = DictionaryKey("acme", "LOOSE"), PodCounters(folder).counters(0), set()
+target, counters, versions = DictionaryKey("acme", "LOOSE"), PodCounters(folder).of_process(0), set()
 with MemoryView.open(folder, limit) as view:
     while True:
-        view.renew()
-        shelf = view.shelf(target)
-        keys = [b"k%d" % number for number in range(100 if shelf.version % 2 else 60)]
-        found = [view.get(shelf, key) for key in keys]
-        assert {layout.body_of(one) for one in found} == {b"%d" % shelf.version}, "a mixture"
-        assert shelf.items == len(keys) and view.get(shelf, b"k%d" % len(keys)) is None, "another's items"
-        page = view.page(target, PageCursor(shelf.mark), 30, 10**6)
-        view.renew()
-        rest = view.page(target, PageCursor(shelf.mark, page[-1][0]), 1_000, 10**6)
+        view.refresh()
+        header = view.header(target)
+        keys = [b"k%d" % number for number in range(100 if header.version % 2 else 60)]
+        responses = [view.get(header, key) for key in keys]
+        assert {layout.read_body(response) for response in responses} == {b"%d" % header.version}, "a mixture"
+        assert header.items == len(keys) and view.get(header, b"k%d" % len(keys)) is None, "items of another version"
+        page = view.read_page(target, PageCursor(header.mark), 30, 10**6)
+        view.refresh()
+        rest = view.read_page(target, PageCursor(header.mark, page[-1][0]), 1_000, 10**6)
         if rest is not None:
-            assert sorted(layout.key_of(*one) for one in page + rest) == sorted(keys), "pages of two versions"
-            assert {layout.body_of(one[1]) for one in page + rest} == {b"%d" % shelf.version}, "pages mixed"
-        versions.add(shelf.version)
-        seen[0] = len(versions)
-        if shelf.version == last:
+            assert sorted(layout.decode_key(*item) for item in page + rest) == sorted(keys), "pages of two versions"
+            assert {layout.read_body(item[1]) for item in page + rest} == {b"%d" % header.version}, "mixed pages"
+        versions.add(header.version)
+        counters[0] = len(versions)
+        if header.version == last:
             break
 """
 
@@ -45,28 +45,28 @@ with MemoryView.open(folder, limit) as view:
 def test_a_view_stays_as_it_was_until_it_is_renewed(held: MemoryWriter, view: MemoryView) -> None:
     """R18: a request sees one version throughout, of a change, of a full load, and of a drop."""
     load(held, VersionStamp(1, 1), {"a": "1", "b": "1"})
-    view.renew()
-    shelf = view.shelf(TARGET)
-    assert shelf is not None
+    view.refresh()
+    header = view.header(TARGET)
+    assert header is not None
     held.change(TARGET, VersionStamp(2, 2), {"a": "2"}, ["b"])
     load(held, VersionStamp(3, 3), {"a": "3"})
     held.drop(TARGET)
     while held.free():
         pass
-    assert view.shelf(TARGET) == shelf
-    found = [view.get(shelf, key) for key in (b"a", b"b")]
-    assert [one and layout.body_of(one) for one in found] == [b"1", b"1"]
-    view.renew()
-    assert view.shelf(TARGET) is None
+    assert view.header(TARGET) == header
+    found = [view.get(header, key) for key in (b"a", b"b")]
+    assert [one and layout.read_body(one) for one in found] == [b"1", b"1"]
+    view.refresh()
+    assert view.header(TARGET) is None
 
 
 def test_another_process_never_sees_a_mixture(tmp_path: Path) -> None:
     """R18, R29: full loads and changes of every item, hundreds of them: each look finds one version, and all of it."""
     last = 10**9
-    held = MemoryWriter(tmp_path, limit=LIMIT, pages_for=0.0)
+    held = MemoryWriter(tmp_path, limit=LIMIT, page_retention=0.0)
     load(held, VersionStamp(1, 1), numbered(100, "1"))
     command = [sys.executable, "-c", READER, str(tmp_path), str(LIMIT), str(last)]
-    seen, version = held.state.counters(0), 1
+    seen, version = held.counters.of_process(0), 1
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as reader:
         while (version < 600 or seen[0] < 50) and reader.poll() is None:
             version += 2
@@ -85,8 +85,8 @@ def test_pages_of_another_dictionary_are_gone(held: MemoryWriter, view: MemoryVi
     """R17: a cursor that was made elsewhere, or by nobody, leads nowhere."""
     load(held, VersionStamp(1, 1), {"a": "1"})
     load(held, VersionStamp(2, 2), {"b": "1"}, DictionaryKey("globex", "LOOSE"))
-    view.renew()
-    assert view.page(TARGET, PageCursor(VersionStamp(1, 1)), 10, 10)
+    view.refresh()
+    assert view.read_page(TARGET, PageCursor(VersionStamp(1, 1)), 10, 10)
     for mark in (
         VersionStamp(2, 2),
         VersionStamp(1, 2),
@@ -94,5 +94,5 @@ def test_pages_of_another_dictionary_are_gone(held: MemoryWriter, view: MemoryVi
         VersionStamp(2, 1),
         VersionStamp(2**62, 1),
     ):
-        assert view.page(TARGET, PageCursor(mark), 10, 10) is None
-    assert view.page(DictionaryKey("nobody", "LOOSE"), PageCursor(VersionStamp(1, 1)), 10, 10) is None
+        assert view.read_page(TARGET, PageCursor(mark), 10, 10) is None
+    assert view.read_page(DictionaryKey("nobody", "LOOSE"), PageCursor(VersionStamp(1, 1)), 10, 10) is None

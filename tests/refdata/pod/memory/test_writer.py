@@ -15,7 +15,7 @@ from penstock.refdata.pod.memory.reader import MemoryView, VersionChange
 from penstock.refdata.pod.memory.writer import MemoryWriter
 from penstock.refdata.pod.serve import responses
 from penstock.refdata.pod.serve.handlers import StreamResponse
-from penstock.refdata.pod.serve.request import address_of
+from penstock.refdata.pod.serve.request import parse_path
 from penstock.refdata.pod.serve.router import Router
 from penstock.refdata.pod.serve.streams import ActiveStreams
 from tests.refdata.pod.memory.held_memory import LIMIT, TARGET, Items, load, numbered
@@ -25,9 +25,12 @@ LONG_KEY = "k" * 500
 
 def items_of(view: MemoryView, target: DictionaryKey = TARGET) -> Items:
     """Everything that is there now."""
-    with view.all(target) as found:
+    with view.open_all(target) as found:
         assert found is not None
-        return {layout.key_of(*one).decode(): layout.body_of(layout.response_of(*one)).decode() for one in found[1]}
+        return {
+            layout.decode_key(*one).decode(): layout.read_body(layout.decode_response(*one)).decode()
+            for one in found[1]
+        }
 
 
 def entries(held: MemoryWriter) -> int:
@@ -36,10 +39,10 @@ def entries(held: MemoryWriter) -> int:
 
 def test_a_key_that_comes_twice_is_counted_once(held: MemoryWriter) -> None:
     """R3: whoever loads can tell that keys were repeated, in one batch or in two, long ones too."""
-    generation = held.begin()
+    generation = held.begin_generation()
     assert held.fill(generation, [("a", "1"), ("b", "2"), ("a", "3"), (LONG_KEY, "4"), (LONG_KEY, "5")]) == 3
     assert held.fill(generation, [("b", "2"), (LONG_KEY, "4"), ("c", "6")]) == 1
-    assert held.fill(held.begin(), [("a", "1")]) == 1
+    assert held.fill(held.begin_generation(), [("a", "1")]) == 1
 
 
 @pytest.mark.parametrize(("batch", "size"), [(1, 10), (1, 30_000), (50, 1_000), (5_000, 10), (5_000, 600)])
@@ -50,18 +53,18 @@ def test_a_full_memory_goes_on_serving_and_recovers(tmp_path: Path, batch: int, 
         held = MemoryWriter(tmp_path, limit=LIMIT if batch == 5_000 else 2 * 1024 * 1024)
         closing.callback(held.close)
         load(held, VersionStamp(1, 1), items)
-        generation = held.begin()
+        generation = held.begin_generation()
         with pytest.raises(Transient) as refused:
             for start in range(0, 10**6, batch):
                 held.fill(generation, [(f"n{number}", payload) for number in range(start, start + batch)])
         assert (refused.value.code, "memoryLimitMb" in str(refused.value.hint)) == ("MEMORY_FULL", True)
-        view = held.view()
+        view = held.open_view()
         closing.callback(lambda: view.txn.abort())
         assert items_of(view) == items
         held.discard(generation)
         while held.free():
-            view.renew()
-        view.renew()
+            view.refresh()
+        view.refresh()
         assert entries(held) == len(items) + 2
         assert held.change(TARGET, VersionStamp(2, 2), {"k0": '"new"'}, []) == ["k0"]
         load(held, VersionStamp(3, 3), items | {"k1": '"new"'})
@@ -72,12 +75,12 @@ def test_a_change_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     """R18: neither what is read nor what is known of it, however far the change came."""
     held = MemoryWriter(tmp_path, limit=1024 * 1024)
     load(held, VersionStamp(1, 1), numbered(10))
-    shelf = held.shelf(TARGET)
+    header = held.header(TARGET)
     with pytest.raises(Transient) as refused:
         held.change(TARGET, VersionStamp(2, 2), numbered(2_500, '"' + "x" * 20_000 + '"'), ["k1"])
-    view = held.view()
+    view = held.open_view()
     assert refused.value.code == "MEMORY_FULL"
-    assert (held.shelf(TARGET), view.shelf(TARGET), items_of(view)) == (shelf, shelf, numbered(10))
+    assert (held.header(TARGET), view.header(TARGET), items_of(view)) == (header, header, numbered(10))
     assert held.change(TARGET, VersionStamp(2, 2), {"k1": "2"}, []) == ["k1"]
     view.txn.abort()
     held.close()
@@ -87,14 +90,14 @@ def test_old_generations_are_freed_in_pieces(held: MemoryWriter, monkeypatch: py
     """R29: a piece at a time, and not before those who page through it had their time."""
     now = 1_000.0
     monkeypatch.setattr(writer, "monotonic", lambda: now)
-    monkeypatch.setattr(writer, "_FREED_AT_ONCE", 100)
+    monkeypatch.setattr(writer, "_FREE_BATCH", 100)
     load(held, VersionStamp(1, 1), numbered(950))
     for version in range(2, 12):
         held.change(TARGET, VersionStamp(version, version), {"k0": str(version)}, [])
     load(held, VersionStamp(12, 12), numbered(30))
     full = entries(held)
     assert (held.free(), entries(held)) == (False, full)
-    now += writer.PAGES_FOR
+    now += writer.PAGE_RETENTION
     left = []
     while held.free():
         left.append(entries(held))
@@ -108,26 +111,26 @@ def test_a_long_key_that_came_and_went_is_told_by_its_name(held: MemoryWriter, v
     load(held, VersionStamp(1, 1), {"a": "1"})
     held.change(TARGET, VersionStamp(2, 2), {LONG_KEY: "1"}, [])
     held.change(TARGET, VersionStamp(3, 3), {}, [LONG_KEY])
-    view.renew()
-    shelf = view.shelf(TARGET)
-    assert shelf is not None
+    view.refresh()
+    header = view.header(TARGET)
+    assert header is not None
     key = LONG_KEY.encode()
-    assert view.changes(shelf, 1) == [VersionChange(1, 2, [key]), VersionChange(2, 3, [key])]
+    assert view.read_changes(header, 1) == [VersionChange(1, 2, [key]), VersionChange(2, 3, [key])]
 
 
 async def test_who_follows_is_told_when_versions_were_lost(held: MemoryWriter, view: MemoryView) -> None:
     """R24, R31: a primary restored from a backup has a lower version: whoever follows has to read anew."""
     load(held, VersionStamp(9, 9), {"a": "9"})
     changed = asyncio.Event()
-    front = Router(view, held.state, TenantSection(), None, patience=60.0)
-    address = address_of(b"/v1/tenants/acme/dictionaries/LOOSE/changes")
-    async with aclosing(ActiveStreams(front, lambda: changed).begin(StreamResponse(address, responses.EVENTS))) as feed:
+    router = Router(view, held.counters, TenantSection(), None, stale_after=60.0)
+    address = parse_path(b"/v1/tenants/acme/dictionaries/LOOSE/changes")
+    async with aclosing(ActiveStreams(router, lambda: changed).open(StreamResponse(address, responses.EVENTS))) as feed:
         assert b"X-Dict-Version: 9" in await anext(feed)
         assert await anext(feed) == b": 9\n\n"
         event = asyncio.create_task(told(feed))
         await asyncio.sleep(0)
         load(held, VersionStamp(5, 5), {"a": "5"})
-        front.renew()
+        router.refresh()
         before, changed = changed, asyncio.Event()
         before.set()
         async with asyncio.timeout(5):

@@ -116,7 +116,7 @@ class ReadRequest(NamedTuple):
 
     pod: CampaignPod
     target: DictionaryKey
-    least: int | None
+    min_version: int | None
 
 
 @dataclass
@@ -249,8 +249,8 @@ class CampaignReader:
         read, _ = await self._get(asked, "page", page)
         while read.status == 200 and read.body["next"] is not None:
             if self._random.random() < 0.2:
-                pod, least = self._random.choice(self._campaign.pods), self._campaign.known[asked.target]
-                asked = asked._replace(pod=pod, least=self._random.choice((asked.least, least)))
+                pod, min_version = self._random.choice(self._campaign.pods), self._campaign.known[asked.target]
+                asked = asked._replace(pod=pod, min_version=self._random.choice((asked.min_version, min_version)))
             read, _ = await self._get(asked, "page", f"{page}&cursor={quote(read.body['next'])}")
 
     async def _get(
@@ -262,13 +262,17 @@ class CampaignReader:
         holds: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Read, Mapping[str, str]]:
-        least = {} if asked.least is None else {"X-Min-Version": str(asked.least)}
+        min_version = {} if asked.min_version is None else {"X-Min-Version": str(asked.min_version)}
         url = f"{asked.pod.address}/v1/tenants/{asked.target.tenant_id}/dictionaries/{asked.target.dict_code}/{path}"
         now = time.monotonic()
-        read = Read(asked.pod.number, asked.target, what, asked.least, now, now, keys, holds=holds, walk=self._walk)
+        read = Read(
+            asked.pod.number, asked.target, what, asked.min_version, now, now, keys, holds=holds, walk=self._walk
+        )
         told: Mapping[str, str] = {}
         try:
-            async with self._session.get(URL(url, encoded=True), headers={**least, **(headers or {})}) as response:
+            async with self._session.get(
+                URL(url, encoded=True), headers={**min_version, **(headers or {})}
+            ) as response:
                 raw, told = await response.read(), response.headers
         except (aiohttp.ClientError, TimeoutError, OSError):
             read = replace(read, ended=time.monotonic())
@@ -277,7 +281,7 @@ class CampaignReader:
         self._campaign.history.reads.append(read)
         if read.status is None:
             await wait_event(self._campaign.ending, 0.2)  # as a client does that finds nobody there
-        elif asked.least is not None:
+        elif asked.min_version is not None:
             self._campaign.barriers += 1
         return read, told
 

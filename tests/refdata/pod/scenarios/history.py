@@ -10,7 +10,7 @@ import orjson
 
 from penstock.refdata.model import DictionaryKey
 
-LONGEST = 15.0  # seconds for an answer of a pod that nobody holds
+LONGEST_PLAIN_KEY = 15.0  # seconds for an answer of a pod that nobody holds
 SOURCES = ("memory", "postgres_fallback")
 Content = Mapping[str, Any]
 _MISSING = object()
@@ -46,7 +46,7 @@ class Read:
     pod: int
     target: DictionaryKey
     what: str
-    least: int | None
+    min_version: int | None
     began: float
     ended: float
     keys: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class History:
 
     def figures(self) -> Mapping[str, Any]:
         """How many commits, and answers of each kind, with and without a barrier."""
-        kinds = Counter((read.least is not None, read.status, read.source) for read in self.reads)
+        kinds = Counter((read.min_version is not None, read.status, read.source) for read in self.reads)
         return {
             "commits": len(self.writes),
             "barrier_reads": {kind[1:]: number for kind, number in kinds.most_common() if kind[0]},
@@ -139,7 +139,7 @@ class _Checker:
         if read.version is None or read.source not in SOURCES:
             yield "it does not tell its version and source"
             return
-        if read.least is not None and read.version < read.least:
+        if read.min_version is not None and read.version < read.min_version:
             yield "R21: less than was asked for"
         content = self._at(read.target, read.version)
         if content is None or self._sent_at(read.target, read.version) > read.ended:
@@ -150,11 +150,11 @@ class _Checker:
     def _lies_in_refusal(self, read: Read) -> Iterator[str]:
         """R21: 409 is for versions that nobody could know of, and tells how far the primary is; or for old cursors."""
         if read.body.get("code") == "CURSOR_TOO_OLD":
-            if read.least is None or self._begun.get(read.walk, read.least) >= read.least:
+            if read.min_version is None or self._begun.get(read.walk, read.min_version) >= read.min_version:
                 yield "a cursor that is not too old"
-        elif read.least is None or read.version is None or read.body.get("code") != "VERSION_NOT_COMMITTED":
+        elif read.min_version is None or read.version is None or read.body.get("code") != "VERSION_NOT_COMMITTED":
             yield "a refusal without a reason"
-        elif read.version >= read.least or self._sent_at(read.target, read.version) > read.ended:
+        elif read.version >= read.min_version or self._sent_at(read.target, read.version) > read.ended:
             yield "a refusal that names a version as it cannot be"
         elif read.version < (known := self._known_before(read)):
             yield f"R21: version {known} was known to be committed before the question"
@@ -206,9 +206,9 @@ def _lies_of_the_free(read: Read) -> Iterator[str]:
     """What is excused only while somebody holds the pod."""
     if read.status is None:
         yield "no answer, though nobody held the pod"
-    elif read.ended - read.began > LONGEST:
+    elif read.ended - read.began > LONGEST_PLAIN_KEY:
         yield f"an answer after {read.ended - read.began:.1f} s"
-    if read.status == 503 and read.least is None:
+    if read.status == 503 and read.min_version is None:
         yield "R23: no data for somebody who named no version"
 
 

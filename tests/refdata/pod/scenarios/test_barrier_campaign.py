@@ -149,9 +149,9 @@ class FaultInjector:
         await self._while(0.2, 2.0)
         await self._campaign.relay_again()
 
-    async def _while(self, least: float, most: float) -> None:
+    async def _while(self, min_version: float, most: float) -> None:
         """The time an accident takes."""
-        await wait_event(asyncio.Event(), self._random.uniform(least, most))
+        await wait_event(asyncio.Event(), self._random.uniform(min_version, most))
 
     def _masters(self) -> list[int]:
         found = []
@@ -256,7 +256,7 @@ async def test_whoever_names_a_version_never_sees_less(
         assert not lies, "\n".join(
             [f"{SEED}={seed}: {len(lies)} lies", *lies[:10], *[await _log(pod) for pod in stage.pods]]
         )
-        told = [read for read in history.reads if read.least is not None and read.status in DATA]
+        told = [read for read in history.reads if read.min_version is not None and read.status in DATA]
         assert len(told) > reads // 3, f"hardly anybody was told anything: {history.figures()}"
         for pod in stage.pods:
             assert await asyncio.to_thread(pod.server.stop) == 0, await _log(pod)
@@ -265,9 +265,9 @@ async def test_whoever_names_a_version_never_sees_less(
 async def test_a_cursor_is_no_way_below_the_barrier(pod: PodHarness) -> None:
     """R17, R21: pages are of the version they began with; whoever names a later one does not get them."""
     held = await pod.hold("LOOSE", {"a": 1, "b": 1})
-    first = await pod.get("LOOSE/all?limit=1", least=held)
+    first = await pod.get("LOOSE/all?limit=1", min_version=held)
     version = await pod.put("LOOSE", {"b": 2})
-    more = await pod.get(f"LOOSE/all?limit=1&cursor={quote(first.json['next'])}", least=version)
+    more = await pod.get(f"LOOSE/all?limit=1&cursor={quote(first.json['next'])}", min_version=version)
     assert more.status != 200 or more.version >= version
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.refdata.model import DictionaryKey
-from tests.refdata.pod.scenarios.history import LONGEST, History, Hold, Read, Write
+from tests.refdata.pod.scenarios.history import LONGEST_PLAIN_KEY, History, Hold, Read, Write
 
 ACME, GLOBEX = DictionaryKey("acme", "LOOSE"), DictionaryKey("globex", "LOOSE")
 # Version 1 is {a: 1, b: 1}, 2 is {a: 2, b: 1}, 3 is {a: 2}, 4 is {c: 4}; of the other tenant 1 is {a: 9}.
@@ -23,7 +23,14 @@ TOO_OLD, NOT_COMMITTED, UNKNOWN = {"code": "CURSOR_TOO_OLD"}, {"code": "VERSION_
 
 def answer(what: str, body: Any, version: int | None = 2, status: int | None = 200, **more: Any) -> Read:
     """An answer at a time when version 2 is known and 3 is not sent."""
-    told: dict[str, Any] = {"pod": 0, "target": ACME, "least": 2, "began": 12.0, "ended": 13.0, "source": "memory"}
+    told: dict[str, Any] = {
+        "pod": 0,
+        "target": ACME,
+        "min_version": 2,
+        "began": 12.0,
+        "ended": 13.0,
+        "source": "memory",
+    }
     return Read(**{**told, "what": what, "body": body, "version": version, "status": status, **more})
 
 
@@ -42,7 +49,7 @@ VERSION = answer("version", {"tenantId": "acme", "dictCode": "LOOSE", "version":
 ALL = answer("all", [{"key": "a", "value": 2}, {"key": "b", "value": 1}])
 MISSING = answer("item", UNKNOWN, status=404, keys=("c",))
 SAME = answer("item", None, status=304, keys=("a",), holds=2)
-REFUSED = answer("item", NOT_COMMITTED, 2, status=409, least=3, source="postgres_fallback")
+REFUSED = answer("item", NOT_COMMITTED, 2, status=409, min_version=3, source="postgres_fallback")
 SILENT = answer("item", None, None, status=None, keys=("a",))
 BUSY = answer("item", {"code": "DATABASE_DOWN"}, status=503, keys=("a",))
 
@@ -58,20 +65,24 @@ def test_honest_pages_are_believed() -> None:
     first, last = page({"a": 2}, "on"), page({"b": 1}, None, began=40.0, ended=41.0)
     assert lies(first, last) == []
     assert lies(first, replace(last, status=410, version=None, body={"code": "VERSION_EXPIRED"})) == []
-    assert lies(first, replace(last, status=409, version=None, body=TOO_OLD, least=3)) == []
+    assert lies(first, replace(last, status=409, version=None, body=TOO_OLD, min_version=3)) == []
 
 
 def test_a_cursor_is_refused_only_below_the_barrier() -> None:
     """R21: what is as new as was asked for is shown."""
     first = page({"a": 2}, "on")
-    for read in (page({}, None, status=409, walk=1), replace(ITEM, status=409, least=3), replace(first, least=None)):
+    for read in (
+        page({}, None, status=409, walk=1),
+        replace(ITEM, status=409, min_version=3),
+        replace(first, min_version=None),
+    ):
         assert "not too old" in lies(first, replace(read, status=409, body=TOO_OLD))[0]
 
 
 @pytest.mark.parametrize("read", [ITEM, ITEMS, VERSION, ALL, MISSING, SAME, page({"a": 2, "b": 1}, None)])
 def test_less_than_was_asked_for_is_a_lie(read: Read) -> None:
     """R21: whatever is read, and though it is the truth about that version."""
-    assert "less than was asked for" in lies(replace(read, least=3))[0]
+    assert "less than was asked for" in lies(replace(read, min_version=3))[0]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +90,7 @@ def test_less_than_was_asked_for_is_a_lie(read: Read) -> None:
     [
         replace(ITEM, body=1),
         replace(ITEM, version=3, keys=("b",), body=1, began=22.0, ended=23.0),
-        replace(ITEM, target=GLOBEX, least=1, version=1, body=1),
+        replace(ITEM, target=GLOBEX, min_version=1, version=1, body=1),
         replace(ITEMS, body={"version": 2, "items": {"a": 2}, "missing": []}),
         replace(ITEMS, body={"version": 3, "items": {"a": 2}, "missing": ["x"]}),
         replace(ITEMS, body={"version": 2, "items": {"a": 2, "b": 0}, "missing": []}, keys=("a", "b")),
@@ -103,11 +114,12 @@ def test_what_is_not_of_the_version_it_names_is_a_lie(read: Read) -> None:
 
 def test_pages_of_several_versions_are_a_lie() -> None:
     """R17: pages together are one version."""
-    assert "several versions" in lies(page({"a": 1}, "on", 1, least=None), page({"b": 1}, None))[0]
+    assert "several versions" in lies(page({"a": 1}, "on", 1, min_version=None), page({"b": 1}, None))[0]
 
 
 @pytest.mark.parametrize(
-    "read", [replace(ITEM, version=3), replace(ITEM, version=5, least=None), replace(ITEM, version=-1, least=None)]
+    "read",
+    [replace(ITEM, version=3), replace(ITEM, version=5, min_version=None), replace(ITEM, version=-1, min_version=None)],
 )
 def test_a_version_that_was_not_committed_is_a_lie(read: Read) -> None:
     """R21: nobody had sent it when the answer came, or ever."""
@@ -125,11 +137,11 @@ def test_every_answer_tells_version_and_source(read: Read) -> None:
 @pytest.mark.parametrize(
     ("read", "why"),
     [
-        (replace(REFUSED, least=2, version=1), "known to be committed"),
-        (replace(REFUSED, least=9, version=1), "known to be committed"),
+        (replace(REFUSED, min_version=2, version=1), "known to be committed"),
+        (replace(REFUSED, min_version=9, version=1), "known to be committed"),
         (replace(REFUSED, version=3), "as it cannot be"),
-        (replace(REFUSED, least=9, version=4), "as it cannot be"),
-        (replace(REFUSED, least=None), "without a reason"),
+        (replace(REFUSED, min_version=9, version=4), "as it cannot be"),
+        (replace(REFUSED, min_version=None), "without a reason"),
         (replace(REFUSED, version=None), "without a reason"),
         (replace(REFUSED, body={"code": "CONFLICT"}), "without a reason"),
     ],
@@ -149,7 +161,7 @@ def test_no_answer_is_excused_only_while_the_pod_is_held() -> None:
 
 def test_a_late_answer_is_excused_only_while_the_pod_is_held() -> None:
     """And what it says is judged all the same."""
-    late = replace(ITEM, ended=ITEM.began + LONGEST + 1)
+    late = replace(ITEM, ended=ITEM.began + LONGEST_PLAIN_KEY + 1)
     assert "an answer after" in lies(late)[0]
     assert lies(late, holds=[Hold(0, 12.0, 14.0)]) == []
     assert "not what version" in lies(replace(late, body=1), holds=[Hold(0, 12.0, 14.0)])[0]
@@ -157,8 +169,8 @@ def test_a_late_answer_is_excused_only_while_the_pod_is_held() -> None:
 
 def test_whoever_names_no_version_is_served() -> None:
     """R23: from memory, however the primary is; an earlier version will do."""
-    assert lies(replace(ITEM, least=None, version=1, body=1)) == []
-    assert "named no version" in lies(replace(BUSY, least=None))[0]
+    assert lies(replace(ITEM, min_version=None, version=1, body=1)) == []
+    assert "named no version" in lies(replace(BUSY, min_version=None))[0]
 
 
 @pytest.mark.parametrize("status", [400, 410, 422, 500, 502])

@@ -15,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from penstock.refdata.model import DictionaryKey, VersionStamp
 from penstock.refdata.pod.memory import layout, writer
-from penstock.refdata.pod.memory.reader import Found, PageCursor
+from penstock.refdata.pod.memory.reader import PageCursor, StoredItem
 from penstock.refdata.pod.memory.writer import MemoryWriter
 from tests.support.soak import Campaign, examples, model_examples
 
-PAGES_FOR = 60.0
+PAGE_RETENTION = 60.0
 TARGETS = [DictionaryKey("acme", "A"), DictionaryKey("acme", "AB"), DictionaryKey("globex", "A")]
 LONG = ["k" * 481, "k" * 481 + "é", "ключ" * 100, "\U0001f600" * 130]  # their places do not tell them
 KEYS = ["", "a", "a\0b", "aa", "b", "ключ", "\U0001f600", "k" * 480, *LONG]
@@ -59,7 +59,7 @@ class Moment:
 
     items: Items
     load: int
-    replaced_at: float | None = None
+    read_replacement_time: float | None = None
 
 
 class Step(NamedTuple):
@@ -85,7 +85,7 @@ class Kept:
 
     def replace(self, now: float) -> None:
         if self.mark is not None:
-            self.moments[self.mark].replaced_at = now
+            self.moments[self.mark].read_replacement_time = now
 
 
 @dataclass
@@ -93,16 +93,18 @@ class MemoryRead:
     target: DictionaryKey
     mark: VersionStamp
     items: Items
-    found: list[Found] = field(default_factory=list)
+    found: list[StoredItem] = field(default_factory=list)
 
 
-def shown(found: list[Found]) -> list[tuple[str, str]]:
-    return [(layout.key_of(*one).decode(), layout.body_of(layout.response_of(*one)).decode()) for one in found]
+def shown(found: list[StoredItem]) -> list[tuple[str, str]]:
+    return [
+        (layout.decode_key(*one).decode(), layout.read_body(layout.decode_response(*one)).decode()) for one in found
+    ]
 
 
 def in_order(items: Items) -> list[tuple[str, str]]:
     """Items by the bytes of their keys; those with long ones at the end, in an order of their own."""
-    return sorted(items.items(), key=lambda item: layout.place_of(item[0].encode()))
+    return sorted(items.items(), key=lambda item: layout.make_stored_key(item[0].encode()))
 
 
 class MemoryLifecycle(RuleBasedStateMachine):
@@ -113,17 +115,17 @@ class MemoryLifecycle(RuleBasedStateMachine):
         self.closing = ExitStack()
         patch = self.closing.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(writer, "monotonic", lambda: self.now)
-        patch.setattr(writer, "_FREED_AT_ONCE", 3)
+        patch.setattr(writer, "_FREE_BATCH", 3)
         folder = self.closing.enter_context(tempfile.TemporaryDirectory())
-        self.memory = MemoryWriter(Path(folder), limit=2**26, pages_for=PAGES_FOR)
+        self.memory = MemoryWriter(Path(folder), limit=2**26, page_retention=PAGE_RETENTION)
         self.closing.callback(self.memory.close)
-        self.view = self.memory.view()
+        self.view = self.memory.open_view()
         self.closing.callback(lambda: self.view.txn.abort())
         self.kept = {target: Kept() for target in TARGETS}
         self.seen = {target: Kept() for target in TARGETS}
         self.reads: list[MemoryRead] = []
         self.load_all(TARGETS[0], {}, 1)
-        self.streams: list[tuple[Iterator[Found], list[tuple[str, str]]]] = []
+        self.streams: list[tuple[Iterator[StoredItem], list[tuple[str, str]]]] = []
 
     def teardown(self) -> None:
         self.closing.close()
@@ -149,7 +151,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
             self.publish(whose, mark, moment.items)
 
     def publish(self, target: DictionaryKey, mark: VersionStamp, items: Items) -> None:
-        generation, pairs = self.memory.begin(), list(items.items())
+        generation, pairs = self.memory.begin_generation(), list(items.items())
         assert self.memory.fill(generation, pairs[:3]) + self.memory.fill(generation, pairs[2:]) == len(items)
         self.memory.publish(target, generation, mark, len(items))
         kept = self.kept[target]
@@ -169,7 +171,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
         assert sorted(self.memory.change(whose, mark, puts, deletes)) == sorted(changed)
         kept.replace(self.now)
         step = Step(self.now, kept.mark.version, mark.version, changed)
-        kept.steps = [one for one in kept.steps if one.at >= self.now - PAGES_FOR] + [step]
+        kept.steps = [one for one in kept.steps if one.at >= self.now - PAGE_RETENTION] + [step]
         kept.mark, kept.stale_since, kept.moments[mark] = mark, 0.0, Moment(items, kept.loads)
 
     def change_nothing(self, whose: DictionaryKey, keys: list[str]) -> None:
@@ -189,7 +191,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
         self.kept[whose] = Kept()
 
     def fail_a_load(self, items: Items) -> None:
-        self.memory.fill(generation := self.memory.begin(), items.items())
+        self.memory.fill(generation := self.memory.begin_generation(), items.items())
         self.memory.discard(generation)
 
     def pass_time(self, seconds: float, pieces: int) -> None:
@@ -199,7 +201,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
 
     def free_everything(self) -> None:
         """R29: what nobody can read any more is really gone."""
-        self.now += PAGES_FOR + 1
+        self.now += PAGE_RETENTION + 1
         while self.memory.free():
             pass
         there = [kept for kept in self.kept.values() if kept.mark is not None]
@@ -207,7 +209,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
         assert self.memory._env.stat()["entries"] == expected
 
     def renew(self) -> None:
-        self.view.renew()
+        self.view.refresh()
         self.looked_at = self.now
         self.seen = {target: deepcopy(kept) for target, kept in self.kept.items()}
 
@@ -224,7 +226,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
         read = self.reads.pop(which % len(self.reads))
         for _ in range(pages):
             at = PageCursor(read.mark, read.found[-1][0] if read.found else b"")
-            page = self.view.page(read.target, at, limit, size)
+            page = self.view.read_page(read.target, at, limit, size)
             if not page:
                 assert page is not None or not self.must_be_kept(read)
                 assert page is None or shown(read.found) == in_order(read.items)
@@ -237,18 +239,22 @@ class MemoryLifecycle(RuleBasedStateMachine):
     def must_be_kept(self, read: MemoryRead) -> bool:
         seen = self.seen[read.target]
         moment = seen.moments.get(read.mark)
-        is_late = moment and moment.replaced_at is not None and moment.replaced_at + PAGES_FOR <= self.looked_at
+        is_late = (
+            moment
+            and moment.read_replacement_time is not None
+            and moment.read_replacement_time + PAGE_RETENTION <= self.looked_at
+        )
         return moment is not None and seen.loads <= moment.load + 1 and not is_late
 
     def forge_pages(self, whose: DictionaryKey, other: DictionaryKey, which: int, after: bytes) -> None:
         """A mark of another dictionary, or of none, leads nowhere."""
         marks = list(self.seen[other].moments)
         mark = marks[which % len(marks)] if marks and other != whose else VersionStamp(which, -1)
-        assert self.view.page(whose, PageCursor(mark, after), 5, 1_000) is None
+        assert self.view.read_page(whose, PageCursor(mark, after), 5, 1_000) is None
 
     def begin_all(self, whose: DictionaryKey) -> None:
         """R17: whoever reads everything sees one version, whatever comes meanwhile."""
-        found = self.closing.enter_context(self.view.all(whose))
+        found = self.closing.enter_context(self.view.open_all(whose))
         assert (found and found[0].mark) == self.kept[whose].mark
         if found is not None:
             self.streams.append((found[1], in_order(self.kept[whose].items)))
@@ -260,35 +266,35 @@ class MemoryLifecycle(RuleBasedStateMachine):
 
     def follow(self, whose: DictionaryKey, back: int) -> None:
         """R31: every change after a version, or that they are not all remembered."""
-        seen, shelf = self.seen[whose], self.view.shelf(whose)
-        if seen.mark is None or shelf is None:
+        seen, header = self.seen[whose], self.view.header(whose)
+        if seen.mark is None or header is None:
             return
         since = max(seen.mark.version - back, 0)
         steps = [step for step in seen.steps if step.version > since]
         is_known = steps[0].since <= since if steps else seen.mark.version == since
-        found = self.view.changes(shelf, since)
+        found = self.view.read_changes(header, since)
         told = [(one.since, one.version, {key.decode() for key in one.keys}) for one in found or ()]
         assert told == [(one.since, one.version, set(one.keys)) for one in steps if is_known]
         assert (found is not None) == is_known
 
     @invariant()
     def the_writer_knows_what_there_is(self) -> None:
-        assert set(self.memory.shelves()) == {target for target, kept in self.kept.items() if kept.mark is not None}
-        for target, shelf in self.memory.shelves().items():
+        assert set(self.memory.headers()) == {target for target, kept in self.kept.items() if kept.mark is not None}
+        for target, header in self.memory.headers().items():
             kept = self.kept[target]
-            assert (shelf.mark, shelf.items, shelf.stale_since) == (kept.mark, len(kept.items), kept.stale_since)
-            assert {key for key in KEYS if self.memory.has(target, key)} == kept.items.keys()
+            assert (header.mark, header.items, header.stale_since) == (kept.mark, len(kept.items), kept.stale_since)
+            assert {key for key in KEYS if self.memory.has_item(target, key)} == kept.items.keys()
 
     @invariant()
     def a_reader_sees_what_was_there_when_it_looked(self) -> None:
         """R18: one state of everything, until it looks again."""
         for target, seen in self.seen.items():
-            shelf = self.view.shelf(target)
-            assert (shelf and shelf.mark) == seen.mark
-            if shelf is not None:
-                assert (shelf.items, shelf.stale_since) == (len(seen.items), seen.stale_since)
-                found = {key: self.view.get(shelf, key.encode()) for key in KEYS}
-                there = {key: layout.body_of(one).decode() for key, one in found.items() if one is not None}
+            header = self.view.header(target)
+            assert (header and header.mark) == seen.mark
+            if header is not None:
+                assert (header.items, header.stale_since) == (len(seen.items), seen.stale_since)
+                found = {key: self.view.get(header, key.encode()) for key in KEYS}
+                there = {key: layout.read_body(one).decode() for key, one in found.items() if one is not None}
                 assert there == seen.items
 
 

@@ -40,6 +40,6 @@ async def test_the_barrier_does_not_pretend(pod: PodHarness) -> None:
     await pod.harness.refdata.retention.pin(LOOSE, first)
     later = await pod.put("LOOSE", {"a": 2})
     for path in ("items/a", "items?keys=a", "all", "version"):
-        refused = await pod.get(f"LOOSE/{path}", least=later)
+        refused = await pod.get(f"LOOSE/{path}", min_version=later)
         assert (refused.status, refused.json["code"]) == (409, "VERSION_PINNED"), path
-        assert (await pod.get(f"LOOSE/{path}", least=first)).status == 200
+        assert (await pod.get(f"LOOSE/{path}", min_version=first)).status == 200

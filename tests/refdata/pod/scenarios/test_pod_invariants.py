@@ -16,7 +16,7 @@ from penstock.kernel.http.auth import Principal
 from penstock.refdata import store
 from penstock.refdata.contract import UpdateState, decode_command
 from penstock.refdata.model import DictionaryKey, VersionStamp
-from penstock.refdata.pod.ipc import ReachRequest
+from penstock.refdata.pod.ipc import BarrierRequest
 from penstock.refdata.pod.load import barrier
 from penstock.refdata.pod.load.auditor import AuditResult, PodAuditor
 from penstock.refdata.pod.load.dictionary_state import DictionaryState
@@ -64,11 +64,11 @@ async def test_an_answer_under_way_is_none_to_who_comes_later(pods: Pods, monkey
 
     async with pods(**SELDOM, barrierWaitMs=1000, fallbackTimeoutMs=60_000) as pod:
         monkeypatch.setattr(store, "read_visible_version", slow)
-        early = asyncio.create_task(pod.get("LOOSE/items/a", least=ABSURD))
+        early = asyncio.create_task(pod.get("LOOSE/items/a", min_version=ABSURD))
         async with asyncio.timeout(20):
             await has_read.wait()
         version = await pod.put("LOOSE", {"a": 1})
-        late = asyncio.create_task(pod.get("LOOSE/items/a", least=version))
+        late = asyncio.create_task(pod.get("LOOSE/items/a", min_version=version))
         await pod.wait_for_readers(2)
         may_tell.set()
         assert ((await late).status, (await late).version) == (200, version)
@@ -85,19 +85,19 @@ async def test_one_reader_after_the_other_is_few_questions(pod: PodHarness, monk
         return 0, None
 
     monkeypatch.setattr(store, "read_visible_version", quick)
-    assert pod.pod.desk._behind is not None
+    assert pod.pod.request_handler._services is not None
     began = time.monotonic()
     for _ in range(30):
         with pytest.raises(Conflict):
-            await pod.pod.desk._behind[1].reach(ReachRequest(*LOOSE, ABSURD, "items", ["a"]))
-    assert count <= (time.monotonic() - began) / barrier._ASK_AGAIN + 2
+            await pod.pod.request_handler._services[1].reach(BarrierRequest(*LOOSE, ABSURD, "items", ["a"]))
+    assert count <= (time.monotonic() - began) / barrier._QUERY_INTERVAL + 2
 
 
 async def test_a_fallback_has_the_version_loaded(pods: Pods) -> None:
     """R21: though nobody told the pod of it and there was no time to wait, memory has it then."""
     async with pods(**SELDOM, barrierWaitMs=0) as pod:
         version = await pod.put("LOOSE", {"a": 1})
-        assert (await pod.get("LOOSE/items/a", least=version)).version == version
+        assert (await pod.get("LOOSE/items/a", min_version=version)).version == version
 
         async def is_held() -> bool:
             return (await pod.get("LOOSE/version")).version == version
@@ -137,7 +137,7 @@ def _age(pod: PodHarness) -> float:
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[MemoryWriter]:
     made = MemoryWriter(tmp_path, limit=LIMIT)
-    generation = made.begin()
+    generation = made.begin_generation()
     made.publish(LOOSE, generation, VersionStamp(1, 1), made.fill(generation, [("a", "1"), ("b", "2")]))
     yield made
     made.close()
@@ -145,26 +145,26 @@ def memory(tmp_path: Path) -> Iterator[MemoryWriter]:
 
 def test_what_is_stale_is_so_since_the_first_failure(memory: MemoryWriter) -> None:
     """R23: a load that fails again makes nothing younger, and every process is told of the first."""
-    before = memory.state.sequence
+    before = memory.counters.sequence
     memory.mark_stale(LOOSE, 10.0)
-    assert memory.state.sequence > before
+    assert memory.counters.sequence > before
     memory.mark_stale(LOOSE, 20.0)
-    assert memory.shelves()[LOOSE].stale_since == 10.0
+    assert memory.headers()[LOOSE].stale_since == 10.0
 
 
 def test_a_primary_that_nobody_looks_at_is_out_of_sight(memory: MemoryWriter) -> None:
     """R23: also a loader that hangs, and says nothing of the primary, makes what is read old."""
-    memory.state.looked()
-    memory.state.cells[1] -= 100_000
-    assert memory.state.unseen_for(200.0) == 0
-    assert 100 <= memory.state.unseen_for(50.0) < 110
+    memory.counters.set_primary_seen()
+    memory.counters.cells[1] -= 100_000
+    assert memory.counters.primary_unseen_seconds(200.0) == 0
+    assert 100 <= memory.counters.primary_unseen_seconds(50.0) < 110
 
 
 def test_what_is_dropped_is_gone_for_every_process(memory: MemoryWriter) -> None:
     """R1, R29: those that serve it are told, and its room is given back."""
-    before = memory.state.sequence
+    before = memory.counters.sequence
     memory.drop(LOOSE)
-    assert memory.state.sequence > before
+    assert memory.counters.sequence > before
     while memory.free():
         pass
     assert memory._env.stat()["entries"] == 0
@@ -184,27 +184,27 @@ def test_a_reader_that_was_killed_holds_nothing(memory: MemoryWriter, tmp_path: 
 
 async def test_a_grant_ends_with_its_token(pod: PodHarness) -> None:
     """R25: who is known for a moment is not known for longer than its token is good."""
-    front = pod.server.front
-    end = front.now + 0.5
-    front.grant(b"x", Principal("somebody", "acme", {"exp": end}))
-    assert front.grants[b"x"].until == end
+    router = pod.server.router
+    end = router.now + 0.5
+    router.grant(b"x", Principal("somebody", "acme", {"exp": end}))
+    assert router.grants[b"x"].until == end
 
 
 async def test_an_audit_that_fails_is_told_and_stops_no_other(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R32: each dictionary is compared, whatever became of those before it, and each result counted."""
     compare = PodAuditor._compare
 
-    async def broken(self: PodAuditor, holding: DictionaryState) -> AuditResult:
-        if holding.target.dict_code == "COUNTRY":
+    async def broken(self: PodAuditor, state: DictionaryState) -> AuditResult:
+        if state.target.dict_code == "COUNTRY":
             raise Transient("DATABASE_DOWN", "down")
-        return await compare(self, holding)
+        return await compare(self, state)
 
     monkeypatch.setattr(PodAuditor, "_compare", broken)
-    assert pod.pod.desk._behind is not None
-    await pod.pod.desk._behind[2].audit_all()
-    held = [holding.target for holding in pod.pod._holdings()]
+    assert pod.pod.request_handler._services is not None
+    await pod.pod.request_handler._services[2].audit_all()
+    held = [state.target for state in pod.pod._states()]
     for code in {target.dict_code for target in held}:
-        labels = {"dict_code": code, "result": "failed" if code == "COUNTRY" else "agrees"}
+        labels = {"dict_code": code, "result": "failed" if code == "COUNTRY" else "match"}
         told = pod.pod._telemetry.registry.get_sample_value("penstock_refdata_audits_total", labels)
         assert told == len([target for target in held if target.dict_code == code]), code
 

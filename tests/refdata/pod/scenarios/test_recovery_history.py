@@ -89,16 +89,16 @@ async def test_a_primary_with_another_past_has_the_last_word(
         await proxy.open()
         version = 1 + len(later)
         await shows(pod, code, version, a="kept", **dict.fromkeys(later, "later"))
-    told = [log for log in logs if log["event"] == "primary_has_another_past"]
+    told = [log for log in logs if log["event"] == "history_reset_detected"]
     about = ("acme", code, version, lost)
-    assert [(one["tenantId"], one["dictCode"], one["version"], one["held"]) for one in told] == [about]
+    assert [(one["tenantId"], one["dictCode"], one["version"], one["previousVersion"]) for one in told] == [about]
     assert told[0]["log_level"] == "error"
     assert await samples(pod, "penstock_refdata_history_resets_total", code) == {"": 1}
-    refused = await pod.get(f"{code}/items/a", least=version + 1)
+    refused = await pod.get(f"{code}/items/a", min_version=version + 1)
     assert (refused.status, refused.json["code"]) == (409, "VERSION_NOT_COMMITTED")
     after = await put(writer, code, d="after")
     await shows(pod, code, after, a="kept", d="after", **dict.fromkeys(later, "later"))
-    assert len([log for log in logs if log["event"] == "primary_has_another_past"]) == 1
+    assert len([log for log in logs if log["event"] == "history_reset_detected"]) == 1
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -111,7 +111,7 @@ async def test_a_primary_that_forgot_a_dictionary_is_followed(
     with capture_logs() as logs:
         await restore(writer)
         await shows(pod, code, 0)
-    assert [log["dictCode"] for log in logs if log["event"] == "primary_has_another_past"] == [code]
+    assert [log["dictCode"] for log in logs if log["event"] == "history_reset_detected"] == [code]
     await shows(pod, code, await put(writer, code, b="new"), b="new")
 
 
@@ -203,7 +203,7 @@ async def test_keys_that_tables_spell_another_way(
             await writer.send("OWN", delete(one))
             await writer.apply()
             await shows(pod, "OWN", 3, **{spelt(two): "1"})
-            found = await pod.get(f"OWN/items/{spelt(two)}", least=3)
+            found = await pod.get(f"OWN/items/{spelt(two)}", min_version=3)
             assert (found.status, found.json) == (200, {"name": "1"})
 
 

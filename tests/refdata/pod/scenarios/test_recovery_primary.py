@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, opened, refdata_settings, upsert
-from tests.refdata.pod.harness import PodAnswer, PodHarness, running_pod
+from tests.refdata.pod.harness import PodHarness, PodResponse, running_pod
 from tests.services.postgres_proxy import PostgresProxy
 from tests.support.ports import free_port
 from tests.support.processes import QueryApi
@@ -50,7 +50,9 @@ async def metric(pod: PodHarness, name: str) -> float:
     return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
 
-async def answers(pod: PodHarness, holds: Callable[[PodAnswer], bool], what: str, path: str = "LOOSE/items/a") -> None:
+async def answers(
+    pod: PodHarness, holds: Callable[[PodResponse], bool], what: str, path: str = "LOOSE/items/a"
+) -> None:
     """Back when it *holds* of an answer; every one on the way must be an answer from memory."""
 
     async def is_so() -> bool:
@@ -66,7 +68,7 @@ async def read_unknown(pod: PodHarness, version: int) -> None:
 
     async def ask(path: str) -> None:
         began = monotonic()
-        refused = await pod.get(path, least=version)
+        refused = await pod.get(path, min_version=version)
         assert (refused.status, monotonic() - began < ANSWERED_WITHIN) == (503, True), refused.body
         assert refused.version < version
 
@@ -78,14 +80,14 @@ async def test_a_primary_that_is_down_leaves_reads_as_they_were(
     proxy: PostgresProxy, writer: RefdataHarness, pod: PodHarness
 ) -> None:
     """R21, R23: reads go on under a growing age; a version nobody can look up is 503; then all is fresh again."""
-    before = await pod.get("LOOSE/items/a", least=1)
+    before = await pod.get("LOOSE/items/a", min_version=1)
     assert (before.status, before.json, AGE in before.headers) == (200, 1, False)
     assert await metric(pod, "penstock_refdata_data_age_seconds") == 0
     await proxy.shut()
     await answers(pod, lambda found: AGE in found.headers, "an age")
     await answers(pod, lambda found: int(found.headers[AGE]) >= 1, "an age that grows")
     assert await metric(pod, "penstock_refdata_data_age_seconds") >= 1
-    held = await pod.get("LOOSE/items/a", least=1)
+    held = await pod.get("LOOSE/items/a", min_version=1)
     assert (held.status, held.json, held.version) == (200, 1, 1)
     version = await put(writer, 2)
     await read_unknown(pod, version)
@@ -95,7 +97,7 @@ async def test_a_primary_that_is_down_leaves_reads_as_they_were(
     await answers(pod, lambda found: found.version == version and found.json == 2, "the new version")
     await answers(pod, lambda found: AGE not in found.headers, "no age")
     assert await metric(pod, "penstock_refdata_data_age_seconds") == 0
-    assert (await pod.get("LOOSE/items/a", least=version)).json == 2
+    assert (await pod.get("LOOSE/items/a", min_version=version)).json == 2
 
 
 async def test_a_primary_that_is_frozen_holds_up_nobody(
@@ -107,12 +109,12 @@ async def test_a_primary_that_is_frozen_holds_up_nobody(
     for _ in range(3):
         await read_unknown(pod, version)
     await answers(pod, lambda found: AGE in found.headers, "an age")
-    assert (await pod.get("LOOSE/items/a", least=1)).json == 1
+    assert (await pod.get("LOOSE/items/a", min_version=1)).json == 1
     await read_unknown(pod, version)
     assert await metric(pod, "penstock_refdata_data_age_seconds") > 0
     proxy.thaw()
     await answers(pod, lambda found: found.version == version and AGE not in found.headers, "it is fresh")
-    assert (await pod.get("LOOSE/items/a", least=version)).status == 200
+    assert (await pod.get("LOOSE/items/a", min_version=version)).status == 200
 
 
 @pytest.mark.full
@@ -127,7 +129,7 @@ async def test_a_primary_that_moved_without_a_word_is_found_again(
     version = await put(writer, {"name": "new"}, code)
 
     async def is_reached() -> bool:
-        found = await pod.get(f"{code}/items/a", least=version)
+        found = await pod.get(f"{code}/items/a", min_version=version)
         assert found.status in (200, 503)
         return found.status == 200 and found.json["name"] == "new"
 
@@ -147,7 +149,7 @@ async def test_a_primary_that_moved_without_a_word_is_found_again(
     answered = []
     for number in range(3):
         version = await put(writer, {"name": str(number)}, code)
-        answered.append((await pod.get(f"{code}/items/a", least=version)).status)
+        answered.append((await pod.get(f"{code}/items/a", min_version=version)).status)
     await proxy.shut()  # now they are known to be lost, and a stop need not wait for them
     await proxy.open()
     assert answered == [200] * 3, "the primary answers, yet readers are told that it does not"

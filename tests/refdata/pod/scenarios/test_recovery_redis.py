@@ -108,13 +108,13 @@ async def recovery_harness(url: str, folder: Path, cluster: RedisCluster) -> Asy
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[PodLoader]:
     """Every look at the primary's versions, as it ends."""
     seen: list[PodLoader] = []
-    look = PodLoader.look
+    look = PodLoader.reconcile
 
     async def counted(loader: PodLoader) -> None:
         await look(loader)
         seen.append(loader)
 
-    monkeypatch.setattr(PodLoader, "look", counted)
+    monkeypatch.setattr(PodLoader, "reconcile", counted)
     return seen
 
 
@@ -129,7 +129,7 @@ async def shows(pod: PodHarness, version: int, value: Any) -> None:
     await becomes(is_so, f"version {version}")
 
 
-async def hear(harness: RedisRecoveryHarness, looks: list[PodLoader], *pods: PodHarness) -> None:
+async def handle_invalidation(harness: RedisRecoveryHarness, looks: list[PodLoader], *pods: PodHarness) -> None:
     """Back when a version came to *pods* by word alone: those of before may have caused a look that was still due."""
     values = count(100)
 
@@ -149,10 +149,10 @@ async def test_without_pubsub_the_stream_tells(harness: RedisRecoveryHarness, lo
         await shows(pod, await harness.put(1), 1)
         harness.allow("-subscribe")
         assert harness.cluster.client_kill_pubsub() == 1
-        await hear(harness, looks, pod)
+        await handle_invalidation(harness, looks, pod)
         harness.allow("+subscribe")
         await becomes(lambda: harness.listens(1), "Pub/Sub is back")
-        await hear(harness, looks, pod)
+        await handle_invalidation(harness, looks, pod)
 
 
 async def test_a_pod_that_was_away_catches_up(harness: RedisRecoveryHarness) -> None:
@@ -201,7 +201,7 @@ async def test_a_redis_that_lost_everything_is_no_loss(harness: RedisRecoveryHar
         await becomes(lambda: harness.listens(1), "the pod listens again")
         harness.cluster.wipe()
         await becomes(lambda: harness.listens(1), "the pod has a group again")
-        await hear(harness, looks, pod)
+        await handle_invalidation(harness, looks, pod)
 
 
 @pytest.mark.full
@@ -267,7 +267,7 @@ async def test_every_pod_hears_everything_in_a_group_of_its_own(
     async with AsyncExitStack() as stack:
         three = [await stack.enter_async_context(harness.pod()) for _ in range(3)]
         await becomes(lambda: harness.listens(3), "all pods listen")
-        await hear(harness, looks, *three)
+        await handle_invalidation(harness, looks, *three)
         await becomes(lambda: harness.have_read_all(3), "each group is handed everything")
         assert all(str(group["name"]).startswith(f"{harness.route['consumerGroup']}:") for group in harness.groups())
     assert harness.groups() == []

@@ -36,14 +36,14 @@ async def test_a_connection_is_kept_alive(filled: PodHarness) -> None:
 async def test_pipelined_requests_are_answered_in_order(filled: PodHarness) -> None:
     """R17: fast ones behind slow ones wait for their turn: a barrier, a page of the loader's, a refusal, a stream."""
     slow = SlowPage(filled)
-    least = await filled.put("LOOSE", {"c": 3})
+    min_version = await filled.put("LOOSE", {"c": 3})
     requests = [
         asking(A),
         asking(f"{ACME}/items/x"),
         asking(slow.path),
         asking(B),
-        asking(f"{ACME}/items/c", LOCAL, f"X-Min-Version: {least}"),
-        asking(f"{ACME}/items/c", LOCAL, f"X-Min-Version: {least + 1}"),
+        asking(f"{ACME}/items/c", LOCAL, f"X-Min-Version: {min_version}"),
+        asking(f"{ACME}/items/c", LOCAL, f"X-Min-Version: {min_version + 1}"),
         asking(f"{ACME}/all", LOCAL, NDJSON),
         asking(A, method="HEAD"),
         asking(A, method="DELETE"),
@@ -58,7 +58,7 @@ async def test_pipelined_requests_are_answered_in_order(filled: PodHarness) -> N
     assert [answer.status for answer in answers] == [200, 404, 200, 200, 200, 409, 200, 200, 405, 200]
     assert [answers[at].body for at in (0, 2, 3, 4)] == [b'{"n": 1}', b"at last", b'{"n": 2}', b"3"]
     assert answers[6].body.count(b"\n") == 3
-    assert answers[9].json["version"] == least
+    assert answers[9].json["version"] == min_version
 
 
 async def test_requests_may_be_cut_anywhere(filled: PodHarness) -> None:
@@ -195,7 +195,7 @@ async def test_a_pod_without_room_says_so(filled: PodHarness, monkeypatch: pytes
     """R17: one connection too many is told to come again."""
     async with connected(filled.address) as raw:
         assert (await raw.ask(asking(A))).status == 200
-        monkeypatch.setattr("penstock.refdata.pod.serve.server._MOST_CONNECTIONS", 1)
+        monkeypatch.setattr("penstock.refdata.pod.serve.server._CONNECTION_LIMIT", 1)
         async with connected(filled.address) as late:
             refused = await late.reply()
             assert (refused.status, refused.code, refused.headers["retry-after"]) == (503, "TOO_MANY_CONNECTIONS", "1")

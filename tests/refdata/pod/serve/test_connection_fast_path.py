@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.refdata.pod.serve.connection import ResponseHead
+from penstock.refdata.pod.serve.connection import ParsedHeaders
 from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.raw_client import ACME, LOCAL, asking, connected
 
@@ -94,10 +94,10 @@ packets = st.sampled_from(
 )
 
 
-class Forgetful(dict[bytes, ResponseHead]):
+class Forgetful(dict[bytes, ParsedHeaders]):
     """Heads that are never known again."""
 
-    def __setitem__(self, head: bytes, known: ResponseHead) -> None:
+    def __setitem__(self, head: bytes, known: ParsedHeaders) -> None:
         pass
 
 
@@ -119,10 +119,10 @@ async def _said(pod: PodHarness, sent: Sequence[bytes]) -> bytes:
 
 
 async def _is_told_the_same(pod: PodHarness, sent: Sequence[bytes]) -> None:
-    pod.server.heads = Forgetful()
+    pod.server.parsed_headers = Forgetful()
     cold = await _said(pod, sent)
-    pod.server.heads = {}
-    while not pod.server.heads:  # so that the next may be answered straight
+    pod.server.parsed_headers = {}
+    while not pod.server.parsed_headers:  # so that the next may be answered straight
         assert await _said(pod, [asking(A)])
     assert await _said(pod, sent) == cold
     assert await _said(pod, sent) == cold
@@ -165,7 +165,7 @@ async def test_the_straight_way_is_taken(filled: PodHarness) -> None:
         before = filled.server.hits
         assert (await raw.ask(asking(A))).meaning == first.meaning
         assert filled.server.hits + filled.server._counters[0] > before
-        assert b"\r\nHost: localhost\r\n\r\n" in filled.server.heads
+        assert b"\r\nHost: localhost\r\n\r\n" in filled.server.parsed_headers
 
 
 async def test_a_warm_connection_sees_every_version(filled: PodHarness) -> None:
@@ -183,8 +183,8 @@ async def test_a_warm_connection_sees_every_version(filled: PodHarness) -> None:
 
 async def test_more_heads_than_are_remembered(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: a client that sends another head each time makes the pod hold no more than so many."""
-    monkeypatch.setattr("penstock.refdata.pod.serve.server._HEADS", 10)
+    monkeypatch.setattr("penstock.refdata.pod.serve.server._PARSED_HEADERS_LIMIT", 10)
     async with connected(filled.address) as raw:
         for number in range(50):
             assert (await raw.ask(asking(A, LOCAL, f"X-Any: {number}"))).status == 200
-            assert len(filled.server.heads) <= 10
+            assert len(filled.server.parsed_headers) <= 10

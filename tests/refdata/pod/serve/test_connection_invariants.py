@@ -61,7 +61,7 @@ async def test_a_warm_connection_sees_a_swap_at_once(filled: PodHarness, monkeyp
     """R18: the next request after a swap sees it, not the next after the pod looked at its clock."""
     async with connected(filled.address) as raw:
         await warm(raw)
-        monkeypatch.setattr(Router, "tick", lambda _front: None)
+        monkeypatch.setattr(Router, "tick", lambda _router: None)
         version = await filled.hold("LOOSE", {"a": 2})
         answer = await raw.ask(A)
         assert (answer.body, answer.headers["x-dict-version"]) == (b"2", str(version))
@@ -77,7 +77,7 @@ async def test_a_grant_ends_though_others_read_on(
         request = asking(f"{ACME}/items/a", LOCAL, authorization)
         async with connected(pod.address) as raw:
             await warm(raw, request)
-            given, grants = authorization.removeprefix("Authorization: ").encode(), pod.server.front.grants
+            given, grants = authorization.removeprefix("Authorization: ").encode(), pod.server.router.grants
             asked = pod.server._authenticator.authenticate
             seen: list[str | None] = []
 
@@ -86,8 +86,8 @@ async def test_a_grant_ends_though_others_read_on(
                 return await asked(authorization)
 
             monkeypatch.setattr(pod.server._authenticator, "authenticate", noted)
-            grants[given] = grants[given]._replace(until=pod.server.front.now - 1)
-            assert pod.server.front.entry(LOOSE) is not None  # as whoever else reads it just now leaves it
+            grants[given] = grants[given]._replace(until=pod.server.router.now - 1)
+            assert pod.server.router.find_entry(LOOSE) is not None  # as whoever else reads it just now leaves it
             assert (await raw.ask(request)).status == 200
             assert seen == [given.decode()]
 
@@ -101,7 +101,7 @@ async def test_a_straight_answer_waits_for_its_turn(filled: PodHarness) -> None:
         raw.writer.write(asking(slow.path))
         await slow.is_asked.wait()
         first, connection = asyncio.create_task(raw.reply()), _only(filled)
-        assert filled.server.front.entry(LOOSE) is not None  # so that there is a straight way
+        assert filled.server.router.find_entry(LOOSE) is not None  # so that there is a straight way
         raw.writer.write(A)
 
         async def is_taken() -> bool:
@@ -126,11 +126,11 @@ async def test_who_is_answered_straight_is_not_silent(filled: PodHarness) -> Non
 
 async def test_a_pod_that_stops_lets_warm_connections_go(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: the last straight answer says that it is the last, and is."""
-    monkeypatch.setattr("penstock.refdata.pod.serve.server._SWEEP_EVERY", 3600.0)  # nobody else lets them go
+    monkeypatch.setattr("penstock.refdata.pod.serve.server._SWEEP_INTERVAL", 3600.0)  # nobody else lets them go
     async with connected(filled.address) as raw, connected(filled.address) as other:
         for one in (raw, other):
             await warm(one)
-        filled.server.front.drain()
+        filled.server.router.drain()
         for one in (other, raw):
             assert (await one.ask(A)).is_last
             assert await one.rest() == b""
@@ -172,8 +172,10 @@ async def test_a_client_reads_no_older_than_it_read(monkeypatch: pytest.MonkeyPa
     asked: list[int | None] = []
     told = iter([5, 9, 7, 9])
 
-    async def item(_pod: PodClient, _tenant: str, _code: str, _key: str, *, least: int | None = None) -> HttpResponse:
-        asked.append(least)
+    async def item(
+        _pod: PodClient, _tenant: str, _code: str, _key: str, *, min_version: int | None = None
+    ) -> HttpResponse:
+        asked.append(min_version)
         return HttpResponse(200, {"X-Dict-Version": str(next(told))}, b"1")
 
     monkeypatch.setattr(PodClient, "item", item)
@@ -220,7 +222,7 @@ async def test_requests_are_counted_by_what_became_of_them(filled: PodHarness) -
         ]:
             assert (await raw.ask(asking(f"{ACME}/{path}", LOCAL, header))).status == status
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("penstock.refdata.pod.serve.streams._MOST", 0)
+            patch.setattr("penstock.refdata.pod.serve.streams._STREAM_LIMIT", 0)
             assert (await raw.ask(asking(f"{ACME}/changes"))).status == 503
         filled.server._tick()
         after = [counted(status=status) for status in statuses]
@@ -233,7 +235,7 @@ async def test_a_stream_that_breaks_is_not_taken_for_all(filled: PodHarness, mon
     request = asking(f"{ACME}/all", LOCAL, "Accept: application/x-ndjson")
     async with connected(filled.address) as raw:
         with monkeypatch.context() as patch:
-            patch.setattr("penstock.refdata.pod.serve.streams._LONGEST", -1.0)
+            patch.setattr("penstock.refdata.pod.serve.streams._STREAM_TIMEOUT", -1.0)
             raw.writer.write(request)
             said = b""
             with suppress(ConnectionResetError):
@@ -252,7 +254,7 @@ async def test_what_goes_wrong_here_is_answered(filled: PodHarness, monkeypatch:
         raise RuntimeError("a mistake of ours")
 
     async with connected(filled.address) as raw:
-        for owner, name in ((filled.pod.desk, "_pages"), (filled.server, "settle")):
+        for owner, name in ((filled.pod.request_handler, "_pages"), (filled.server, "handle")):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, broken)
                 refused = await raw.ask(asking("/docs"))
@@ -281,7 +283,7 @@ def test_one_generation_before_is_kept_and_no_more(tmp_path: Path) -> None:
     """R29: however fast full loads follow each other, memory has the last two of them, not all of a minute."""
     memory = MemoryWriter(tmp_path, limit=16 * 1024 * 1024)
     for version in range(1, 6):
-        generation = memory.begin()
+        generation = memory.begin_generation()
         memory.publish(LOOSE, generation, VersionStamp(version, version), memory.fill(generation, [("a", "1")]))
     while memory.free():
         pass

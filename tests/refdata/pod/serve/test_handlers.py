@@ -9,7 +9,7 @@ from tests.refdata.pod.harness import PodHarness
 async def test_an_item_is_read_as_it_was_written(pod: PodHarness) -> None:
     """R17: an item, several, all of them and the version, each under the version it belongs to."""
     version = await pod.hold("LOOSE", {"a": {"n": 1}, "b": {"n": 2}})
-    one = await pod.get("LOOSE/items/a", least=version)
+    one = await pod.get("LOOSE/items/a", min_version=version)
     assert (one.status, one.json, one.version, one.source) == (200, {"n": 1}, version, "memory")
     several = await pod.get("LOOSE/items?keys=a,x")
     assert several.json == {"version": version, "items": {"a": {"n": 1}}, "missing": ["x"]}
@@ -24,14 +24,14 @@ async def test_a_version_that_no_signal_told_of_is_reached(pod: PodHarness, code
     payload = {"name": "Ruritania"}
     for number in range(5):
         version = await pod.put(code, {f"k{number}": payload})
-        found = await pod.get(f"{code}/items/k{number}", least=version)
+        found = await pod.get(f"{code}/items/k{number}", min_version=version)
         assert (found.status, found.version >= version) == (200, True)
 
 
 async def test_a_version_that_is_not_committed_is_refused(pod: PodHarness) -> None:
     """R21: 409 without data, and at which version the primary is."""
     version = await pod.put("LOOSE", {"a": 1})
-    refused = await pod.get("LOOSE/items/a", least=version + 1)
+    refused = await pod.get("LOOSE/items/a", min_version=version + 1)
     assert (refused.status, refused.json["code"], refused.version) == (409, "VERSION_NOT_COMMITTED", version)
 
 
@@ -40,5 +40,5 @@ async def test_who_waits_does_not_wait_for_the_pace(pods: Pods) -> None:
     async with pods(debounceMs=1000, jitterMs=1000, barrierWaitMs=800, reconcileEvery="PT1M") as pod:
         for number in range(4):
             version = await pod.put("COUNTRY", {f"k{number}": {"name": "Ruritania"}})
-            found = await pod.get(f"COUNTRY/items/k{number}", least=version)
+            found = await pod.get(f"COUNTRY/items/k{number}", min_version=version)
             assert (found.status, found.source, found.version) == (200, "memory", version)

@@ -117,9 +117,9 @@ async def test_a_least_version_is_a_number(pod: PodHarness) -> None:
     version = await _held(pod, {"a": 1})
     async with connected(pod.address) as raw:
         for path in ("items/a", "items?keys=a", "all", "version"):
-            for least in BAD_VERSIONS:
-                refused = await raw.ask(asking(f"{ACME}/{path}", LOCAL, f"X-Min-Version: {least}"))
-                assert (refused.status, refused.code, refused.is_last) == (400, "BAD_VERSION", False), least
+            for min_version in BAD_VERSIONS:
+                refused = await raw.ask(asking(f"{ACME}/{path}", LOCAL, f"X-Min-Version: {min_version}"))
+                assert (refused.status, refused.code, refused.is_last) == (400, "BAD_VERSION", False), min_version
             arabic = asking(f"{ACME}/{path}", LOCAL, "X-Min-Version: N").replace(b"N\r", "١".encode() + b"\r")
             assert (await raw.ask(arabic)).status == 400
             for good in (0, version, f"{version:019}"):
@@ -132,8 +132,8 @@ async def test_a_version_to_come_is_refused_however_large(pod: PodHarness) -> No
     version = await _held(pod, {"a": 1})
     async with connected(pod.address) as raw:
         for path in ("items/a", "items?keys=a", "all", "version"):
-            for least in (version + 1, 2**63 - 1):
-                refused = await raw.ask(asking(f"{ACME}/{path}", LOCAL, f"X-Min-Version: {least}"))
+            for min_version in (version + 1, 2**63 - 1):
+                refused = await raw.ask(asking(f"{ACME}/{path}", LOCAL, f"X-Min-Version: {min_version}"))
                 assert (refused.status, refused.code) == (409, "VERSION_NOT_COMMITTED")
                 assert refused.headers["x-dict-version"] == str(version)
 

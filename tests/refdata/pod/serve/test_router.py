@@ -43,9 +43,9 @@ def token(tenant: Any = "acme", **claims: Any) -> str:
 async def _fill(pod: PodHarness) -> None:
     for tenant in ("acme", "globex"):
         await pod.put("LOOSE", {"a": f"of {tenant}", "b": f"of {tenant}", "a/b": f"of {tenant}"}, tenant)
-    for holding in pod.pod._holdings():
-        if holding.target.dict_code == "LOOSE" and holding.target.tenant_id in ("acme", "globex"):
-            await holding.reaches(1)
+    for state in pod.pod._states():
+        if state.target.dict_code == "LOOSE" and state.target.tenant_id in ("acme", "globex"):
+            await state.wait_for_version(1)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ async def test_a_token_is_remembered_but_not_past_its_end(guarded: PodHarness, m
     request = asking(f"{ACME}/items/a", LOCAL, bearer(token(exp=int(wall()) + 600)))
     async with connected(guarded.address) as raw:
         assert [(await raw.ask(request)).status for _ in range(3)] == [200] * 3
-        assert guarded.server.heads
+        assert guarded.server.parsed_headers
         ahead = 600 - GRANT_SECONDS - 30
         assert [(await raw.ask(request)).status for _ in range(3)] == [200] * 3
         ahead = 600 + GRANT_SECONDS

@@ -13,13 +13,13 @@ from tests.support.wait import becomes
 
 A = f"{ACME}/items/a"
 SHORT = 0.05
-Question = Callable[[], Awaitable[bool]]
+LoaderRequest = Callable[[], Awaitable[bool]]
 
 
 @pytest.fixture
 async def filled(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> PodHarness:
     """An item, held, in a pod that looks after its clients often."""
-    monkeypatch.setattr("penstock.refdata.pod.serve.server._SWEEP_EVERY", 0.0)
+    monkeypatch.setattr("penstock.refdata.pod.serve.server._SWEEP_INTERVAL", 0.0)
     version = await pod.put("LOOSE", {"a": {"n": 1}})
     await pod.holds("LOOSE", version)
     return pod
@@ -27,7 +27,7 @@ async def filled(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> PodHarness
 
 async def test_a_slow_request_is_refused(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: a request that does not come to its end in time is 408, also one that began behind another."""
-    monkeypatch.setattr("penstock.refdata.pod.serve.connection.HEAD_SECONDS", SHORT)
+    monkeypatch.setattr("penstock.refdata.pod.serve.connection.HEADERS_TIMEOUT", SHORT)
     for begun in (b"G", asking(A)[:-2], asking(A, LOCAL, "Content-Length: 5", body=b"hell")):
         async with connected(filled.address) as raw, connected(filled.address) as other:
             raw.writer.write(begun)
@@ -41,7 +41,7 @@ async def test_a_slow_request_is_refused(filled: PodHarness, monkeypatch: pytest
 
 async def test_dripping_buys_no_time(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: the time is that of the whole request, not from byte to byte."""
-    monkeypatch.setattr("penstock.refdata.pod.serve.connection.HEAD_SECONDS", SHORT)
+    monkeypatch.setattr("penstock.refdata.pod.serve.connection.HEADERS_TIMEOUT", SHORT)
     async with connected(filled.address) as raw:
         reply = asyncio.create_task(raw.reply())
         await raw.drip([asking(A)[:-2] + b"X: "])
@@ -55,13 +55,13 @@ async def test_a_silent_client_is_let_go(filled: PodHarness, monkeypatch: pytest
     async with connected(filled.address) as raw, connected(filled.address) as mute:
         assert (await raw.ask(asking(A))).status == 200
         assert (await raw.ask(asking(A))).status == 200
-        monkeypatch.setattr("penstock.refdata.pod.serve.connection.IDLE_SECONDS", SHORT)
+        monkeypatch.setattr("penstock.refdata.pod.serve.connection.IDLE_TIMEOUT", SHORT)
         assert (await raw.rest(), await mute.rest()) == (b"", b"")
 
 
 async def test_whoever_waits_for_an_answer_is_not_silent(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: while the pod owes an answer, or tells changes, no limit of the client's runs."""
-    for name in ("HEAD_SECONDS", "IDLE_SECONDS", "STUCK_SECONDS"):
+    for name in ("HEADERS_TIMEOUT", "IDLE_TIMEOUT", "STALLED_TIMEOUT"):
         monkeypatch.setattr(f"penstock.refdata.pod.serve.connection.{name}", SHORT)
     slow = SlowPage(filled)
     async with connected(filled.address) as other, connected(filled.address) as feed, connected(filled.address) as raw:
@@ -87,12 +87,12 @@ async def test_a_client_that_does_not_read_is_cut_off(filled: PodHarness, monkey
             raw.writer.write(asking(f"{ACME}/{path}", LOCAL, "Accept: application/x-ndjson") * 10)
             transport = await stuck(filled)
             with monkeypatch.context() as patch:
-                patch.setattr("penstock.refdata.pod.serve.connection.STUCK_SECONDS", SHORT)
+                patch.setattr("penstock.refdata.pod.serve.connection.STALLED_TIMEOUT", SHORT)
                 await becomes(_is_cut_off(filled, transport), "the pod cuts off who does not read")
     assert (await filled.get("LOOSE/items/a")).status == 200
 
 
-def _is_cut_off(pod: PodHarness, transport: asyncio.Transport) -> Question:
+def _is_cut_off(pod: PodHarness, transport: asyncio.Transport) -> LoaderRequest:
     async def is_cut_off() -> bool:
         return transport.is_closing() and pod.server._streams._open == 0
 
@@ -108,7 +108,7 @@ async def test_a_refused_client_that_stays_is_cut_off(filled: PodHarness, monkey
         async def has_left() -> bool:
             return len(filled.server._connections) <= 1
 
-        monkeypatch.setattr("penstock.refdata.pod.serve.connection.STUCK_SECONDS", SHORT)
+        monkeypatch.setattr("penstock.refdata.pod.serve.connection.STALLED_TIMEOUT", SHORT)
         await becomes(has_left, "the pod lets go of who was refused")
 
 
@@ -153,9 +153,9 @@ async def test_a_pod_that_stops_finishes_what_is_under_way(filled: PodHarness) -
         assert not filled.server._connections
 
 
-def _is_draining(pod: PodHarness) -> Question:
+def _is_draining(pod: PodHarness) -> LoaderRequest:
     async def is_draining() -> bool:
-        return pod.server.front.is_draining
+        return pod.server.router.is_draining
 
     return is_draining
 

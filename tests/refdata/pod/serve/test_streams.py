@@ -144,7 +144,7 @@ async def test_changes_are_remembered_only_for_a_while(filled: PodHarness) -> No
     """R17: pages of a version that was replaced too long ago are gone."""
     async with connected(filled.address) as raw:
         cursor = (await _page(raw, 5, None)).json["next"]
-        filled.pod.memory._pages_for = 0.0
+        filled.pod.memory._page_retention = 0.0
         await _held(filled, {"k000": "once"})
         await _held(filled, {"k000": "twice"})
         assert (await _page(raw, 5, cursor)).status == 410
@@ -264,7 +264,7 @@ async def test_a_feed_lets_go_of_who_left(filled: PodHarness) -> None:
 
 async def test_one_stream_too_many_is_told_so(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: 503; pages are still served."""
-    monkeypatch.setattr("penstock.refdata.pod.serve.streams._MOST", 0)
+    monkeypatch.setattr("penstock.refdata.pod.serve.streams._STREAM_LIMIT", 0)
     refused = await once(filled.address, asking(f"{ACME}/all", LOCAL, NDJSON))
     assert (refused.status, refused.code) == (503, "TOO_MANY_STREAMS")
     assert (await once(filled.address, asking(f"{ACME}/all"))).status == 200

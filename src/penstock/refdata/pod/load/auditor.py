@@ -1,4 +1,4 @@
-"""R32: compares what a pod holds with what the primary has, item by item, at one version."""
+"""R32: the comparison of the items in a pod with those of the primary, at one version."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,145 +16,149 @@ from penstock.refdata.pod.load.dictionary_state import DictionaryState
 from penstock.refdata.pod.load.loader import PodLoader
 from penstock.refdata.pod.load.metrics import PodMetrics
 from penstock.refdata.pod.memory import layout
-from penstock.refdata.pod.memory.reader import MemoryView, PageCursor
+from penstock.refdata.pod.memory.reader import MemoryView, PageCursor, StoredItem
 
 _PAGE, _PAGE_SIZE = 2_000, 16_000_000
-_TOLD = 20  # keys of each kind
+_KEY_LIMIT = 20  # reported keys of each kind
 _TRIES = 3
-_COMES_WITHIN = 30.0
-Batch = list[tuple[bytes, bytes]]  # places and what lies there
+_CATCH_UP_TIMEOUT = 30.0
+Batch = list[StoredItem]
 
 
 class AuditResult(msgspec.Struct, frozen=True, rename="camel"):
-    """What an audit found; some of the keys where they disagree."""
+    """The result of a comparison, with some of the keys that differ."""
 
     tenant_id: str
     dict_code: str
     version: int
     items: int
-    agrees: bool
+    matches: bool
     missing: list[str] = []  # in the primary only
     extra: list[str] = []  # in the pod only
     different: list[str] = []
 
 
 class PodAuditor:
-    """Looks at one dictionary at a time: it reads all of it."""
+    """Compares one dictionary at a time, because a comparison reads all of its items."""
 
     def __init__(self, loader: PodLoader, metrics: PodMetrics) -> None:
         self._loader = loader
         self._metrics = metrics
-        self._looking = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def audit(self, target: DictionaryKey) -> AuditResult:
-        """Compare; what disagrees is reported, and loaded anew. Transient while another dictionary is looked at."""
-        if self._looking.locked():
-            raise Transient("AUDIT_BUSY", "a dictionary is being compared already", hint="try again when it is done")
-        return await self._audit(self._loader.find(target))
+        """Compare a dictionary, and reload it on a mismatch; Transient while another comparison is running."""
+        if self._lock.locked():
+            raise Transient("AUDIT_BUSY", "this pod is already comparing a dictionary", hint="try again in a minute")
+        return await self._audit(self._loader.ensure_state(target))
 
     async def audit_all(self) -> None:
-        """Every dictionary that is held, one after the other."""
-        for holding in self._loader.holdings():
-            if holding.mark is not None:
+        """Compare all loaded dictionaries, one after the other."""
+        for state in self._loader.states():
+            if state.mark is not None:
                 try:
-                    await self._audit(holding)
-                except PenstockError as error:  # the next round looks again
-                    about = {"tenantId": holding.target.tenant_id, "dictCode": holding.target.dict_code}
-                    structlog.get_logger().warning("audit_failed", code=error.code, error=error.message, **about)
+                    await self._audit(state)
+                except PenstockError as error:  # the next round compares it again
+                    fields = {"tenantId": state.target.tenant_id, "dictCode": state.target.dict_code}
+                    structlog.get_logger().warning("audit_failed", code=error.code, error=error.message, **fields)
 
-    async def _audit(self, holding: DictionaryState) -> AuditResult:
-        code = holding.target.dict_code
-        async with self._looking:
+    async def _audit(self, state: DictionaryState) -> AuditResult:
+        code = state.target.dict_code
+        async with self._lock:
             try:
-                finding = await self._compare(holding)
+                result = await self._compare(state)
             except PenstockError:
                 self._metrics.audits.labels(code, "failed").inc()
                 raise
-        self._metrics.audits.labels(code, "agrees" if finding.agrees else "disagrees").inc()
-        if not finding.agrees:
-            structlog.get_logger().error("audit_disagrees", **msgspec.to_builtins(finding))
-            holding.want(0, at_once=True, anew=True)
-        return finding
+        self._metrics.audits.labels(code, "match" if result.matches else "mismatch").inc()
+        if not result.matches:
+            structlog.get_logger().error("audit_mismatch", **msgspec.to_builtins(result))
+            state.request_version(0, immediately=True, full=True)
+        return result
 
-    async def _compare(self, holding: DictionaryState) -> AuditResult:
-        """First as a whole, which is quick; only what disagrees is looked at item by item."""
+    async def _compare(self, state: DictionaryState) -> AuditResult:
+        """Compare digests of all items, which is fast; on a mismatch compare item by item."""
         for _ in range(_TRIES):
-            async with self._primary_at(holding) as snapshot:
-                view = self._loader.memory.view()
-                has = await _digest(_primary(snapshot))
-            with closing(view):  # the transaction must not idle meanwhile
-                held = await _digest(_held(view, snapshot))
-            if held is not None and held == has:
-                return AuditResult(*holding.target, snapshot.mark.version, held[1], agrees=True)
-            async with self._primary_at(holding) as snapshot:
-                with closing(self._loader.memory.view()) as view:
-                    finding = await _differences(view, snapshot)
-            if finding is not None:
-                return finding
-        said = f"{holding.target.dict_code} changes too fast to be compared"
-        raise Transient("AUDIT_CHANGING", said, hint="try again when it is quieter")
+            async with self._primary_snapshot(state) as snapshot:
+                view = self._loader.memory.open_view()
+                primary_digest = await _digest(_read_primary(snapshot))
+            with closing(view):  # after the transaction, so that it does not idle meanwhile
+                memory_digest = await _digest(_read_memory(view, snapshot))
+            if memory_digest is not None and memory_digest == primary_digest:
+                return AuditResult(*state.target, snapshot.mark.version, memory_digest[1], matches=True)
+            async with self._primary_snapshot(state) as snapshot:
+                with closing(self._loader.memory.open_view()) as view:
+                    result = await _find_differences(view, snapshot)
+            if result is not None:
+                return result
+        problem = f"{state.target.dict_code} changed during each of {_TRIES} comparisons"
+        raise Transient("AUDIT_CHANGING", problem, hint="try again when fewer changes are committed")
 
     @asynccontextmanager
-    async def _primary_at(self, holding: DictionaryState) -> AsyncIterator[DictionarySnapshot]:
-        """The primary at a version that memory has come to."""
-        target, loader = holding.target, self._loader
+    async def _primary_snapshot(self, state: DictionaryState) -> AsyncIterator[DictionarySnapshot]:
+        """Yield a snapshot of the primary at a version that is loaded into memory."""
+        target, loader = state.target, self._loader
         async with loader.catalogue.get(target).provider.open_snapshot(loader.db, target) as snapshot:
-            if holding.mark != snapshot.mark:
-                holding.want(snapshot.mark.version, at_once=True)
+            if state.mark != snapshot.mark:
+                state.request_version(snapshot.mark.version, immediately=True)
             try:
-                await run_with_timeout(_COMES_WITHIN, holding.reaches(snapshot.mark.version))
+                await run_with_timeout(_CATCH_UP_TIMEOUT, state.wait_for_version(snapshot.mark.version))
             except TimeoutError as error:
-                said = f"the pod does not get to version {snapshot.mark.version}"
-                raise Transient("AUDIT_BEHIND", said, hint="its log tells why it cannot load") from error
+                problem = f"the pod did not load version {snapshot.mark.version} within {_CATCH_UP_TIMEOUT:g} s"
+                hint = "look for dictionary_load_failed in the log of the pod"
+                raise Transient("AUDIT_BEHIND", problem, hint=hint) from error
             yield snapshot
 
 
-async def _differences(view: MemoryView, snapshot: DictionarySnapshot) -> AuditResult | None:
-    """Some of the keys that differ, piece by piece: neither side is held as a whole; None when memory moved on."""
-    version = view.at(snapshot.target, snapshot.mark)
+async def _find_differences(view: MemoryView, snapshot: DictionarySnapshot) -> AuditResult | None:
+    """Return some of the keys that differ; None if the memory has changed.
+
+    Items are read in batches, so that neither side is in memory as a whole.
+    """
+    version = view.find_version(snapshot.target, snapshot.mark)
     if version is None:
         return None
     items, missing, different, extra = 0, list[str](), list[str](), list[str]()
-    async for batch in _primary(snapshot):
+    async for batch in _read_primary(snapshot):
         items += len(batch)
-        for place, value in batch:
-            held = version.get(place)
-            if held != value:
-                (missing if held is None else different).append(layout.key_of(place, value).decode())
-    async for page in _held(view, snapshot):
-        keys = [layout.key_of(place, value).decode() for place, value in page or ()]
-        there = {key for key, _ in await snapshot.read_existing(keys)} if keys else set()
-        extra += [key for key in keys if key not in there]
-    agrees = not (missing or different or extra)
-    told = [sorted(keys)[:_TOLD] for keys in (missing, extra, different)]
-    return AuditResult(*snapshot.target, snapshot.mark.version, items, agrees, *told)
+        for stored_key, value in batch:
+            loaded = version.get(stored_key)
+            if loaded != value:
+                (missing if loaded is None else different).append(layout.decode_key(stored_key, value).decode())
+    async for page in _read_memory(view, snapshot):
+        keys = [layout.decode_key(stored_key, value).decode() for stored_key, value in page or ()]
+        existing = {key for key, _ in await snapshot.read_existing(keys)} if keys else set()
+        extra += [key for key in keys if key not in existing]
+    matches = not (missing or different or extra)
+    reported = [sorted(keys)[:_KEY_LIMIT] for keys in (missing, extra, different)]
+    return AuditResult(*snapshot.target, snapshot.mark.version, items, matches, *reported)
 
 
-async def _held(view: MemoryView, snapshot: DictionarySnapshot) -> AsyncIterator[Batch | None]:
-    at = PageCursor(snapshot.mark)
+async def _read_memory(view: MemoryView, snapshot: DictionarySnapshot) -> AsyncIterator[Batch | None]:
+    cursor = PageCursor(snapshot.mark)
     while True:
-        page = view.page(snapshot.target, at, _PAGE, _PAGE_SIZE)
+        page = view.read_page(snapshot.target, cursor, _PAGE, _PAGE_SIZE)
         yield page
         if not page:
             return
-        at = PageCursor(snapshot.mark, page[-1][0])
-        await asyncio.sleep(0)  # others have their turn
+        cursor = PageCursor(snapshot.mark, page[-1][0])
+        await asyncio.sleep(0)  # let other tasks run
 
 
-async def _primary(snapshot: DictionarySnapshot) -> AsyncIterator[Batch]:
+async def _read_primary(snapshot: DictionarySnapshot) -> AsyncIterator[Batch]:
     async with aclosing(snapshot.read_all()) as batches:
         async for rows in batches:
-            found = [layout.row_of(key, payload) for key, payload in rows]
-            yield [(row.place, row.value) for row in found]
+            items = [layout.encode_item(key, payload) for key, payload in rows]
+            yield [(item.stored_key, item.value) for item in items]
 
 
 async def _digest(batches: "AsyncIterator[Batch | None] | AsyncIterator[Batch]") -> tuple[int, int] | None:
-    """A number that is the same for the same items in any order, and how many they are."""
+    """Return a digest of the items that does not depend on their order, and their number."""
     total = count = 0
     async for batch in batches:
         if batch is None:
             return None
-        for place, value in batch:
-            total += int.from_bytes(blake2b(len(place).to_bytes(2) + place + value, digest_size=16).digest())
+        for stored_key, value in batch:
+            total += int.from_bytes(blake2b(len(stored_key).to_bytes(2) + stored_key + value, digest_size=16).digest())
             count += 1
     return total % 2**128, count

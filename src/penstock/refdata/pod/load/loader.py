@@ -1,4 +1,4 @@
-"""R19–R24: keeps the memory of a pod as the primary is: hears of changes, looks by itself, loads what is needed."""
+"""R19–R24: keep the memory of a pod equal to the primary: receive invalidations, reconcile, load changes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -21,33 +21,34 @@ from penstock.refdata.contract import INVALIDATIONS
 from penstock.refdata.dictionaries.catalogue import Dictionary, DictionaryCatalogue
 from penstock.refdata.dictionaries.reader import DictionarySnapshot, duplicate_key_error
 from penstock.refdata.model import CommitEntry, DictionaryKey, VersionStamp
-from penstock.refdata.pod.load.dictionary_state import DictionaryState, LoadPace, is_lasting
+from penstock.refdata.pod.load.dictionary_state import DictionaryState, LoadLimits, is_permanent
 from penstock.refdata.pod.load.metrics import PodMetrics
 from penstock.refdata.pod.memory.writer import MemoryWriter
 from penstock.refdata.store import to_stamp
 
-_KEYS_FOLLOWED = 20_000  # more, and everything is loaded anew
-_TIMEOUTS = 2
-_SLOW_FOR = 600.0  # seconds that a dictionary whose keys cannot be looked up in time is loaded whole
-_JUST_NOW = 60_000_000  # µs
-_CHANGES_WITHIN = 10.0
-_LOOK_WITHIN = 10.0
-_FREE_EVERY = 1.0
-_BEHIND_AFTER = 5.0  # seconds after which a load is late
-_MOST_DICTIONARIES = 100_000
+_DELTA_KEY_LIMIT = 20_000  # more changed keys cause a full load
+_TIMEOUT_LIMIT = 2
+_SLOW_SECONDS = 600.0  # duration of full loads for a dictionary whose keys cannot be looked up in time
+_RECENT = 60_000_000  # µs
+_CHANGES_TIMEOUT = 10.0
+_RECONCILE_TIMEOUT = 10.0
+_FREE_INTERVAL = 1.0
+_LOG_INTERVAL = 1.0  # seconds between two INFO entries for the delta loads of a dictionary
+_MIN_STALE_AFTER = 5.0  # seconds
+_DICTIONARY_LIMIT = 100_000
 
 _Changes = tuple[VersionStamp, Sequence[CommitEntry], Sequence[str], dict[str, str]]
 
 
-class _LoadResult(NamedTuple):
-    """What is held from now on, the commits that led to it where they are known, and whether they were others."""
+class LoadResult(NamedTuple):
+    """The loaded version, the commits that led to it as far as known, and whether the history was reset."""
 
     mark: VersionStamp
-    steps: Sequence[CommitEntry]
-    has_other_past: bool = False
+    commits: Sequence[CommitEntry]
+    is_history_reset: bool = False
 
 
-class DictionaryLoads:
+class DictionaryLoader:
     """Loads dictionaries of one primary into one memory."""
 
     def __init__(
@@ -63,79 +64,83 @@ class DictionaryLoads:
         self._memory = memory
         self._metrics = metrics
         self._telemetry = telemetry
-        self._timeouts: dict[DictionaryKey, int] = {}  # in a row
+        self._timeouts: dict[DictionaryKey, int] = {}  # consecutive
         self._slow_until: dict[DictionaryKey, float] = {}
+        self._logged_at: dict[DictionaryKey, float] = {}
 
-    async def __call__(self, holding: DictionaryState, *, anew: bool) -> VersionStamp:
-        began, began_ns = perf_counter(), time_ns()
+    async def __call__(self, state: DictionaryState, *, full: bool) -> VersionStamp:
+        start, start_ns = perf_counter(), time_ns()
         try:
-            loaded, kind = await self._load_either(holding, anew=anew)
+            result, kind = await self._load(state, full=full)
         except Exception as error:
-            known = _known(error)
-            self._failed(holding, known)
-            raise known from error
-        self._metrics.duration.labels(holding.target.dict_code, kind).observe(perf_counter() - began)
-        self._tell(holding.target, loaded, kind, began_ns, is_first=holding.mark is None)
-        if loaded.has_other_past:
-            self._tell_reset(holding, loaded.mark)
-        return loaded.mark
+            failure = _as_penstock_error(error)
+            self._report_failure(state, failure)
+            raise failure from error
+        self._metrics.duration.labels(state.target.dict_code, kind).observe(perf_counter() - start)
+        self._report_load(state.target, result, kind, start_ns, is_first=state.mark is None)
+        if result.is_history_reset:
+            self._report_history_reset(state, result.mark)
+        return result.mark
 
-    async def _load_either(self, holding: DictionaryState, *, anew: bool) -> "tuple[_LoadResult, str]":
-        dictionary, held = self._catalogue.get(holding.target), holding.mark
-        is_slow = self._slow_until.get(holding.target, 0.0) > monotonic()
+    async def _load(self, state: DictionaryState, *, full: bool) -> "tuple[LoadResult, str]":
+        dictionary, loaded = self._catalogue.get(state.target), state.mark
+        is_slow = self._slow_until.get(state.target, 0.0) > monotonic()
         is_delta = dictionary.section.reload_on_event == "DELTA" and not is_slow
-        if held is not None and not anew and is_delta:
-            loaded = await self._load_changes(holding.target, held, dictionary)
-            if loaded is not None:
-                return loaded, "delta"
-        await holding.jitter()
-        return await self._load_all(holding.target, held, dictionary), "full"
+        if loaded is not None and not full and is_delta:
+            result = await self._load_changes(state.target, loaded, dictionary)
+            if result is not None:
+                return result, "delta"
+        await state.wait_jitter()
+        return await self._load_all(state.target, loaded, dictionary), "full"
 
     async def _load_changes(
-        self, target: DictionaryKey, held: VersionStamp, dictionary: Dictionary
-    ) -> "_LoadResult | None":
-        """R20: load what changed since; None when that is not known, or not all there is to it."""
+        self, target: DictionaryKey, loaded: VersionStamp, dictionary: Dictionary
+    ) -> "LoadResult | None":
+        """R20: load the changes since *loaded*; None if they are unknown or may be incomplete."""
         try:
-            changes = await run_with_timeout(_CHANGES_WITHIN, _changes(self._db, target, held, dictionary))
+            changes = await run_with_timeout(_CHANGES_TIMEOUT, _read_changes(self._db, target, loaded, dictionary))
         except TimeoutError:
-            # Once, the primary may have been slow. Twice in a row, its statement does not look keys up.
+            # After one timeout the primary may have been slow. After two, its statement does not look up keys.
             self._timeouts[target] = self._timeouts.get(target, 0) + 1
-            if self._timeouts[target] >= _TIMEOUTS:
-                self._slow_until[target] = monotonic() + _SLOW_FOR
+            if self._timeouts[target] >= _TIMEOUT_LIMIT:
+                self._slow_until[target] = monotonic() + _SLOW_SECONDS
             return None
         self._timeouts.pop(target, None)
         if changes is None:
             return None
-        mark, steps, keys, found = changes
-        gone = [key for key in keys if key not in found]
-        if not dictionary.provider.has_exact_keys and not self._is_all(target, keys, found, gone):
+        mark, commits, keys, items = changes
+        deleted = [key for key in keys if key not in items]
+        if not dictionary.provider.has_exact_keys and not self._has_same_keys(target, keys, items, deleted):
             return None
-        self._memory.change(target, mark, puts=found, deletes=gone)
-        return _LoadResult(mark, steps)
+        self._memory.change(target, mark, puts=items, deletes=deleted)
+        return LoadResult(mark, commits)
 
-    def _is_all(self, target: DictionaryKey, keys: Sequence[str], found: dict[str, str], gone: Sequence[str]) -> bool:
-        """Whether the keys told are the keys there are.
+    def _has_same_keys(
+        self, target: DictionaryKey, keys: Sequence[str], items: dict[str, str], deleted: Sequence[str]
+    ) -> bool:
+        """Return whether the table spells the keys like the commands do.
 
-        A table may spell them another way (upper case, a number), and then neither finds them under ours nor, when
-        they are deleted, tells which of its own is gone. Whoever deletes what never was there looks the same.
+        A table may spell them differently (upper case, a number). Then the items are not found under the keys of the
+        commands, and a deletion does not tell which key of the table is deleted. A deletion of a key that never
+        existed looks the same.
         """
-        return found.keys() <= set(keys) and all(self._memory.has(target, key) for key in gone)
+        return items.keys() <= set(keys) and all(self._memory.has_item(target, key) for key in deleted)
 
     async def _load_all(
-        self, target: DictionaryKey, held: VersionStamp | None, dictionary: Dictionary
-    ) -> "_LoadResult":
-        generation = self._memory.begin()
+        self, target: DictionaryKey, loaded: VersionStamp | None, dictionary: Dictionary
+    ) -> "LoadResult":
+        generation = self._memory.begin_generation()
         try:
             async with dictionary.provider.open_snapshot(self._db, target) as snapshot:
-                steps = await _commits(snapshot, held)
-                has_other_past = held is not None and not await snapshot.shares_history(held)
+                commits = await _read_commits(snapshot, loaded)
+                is_history_reset = loaded is not None and not await snapshot.shares_history(loaded)
                 count = await self._fill(generation, snapshot)
             mark = snapshot.mark
             self._memory.publish(target, generation, mark, count)
         except BaseException:
             self._memory.discard(generation)
             raise
-        return _LoadResult(mark, steps, has_other_past)
+        return LoadResult(mark, commits, is_history_reset)
 
     async def _fill(self, generation: int, snapshot: DictionarySnapshot) -> int:
         count = added = 0
@@ -147,77 +152,84 @@ class DictionaryLoads:
             raise duplicate_key_error(snapshot.target)
         return count
 
-    def _failed(self, holding: DictionaryState, error: PenstockError) -> None:
-        target = holding.target
+    def _report_failure(self, state: DictionaryState, error: PenstockError) -> None:
+        target = state.target
         self._metrics.errors.labels(target.dict_code, error.code).inc()
         self._memory.mark_stale(target, monotonic())
-        log = structlog.get_logger().bind(tenantId=target.tenant_id, dictCode=target.dict_code, version=holding.version)
-        told = log.error if is_lasting(error) else log.warning
-        told("dictionary_not_loaded", code=error.code, error=error.message, hint=error.hint)
+        log = structlog.get_logger().bind(tenantId=target.tenant_id, dictCode=target.dict_code, version=state.version)
+        log_failure = log.error if is_permanent(error) else log.warning
+        log_failure("dictionary_load_failed", code=error.code, error=error.message, hint=error.hint)
 
-    def _tell(self, target: DictionaryKey, loaded: "_LoadResult", kind: str, began: int, *, is_first: bool) -> None:
-        """R26: say what is read from now on, and add it to the traces that led to it."""
-        about: dict[str, Any] = {"tenantId": target.tenant_id, "dictCode": target.dict_code, "kind": kind}
-        log = structlog.get_logger()
-        made: list[dict[str, Any]] = [
-            {"eventId": str(step.event_id), "source": step.source, "version": step.mark.version}
-            for step in loaded.steps
-        ]
-        now = to_stamp(self._db.clock.now())
-        for step, said in zip(loaded.steps, made, strict=True):
-            # A pod that starts loads what was committed long ago: that says nothing of how fresh it is, and is no part
-            # of its trace any more.
+    def _report_load(
+        self, target: DictionaryKey, result: "LoadResult", kind: str, start: int, *, is_first: bool
+    ) -> None:
+        """R26: log and measure a load, and add it to the traces of its commits."""
+        common: dict[str, Any] = {"tenantId": target.tenant_id, "dictCode": target.dict_code, "kind": kind}
+        now, fields = to_stamp(self._db.clock.now()), dict[str, Any]()
+        for commit in result.commits:
+            fields = {"eventId": str(commit.event_id), "source": commit.source, "version": commit.mark.version}
+            # The first load of a pod contains old commits: they do not measure freshness, and their traces are over.
             if not is_first:
-                self._metrics.freshness.labels(target.dict_code).observe(max(now - step.mark.stamp, 0) / 1_000_000)
-            if step.mark.stamp > now - _JUST_NOW:
-                self._telemetry.trace("refdata.swap", step.trace, began, **about, **said)
+                self._metrics.freshness.labels(target.dict_code).observe(max(now - commit.mark.stamp, 0) / 1_000_000)
+            if commit.mark.stamp > now - _RECENT:
+                self._telemetry.trace("refdata.swap", commit.trace, start, **common, **fields)
             if kind == "delta":
-                log.debug("dictionary_changed", **about, **said)
-        if kind == "full":
-            log.info("dictionary_loaded", **{**about, **(made[-1] if made else {}), "version": loaded.mark.version})
+                structlog.get_logger().debug("dictionary_changed", **common, **fields)
+        self._log_load(target, {**common, **fields, "version": result.mark.version}, is_delta=kind == "delta")
 
-    def _tell_reset(self, holding: DictionaryState, mark: VersionStamp) -> None:
-        """R24: loudly: versions that readers were told are no more."""
-        target = holding.target
+    def _log_load(self, target: DictionaryKey, fields: dict[str, Any], *, is_delta: bool) -> None:
+        """Log full loads, and the delta loads of a dictionary at most once per second; others are logged at DEBUG."""
+        log, now, header = structlog.get_logger(), monotonic(), self._memory.header(target)
+        is_frequent = is_delta and now - self._logged_at.get(target, -_LOG_INTERVAL) < _LOG_INTERVAL
+        if not is_frequent:
+            self._logged_at[target] = now
+        write = log.debug if is_frequent else log.info
+        write("dictionary_loaded", **fields, items=header.items if header else 0)
+
+    def _report_history_reset(self, state: DictionaryState, mark: VersionStamp) -> None:
+        """R24: log as an error that versions which readers have seen do not exist any more."""
+        target = state.target
         self._metrics.resets.labels(target.dict_code).inc()
         structlog.get_logger().error(
-            "primary_has_another_past",
+            "history_reset_detected",
             tenantId=target.tenant_id,
             dictCode=target.dict_code,
             version=mark.version,
-            held=holding.version,
-            hint="was it restored from a backup? Versions above this one are lost, unless they are sent again",
+            previousVersion=state.version,
+            hint="the primary may have been restored from a backup: send the commands after this version again",
         )
 
 
-async def _changes(db: Database, target: DictionaryKey, held: VersionStamp, dictionary: Dictionary) -> _Changes | None:
-    """What changed since *held*: the commits, the keys, and the items that these have now."""
+async def _read_changes(
+    db: Database, target: DictionaryKey, loaded: VersionStamp, dictionary: Dictionary
+) -> _Changes | None:
+    """Return the commits after *loaded*, the changed keys, and their items now; None if they are not known."""
     async with dictionary.provider.open_snapshot(db, target) as snapshot:
-        steps = await snapshot.list_steps(held)
-        if steps is None or any(step.keys is None for step in steps):
+        commits = await snapshot.list_steps(loaded)
+        if commits is None or any(commit.keys is None for commit in commits):
             return None
-        keys = sorted({key for step in steps for key in step.keys or ()})
-        if len(keys) > _KEYS_FOLLOWED:
+        keys = sorted({key for commit in commits for key in commit.keys or ()})
+        if len(keys) > _DELTA_KEY_LIMIT:
             return None
-        found = await snapshot.read_keys(keys) if keys else []
-        return None if found is None else (snapshot.mark, steps, keys, dict(found))
+        items = await snapshot.read_keys(keys) if keys else []
+        return None if items is None else (snapshot.mark, commits, keys, dict(items))
 
 
-async def _commits(snapshot: DictionarySnapshot, held: VersionStamp | None) -> Sequence[CommitEntry]:
-    """What led to what is loaded; of one that was not held before, its last commit."""
+async def _read_commits(snapshot: DictionarySnapshot, loaded: VersionStamp | None) -> Sequence[CommitEntry]:
+    """Return the commits between *loaded* and the snapshot; for the first load only the last commit."""
     mark = snapshot.mark
     if mark.is_pinned:
         return ()
-    return await snapshot.list_commits(held.version if held else mark.version - 1)
+    return await snapshot.list_commits(loaded.version if loaded else mark.version - 1)
 
 
-def _known(error: Exception) -> PenstockError:
-    """Whatever their SQL does, the other dictionaries go on."""
+def _as_penstock_error(error: Exception) -> PenstockError:
+    """Convert *error*, so that SQL of one dictionary cannot stop the loads of others."""
     if isinstance(error, PenstockError):
         return error
     if isinstance(error, TimeoutError):
         return Transient("DATABASE_SLOW", "the primary does not answer in time")
-    return Corrupt("LOAD_FAILED", f"{type(error).__name__}: {error}", hint="mend loadSql or its tables")
+    return Corrupt("LOAD_FAILED", f"{type(error).__name__}: {error}", hint="fix loadSql or its tables")
 
 
 class PodLoader:
@@ -237,121 +249,128 @@ class PodLoader:
         self.memory = memory
         self._section = section
         self._metrics = metrics
-        self._load = DictionaryLoads(db, catalogue, memory, metrics, telemetry)
-        self._holdings: dict[DictionaryKey, DictionaryState] = {}
+        self._load = DictionaryLoader(db, catalogue, memory, metrics, telemetry)
+        self._states: dict[DictionaryKey, DictionaryState] = {}
         slots = asyncio.Semaphore(section.loads)
-        self._pace = LoadPace(section.debounce_ms / 1000, section.jitter_ms / 1000, slots)
-        self._patience = max(section.reconcile_every.total_seconds() * 2, _BEHIND_AFTER)
-        self._must_look = asyncio.Event()
-        self._has_looked = asyncio.Event()
-        self.is_loaded = asyncio.Event()  # every dictionary there is, at least once
+        self._limits = LoadLimits(section.debounce_ms / 1000, section.jitter_ms / 1000, slots)
+        self._stale_after = max(section.reconcile_every.total_seconds() * 2, _MIN_STALE_AFTER)
+        self._reconcile_now = asyncio.Event()
+        self._has_reconciled = asyncio.Event()
+        self.is_loaded = asyncio.Event()  # set when every dictionary was loaded once
 
-    def holdings(self) -> Sequence[DictionaryState]:
-        return list(self._holdings.values())
+    def states(self) -> Sequence[DictionaryState]:
+        """Return the states of all dictionaries of this pod."""
+        return list(self._states.values())
 
     @asynccontextmanager
-    async def running(self, signals: Signals, name: str) -> AsyncIterator[None]:
-        """Follow the primary until the end."""
+    async def start(self, signals: Signals, name: str) -> AsyncIterator[None]:
+        """Follow the primary until the end of the context."""
         tasks = [
             asyncio.create_task(self._listen(signals, name), name="pod signals"),
-            asyncio.create_task(self._keep_looking(), name="pod reconcile"),
-            asyncio.create_task(self._keep_freeing(), name="pod freeing"),
-            asyncio.create_task(self._note_loaded(), name="pod loaded"),
+            asyncio.create_task(self._reconcile_forever(), name="pod reconcile"),
+            asyncio.create_task(self._free_memory_forever(), name="pod freeing"),
+            asyncio.create_task(self._report_loaded(), name="pod loaded"),
         ]
         every = self._section.reconcile_every
 
-        async def show_lag() -> None:
+        async def measure_stream_lag() -> None:
             self._metrics.stream_lag.set(await signals.lag())
 
         try:
-            async with run_periodically("stream lag", show_lag, every):
+            async with run_periodically("stream lag", measure_stream_lag, every):
                 yield
         finally:
             for task in tasks:
                 await cancel_and_wait(task)
-            for holding in self.holdings():
-                await holding.end()
+            for state in self.states():
+                await state.stop()
 
-    def find(self, target: DictionaryKey) -> DictionaryState:
-        """The holding of *target*, begun when it is new; NotFound or Invalid when there can be none."""
+    def ensure_state(self, target: DictionaryKey) -> DictionaryState:
+        """Return the state of *target*, and start its first load if it is new; NotFound, Invalid or Transient."""
         self.catalogue.get(target)
-        holding = self._holdings.get(target)
-        if holding is None:
-            if len(self._holdings) >= _MOST_DICTIONARIES:
-                hint = "name the tenants under refdata.tenants"
-                raise Transient("TOO_MANY_DICTIONARIES", "this pod holds as many as it may", hint=hint)
-            holding = self._holdings[target] = DictionaryState(target, self._pace, self._load)
-            holding.want(0)
-        return holding
+        state = self._states.get(target)
+        if state is None:
+            if len(self._states) >= _DICTIONARY_LIMIT:
+                hint = "list the tenants in refdata.tenants"
+                problem = f"this pod already has {_DICTIONARY_LIMIT} dictionaries, the maximum"
+                raise Transient("TOO_MANY_DICTIONARIES", problem, hint=hint)
+            state = self._states[target] = DictionaryState(target, self._limits, self._load)
+            state.request_version(0)
+        return state
 
-    def hear(self, body: str) -> None:
-        """R19: somebody says there is a new version. What is not understood is left to the next look."""
+    def handle_invalidation(self, body: str) -> None:
+        """R19: load the announced version; the next reconciliation covers a message that cannot be decoded."""
         try:
-            told = INVALIDATIONS.decode(body)
-            holding = self._holdings.get(target := DictionaryKey(told.tenant_id, told.dict_code))
-            if holding is None:
-                holding = self.find(target)
+            invalidation = INVALIDATIONS.decode(body)
+            state = self._states.get(target := DictionaryKey(invalidation.tenant_id, invalidation.dict_code))
+            if state is None:
+                state = self.ensure_state(target)
         except msgspec.MsgspecError as error:
-            structlog.get_logger().warning("invalidation_not_understood", error=str(error))
+            structlog.get_logger().warning("invalidation_rejected", error=str(error))
             return
-        except PenstockError:  # of a dictionary or tenant that is not ours
+        except PenstockError:  # of a dictionary or tenant that this pod does not serve
             return
-        if told.version > holding.version:
-            holding.want(told.version)
-        elif holding.mark is not None and to_stamp(told.committed_at) > holding.mark.stamp:
-            self._must_look.set()  # R24: committed later, and yet not above what is held: the past has changed
+        if invalidation.version > state.version:
+            state.request_version(invalidation.version)
+        elif state.mark is not None and to_stamp(invalidation.committed_at) > state.mark.stamp:
+            self._reconcile_now.set()  # R24: a later commit without a higher version: the history was reset
 
-    async def look(self) -> None:
-        """R22, R24: compare all versions with the primary's."""
-        await self._drop_what_is_gone()
-        known = {one.section.code: one for one in self.catalogue.all() if one.section.enabled}
-        before = {target: holding.mark for target, holding in self._holdings.items()}
+    async def reconcile(self) -> None:
+        """R22, R24: compare all versions with those of the primary."""
+        await self._drop_removed()
+        enabled = {entry.section.code for entry in self.catalogue.all() if entry.section.enabled}
+        before = {target: state.mark for target, state in self._states.items()}
         try:
-            marks = await run_with_timeout(_LOOK_WITHIN, self._standings(list(known)))
+            marks = await run_with_timeout(_RECONCILE_TIMEOUT, self._read_versions(list(enabled)))
         except TimeoutError as error:
-            raise Transient("DATABASE_SLOW", "the primary does not tell its versions in time") from error
-        wanted = {DictionaryKey(tenant, code) for tenant in self.catalogue.tenants for code in known} | set(marks)
-        for target in wanted:
+            problem = "the primary did not return the versions of the dictionaries in time"
+            raise Transient("DATABASE_SLOW", problem) from error
+        targets = {DictionaryKey(tenant, code) for tenant in self.catalogue.tenants for code in enabled} | set(marks)
+        for target in targets:
             try:
-                self._compare(self.find(target), before.get(target), marks.get(target))
-            except (NotFound, Transient):  # of a tenant that is not ours, or more than can be held
+                self._compare(self.ensure_state(target), before.get(target), marks.get(target))
+            except (NotFound, Transient):  # a tenant that this pod does not serve, or too many dictionaries
                 continue
-        self.memory.state.looked()
+        self.memory.counters.set_primary_seen()
 
-    async def _drop_what_is_gone(self) -> None:
-        """R1: what is not configured any more is held no more."""
-        for gone in [holding for holding in self._holdings if not self._has(holding)]:
-            await self._holdings[gone].end()
-            self.memory.drop(gone)
-            del self._holdings[gone]
+    async def _drop_removed(self) -> None:
+        """R1: drop dictionaries that were removed from the configuration."""
+        for target in [target for target in self._states if not self._is_configured(target)]:
+            await self._states[target].stop()
+            self.memory.drop(target)
+            del self._states[target]
 
-    async def _standings(self, codes: Sequence[str]) -> dict[DictionaryKey, VersionStamp]:
+    async def _read_versions(self, codes: Sequence[str]) -> dict[DictionaryKey, VersionStamp]:
         async with self.db.connection() as connection:
             return await store.read_stamps(connection, codes)
 
-    async def _note_loaded(self) -> None:
-        """R23: say so when every dictionary there is has been loaded, or only a person can mend it."""
-        await self._has_looked.wait()
-        for holding in self.holdings():
-            await holding.settles()
-        self.memory.state.loaded()
+    async def _report_loaded(self) -> None:
+        """R23: report that every dictionary is loaded, or failed with an error that only a person can fix."""
+        await self._has_reconciled.wait()
+        for state in self.states():
+            await state.wait_until_loaded()
+        self.memory.counters.set_loaded()
         self.is_loaded.set()
 
-    def _compare(self, holding: DictionaryState, before: VersionStamp | None, mark: VersionStamp | None) -> None:
-        """R24: what was held *before* the look cannot be later than what it found, but for another past."""
-        at = mark or VersionStamp(0, 0)
-        if holding.mark is None or before is None or before != holding.mark:
-            holding.want(at.version)
-        elif mark is None or mark.version < before.version or (mark.version == before.version and mark != before):
-            holding.want(0, anew=True)
-        elif mark.version > before.version:
-            holding.want(mark.version)
-        holding.try_again()
-        if holding.behind_since and monotonic() - holding.behind_since > self._patience:
-            # R23: also who merely does not get on serves old data.
-            self.memory.mark_stale(holding.target, holding.behind_since)
+    def _compare(self, state: DictionaryState, before: VersionStamp | None, mark: VersionStamp | None) -> None:
+        """R24: request a load if the primary has another version.
 
-    def _has(self, target: DictionaryKey) -> bool:
+        *before* is the version that was loaded before the primary was read: if the primary has an older one, its
+        history was reset.
+        """
+        primary = mark or VersionStamp(0, 0)
+        if state.mark is None or before is None or before != state.mark:
+            state.request_version(primary.version)
+        elif mark is None or mark.version < before.version or (mark.version == before.version and mark != before):
+            state.request_version(0, full=True)
+        elif mark.version > before.version:
+            state.request_version(mark.version)
+        state.retry_now()
+        if state.behind_since and monotonic() - state.behind_since > self._stale_after:
+            # R23: loads that take too long without an error also leave old data.
+            self.memory.mark_stale(state.target, state.behind_since)
+
+    def _is_configured(self, target: DictionaryKey) -> bool:
         try:
             self.catalogue.get(target)
         except PenstockError:
@@ -364,32 +383,32 @@ class PodLoader:
                 async with signals.listen(name) as feed:
                     async for item in feed:
                         if isinstance(item, Resync):
-                            self._must_look.set()
+                            self._reconcile_now.set()
                         else:
-                            self.hear(item.body)
-            except Exception:  # noqa: BLE001 - the edge of the task: the looks go on, and it begins again
-                structlog.get_logger().exception("pod_listener_broke")
+                            self.handle_invalidation(item.body)
+            except Exception:  # noqa: BLE001 - the edge of the task: reconciliation continues, and listening restarts
+                structlog.get_logger().exception("invalidation_listener_failed")
                 await asyncio.sleep(1)
 
-    async def _keep_looking(self) -> None:
+    async def _reconcile_forever(self) -> None:
         every, log = self._section.reconcile_every.total_seconds(), structlog.get_logger()
         while True:
-            self._must_look.clear()
+            self._reconcile_now.clear()
             try:
-                await self.look()
-                self._has_looked.set()
+                await self.reconcile()
+                self._has_reconciled.set()
             except PenstockError as error:
-                self.memory.state.cut_off()
-                log.warning("pod_cut_off", code=error.code, error=error.message, kept="what is in memory")
+                self.memory.counters.set_primary_lost()
+                log.warning("primary_lost", code=error.code, error=error.message, effect="reads continue from memory")
             except Exception:
-                log.exception("pod_look_crashed")
-            await wait_event(self._must_look, every)
+                log.exception("reconciliation_crashed")
+            await wait_event(self._reconcile_now, every)
 
-    async def _keep_freeing(self) -> None:
+    async def _free_memory_forever(self) -> None:
         while True:
             try:
-                while self.memory.free():  # noqa: ASYNC110 - piece by piece: others have their turn between
+                while self.memory.free():  # noqa: ASYNC110 - in pieces, so that other tasks can run in between
                     await asyncio.sleep(0)
             except Transient as error:
-                structlog.get_logger().error("pod_memory_full", code=error.code, error=error.message)
-            await asyncio.sleep(_FREE_EVERY)
+                structlog.get_logger().error("memory_exhausted", code=error.code, error=error.message)
+            await asyncio.sleep(_FREE_INTERVAL)

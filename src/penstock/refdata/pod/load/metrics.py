@@ -1,4 +1,4 @@
-"""R26: what Prometheus sees of a pod."""
+"""R26: the metrics of a pod."""
 
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
@@ -23,103 +23,128 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.3, 0.5, 1, 2.5
 
 
 class PodMetrics:
-    """Loads as they happen; what can be looked up is looked up when it is asked for."""
+    """Counters of loads; the other metrics are read from the memory when they are exported."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self.duration = Histogram(
             "cache_reload_duration_seconds",
-            "From the beginning of a load to the swap",
+            "Duration of a load, from its start until readers see it.",
             ["dict_code", "kind"],
             registry=registry,
             buckets=_BUCKETS,
         )
         self.freshness = Histogram(
             "penstock_refdata_freshness_seconds",
-            "From when a version is made, just before it commits, to the swap that shows it",
+            "Age of a version when readers first see it, measured from just before its commit.",
             ["dict_code"],
             registry=registry,
             buckets=_BUCKETS,
         )
-        self.errors = Counter("cache_reload_errors", "Loads that failed", ["dict_code", "code"], registry=registry)
+        self.errors = Counter(
+            "cache_reload_errors",
+            "Failed loads of a dictionary, by error code.",
+            ["dict_code", "code"],
+            registry=registry,
+        )
         self.fallbacks = Counter(
-            "postgres_fallback_reads", "Reads answered from the primary", ["dict_code"], registry=registry
+            "postgres_fallback_reads",
+            "Reads that were answered from PostgreSQL because memory did not have the version.",
+            ["dict_code"],
+            registry=registry,
         )
         self.stream_lag = Gauge(
-            "redis_stream_lag", "Invalidations the slowest pod has yet to be handed", registry=registry
+            "redis_stream_lag",
+            "Invalidations in the Redis stream that the slowest pod has not received yet.",
+            registry=registry,
         )
         self.resets = Counter(
             "penstock_refdata_history_resets",
-            "Times the primary had another past than this pod: it was restored from a backup",
+            "Times the primary lost versions that this pod had loaded, for example after a restore from a backup.",
             ["dict_code"],
             registry=registry,
         )
         self.audits = Counter(
-            "penstock_refdata_audits", "Comparisons with the primary", ["dict_code", "result"], registry=registry
+            "penstock_refdata_audits",
+            "Comparisons of all items with the primary, by result: match, mismatch, failed.",
+            ["dict_code", "result"],
+            registry=registry,
         )
 
     def show(
-        self, memory: MemoryWriter, holdings: Callable[[], Iterable[DictionaryState]], processes: int, patience: float
+        self, memory: MemoryWriter, states: Callable[[], Iterable[DictionaryState]], processes: int, stale_after: float
     ) -> None:
-        """Let the exposition tell of *memory* and *holdings* as they are then."""
-        self._registry.register(_CachedReading(memory, holdings, processes, patience))
+        """Export metrics of *memory* and of the dictionaries, read at each export."""
+        self._registry.register(_PodCollector(memory, states, processes, stale_after))
 
 
-class _CachedReading(Collector):
+class _PodCollector(Collector):
     def __init__(
-        self, memory: MemoryWriter, holdings: Callable[[], Iterable[DictionaryState]], processes: int, patience: float
+        self, memory: MemoryWriter, states: Callable[[], Iterable[DictionaryState]], processes: int, stale_after: float
     ) -> None:
         self._memory = memory
-        self._holdings = holdings
+        self._states = states
         self._processes = processes
-        self._patience = patience
+        self._stale_after = stale_after
 
     def collect(self) -> Iterator[Metric]:
         yield self._lags()
         yield self._items()
-        yield _gauge("penstock_refdata_memory_bytes", "Memory taken by all dictionaries", self._memory.used)
-        yield _gauge("penstock_refdata_memory_limit_bytes", "Memory they may take", self._memory.limit)
+        yield _gauge("penstock_refdata_memory_bytes", "Memory used by all dictionaries of the pod.", self._memory.used)
         yield _gauge(
-            "penstock_refdata_data_age_seconds", "How long ago the primary was last seen, 0 while it is", self._age()
+            "penstock_refdata_memory_limit_bytes",
+            "Largest memory that the dictionaries of the pod may use: refdata.query.memoryLimitMb.",
+            self._memory.limit,
         )
-        counts = [self._memory.state.counters(process) for process in range(self._processes)]
-        total = {count: sum(one[count] for one in counts) for count in PodCounter}
-        yield _gauge("penstock_query_connections", "Connections that are open", total[PodCounter.CONNECTIONS])
-        requests = CounterMetricFamily("penstock_query_requests", "Requests answered, by status", labels=["status"])
-        for count, status in _STATUSES.items():
-            requests.add_metric([status], total[count])
+        yield _gauge(
+            "penstock_refdata_data_age_seconds",
+            "Age of the oldest data in memory: seconds since PostgreSQL was last reached; 0 while it is reachable.",
+            self._age(),
+        )
+        counts = [self._memory.counters.of_process(process) for process in range(self._processes)]
+        total = {counter: sum(cells[counter] for cells in counts) for counter in PodCounter}
+        yield _gauge("penstock_query_connections", "Open connections of clients.", total[PodCounter.CONNECTIONS])
+        requests = CounterMetricFamily("penstock_query_requests", "Answered requests, by status.", labels=["status"])
+        for counter, status in _STATUSES.items():
+            requests.add_metric([status], total[counter])
         yield requests
-        waits = CounterMetricFamily("penstock_query_barrier_waits", "Reads that named a version not yet held")
+        waits = CounterMetricFamily("penstock_query_barrier_waits", "Reads of a version that was not loaded yet.")
         waits.add_metric([], total[PodCounter.BARRIER_WAITS])
         yield waits
 
     def _age(self) -> float:
-        stale = [shelf.stale_since for shelf in self._memory.shelves().values() if shelf.stale_since]
+        stale = [header.stale_since for header in self._memory.headers().values() if header.stale_since]
         oldest = monotonic() - min(stale) if stale else 0.0
-        return max(self._memory.state.unseen_for(self._patience), oldest)
+        return max(self._memory.counters.primary_unseen_seconds(self._stale_after), oldest)
 
     def _lags(self) -> Metric:
-        """By dictionary, the worst of its tenants: there may be many."""
+        """Return the lag of each dictionary, the largest of its tenants: a series per tenant could be too many."""
         lags: dict[str, int] = {}
-        for holding in self._holdings():
-            code = holding.target.dict_code
-            lags[code] = max(lags.get(code, 0), holding.lag)
-        family = GaugeMetricFamily("dict_version_lag", "Versions a pod is behind the primary", labels=["dict_code"])
+        for state in self._states():
+            code = state.target.dict_code
+            lags[code] = max(lags.get(code, 0), state.lag)
+        family = GaugeMetricFamily(
+            "dict_version_lag",
+            "Versions that are committed but not loaded, by dictionary: the largest lag of its tenants.",
+            labels=["dict_code"],
+        )
         for code, lag in lags.items():
             family.add_metric([code], lag)
         return family
 
     def _items(self) -> Metric:
         items: dict[str, int] = {}
-        for target, shelf in self._memory.shelves().items():
-            items[target.dict_code] = items.get(target.dict_code, 0) + shelf.items
-        family = GaugeMetricFamily("penstock_refdata_items", "Items held, of all tenants", labels=["dict_code"])
+        for target, header in self._memory.headers().items():
+            items[target.dict_code] = items.get(target.dict_code, 0) + header.items
+        family = GaugeMetricFamily(
+            "penstock_refdata_items", "Items in memory, by dictionary, of all tenants.", labels=["dict_code"]
+        )
         for code, count in items.items():
             family.add_metric([code], count)
         return family
 
 
-def _gauge(name: str, about: str, value: float) -> Metric:
-    family = GaugeMetricFamily(name, about)
+def _gauge(name: str, description: str, value: float) -> Metric:
+    family = GaugeMetricFamily(name, description)
     family.add_metric([], value)
     return family

@@ -1,4 +1,4 @@
-"""Where the serving processes of a pod come with what they cannot answer from memory."""
+"""Requests of the serving processes of a pod that they cannot answer from memory."""
 
 from collections.abc import Awaitable, Callable
 
@@ -9,64 +9,67 @@ from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.wait import run_with_timeout
 from penstock.refdata.model import DictionaryKey
 from penstock.refdata.pod.ipc import (
-    Answer,
     AuditRequest,
+    BarrierRequest,
     DocumentReply,
-    FindRequest,
+    DocumentRequest,
     LoadedReply,
-    Question,
-    ReachRequest,
+    LoaderReply,
+    LoaderRequest,
+    LoadRequest,
     RefusedReply,
-    ShowRequest,
 )
 from penstock.refdata.pod.load.auditor import PodAuditor
 from penstock.refdata.pod.load.barrier import VersionBarrier
 from penstock.refdata.pod.load.loader import PodLoader
 
-_LOADED_WITHIN = 5.0
+_LOAD_TIMEOUT = 5.0
 Pages = Callable[[str], Awaitable[DocumentReply]]
 
 
-class LoaderRequests:
-    """Answers every question, if only with a refusal. Until the primary was reached once, nobody is behind it."""
+class LoaderRequestHandler:
+    """Answers every request, possibly with an error; before `open`, all requests for dictionaries are refused."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
-        self._behind: tuple[PodLoader, VersionBarrier, PodAuditor] | None = None
+        self._services: tuple[PodLoader, VersionBarrier, PodAuditor] | None = None
 
     def open(self, loader: PodLoader, barrier: VersionBarrier, auditor: PodAuditor) -> None:
-        self._behind = loader, barrier, auditor
+        """Serve requests for dictionaries, now that the primary was reached."""
+        self._services = loader, barrier, auditor
 
-    async def answer(self, question: Question) -> Answer:
+    async def handle(self, request: LoaderRequest) -> LoaderReply:
+        """Return the reply to *request*; every error becomes a reply."""
         try:
-            if isinstance(question, ShowRequest):
-                return await self._pages(question.path)
-            return await self._dictionaries(question)
+            if isinstance(request, DocumentRequest):
+                return await self._pages(request.path)
+            return await self._handle_dictionary(request)
         except PenstockError as error:
             version = error.details.get("version")
             return RefusedReply(error.status, error.code, error.message, error.hint, version)
-        except Exception:  # noqa: BLE001 - the edge: whoever asked gets an answer, the log gets the rest
-            structlog.get_logger().exception("question_crashed", question=type(question).__name__)
-            return RefusedReply(500, "INTERNAL", "something went wrong here; the log has it")
+        except Exception:  # noqa: BLE001 - the edge: the client gets a reply, the log gets the traceback
+            structlog.get_logger().exception("loader_request_crashed", request=type(request).__name__)
+            return RefusedReply(500, "INTERNAL", "internal error: see loader_request_crashed in the log of the pod")
 
-    async def _dictionaries(self, question: ReachRequest | FindRequest | AuditRequest) -> Answer:
-        if self._behind is None:
-            raise _not_loaded("nothing is loaded yet: the primary was not reached since the start")
-        loader, barrier, auditor = self._behind
-        if isinstance(question, ReachRequest):
-            return await barrier.reach(question)
-        if isinstance(question, AuditRequest):
-            finding = await auditor.audit(DictionaryKey(question.tenant_id, question.dict_code))
-            return DocumentReply(200, "application/json", msgspec.json.encode(finding))
-        holding = loader.find(DictionaryKey(question.tenant_id, question.dict_code))
+    async def _handle_dictionary(self, request: BarrierRequest | LoadRequest | AuditRequest) -> LoaderReply:
+        if self._services is None:
+            raise _not_loaded("no dictionary is loaded: PostgreSQL was not reached since the start of the pod")
+        loader, barrier, auditor = self._services
+        if isinstance(request, BarrierRequest):
+            return await barrier.reach(request)
+        if isinstance(request, AuditRequest):
+            result = await auditor.audit(DictionaryKey(request.tenant_id, request.dict_code))
+            return DocumentReply(200, "application/json", msgspec.json.encode(result))
+        state = loader.ensure_state(DictionaryKey(request.tenant_id, request.dict_code))
         try:
-            await run_with_timeout(_LOADED_WITHIN, holding.settles())
+            await run_with_timeout(_LOAD_TIMEOUT, state.wait_until_loaded())
         except TimeoutError:
-            raise _not_loaded(f"{question.dict_code} is not loaded yet") from None
-        if holding.mark is None and holding.error is not None:
-            raise _not_loaded(f"{question.dict_code} cannot be loaded: {holding.error.message}")
+            raise _not_loaded(f"{request.dict_code} is not loaded yet") from None
+        if state.mark is None and state.error is not None:
+            raise _not_loaded(f"{request.dict_code} cannot be loaded: {state.error.message}")
         return LoadedReply()
 
 
-def _not_loaded(said: str) -> Transient:
-    return Transient("NOT_LOADED", said, hint="try again; the pod's log tells what it waits for")
+def _not_loaded(problem: str) -> Transient:
+    hint = "try again; look for dictionary_load_failed and primary_lost in the log of the pod"
+    return Transient("NOT_LOADED", problem, hint=hint)

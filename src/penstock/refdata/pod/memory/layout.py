@@ -1,11 +1,11 @@
-"""How dictionaries lie in a pod's memory: what its one writer and its readers have to agree on.
+"""The layout of dictionaries in the memory of a pod, shared by its one writer and its readers.
 
-    d tenant \\0 dict            -> the shelf: which generation is read, and its version
+    d tenant \\0 dict            -> the header: the current generation, and its version
     i generation key            -> an item, as the end of a response: ETag, length, payload
-    c generation version        -> what a change replaced, so that pages of the version before can still be read
-    g generation                -> whose it is and its version; those that no shelf names are on their way out
+    c generation version        -> the items that a change replaced, for pages of the earlier version
+    g generation                -> its dictionary and its version; a generation without a header is being freed
 
-A generation is one full load, changed in place by deltas since.
+A generation is the result of one full load, changed in place by later deltas.
 """
 
 from collections.abc import Iterable
@@ -20,9 +20,9 @@ from penstock.refdata.model import DictionaryKey, VersionStamp
 ITEMS_FILE = "items"
 STATE_FILE = "state"
 _RESERVE = 32 * 1024 * 1024
-READERS = 16_384  # processes and streams that may read at once
+READERS = 16_384  # processes and streams that can read simultaneously
 _NUMBER = Struct(">Q")
-LONGEST = 480  # bytes of a key that are kept as they are; LMDB takes 511 in all
+LONGEST_PLAIN_KEY = 480  # bytes; a longer key is stored as its hash, because LMDB allows 511 bytes
 SHORT, _LONG = b"\0", b"\1"
 _ETAG = b'ETag: "'
 _HEAD_END = b"\r\n\r\n"
@@ -30,7 +30,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class DictionaryHeader(msgspec.Struct, frozen=True, array_like=True):
-    """One dictionary of one tenant as it is read now. *stamp* is when its version was committed, in µs."""
+    """The current version of one dictionary of one tenant; *stamp* is its time of commit in µs."""
 
     generation: int
     version: int
@@ -38,8 +38,8 @@ class DictionaryHeader(msgspec.Struct, frozen=True, array_like=True):
     is_pinned: bool
     items: int
     loaded_at: float  # wall clock, for people
-    before: int = 0  # the generation it was read from until the last full load
-    stale_since: float = 0.0  # monotonic; set while it cannot be loaded anew
+    previous_generation: int = 0  # current before the last full load
+    stale_since: float = 0.0  # monotonic; set while it cannot be reloaded
 
     @property
     def mark(self) -> VersionStamp:
@@ -47,47 +47,47 @@ class DictionaryHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Generation(msgspec.Struct, frozen=True, array_like=True):
-    """Whose a generation is, and the version it came to."""
+    """The dictionary and the version of a generation."""
 
     tenant_id: str
     dict_code: str
     mark: VersionStamp
 
 
-class ReplacedItem(msgspec.Struct, frozen=True, array_like=True):
-    """What a change did: from which version, when, and what each key had before; None where there was nothing."""
+class ReplacedItems(msgspec.Struct, frozen=True, array_like=True):
+    """The items that a change replaced, by key; None for keys that did not exist. *since* is the earlier version."""
 
     since: VersionStamp
     at: float
     values: list[tuple[bytes, bytes | None]]
 
 
-class _ReplacementIndex(msgspec.Struct, frozen=True, array_like=True):
-    """The beginning of `ReplacedItem`: what it replaced may be much."""
+class _ReplacedItemsStart(msgspec.Struct, frozen=True, array_like=True):
+    """The first fields of `ReplacedItems`, decoded without the values, which may be large."""
 
     since: VersionStamp
     at: float
 
 
-_SHELVES = msgspec.msgpack.Decoder(DictionaryHeader)
-_REPLACED = msgspec.msgpack.Decoder(ReplacedItem)
-_REPLACING = msgspec.msgpack.Decoder(_ReplacementIndex)
-_GENERATIONS = msgspec.msgpack.Decoder(Generation)
+_HEADER_DECODER = msgspec.msgpack.Decoder(DictionaryHeader)
+_REPLACED_DECODER = msgspec.msgpack.Decoder(ReplacedItems)
+_REPLACED_START_DECODER = msgspec.msgpack.Decoder(_ReplacedItemsStart)
+_GENERATION_DECODER = msgspec.msgpack.Decoder(Generation)
 
 
 class EncodedItem(NamedTuple):
-    """An item ready to be put: where it lies, and what lies there."""
+    """An item as it is stored: its key within a generation, and its value."""
 
-    place: bytes
+    stored_key: bytes
     value: bytes
 
 
 def map_size(limit: int) -> int:
-    """How far the memory's file may grow whose items are to take *limit* bytes: to free some, others are copied."""
+    """Return the largest size of the file for items of *limit* bytes; freeing needs space for copies of pages."""
     return limit + max(limit // 8, _RESERVE)
 
 
-def shelf_key(target: DictionaryKey) -> bytes:
+def header_key(target: DictionaryKey) -> bytes:
     return b"d" + target.tenant_id.encode() + b"\0" + target.dict_code.encode()
 
 
@@ -107,87 +107,87 @@ def items_prefix(generation: int) -> bytes:
     return b"i" + _NUMBER.pack(generation)
 
 
-def number_at_end(key: bytes) -> int:
-    """The generation of a generation's key, the version of a change's."""
+def read_number(key: bytes) -> int:
+    """Return the generation in a generation key, or the version in a change key."""
     number: int = _NUMBER.unpack(key[-_NUMBER.size :])[0]
     return number
 
 
-def place_of(key: bytes) -> bytes:
-    """Where the item of *key* lies in its generation; one key has one place."""
-    if len(key) <= LONGEST:
+def make_stored_key(key: bytes) -> bytes:
+    """Return the unique stored key of *key* within its generation."""
+    if len(key) <= LONGEST_PLAIN_KEY:
         return SHORT + key
     return _LONG + sha256(key).digest()
 
 
-def row_of(key: str, payload: str) -> EncodedItem:
-    """An item as it is kept."""
+def encode_item(key: str, payload: str) -> EncodedItem:
+    """Return an item as it is stored."""
     raw, body = key.encode(), payload.encode()
-    place, ready = place_of(raw), ready_made(body)
-    if place[:1] == _LONG:  # its place does not tell its key
-        ready = _NUMBER.pack(len(raw)) + raw + ready
-    return EncodedItem(place, ready)
+    stored_key, value = make_stored_key(raw), encode_response(body)
+    if stored_key[:1] == _LONG:  # the stored key is a hash, so the value contains the key
+        value = _NUMBER.pack(len(raw)) + raw + value
+    return EncodedItem(stored_key, value)
 
 
-def ready_made(body: bytes) -> bytes:
-    """The end of a response that gives *body*: its last headers, and itself."""
+def encode_response(body: bytes) -> bytes:
+    """Return the end of a response with *body*: the last headers, and the body."""
     tag = blake2b(body, digest_size=8).hexdigest().encode()
     return b'ETag: "%b"\r\nContent-Length: %d\r\n\r\n%b' % (tag, len(body), body)
 
 
-def response_of(place: bytes, value: bytes) -> bytes:
-    """The end of a response, as *value* keeps it."""
-    if place[:1] == SHORT:
+def decode_response(stored_key: bytes, value: bytes) -> bytes:
+    """Return the end of a response that is stored in *value*."""
+    if stored_key[:1] == SHORT:
         return value
     return value[_NUMBER.size + _NUMBER.unpack_from(value)[0] :]
 
 
-def key_of(place: bytes, value: bytes) -> bytes:
-    """The key of an item."""
-    if place[:1] == SHORT:
-        return place[1:]
+def decode_key(stored_key: bytes, value: bytes) -> bytes:
+    """Return the key of an item."""
+    if stored_key[:1] == SHORT:
+        return stored_key[1:]
     return value[_NUMBER.size : _NUMBER.size + _NUMBER.unpack_from(value)[0]]
 
 
-def etag_of(response: bytes) -> bytes:
-    """The entity tag in the end of a response, with its quotes."""
+def read_etag(response: bytes) -> bytes:
+    """Return the entity tag in the end of a response, with its quotes."""
     return response[len(_ETAG) - 1 : response.index(b"\r\n")]
 
 
-def body_of(response: bytes) -> bytes:
-    """The payload in the end of a response."""
+def read_body(response: bytes) -> bytes:
+    """Return the payload in the end of a response."""
     return response[response.index(_HEAD_END) + len(_HEAD_END) :]
 
 
-def head_of(response: bytes) -> bytes:
-    """The end of a response without its payload, for those who asked only for the head."""
+def read_head(response: bytes) -> bytes:
+    """Return the end of a response without its payload, for HEAD requests."""
     return response[: response.index(_HEAD_END) + len(_HEAD_END)]
 
 
-def tag_over(values: Iterable[bytes]) -> bytes:
-    """An entity tag for several payloads together; a weak one, for the version told with them may differ."""
+def hash_payloads(values: Iterable[bytes]) -> bytes:
+    """Return an entity tag of several payloads; it is weak, because the version in the response may differ."""
     digest = blake2b(digest_size=8)
     for value in values:
         digest.update(_NUMBER.pack(len(value)) + value)
     return b'W/"%b"' % digest.hexdigest().encode()
 
 
-def encode(record: DictionaryHeader | ReplacedItem | Generation) -> bytes:
+def encode(record: DictionaryHeader | ReplacedItems | Generation) -> bytes:
     return _ENCODER.encode(record)
 
 
-def decode_shelf(data: bytes) -> DictionaryHeader:
-    return _SHELVES.decode(data)
+def decode_header(data: bytes) -> DictionaryHeader:
+    return _HEADER_DECODER.decode(data)
 
 
-def decode_replaced(data: bytes) -> ReplacedItem:
-    return _REPLACED.decode(data)
+def decode_replaced(data: bytes) -> ReplacedItems:
+    return _REPLACED_DECODER.decode(data)
 
 
-def replaced_at(data: bytes) -> float:
-    """When a change replaced something."""
-    return _REPLACING.decode(data).at
+def read_replacement_time(data: bytes) -> float:
+    """Return the time of a change."""
+    return _REPLACED_START_DECODER.decode(data).at
 
 
 def decode_generation(data: bytes) -> Generation:
-    return _GENERATIONS.decode(data)
+    return _GENERATION_DECODER.decode(data)

@@ -1,4 +1,4 @@
-"""R17, R18: what a serving process sees of its pod's memory: one state of it at a time."""
+"""R17, R18: a consistent view of the memory of a pod for a serving process."""
 
 import heapq
 from collections.abc import Iterator
@@ -13,19 +13,19 @@ from penstock.refdata.model import DictionaryKey, VersionStamp
 from penstock.refdata.pod.memory import layout
 from penstock.refdata.pod.memory.layout import ITEMS_FILE, READERS, DictionaryHeader
 
-Found = tuple[bytes, bytes]  # the place of an item and what lies there
+StoredItem = tuple[bytes, bytes]  # the stored key and the value of an item
 _SPARE = 8
 
 
 class PageCursor(NamedTuple):
-    """Where a page begins: in which version, after which place."""
+    """The start of a page: its version, and the stored key before it."""
 
     mark: VersionStamp
     after: bytes = b""
 
 
 class VersionChange(NamedTuple):
-    """A change of a dictionary that is still remembered, and the keys it touched."""
+    """A stored change of a dictionary, and its keys."""
 
     since: int
     version: int
@@ -33,7 +33,7 @@ class VersionChange(NamedTuple):
 
 
 class MemoryView:
-    """The memory as it was at one moment; `renew` moves on to now."""
+    """The memory at one moment; `refresh` moves to the present."""
 
     def __init__(self, env: lmdb.Environment) -> None:
         self._env = env
@@ -42,7 +42,7 @@ class MemoryView:
     @classmethod
     @contextmanager
     def open(cls, folder: Path, limit: int) -> "Iterator[MemoryView]":
-        """The memory in *folder*, which another process writes."""
+        """Open the memory in *folder*, which another process writes."""
         with lmdb.open(
             str(folder / ITEMS_FILE),
             map_size=layout.map_size(limit),
@@ -59,118 +59,118 @@ class MemoryView:
     def close(self) -> None:
         self.txn.abort()
 
-    def renew(self) -> None:
+    def refresh(self) -> None:
         self.txn.abort()
         self.txn = self._env.begin()
 
-    def shelf(self, target: DictionaryKey) -> DictionaryHeader | None:
-        found = self.txn.get(layout.shelf_key(target))
-        return None if found is None else layout.decode_shelf(found)
+    def header(self, target: DictionaryKey) -> DictionaryHeader | None:
+        stored = self.txn.get(layout.header_key(target))
+        return None if stored is None else layout.decode_header(stored)
 
-    def get(self, shelf: DictionaryHeader, key: bytes) -> bytes | None:
-        """The end of the response for *key*."""
-        place = layout.place_of(key)
-        found = self.txn.get(layout.items_prefix(shelf.generation) + place)
-        return None if found is None else layout.response_of(place, found)
+    def get(self, header: DictionaryHeader, key: bytes) -> bytes | None:
+        """Return the end of the response for *key*; None if there is no item."""
+        stored_key = layout.make_stored_key(key)
+        stored = self.txn.get(layout.items_prefix(header.generation) + stored_key)
+        return None if stored is None else layout.decode_response(stored_key, stored)
 
-    def at(self, target: DictionaryKey, mark: VersionStamp) -> "PinnedVersion | None":
-        """A version that is still known; None when it is gone."""
-        shelf = self.shelf(target)
-        for generation in (shelf.generation, shelf.before) if shelf else ():
-            olds = self._replaced_since(target, generation, mark)
-            if olds is not None:
-                return PinnedVersion(self.txn, generation, olds)
+    def find_version(self, target: DictionaryKey, mark: VersionStamp) -> "VersionView | None":
+        """Return a stored version; None if it has expired."""
+        header = self.header(target)
+        for generation in (header.generation, header.previous_generation) if header else ():
+            replaced = self._read_replaced(target, generation, mark)
+            if replaced is not None:
+                return VersionView(self.txn, generation, replaced)
         return None
 
-    def page(self, target: DictionaryKey, at: PageCursor, limit: int, size: int) -> list[Found] | None:
-        """Some items in order, as they were in that version, about *size* bytes and one at least; None when gone."""
-        version = self.at(target, at.mark)
-        return None if version is None else list(_bounded(islice(version.items(at.after), limit), size))
+    def read_page(self, target: DictionaryKey, cursor: PageCursor, limit: int, size: int) -> list[StoredItem] | None:
+        """Return at least one and about *size* bytes of items of the cursor's version; None if it has expired."""
+        version = self.find_version(target, cursor.mark)
+        return None if version is None else list(_limit_size(islice(version.items(cursor.after), limit), size))
 
-    def changes(self, shelf: DictionaryHeader, since: int) -> list[VersionChange] | None:
-        """What changed after version *since*, step by step; None when that is not remembered, or never was."""
+    def read_changes(self, header: DictionaryHeader, since: int) -> list[VersionChange] | None:
+        """Return the changes after version *since*; None if they have expired or *since* never existed."""
         steps: list[VersionChange] = []
-        for version, change in self._log(shelf.generation, since):
+        for version, change in self._read_log(header.generation, since):
             steps.append(VersionChange(change.since.version, version, [key for key, _ in change.values]))
-        reaches = steps[0].since <= since if steps else shelf.version == since
-        return steps if reaches else None
+        is_complete = steps[0].since <= since if steps else header.version == since
+        return steps if is_complete else None
 
     @contextmanager
-    def all(self, target: DictionaryKey) -> "Iterator[tuple[DictionaryHeader, Iterator[Found]] | None]":
-        """Every item of the version there is now, however long that takes and whatever changes meanwhile."""
+    def open_all(self, target: DictionaryKey) -> "Iterator[tuple[DictionaryHeader, Iterator[StoredItem]] | None]":
+        """Yield all items of the current version, in a snapshot of their own that later changes do not affect."""
         with self._env.begin() as txn:
-            found = txn.get(layout.shelf_key(target))
-            if found is None:
+            stored = txn.get(layout.header_key(target))
+            if stored is None:
                 yield None
                 return
-            shelf = layout.decode_shelf(found)
-            yield shelf, items_after(txn, shelf.generation, b"")
+            header = layout.decode_header(stored)
+            yield header, iterate_items(txn, header.generation, b"")
 
-    def _log(self, generation: int, since: int) -> "Iterator[tuple[int, layout.ReplacedItem]]":
-        """The changes of a generation after version *since*, the oldest first."""
+    def _read_log(self, generation: int, since: int) -> "Iterator[tuple[int, layout.ReplacedItems]]":
+        """Return the changes of a generation after version *since*, the oldest first."""
         prefix = layout.changes_prefix(generation)
         with self.txn.cursor() as cursor:
-            found = cursor.set_range(layout.change_key(generation, since + 1))
-            while found and cursor.key().startswith(prefix):
-                yield layout.number_at_end(cursor.key()), layout.decode_replaced(cursor.value())
-                found = cursor.next()
+            has_entry = cursor.set_range(layout.change_key(generation, since + 1))
+            while has_entry and cursor.key().startswith(prefix):
+                yield layout.read_number(cursor.key()), layout.decode_replaced(cursor.value())
+                has_entry = cursor.next()
 
-    def _replaced_since(
+    def _read_replaced(
         self, target: DictionaryKey, generation: int, mark: VersionStamp
     ) -> dict[bytes, bytes | None] | None:
-        """What lay where something else lies now; None when that version is gone, or never was in this generation."""
-        held = self.txn.get(layout.generation_key(generation))
-        if held is None:
+        """Return the items of version *mark* that were replaced since; None if this generation does not have it."""
+        stored = self.txn.get(layout.generation_key(generation))
+        if stored is None:
             return None
-        whose = layout.decode_generation(held)
-        steps = list(self._log(generation, mark.version))
-        begins = steps[0][1].since if steps else whose.mark
-        if (whose.tenant_id, whose.dict_code) != target or begins != mark:
+        owner = layout.decode_generation(stored)
+        steps = list(self._read_log(generation, mark.version))
+        first = steps[0][1].since if steps else owner.mark
+        if (owner.tenant_id, owner.dict_code) != target or first != mark:
             return None
-        olds: dict[bytes, bytes | None] = {}
-        for _, change in reversed(steps):  # the oldest has the last word: it replaced what was there then
-            olds.update((layout.place_of(key), old) for key, old in change.values)
-        return olds
+        replaced: dict[bytes, bytes | None] = {}
+        for _, change in reversed(steps):  # the oldest wins: it replaced the item of that version
+            replaced.update((layout.make_stored_key(key), old) for key, old in change.values)
+        return replaced
 
 
-class PinnedVersion:
-    """A version as it was, whatever has replaced some of it since."""
+class VersionView:
+    """A version of a dictionary, with the items that were replaced since."""
 
-    def __init__(self, txn: "lmdb.Transaction[bytes]", generation: int, olds: dict[bytes, bytes | None]) -> None:
+    def __init__(self, txn: "lmdb.Transaction[bytes]", generation: int, replaced: dict[bytes, bytes | None]) -> None:
         self._txn = txn
         self._generation = generation
-        self._olds = olds
+        self._replaced = replaced
 
-    def get(self, place: bytes) -> bytes | None:
-        if place in self._olds:
-            return self._olds[place]
-        return self._txn.get(layout.items_prefix(self._generation) + place)
+    def get(self, stored_key: bytes) -> bytes | None:
+        if stored_key in self._replaced:
+            return self._replaced[stored_key]
+        return self._txn.get(layout.items_prefix(self._generation) + stored_key)
 
-    def items(self, after: bytes) -> Iterator[Found]:
-        """Its items behind a place, in order."""
-        was = sorted((place, value) for place, value in self._olds.items() if value is not None and place > after)
-        now = items_after(self._txn, self._generation, after)
-        return heapq.merge((found for found in now if found[0] not in self._olds), was)
+    def items(self, after: bytes) -> Iterator[StoredItem]:
+        """Return the items after a stored key, in order."""
+        old = sorted((key, value) for key, value in self._replaced.items() if value is not None and key > after)
+        current = iterate_items(self._txn, self._generation, after)
+        return heapq.merge((item for item in current if item[0] not in self._replaced), old)
 
 
-def items_after(txn: "lmdb.Transaction[bytes]", generation: int, after: bytes) -> Iterator[Found]:
-    """What lies in a generation behind a place, in order."""
+def iterate_items(txn: "lmdb.Transaction[bytes]", generation: int, after: bytes) -> Iterator[StoredItem]:
+    """Return the items of a generation after a stored key, in order."""
     prefix = layout.items_prefix(generation)
     with txn.cursor() as cursor:
-        found = cursor.set_range(prefix + after)
-        if found and cursor.key() == prefix + after:
-            found = cursor.next()
-        while found:
+        has_entry = cursor.set_range(prefix + after)
+        if has_entry and cursor.key() == prefix + after:
+            has_entry = cursor.next()
+        while has_entry:
             key, value = cursor.item()
             if not key.startswith(prefix):
                 return
             yield key[len(prefix) :], value
-            found = cursor.next()
+            has_entry = cursor.next()
 
 
-def _bounded(items: Iterator[Found], size: int) -> Iterator[Found]:
-    for found in items:
-        yield found
-        size -= len(found[0]) + len(found[1])
+def _limit_size(items: Iterator[StoredItem], size: int) -> Iterator[StoredItem]:
+    for item in items:
+        yield item
+        size -= len(item[0]) + len(item[1])
         if size <= 0:
             return

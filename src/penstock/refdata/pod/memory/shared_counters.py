@@ -1,4 +1,4 @@
-"""What the processes of a pod tell each other by looking: a few numbers in shared memory."""
+"""Numbers in shared memory through which the processes of a pod exchange their state and their counts."""
 
 import mmap
 from enum import IntEnum
@@ -9,21 +9,21 @@ from penstock.refdata.pod.memory.layout import STATE_FILE
 
 _CELL = 8
 _COMMON = 16
-_MOST_PROCESSES = 256
+_PROCESS_LIMIT = 256
 _WIDTH = 16
 
 
 class _CounterCell(IntEnum):
     SEQUENCE = 0
-    LOOKED_AT = 1
-    IS_CUT_OFF = 2
+    PRIMARY_SEEN_AT = 1
+    IS_PRIMARY_LOST = 2
     IS_LOADED = 3
     IS_DRAINING = 4
     LOG_LEVEL = 5
 
 
 class PodCounter(IntEnum):
-    """What a serving process counts."""
+    """The counters of a serving process."""
 
     OK = 0
     NOT_MODIFIED = 1
@@ -33,16 +33,16 @@ class PodCounter(IntEnum):
     SERVER_ERROR = 5
     BARRIER_WAITS = 6
     CONNECTIONS = 7  # open now
-    BEATS = 8  # signs of life
+    HEARTBEATS = 8
 
 
 class PodCounters:
-    """The numbers of one pod. The loader writes the common ones, each serving process its own."""
+    """The shared numbers of one pod. The loader writes the common ones, each serving process its own."""
 
-    def __init__(self, folder: Path, *, makes: bool = False) -> None:
-        size = _CELL * (_COMMON + _MOST_PROCESSES * _WIDTH)
+    def __init__(self, folder: Path, *, create: bool = False) -> None:
+        size = _CELL * (_COMMON + _PROCESS_LIMIT * _WIDTH)
         path = folder / STATE_FILE
-        if makes:
+        if create:
             path.touch(mode=0o600)
             with path.open("r+b") as file:
                 file.truncate(size)
@@ -52,54 +52,55 @@ class PodCounters:
 
     @property
     def sequence(self) -> int:
-        """Grows with everything that is written."""
+        """Return a number that grows with every change of the memory."""
         return self.cells[_CounterCell.SEQUENCE]
 
     def touch(self) -> None:
+        """Tell the readers that the memory has changed."""
         self.cells[_CounterCell.SEQUENCE] += 1
 
     @property
     def is_loaded(self) -> bool:
-        """Whether every dictionary was loaded at least once."""
+        """Return whether every dictionary was loaded at least once."""
         return bool(self.cells[_CounterCell.IS_LOADED])
 
-    def loaded(self) -> None:
+    def set_loaded(self) -> None:
         self.cells[_CounterCell.IS_LOADED] = 1
 
     @property
     def is_draining(self) -> bool:
-        """Whether the pod is about to stop."""
+        """Return whether the pod is stopping."""
         return bool(self.cells[_CounterCell.IS_DRAINING])
 
-    def drain(self) -> None:
+    def set_draining(self) -> None:
         self.cells[_CounterCell.IS_DRAINING] = 1
 
     @property
     def log_level(self) -> int:
-        """How important a log line has to be, as a number of Python's; 0 before anybody said."""
+        """Return the log level as a number of Python's logging; 0 before it is set."""
         return self.cells[_CounterCell.LOG_LEVEL]
 
     @log_level.setter
     def log_level(self, level: int) -> None:
         self.cells[_CounterCell.LOG_LEVEL] = level
 
-    def looked(self) -> None:
-        """The primary's versions were seen just now."""
-        self.cells[_CounterCell.LOOKED_AT] = int(monotonic() * 1000)
-        self.cells[_CounterCell.IS_CUT_OFF] = 0
+    def set_primary_seen(self) -> None:
+        """Record that the versions of the primary were read now."""
+        self.cells[_CounterCell.PRIMARY_SEEN_AT] = int(monotonic() * 1000)
+        self.cells[_CounterCell.IS_PRIMARY_LOST] = 0
 
-    def cut_off(self) -> None:
-        """The primary cannot be seen."""
-        self.cells[_CounterCell.IS_CUT_OFF] = 1
+    def set_primary_lost(self) -> None:
+        """Record that the primary cannot be reached."""
+        self.cells[_CounterCell.IS_PRIMARY_LOST] = 1
 
-    def unseen_for(self, patience: float) -> float:
-        """How long nobody has seen the primary, in seconds; 0 while it is seen, if not later than *patience* ago."""
-        looked_at = self.cells[_CounterCell.LOOKED_AT] / 1000
-        age = max(monotonic() - looked_at, 0.0)
-        return age if looked_at and (self.cells[_CounterCell.IS_CUT_OFF] or age > patience) else 0.0
+    def primary_unseen_seconds(self, stale_after: float) -> float:
+        """Return the seconds since the primary was reached; 0 if it is reachable and at most *stale_after* ago."""
+        seen_at = self.cells[_CounterCell.PRIMARY_SEEN_AT] / 1000
+        age = max(monotonic() - seen_at, 0.0)
+        return age if seen_at and (self.cells[_CounterCell.IS_PRIMARY_LOST] or age > stale_after) else 0.0
 
-    def counters(self, process: int) -> memoryview:
-        """The counts of one serving process; they outlive it, so that they only grow."""
+    def of_process(self, process: int) -> memoryview:
+        """Return the counters of a serving process; they outlive it, so that they only grow."""
         start = _COMMON + process * _WIDTH
         return self.cells[start : start + _WIDTH]
 

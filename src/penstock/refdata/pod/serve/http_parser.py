@@ -1,4 +1,4 @@
-"""Turns what a client sends into requests, within limits."""
+"""The HTTP parser of a connection, with limits on the size of a request."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,10 @@ from penstock.kernel.errors import PenstockError, TooLarge
 from penstock.refdata.pod.serve.request import HeadTooLarge, MalformedRequest, PodRequest
 
 HEAD_LIMIT = 32_768
-BODY_LIMIT = 65_536  # nobody reads it; more is not waited for
-_ONCE = (b"authorization", b"x-min-version", b"host")
-_PLAIN = (*_ONCE, b"accept", b"connection")
-_READ = frozenset(
+BODY_LIMIT = 65_536  # bodies are ignored
+_UNIQUE = (b"authorization", b"x-min-version", b"host")
+_PLAIN = (*_UNIQUE, b"accept", b"connection")
+_USED = frozenset(
     (
         *_PLAIN,
         b"content-length",
@@ -26,7 +26,7 @@ _READ = frozenset(
 
 
 class RequestReader:
-    """Reads what one client sends; each request is given to *take*."""
+    """Parses the bytes of one client, and passes each request to *take*."""
 
     def __init__(self, take: Callable[[PodRequest], None]) -> None:
         self._take = take
@@ -34,22 +34,22 @@ class RequestReader:
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._size = self._head_size = self._body_size = 0
-        self._piece = b""  # what is read now, if a request began with it
-        self.is_between = True  # whether what was sent so far is whole requests
+        self._piece = b""  # the data that is parsed now, if a request starts with it
+        self.is_between = True  # whether all data so far are complete requests
         self._is_in_head = True
 
     def feed(self, data: bytes) -> None:
-        """Read on; PenstockError when that is no use any more."""
+        """Parse more data; PenstockError if the connection cannot continue."""
         self._piece = data if self.is_between else b""
         self._size += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            return  # it was answered as if nobody had asked for another protocol, and is the last
+            return  # the request was served without the upgrade, as the last one of the connection
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, PenstockError):
                 raise error.__context__ from None
-            raise MalformedRequest("BAD_REQUEST", f"not HTTP: {error}") from error
+            raise MalformedRequest("BAD_REQUEST", f"the request is not valid HTTP: {error}") from error
         if self._size - self._body_size > HEAD_LIMIT:
             raise _head_too_large()
 
@@ -62,14 +62,14 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(name, value)
-        known = name.lower()
-        if known not in _READ or not self._is_in_head:  # what comes behind a body decides nothing
+        name = name.lower()
+        if name not in _USED or not self._is_in_head:  # trailers are ignored
             return
-        if known in self._headers and known in _ONCE:
-            raise MalformedRequest("DUPLICATE_HEADER", "Host, Authorization and X-Min-Version come once")
-        if known == b"content-length" and (len(value) > 9 or int(value) > BODY_LIMIT):
+        if name in self._headers and name in _UNIQUE:
+            raise MalformedRequest("DUPLICATE_HEADER", "Host, Authorization and X-Min-Version may be sent only once")
+        if name == b"content-length" and (len(value) > 9 or int(value) > BODY_LIMIT):
             raise _body_too_large()
-        self._headers[known] = value.strip(b" \t")
+        self._headers[name] = value.strip(b" \t")
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
@@ -81,17 +81,17 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         parser, headers = self._parser, self._headers
-        is_old = parser.get_http_version() == "1.0"
-        keeps = parser.should_keep_alive() and not parser.should_upgrade()
+        is_http_1_0 = parser.get_http_version() == "1.0"
+        keeps_alive = parser.should_keep_alive() and not parser.should_upgrade()
         path = self._url
-        if path[:7].lower() == b"http://":  # some name the host with the path, as they do to a proxy
+        if path[:7].lower() == b"http://":  # the absolute form, which is used for proxies
             path = b"/" + path[7:].partition(b"/")[2]
-        request = PodRequest(parser.get_method(), path, headers, is_old, keeps)
-        if keeps and not is_old and all(name in _PLAIN for name in headers):
-            # The headers as they came, if they came in one piece, and nothing else with them.
+        request = PodRequest(parser.get_method(), path, headers, is_http_1_0, keeps_alive)
+        if keeps_alive and not is_http_1_0 and all(name in _PLAIN for name in headers):
+            # The unparsed headers, if the request arrived in one piece with nothing else.
             piece, self._piece = self._piece, b""
             is_whole = piece[:4] == b"GET " and piece[-4:] == b"\r\n\r\n" and piece.count(b"\r\n\r\n") == 1
-            request.head = piece[piece.find(b"\r\n") :] if is_whole else b""
+            request.header_bytes = piece[piece.find(b"\r\n") :] if is_whole else b""
         self._url, self._headers, self.is_between, self._is_in_head = b"", {}, True, True
         self._size = self._head_size = self._body_size = 0
         self._take(request)
@@ -103,8 +103,10 @@ class RequestReader:
 
 
 def _head_too_large() -> HeadTooLarge:
-    return HeadTooLarge("HEAD_TOO_LARGE", f"address and headers have at most {HEAD_LIMIT} bytes here")
+    return HeadTooLarge("HEAD_TOO_LARGE", f"path and headers are larger than {HEAD_LIMIT} bytes")
 
 
 def _body_too_large() -> TooLarge:
-    return TooLarge("BODY_TOO_LARGE", f"a body has at most {BODY_LIMIT} bytes here", hint="a read needs none")
+    return TooLarge(
+        "BODY_TOO_LARGE", f"the body is larger than {BODY_LIMIT} bytes", hint="send no body: pods only serve reads"
+    )

@@ -1,4 +1,4 @@
-"""R17, R18, R21, R25: what a serving process answers from memory, and whom it has to ask when it cannot."""
+"""R17, R18, R21, R25: the routing of requests: answered from memory, or passed to the authenticator or the loader."""
 
 import time
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.headers import refuse_foreign_page
 from penstock.refdata.config import TenantSection
 from penstock.refdata.model import DictionaryKey
-from penstock.refdata.pod.ipc import AuditRequest, FindRequest, ReachRequest, ShowRequest
+from penstock.refdata.pod.ipc import AuditRequest, BarrierRequest, DocumentRequest, LoadRequest
 from penstock.refdata.pod.memory import layout
 from penstock.refdata.pod.memory.layout import DictionaryHeader
 from penstock.refdata.pod.memory.reader import MemoryView
@@ -23,24 +23,24 @@ from penstock.refdata.pod.serve.request import (
     MethodNotAllowed,
     PodRequest,
     RequestPath,
-    address_of,
-    keys_of,
-    version_of,
+    parse_keys,
+    parse_path,
+    parse_version,
 )
 
-GRANT_SECONDS = 1.0  # so long a token is not looked at again
-_GRANTS = 2_000  # tokens may be long
+GRANT_SECONDS = 1.0  # time until a token is verified again
+_GRANT_LIMIT = 2_000  # tokens may be long
 _READS = (b"GET", b"HEAD")
 
 
-class Authenticate(NamedTuple):
-    """Nobody looked at this token yet."""
+class AuthenticationRequest(NamedTuple):
+    """A token that is not verified, or not recently."""
 
     authorization: str | None
 
 
 class AccessGrant(NamedTuple):
-    """Who a token is, and until when that is not asked again. The operator may act for every tenant."""
+    """The verified owner of a token, until it must be verified again. The operator may act for every tenant."""
 
     until: float
     tenant: object
@@ -48,63 +48,71 @@ class AccessGrant(NamedTuple):
     principal: Principal
 
 
-Found = HandlerResponse | Authenticate | AuditRequest | FindRequest | ReachRequest | ShowRequest | StreamResponse
+Routed = (
+    HandlerResponse
+    | AuthenticationRequest
+    | AuditRequest
+    | LoadRequest
+    | BarrierRequest
+    | DocumentRequest
+    | StreamResponse
+)
 
 
 class Router:
-    """The memory of the pod as one serving process shows it."""
+    """The dictionaries of the pod as one serving process serves them."""
 
     def __init__(
         self,
         view: MemoryView,
-        state: PodCounters,
+        counters: PodCounters,
         tenants: TenantSection,
         local_names: Collection[str] | None,
-        patience: float,
+        stale_after: float,
     ) -> None:
         self.view = view
-        self.state = state
-        self.cells = state.cells
+        self.counters = counters
+        self.cells = counters.cells
         self.sequence = -1
-        self.entries: dict[bytes, ServedDictionary] = {}  # by the path that leads to its items
+        self.entries: dict[bytes, ServedDictionary] = {}  # by the path of the items
         self.grants: dict[bytes | None, AccessGrant] = {}
         self.now = 0.0
         self.date = b""
         self.is_draining = False
         self._local_names = local_names
         self._tenants = tenants
-        self._patience = patience
+        self._stale_after = stale_after
         self._age = 0.0
         self._by_target: dict[DictionaryKey, ServedDictionary] = {}
         self.tick()
 
     def tick(self) -> None:
-        """What need not be looked at for every request: the time, and how long the primary is out of sight."""
+        """Update the values that change without a request: the time, the age of the data, the state of the pod."""
         is_new_second, self.now = int(self.now) != int(time.time()), time.time()
-        age, self._age = self._age, self.state.unseen_for(self._patience)
+        age, self._age = self._age, self.counters.primary_unseen_seconds(self._stale_after)
         if is_new_second:
             self.date = b"Date: %b\r\n" % formatdate(self.now, usegmt=True).encode()
         if is_new_second or bool(age) != bool(self._age):
-            self._forget()  # how their answers begin
-        if self.state.is_draining and not self.is_draining:
+            self._clear_entries()  # they contain the date and the age
+        if self.counters.is_draining and not self.is_draining:
             self.drain()
-        if self.cells[0] != self.sequence:  # also when nobody asks: old pages must not be held for ever
-            self.renew()
+        if self.cells[0] != self.sequence:  # also without requests: an old view prevents freeing of memory
+            self.refresh()
 
     def drain(self) -> None:
-        """Tell every client from now on to go elsewhere."""
+        """Send `Connection: close` with every response from now on."""
         self.is_draining = True
-        self._forget()
+        self._clear_entries()
 
-    def renew(self) -> None:
-        """Move on to what the memory is now."""
+    def refresh(self) -> None:
+        """Read the current state of the memory from now on."""
         self.sequence = self.cells[0]
-        self.view.renew()
-        self._forget()
+        self.view.refresh()
+        self._clear_entries()
 
     def grant(self, authorization: bytes | None, principal: Principal) -> None:
-        """Remember for a moment who a token is."""
-        if len(self.grants) >= _GRANTS:
+        """Store the owner of a token until it must be verified again."""
+        if len(self.grants) >= _GRANT_LIMIT:
             self.grants.clear()
         tenant = self._tenants.read_tenant(principal, None)
         end = float(principal.claims.get("exp", inf))
@@ -112,71 +120,75 @@ class Router:
             max(min(self.now + GRANT_SECONDS, end), self.now), tenant, principal.is_operator, principal
         )
 
-    def answer(self, request: PodRequest) -> Found:
-        """The answer, or what has to be done for it; PenstockError when it is none."""
-        self._gate(request)
+    def route(self, request: PodRequest) -> Routed:
+        """Return the response, or the request that must be served first; errors are PenstockError."""
+        self._check_request(request)
         if request.method not in _READS:
-            shown = request.method.decode("latin-1")
-            raise MethodNotAllowed("METHOD_NOT_ALLOWED", f"{shown} is not taken here", hint="read with GET or HEAD")
+            method = request.method.decode("latin-1")
+            raise MethodNotAllowed(
+                "METHOD_NOT_ALLOWED", f"{method} is not supported", hint="use GET or HEAD; writes go to the command API"
+            )
         if not request.url.startswith(b"/v1/"):
-            return ShowRequest(request.url.partition(b"?")[0].decode("latin-1"))
-        address = address_of(request.url)
+            return DocumentRequest(request.url.partition(b"?")[0].decode("latin-1"))
+        address = parse_path(request.url)
         grant = self.grants.get(request.headers.get(b"authorization"))
         if grant is None or grant.until < self.now:
-            given = request.headers.get(b"authorization")
-            return Authenticate(None if given is None else given.decode("latin-1"))
-        named = request.headers.get(b"x-tenant-id")
-        whom = self._tenants.read_tenant(grant.principal, None if named is None else named.decode("latin-1"))
-        grant.principal.require_tenant(address.target.tenant_id, claimed=whom)
+            token = request.headers.get(b"authorization")
+            return AuthenticationRequest(None if token is None else token.decode("latin-1"))
+        requested = request.headers.get(b"x-tenant-id")
+        tenant = self._tenants.read_tenant(grant.principal, None if requested is None else requested.decode("latin-1"))
+        grant.principal.require_tenant(address.target.tenant_id, claimed=tenant)
         if self.cells[0] != self.sequence:
-            self.renew()
-        entry = self.entry(address.target)
-        return FindRequest(*address.target) if entry is None else self._of(entry, address, request)
+            self.refresh()
+        entry = self.find_entry(address.target)
+        return LoadRequest(*address.target) if entry is None else self._route_read(entry, address, request)
 
-    def _of(self, entry: ServedDictionary, address: RequestPath, request: PodRequest) -> Found:
+    def _route_read(self, entry: ServedDictionary, address: RequestPath, request: PodRequest) -> Routed:
         try:
-            least = version_of(request.headers.get(b"x-min-version", b"0"))
+            min_version = parse_version(request.headers.get(b"x-min-version", b"0"))
         except PenstockError as error:
-            return handlers.refusal(
-                error, responses.version_headers(entry.shelf.mark, responses.MEMORY, entry.age), request
+            return handlers.make_refusal(
+                error, responses.encode_version_headers(entry.header.mark, responses.MEMORY, entry.age), request
             )
-        if address.what == "audit":
+        if address.resource == "audit":
             return AuditRequest(*address.target)
-        if entry.version < least:
-            return _reach(address, least)
-        return handlers.read(self.view, entry, address, request)
+        if entry.version < min_version:
+            return _make_barrier_request(address, min_version)
+        return handlers.read_dictionary(self.view, entry, address, request)
 
-    def entry(self, target: DictionaryKey) -> ServedDictionary | None:
-        """A dictionary as it is served now; None when it is not in memory."""
-        known = self._by_target.get(target)
-        if known is not None:
-            return known
-        shelf = self.view.shelf(target)
-        if shelf is None:
+    def find_entry(self, target: DictionaryKey) -> ServedDictionary | None:
+        """Return a dictionary as it is served now; None if it is not in memory."""
+        entry = self._by_target.get(target)
+        if entry is not None:
+            return entry
+        header = self.view.header(target)
+        if header is None:
             return None
-        age = self.age_of(shelf)
-        prefix = layout.items_prefix(shelf.generation) + layout.SHORT
-        head = responses.data_head(shelf.mark, responses.MEMORY, age)
-        opening = responses.line(200) + self.date + (b"Connection: close\r\n" if self.is_draining else b"") + head
-        entry = ServedDictionary(target, target.tenant_id, shelf, shelf.version, age, prefix, head, opening)
+        age = self.data_age(header)
+        prefix = layout.items_prefix(header.generation) + layout.SHORT
+        headers = responses.encode_data_headers(header.mark, responses.MEMORY, age)
+        start = (
+            responses.status_line(200) + self.date + (b"Connection: close\r\n" if self.is_draining else b"") + headers
+        )
+        entry = ServedDictionary(target, target.tenant_id, header, header.version, age, prefix, headers, start)
         self._by_target[target] = entry
         self.entries[b"/v1/tenants/%b/dictionaries/%b/items" % (target[0].encode(), target[1].encode())] = entry
         return entry
 
-    def age_of(self, shelf: DictionaryHeader) -> float:
-        """R23: how old its data may be; 0 while it is as good as the primary's."""
-        stale = time.monotonic() - shelf.stale_since if shelf.stale_since else 0.0
+    def data_age(self, header: DictionaryHeader) -> float:
+        """R23: return the age of the data in seconds; 0 if it equals the data of the primary."""
+        stale = time.monotonic() - header.stale_since if header.stale_since else 0.0
         return max(self._age, stale)
 
-    def _forget(self) -> None:
+    def _clear_entries(self) -> None:
         self.entries.clear()
         self._by_target.clear()
 
-    def _gate(self, request: PodRequest) -> None:
-        """What every request must be, whatever it asks for."""
+    def _check_request(self, request: PodRequest) -> None:
+        """Check the host of a request, and reject requests of foreign web pages."""
         host = request.headers.get(b"host")
-        if host is None and not request.is_old:
-            raise MalformedRequest("HOST_MISSING", "an HTTP/1.1 request names its host", hint="send the header Host")
+        if host is None and not request.is_http_1_0:
+            raise MalformedRequest("HOST_MISSING", "the HTTP/1.1 request has no header Host")
         if self._local_names is None:
             return
         refusal = refuse_foreign_page(
@@ -186,9 +198,9 @@ class Router:
             raise refusal
 
 
-def _reach(address: RequestPath, version: int) -> ReachRequest:
-    if address.what == "item":
-        return ReachRequest(*address.target, version, "items", [address.key.decode()])
-    if address.what == "items":
-        return ReachRequest(*address.target, version, "items", [key.decode() for key in keys_of(address)])
-    return ReachRequest(*address.target, version, "version" if address.what == "version" else "all")
+def _make_barrier_request(address: RequestPath, version: int) -> BarrierRequest:
+    if address.resource == "item":
+        return BarrierRequest(*address.target, version, "items", [address.key.decode()])
+    if address.resource == "items":
+        return BarrierRequest(*address.target, version, "items", [key.decode() for key in parse_keys(address)])
+    return BarrierRequest(*address.target, version, "version" if address.resource == "version" else "all")
