@@ -34,8 +34,8 @@ WITH run AS (
     RETURNING id
 )
 INSERT INTO flow_step (run, n, step_id, kind, status, depends_on, children, unmet, needs_evaluation, is_plain, required,
-                       spec, outputs, said_fence, said_digest, fence, attempts, worker, due_at, started_at, finished_at,
-                       moves)
+                       spec, outputs, reported_fence, reported_digest, fence, attempts, worker, due_at, started_at,
+                       finished_at, moves)
 SELECT run.id, n, 's' || n, $3, 'SUCCEEDED', ARRAY[n - 1], ARRAY[n + 1], 0, false, true, true, '{"kind": "noop"}', '{}',
        1, repeat('0', 64), 1, 1, 'worker', at, at, at, ARRAY[1, 2, 3]
 FROM run CROSS JOIN generate_series(0, $4::int - 1) AS n
@@ -127,7 +127,7 @@ async def _claim_all(platform: FlowsPlatform, breadth: int) -> float:
 
 async def _end(platform: FlowsPlatform, held: Sequence[ClaimedStep]) -> None:
     reports = [(one, StepReport(one.run_id, one.step_id, one.fence, StepReportKind.SUCCEEDED)) for one in held]
-    await platform.engine.succeed(reports, Prefetch((), 0, WORKER, platform.db.clock.now()))
+    await platform.engine.settle_succeeded(reports, Prefetch((), 0, WORKER, platform.db.clock.now()))
 
 
 async def _create(platform: FlowsPlatform, runs: int) -> float:

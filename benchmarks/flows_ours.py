@@ -50,15 +50,15 @@ Share = tuple[str, Sequence[int]]  # a flow by its name, and the numbers of its 
 Round = tuple[Ticks, float]
 
 
-class TimedCounter(LocalWorkSource):
+class TimedSource(LocalWorkSource):
     """One that knows when the last steps were settled."""
 
     settled_at = 0.0
 
     async def settle(
-        self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], room: int
+        self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], capacity: int
     ) -> Any:
-        told = await super().settle(worker, done, kinds, room)
+        told = await super().settle(worker, done, kinds, capacity)
         self.settled_at = perf_counter()
         return told
 
@@ -78,11 +78,11 @@ async def opened(dsn: str, folder: str) -> AsyncIterator[FlowsPlatform]:
 
 
 @asynccontextmanager
-async def working(platform: FlowsPlatform, concurrency: int) -> AsyncIterator[TimedCounter]:
+async def working(platform: FlowsPlatform, concurrency: int) -> AsyncIterator[TimedSource]:
     """A worker on the *platform*, until the end."""
-    counter = TimedCounter(platform.engine, platform.storage)
+    source = TimedSource(platform.engine, platform.storage)
     worker = StepWorker(
-        counter,
+        source,
         flows_defined.workers,
         platform.telemetry,
         platform.metrics,
@@ -90,8 +90,8 @@ async def working(platform: FlowsPlatform, concurrency: int) -> AsyncIterator[Ti
         concurrency=concurrency,
         lease_for=platform.section.lease,
     )
-    async with worker.working():
-        yield counter
+    async with worker.run():
+        yield source
 
 
 async def make_runs(platform: FlowsPlatform, flow: str, numbers: Sequence[int]) -> None:
@@ -110,14 +110,14 @@ def work(dsn: str, folder: str, concurrency: int, pipe: Connection) -> None:
     configure_logging("WARNING")
 
     async def run() -> None:
-        async with opened(dsn, folder) as platform, working(platform, concurrency) as counter:
+        async with opened(dsn, folder) as platform, working(platform, concurrency) as source:
             pipe.send("ready")
             while (share := await asyncio.to_thread(pipe.recv)) is not None:
                 began = perf_counter()
                 await make_runs(platform, *share)
                 pipe.send(began)
                 await asyncio.to_thread(pipe.recv)  # until everybody is done, others' steps may still run here
-                pipe.send((counter.settled_at, dict(flows_defined.ticks)))
+                pipe.send((source.settled_at, dict(flows_defined.ticks)))
                 flows_defined.ticks.clear()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

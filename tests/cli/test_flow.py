@@ -133,7 +133,7 @@ def test_a_run_is_taken_up_at_a_step(cli: FlowCli) -> None:
     cli.by_hand()
     made = cli.json("run", "--resume", "old", "--from", "by-hand", "--run-id", "new")
     assert made["runId"] == "new"
-    assert cli.json("show", "new")["steps"]["hello"]["reason"] == "taken over from run old"
+    assert cli.json("show", "new")["steps"]["hello"]["reason"] == "reused from run old"
     cli.by_hand()
     assert "--from STEP" in cli.refused(2, "run", "greetings", "--resume", "old")
 
@@ -209,7 +209,7 @@ def test_schedules_are_seen_and_paused(cli: FlowCli) -> None:
     assert "the schedule of nightly is paused" in cli.text("schedule", "pause", "nightly")
     assert cli.json("schedule", "ls")[0]["schedule"]["paused"]
     assert "next start: " in cli.text("schedule", "resume", "nightly")
-    assert "does not run by itself" in cli.refused(6, "schedule", "pause", "greetings")
+    assert "has no schedule" in cli.refused(6, "schedule", "pause", "greetings")
 
 
 def test_what_cannot_be_is_said(cli: FlowCli) -> None:

@@ -132,10 +132,10 @@ class FlowsStepper:
         self.clock.advance(LEASE + timedelta(seconds=1))
         return await self.engine.reap()
 
-    async def tell_outer(self) -> None:
+    async def settle_sub_runs(self) -> None:
         """Report the end of inner runs until every outer step has received it."""
-        while await self.db.fetch(store.SQL["untold"], 1):
-            await self.maintenance.tell_outer()
+        while await self.db.fetch(store.SQL["unreported_runs"], 1):
+            await self.maintenance.settle_sub_runs()
 
     async def status(self, run_id: str = "r") -> str:
         return str(await self.db.fetchval("SELECT status FROM flow_run WHERE run_id = $1", run_id))

@@ -185,9 +185,9 @@ def test_every_metric_is_documented() -> None:
     """F18: docs/flows.md names each, with its labels, and no other."""
     registry = CollectorRegistry()
     metrics = FlowMetrics(registry)
-    metrics.step_ended("K", "SUCCEEDED", 1)
-    metrics.repaired(0)
-    metrics.standing([("K", 1, 2.0)], [("RUNNING", 1)])  # type: ignore[list-item]
+    metrics.count_step("K", "SUCCEEDED", 1)
+    metrics.count_repaired(0)
+    metrics.set_gauges([("K", 1, 2.0)], [("RUNNING", 1)])  # type: ignore[list-item]
     known = {}
     for family in registry.collect():
         labels = sorted({name for sample in family.samples for name in sample.labels} - {"le"})

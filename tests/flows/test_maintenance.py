@@ -37,10 +37,10 @@ async def test_a_schedule_catches_up_as_it_says(flows: FlowsStepper, catch_up: s
     """F16: of the times that passed unseen none, the last or all are made up for; the one that is now is kept."""
     schedule = {"cron": "* * * * *", "catchUp": catch_up, "overlap": True}
     flows.catalogue.add("tick", {"a": work()}, schedule=schedule)
-    await flows.maintenance.keep_schedules()
+    await flows.maintenance.start_scheduled_runs()
     flows.clock.advance(timedelta(minutes=5, seconds=10))
     for _ in range(8):
-        await flows.maintenance.keep_schedules()
+        await flows.maintenance.start_scheduled_runs()
     rows = await flows.db.fetch("SELECT run_id, scheduled_for FROM flow_run ORDER BY id")
     assert [row["run_id"] for row in rows] == [f"tick-20260101T00{minute}00Z" for minute in expected]
     assert [f"{row['scheduled_for']:%M}" for row in rows] == expected
@@ -49,25 +49,25 @@ async def test_a_schedule_catches_up_as_it_says(flows: FlowsStepper, catch_up: s
 async def test_a_schedule_that_is_not_due_writes_nothing(flows: FlowsStepper) -> None:
     """F3, F16: looking whether it is time leaves no trace, however often it is done."""
     flows.catalogue.add("tick", {"a": work()}, schedule={"cron": "0 0 * * *"})
-    await flows.maintenance.keep_schedules()
+    await flows.maintenance.start_scheduled_runs()
     before = await flows.db.fetchrow("SELECT xmin, ctid FROM flow_schedule")
     for _ in range(3):
-        await flows.maintenance.keep_schedules()
+        await flows.maintenance.start_scheduled_runs()
     assert await flows.db.fetchrow("SELECT xmin, ctid FROM flow_schedule") == before
 
 
 async def test_a_schedule_does_not_overlap(flows: FlowsStepper) -> None:
     """F16: while its last run is under way no other is started; afterwards it goes on."""
     flows.catalogue.add("tick", {"a": work()}, schedule={"cron": "* * * * *"})
-    await flows.maintenance.keep_schedules()
+    await flows.maintenance.start_scheduled_runs()
     for _ in range(3):
         flows.clock.advance(timedelta(minutes=1))
-        await flows.maintenance.keep_schedules()
+        await flows.maintenance.start_scheduled_runs()
     assert await flows.db.fetchval("SELECT count(*) FROM flow_run") == 1
     await flows.work()
-    await flows.maintenance.keep_schedules()
+    await flows.maintenance.start_scheduled_runs()
     flows.clock.advance(timedelta(minutes=1))
-    await flows.maintenance.keep_schedules()
+    await flows.maintenance.start_scheduled_runs()
     names = [row["run_id"] for row in await flows.db.fetch("SELECT run_id FROM flow_run ORDER BY id")]
     assert names == ["tick-20260101T000100Z", "tick-20260101T000400Z"]
 
@@ -80,7 +80,7 @@ async def test_a_flow_within_gives_no_more_than_a_step_may(
     await flows.start({"f": flow_step({"a": work(), "b": work()}), "z": work("f")})
     for one in (await flows.claim()).values():
         await flows.report(one, outputs={"text": "x" * 600})
-    await flows.tell_outer()
+    await flows.settle_sub_runs()
     assert (await flows.step("f"))["outputs"] == {"runId": "r~f", "outputs": None, "truncated": True}
 
 
@@ -91,15 +91,15 @@ async def test_an_inner_run_that_cannot_be_told_does_not_hold_up_the_others(
     for name in ("x", "y"):
         await flows.start({"f": flow_step({"a": work()})}, name)
     await flows.work()
-    outcome = maintenance._outcome
+    outcome = maintenance._make_parent_end
 
     async def refused(tx: Any, row: Any, told: Any) -> Any:
         if told["run_id"] == "x~f":
             raise Invalid("BROKEN", "it cannot be told")
         return await outcome(tx, row, told)
 
-    monkeypatch.setattr(maintenance, "_outcome", refused)
-    await flows.maintenance.tell_outer()
+    monkeypatch.setattr(maintenance, "_make_parent_end", refused)
+    await flows.maintenance.settle_sub_runs()
     assert [await flows.status(name) for name in ("x", "y")] == ["RUNNING", "SUCCEEDED"]
 
 
@@ -108,6 +108,6 @@ async def test_a_flow_that_makes_no_sense_does_not_hold_up_the_others(flows: Flo
     flows.catalogue.add("a" * 95, {"a": work()}, schedule=EVERY_MINUTE)
     flows.catalogue.add("b", {"a": work()}, schedule=EVERY_MINUTE)
     for _ in range(2):
-        await flows.maintenance.keep_schedules()
+        await flows.maintenance.start_scheduled_runs()
         flows.clock.advance(timedelta(minutes=1))
     assert await flows.db.fetchval("SELECT count(*) FROM flow_run WHERE flow = 'b'") == 1

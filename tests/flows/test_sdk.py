@@ -141,7 +141,7 @@ async def test_a_module_has_its_decorators_workers(harness: FlowsHarness, url: s
     await working
     assert len(addresses) == 1
     assert addresses != [url]
-    with pytest.raises(BadConfig, match="nobody here does steps of the kind NONE"):
+    with pytest.raises(BadConfig, match="no worker is registered for step kind 'NONE'"):
         await run_remote_flow_workers(url, ["NONE"], settings, stop, addresses.append)
     with pytest.raises(BadConfig, match="there is nobody to do steps"):
         await run_remote_flow_workers(url, [], Settings(), stop, addresses.append)

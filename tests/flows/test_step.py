@@ -37,7 +37,7 @@ def test_a_kind_has_one_worker() -> None:
     """F17: a second worker of a kind is refused; the worker of a declared kind is not."""
     workers = exporting()
     workers.worker("MADE")(lambda step: None)
-    with pytest.raises(ValueError, match="two workers for the kind MADE"):
+    with pytest.raises(ValueError, match="the step kind MADE has two workers"):
         workers.worker("MADE")(lambda step: None)
-    with pytest.raises(ValueError, match="two workers for the kind EXPORT_ROWS"):
+    with pytest.raises(ValueError, match="the step kind EXPORT_ROWS has two workers"):
         workers.add(exporting())

@@ -1,4 +1,4 @@
-"""F6: what steps leave behind: written under the attempt, published when the attempt is the one that counts."""
+"""F6: artifacts of steps: written under their attempt, and published when the report of the attempt is accepted."""
 
 import hashlib
 import tempfile
@@ -14,111 +14,119 @@ from penstock.flows.model import StepArtifact, StepError
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.storage import Storage, is_object_path
 
-IsOurs = Callable[[], Awaitable[None]]
+CheckOwnership = Callable[[], Awaitable[None]]
 ARTIFACT_MISSING = "ARTIFACT_MISSING"
-_TOLD = 20  # names in one error
+_NAMED_LIMIT = 20  # names in the details of an error
 
 
-def checked_name(name: str) -> str:
-    """*name* itself when it can be an artifact's; else Invalid BAD_ARTIFACT."""
+def check_name(name: str) -> str:
+    """Return *name* if it is a valid name of an artifact; otherwise raise Invalid BAD_ARTIFACT."""
     if not is_object_path(name) or len(name) > ARTIFACT_NAME_LIMIT:
         hint = "use a relative path such as report.md or charts/1h.svg"
-        raise Invalid("BAD_ARTIFACT", f"{name!r} cannot be the name of an artifact", hint=hint)
+        raise Invalid("BAD_ARTIFACT", f"{name!r} is not a valid name of an artifact", hint=hint)
     return name
 
 
-def checked_names(names: Sequence[str]) -> list[str]:
-    """All of them, each once; Invalid when there are too many."""
+def check_names(names: Sequence[str]) -> list[str]:
+    """Return the distinct names, sorted; Invalid if one is not valid, or if there are too many."""
     if len(names) > ARTIFACT_LIMIT:
-        raise Invalid("TOO_MANY_ARTIFACTS", f"a step has at most {ARTIFACT_LIMIT} artifacts", hint="pack them together")
-    return sorted({checked_name(name) for name in names})
+        message = f"the report names {len(names)} artifacts; a step can have at most {ARTIFACT_LIMIT}"
+        raise Invalid("TOO_MANY_ARTIFACTS", message, hint="pack them into an archive")
+    return sorted({check_name(name) for name in names})
 
 
 async def write(storage: Storage, run_id: str, step_id: str, fence: int, name: str, data: bytes) -> None:
-    """Keep *data* under an attempt."""
-    await storage.put(f"{attempt_folder(run_id, step_id, fence)}/{checked_name(name)}", data)
+    """Store *data* under an attempt."""
+    await storage.put(f"{attempt_folder(run_id, step_id, fence)}/{check_name(name)}", data)
 
 
 async def read_attempt(storage: Storage, run_id: str, step_id: str, fence: int, name: str) -> bytes | None:
-    """What an attempt wrote; None when it did not."""
+    """Return the file *name* of an attempt, or None."""
     try:
         return (await storage.get(f"{attempt_folder(run_id, step_id, fence)}/{name}")).data
     except NotFound:
         return None
 
 
-async def missing(storage: Storage, run_id: str, step_id: str, fence: int, names: Sequence[str]) -> list[str]:
-    """Which of the artifacts a report names were not written by its attempt."""
+async def find_missing(storage: Storage, run_id: str, step_id: str, fence: int, names: Sequence[str]) -> list[str]:
+    """Return those of *names* that the attempt did not write."""
     folder = attempt_folder(run_id, step_id, fence)
     return [name for name in names if await storage.info(f"{folder}/{name}") is None]
 
 
-def missing_error(gone: Sequence[str]) -> StepError:
-    """What is wrong with a report that names them."""
-    return StepError(ARTIFACT_MISSING, f"the report names {gone[0]}, which is not there", {"missing": gone[:_TOLD]})
+def missing_error(missing: Sequence[str]) -> StepError:
+    """Return the error of a report that names artifacts its attempt did not write."""
+    message = f"the report names the artifact {missing[0]}, which was not written"
+    return StepError(ARTIFACT_MISSING, message, {"missing": missing[:_NAMED_LIMIT]})
 
 
-async def make_room(
-    storage: Storage, kind: str, run_id: str, step_id: str, names: Sequence[str], is_ours: IsOurs
+async def delete_others(
+    storage: Storage, kind: str, run_id: str, step_id: str, names: Sequence[str], check_ownership: CheckOwnership
 ) -> None:
-    """Remove what an attempt that failed published, and this one does not: a name may be another's folder."""
+    """Delete artifacts of a failed attempt that are not among *names*: a name may be the folder of a new artifact."""
     folder = artifact_folder(kind, run_id, step_id)
-    kept = {f"{folder}/{name}" for name in names}
+    retained = {f"{folder}/{name}" for name in names}
     for path in [info.path async for info in storage.list(folder)]:
-        if path not in kept:
-            await is_ours()
+        if path not in retained:
+            await check_ownership()
             await storage.delete(path)
 
 
 async def publish(
-    storage: Storage, kind: str, run_id: str, step_id: str, fence: int, names: Sequence[str], is_ours: IsOurs
+    storage: Storage,
+    kind: str,
+    run_id: str,
+    step_id: str,
+    fence: int,
+    names: Sequence[str],
+    check_ownership: CheckOwnership,
 ) -> list[StepArtifact]:
-    """Copy what the attempt wrote to where it belongs. Whoever does it again copies the same."""
+    """Copy the files of an attempt to the folder of its step. A repetition has the same result."""
     source, target = attempt_folder(run_id, step_id, fence), artifact_folder(kind, run_id, step_id)
-    return [await _copy(storage, f"{source}/{name}", f"{target}/{name}", name, is_ours) for name in names]
+    return [await _copy(storage, f"{source}/{name}", f"{target}/{name}", name, check_ownership) for name in names]
 
 
-async def holds(storage: Storage, artifact: StepArtifact) -> bool:
-    """F19: whether what is stored is still what was published."""
-    found = hashlib.sha256()
+async def is_unchanged(storage: Storage, artifact: StepArtifact) -> bool:
+    """F19: return whether the stored object has the content that was published."""
+    digest = hashlib.sha256()
     try:
         async for piece in storage.stream(artifact.path):
-            found.update(piece)
+            digest.update(piece)
     except (NotFound, Conflict):
         return False
-    return found.hexdigest() == artifact.sha256
+    return digest.hexdigest() == artifact.sha256
 
 
-async def forget_attempts(storage: Storage, run_id: str, step_id: str | None = None) -> None:
-    """Remove what attempts wrote."""
-    await forget(storage, f"attempts/{run_id}" if step_id is None else f"attempts/{run_id}/{step_id}")
+async def delete_attempts(storage: Storage, run_id: str, step_id: str | None = None) -> None:
+    """Delete the files of attempts."""
+    await delete_folder(storage, f"attempts/{run_id}" if step_id is None else f"attempts/{run_id}/{step_id}")
 
 
-async def forget(storage: Storage, folder: str) -> None:
-    """Remove everything in *folder*."""
+async def delete_folder(storage: Storage, folder: str) -> None:
+    """Delete all objects in *folder*."""
     for path in [info.path async for info in storage.list(folder)]:
         await storage.delete(path)
 
 
-def document(found: Sequence[StepArtifact]) -> str:
-    """Artifacts as they are kept with their step: JSON text."""
-    return orjson.dumps([asdict(one) for one in found]).decode()
+def encode(published: Sequence[StepArtifact]) -> str:
+    """Return artifacts as they are stored with their step: JSON text."""
+    return orjson.dumps([asdict(artifact) for artifact in published]).decode()
 
 
-def known(documents: Sequence[Any] | None) -> list[StepArtifact]:
-    """Artifacts as they were kept."""
-    return [StepArtifact(**one) for one in documents or ()]
+def decode(documents: Sequence[Any] | None) -> list[StepArtifact]:
+    """Return stored artifacts."""
+    return [StepArtifact(**document) for document in documents or ()]
 
 
-async def _copy(storage: Storage, source: str, target: str, name: str, is_ours: IsOurs) -> StepArtifact:
-    found = hashlib.sha256()
+async def _copy(storage: Storage, source: str, target: str, name: str, check_ownership: CheckOwnership) -> StepArtifact:
+    digest = hashlib.sha256()
     size = 0
     with tempfile.NamedTemporaryFile(prefix="penstock-artifact-") as file:
         async for piece in storage.stream(source):
-            found.update(piece)
+            digest.update(piece)
             size += len(piece)
             file.write(piece)
         file.flush()
-        await is_ours()
+        await check_ownership()
         await storage.put_file(target, Path(file.name))
-    return StepArtifact(name, target, storage.uri(target), found.hexdigest(), size)
+    return StepArtifact(name, target, storage.uri(target), digest.hexdigest(), size)

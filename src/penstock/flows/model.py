@@ -86,6 +86,11 @@ class ClaimedStep:
     trace: str | None
     is_plain: bool  # its success can only make its children READY
 
+    @property
+    def key(self) -> StepKey:
+        """Return the key of the step."""
+        return self.run, self.n
+
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
@@ -142,7 +147,7 @@ class NewStep:
     is_plain: bool
     required: bool
     spec: str  # as JSON
-    given: str | None = None
+    resolved_inputs: str | None = None  # as JSON
     map_n: int | None = None
     max_attempts: int | None = None
     time_limit: timedelta | None = None
@@ -181,8 +186,24 @@ class EndedStep(NamedTuple):
     key: StepKey
     status: StepStatus
     map_n: int | None
+    run_id: str
     name: str
     kind: str
+    attempt: int
+    reason: str | None = None
+    error: Json | None = None
+
+
+@dataclass(slots=True)
+class RunChange:
+    """A run whose status changed; *duration* is the time from its start to its end."""
+
+    run: int
+    run_id: str
+    flow: str | None
+    status: FlowRunStatus
+    reason: str | None = None
+    duration: timedelta | None = None
 
 
 @dataclass(slots=True)
@@ -193,7 +214,8 @@ class StepSettlement:
     prefetched: list[ClaimedStep] = field(default_factory=list)
     ready: set[str] = field(default_factory=set)  # kinds
     to_evaluate: list[StepKey] = field(default_factory=list)
-    runs: list[tuple[int, str, FlowRunStatus]] = field(default_factory=list)
+    started: list[RunChange] = field(default_factory=list)
+    runs: list[RunChange] = field(default_factory=list)  # ended
     has_waiting: bool = False  # a new run waits for its flow's maxActiveRuns
 
     def add(self, more: "StepSettlement") -> None:
@@ -202,6 +224,7 @@ class StepSettlement:
         self.prefetched += more.prefetched
         self.ready |= more.ready
         self.to_evaluate += more.to_evaluate
+        self.started += more.started
         self.runs += more.runs
         self.has_waiting |= more.has_waiting
 

@@ -76,7 +76,7 @@ async def run_flows(
         platform.engine, platform.catalogue, platform.storage, platform.metrics, platform.telemetry.tracer
     )
     async with AsyncExitStack() as stack:
-        for chore in maintenance.chores():
+        for chore in maintenance.periodic_tasks():
             await stack.enter_async_context(run_periodically(*chore))
         known = await _open_workers(platform, others, queries, stack)
         chosen = known.only(kinds)
@@ -94,7 +94,7 @@ async def run_flows(
                     concurrency=concurrency,
                     lease_for=section.lease,
                 )
-                await stack.enter_async_context(worker.working(drain))
+                await stack.enter_async_context(worker.run(drain))
         yield
 
 

@@ -125,5 +125,5 @@ async def working(
             concurrency=concurrency,
             lease_for=lease_for,
         )
-        async with worker.working(drain):
+        async with worker.run(drain):
             yield

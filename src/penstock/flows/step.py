@@ -1,4 +1,4 @@
-"""F17: a step as its worker sees it, and the workers by the kind of step they do."""
+"""F17: the interface of step handlers: a running step, and the workers of each step kind."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -14,10 +14,10 @@ from penstock.kernel.tasks.backoff import Sleep
 
 Outputs = Mapping[str, Any] | None
 Handler = Callable[["FlowStep"], Awaitable[Outputs]] | Callable[["FlowStep"], Outputs]
-CheckInputs = Callable[[Mapping[str, Any]], None]  # raises Invalid for inputs that cannot be right
-# The document or None, the inputs of the step and the names of its artifacts; outputs to add, or the step's error.
+CheckInputs = Callable[[Mapping[str, Any]], None]  # raises Invalid for wrong inputs
+# From the document or None, the inputs of the step and the names of its artifacts, to outputs to add, or an error.
 Verdict = Callable[[bytes | None, Mapping[str, Any], frozenset[str]], Mapping[str, Any] | StepError]
-# A statement, its parameters and the most rows it may return.
+# From a statement, its parameters and the maximum number of rows, to the rows.
 Query = Callable[[str, Sequence[Any], int], Awaitable[Sequence[Mapping[str, Any]]]]
 
 
@@ -35,9 +35,9 @@ class ReportCheck:
 
 
 class StepFailed(Exception):
-    """A step cannot be done: a short constant, a sentence, and what helps to find out why.
+    """A failure of a step: an error code, a message, and details for the diagnosis.
 
-    *retryable* is what the worker knows of it; what the step's own `retry` says goes before.
+    *retryable* is the opinion of the worker; the `retry` policy of the step has priority.
     """
 
     def __init__(self, code: str, message: str, details: Any = None, *, retryable: bool | None = None) -> None:
@@ -47,49 +47,49 @@ class StepFailed(Exception):
 
 
 class StepIO(Protocol):
-    """What a step under way can ask for: of the database and the store, or over HTTP."""
+    """The input and output of running steps: on the database and the store, or over HTTP."""
 
-    async def log(self, held: ClaimedStep, level: str, message: str) -> None:
-        """F18: keep a line with this attempt."""
+    async def log(self, claimed: ClaimedStep, level: str, message: str) -> None:
+        """F18: store a log line of this attempt."""
 
-    async def write(self, held: ClaimedStep, name: str, data: bytes) -> None:
-        """F6: keep *data* under this attempt; it is published when the attempt is the one that counts."""
+    async def write(self, claimed: ClaimedStep, name: str, data: bytes) -> None:
+        """F6: store *data* under this attempt; it is published when the report of the attempt is accepted."""
 
     async def read(self, run_id: str, step_id: str, name: str) -> bytes:
-        """The artifact *name* of a step that has ended; NotFound when it has none."""
+        """Return the artifact *name* of a step that has ended; NotFound if the step has none of that name."""
 
 
 class FlowStep:
-    """A step under way."""
+    """A running step, as its handler receives it."""
 
-    def __init__(self, held: ClaimedStep, desk: StepIO) -> None:
-        self.held = held
-        self.run_id, self.step_id, self.kind = held.run_id, held.step_id, held.kind
-        self.attempt, self.fence = held.attempt, held.fence
-        self.inputs, self.scope = held.inputs, held.scope
-        self.cancelled = asyncio.Event()  # F9: set when the run is cancelled, or somebody else has the step
-        self.is_lost = False  # somebody else has the step: nothing that is said of it counts
+    def __init__(self, claimed: ClaimedStep, io: StepIO) -> None:
+        self.claimed = claimed
+        self.run_id, self.step_id, self.kind = claimed.run_id, claimed.step_id, claimed.kind
+        self.attempt, self.fence = claimed.attempt, claimed.fence
+        self.inputs, self.scope = claimed.inputs, claimed.scope
+        self.cancelled = asyncio.Event()  # F9: set when the run is cancelled, or the claim is lost
+        self.is_lost = False  # the claim is lost: a report of this attempt has no effect
         self.artifacts: list[str] = []
-        self._desk = desk
+        self._io = io
 
     async def log(self, message: str, level: str = "info") -> None:
-        """F18: keep a line for whoever asks what happened."""
-        await self._desk.log(self.held, level, message)
+        """F18: write a log line; `penstock flow logs` shows it."""
+        await self._io.log(self.claimed, level, message)
 
     async def write(self, name: str, data: bytes | str) -> str:
-        """F6: write an artifact; its path, where it is once this step has ended."""
-        await self._desk.write(self.held, name, data.encode() if isinstance(data, str) else data)
+        """F6: write an artifact; return its path, which exists once this step has ended."""
+        await self._io.write(self.claimed, name, data.encode() if isinstance(data, str) else data)
         if name not in self.artifacts:
             self.artifacts.append(name)
         return f"{artifact_folder(self.kind, self.run_id, self.step_id)}/{name}"
 
     async def read(self, step_id: str, name: str) -> bytes:
-        """The artifact *name* of a step before this one."""
-        return await self._desk.read(self.run_id, step_id, name)
+        """Return the artifact *name* of an earlier step of the run."""
+        return await self._io.read(self.run_id, step_id, name)
 
 
 class Workers:
-    """Who does which kind of step. A handler returns the outputs, or raises StepFailed."""
+    """The handlers of step kinds. A handler returns the outputs, or raises StepFailed."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
@@ -99,15 +99,15 @@ class Workers:
     def worker(
         self, kind: str, *, check_inputs: CheckInputs | None = None, check_report: ReportCheck | None = None
     ) -> Callable[[Handler], Handler]:
-        """Decorate the function that does steps of *kind*.
+        """Decorate the function that executes steps of *kind*.
 
-        *check_inputs* is called with the inputs as they are written, references included, when the server loads
-        a flow or a run is requested. *check_report* decides whether a success is accepted. The server calls both.
+        *check_inputs* is called with the inputs as written, references included, when the server loads a flow or a run
+        is requested. *check_report* decides whether a success is accepted. The server calls both.
         """
 
         def register(handler: Handler) -> Handler:
             if kind in self.handlers:
-                raise ValueError(f"two workers for the kind {kind}")
+                raise ValueError(f"the step kind {kind} has two workers")
             self.handlers[kind] = handler
             self.declare(kind, check_inputs=check_inputs, check_report=check_report)
             return handler
@@ -131,10 +131,10 @@ class Workers:
         self.report_checks |= others.report_checks
 
     def only(self, kinds: Collection[str]) -> "Workers":
-        """Return the workers of *kinds*, all of them when none is named; BadConfig UNKNOWN_KIND for a kind without."""
+        """Return the workers of *kinds*, or all workers if it is empty; BadConfig UNKNOWN_KIND for an unknown kind."""
         if unknown := sorted(set(kinds) - set(self.handlers)):
-            hint = f"here are: {', '.join(sorted(self.handlers)) or 'none'}"
-            raise BadConfig("UNKNOWN_KIND", f"nobody here does steps of the kind {unknown[0]}", hint=hint)
+            hint = f"registered kinds: {', '.join(sorted(self.handlers)) or 'none'}"
+            raise BadConfig("UNKNOWN_KIND", f"no worker is registered for step kind {unknown[0]!r}", hint=hint)
         chosen = Workers()
         chosen.add(self)
         for table in (chosen.handlers, chosen.input_checks, chosen.report_checks):
@@ -145,10 +145,10 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class KindContext:
-    """What `make_workers` of a module receives."""
+    """The argument of `make_workers` of a module."""
 
     section: FlowsSection
-    query: Query | None = None  # reads `flows.database`; None without one
+    query: Query | None = None  # reads `flows.database`; None if it is not configured
     clock: Clock = field(default_factory=SystemClock)
     pause: Sleep = asyncio.sleep
 

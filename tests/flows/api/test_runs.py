@@ -155,16 +155,16 @@ async def test_a_run_is_resumed_from_a_step(harness: FlowsHarness) -> None:
 
 async def test_a_schedule_is_paused(harness: FlowsHarness, clock: ManualClock) -> None:
     """F16: a paused schedule starts no run, and times during the pause get no run later."""
-    await harness.maintenance.keep_schedules()
+    await harness.maintenance.start_scheduled_runs()
     assert (await harness.post("/flows/nightly/schedule/pause"))["schedule"]["paused"]
     clock.advance(timedelta(days=1))
-    await harness.maintenance.keep_schedules()
+    await harness.maintenance.start_scheduled_runs()
     flow = await harness.post("/flows/nightly/schedule/resume")
     assert (flow["schedule"]["paused"], len(flow["schedule"]["next"])) == (False, 5)
-    await harness.maintenance.keep_schedules()
+    await harness.maintenance.start_scheduled_runs()
     assert (await harness.get("/flow_runs"))["runs"] == []
     clock.advance(timedelta(days=1))
-    await harness.maintenance.keep_schedules()
+    await harness.maintenance.start_scheduled_runs()
     [run] = (await harness.get("/flow_runs"))["runs"]
     assert (run["runId"], run["createdBy"]) == ("nightly-20260102T013000Z", "schedule")
     assert (await harness.get("/flows/nightly"))["schedule"]["lastRun"] == run["runId"]

@@ -189,7 +189,7 @@ async def test_a_flow_within_gives_what_its_last_steps_gave(flows: FlowsStepper)
     held = (await flows.claim())["y"]
     assert held.inputs == {"v": 7}
     await flows.report(held, outputs={"w": 8})
-    await flows.tell_outer()
+    await flows.settle_sub_runs()
     told = (await flows.step("a"))["outputs"]
     assert told == {"runId": "r~a", "outputs": {"y": {"w": 8}}, "truncated": False}
     await flows.work()
@@ -200,12 +200,12 @@ async def test_a_flow_within_fails_its_step_and_is_tried_anew(flows: FlowsSteppe
     """F14: a retry of the step makes a run of its own."""
     await flows.start({"a": flow_step({"x": work()}), "z": work("a")})
     await flows.work("x")
-    await flows.tell_outer()
+    await flows.settle_sub_runs()
     assert (await flows.step("a"))["error"]["code"] == "INNER_RUN_FAILED"
     assert await flows.status() == "FAILED"
     await flows.operations.retry("r", "tester", "a")
     await flows.work()
-    await flows.tell_outer()
+    await flows.settle_sub_runs()
     await flows.work()
     assert (await flows.status(), await flows.status("r~a"), await flows.status("r~a~2")) == (
         "SUCCEEDED",
@@ -218,11 +218,11 @@ async def test_a_flow_within_is_cancelled_with_the_one_around_it(flows: FlowsSte
     """F9, F14: and the other way round its step has failed."""
     await flows.start({"a": flow_step({"x": work()})})
     await flows.operations.cancel("r", "tester")
-    await flows.tell_outer()
+    await flows.settle_sub_runs()
     assert (await flows.status("r~a"), await flows.steps()) == ("CANCELLED", {"a": "CANCELLED"})
     await flows.start({"a": flow_step({"x": work()})}, "other")
     await flows.operations.cancel("other~a", "tester")
-    await flows.tell_outer()
+    await flows.settle_sub_runs()
     assert (await flows.step("a", "other"))["error"]["code"] == "INNER_RUN_CANCELLED"
 
 
@@ -232,9 +232,9 @@ async def test_flows_within_flows_have_a_bottom(flows: FlowsStepper) -> None:
         flows.catalogue.add(f"f{n}", {"a": {"kind": "flow", "inputs": {"flow": f"f{n + 1}"}}})
     await flows.start(None, flow="f0")
     for _ in range(DEPTH_LIMIT):
-        await flows.maintenance.admit()
+        await flows.maintenance.start_waiting_runs()
     assert await flows.db.fetchval("SELECT max(depth) FROM flow_run") == DEPTH_LIMIT
-    await flows.tell_outer()
+    await flows.settle_sub_runs()
     assert await flows.db.fetchval("SELECT count(*) FROM flow_run WHERE status <> 'FAILED'") == 0
     assert await flows.db.fetchval("SELECT count(*) FROM flow_step WHERE error ->> 'code' = 'NESTING_TOO_DEEP'") == 1
 
@@ -249,7 +249,7 @@ async def test_a_flow_does_not_run_within_itself(flows: FlowsStepper) -> None:
     assert await flows.db.fetchval("SELECT count(*) FROM flow_run") <= 2
     flows.catalogue.add("snake", {"c": {"kind": "flow", "inputs": {"flow": "other"}}})
     await flows.start(None, "deep", flow="snake")
-    await flows.maintenance.admit()
-    await flows.tell_outer()
+    await flows.maintenance.start_waiting_runs()
+    await flows.settle_sub_runs()
     assert (await flows.step("e", "deep~c~d"))["error"]["code"] == "FLOW_RECURSION"
     assert await flows.status("deep") == "FAILED"

@@ -61,14 +61,14 @@ async def test_nothing_follows_from_what_changes_nothing(flows: FlowsStepper) ->
     assert await flows.engine.reap() == 0
     assert await flows.maintenance.repair() == 0
     for chore in (
-        flows.maintenance.admit,
-        flows.maintenance.keep_schedules,
-        flows.maintenance.publish_again,
-        flows.maintenance.tell_outer,
+        flows.maintenance.start_waiting_runs,
+        flows.maintenance.start_scheduled_runs,
+        flows.maintenance.publish_sealed,
+        flows.maintenance.settle_sub_runs,
     ):
         await chore()
     async with flows.db.transaction() as tx:
-        run = await flows.engine.run_named(tx, "r")
+        run = await flows.engine.find_run(tx, "r")
         told = await store.advance(tx, [run], flows.clock.now())
         assert (told.ready, told.to_evaluate, told.runs) == (set(), [], [])
     assert await flows.fingerprint() == before
@@ -143,10 +143,10 @@ async def test_a_flow_has_so_many_runs_at_once(flows: FlowsStepper) -> None:
         await flows.operations.skip("y", "a", "tester")
     await flows.operations.cancel("y", "tester")
     assert (await flows.claim()).keys() == {"a"}
-    await flows.maintenance.admit()
+    await flows.maintenance.start_waiting_runs()
     assert await flows.claim() == {}
     await flows.operations.cancel("x", "tester")
-    await flows.maintenance.admit()
+    await flows.maintenance.start_waiting_runs()
     assert [await flows.status(name) for name in ("x", "y", "z")] == ["CANCELLED", "CANCELLED", "RUNNING"]
 
 
@@ -167,14 +167,14 @@ async def test_a_step_that_has_its_turn_again_is_told_at_once(flows: FlowsSteppe
     """F10, F17: who waits for a step need not wait for the next look."""
     await flows.start({"a": work(retry=AGAIN), "b": work(), "c": work()})
     held = await flows.claim()
-    for name, said, is_told in (
+    for name, said, is_reported in (
         ("a", StepReportKind.FAILED, True),
         ("b", StepReportKind.RELEASED, True),
         ("c", StepReportKind.SUCCEEDED, False),
     ):
         notified = flows.notifier.next_event(STEPS)
         await flows.report(held[name], said)
-        assert notified.is_set() is is_told, name
+        assert notified.is_set() is is_reported, name
 
 
 async def test_the_end_of_a_limited_kind_is_anothers_turn(database_url: str, tmp_path: Path) -> None:

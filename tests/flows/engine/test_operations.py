@@ -19,8 +19,8 @@ async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper
         yield one
 
 
-@pytest.mark.parametrize("room", [0, 1])
-async def test_a_report_that_waited_for_a_skip_counts_as_it_does(flows: FlowsStepper, room: int) -> None:
+@pytest.mark.parametrize("capacity", [0, 1])
+async def test_a_report_that_waited_for_a_skip_counts_as_it_does(flows: FlowsStepper, capacity: int) -> None:
     """F3: the run ends with its last step, though who reports one saw it as it was before the skip."""
     await flows.start({"a": work(), "b": work("a"), "x": work()})
     held = await flows.claim(1)
@@ -32,10 +32,10 @@ async def test_a_report_that_waited_for_a_skip_counts_as_it_does(flows: FlowsSte
 
         await becomes(waits, "the skip is the first to wait")
         told = [(held["a"], make_report(held["a"]))]
-        settling = asyncio.create_task(flows.work_source.settle("w", told, ["work"], room))
+        settling = asyncio.create_task(flows.work_source.settle("w", told, ["work"], capacity))
     await skipping
     answers, handed = await settling
-    assert (answers, len(handed)) == ([StepReportAnswer.SETTLED], room)
+    assert (answers, len(handed)) == ([StepReportAnswer.SETTLED], capacity)
     for one in handed:
         await flows.report(one)
     await flows.work()
@@ -61,7 +61,7 @@ async def test_the_same_request_is_the_same_after_its_flow_was_written_anew(flow
     flows.catalogue.add("f", {"a": work(), "b": work("a")})
     await flows.start(None, flow="f", scope={"v": 1})
     assert await flows.steps() == {"a": "READY"}
-    with pytest.raises(Conflict, match="made of something else"):
+    with pytest.raises(Conflict, match="with a different request"):
         await flows.start(None, flow="f", scope={"v": 2})
 
 
@@ -92,7 +92,7 @@ async def test_resume_does_without_what_was_done_without(flows: FlowsStepper) ->
     assert await flows.work() == ["last"]
     steps = {name: await flows.step(name, "again") for name in ("judged", "failed", "dear")}
     assert [step["status"] for step in steps.values()] == ["SKIPPED", "SKIPPED", "SUCCEEDED"]
-    assert "not so" in steps["judged"]["reason"]
+    assert "condition is false" in steps["judged"]["reason"]
     assert steps["failed"]["error"]["code"] == "BROKEN"
     assert await flows.status("again") == "SUCCEEDED"
 
@@ -124,7 +124,7 @@ async def test_what_is_inside_a_step_goes_on_with_the_step(flows: FlowsStepper) 
     """F10, F14: an inner run that has ended is neither tried again nor skipped in by itself."""
     await flows.start({"f": flow_step({"x": work(), "y": work("x")})})
     await flows.work("y")
-    await flows.tell_outer()
+    await flows.settle_sub_runs()
     before = await flows.fingerprint()
     for act in (flows.operations.retry("r~f", "tester"), flows.operations.skip("r~f", "y", "tester")):
         with pytest.raises(Conflict) as refused:
@@ -133,7 +133,7 @@ async def test_what_is_inside_a_step_goes_on_with_the_step(flows: FlowsStepper) 
     assert await flows.fingerprint() == before
     await flows.operations.retry("r", "tester", "f")
     await flows.work()
-    await flows.tell_outer()
+    await flows.settle_sub_runs()
     assert await flows.status() == "SUCCEEDED"
 
 
@@ -142,7 +142,7 @@ async def test_a_step_is_skipped_inside_a_run_that_goes_on(flows: FlowsStepper) 
     await flows.start({"f": flow_step({"x": work(), "y": work("x")})})
     await flows.operations.skip("r~f", "x", "tester")
     assert await flows.work() == ["y"]
-    await flows.tell_outer()
+    await flows.settle_sub_runs()
     assert await flows.status() == "SUCCEEDED"
 
 
@@ -167,7 +167,7 @@ async def test_a_run_that_succeeded_is_not_tried_again(flows: FlowsStepper) -> N
             await flows.operations.retry("r", "tester", step)
         assert (refused.value.code, refused.value.hint) == (
             "CANNOT_RETRY",
-            "resume it from a step: that makes a new run",
+            "start a new run from a step: `penstock flow run --resume r --from STEP`",
         )
 
 
@@ -274,7 +274,7 @@ async def test_resume_does_again_what_comes_from_a_step(flows: FlowsStepper) -> 
     assert await flows.operations.resume("r", "b", "tester", "again") == "again"
     assert await flows.steps("again") == {"a": "SUCCEEDED", "d": "SUCCEEDED", "b": "READY", "c": "PENDING"}
     assert (await flows.step("a", "again"))["outputs"] == {"by": "a"}
-    assert await flows.engine.read("again", "a", "out.txt") == b"r/a/1"
+    assert await flows.engine.read_artifact("again", "a", "out.txt") == b"r/a/1"
     assert await flows.work() == ["b", "c"]
     assert (await flows.status("again"), await flows.status()) == ("SUCCEEDED", "SUCCEEDED")
 

@@ -18,7 +18,7 @@ async def test_the_same_request_makes_one_run(flows: FlowsStepper) -> None:
     before = await flows.fingerprint()
     await flows.start(dict(reversed(DIAMOND.items())))
     assert await flows.fingerprint() == before
-    with pytest.raises(Conflict, match="made of something else"):
+    with pytest.raises(Conflict, match="with a different request"):
         await flows.start({"a": work()})
     assert await flows.fingerprint() == before
 

@@ -76,14 +76,14 @@ async def test_two_keepers_publish_once(flows: FlowsStepper, monkeypatch: pytest
     await sealed(flows, "out.txt")
     slow = Paused(flows.engine.publisher.publish)
     monkeypatch.setattr(flows.engine.publisher, "publish", slow)
-    first = asyncio.create_task(flows.maintenance.publish_again())
+    first = asyncio.create_task(flows.maintenance.publish_sealed())
     await slow.is_there.wait()
-    await flows.maintenance.publish_again()
+    await flows.maintenance.publish_sealed()
     assert (await flows.step("a"))["status"] == "RUNNING"
     slow.may_go.set()
     await first
     assert await flows.steps() == {"a": "SUCCEEDED", "b": "READY"}
-    assert await flows.engine.read("r", "a", "out.txt") == b"r/a/1"
+    assert await flows.engine.read_artifact("r", "a", "out.txt") == b"r/a/1"
 
 
 @pytest.mark.parametrize(("where", "left"), [("stream", "out.txt"), ("list", "other.txt")])
@@ -105,7 +105,7 @@ async def test_who_lost_its_lock_touches_nothing_any_more(
     async with flows.db.connection() as connection:
         assert len(await connection.fetch(STOP_LOCK_HOLDERS)) == 1
     flows.clock.advance(LATER)
-    await flows.maintenance.publish_again()
+    await flows.maintenance.publish_sealed()
     await flows.operations.retry("r", "tester")
     winner = (await flows.claim())["a"]
     await flows.write(winner)
@@ -113,7 +113,7 @@ async def test_who_lost_its_lock_touches_nothing_any_more(
     slow.may_go.set()
     with pytest.raises((PenstockError, asyncpg.InterfaceError, asyncpg.PostgresError, OSError)):
         await losing
-    data = await flows.engine.read("r", "a", "out.txt")
+    data = await flows.engine.read_artifact("r", "a", "out.txt")
     [kept] = (await flows.step("a"))["artifacts"]
     assert (data, hashlib.sha256(data).hexdigest()) == (attempt_content(winner), kept["sha256"])
 
@@ -131,7 +131,7 @@ async def test_a_slow_publisher_is_waited_for(flows: FlowsStepper, monkeypatch: 
     telling = asyncio.create_task(flows.engine.report(batch))
     await slow.is_there.wait()
     flows.clock.advance(LATER)
-    await flows.maintenance.publish_again()
+    await flows.maintenance.publish_sealed()
     slow.may_go.set()
     assert await telling == [StepReportAnswer.SETTLED, StepReportAnswer.SETTLED]
     assert await stored(flows) == ["runs/r/a/1", "runs/r/a/2", "runs/r/b/out.txt"]
@@ -139,7 +139,7 @@ async def test_a_slow_publisher_is_waited_for(flows: FlowsStepper, monkeypatch: 
 
 
 async def test_a_name_may_be_another_attempts_folder(flows: FlowsStepper) -> None:
-    """F6: what a failed attempt published makes room for what the next one does."""
+    """F6: what a failed attempt published makes capacity for what the next one does."""
     await flows.start({"a": work()})
     held = (await flows.claim())["a"]
     await flows.write(held, "out")
@@ -171,7 +171,7 @@ async def test_one_that_cannot_be_published_does_not_hold_up_the_others(
         return await put_file(path, source, **more)
 
     monkeypatch.setattr(flows.storage, "put_file", away_for_one)
-    await flows.maintenance.publish_again()
+    await flows.maintenance.publish_sealed()
     assert ((await flows.steps("r0"))["a"], (await flows.steps("r"))["a"]) == ("RUNNING", "SUCCEEDED")
 
 
@@ -238,8 +238,8 @@ async def test_what_a_run_left_is_forgotten_before_the_run(
     with monkeypatch.context() as patch:
         patch.setattr(flows.storage, "delete", _away)
         with pytest.raises(Transient):
-            await flows.maintenance.forget_old_runs()
-    await flows.maintenance.forget_old_runs()
+            await flows.maintenance.delete_old_runs()
+    await flows.maintenance.delete_old_runs()
     assert await stored(flows) == []
     assert [row["run_id"] for row in await flows.db.fetch("SELECT run_id FROM flow_run")] == ["fresh"]
     left = "SELECT (SELECT count(*) FROM flow_step), (SELECT count(*) FROM flow_log)"
@@ -255,11 +255,11 @@ async def test_what_a_resumed_run_points_at_is_kept_as_long_as_it(flows: FlowsSt
     await flows.work()
     await flows.operations.resume("r", "b", "tester", "again")
     flows.clock.advance(timedelta(days=2))
-    await flows.maintenance.forget_old_runs()
-    assert await flows.engine.read("again", "a", "out.txt") == b"r/a/1"
+    await flows.maintenance.delete_old_runs()
+    assert await flows.engine.read_artifact("again", "a", "out.txt") == b"r/a/1"
     await flows.work()
     flows.clock.advance(timedelta(days=2))
-    await flows.maintenance.forget_old_runs()
+    await flows.maintenance.delete_old_runs()
     assert (await stored(flows), await flows.db.fetchval("SELECT count(*) FROM flow_run")) == ([], 0)
 
 
@@ -277,12 +277,12 @@ async def test_artifacts_are_the_winners(flows: FlowsStepper) -> None:
     await flows.write(new)
     assert await flows.report(old, artifacts=["out.txt"]) is StepReportAnswer.SUPERSEDED
     with pytest.raises(NotFound):
-        await flows.engine.read("r", "a", "out.txt")
+        await flows.engine.read_artifact("r", "a", "out.txt")
     assert await flows.report(new, artifacts=["out.txt"]) is StepReportAnswer.SETTLED
     await flows.write(old, data=b"late")
     assert await flows.report(old, artifacts=["out.txt"]) is StepReportAnswer.SUPERSEDED
-    assert await flows.engine.read("r", "a", "out.txt") == attempt_content(new)
-    assert (await flows.engine.artifact("r", "a", "out.txt")).path == "runs/r/a/out.txt"
+    assert await flows.engine.read_artifact("r", "a", "out.txt") == attempt_content(new)
+    assert (await flows.engine.find_artifact("r", "a", "out.txt")).path == "runs/r/a/out.txt"
 
 
 async def test_a_report_of_what_is_not_there_is_a_failure(flows: FlowsStepper) -> None:
@@ -306,7 +306,7 @@ async def test_a_process_that_dies_while_it_publishes_loses_nothing(flows: Flows
     assert await flows.claim() == {}
     assert await flows.report(held, StepReportKind.FAILED) is StepReportAnswer.CONFLICT
     assert await flows.work_source.settle("w", [(held, make_report(held))], [], 0) == ([StepReportAnswer.CONFLICT], [])
-    await flows.maintenance.publish_again()
+    await flows.maintenance.publish_sealed()
     assert await flows.steps() == {"a": "SUCCEEDED", "b": "READY"}
-    assert await flows.engine.read("r", "a", "out.txt") == attempt_content(held)
+    assert await flows.engine.read_artifact("r", "a", "out.txt") == attempt_content(held)
     assert await flows.report(held, artifacts=["out.txt"]) is StepReportAnswer.UNCHANGED

@@ -154,10 +154,10 @@ class FlowsCrashHarness:
         left = """
             SELECT EXISTS (SELECT FROM flow_run WHERE status IN ('PENDING', 'RUNNING'))
                 OR EXISTS (SELECT FROM flow_step WHERE status IN ('PENDING', 'READY', 'RUNNING'))
-                OR EXISTS (SELECT FROM flow_run WHERE parent_run IS NOT NULL AND NOT is_told)"""
+                OR EXISTS (SELECT FROM flow_run WHERE parent_run IS NOT NULL AND NOT is_reported)"""
         return not await self.db.fetchval(left)
 
-    async def standing(self) -> dict[tuple[str, str], tuple[str, int, int]]:
+    async def set_gauges(self) -> dict[tuple[str, str], tuple[str, int, int]]:
         """How steps of workers stand, by their names: status, fence and attempts."""
         query = """
             SELECT r.run_id, t.step_id, t.status, t.fence, t.attempts
@@ -198,7 +198,7 @@ class FlowsCrashHarness:
         for row in rows:
             if row["status"] == S.SUCCEEDED and row["kind"] not in ENGINE_KINDS:
                 outputs = row["outputs"]
-                assert row["said_fence"] == row["fence"] == outputs["fence"], row
+                assert row["reported_fence"] == row["fence"] == outputs["fence"], row
                 assert (row["run_id"], row["step_id"], row["fence"], outputs["token"]) in done, row
 
     def _lines(self) -> Iterator[tuple[str, str, int, str]]:

@@ -53,8 +53,8 @@ class EngineModel:
         run.status = R.RUNNING
         self._settle(run, [])
 
-    def admit(self) -> None:
-        """F16: those that wait begin, oldest first; what ends at once makes room for the next time."""
+    def start_waiting_runs(self) -> None:
+        """F16: those that wait begin, oldest first; what ends at once makes capacity for the next time."""
         for flow in self.limits:
             waiting = [run for run in self.runs.values() if run.flow == flow and run.status is R.PENDING]
             for run in waiting[: max(0, self._room(flow))]:
@@ -204,13 +204,13 @@ class EngineModel:
         opened |= {
             item for item in run.steps.values() if item.of_map in maps and item.status in (S.FAILED, S.CANCELLED)
         }
-        run.status, run.is_told, run.is_touched = R.RUNNING, False, True
+        run.status, run.is_reported, run.is_touched = R.RUNNING, False, True
         for step in opened:
             step.status, step.attempts, step.outputs, step.artifact = S.PENDING, 0, {}, None
 
     # Flows within.
 
-    def tell_outer(self, order: Sequence[str]) -> bool:
+    def settle_sub_runs(self, order: Sequence[str]) -> bool:
         """F14: one look at all runs that are inside; whether there was anything to do."""
         untold = [run for run in map(self.runs.__getitem__, order) if self._is_untold(run)]
         for run in untold:
@@ -219,13 +219,13 @@ class EngineModel:
                 self.cancel(run)
                 continue
             outer, step = run.parent
-            run.is_told = True
+            run.is_reported = True
             if step.status is S.RUNNING and step.inside == run.name:
                 self._settle(outer, [(step, *self._outcome(run, outer, step))])
         return bool(untold)
 
     def _is_untold(self, run: ModelRun) -> bool:
-        if run.parent is None or run.is_told:
+        if run.parent is None or run.is_reported:
             return False
         outer, step = run.parent
         is_stopped = outer.status is R.CANCELLED or (outer.status is R.FAILED and outer.is_fail_fast)

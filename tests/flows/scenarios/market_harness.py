@@ -62,7 +62,7 @@ class MarketHarness:
         return await self.ended(run_id)
 
     async def artifact(self, step_id: str, name: str, run_id: str = "r1") -> bytes:
-        return await self.engine.read(run_id, step_id, name)
+        return await self.engine.read_artifact(run_id, step_id, name)
 
     async def manifest(self, run_id: str = "r1") -> tuple[list[str], dict[str, str]]:
         """Of the published manifest: the pictures that came, and the codes of those that did not."""
@@ -97,9 +97,9 @@ class MarketHarness:
     @asynccontextmanager
     async def worked_by(self, workers: Workers, name: str = "w1", at_once: int = 8) -> AsyncIterator[None]:
         """Somebody who does steps; at the end what is under way is waited for, and reported."""
-        counter = LocalWorkSource(self.engine, self.storage)
-        worker = StepWorker(counter, workers, Telemetry(), name=name, concurrency=at_once, lease_for=LEASE)
-        async with worker.working(timedelta(seconds=5)):
+        source = LocalWorkSource(self.engine, self.storage)
+        worker = StepWorker(source, workers, Telemetry(), name=name, concurrency=at_once, lease_for=LEASE)
+        async with worker.run(timedelta(seconds=5)):
             yield
 
 

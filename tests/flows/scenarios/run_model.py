@@ -73,7 +73,7 @@ class ModelRun:
     parent: "tuple[ModelRun, ModelStep] | None" = None
     status: FlowRunStatus = R.PENDING
     is_touched: bool = False  # somebody skipped or retried: it waits for items of maps that are over, too
-    is_told: bool = False
+    is_reported: bool = False
 
     def __repr__(self) -> str:
         return f"{self.name} {self.status}"

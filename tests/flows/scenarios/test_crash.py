@@ -202,13 +202,13 @@ async def test_who_is_told_to_go_ends_what_it_can_and_gives_back_the_rest(databa
         going.stop()
         (tmp_path / "quick").touch()
         going.join_stopped()
-        standing = await harness.standing()
+        standing = await harness.set_gauges()
         assert standing["r.0", "s"] == ("SUCCEEDED", 1, 1)
         assert standing["r.1", "s"] == ("READY", 1, 0)
         (tmp_path / "slow").touch()
         other = FlowWorkerProcess(short)
         await ended(harness, "all is done")
-        assert (await harness.standing())["r.1", "s"] == ("SUCCEEDED", 2, 1)
+        assert (await harness.set_gauges())["r.1", "s"] == ("SUCCEEDED", 2, 1)
         other.kill()
 
 
@@ -233,9 +233,9 @@ async def test_who_is_told_to_go_in_the_midst_loses_nothing(
             await some_moment(harness, random)
             child.stop()
             child.join_stopped()
-            assert [name for name, one in (await harness.standing()).items() if one[0] == "RUNNING"] == []
+            assert [name for name, one in (await harness.set_gauges()).items() if one[0] == "RUNNING"] == []
             child = FlowWorkerProcess(place)
             await ended(harness, f"round {number}")
             child.kill()
-            assert {one[2] for one in (await harness.standing()).values()} == {1}
+            assert {one[2] for one in (await harness.set_gauges()).values()} == {1}
             campaign.end_round(faults=1)

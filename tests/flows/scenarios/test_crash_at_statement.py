@@ -34,7 +34,8 @@ ENDS = """
     SELECT r.run_id, r.status AS run_status, t.step_id, t.status, t.outputs, t.error, t.artifacts, t.fence
     FROM flow_run r LEFT JOIN flow_step t ON t.run = r.id WHERE starts_with(r.run_id, $1) ORDER BY r.run_id, t.n"""
 UNENDED = """
-    SELECT EXISTS (SELECT FROM flow_run WHERE status IN ('PENDING', 'RUNNING') OR parent_n IS NOT NULL AND NOT is_told)
+    SELECT EXISTS (
+            SELECT FROM flow_run WHERE status IN ('PENDING', 'RUNNING') OR parent_n IS NOT NULL AND NOT is_reported)
         OR EXISTS (SELECT FROM flow_step WHERE status IN ('PENDING', 'READY', 'RUNNING'))"""
 
 
@@ -74,7 +75,7 @@ class ProcessSequence:
         """Do whatever is there to be done until nothing is."""
         for _ in range(MOST):
             one.clock.advance(LEASE + timedelta(seconds=1))
-            for chore in ("reap", "publish_again", "tell_outer", "admit", "keep_schedules"):
+            for chore in ("reap", "publish_sealed", "settle_sub_runs", "start_waiting_runs", "start_scheduled_runs"):
                 await getattr(one.maintenance, chore)()
             while held := await self.claim(one):
                 for step in held.values():
@@ -143,7 +144,7 @@ async def telling(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
     held = await life.claim(one, 10)
     await one.work_source.settle("w", [(held["a"], await said(one, held["a"]))], [], 0)
     await one.operations.cancel(f"{name}.2", "tester")
-    return lambda one: one.tell_outer()
+    return lambda one: one.settle_sub_runs()
 
 
 async def admitting(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
@@ -153,7 +154,7 @@ async def admitting(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
     for number in range(3):
         await one.start(None, f"{name}.{number}", flow=name)
     await one.operations.cancel(f"{name}.0", "tester")
-    return lambda one: one.maintenance.admit()
+    return lambda one: one.maintenance.start_waiting_runs()
 
 
 async def keeping_schedule(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
@@ -161,9 +162,9 @@ async def keeping_schedule(life: ProcessSequence, one: FlowsStepper, name: str) 
     schedule = {"cron": "0 0 * * *"}
     life.flows[name] = {"steps": {"a": work(), "in": flow_step({"b": work()}, "a")}, "schedule": schedule}
     life.grown_older(one)
-    await one.maintenance.keep_schedules()
+    await one.maintenance.start_scheduled_runs()
     one.clock.advance(DAY)
-    return lambda one: one.maintenance.keep_schedules()
+    return lambda one: one.maintenance.start_scheduled_runs()
 
 
 async def publishing(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
@@ -179,7 +180,7 @@ async def publishing(life: ProcessSequence, one: FlowsStepper, name: str) -> Act
     one.storage.is_dying = False
     assert (await one.step("leave", name))["sealed"] is not None
     one.clock.advance(LEASE)
-    return lambda one: one.maintenance.publish_again()
+    return lambda one: one.maintenance.publish_sealed()
 
 
 LEAVES = {"leave": work(), "b": work("leave")}

@@ -127,19 +127,19 @@ class FlowsLifecycle(RuleBasedStateMachine):
             self.run(self.flows.start(None, name, flow=NARROW))
             self.world.create(ModelRun(name, {one: step.copied() for one, step in drawn.items()}, NARROW))
 
-    def _admit(self) -> None:
-        self.run(self.flows.maintenance.admit())
-        self.world.admit()
+    def _start_waiting_runs(self) -> None:
+        self.run(self.flows.maintenance.start_waiting_runs())
+        self.world.start_waiting_runs()
 
     # Workers.
 
-    @rule(room=st.integers(1, 3), workers=st.integers(1, 3), kinds=st.sampled_from([[WORK], [WORK, OTHER]]))
-    def claim(self, room: int, workers: int, kinds: list[str]) -> None:
+    @rule(capacity=st.integers(1, 3), workers=st.integers(1, 3), kinds=st.sampled_from([[WORK], [WORK, OTHER]]))
+    def claim(self, capacity: int, workers: int, kinds: list[str]) -> None:
         """F4: one after the other, for a walk must be repeatable; at once is a matter of the races."""
         for n in range(workers):
             ready = [step for _, step in self.world.steps() if step.status is StepStatus.READY and step.kind in kinds]
-            found = self.run(self.flows.engine.claim(f"w{n}", dict.fromkeys(kinds, room), limit=room))
-            assert len(found) == min(room, len(ready))
+            found = self.run(self.flows.engine.claim(f"w{n}", dict.fromkeys(kinds, capacity), limit=capacity))
+            assert len(found) == min(capacity, len(ready))
             for one in found:
                 self._is_handed(one)
 
@@ -263,10 +263,10 @@ class FlowsLifecycle(RuleBasedStateMachine):
         assert self.run(self.flows.engine.reap()) == len(lost)
         self.world.expire(lost)
 
-    def _publish_again(self) -> None:
+    def _publish_sealed(self) -> None:
         """F6: what a process that died had not published is published by another."""
         self.flows.clock.advance(timedelta(seconds=11))
-        self.run(self.flows.maintenance.publish_again())
+        self.run(self.flows.maintenance.publish_sealed())
         for run, step in list(self.world.steps()):
             self.world.publish(run, step)
 
@@ -308,16 +308,16 @@ class FlowsLifecycle(RuleBasedStateMachine):
 
     # What flows do by themselves.
 
-    @rule(which=st.sampled_from(["admit", "publish_again", "tell_outer", "repair"]))
+    @rule(which=st.sampled_from(["start_waiting_runs", "publish_sealed", "settle_sub_runs", "repair"]))
     def do_chore(self, which: str) -> None:
         getattr(self, f"_{which}")()
 
-    def _tell_outer(self) -> None:
+    def _settle_sub_runs(self) -> None:
         """F14."""
-        while self.run(self.flows.db.fetch(store.SQL["untold"], 1)):
+        while self.run(self.flows.db.fetch(store.SQL["unreported_runs"], 1)):
             rows = self.run(self.flows.db.fetch("SELECT run_id FROM flow_run ORDER BY id"))
-            self.run(self.flows.maintenance.tell_outer())
-            assert self.world.tell_outer([row["run_id"] for row in rows])
+            self.run(self.flows.maintenance.settle_sub_runs())
+            assert self.world.settle_sub_runs([row["run_id"] for row in rows])
 
     def _repair(self) -> None:
         """F3: there is nothing to be repaired, and so nothing is touched."""
@@ -386,9 +386,9 @@ class FlowsLifecycle(RuleBasedStateMachine):
         """Every run ends, and every step that has its turn is handed out, when workers do what they should."""
         self._vanish_but([])
         for _ in range(100):
-            self._publish_again()
-            self._admit()
-            self._tell_outer()
+            self._publish_sealed()
+            self._start_waiting_runs()
+            self._settle_sub_runs()
             self.go_on(1)
             if all(run.status in RUN.groups["ended"] for run in self.world.runs.values()):
                 break

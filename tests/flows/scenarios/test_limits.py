@@ -39,12 +39,12 @@ async def test_a_flow_within_waits_for_others_of_its_name(flows: FlowsStepper) -
     flows.catalogue.add("one", {"a": work()}, maxActiveRuns=1)
     for name in ("x", "y"):
         await flows.start({"f": named("one")}, name)
-    await flows.maintenance.admit()
+    await flows.maintenance.start_waiting_runs()
     assert [await flows.status(f"{name}~f") for name in ("x", "y")] == ["RUNNING", "PENDING"]
     assert await flows.work() == ["a"]
-    await flows.maintenance.admit()
+    await flows.maintenance.start_waiting_runs()
     assert await flows.work() == ["a"]
-    await flows.tell_outer()
+    await flows.settle_sub_runs()
     assert [await flows.status(name) for name in ("x", "y")] == ["SUCCEEDED", "SUCCEEDED"]
 
 
@@ -166,7 +166,7 @@ async def test_what_is_done_to_all_steps_of_a_run_does_not_compare_all_with_all(
     many = {f"s{n}": work("root") for n in range(width)}
     await flows.start({"root": work(), **many, "end": work(*many)})
     async with flows.db.transaction() as tx:
-        run, now = await flows.engine.run_named(tx, "r"), flows.clock.now()
+        run, now = await flows.engine.find_run(tx, "r"), flows.clock.now()
         acts: dict[str, tuple[Any, ...]] = {
             "recount": (run,),
             "cancel_waiting": (run, None, "why", now, "tester"),

@@ -129,7 +129,7 @@ async def test_asking_again_for_the_example_changes_nothing(database_url: str, t
     async with market(database_url, tmp_path) as found:
         run, stored = await found.done(), found.published()
         assert not await found.create()
-        with pytest.raises(Conflict, match="made of something else"):
+        with pytest.raises(Conflict, match="with a different request"):
             await found.create(flow=FLOW, scope={"symbol": "EMBER"})
         for name in ("ohlcv", "charts", "report", None):
             with pytest.raises(Conflict, match="run r1 has succeeded"):

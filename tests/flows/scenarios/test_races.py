@@ -114,7 +114,7 @@ async def test_so_many_runs_of_a_flow_whoever_starts_them(flows: FlowsStepper) -
         assert await flows.db.fetchval(count, "RUNNING") == 2
         assert await flows.db.fetchval(count, "SUCCEEDED") == done
         await flows.work()
-        await asyncio.gather(*(flows.maintenance.admit() for _ in range(4)))
+        await asyncio.gather(*(flows.maintenance.start_waiting_runs() for _ in range(4)))
 
 
 async def test_one_request_sent_many_times_makes_one_run(flows: FlowsStepper) -> None:

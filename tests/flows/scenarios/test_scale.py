@@ -74,7 +74,7 @@ async def working(url: str, folder: Path) -> AsyncIterator[FlowEngine]:
         worker = StepWorker(
             LocalWorkSource(engine, storage), workers, Telemetry(), name="w", concurrency=1_000, lease_for=LEASE
         )
-        async with worker.working():
+        async with worker.run():
             for shape in WIDE.values():
                 for _ in range(8):
                     await made(engine, shape(3))

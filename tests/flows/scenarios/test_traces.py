@@ -50,7 +50,7 @@ async def test_every_step_has_a_span_in_the_trace_of_its_run(flows: FlowsStepper
     async def has_failed() -> bool:
         return await flows.status("traced") == FlowRunStatus.FAILED
 
-    async with worker.working():
+    async with worker.run():
         await becomes(has_failed, "the run failed")
     spans = {str((span.attributes or {})["step"]): span for span in kept.get_finished_spans()}
     assert {name: span.status.is_ok for name, span in spans.items()} == {"a": True, "b": False}

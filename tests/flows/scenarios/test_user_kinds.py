@@ -50,7 +50,7 @@ async def exporting(request: pytest.FixtureRequest, harness: FlowsHarness, url: 
         else:
             work_source = LocalWorkSource(harness.engine, harness.storage)
             worker = StepWorker(work_source, workers, Telemetry(), name="w1", concurrency=4, lease_for=LEASE)
-            await stack.enter_async_context(worker.working(DRAIN))
+            await stack.enter_async_context(worker.run(DRAIN))
         yield harness
 
 

@@ -129,7 +129,7 @@ def _run(place: WorkerSetup) -> None:
     os.environ[DONE] = str(place.done)
     redirect_output(place.folder / "workers.log")
     for module in (reports, maintenance):  # as with the lease: nobody here takes longer and lives
-        vars(module)["PUBLISHING"] = _SECOND
+        vars(module)["PUBLISH_TIMEOUT"] = _SECOND
     asyncio.run(_work(place))
 
 
@@ -141,7 +141,7 @@ async def _work(place: WorkerSetup) -> None:
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(Database.open(place.url, prefers_indexes=True))
         engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, {}, section))
-        for name, chore, every in FlowMaintenance(engine, catalogue, storage).chores():
+        for name, chore, every in FlowMaintenance(engine, catalogue, storage).periodic_tasks():
             await stack.enter_async_context(run_periodically(name, chore, min(every, _SECOND)))
         worker = StepWorker(
             LocalWorkSource(engine, storage),
@@ -151,5 +151,5 @@ async def _work(place: WorkerSetup) -> None:
             concurrency=place.concurrency,
             lease_for=section.lease,
         )
-        await stack.enter_async_context(worker.working(place.drain))
+        await stack.enter_async_context(worker.run(place.drain))
         await stop.wait()

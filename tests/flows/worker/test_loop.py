@@ -16,8 +16,8 @@ PLACES = 4
 Name = tuple[str, str, int]
 
 
-class EndlessCounter:
-    """A counter with steps enough: whoever hands one in is handed the next of its chain, if there is room."""
+class EndlessSource:
+    """A source with steps enough: whoever hands one in is handed the next of its chain, if there is capacity."""
 
     def __init__(self, steps: int, *, is_lost: bool = False) -> None:
         self._left = steps
@@ -25,24 +25,24 @@ class EndlessCounter:
         self.is_empty = asyncio.Event()
         self.batches: list[int] = []
 
-    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
-        del worker, rooms, wait
+    async def claim(self, worker: str, capacities: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
+        del worker, capacities, wait
         await asyncio.sleep(0)
         return self._handed(limit)
 
     async def settle(
-        self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], room: int
+        self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], capacity: int
     ) -> tuple[Sequence[StepReportAnswer], Sequence[ClaimedStep]]:
         del worker, kinds
         self.batches.append(len(done))
         for _ in range(3):  # on its way, while claims are answered
             await asyncio.sleep(0)
-        return [StepReportAnswer.SETTLED] * len(done), self._handed(min(room, len(done)))
+        return [StepReportAnswer.SETTLED] * len(done), self._handed(min(capacity, len(done)))
 
     async def heartbeat(self, held: Sequence[Name]) -> Mapping[Name, bool]:
         return {} if self._is_lost else dict.fromkeys(held, False)
 
-    def hurry(self) -> None:
+    def wake(self) -> None:
         """Nobody waits here."""
 
     async def log(self, held: ClaimedStep, level: str, message: str) -> None:
@@ -66,9 +66,7 @@ def _claimed(n: int) -> ClaimedStep:
     return ClaimedStep(n, 0, f"run-{n}", "step", KIND, 1, 1, {}, {}, datetime.now(UTC), None, None, is_plain=True)
 
 
-def _worker(
-    table: EndlessCounter, handler: Any, places: int, lease_for: timedelta = timedelta(minutes=1)
-) -> StepWorker:
+def _worker(table: EndlessSource, handler: Any, places: int, lease_for: timedelta = timedelta(minutes=1)) -> StepWorker:
     workers = Workers()
     workers.worker(KIND)(handler)
     return StepWorker(table, workers, Telemetry(), name="w", concurrency=places, lease_for=lease_for)
@@ -82,12 +80,12 @@ async def test_a_worker_has_no_more_steps_under_way_than_it_may() -> None:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
-        for _ in range(step.held.run % 7):  # they end one by one
+        for _ in range(step.claimed.run % 7):  # they end one by one
             await asyncio.sleep(0)
         under_way -= 1
 
-    table = EndlessCounter(steps=200)
-    async with _worker(table, handler, PLACES).working(), asyncio.timeout(10):
+    table = EndlessSource(steps=200)
+    async with _worker(table, handler, PLACES).run(), asyncio.timeout(10):
         await table.is_empty.wait()
     assert most == PLACES
 
@@ -97,9 +95,9 @@ async def test_many_reports_are_handed_in_by_halves() -> None:
 
     async def handler(_step: FlowStep) -> None: ...
 
-    many, few = EndlessCounter(steps=1_000), EndlessCounter(steps=60)
+    many, few = EndlessSource(steps=1_000), EndlessSource(steps=60)
     for table, places in ((many, 100), (few, 6)):
-        async with _worker(table, handler, places).working(), asyncio.timeout(10):
+        async with _worker(table, handler, places).run(), asyncio.timeout(10):
             await table.is_empty.wait()
     assert max(many.batches) == 50
     assert set(few.batches) == {6}
@@ -112,7 +110,7 @@ async def test_a_step_that_is_lost_leaves_its_place() -> None:
     async def handler(_step: FlowStep) -> None:
         await never.wait()
 
-    table = EndlessCounter(steps=3, is_lost=True)
+    table = EndlessSource(steps=3, is_lost=True)
     worker = _worker(table, handler, 1, timedelta(milliseconds=30))
-    async with worker.working(timedelta(0)), asyncio.timeout(10):
+    async with worker.run(timedelta(0)), asyncio.timeout(10):
         await table.is_empty.wait()

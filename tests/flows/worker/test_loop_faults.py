@@ -13,7 +13,7 @@ from penstock.flows.model import ClaimedStep, StepReport
 from penstock.flows.step import FlowStep, Handler, StepFailed, Workers
 from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
-from penstock.flows.worker.reports import checked_outputs
+from penstock.flows.worker.reports import check_outputs
 from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, work
 from tests.support.wait import becomes
@@ -35,7 +35,7 @@ async def working(
     known.worker(WORK)(handler)
     work_source = work_source or flows.work_source
     worker = StepWorker(work_source, known, Telemetry(), name="w", concurrency=concurrency, lease_for=LEASE)
-    async with worker.working():
+    async with worker.run():
         yield
 
 
@@ -87,24 +87,24 @@ async def test_a_handlers_own_timeout_is_told_in_its_words(flows: FlowsStepper) 
 def test_only_the_character_nul_cannot_be_kept(text: str, is_kept: bool) -> None:
     """F5: a text that spells it out is a text."""
     if is_kept:
-        assert checked_outputs({"v": text}) == {"v": text}
+        assert check_outputs({"v": text}) == {"v": text}
     else:
         with pytest.raises(StepFailed, match="NUL"):
-            checked_outputs({"v": text})
+            check_outputs({"v": text})
 
 
-class PeakCounter(LocalWorkSource):
+class PeakSource(LocalWorkSource):
     """Notes how many steps its worker holds at most."""
 
     held, most = 0, 0
 
-    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
-        return self._noted(await super().claim(worker, rooms, limit, wait))
+    async def claim(self, worker: str, capacities: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
+        return self._noted(await super().claim(worker, capacities, limit, wait))
 
     async def settle(
-        self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], room: int
+        self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], capacity: int
     ) -> tuple[Sequence[StepReportAnswer], Sequence[ClaimedStep]]:
-        answers, handed = await super().settle(worker, done, kinds, room)
+        answers, handed = await super().settle(worker, done, kinds, capacity)
         self.held -= len(done)
         return answers, self._noted(handed)
 
@@ -116,7 +116,7 @@ class PeakCounter(LocalWorkSource):
 
 async def test_a_worker_holds_no_more_than_it_does_at_once(flows: FlowsStepper) -> None:
     """F16, F17: what it claims and what its reports bring are counted together."""
-    work_source = PeakCounter(flows.engine, flows.storage)
+    work_source = PeakSource(flows.engine, flows.storage)
 
     async def nothing(_step: FlowStep) -> Mapping[str, Any]:
         return {}

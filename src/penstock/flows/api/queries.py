@@ -86,11 +86,11 @@ class FlowViews:
 
     async def count_active_runs(self) -> int:
         """Return the number of active runs."""
-        return sum(count for _, count in await self._db.fetch(store.SQL["active_runs"]))
+        return sum(count for _, count in await self._db.fetch(store.SQL["count_active_runs"]))
 
     async def list_waiting_steps(self) -> list[WaitingSteps]:
         """Return the steps that wait for a worker, by kind."""
-        rows = await self._db.fetch(store.SQL["ready_by_kind"], self.now())
+        rows = await self._db.fetch(store.SQL["count_ready_steps"], self.now())
         return [WaitingSteps(kind, count, timedelta(seconds=seconds)) for kind, count, seconds in rows]
 
     async def list_failed_runs(self, since: datetime, limit: int) -> list[FailedRun]:
@@ -162,7 +162,7 @@ class FlowViews:
                 unmet = await connection.fetch(SQL["unmet"], row["run"], row["n"])
                 facts["unmet"] = [(step["step_id"], step["status"]) for step in unmet]
                 if row["flow"] is not None:
-                    facts["active"] = await store.count_active(connection, row["flow"])
+                    facts["active"] = await store.count_running_runs(connection, row["flow"])
                     flows = self._catalogue.list_flows()
                     facts["max_active_runs"] = flows[row["flow"]].max_active_runs if row["flow"] in flows else None
             elif row["status"] == StepStatus.READY:

@@ -40,7 +40,7 @@ WHERE r.run_id = $1;
 
 -- name: steps
 -- F1: the steps of a run, in their order.
-SELECT t.n, t.step_id, t.kind, t.status, t.depends_on, t.required, coalesce(t.given, t.spec -> 'inputs') AS inputs,
+SELECT t.n, t.step_id, t.kind, t.status, t.depends_on, t.required, coalesce(t.resolved_inputs, t.spec -> 'inputs') AS inputs,
        t.outputs, t.error, t.reason, t.artifacts, t.attempts, t.max_attempts, t.fence, t.worker, t.lease_until,
        t.due_at, t.started_at, t.finished_at, t.map_n
 FROM flow_step t WHERE t.run = $1 ORDER BY t.n;
@@ -57,7 +57,7 @@ SELECT t.step_id, t.moves FROM flow_step t WHERE t.run = $1;
 -- A step with all columns that explain its status.
 SELECT t.run, t.n, r.run_id, t.step_id, t.kind, t.status, t.fence, t.attempts, t.max_attempts, t.worker, t.reason,
        t.error, t.lease_until, t.due_at, t.started_at, t.finished_at, t.sealed IS NOT NULL AS is_sealed,
-       t.given ->> 'runId' AS inner_run, r.status AS run_status, r.reason AS run_reason, r.flow
+       t.resolved_inputs ->> 'runId' AS inner_run, r.status AS run_status, r.reason AS run_reason, r.flow
 FROM flow_run r JOIN flow_step t ON t.run = r.id
 WHERE r.run_id = $1 AND t.step_id = $2;
 

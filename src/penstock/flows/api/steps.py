@@ -135,7 +135,7 @@ async def write_artifact(
 @routes.get("/flow_runs/{runId}/steps/{stepId}/artifacts/{name:path}", response_class=StreamingResponse, responses=_ANY)
 async def read_artifact(run_id: RunId, step_id: StepId, name: ArtifactName, engine: Engine) -> StreamingResponse:
     """F6: read an artifact of a step."""
-    artifact = await engine.artifact(run_id, step_id, name)
+    artifact = await engine.find_artifact(run_id, step_id, name)
     storage = engine.publisher.storage
     stored = await storage.info(artifact.path)
     if stored is None:

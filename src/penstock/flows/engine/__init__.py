@@ -1,1 +1,1 @@
-"""What moves runs: plan, advance, decide, publish, operator actions."""
+"""The engine that moves runs: plan, advance, decide, publish, and the operations of users."""

@@ -1,4 +1,4 @@
-"""F3: the effects of ended steps on conditions, maps, inner flows and runs; and the resolution of requests for runs."""
+"""F3: the effects of ended steps on conditions, maps, sub-runs and runs; and the resolution of requests for runs."""
 
 import hashlib
 from collections import defaultdict
@@ -27,9 +27,19 @@ from penstock.flows.definition.spec import FailurePolicy, FlowSpec, RunRequest, 
 from penstock.flows.definition.templates import fill_template, find_references, parse_condition
 from penstock.flows.definition.validation import input_templates, parse_inputs
 from penstock.flows.engine import plan
-from penstock.flows.engine.decide import given_up
+from penstock.flows.engine.decide import make_failure
 from penstock.flows.engine.plan import ADVANCE, Checks
-from penstock.flows.model import STEP, UPSTREAM_FAILED, NewRun, NewStep, StepEnd, StepError, StepKey, StepSettlement
+from penstock.flows.model import (
+    STEP,
+    UPSTREAM_FAILED,
+    NewRun,
+    NewStep,
+    RunChange,
+    StepEnd,
+    StepError,
+    StepKey,
+    StepSettlement,
+)
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Invalid, NotFound, TooLarge
 
@@ -39,56 +49,58 @@ _NAME_LIMIT = 200
 
 @dataclass
 class RunSnapshot:
-    """What the steps of one run that are looked at together refer to: asked for once, however many they are."""
+    """The outputs and statuses of one run that its evaluated steps refer to; read once for all these steps."""
 
     outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     statuses: dict[str, str] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
 
-    def context(self, row: asyncpg.Record) -> EvaluationContext:
-        """What the expressions of a step can see."""
+    def make_context(self, row: asyncpg.Record) -> EvaluationContext:
+        """Return the values that the expressions of a step can use."""
         return EvaluationContext(run_id=row["run_id"], scope=row["scope"], outputs=self.outputs, statuses=self.statuses)
 
-    def why_skipped(self, row: asyncpg.Record, spec: StepSpec, context: EvaluationContext) -> str | None:
-        """Why a step is skipped that waits for nothing; None when it is not."""
+    def find_skip_reason(self, row: asyncpg.Record, spec: StepSpec, context: EvaluationContext) -> str | None:
+        """Return the reason to skip a step without unmet dependencies; None if it must run."""
         if spec.on_skip == "skip":
             for n in row["depends_on"]:
                 if n in self.skipped:
                     return f"{self.skipped[n]} was skipped"
         if spec.when is not None and not parse_condition(spec.when).holds(context):
-            return f"not so: {spec.when}"
+            return f"condition is false: {spec.when}"
         return None
 
 
-async def look(tx: Connection, rows: Sequence[tuple[asyncpg.Record, StepSpec]]) -> dict[int, RunSnapshot]:
-    """What can be seen, by run."""
-    named: dict[int, set[str]] = defaultdict(set)
-    before: dict[int, set[int]] = defaultdict(set)
+async def read_snapshots(tx: Connection, rows: Sequence[tuple[asyncpg.Record, StepSpec]]) -> dict[int, RunSnapshot]:
+    """Return everything that the steps refer to, by run."""
+    names: dict[int, set[str]] = defaultdict(set)
+    parents: dict[int, set[int]] = defaultdict(set)
     for row, spec in rows:
-        written = [input_templates(spec), spec.over, spec.do.inputs if spec.do else None]
-        named[row["run"]] |= set(find_references(written))
+        documents = [input_templates(spec), spec.over, spec.do.inputs if spec.do else None]
+        names[row["run"]] |= set(find_references(documents))
         if spec.when:
-            named[row["run"]] |= parse_condition(spec.when).references
-        before[row["run"]] |= set(row["depends_on"]) if spec.on_skip == "skip" else set()
-    sights: dict[int, RunSnapshot] = {}
-    for run, names in named.items():
-        sight = sights[run] = RunSnapshot()
-        for one in await tx.fetch(store.SQL["outputs_of"], run, sorted(names)) if names else []:
-            sight.outputs[one["step_id"]] = one["outputs"] or {}
-            sight.statuses[one["step_id"]] = one["status"]
-        for one in await tx.fetch(store.SQL["skipped_at"], run, sorted(before[run])) if before[run] else []:
-            sight.skipped[one["n"]] = one["step_id"]
-    return sights
+            names[row["run"]] |= parse_condition(spec.when).references
+        parents[row["run"]] |= set(row["depends_on"]) if spec.on_skip == "skip" else set()
+    snapshots: dict[int, RunSnapshot] = {}
+    for run, step_ids in names.items():
+        snapshot = snapshots[run] = RunSnapshot()
+        for step in await tx.fetch(store.SQL["step_outputs"], run, sorted(step_ids)) if step_ids else []:
+            snapshot.outputs[step["step_id"]] = step["outputs"] or {}
+            snapshot.statuses[step["step_id"]] = step["status"]
+        for step in await tx.fetch(store.SQL["skipped_steps"], run, sorted(parents[run])) if parents[run] else []:
+            snapshot.skipped[step["n"]] = step["step_id"]
+    return snapshots
 
 
-def items(spec: StepSpec, context: EvaluationContext, row: asyncpg.Record, first: int) -> list[NewStep]:
-    """The items of a map as steps; Invalid when what it goes over is no list, or too much."""
+def make_items(spec: StepSpec, context: EvaluationContext, row: asyncpg.Record, first: int) -> list[NewStep]:
+    """Return the items of a map as steps; Invalid if `over` is not a list, or has too many elements."""
     over = fill_template(spec.over, context)
     if not isinstance(over, list) or spec.do is None:
-        raise Invalid("NOT_A_LIST", f"a map goes over a list, not {type(over).__name__}", hint="look at `over`")
+        message = f"`over` of a map must be a list, not {type(over).__name__}"
+        raise Invalid("NOT_A_LIST", message, hint="check the expression in `over` and the outputs that it refers to")
     if first + len(over) > STEP_LIMIT:
-        raise Invalid("TOO_MANY_STEPS", f"{len(over)} items make more than {STEP_LIMIT} steps", hint="take fewer")
-    work, written = spec.do, plan.document(spec.do)
+        message = f"{len(over)} items exceed the limit of {STEP_LIMIT} steps in a run"
+        raise Invalid("TOO_MANY_STEPS", message, hint="group the items into batches, or split the flow")
+    work, spec_json = spec.do, plan.encode_document(spec.do)
     return [
         NewStep(
             n=first + index,
@@ -99,248 +111,253 @@ def items(spec: StepSpec, context: EvaluationContext, row: asyncpg.Record, first
             needs_evaluation=False,
             is_plain=False,
             required=work.required,
-            spec=written,
-            given=given,
+            spec=spec_json,
+            resolved_inputs=inputs,
             map_n=row["n"],
             max_attempts=work.retry.max_attempts if work.retry else None,
             time_limit=work.timeout,
         )
-        for index, given in enumerate(_given(work.inputs, over, context))
+        for index, inputs in enumerate(_resolve_item_inputs(work.inputs, over, context))
     ]
 
 
-def _given(inputs: Mapping[str, Any], over: Sequence[Any], context: EvaluationContext) -> list[str]:
-    """The inputs of each item; TooLarge before there is no memory left."""
-    found: list[str] = []
-    left = ITEMS_LIMIT
+def _resolve_item_inputs(inputs: Mapping[str, Any], over: Sequence[Any], context: EvaluationContext) -> list[str]:
+    """Return the inputs of each item; TooLarge before the process runs out of memory."""
+    resolved: list[str] = []
+    remaining = ITEMS_LIMIT
     for index, item in enumerate(over):
-        found.append(plan.text(fill_template(inputs, replace(context, item=item, index=index))))
-        left -= len(found[-1])
-        if left < 0:
-            hint = "give each item a reference to what it needs, not all of it"
-            raise TooLarge("TOO_LARGE", f"the inputs of the items have more than {ITEMS_LIMIT} characters", hint=hint)
-    return found
+        resolved.append(plan.encode_json(fill_template(inputs, replace(context, item=item, index=index))))
+        remaining -= len(resolved[-1])
+        if remaining < 0:
+            message = f"the inputs of all items of the map have more than {ITEMS_LIMIT} characters"
+            raise TooLarge("TOO_LARGE", message, hint="pass each item a file name or a key instead of the content")
+    return resolved
 
 
 class FlowLookup(Protocol):
-    """Flows by their names."""
+    """A lookup of flows by their names."""
 
     def get_flow(self, name: str) -> FlowSpec: ...
 
 
 @dataclass
 class StepDecisions:
-    """What was found of steps that were looked at."""
+    """The decisions about evaluated steps."""
 
     ends: list[StepEnd] = field(default_factory=list)
     ready: list[tuple[int, int, Mapping[str, Any] | None]] = field(default_factory=list)
-    grown: set[int] = field(default_factory=set)  # runs that got more steps
-    begun: list[StepSettlement] = field(default_factory=list)  # of runs inside
+    expanded: set[int] = field(default_factory=set)  # runs with new steps
+    started: list[StepSettlement] = field(default_factory=list)  # of sub-runs
 
 
 class Advance:
-    """The engine. It works on runs that are held, in the transaction that made the change."""
+    """The effects of ended steps on locked runs, computed in the transaction of the change."""
 
     def __init__(self, flows: FlowLookup, checks: Checks) -> None:
         self._flows = flows
         self._checks = checks
 
-    async def follow(self, tx: Connection, told: StepSettlement, now: datetime) -> None:
-        """Do all that follows from *told*, which grows by it, until nothing follows any more."""
-        news = told
-        while news.to_evaluate or news.runs or any(one.status is StepStatus.FAILED for one in news.ended):
-            news = await self._once(tx, news, now)
-            told.add(news)
+    async def follow(self, tx: Connection, settlement: StepSettlement, now: datetime) -> None:
+        """Apply all effects of *settlement*, and the effects of these, and add them to *settlement*."""
+        latest = settlement
+        while latest.to_evaluate or latest.runs or any(step.status is StepStatus.FAILED for step in latest.ended):
+            latest = await self._apply_effects(tx, latest, now)
+            settlement.add(latest)
 
-    async def _once(self, tx: Connection, news: StepSettlement, now: datetime) -> StepSettlement:
-        for run, _, status in news.runs:
-            if status is FlowRunStatus.FAILED:
-                await self._fail(tx, run, news, now)
-        ends = await self._failed_maps(tx, news, now)
-        verdicts = await self._looked_at(tx, list(dict.fromkeys(news.to_evaluate)), now)
-        more = StepSettlement()
-        for begun in verdicts.begun:
-            more.add(begun)
-        if verdicts.ready:
-            more.ready |= await store.make_ready(tx, verdicts.ready, now)
-        for run in sorted(verdicts.grown):
-            more.add(await store.advance(tx, [run], now))
-        if ends or verdicts.ends:
-            more.add(await store.settle(tx, [*ends, *verdicts.ends], now, ADVANCE))
-        return more
+    async def _apply_effects(self, tx: Connection, latest: StepSettlement, now: datetime) -> StepSettlement:
+        for run in latest.runs:
+            if run.status is FlowRunStatus.FAILED:
+                await self._fail_run(tx, run, latest, now)
+        ends = await self._fail_maps(tx, latest, now)
+        decisions = await self._evaluate(tx, list(dict.fromkeys(latest.to_evaluate)), now)
+        effects = StepSettlement()
+        for started in decisions.started:
+            effects.add(started)
+        if decisions.ready:
+            effects.ready |= await store.make_ready(tx, decisions.ready, now)
+        for run_number in sorted(decisions.expanded):
+            effects.add(await store.advance(tx, [run_number], now))
+        if ends or decisions.ends:
+            effects.add(await store.settle(tx, [*ends, *decisions.ends], now, ADVANCE))
+        return effects
 
-    async def _fail(self, tx: Connection, run: int, news: StepSettlement, now: datetime) -> None:
-        """F7: what has not begun does not begin; what is under way may end."""
-        named = [one.name for one in news.ended if one.key[0] == run and one.status is StepStatus.FAILED]
-        reason = f"step {named[0]} failed" if named else "a step failed"
-        await tx.execute(store.SQL["explain_run"], run, reason)
-        await store.cancel_waiting(tx, run, UPSTREAM_FAILED, ADVANCE, now)
+    async def _fail_run(self, tx: Connection, run: RunChange, latest: StepSettlement, now: datetime) -> None:
+        """F7: cancel the steps that have not started; running steps may end."""
+        names = [step.name for step in latest.ended if step.key[0] == run.run and step.status is StepStatus.FAILED]
+        run.reason = f"step {names[0]} failed" if names else "a step failed"
+        await tx.execute(store.SQL["set_run_reason"], run.run, run.reason)
+        await store.cancel_waiting(tx, run.run, UPSTREAM_FAILED, ADVANCE, now)
 
-    async def _failed_maps(self, tx: Connection, news: StepSettlement, now: datetime) -> list[StepEnd]:
-        """F14: with one of its items a map has failed; the others that have not begun are cancelled."""
+    async def _fail_maps(self, tx: Connection, latest: StepSettlement, now: datetime) -> list[StepEnd]:
+        """F14: fail the maps of failed items, and cancel their other items that have not started."""
         failed = {
-            (one.key[0], one.map_n): one.name
-            for one in news.ended
-            if one.status is StepStatus.FAILED and one.map_n is not None
+            (step.key[0], step.map_n): step.name
+            for step in latest.ended
+            if step.status is StepStatus.FAILED and step.map_n is not None
         }
         ends: list[StepEnd] = []
-        for row in await store.steps_at(tx, list(failed)) if failed else []:
+        for row in await store.read_steps(tx, list(failed)) if failed else []:
             if row["status"] == StepStatus.RUNNING:
                 name = failed[row["run"], row["n"]]
-                ends.append(given_up(row, StepError("ITEM_FAILED", f"{name} failed", {"item": name})))
+                ends.append(make_failure(row, StepError("ITEM_FAILED", f"item {name} failed", {"item": name})))
                 await store.cancel_waiting(tx, row["run"], "map_failed", ADVANCE, now, map_n=row["n"])
-                await _recount(tx, row)
+                await _recount_run(tx, row)
         return ends
 
-    async def _looked_at(self, tx: Connection, places: Sequence[StepKey], now: datetime) -> StepDecisions:
-        verdicts = StepDecisions()
+    async def _evaluate(self, tx: Connection, keys: Sequence[StepKey], now: datetime) -> StepDecisions:
+        decisions = StepDecisions()
         waiting: list[tuple[asyncpg.Record, StepSpec]] = []
-        for row in await store.steps_at(tx, places) if places else []:
+        for row in await store.read_steps(tx, keys) if keys else []:
             if row["run_status"] != FlowRunStatus.RUNNING:
                 continue
             if row["status"] == StepStatus.PENDING:
                 waiting.append((row, StepSpec.model_validate(row["spec"])))
             elif row["status"] == StepStatus.RUNNING and row["kind"] == MAP:
-                outputs = await _map_outputs(tx, (row["run"], row["n"]))
-                verdicts.ends.append(_outcome(row, row["fence"], outputs))
-        sights = await look(tx, waiting)
+                outputs = await _collect_map_outputs(tx, (row["run"], row["n"]))
+                decisions.ends.append(_make_success(row, row["fence"], outputs))
+        snapshots = await read_snapshots(tx, waiting)
         for row, spec in waiting:
-            await self._judge(tx, row, spec, sights[row["run"]], verdicts, now)
-        return verdicts
+            await self._evaluate_step(tx, row, spec, snapshots[row["run"]], decisions, now)
+        return decisions
 
-    async def _judge(
+    async def _evaluate_step(
         self,
         tx: Connection,
         row: asyncpg.Record,
         spec: StepSpec,
-        sight: RunSnapshot,
-        verdicts: StepDecisions,
+        snapshot: RunSnapshot,
+        decisions: StepDecisions,
         now: datetime,
     ) -> None:
-        """F8: whether a step that waits for nothing is skipped, has its turn, or makes no sense."""
-        context = sight.context(row)
+        """F8: decide whether a step without unmet dependencies is skipped, becomes ready, or fails."""
+        context = snapshot.make_context(row)
         try:
-            if (reason := sight.why_skipped(row, spec, context)) is not None:
-                verdicts.ends.append(_skip(row, reason))
+            if (reason := snapshot.find_skip_reason(row, spec, context)) is not None:
+                decisions.ends.append(_make_skip(row, reason))
             elif spec.kind == MAP:
-                await self._expand(tx, row, spec, context, verdicts, now)
+                await self._expand_map(tx, row, spec, context, decisions, now)
             else:
-                given = validation.fill_inputs(spec, context)
+                inputs = validation.fill_inputs(spec, context)
                 if check := self._checks.get(spec.kind):
-                    check(given)
+                    check(inputs)
                 if spec.kind == FLOW:
-                    await self._begin_inner(tx, row, given, verdicts, now)
+                    await self._start_sub_run(tx, row, inputs, decisions, now)
                 else:
-                    verdicts.ready.append((row["run"], row["n"], given))
+                    decisions.ready.append((row["run"], row["n"], inputs))
         except (Invalid, NotFound) as error:
-            told = StepError(error.code, error.message, {"hint": error.hint} if error.hint else None)
-            verdicts.ends.append(given_up(row, told))
+            step_error = StepError(error.code, error.message, {"hint": error.hint} if error.hint else None)
+            decisions.ends.append(make_failure(row, step_error))
 
-    async def _expand(
+    async def _expand_map(
         self,
         tx: Connection,
         row: asyncpg.Record,
         spec: StepSpec,
         context: EvaluationContext,
-        verdicts: StepDecisions,
+        decisions: StepDecisions,
         now: datetime,
     ) -> None:
-        """F14: a step per item of a list that is known only now; a map that is tried again keeps its items."""
-        place = (row["run"], row["n"])
-        known = await tx.fetch(store.SQL["items_of"], *place)
-        if known:
-            waits = sum(StepStatus(item["status"]) not in STEP.groups["satisfied"] for item in known)
+        """F14: insert a step per element of the list; a retried map reuses its items."""
+        key = (row["run"], row["n"])
+        items = await tx.fetch(store.SQL["map_items"], *key)
+        if items:
+            unmet = sum(StepStatus(item["status"]) not in STEP.groups["satisfied"] for item in items)
         else:
-            steps = items(spec, context, row, await tx.fetchval(store.SQL["next_place"], row["run"]))
-            waits = len(steps)
+            steps = make_items(spec, context, row, await tx.fetchval(store.SQL["next_index"], row["run"]))
+            unmet = len(steps)
             if steps:
                 await store.insert_steps(tx, row["run"], steps, now)
-                await _recount(tx, row)
-        fence = await store.expand(tx, place, waits, None, now)
-        if waits == 0 and fence is not None:
-            verdicts.ends.append(_outcome(row, fence, await _map_outputs(tx, place)))
-        verdicts.grown.add(row["run"])
+                await _recount_run(tx, row)
+        fence = await store.expand(tx, key, unmet, None, now)
+        if unmet == 0 and fence is not None:
+            decisions.ends.append(_make_success(row, fence, await _collect_map_outputs(tx, key)))
+        decisions.expanded.add(row["run"])
 
-    async def _begin_inner(
-        self, tx: Connection, row: asyncpg.Record, given: Mapping[str, Any], verdicts: StepDecisions, now: datetime
+    async def _start_sub_run(
+        self, tx: Connection, row: asyncpg.Record, inputs: Mapping[str, Any], decisions: StepDecisions, now: datetime
     ) -> None:
-        """F14: a run inside a step, by a name that nothing but the step and its attempt decides."""
+        """F14: create the sub-run of a step; its name depends only on the step and its attempt."""
         if row["depth"] >= DEPTH_LIMIT:
-            raise Invalid("NESTING_TOO_DEEP", f"flows are at most {DEPTH_LIMIT} deep", hint="does one contain itself?")
-        request = parse_inputs(RunRequest, given)
-        if request.flow in [one["flow"] for one in await tx.fetch(store.SQL["outer_flows"], row["run"])]:
-            hint = "take its steps into another flow"
-            raise Invalid("FLOW_RECURSION", f"flow {request.flow} would run within itself", hint=hint)
-        flow, steps, scope, policy = resolved(request, self._flows)
-        fence = row["fence"] + 1
-        name = _inner_name(row["run_id"], row["step_id"], fence)
-        planned = plan.planned(steps, self._checks)
+            message = f"sub-runs are nested more than {DEPTH_LIMIT} levels deep"
+            raise Invalid("NESTING_TOO_DEEP", message, hint="check whether a flow contains itself")
+        request = parse_inputs(RunRequest, inputs)
+        if request.flow in [outer["flow"] for outer in await tx.fetch(store.SQL["outer_flows"], row["run"])]:
+            message = f"flow {request.flow} contains itself, directly or through other flows"
+            raise Invalid("FLOW_RECURSION", message, hint="move the shared steps into a separate flow")
+        flow, steps, scope, policy = resolve_request(request, self._flows)
+        name = _make_sub_run_id(row["run_id"], row["step_id"], row["fence"] + 1)
+        planned = plan.plan_steps(steps, self._checks)
         new = NewRun(
             run_id=name,
             flow=flow,
             scope=scope,
-            digest=plan.digest(request),
+            digest=plan.compute_digest(request),
             fail_fast=policy.fail_fast,
-            open=plan.open_ends(planned),
+            open=plan.count_open_ends(planned),
             created_by=ADVANCE,
             parent=(row["run"], row["n"]),
             depth=row["depth"] + 1,
             trace=row["trace"],
         )
-        made = await store.insert_run(tx, new, planned, now, is_begun=False)
-        if made is None:
-            raise Invalid("RUN_EXISTS", f"there is a run {name} already", hint="choose other run ids")
-        await store.expand(tx, (row["run"], row["n"]), 0, {**given, "runId": name}, now)
-        # One that has a name may have to wait for others of it, as any run of it: who admits them begins it.
-        begun = StepSettlement(has_waiting=True) if flow else await plan.begin(tx, made[0], now)
-        verdicts.begun.append(begun)
+        inserted = await store.insert_run(tx, new, planned, now, is_started=False)
+        if inserted is None:
+            raise Invalid(
+                "RUN_EXISTS",
+                f"run {name} exists already",
+                hint=f"retry step {row['step_id']}: each attempt has its own run id",
+            )
+        await store.expand(tx, (row["run"], row["n"]), 0, {**inputs, "runId": name}, now)
+        # A sub-run of a named flow may have to wait for other runs of this flow: the maintenance starts it.
+        started = StepSettlement(has_waiting=True) if flow else await plan.start_run(tx, inserted[0], now)
+        decisions.started.append(started)
 
 
-def _inner_name(run_id: str, step_id: str, fence: int) -> str:
-    """What nothing but the step and its attempt decides, and what can be a folder's name however deep it is."""
+def _make_sub_run_id(run_id: str, step_id: str, fence: int) -> str:
+    """Return a run id that depends only on the step and its attempt; short enough for a folder name at any depth."""
     name = f"{run_id}~{step_id}" + (f"~{fence}" if fence > 1 else "")
     if len(name) <= _NAME_LIMIT:
         return name
     return f"{run_id.split('~')[0]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
-def resolved(
+def resolve_request(
     request: RunRequest, flows: FlowLookup
 ) -> tuple[str | None, Mapping[str, StepSpec], dict[str, Any], FailurePolicy]:
-    """What a request means: the name of the flow, its steps, its scope, its policy."""
+    """Return the flow name, the steps, the scope and the policy of a request."""
     if (request.flow is None) == (request.steps is None):
-        raise Invalid("BAD_RUN", "a run is made of a `flow` or of `steps`", hint="give exactly one of them")
+        message = "a run needs either `flow` or `steps`"
+        raise Invalid("BAD_RUN", message, hint="name a flow in `flow`, or define the steps in `steps`, but not both")
     if request.flow is None:
-        return None, request.steps or {}, checked_scope(request.scope), request.policy or FailurePolicy()
+        return None, request.steps or {}, check_scope(request.scope), request.policy or FailurePolicy()
     spec = flows.get_flow(request.flow)
-    return spec.name, spec.steps, checked_scope({**spec.scope, **request.scope}), request.policy or spec.policy
+    return spec.name, spec.steps, check_scope({**spec.scope, **request.scope}), request.policy or spec.policy
 
 
-def checked_scope(scope: dict[str, Any]) -> dict[str, Any]:
-    """*scope* itself, unless it is more than every worker of the run can be handed with every step."""
+def check_scope(scope: dict[str, Any]) -> dict[str, Any]:
+    """Return *scope*; TooLarge if it is too large to be sent to workers with every step."""
     if (size := len(orjson.dumps(scope))) > SCOPE_LIMIT:
-        hint = "keep what is large in an artifact or a file, and its name in the scope"
-        raise TooLarge("SCOPE_TOO_LARGE", f"the scope has {size} bytes, at most {SCOPE_LIMIT}", hint=hint)
+        hint = "store large values in an artifact or a file, and put its name into the scope"
+        raise TooLarge("SCOPE_TOO_LARGE", f"the scope has {size} bytes; the limit is {SCOPE_LIMIT}", hint=hint)
     return scope
 
 
-async def _recount(tx: Connection, row: asyncpg.Record) -> None:
-    """Count anew where all steps of a run are counted, and there are more or fewer now."""
+async def _recount_run(tx: Connection, row: asyncpg.Record) -> None:
+    """Recount the open steps of a run that counts all its steps, after their number has changed."""
     if row["is_counted"]:
         await tx.fetch(store.SQL["recount_run"], row["run"], False)
 
 
-async def _map_outputs(tx: Connection, place: StepKey) -> dict[str, Any]:
-    """What the items gave, in order; left out where it is more than a step may give."""
-    items = await tx.fetch(store.SQL["items_of"], *place)
-    given = [item["outputs"] for item in items]
-    is_whole = len(orjson.dumps(given)) <= DOCUMENT_LIMIT
-    return {"count": len(items), "items": given if is_whole else None, "truncated": not is_whole}
+async def _collect_map_outputs(tx: Connection, key: StepKey) -> dict[str, Any]:
+    """Return the outputs of the items in order; without the items if they exceed the limit of a step."""
+    items = await tx.fetch(store.SQL["map_items"], *key)
+    outputs = [item["outputs"] for item in items]
+    is_complete = len(orjson.dumps(outputs)) <= DOCUMENT_LIMIT
+    return {"count": len(items), "items": outputs if is_complete else None, "truncated": not is_complete}
 
 
-def _outcome(row: asyncpg.Record, fence: int, outputs: Mapping[str, Any]) -> StepEnd:
+def _make_success(row: asyncpg.Record, fence: int, outputs: Mapping[str, Any]) -> StepEnd:
     return StepEnd(row["run"], row["n"], fence, StepStatus.RUNNING, StepStatus.SUCCEEDED, outputs=outputs)
 
 
-def _skip(row: asyncpg.Record, reason: str) -> StepEnd:
+def _make_skip(row: asyncpg.Record, reason: str) -> StepEnd:
     return StepEnd(row["run"], row["n"], row["fence"], StepStatus.PENDING, StepStatus.SKIPPED, reason=reason)

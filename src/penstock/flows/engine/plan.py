@@ -1,4 +1,4 @@
-"""F2: runs made of what was asked for."""
+"""F2: the plan of a run: the steps of a request as they are stored, and the start of the run."""
 
 import hashlib
 from collections import OrderedDict
@@ -21,75 +21,76 @@ ADVANCE = "advance"
 _PLANS = 200
 
 
-def planned(steps: Mapping[str, StepSpec], checks: Checks) -> list[NewStep]:
-    """The steps as they are kept; Invalid, naming it, when they make no flow."""
-    known = validation.validate_steps(steps, checks)
-    looked = [validation.needs_evaluation(steps[step_id]) for step_id in known.ids]
+def plan_steps(steps: Mapping[str, StepSpec], checks: Checks) -> list[NewStep]:
+    """Return the steps as they are stored; Invalid, with the step named, if they are not a valid flow."""
+    graph = validation.validate_steps(steps, checks)
+    needs_evaluation = [validation.needs_evaluation(steps[step_id]) for step_id in graph.ids]
     return [
         NewStep(
             n,
             step_id,
             steps[step_id].kind,
-            known.depends_on[n],
-            known.children[n],
-            looked[n],
-            not any(looked[child] for child in known.children[n]),
+            graph.depends_on[n],
+            graph.children[n],
+            needs_evaluation[n],
+            not any(needs_evaluation[child] for child in graph.children[n]),
             steps[step_id].required,
-            document(steps[step_id]),
-            max_attempts=_most(steps[step_id]),
+            encode_document(steps[step_id]),
+            max_attempts=_max_attempts(steps[step_id]),
             time_limit=steps[step_id].timeout,
         )
-        for n, step_id in enumerate(known.ids)
+        for n, step_id in enumerate(graph.ids)
     ]
 
 
-def document(written: BaseModel) -> str:
-    """What was written, as it is kept: the same text for the same meaning."""
-    return text(written.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+def encode_document(document: BaseModel) -> str:
+    """Return a document as it is stored: equal documents have equal texts."""
+    return encode_json(document.model_dump(mode="json", by_alias=True, exclude_defaults=True))
 
 
-def text(value: Any) -> str:
-    """*value* as JSON."""
+def encode_json(value: Any) -> str:
+    """Return *value* as JSON with sorted keys."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
-def digest(request: RunRequest) -> str:
-    """F2: the same for the same request, whatever becomes of the flow it names."""
-    return hashlib.sha256(document(request.model_copy(update={"run_id": None})).encode()).hexdigest()
+def compute_digest(request: RunRequest) -> str:
+    """F2: return the digest of a request, which does not depend on the current version of its flow."""
+    return hashlib.sha256(encode_document(request.model_copy(update={"run_id": None})).encode()).hexdigest()
 
 
 class RunPlans:
-    """Steps as they are kept, made once for flows that are run again and again."""
+    """A cache of plans, for flows that run again and again."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, tuple[Mapping[str, StepSpec], list[NewStep]]] = OrderedDict()
+        self._plans: OrderedDict[int, tuple[Mapping[str, StepSpec], list[NewStep]]] = OrderedDict()
 
-    def planned(self, steps: Mapping[str, StepSpec], checks: Checks) -> list[NewStep]:
-        """The plan of *steps*, which nobody changes."""
-        known = self._known.get(id(steps))
-        if known is None or known[0] is not steps:  # another may have come to lie in the same place
-            known = (steps, planned(steps, checks))
-            self._known[id(steps)] = known
-            if len(self._known) > _PLANS:
-                self._known.popitem(last=False)
-        return known[1]
+    def plan_steps(self, steps: Mapping[str, StepSpec], checks: Checks) -> list[NewStep]:
+        """Return the plan of *steps*, which must not change."""
+        cached = self._plans.get(id(steps))
+        if cached is None or cached[0] is not steps:  # the id may belong to an object that was deleted
+            cached = (steps, plan_steps(steps, checks))
+            self._plans[id(steps)] = cached
+            if len(self._plans) > _PLANS:
+                self._plans.popitem(last=False)
+        return cached[1]
 
 
-def open_ends(steps: Sequence[NewStep]) -> int:
-    """How many steps there are that nothing depends on: with the last of them a run ends."""
+def count_open_ends(steps: Sequence[NewStep]) -> int:
+    """Return the number of steps without children: a run ends with the last of them."""
     return sum(not step.children for step in steps)
 
 
-async def begin(tx: Connection, run: int, now: datetime) -> StepSettlement:
-    """Let a run that waits begin; one without steps has succeeded."""
-    await store.move_run(tx, run, FlowRunStatus.PENDING, FlowRunStatus.RUNNING, ADVANCE, now)
-    told = await store.advance(tx, [run], now)
-    standing = await tx.fetchrow(store.SQL["standing_of"], run)
-    if standing is not None and standing["open"] == 0:
-        await store.move_run(tx, run, FlowRunStatus.RUNNING, FlowRunStatus.SUCCEEDED, ADVANCE, now)
-        told.runs.append((run, "", FlowRunStatus.SUCCEEDED))
-    return told
+async def start_run(tx: Connection, run: int, now: datetime) -> StepSettlement:
+    """Start a waiting run; a run without steps succeeds at once."""
+    started = await store.move_run(tx, run, FlowRunStatus.PENDING, FlowRunStatus.RUNNING, ADVANCE, now)
+    settlement = await store.advance(tx, [run], now)
+    settlement.started.append(started)
+    progress = await tx.fetchrow(store.SQL["run_progress"], run)
+    if progress is not None and progress["open"] == 0:
+        ended = await store.move_run(tx, run, FlowRunStatus.RUNNING, FlowRunStatus.SUCCEEDED, ADVANCE, now)
+        settlement.runs.append(ended)
+    return settlement
 
 
-def _most(step: StepSpec) -> int | None:
+def _max_attempts(step: StepSpec) -> int | None:
     return step.retry.max_attempts if step.retry else None

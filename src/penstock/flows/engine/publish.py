@@ -1,4 +1,4 @@
-"""F6, F12: the report that counts is decided first; then what it left is published; then its step ends."""
+"""F6, F12: the engine first accepts a report, then publishes its artifacts, then ends its step."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,54 +9,56 @@ import asyncpg
 import structlog
 
 from penstock.flows import artifacts, store
-from penstock.flows.artifacts import IsOurs
+from penstock.flows.artifacts import CheckOwnership
 from penstock.flows.contract import StepReportKind, StepStatus, artifact_folder
-from penstock.flows.engine.decide import given_up
+from penstock.flows.engine.decide import make_failure
 from penstock.flows.model import StepEnd, StepError, StepReport
 from penstock.flows.step import ReportCheck
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Invalid
 from penstock.kernel.storage import Storage
 
+_log = structlog.get_logger()
+
 
 class FlowPublisher:
-    """Makes artifacts of what attempts wrote."""
+    """The publication of the files that attempts wrote, as artifacts of their step."""
 
     def __init__(self, storage: Storage, report_checks: Mapping[str, ReportCheck]) -> None:
         self.storage = storage
         self._report_checks = report_checks
 
-    async def judged(self, row: asyncpg.Record, report: StepReport) -> StepReport:
-        """F12: the report as it is believed: by what is there, not by what is said."""
+    async def check_report(self, row: asyncpg.Record, report: StepReport) -> StepReport:
+        """F12: return the report after its check: files in the store count, not the claims of the worker."""
         try:
-            names = artifacts.checked_names(report.artifacts)
-        except Invalid as error:  # what makes no sense is a failure of the step, not of those reported with it
-            return _refused(replace(report, artifacts=()), StepError(error.code, error.message))
-        gone = await artifacts.missing(self.storage, row["run_id"], row["step_id"], report.fence, names)
-        if gone and report.outcome is StepReportKind.SUCCEEDED:
-            report = _refused(report, artifacts.missing_error(gone))
+            names = artifacts.check_names(report.artifacts)
+        except Invalid as error:  # an invalid report fails its step, not the other reports of its batch
+            return _refuse(replace(report, artifacts=()), StepError(error.code, error.message))
+        missing = await artifacts.find_missing(self.storage, row["run_id"], row["step_id"], report.fence, names)
+        if missing and report.outcome is StepReportKind.SUCCEEDED:
+            report = _refuse(report, artifacts.missing_error(missing))
         report = replace(report, artifacts=names)
         check = self._report_checks.get(row["kind"])
-        return report if check is None else await self._by_document(row, report, check)
+        return report if check is None else await self._check_document(row, report, check)
 
-    async def _by_document(self, row: asyncpg.Record, report: StepReport, check: ReportCheck) -> StepReport:
+    async def _check_document(self, row: asyncpg.Record, report: StepReport, check: ReportCheck) -> StepReport:
         name = check.document
         data = await artifacts.read_attempt(self.storage, row["run_id"], row["step_id"], report.fence, name)
         outputs = {output: value for output, value in report.outputs.items() if output != check.output}
-        if data is not None:  # a document that was written is published, even when the report forgot it
+        if data is not None:  # a document in the store is published, even if the report does not name it
             folder = artifact_folder(row["kind"], row["run_id"], row["step_id"])
             outputs[check.output] = self.storage.uri(f"{folder}/{name}")
             report = replace(report, artifacts=sorted({*report.artifacts, name}))
         report = replace(report, outputs=outputs)
         if report.outcome is not StepReportKind.SUCCEEDED:
             return report
-        found = _found(check, data, row["given"] or row["spec"].get("inputs", {}), report)
-        if isinstance(found, StepError):
-            return _refused(report, found)
-        return replace(report, outputs={**outputs, **found})
+        verdict = _call_check(check, data, row["resolved_inputs"] or row["spec"].get("inputs", {}), report)
+        if isinstance(verdict, StepError):
+            return _refuse(report, verdict)
+        return replace(report, outputs={**outputs, **verdict})
 
     async def seal(self, tx: Connection, end: StepEnd, report: StepReport, worker: str, now: datetime) -> None:
-        """From here on nobody else gets the step."""
+        """Accept a report as final: no other worker gets the step."""
         sealed = {
             "target": end.target.value,
             "outputs": end.outputs,
@@ -69,17 +71,17 @@ class FlowPublisher:
         }
         await tx.fetchval(store.SQL["seal"], end.run, end.n, end.fence, sealed)
 
-    async def publish(self, row: asyncpg.Record, is_ours: IsOurs) -> tuple[StepEnd, str]:
-        """The end of a sealed step, once what it left is where it belongs; and who reported it.
+    async def publish(self, row: asyncpg.Record, check_ownership: CheckOwnership) -> tuple[StepEnd, str]:
+        """Publish the artifacts of a sealed step; return the end of the step and the worker that reported it.
 
-        *is_ours* raises when somebody else has ended the step: then nothing is touched any more.
+        *check_ownership* raises if another process has ended the step; then no further object is changed.
         """
-        sealed, name = row["sealed"], (row["run_id"], row["step_id"], row["fence"])
-        gone = await artifacts.missing(self.storage, *name, sealed["artifacts"])
-        there = [one for one in sealed["artifacts"] if one not in gone]
-        await is_ours()
-        await artifacts.make_room(self.storage, row["kind"], row["run_id"], row["step_id"], there, is_ours)
-        found = await artifacts.publish(self.storage, row["kind"], *name, there, is_ours)
+        sealed, attempt = row["sealed"], (row["run_id"], row["step_id"], row["fence"])
+        missing = await artifacts.find_missing(self.storage, *attempt, sealed["artifacts"])
+        names = [name for name in sealed["artifacts"] if name not in missing]
+        await check_ownership()
+        await artifacts.delete_others(self.storage, row["kind"], row["run_id"], row["step_id"], names, check_ownership)
+        published = await artifacts.publish(self.storage, row["kind"], *attempt, names, check_ownership)
         end = StepEnd(
             row["run"],
             row["n"],
@@ -90,21 +92,21 @@ class FlowPublisher:
             error=sealed["error"],
             reason=sealed["reason"],
         )
-        if gone and end.target is StepStatus.SUCCEEDED:  # somebody removed it since
-            end = given_up(row, artifacts.missing_error(gone))
-        return end._replace(digest=sealed["digest"], artifacts=artifacts.document(found)), sealed["worker"]
+        if missing and end.target is StepStatus.SUCCEEDED:  # deleted after the report was accepted
+            end = make_failure(row, artifacts.missing_error(missing))
+        return end._replace(digest=sealed["digest"], artifacts=artifacts.encode(published)), sealed["worker"]
 
 
-def _found(
+def _call_check(
     check: ReportCheck, data: bytes | None, inputs: Mapping[str, Any], report: StepReport
 ) -> Mapping[str, Any] | StepError:
     try:
         return check.verdict(data, inputs, frozenset(report.artifacts))
-    except Exception as error:  # noqa: BLE001 - an edge: a user's code must not cost the other reports
-        structlog.get_logger().exception("report_check_crashed", part="flows", run=report.run_id, step=report.step_id)
-        return StepError("WORKER_ERROR", f"the check of the report: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - an edge: an error in a user's code must not fail the other reports
+        _log.exception("flow_report_check_crashed", run=report.run_id, step=report.step_id)
+        return StepError("WORKER_ERROR", f"the report check of the kind failed: {type(error).__name__}: {error}")
 
 
-def _refused(report: StepReport, error: StepError) -> StepReport:
-    """A success that is none."""
+def _refuse(report: StepReport, error: StepError) -> StepReport:
+    """Return a refused success as a failure."""
     return replace(report, outcome=StepReportKind.FAILED, error=error, is_retryable=None)

@@ -27,7 +27,7 @@ _MESSAGE_LIMIT = 1_000
 T = TypeVar("T")
 
 
-async def in_a_thread(work: Callable[[], T], name: str) -> T:
+async def run_in_thread(work: Callable[[], T], name: str) -> T:
     """What *work* returns or raises; whoever stops waiting leaves it alone.
 
     Not in the pool everybody shares: a few steps that take hours would fill it, and the program's end wait for them.
@@ -71,7 +71,7 @@ def python_worker(allowed: Sequence[str]) -> Handler:
         if not _is_below(module, allowed):
             said = f"{module} is none of the modules that may be called; name it in flows.python to allow it"
             raise StepFailed("PYTHON_NOT_ALLOWED", said, retryable=False)
-        function = await in_a_thread(partial(_found, module, name, allowed), f"import {module}")
+        function = await run_in_thread(partial(_found, module, name, allowed), f"import {module}")
         return _as_outputs(await _result(function, _bound(function, given, step), given.call), given.call)
 
     return work
@@ -111,7 +111,7 @@ def _wants_step(parameter: inspect.Parameter) -> bool:
 async def _result(function: Callable[..., Any], arguments: dict[str, Any], name: str) -> Any:
     call = partial(function, **arguments)
     try:
-        found = call() if inspect.iscoroutinefunction(function) else await in_a_thread(call, name)
+        found = call() if inspect.iscoroutinefunction(function) else await run_in_thread(call, name)
         return await found if inspect.isawaitable(found) else found
     except StepFailed:
         raise

@@ -1,1 +1,1 @@
-"""What executes steps: the claim loop, and the local and remote connection to the engine."""
+"""The execution of steps: the work loop, and the local and remote connection to the engine."""

@@ -1,4 +1,4 @@
-"""F17: the work loop of steps: claims, runs many side by side, reports in batches, and takes what its reports free."""
+"""F17: the work loop of steps: claim, execute concurrently, report in batches, and execute prefetched steps."""
 
 import asyncio
 import inspect
@@ -14,44 +14,44 @@ from penstock.flows.contract import BATCH_LIMIT, StepReportAnswer, StepReportKin
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import ClaimedStep, StepError, StepReport
 from penstock.flows.step import FlowStep, Handler, StepFailed, StepIO, Workers
-from penstock.flows.worker.reports import checked_outputs, failed, given_back, said, set_aside
+from penstock.flows.worker.reports import check_outputs, defer, fail, make_report, release
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.wait import cancel_and_wait, wait_event
 from penstock.kernel.telemetry.telemetry import Telemetry
 
-Ended = tuple[ClaimedStep, StepReport]
-Name = tuple[str, str, int]  # run, step, fence
-_WAIT = 1.0  # seconds a claim waits
-_BATCHES = 2  # that are handed in at once: while the database works on one, the next is being done
-_FEW = 10  # steps are not worth two batches
-CANCELLED = "CANCELLED"  # the code of a handler that stopped because it was told to
+EndedAttempt = tuple[ClaimedStep, StepReport]
+StepName = tuple[str, str, int]  # run, step, fence
+_WAIT = 1.0  # seconds that a claim waits
+_BATCHES = 2  # concurrent batches of reports: while the database settles one, the worker fills the next
+_SMALL_BATCH = 10  # steps; fewer are not split into two batches
+CANCELLED = "CANCELLED"  # the error code of a handler that stopped on request
 
 
 class StepWorkSource(StepIO, Protocol):
-    """Where a worker gets its steps and hands in what became of them: the database, or the API."""
+    """A source of steps, which also takes the reports on them: the database, or the API."""
 
-    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
-        """F4: steps that are now *worker*'s alone; waits up to *wait* seconds for one, or until it is to hurry."""
+    async def claim(self, worker: str, capacities: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
+        """F4: claim steps for *worker*; wait up to *wait* seconds for the first one, or until `wake`."""
 
-    def hurry(self) -> None:
-        """Whoever waits for a step need not wait any longer."""
+    def wake(self) -> None:
+        """End the wait of all claims."""
 
     async def settle(
-        self, worker: str, done: Sequence[Ended], kinds: Sequence[str], room: int
+        self, worker: str, done: Sequence[EndedAttempt], kinds: Sequence[str], capacity: int
     ) -> tuple[Sequence[StepReportAnswer], Sequence[ClaimedStep]]:
-        """F5: what became of each report; and up to *room* steps of *kinds* whose turn came by them."""
+        """F5: return the answer to each report, and up to *capacity* steps of *kinds* that the reports made ready."""
 
-    async def heartbeat(self, held: Sequence[Name]) -> Mapping[Name, bool]:
-        """F9: the steps still held, and whether they are to stop."""
+    async def heartbeat(self, claims: Sequence[StepName]) -> Mapping[StepName, bool]:
+        """F9: return the steps that are still claimed, and whether each must stop."""
 
 
 class StepWorker:
-    """Does the steps of some kinds, up to so many at a time."""
+    """A worker that executes steps of some kinds, up to *concurrency* at a time."""
 
     def __init__(
         self,
-        counter: StepWorkSource,
+        source: StepWorkSource,
         workers: Workers,
         telemetry: Telemetry,
         metrics: FlowMetrics | None = None,
@@ -60,41 +60,41 @@ class StepWorker:
         concurrency: int,
         lease_for: timedelta,
     ) -> None:
-        self._counter = counter
+        self._source = source
         self._handlers = workers.handlers
         self._telemetry = telemetry
         self._metrics = metrics
         self._name = name
         self._concurrency = concurrency
         self._lease_for = lease_for.total_seconds()
-        self._running: dict[Name, tuple[FlowStep, asyncio.Task[None]]] = {}
-        self._done: list[Ended] = []
+        self._running: dict[StepName, tuple[FlowStep, asyncio.Task[None]]] = {}
+        self._done: list[EndedAttempt] = []
         self._finished, self._freed, self._stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._settled, self._settling = asyncio.Event(), 0  # steps that are being handed in
+        self._settled, self._settling = asyncio.Event(), 0  # steps whose reports are being sent
         self._log = structlog.get_logger().bind(worker=name)
 
     @asynccontextmanager
-    async def working(self, drain: timedelta = timedelta(seconds=20)) -> AsyncIterator[None]:
-        """Work until the end; what is under way then may end within *drain*, the rest is given back."""
+    async def run(self, drain: timedelta = timedelta(seconds=20)) -> AsyncIterator[None]:
+        """Execute steps until the end of the context; then wait up to *drain* for running steps; release the rest."""
         loops = [
-            asyncio.create_task(self._keep_claiming(), name=f"claim {self._name}"),
-            *(asyncio.create_task(self._keep_settling(), name=f"settle {self._name} {n}") for n in range(_BATCHES)),
-            asyncio.create_task(self._keep_beating(), name=f"heartbeat {self._name}"),
+            asyncio.create_task(self._claim_steps(), name=f"claim {self._name}"),
+            *(asyncio.create_task(self._send_reports(), name=f"settle {self._name} {n}") for n in range(_BATCHES)),
+            asyncio.create_task(self._send_heartbeats(), name=f"heartbeat {self._name}"),
         ]
         try:
             yield
         finally:
             self._stopping.set()
             self._freed.set()
-            # A claim that is cancelled may have been granted: it is waited for, and what it brings is given back.
-            self._counter.hurry()
+            # A cancelled claim may have claimed steps: wait for it, and release its steps.
+            self._source.wake()
             await asyncio.wait(loops[:1], timeout=_WAIT + 4)
             await self._drain(drain.total_seconds())
             for loop in loops:
                 await cancel_and_wait(loop)
 
     async def _drain(self, seconds: float) -> None:
-        """Let what is under way end, give back the rest, and hand in all of it."""
+        """Wait for running steps, cancel the rest, and send all reports."""
         deadline = monotonic() + seconds
         tasks = [task for _, task in self._running.values()]
         if tasks:
@@ -107,28 +107,28 @@ class StepWorker:
             self._finished.set()
             await wait_event(self._settled, _WAIT)
 
-    async def _keep_claiming(self) -> None:
+    async def _claim_steps(self) -> None:
         backoff = Backoff()
         while not self._stopping.is_set():
-            free = min(self._concurrency - self._taken(), BATCH_LIMIT)
+            free = min(self._concurrency - self._count_occupied(), BATCH_LIMIT)
             if free <= 0:
                 self._freed.clear()
                 await self._freed.wait()
                 continue
             try:
-                held = await self._counter.claim(self._name, dict.fromkeys(self._handlers, free), free, _WAIT)
+                claimed = await self._source.claim(self._name, dict.fromkeys(self._handlers, free), free, _WAIT)
                 backoff.reset()
-            except Exception as error:  # noqa: BLE001 - the edge of the loop: a worker outlives its queue's trouble
-                self._complain("claim_failed", error)
+            except Exception as error:  # noqa: BLE001 - the edge of the loop: a worker outlives errors of its source
+                self._log_error("flow_claim_failed", error)
                 await asyncio.sleep(backoff.next().total_seconds())
                 continue
-            self._begin(held)
+            self._start_or_release(claimed)
 
-    def _taken(self) -> int:
-        """Places that are not free: what is done keeps its place for the step it may be answered with."""
+    def _count_occupied(self) -> int:
+        """Return the occupied capacity: an unreported step occupies a slot, for a step that its report may prefetch."""
         return len(self._running) + len(self._done) + self._settling
 
-    async def _keep_settling(self) -> None:
+    async def _send_reports(self) -> None:
         while True:
             await self._finished.wait()
             self._finished.clear()
@@ -136,133 +136,133 @@ class StepWorker:
                 await self._settle_done()
 
     async def _settle_done(self) -> None:
-        """Hand in all that is done, and begin what comes back."""
-        # A share of all there is, lest all steps of a worker wait for the database at once, and then it for them.
-        size = min(max(self._taken() // _BATCHES, _FEW), BATCH_LIMIT)
+        """Send a batch of reports, and start the prefetched steps."""
+        # A part of all steps: otherwise all steps wait for the database at the same time, and then it waits for them.
+        size = min(max(self._count_occupied() // _BATCHES, _SMALL_BATCH), BATCH_LIMIT)
         done, self._done = self._done[:size], self._done[size:]
         self._settling += len(done)
         try:
-            self._begin(await self._settle(done))
+            self._start_or_release(await self._settle(done))
         finally:
             self._settling -= len(done)
             self._settled.set()
             self._freed.set()
 
-    async def _settle(self, done: Sequence[Ended]) -> Sequence[ClaimedStep]:
-        """What comes back for *done*; a queue that is down is asked for as long as a lease."""
-        room = 0 if self._stopping.is_set() else len(done)
+    async def _settle(self, done: Sequence[EndedAttempt]) -> Sequence[ClaimedStep]:
+        """Send reports, and return the prefetched steps; retry for the length of a lease while the source is down."""
+        capacity = 0 if self._stopping.is_set() else len(done)
         backoff, deadline = Backoff(), monotonic() + self._lease_for
         while True:
             try:
-                answers, handed = await self._counter.settle(self._name, done, list(self._handlers), room)
+                answers, prefetched = await self._source.settle(self._name, done, list(self._handlers), capacity)
                 break
             except Exception as error:  # noqa: BLE001 - as above
-                self._complain("report_failed", error)
+                self._log_error("flow_report_failed", error)
                 if not isinstance(error, Transient) or monotonic() > deadline:
-                    return []  # the leases run out, and the steps are handed out again
+                    return []  # the leases expire, and other workers claim the steps
             await asyncio.sleep(backoff.next().total_seconds())
-        for (held, _), answer in zip(done, answers, strict=True):
+        for (claimed, _), answer in zip(done, answers, strict=True):
             if answer not in (StepReportAnswer.SETTLED, StepReportAnswer.UNCHANGED):
-                self._log.warning("step_superseded", run=held.run_id, step=held.step_id, answer=answer)
-        return handed
+                self._log.warning("flow_step_superseded", run=claimed.run_id, step=claimed.step_id, answer=answer)
+        return prefetched
 
-    def _begin(self, held: Sequence[ClaimedStep]) -> None:
-        """Start what was claimed or handed over; a worker that is going gives it back."""
+    def _start_or_release(self, claimed: Sequence[ClaimedStep]) -> None:
+        """Start claimed steps; release them if the worker is stopping."""
         if self._stopping.is_set():
-            self._done += [(one, given_back(one)) for one in held]
+            self._done += [(step, release(step)) for step in claimed]
         else:
-            self._start(held)
+            self._start(claimed)
 
-    async def _keep_beating(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(self._lease_for / 3)
             names = list(self._running)
             for first in range(0, len(names), BATCH_LIMIT):
-                some = names[first : first + BATCH_LIMIT]
+                batch = names[first : first + BATCH_LIMIT]
                 try:
-                    self._heed(some, await self._counter.heartbeat(some))
-                except Exception as error:  # noqa: BLE001 - one missed heartbeat is no reason to miss the next
-                    self._complain("heartbeat_failed", error)
+                    self._apply_heartbeat(batch, await self._source.heartbeat(batch))
+                except Exception as error:  # noqa: BLE001 - the next heartbeat may succeed
+                    self._log_error("flow_heartbeat_failed", error)
 
-    def _heed(self, asked: Sequence[Name], told: Mapping[Name, bool]) -> None:
-        """F9: stop what is to stop, and what is somebody else's."""
-        for name in asked:
-            if name in self._running and told.get(name, True):
+    def _apply_heartbeat(self, names: Sequence[StepName], claims: Mapping[StepName, bool]) -> None:
+        """F9: stop steps that must stop, and steps whose claim is lost."""
+        for name in names:
+            if name in self._running and claims.get(name, True):
                 step, task = self._running[name]
-                step.is_lost = name not in told
+                step.is_lost = name not in claims
                 step.cancelled.set()
                 if inspect.iscoroutinefunction(self._handlers[step.kind]):
                     task.cancel()
 
-    def _start(self, held: Sequence[ClaimedStep]) -> None:
-        for one in held:
-            name = (one.run_id, one.step_id, one.fence)
-            step = FlowStep(one, self._counter)
-            self._running[name] = (step, asyncio.create_task(self._work(name, step)))
+    def _start(self, claimed: Sequence[ClaimedStep]) -> None:
+        for claim in claimed:
+            name = (claim.run_id, claim.step_id, claim.fence)
+            step = FlowStep(claim, self._source)
+            self._running[name] = (step, asyncio.create_task(self._execute(name, step)))
 
-    async def _work(self, name: Name, step: FlowStep) -> None:
-        began = time_ns()
+    async def _execute(self, name: StepName, step: FlowStep) -> None:
+        started = time_ns()
         try:
-            report = await self._reported(step)
+            report = await self._call_handler(step)
         finally:
             del self._running[name]
         if report is None:
             self._freed.set()
             return
         error = report.error.code if report.error else None
-        held = step.held
-        about = {"run": held.run_id, "step": held.step_id, "kind": held.kind, "attempt": held.attempt}
-        self._telemetry.trace("flow.step", held.trace, began, error, **about)
+        claimed = step.claimed
+        attributes = {"run": claimed.run_id, "step": claimed.step_id, "kind": claimed.kind, "attempt": claimed.attempt}
+        self._telemetry.trace("flow.step", claimed.trace, started, error, **attributes)
         if self._metrics is not None:
-            self._metrics.step_ended(held.kind, report.outcome, (time_ns() - began) / 1e9)
-        self._done.append((held, report))
+            self._metrics.count_step(claimed.kind, report.outcome, (time_ns() - started) / 1e9)
+        self._done.append((claimed, report))
         self._finished.set()
 
-    async def _reported(self, step: FlowStep) -> StepReport | None:
-        """What is to be said of a step; nothing, when it is somebody else's."""
-        seconds = step.held.time_limit.total_seconds() if step.held.time_limit else None
+    async def _call_handler(self, step: FlowStep) -> StepReport | None:
+        """Execute a step and return its report; None if the claim is lost."""
+        seconds = step.claimed.time_limit.total_seconds() if step.claimed.time_limit else None
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                outputs = await _called(self._handlers[step.kind], step)
-            return said(step, StepReportKind.SUCCEEDED, checked_outputs(outputs))
+                outputs = await _call(self._handlers[step.kind], step)
+            return make_report(step, StepReportKind.SUCCEEDED, check_outputs(outputs))
         except asyncio.CancelledError:
-            return self._stopped(step)
+            return self._report_cancellation(step)
         except TimeoutError as error:
             if limit.expired():
-                return failed(step, StepError("STEP_TIMEOUT", f"the step took longer than {seconds:g} s"))
-            return self._crashed(step, error)
+                return fail(step, StepError("STEP_TIMEOUT", f"the step exceeded its timeout of {seconds:g} s"))
+            return self._report_crash(step, error)
         except StepFailed as error:
             if step.is_lost or (step.cancelled.is_set() and error.error.code == CANCELLED):
-                return None if step.is_lost else said(step, StepReportKind.CANCELLED)
-            return failed(step, error.error, error.retryable)
-        except Exception as error:  # noqa: BLE001 - the edge: a handler's bug is its step's failure
-            return self._crashed(step, error)
+                return None if step.is_lost else make_report(step, StepReportKind.CANCELLED)
+            return fail(step, error.error, error.retryable)
+        except Exception as error:  # noqa: BLE001 - the edge: an error in a handler is the failure of its step
+            return self._report_crash(step, error)
 
-    def _stopped(self, step: FlowStep) -> StepReport | None:
+    def _report_cancellation(self, step: FlowStep) -> StepReport | None:
         if step.is_lost:
             return None
         if step.cancelled.is_set() or self._stopping.is_set():
-            return said(step, StepReportKind.CANCELLED if step.cancelled.is_set() else StepReportKind.RELEASED)
-        return failed(step, StepError("WORKER_ERROR", "something the handler waited for was cancelled"))
+            return make_report(step, StepReportKind.CANCELLED if step.cancelled.is_set() else StepReportKind.RELEASED)
+        return fail(step, StepError("WORKER_ERROR", "a task that the handler waited for was cancelled"))
 
-    def _crashed(self, step: FlowStep, error: Exception) -> StepReport:
+    def _report_crash(self, step: FlowStep, error: Exception) -> StepReport:
         if isinstance(error, PenstockError):
-            told = StepError(error.code, error.message, {"hint": error.hint} if error.hint else None)
-            # What the step stands on is away: not its fault, and tried again for as long as it takes.
-            return set_aside(step, told) if isinstance(error, Transient) else failed(step, told)
-        self._log.error("step_crashed", run=step.run_id, step=step.step_id, exc_info=error)
-        return failed(step, StepError("WORKER_ERROR", f"{type(error).__name__}: {error}"))
+            step_error = StepError(error.code, error.message, {"hint": error.hint} if error.hint else None)
+            # A service that Penstock depends on is unavailable: not a failure of the step, and retried without limit.
+            return defer(step, step_error) if isinstance(error, Transient) else fail(step, step_error)
+        self._log.error("flow_step_crashed", run=step.run_id, step=step.step_id, exc_info=error)
+        return fail(step, StepError("WORKER_ERROR", f"{type(error).__name__}: {error}"))
 
-    def _complain(self, event: str, error: Exception) -> None:
+    def _log_error(self, event: str, error: Exception) -> None:
         if isinstance(error, PenstockError):
             self._log.warning(event, code=error.code, error=error.message)
         else:
             self._log.error(event, exc_info=error)
 
 
-async def _called(handler: Handler, step: FlowStep) -> Any:
+async def _call(handler: Handler, step: FlowStep) -> Any:
     if inspect.iscoroutinefunction(handler):
         return await handler(step)
-    # In a thread, which nobody can stop: a sync handler looks at `step.cancelled` itself.
+    # A thread cannot be stopped: a synchronous handler must check `step.cancelled` itself.
     return await asyncio.to_thread(handler, step)

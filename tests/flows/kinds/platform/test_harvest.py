@@ -12,7 +12,7 @@ from penstock.app.bridges import HarvestAdapter
 from penstock.flows.kinds.platform.harvest import harvest_worker
 from penstock.flows.step import FlowStep
 from penstock.harvest.contract import PLANS
-from tests.flows.kinds.platform.steps_under_way import is_stopped, under_way
+from tests.flows.kinds.platform.running_steps import is_stopped, under_way
 from tests.flows.memory_step_io import MemoryStepIO, make_step, run_failing_step, run_step
 from tests.harvest.scripted_source import ScriptedSource, scripted_harvest, stones
 from tests.harvest.stepper import FEED, HarvestStepper

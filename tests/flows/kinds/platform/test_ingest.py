@@ -17,11 +17,11 @@ from penstock.flows.kinds.platform.ingest import ingest_worker
 from penstock.flows.step import FlowStep, Handler
 from penstock.ingest.model import DeliveryResult
 from penstock.ingest.run.hooks import RunHooks, RunOutcome
-from penstock.ingest.run.publish import PublishStep as Place
+from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.workspace import IngestWorkspace
 from penstock.settings import Settings
-from tests.flows.kinds.platform.steps_under_way import under_way
+from tests.flows.kinds.platform.running_steps import under_way
 from tests.flows.memory_step_io import make_step, run_failing_step, run_step
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.support.crash import Killed, raise_killed
@@ -43,7 +43,9 @@ def place(ingest: IngestHarness, database_url: str) -> Iterator[IngestWorkspace]
 class CrashingWorkplace:
     """A workplace whose runs can be made to die at a step, or to do something there."""
 
-    def __init__(self, place: IngestWorkspace, at: Place | None = None, act: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, place: IngestWorkspace, at: PublishStep | None = None, act: Callable[[], None] | None = None
+    ) -> None:
         self.tree = place.tree
         self._place, self._at, self._act = place, at, act
 
@@ -51,7 +53,7 @@ class CrashingWorkplace:
         return self._place.deliver(supplier)
 
     def run(self, supplier: str, hooks: RunHooks, *, waits: bool) -> RunOutcome:
-        def on_step(step: Place) -> None:
+        def on_step(step: PublishStep) -> None:
             hooks.on_step(step)
             if step is self._at:
                 (self._act or raise_killed)()
@@ -88,8 +90,10 @@ async def test_a_file_is_published(ingest: IngestHarness, place: IngestWorkspace
     assert (other["file"], len(passed(ingest))) == ("later.csv", 2)
 
 
-@pytest.mark.parametrize("at", list(Place))
-async def test_a_file_is_published_once_whoever_dies(ingest: IngestHarness, place: IngestWorkspace, at: Place) -> None:
+@pytest.mark.parametrize("at", list(PublishStep))
+async def test_a_file_is_published_once_whoever_dies(
+    ingest: IngestHarness, place: IngestWorkspace, at: PublishStep
+) -> None:
     """F14: wherever the worker dies, the next attempt ends with the file published, by one run."""
     ingest.drop(snapshot({"A": 1}))
     with suppress(Killed):
@@ -122,8 +126,8 @@ async def test_another_run_of_the_supplier_may_be_quicker(ingest: IngestHarness,
     ingest.drop(snapshot({"A": 1}))
     holds, goes_on = threading.Event(), threading.Event()
 
-    def wait_there(step: Place) -> None:
-        if step is Place.STARTED:
+    def wait_there(step: PublishStep) -> None:
+        if step is PublishStep.STARTED:
             holds.set()
             goes_on.wait()
 
@@ -187,7 +191,7 @@ async def test_a_run_of_ingest_stops_with_its_step(ingest: IngestHarness, place:
     """F9, F14: a step that is told to stop publishes nothing, and its file stays for the next."""
     ingest.drop(snapshot({"A": 1}))
     step = ingesting()
-    error = await run_failing_step(worker_in(CrashingWorkplace(place, Place.STARTED, step.cancelled.set)), step)
+    error = await run_failing_step(worker_in(CrashingWorkplace(place, PublishStep.STARTED, step.cancelled.set)), step)
     assert error.error.code == "CANCELLED"
     assert (passed(ingest), ingest.names(f"etl_data/raw_v1/inbox/{SUPPLIER}")) == ([], ["price.csv"])
     assert (await run_step(worker_in(place), ingesting(2)))["status"] == "PASS"

@@ -11,7 +11,7 @@ from penstock.flows.kinds.platform.refdata import refdata_worker
 from penstock.flows.step import FlowStep
 from penstock.refdata import contract
 from penstock.refdata.model import DictionaryKey
-from tests.flows.kinds.platform.steps_under_way import is_stopped, under_way
+from tests.flows.kinds.platform.running_steps import is_stopped, under_way
 from tests.flows.memory_step_io import MemoryStepIO, make_step, run_failing_step, run_step
 from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
 from tests.support.types import Json

@@ -16,7 +16,7 @@ from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Stage
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
-from tests.flows.kinds.platform.steps_under_way import is_stopped, under_way
+from tests.flows.kinds.platform.running_steps import is_stopped, under_way
 from tests.flows.memory_step_io import make_step, run_failing_step, run_step
 from tests.support.types import Json
 from tests.support.wait import becomes
@@ -33,11 +33,11 @@ async def tracking(db: Database) -> AsyncIterator[Tracking]:
 class CountingFiles(TrackingAdapter):
     """Counts the looks; the first one is told that nobody answers."""
 
-    looks = 0
+    calls = 0
 
     async def shards(self, filename: str, stage: Stage) -> Any:
-        self.looks += 1
-        if self.looks == 1:
+        self.calls += 1
+        if self.calls == 1:
             raise Transient("DATABASE_DOWN", "for a moment")
         return await super().shards(filename, stage)
 
@@ -58,10 +58,10 @@ async def test_a_step_waits_until_all_shards_are_through(tracking: Tracking) -> 
 
     async def looked(task: "asyncio.Task[Json]") -> None:
         """Back when it has looked at what there is now, and still waits."""
-        before = files.looks
+        before = files.calls
 
         async def is_so() -> bool:
-            return files.looks >= before + 2
+            return files.calls >= before + 2
 
         await becomes(is_so, "it looks again")
         assert not task.done()

@@ -16,12 +16,12 @@ LOOK = 0.5  # seconds between two looks at what goes on elsewhere
 _NAMES = UUID("5b1f7f0e-6a3c-4d52-9a38-1f0c6f2f9d11")
 
 
-def name_of(step: FlowStep, *parts: object) -> UUID:
+def derive_id(step: FlowStep, *parts: object) -> UUID:
     """What a step calls something elsewhere: the same at every attempt."""
     return uuid5(_NAMES, "/".join(map(str, (step.run_id, step.step_id, *parts))))
 
 
-def asked_by(step: FlowStep) -> str:
+def requester(step: FlowStep) -> str:
     """Who wants it, for those who look at it there."""
     return f"flows:{step.run_id}/{step.step_id}"
 
@@ -32,7 +32,7 @@ async def pause(step: FlowStep, seconds: float = LOOK) -> None:
         raise stopped()
 
 
-async def patiently(step: FlowStep, ask: Callable[[], Awaitable[T]]) -> T:
+async def call_until_available(step: FlowStep, ask: Callable[[], Awaitable[T]]) -> T:
     """What *ask* gives; asked again while the other part is away, StepFailed under its code when it refuses."""
     while True:
         try:

@@ -11,7 +11,7 @@ from pydantic import StringConstraints
 
 from penstock.flows.definition.spec import SpecModel
 from penstock.flows.kinds.inputs import read
-from penstock.flows.kinds.platform.common import asked_by, name_of, patiently, pause
+from penstock.flows.kinds.platform.common import call_until_available, derive_id, pause, requester
 from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.harvest.contract import NAME, HarvestRunState, PlanState
 
@@ -62,8 +62,8 @@ def harvest_worker(feeds: HarvestService) -> Handler:
     async def work(step: FlowStep) -> Outputs:
         given = read(HarvestInputs, step.inputs)
         run_id = await _next_name(step, feeds)
-        start = partial(feeds.start, given.feed, asked_by(step), full=given.full, run_id=run_id)
-        while (other := await patiently(step, start)) is not None:
+        start = partial(feeds.start, given.feed, requester(step), full=given.full, run_id=run_id)
+        while (other := await call_until_available(step, start)) is not None:
             await step.log(f"run {other} of {given.feed} is under way: it comes first")
             await _ended(step, feeds, other)
         run = await _ended(step, feeds, run_id)
@@ -84,8 +84,8 @@ def harvest_worker(feeds: HarvestService) -> Handler:
 async def _next_name(step: FlowStep, feeds: HarvestService) -> UUID:
     """The id of the run that is, or will be, this step's; whoever tries it again does not want one that failed."""
     for failures in count():
-        run_id = name_of(step, *([failures] if failures else []))
-        known = await patiently(step, partial(feeds.run, run_id))
+        run_id = derive_id(step, *([failures] if failures else []))
+        known = await call_until_available(step, partial(feeds.run, run_id))
         if known is None or not known.is_failed:
             return run_id
     raise AssertionError("there is always another name")
@@ -94,7 +94,7 @@ async def _next_name(step: FlowStep, feeds: HarvestService) -> UUID:
 async def _ended(step: FlowStep, feeds: HarvestService, run_id: UUID) -> HarvestOutputs | None:
     """The run once nothing is done for it any more; None when it is forgotten."""
     while True:
-        run = await patiently(step, partial(feeds.run, run_id))
+        run = await call_until_available(step, partial(feeds.run, run_id))
         if run is None or run.is_completed or run.is_failed:
             return run
         await pause(step)

@@ -11,8 +11,8 @@ from pydantic import StringConstraints
 
 from penstock.flows.definition.spec import SpecModel
 from penstock.flows.kinds.inputs import read
-from penstock.flows.kinds.platform.common import asked_by, patiently, pause, stopped
-from penstock.flows.kinds.python import in_a_thread
+from penstock.flows.kinds.platform.common import call_until_available, pause, requester, stopped
+from penstock.flows.kinds.python import run_in_thread
 from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.ingest.contract import SUPPLIER, FailureCode, IngestRunStatus
 from penstock.kernel.errors import Conflict
@@ -47,7 +47,7 @@ class IngestService(Protocol):
         """The run of a supplier that ended last."""
 
     def run(
-        self, supplier: str, asked_by: str, after: str | None, should_stop: Callable[[], bool]
+        self, supplier: str, requester: str, after: str | None, should_stop: Callable[[], bool]
     ) -> IngestOutputs | None:
         """One run, or the one that was asked for before; None when there is no file. Conflict LOCKED, as ingest has it.
 
@@ -62,8 +62,8 @@ def ingest_worker(suppliers: IngestService, at_once: int) -> Handler:
     async def work(step: FlowStep) -> Outputs:
         supplier = read(IngestInputs, step.inputs).supplier
 
-        after = await patiently(step, lambda: in_a_thread(lambda: suppliers.last(supplier), KIND))
-        run = await patiently(step, lambda: _run(step, suppliers, supplier, after, room))
+        after = await call_until_available(step, lambda: run_in_thread(lambda: suppliers.last(supplier), KIND))
+        run = await call_until_available(step, lambda: _run(step, suppliers, supplier, after, room))
         if step.cancelled.is_set() and (run is None or run.status != IngestRunStatus.PASS):
             raise stopped()
         if run is None:
@@ -87,7 +87,9 @@ async def _run(
         while True:
             try:
                 async with room:
-                    return await in_a_thread(partial(suppliers.run, supplier, asked_by(step), after, should_stop), KIND)
+                    return await run_in_thread(
+                        partial(suppliers.run, supplier, requester(step), after, should_stop), KIND
+                    )
             except Conflict as error:
                 if error.code != "LOCKED":
                     raise

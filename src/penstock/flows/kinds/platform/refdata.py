@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from penstock.flows.definition.spec import Name, SpecModel
 from penstock.flows.kinds.inputs import read
-from penstock.flows.kinds.platform.common import name_of, patiently, pause
+from penstock.flows.kinds.platform.common import call_until_available, derive_id, pause
 from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.kernel.errors import Invalid, NotFound
 from penstock.refdata.contract import (
@@ -137,7 +137,7 @@ class _CommandBatch:
             for index, (event_id, items) in enumerate(zip(ids, self._chunks, strict=True), 1)
         ]
         for command in commands[:-1]:
-            await patiently(self._step, partial(self._submit, command, None))
+            await call_until_available(self._step, partial(self._submit, command, None))
         return await self._committed(commands[-1])
 
     async def deltas(self) -> int | None:
@@ -151,7 +151,7 @@ class _CommandBatch:
         return version
 
     async def _committed(self, command: Command) -> int | None:
-        told: RefdataOutputs | None = await patiently(self._step, partial(self._submit, command, _WAIT))
+        told: RefdataOutputs | None = await call_until_available(self._step, partial(self._submit, command, _WAIT))
         while told is None or told.status is UpdateState.PENDING:
             await pause(self._step)
             told = await self._update(command.event_id)
@@ -179,7 +179,7 @@ class _CommandBatch:
     async def _update(self, event_id: UUID | None) -> RefdataOutputs | None:
         if event_id is None:
             return None
-        return await patiently(self._step, partial(self._dictionaries.update, self._given.tenant, event_id))
+        return await call_until_available(self._step, partial(self._dictionaries.update, self._given.tenant, event_id))
 
     def _id(self, place: object, failures: int) -> UUID:
-        return name_of(self._step, self._digest, place, failures)
+        return derive_id(self._step, self._digest, place, failures)

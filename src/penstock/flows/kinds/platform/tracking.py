@@ -9,7 +9,7 @@ from pydantic import Field
 
 from penstock.flows.definition.spec import SpecModel
 from penstock.flows.kinds.inputs import read
-from penstock.flows.kinds.platform.common import patiently, pause
+from penstock.flows.kinds.platform.common import call_until_available, pause
 from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.tracking.contract import NAME_LIMIT, Stage
 
@@ -47,7 +47,7 @@ def tracking_worker(files: TrackingService) -> Handler:
     async def work(step: FlowStep) -> Outputs:
         given = read(TrackingInputs, step.inputs)
         while True:
-            shards = await patiently(step, partial(files.shards, given.filename, given.stage))
+            shards = await call_until_available(step, partial(files.shards, given.filename, given.stage))
             if failed := [shard for shard in shards if shard.failure is not None]:
                 raise _failure(given.filename, failed)
             if shards and all(shard.is_done for shard in shards):
