@@ -311,7 +311,10 @@ class Supplier(Section):
     on_bad_row: Literal["drop", "hold_last"] = Field(
         "drop", description="`hold_last`: the last good fact of the row's key stays."
     )
-    keep_raw: bool = Field(False, description="Bad rows carry the column and what stood there.")
+    keep_raw: bool = Field(
+        False,
+        description="Whether bad rows also have the text of the cell; the reason and the column are always stored.",
+    )
     source: SupplierSource = SupplierSource()
     columns: dict[Name, SupplierColumn] = Field(
         default_factory=dict, description="Without any, every column is a text."

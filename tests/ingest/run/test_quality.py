@@ -205,6 +205,16 @@ def test_of_facts_with_one_key(
     assert (stats["good_rows"], stats["bad_rows"]) == (len(kept), len(bad))
 
 
+@pytest.mark.parametrize("keep_raw", [False, True])
+def test_bad_row_has_its_reason_and_its_column(harness: IngestHarness, keep_raw: bool) -> None:
+    """I9: a bad row has its reason and its column; the text of the cell only with keep_raw."""
+    harness.configure({**KEYED, "keep_raw": keep_raw, "max_bad_ratio": 1})
+    run_id = harness.publish(snapshot([("A", 1), ("B", "n/a"), ("A", 2)]))
+    rows = harness.lines(paths.run(run_id, paths.BAD))
+    assert [(row["reason_code"], row["column"]) for row in rows] == [("NOT_INTEGER", "price"), ("KEY_DUPLICATE", "sku")]
+    assert [row.get("raw_value") for row in rows] == ["n/a" if keep_raw else None, None]
+
+
 def test_duplicate_keys_may_fail_the_run(harness: IngestHarness) -> None:
     """I18: with `fail` a key that comes twice publishes nothing."""
     harness.configure({**KEYED, "duplicate_keys": "fail"})

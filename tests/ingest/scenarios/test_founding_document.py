@@ -64,7 +64,8 @@ def test_bad_rows_and_stats_have_the_documents_fields(harness: SupplierHarness) 
     assert manifest is not None
     folder = f"{DATA}/runs/{manifest.run_id}"
     (bad,) = harness.lines(f"{folder}/bad.ndjson")
-    assert bad == {"run_id": manifest.run_id, "supplier": SUPPLIER, "row_number": 3, "reason_code": "NOT_INTEGER"}
+    document = {"run_id": manifest.run_id, "supplier": SUPPLIER, "row_number": 3, "reason_code": "NOT_INTEGER"}
+    assert bad == {**document, "column": "qty"}
     stats = harness.json(f"{folder}/stats.json")
     assert {name: stats[name] for name in ("total_rows", "good_rows", "bad_rows")} == {
         "total_rows": 3, "good_rows": 2, "bad_rows": 1,

@@ -60,7 +60,7 @@ def expected(rows: list[list[str]], supplier: Supplier, run_id: str, name: str) 
         payload, told = _judged(cells, supplier)
         told = {"reason_code": "ROW_TOO_LONG", "column": None, "raw_value": None} if is_torn else told
         if told:
-            kept = told if supplier.keep_raw else {"reason_code": told["reason_code"]}
+            kept = {name: told[name] for name in told if supplier.keep_raw or name != "raw_value"}
             found.bad.append({**begin, "row_number": number, **kept})
         else:
             row_id = hashlib.sha256(canonical(payload)).hexdigest()
@@ -99,7 +99,8 @@ def _settle(found: Expected, supplier: Supplier, begin: dict[str, str]) -> None:
     numbers = {fact["row_number"] for fact in kept.values()}
     gone = [fact["row_number"] for fact in found.facts if fact["row_number"] not in numbers]
     found.facts = [fact for fact in found.facts if fact["row_number"] in numbers]
-    found.bad += [{**begin, "row_number": number, "reason_code": "KEY_DUPLICATE"} for number in gone]
+    bad = {"reason_code": "KEY_DUPLICATE", "column": ", ".join(supplier.key)}
+    found.bad += [{**begin, "row_number": number, **bad} for number in gone]
 
 
 def _judged(cells: dict[str, str], supplier: Supplier) -> tuple[dict[str, Value], dict[str, Any] | None]:

@@ -167,16 +167,16 @@ class RecordEmitter:
         return (values.drop_nulls(key) if key else values).select(self._hashes)
 
     def _build_bad_rows(self, bad: pl.DataFrame, row_checks: list[Check]) -> pl.DataFrame:
-        """I9: return each bad row with its first reason; with `keep_raw` also with the column and its raw value."""
+        """I9: return each bad row with its first reason and the column; with `keep_raw` also the text of the cell."""
         plans = self._plans.items()
         reasons = [*row_checks, *(check for _, plan in plans for check in plan.checks)]
         reason = _choose_first([(check, pl.lit(reason.value)) for check, reason in reasons])
-        columns = [pl.col(_ROW).alias("row_number"), reason.alias("reason_code")]
+        whole_row = (any_check([check for check, _ in row_checks]), pl.lit(None, pl.String))
+        column = _choose_first([whole_row, *((plan.is_bad, pl.lit(name)) for name, plan in plans)])
+        columns = [pl.col(_ROW).alias("row_number"), reason.alias("reason_code"), column.alias("column")]
         if self._supplier.keep_raw:
-            whole_row = (any_check([check for check, _ in row_checks]), pl.lit(None, pl.String))
-            column = _choose_first([whole_row, *((plan.is_bad, pl.lit(name)) for name, plan in plans)])
             raw_values = ((plan.is_bad, plan.cell.str.slice(0, _RAW_LIMIT)) for _, plan in plans)
-            columns += [column.alias("column"), _choose_first([whole_row, *raw_values]).alias("raw_value")]
+            columns.append(_choose_first([whole_row, *raw_values]).alias("raw_value"))
         return bad.select(columns)
 
 

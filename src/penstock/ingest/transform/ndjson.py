@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -109,10 +109,11 @@ def build_bad_lines(start: str, rows: pl.DataFrame) -> pl.Series:
     return _concatenate(rows, pl.lit(start + ","), pl.struct(pl.all()).struct.json_encode().str.slice(1))
 
 
-def build_repeated_lines(start: str, row_number: pl.Series) -> pl.Series:
-    """Return the lines of bad rows that repeat the key of another row."""
-    reason = pl.repeat(IngestReason.KEY_DUPLICATE.value, len(row_number), dtype=pl.String, eager=True)
-    return build_bad_lines(start, pl.DataFrame([row_number.alias("row_number"), reason.alias("reason_code")]))
+def build_repeated_lines(start: str, row_number: pl.Series, key: Sequence[str]) -> pl.Series:
+    """Return the lines of bad rows that repeat the *key* of another row; their column is the columns of the key."""
+    values = {"reason_code": IngestReason.KEY_DUPLICATE.value, "column": ", ".join(key)}
+    columns = [pl.lit(value).alias(name) for name, value in values.items()]
+    return build_bad_lines(start, row_number.alias("row_number").to_frame().with_columns(columns))
 
 
 def build_held_lines(run_id: str, supplier: str, known: pl.DataFrame, payload: pl.Series, held_from: str) -> pl.Series:

@@ -153,7 +153,7 @@ def _drop_repeated(
         for (value,), rows in facts.filter(is_repeated).group_by([CATEGORY], maintain_order=True):
             category = None if value is None else str(value)
             line_start = format_line_start(names.run_id, names.supplier, category)
-            output.bad.add(build_repeated_lines(line_start, rows["row_number"]))
+            output.bad.add(build_repeated_lines(line_start, rows["row_number"], supplier.key))
             output.stats.count(category, -rows.height, {IngestReason.KEY_DUPLICATE.value: rows.height})
 
 
