@@ -1,4 +1,4 @@
-"""Which tests keep which clause: the list of clauses, what tests say of themselves, and the page that joins the two."""
+"""The clauses, the tests that verify them, and the page that joins both."""
 
 import ast
 import re
@@ -20,15 +20,14 @@ _NAMED = r"[A-Z]\d+(?:[–-][A-Z]\d+)?|§\d+(?:\.\d+)*"  # a clause, several in 
 _LEAD = re.compile(rf"((?:{_NAMED})(?:, (?:{_NAMED}))*): ")
 _FULL = "pytest.mark.full"
 _CLAUSE = re.compile(r"([A-Z])(\d+)\b")
-_INTRO = """# What is promised, and the tests that keep it
+_INTRO = """# Conformance: guarantees and their tests
 
-Every promise of Penstock is a clause with a stable name, and every test that keeps one names it at the beginning of
-its docstring. This page joins the two: what each clause promises, and the tests to read first, which are those about
-it alone. `make conformance` writes it from [clauses.yaml](clauses.yaml) and the tests; a test fails when a clause has
-none.
+Every guarantee of Penstock is a clause with a stable id. A test that verifies a clause names it at the start of its
+docstring. This page lists each clause with the tests to read first: those that verify only this clause. `make
+conformance` generates it from [clauses.yaml](clauses.yaml) and the tests; a test fails if a clause has no test.
 """.splitlines()
 
-Parts = Mapping[str, Mapping[str, str]]  # what each clause of each part promises
+Parts = Mapping[str, Mapping[str, str]]  # the clauses of each part by id
 
 
 @dataclass(frozen=True)
@@ -46,18 +45,18 @@ class Test:
 
 
 def read_clauses(file: Path = CLAUSES) -> Parts:
-    """All clauses, part by part, in their order."""
+    """Return all clauses by part, in their order."""
     parts: Parts = YAML(typ="safe").load(file)
     return parts
 
 
 def read_tests(root: Path = ROOT) -> list[Test]:
-    """Every test below *root*, by file and in the order of writing."""
+    """Return every test below *root*, by file and in the order of the source."""
     return [test for file in sorted(root.glob("tests/**/test_*.py")) for test in _tests_of(file, root)]
 
 
 def named(docstring: str | None) -> tuple[str, ...]:
-    """The clauses at the beginning of *docstring*, those of a range one by one; ValueError when nobody can tell."""
+    """Return the clauses at the start of *docstring*, with ranges expanded; ValueError if they are ambiguous."""
     text = docstring or ""
     lead = _LEAD.match(text)
     if lead is None and _CLAUSE.match(text):
@@ -72,18 +71,18 @@ def without_a_test(parts: Parts, tests: Iterable[Test]) -> list[str]:
 
 
 def not_in_the_list(parts: Parts, tests: Sequence[Test]) -> list[str]:
-    """What tests name and no part has, each with where it is named."""
+    """Return the clauses that tests name and no part has, each with its test."""
     known = {clause for clauses in parts.values() for clause in clauses}
     return [f"{clause} in {test.file}::{test.name}" for test in tests for clause in test.clauses if clause not in known]
 
 
 def out_of_order(parts: Parts) -> list[str]:
-    """Parts whose clauses are not one letter with 1, 2, 3 and so on."""
+    """Return the parts whose clauses are not numbered 1, 2, 3 and so on."""
     return [part for part, clauses in parts.items() if list(clauses) != _numbered(next(iter(clauses)), len(clauses))]
 
 
 def page(parts: Parts, tests: Sequence[Test]) -> str:
-    """What docs/conformance.md is to say."""
+    """Return the text of docs/conformance.md."""
     keeping = {part: sum(1 for test in tests if clauses.keys() & set(test.clauses)) for part, clauses in parts.items()}
     total = sum(1 for test in tests if test.clauses)
     lines = [
@@ -96,8 +95,8 @@ def page(parts: Parts, tests: Sequence[Test]) -> str:
     ]
     for part, clauses in parts.items():
         lines += ["", f"## {part}", "", f"How it works: [{part}.md]({part}.md).", ""]
-        lines += ["| clause | promise | tests |", "|---|---|---|"]
-        lines += [f"| {clause} | {said} | {_cell(clause, part, tests)} |" for clause, said in clauses.items()]
+        lines += ["| clause | guarantee | tests |", "|---|---|---|"]
+        lines += [f"| {clause} | {text} | {_cell(clause, part, tests)} |" for clause, text in clauses.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -55,7 +55,7 @@ def reason_codes() -> str:
     places = [*_WHERE.values(), _PROGRAM]
     return page(
         "Error codes",
-        "Codes are stable; messages may change. `…` stands for values that are filled in.",
+        "Codes are stable; messages may change. `…` is a value that is filled in.",
         "## Error classes",
         table(["class", "HTTP status", "exit code", "meaning"], _kinds()),
         "## Error codes by part",

@@ -30,8 +30,8 @@ def configuration() -> str:
     return page(
         "Settings",
         "[Configuration](../configuration.md) describes the files and the precedence of file, environment and command "
-        "line. `NAME` stands "
-        "for a name that you choose, `[]` for each item of a list. The table shows the environment variable below "
+        "line. `NAME` is a "
+        "name that you choose, `[]` each item of a list. The table shows the environment variable below "
         "each key of "
         "penstock.yaml; a list is set as a whole, as YAML. A secret is `env:NAME` or `file:/path`. A duration is a "
         "number of "

@@ -33,7 +33,7 @@ async def test_table_allows_the_states_of_the_machine(db: Database, stage: Stage
 
 async def test_counts_include_manual_sql(db: Database) -> None:
     """T7: manual SQL, including deletes and truncation, leaves the counters exact."""
-    total = "SELECT coalesce(sum(rows), 0) FROM pipeline_count_change WHERE stage = 'mysql-sender' AND standing = $1"
+    total = "SELECT coalesce(sum(rows), 0) FROM pipeline_count_change WHERE stage = 'mysql-sender' AND state = $1"
     await db.execute("INSERT INTO pipeline_tracking (filename, shard) SELECT 'f', n FROM generate_series(1, 5) AS n")
     await db.execute("UPDATE pipeline_tracking SET mysql_sender_status = 'failed' WHERE shard <= 3")
     await db.execute("DELETE FROM pipeline_tracking WHERE shard = 1")

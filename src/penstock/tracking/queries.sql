@@ -187,11 +187,11 @@ LIMIT 1;
 
 -- name: count_rows
 -- Count the rows by stage, status and shard: the folded counts plus the changes since.
-SELECT stage, standing, shard, sum(rows)::bigint AS rows
+SELECT stage, state, shard, sum(rows)::bigint AS rows
 FROM (
-    SELECT stage, standing, shard, rows FROM pipeline_count
+    SELECT stage, state, shard, rows FROM pipeline_count
     UNION ALL
-    SELECT stage, standing, shard, rows FROM pipeline_count_change
+    SELECT stage, state, shard, rows FROM pipeline_count_change
 ) AS counted
 GROUP BY 1, 2, 3
 HAVING sum(rows) <> 0;
@@ -199,11 +199,11 @@ HAVING sum(rows) <> 0;
 -- name: fold_counts
 -- Fold the changes into the counts. A reader sees a change either as a change or folded, never twice.
 WITH folded AS (
-    DELETE FROM pipeline_count_change RETURNING stage, standing, shard, rows
+    DELETE FROM pipeline_count_change RETURNING stage, state, shard, rows
 ), summed AS (
-    INSERT INTO pipeline_count AS c (stage, standing, shard, rows)
-    SELECT stage, standing, shard, sum(rows) FROM folded GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
-    ON CONFLICT (stage, standing, shard) DO UPDATE SET rows = c.rows + excluded.rows
+    INSERT INTO pipeline_count AS c (stage, state, shard, rows)
+    SELECT stage, state, shard, sum(rows) FROM folded GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+    ON CONFLICT (stage, state, shard) DO UPDATE SET rows = c.rows + excluded.rows
 )
 SELECT count(*) FROM folded;
 

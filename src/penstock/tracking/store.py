@@ -342,6 +342,6 @@ def _row(record: asyncpg.Record) -> ShardRow:
 
 
 def _count(record: asyncpg.Record) -> StageCount:
-    is_ready = record["standing"] == _READY
-    status = StageStatus.NEW if is_ready else StageStatus(record["standing"])
+    is_ready = record["state"] == _READY
+    status = StageStatus.NEW if is_ready else StageStatus(record["state"])
     return StageCount(Stage(record["stage"]), status, is_ready, record["shard"], record["rows"])

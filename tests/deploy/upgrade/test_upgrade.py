@@ -110,7 +110,7 @@ async def test_the_older_program_tells_of_the_newer_schema(
             (await asyncio.to_thread(penstock_here, *dry_run, cwd=tmp_path), newer),
         ):
             assert json.loads(told.out) == {"dryRun": True, "pending": [], "newer": sorted(unknown)}
-            assert "a newer release was here" in told.err
+            assert "has migrations of a newer release" in told.err
         for command in (waits, ("doctor", "--json")):
             done = await asyncio.to_thread(penstock_here, *command, cwd=tmp_path)
             assert done.code == 0, done
