@@ -2,8 +2,8 @@
 //
 //   node worker.mjs [--once]
 //
-// Counts the words of `inputs.text`: an artifact words.json, a line of log, and outputs. PENSTOCK_URL, PENSTOCK_TOKEN and
-// LEASE (seconds) are taken from the environment.
+// Counts the words of `inputs.text`, and writes an artifact words.json, a log line, and outputs.
+// Environment: PENSTOCK_URL, PENSTOCK_TOKEN, LEASE (seconds).
 import { hostname } from 'node:os'
 
 const api = `${process.env.PENSTOCK_URL ?? 'http://127.0.0.1:8080'}/api/v1`
@@ -18,7 +18,7 @@ const handlers = { WORD_COUNT: countWords }
 
 async function countWords(step) {
   const text = step.inputs.text
-  if (typeof text !== 'string') throw new StepFailed('NO_TEXT', 'inputs.text is no text', { inputs: step.inputs })
+  if (typeof text !== 'string') throw new StepFailed('NO_TEXT', 'inputs.text must be a text', { inputs: step.inputs })
   const counts = {}
   for (const word of text.toLowerCase().match(/\p{L}+/gu) ?? []) {
     step.signal.throwIfAborted()
@@ -47,44 +47,44 @@ const post = (path, body) => ask('POST', path, JSON.stringify(body))
 async function work(claimed) {
   const { runId, stepId, fence } = claimed
   const path = `/flow_runs/${encodeURIComponent(runId)}/steps/${encodeURIComponent(stepId)}`
-  const stopped = new AbortController() // cancelled, or somebody else's
+  const stopped = new AbortController() // the run was cancelled, or the lease is lost
   const artifacts = []
   const step = {
     ...claimed,
     signal: stopped.signal,
     log: (message, level = 'info') => post(`${path}/logs`, { fence, lines: [{ level, message }] }),
     write: async (name, data) => {
-      const where = name.split('/').map(encodeURIComponent).join('/')
-      await ask('PUT', `${path}/artifacts/${where}?fence=${fence}`, data, 'application/octet-stream')
+      const quoted = name.split('/').map(encodeURIComponent).join('/')
+      await ask('PUT', `${path}/artifacts/${quoted}?fence=${fence}`, data, 'application/octet-stream')
       artifacts.push(name)
     },
   }
-  const beating = setInterval(async () => {
+  const heartbeat = setInterval(async () => {
     try {
-      const told = await post('/flow_steps/heartbeat', { items: [{ runId, stepId, fence }], leaseSeconds: lease })
-      if (told.items[0].state !== 'held') stopped.abort(told.items[0].state)
+      const { items } = await post('/flow_steps/heartbeat', { items: [{ runId, stepId, fence }], leaseSeconds: lease })
+      if (items[0].state !== 'extended') stopped.abort(items[0].state)
     } catch (error) {
-      console.error(error.message) // one missed heartbeat is no reason to miss the next
+      console.error(error.message) // the next heartbeat may succeed
     }
   }, (lease * 1000) / 3)
-  let said
+  let outcome
   try {
-    said = { status: 'SUCCEEDED', outputs: await handlers[claimed.kind](step) }
+    outcome = { status: 'SUCCEEDED', outputs: await handlers[claimed.kind](step) }
   } catch (error) {
     if (stopped.signal.reason === 'lost') return
-    if (stopped.signal.aborted) said = { status: 'CANCELLED' }
-    else said = { status: 'FAILED', error: error.error ?? { code: 'WORKER_ERROR', message: String(error) } }
+    if (stopped.signal.aborted) outcome = { status: 'CANCELLED' }
+    else outcome = { status: 'FAILED', error: error.error ?? { code: 'WORKER_ERROR', message: String(error) } }
   } finally {
-    clearInterval(beating)
+    clearInterval(heartbeat)
   }
-  const told = await post(`${path}/report`, { fence, worker, artifacts, ...said })
-  console.log(`${runId} ${stepId} ${told.result} ${told.status}`)
+  const result = await post(`${path}/report`, { fence, worker, artifacts, ...outcome })
+  console.log(`${runId} ${stepId} ${result.result} ${result.status}`)
 }
 
 while (!stopping.signal.aborted) {
-  const wanted = { worker, kinds: Object.keys(handlers), leaseSeconds: lease, waitSeconds: 10 }
+  const request = { worker, kinds: Object.keys(handlers), leaseSeconds: lease, waitSeconds: 10 }
   try {
-    const { items } = await post('/flow_steps/claim', wanted)
+    const { items } = await post('/flow_steps/claim', request)
     for (const item of items) await work(item)
     if (once && items.length) break
   } catch (error) {

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# F17: any program as a worker of flows, with curl alone:
+# F17: runs any program as a worker of flows; it needs only curl:
 #
 #   worker.sh [--once] KIND COMMAND [ARGUMENT...]
 #
-# Claims steps of KIND one by one. COMMAND gets the step as JSON on standard input; what it prints is the artifact
-# `output.txt`, what it complains of is the step's log, and its exit code decides. PENSTOCK_URL, PENSTOCK_TOKEN and
-# LEASE (seconds) are taken from the environment.
+# Claims steps of KIND, one at a time. COMMAND gets the step as JSON on standard input. Its standard output is the artifact
+# `output.txt`, its standard error is the log of the step, and its exit code decides between SUCCEEDED and FAILED.
+# Environment: PENSTOCK_URL, PENSTOCK_TOKEN, LEASE (seconds).
 set -euo pipefail
 
 once=
@@ -17,10 +17,10 @@ worker="bash@${HOSTNAME:-here}:$$"
 lease=${LEASE:-30}
 folder=$(mktemp -d)
 stopping=
-trap '[[ $BASHPID != "$$" ]] || rm -rf "$folder"' EXIT # not when a part of us ends
+trap '[[ $BASHPID != "$$" ]] || rm -rf "$folder"' EXIT # only in the main process
 trap 'stopping=yes' TERM INT
 
-ask() { # METHOD PATH [CURL OPTIONS...]: the answer; fails when the server refuses
+ask() { # METHOD PATH [CURL OPTIONS...]: prints the response; fails if the server refuses
     curl --silent --show-error --fail --retry 5 --retry-connrefused --request "$1" "$api$2" \
         ${PENSTOCK_TOKEN:+--header "authorization: Bearer $PENSTOCK_TOKEN"} "${@:3}"
 }
@@ -29,24 +29,24 @@ post() { # PATH JSON
     ask POST "$1" --header 'content-type: application/json' --data "$2"
 }
 
-value() { # NAME JSON: the first value of that name; enough for what comes before a step's own inputs
+value() { # NAME JSON: prints the first value of that name; valid for members before the inputs of the step
     [[ $2 =~ \"$1\":\"?([^\",}]+) ]] && printf '%s' "${BASH_REMATCH[1]}"
 }
 
-in_json() { # TEXT: as a string of JSON; what JSON has no room for becomes a space
+in_json() { # TEXT: prints a JSON string; control characters become spaces
     local text=${1//\\/\\\\}
     text=${text//\"/\\\"}
     printf '"%s"' "$(printf '%s' "$text" | tr '\000-\037' ' ')"
 }
 
-beat() { # JOB: hold on to the step while the job runs; stop it when told to
-    local told
+beat() { # JOB: extends the lease while the job runs; stops the job if the run is cancelled or the lease lost
+    local response
     while sleep "$(awk "BEGIN { print $lease / 3 }")" && kill -0 "$1" 2>/dev/null; do
-        told=$(post /flow_steps/heartbeat "{\"items\": [$name], \"leaseSeconds\": $lease}") || continue
-        case $told in
+        response=$(post /flow_steps/heartbeat "{\"items\": [$name], \"leaseSeconds\": $lease}") || continue
+        case $response in
             *'"state":"extended"'*) ;;
             *)
-                value state "$told" >"$folder/stopped"
+                value state "$response" >"$folder/stopped"
                 kill "$1" 2>/dev/null || true
                 return
                 ;;
@@ -54,7 +54,7 @@ beat() { # JOB: hold on to the step while the job runs; stop it when told to
     done
 }
 
-log() { # every line of a file, as the log of this attempt
+log() { # FILE: sends its lines as the log of this attempt
     local lines='' line
     while IFS= read -r line || [[ -n $line ]]; do
         lines+="${lines:+, }{\"level\": \"info\", \"message\": $(in_json "${line:0:2000}")}"
@@ -62,8 +62,8 @@ log() { # every line of a file, as the log of this attempt
     [[ -z $lines ]] || post "$step/logs" "{\"fence\": $fence, \"lines\": [$lines]}" >/dev/null || true
 }
 
-work() { # the step in $claimed
-    local run_id step_id code job beating
+work() { # COMMAND...: executes the step in $claimed
+    local run_id step_id code job heartbeat
     run_id=$(value runId "$claimed") step_id=$(value stepId "$claimed") fence=$(value fence "$claimed")
     name="{\"runId\": \"$run_id\", \"stepId\": \"$step_id\", \"fence\": $fence}"
     step=/flow_runs/$run_id/steps/$(sed 's/\[/%5B/; s/]/%5D/' <<<"$step_id")
@@ -71,21 +71,21 @@ work() { # the step in $claimed
     printf '%s' "$claimed" | "$@" >"$folder/output.txt" 2>"$folder/log.txt" &
     job=$!
     beat "$job" &
-    beating=$!
-    while code=0 && { wait "$job" || code=$?; } && kill -0 "$job" 2>/dev/null; do :; done # a signal ends a wait too soon
-    kill "$beating" 2>/dev/null || true
-    wait "$beating" 2>/dev/null || true
+    heartbeat=$!
+    while code=0 && { wait "$job" || code=$?; } && kill -0 "$job" 2>/dev/null; do :; done # a signal interrupts `wait`
+    kill "$heartbeat" 2>/dev/null || true
+    wait "$heartbeat" 2>/dev/null || true
     report "$code"
 }
 
 report() { # EXIT CODE
-    local said artifacts error=
+    local outcome artifacts error=
     case $(cat "$folder/stopped" 2>/dev/null) in
-        lost) return ;; # somebody else's by now: nothing we say counts
-        cancelled) said='"status": "CANCELLED"' ;;
+        lost) return ;; # a report would be refused
+        cancelled) outcome='"status": "CANCELLED"' ;;
         *)
             log "$folder/log.txt"
-            said='"status": "SUCCEEDED", "outputs": {"exitCode": 0}'
+            outcome='"status": "SUCCEEDED", "outputs": {"exitCode": 0}'
             if (($1)); then
                 error="{\"code\": \"EXIT_$1\", \"message\": $(in_json "$(tail -n 1 "$folder/log.txt")")}"
             fi
@@ -95,11 +95,11 @@ report() { # EXIT CODE
             else
                 error='{"code": "UPLOAD_FAILED", "message": "the output could not be uploaded"}' artifacts='[]'
             fi
-            [[ -z $error ]] || said="\"status\": \"FAILED\", \"error\": $error"
-            said+=", \"artifacts\": $artifacts"
+            [[ -z $error ]] || outcome="\"status\": \"FAILED\", \"error\": $error"
+            outcome+=", \"artifacts\": $artifacts"
             ;;
     esac
-    post "$step/report" "{\"fence\": $fence, \"worker\": \"$worker\", $said}" || true
+    post "$step/report" "{\"fence\": $fence, \"worker\": \"$worker\", $outcome}" || true
     echo
 }
 

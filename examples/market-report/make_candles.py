@@ -1,4 +1,4 @@
-"""Writes candles.csv: two made-up symbols, hour by hour for thirty weeks; always the same bytes."""
+"""Write candles.csv: hourly candles of two invented symbols for thirty weeks; the result is always the same."""
 
 import math
 import random
@@ -8,8 +8,8 @@ from pathlib import Path
 
 FILE = Path(__file__).parent / "candles.csv"
 BEGIN, WEEKS = datetime(2026, 1, 5, tzinfo=UTC), 30
-HALT = range(1_800, 1_812)  # hours of TIDE's market that nobody traded in
-# What the market was up to: for how many hours, how it drifted in each, how restless it was.
+HALT = range(1_800, 1_812)  # hours without trades of TIDE
+# Phases of the market: length in hours, drift per hour, volatility.
 TIDE = [
     (420, 0.00045, 0.0042),
     (260, -0.0004, 0.0038),
@@ -29,7 +29,7 @@ EMBER = [
     (900, 0.0001, 0.0040),
     (1_400, 0.0004, 0.0055),
 ]
-BROKEN = {  # rows no market ever saw: an export is to count them and go on
+INVALID = {  # invalid rows: an export counts them and continues
     900: "2026-02-31T10:00:00Z,TIDE,101.0,101.5,100.2,100.9,1200",
     2_000: "2026-04-30T08:00:00Z,TIDE,118.0,117.0,119.0,118.2,900",
     3_100: "2026-07-06T11:00:00Z,TIDE,n/a,n/a,n/a,n/a,0",
@@ -37,17 +37,17 @@ BROKEN = {  # rows no market ever saw: an export is to count them and go on
 
 
 def hours() -> Iterator[datetime]:
-    """The hours of trading: weekdays, all day."""
+    """Yield the trading hours: all hours of weekdays."""
     for hour in range(WEEKS * 7 * 24):
         at = BEGIN + timedelta(hours=hour)
         if at.weekday() < 5:
             yield at
 
 
-def rows(symbol: str, price: float, moods: list[tuple[int, float, float]], seed: int, decimals: int) -> Iterator[str]:
-    """The candles of one symbol: calm and restless times, busy afternoons, volume that follows the moves."""
+def rows(symbol: str, price: float, phases: list[tuple[int, float, float]], seed: int, decimals: int) -> Iterator[str]:
+    """Yield the candles of a symbol: phases of volatility, busy afternoons, and volume that follows the moves."""
     chance, heat, n = random.Random(seed), 1.0, 0
-    moves = [mood for length, *mood in moods for _ in range(length)]
+    moves = [phase for length, *phase in phases for _ in range(length)]
     for n, (at, (drift, restless)) in enumerate(zip(hours(), moves, strict=False)):
         busy = 0.55 + 0.75 * math.exp(-(((at.hour - 14) / 5) ** 2))
         heat = 0.93 * heat + 0.07 * abs(chance.gauss(0, 1.25)) + (2.2 if chance.random() < 0.004 else 0)
@@ -58,16 +58,16 @@ def rows(symbol: str, price: float, moods: list[tuple[int, float, float]], seed:
             path.append(price)
         volume = 900 * busy * (0.5 + heat) * (1 + 90 * abs(math.log(price / opened))) * chance.lognormvariate(0, 0.25)
         if symbol != "TIDE" or n not in HALT:
-            told = ",".join(f"{value:.{decimals}f}" for value in (opened, max(path), min(path), price))
-            yield f"{at:%Y-%m-%dT%H:%MZ},{symbol},{told},{volume:.0f}"
+            prices = ",".join(f"{value:.{decimals}f}" for value in (opened, max(path), min(path), price))
+            yield f"{at:%Y-%m-%dT%H:%MZ},{symbol},{prices},{volume:.0f}"
         price = round(price, decimals) * math.exp(chance.gauss(0, 0.0004))
 
 
 def main() -> None:
-    """Write the file anew."""
+    """Write the file."""
     lines = [*rows("TIDE", 96.4, TIDE, 11, 2), *rows("EMBER", 4.62, EMBER, 7, 3)]
-    for place, line in BROKEN.items():
-        lines.insert(place, line)
+    for index, line in INVALID.items():
+        lines.insert(index, line)
     FILE.write_text("\n".join(["time,symbol,open,high,low,close,volume", *lines, ""]))
 
 

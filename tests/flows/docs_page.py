@@ -1,4 +1,4 @@
-"""The document of flows, for the tests that hold it to what it says."""
+"""The page docs/flows.md, for the tests that compare it with the code."""
 
 import re
 from pathlib import Path
@@ -8,5 +8,5 @@ PAGE = (ROOT / "docs" / "flows.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
-    """The examples of docs/flows.md in one language."""
+    """Return the examples of docs/flows.md in a language."""
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)

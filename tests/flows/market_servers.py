@@ -1,4 +1,4 @@
-"""An image API and an OpenAI-compatible endpoint that answer exactly as a test tells them to."""
+"""An image API and an OpenAI-compatible endpoint with scripted answers."""
 
 import asyncio
 from collections import defaultdict, deque
@@ -18,7 +18,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
 
 
 class ScriptedMarketServer:
-    """Gives each chart, or everybody, the answers it was told, the last one for ever; and keeps what it was asked."""
+    """A server with scripted answers, by chart or for all; it repeats the last answer and stores the requests."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -26,16 +26,16 @@ class ScriptedMarketServer:
         self.headers: list[Mapping[str, str]] = []
         self.paths: list[str] = []
         self.pauses: list[float] = []
-        self.asked = asyncio.Event()
+        self.received = asyncio.Event()
         self.ending = asyncio.Event()
         self._answers: defaultdict[str, deque[Answer]] = defaultdict(deque)
 
-    def will(self, *answers: Answer, chart: str = "") -> None:
-        """Answer so: a certain *chart*, or whatever no other script is for."""
+    def script(self, *answers: Answer, chart: str = "") -> None:
+        """Set the answers for *chart*, or the default answers."""
         self._answers[chart] = deque(answers)
 
     async def pause(self, seconds: float) -> None:
-        """In place of sleeping: only what would have been slept is kept."""
+        """Store the seconds instead of sleeping."""
         self.pauses.append(seconds)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -43,7 +43,7 @@ class ScriptedMarketServer:
         self.bodies.append(body)
         self.headers.append(request.headers)
         self.paths.append(request.path)
-        self.asked.set()
+        self.received.set()
         script = self._answers.get(body.get("id", "")) or self._answers[""]
         answer = script.popleft() if len(script) > 1 else script[0]
         return await answer(self)
@@ -51,7 +51,7 @@ class ScriptedMarketServer:
 
 @asynccontextmanager
 async def market_server() -> AsyncIterator[ScriptedMarketServer]:
-    """Such a server, under way."""
+    """Run the server."""
     server = ScriptedMarketServer()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.handle)
@@ -65,29 +65,29 @@ async def market_server() -> AsyncIterator[ScriptedMarketServer]:
         await running.close()
 
 
-def says(body: bytes | str = b"", status: int = 200, content_type: str = "image/png", **headers: str) -> Answer:
-    """This answer; underscores in the names of headers stand for hyphens."""
+def make_answer(body: bytes | str = b"", status: int = 200, content_type: str = "image/png", **headers: str) -> Answer:
+    """Return an answer; underscores in the names of headers stand for hyphens."""
     data = body.encode() if isinstance(body, str) else body
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    extra = {name.replace("_", "-"): value for name, value in headers.items()}
 
     async def answer(_server: ScriptedMarketServer) -> web.StreamResponse:
-        return web.Response(body=data, status=status, headers=given, content_type=content_type)
+        return web.Response(body=data, status=status, headers=extra, content_type=content_type)
 
     return answer
 
 
-async def never(server: ScriptedMarketServer) -> web.StreamResponse:
-    """No answer, until the test is over."""
+async def never_answer(server: ScriptedMarketServer) -> web.StreamResponse:
+    """Wait until the test has ended."""
     await server.ending.wait()
     return web.Response()
 
 
-def writes(text: object, ending: str = "stop") -> Answer:
-    """A chat completion."""
+def make_completion(text: object, ending: str = "stop") -> Answer:
+    """Return an answer with a chat completion."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": ending}
-    return says(
+    return make_answer(
         orjson.dumps({"id": "1", "object": "chat.completion", "choices": [choice]}), content_type="application/json"
     )
 
 
-picture = says(PNG)
+picture = make_answer(PNG)

@@ -1,4 +1,4 @@
-"""A program of a user: workers over HTTP, run by `python -m tests.flows.sdk_worker`; also a module with workers."""
+"""A program with workers over HTTP, run by `python -m tests.flows.sdk_worker`; also a module with workers."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ flow.step("greet", "GREET", inputs={"name": flow.scope.name})
 
 @worker("GREET")
 async def greet(step: FlowStep) -> dict[str, Any]:
-    """Greets somebody."""
+    """Greet the name in the inputs."""
     name = step.inputs.get("name")
     if not name:
-        raise StepFailed("NOBODY", "there is nobody to greet", {"inputs": dict(step.inputs)})
+        raise StepFailed("NO_NAME", "inputs.name is missing", {"inputs": dict(step.inputs)})
     await step.log(f"greeting {name}")
     await step.write("greeting.txt", f"hello {name}")
     return {"greeted": name}
@@ -21,13 +21,13 @@ async def greet(step: FlowStep) -> dict[str, Any]:
 
 @worker("RECALL")
 async def recall(step: FlowStep) -> dict[str, Any]:
-    """Reads what another step left."""
+    """Read the artifact of another step."""
     return {"read": (await step.read(step.inputs["step"], "greeting.txt")).decode()}
 
 
 @worker("WAIT")
 async def wait(step: FlowStep) -> None:
-    """Goes on until it is stopped."""
+    """Wait until the step is cancelled."""
     await step.log("waiting")
     await step.cancelled.wait()
 

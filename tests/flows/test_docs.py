@@ -1,4 +1,4 @@
-"""The documents of flows say what the code does."""
+"""docs/flows.md agrees with the code."""
 
 import ast
 import re
@@ -45,61 +45,61 @@ ERRORS = {
 }
 
 
-def test_the_diagrams_are_the_machines() -> None:
-    """F1: what docs/flows.md draws is what the code declares."""
+def test_diagrams_are_the_state_machines() -> None:
+    """F1: the diagrams of docs/flows.md are the state machines of the code."""
     assert drawn_in(PAGE) == [RUN, STEP]
 
 
-def test_the_flow_of_the_document_is_one(tmp_path: Path) -> None:
-    """F15: the YAML is valid as it stands, with the inputs of its kinds; and so is the JSON."""
-    (written,) = blocks("yaml")
-    (tmp_path / "flow.yaml").write_text(written)
+def test_flow_of_the_page_is_valid(tmp_path: Path) -> None:
+    """F15: the YAML and the JSON of the page are valid, with the inputs of their kinds."""
+    (document,) = blocks("yaml")
+    (tmp_path / "flow.yaml").write_text(document)
     assert len(load_file(tmp_path / "flow.yaml", CHECKS).steps) == 5
-    (asked,) = blocks("json")
-    request = RunRequest.model_validate_json(asked)
+    (body,) = blocks("json")
+    request = RunRequest.model_validate_json(body)
     validation.validate_steps(request.steps or {}, CHECKS)
 
 
-def test_the_modules_of_the_document_define_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F15, F17: modules with a flow and a worker, with a worker that runs by itself, and with `make_workers`."""
+def test_modules_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F15, F17: the page has a module with a flow and a worker, a worker program, and a module with `make_workers`."""
     flows, worker, maker = blocks("python")
     (tmp_path / "flows.py").write_text(flows)
     (tmp_path / "greeter.py").write_text(worker)
-    found = load_module(str(tmp_path / "flows.py"), CHECKS)
-    assert [flow.name for flow in found.flows] == ["exports"]
-    assert [list(one.handlers) for one in found.workers] == [["CHECK_PRICES"]]
+    module = load_module(str(tmp_path / "flows.py"), CHECKS)
+    assert [flow.name for flow in module.flows] == ["exports"]
+    assert [list(workers.handlers) for workers in module.workers] == [["CHECK_PRICES"]]
     monkeypatch.setattr(registered, "handlers", {})
     load_module(str(tmp_path / "greeter.py"))
     assert list(registered.handlers) == ["GREET"]
     (tmp_path / "maker.py").write_text(maker)
     section = FlowsSection(modules=[str(tmp_path / "maker.py")])
-    declared, made = FlowCatalogue(section).make_workers(KindContext(section))
-    assert (list(declared.input_checks), list(made.handlers)) == (["COUNT_SHOPS"], ["COUNT_SHOPS"])
+    declared, created = FlowCatalogue(section).make_workers(KindContext(section))
+    assert (list(declared.input_checks), list(created.handlers)) == (["COUNT_SHOPS"], ["COUNT_SHOPS"])
 
 
 def test_the_example_is_valid() -> None:
-    """F13: the market report is a flow, and its configuration loads."""
+    """F13: the flow and the configuration of the market report are valid."""
     settings = load_settings(EXAMPLE / "penstock.yaml", {})
     assert settings.flows.folder is not None
     flow = load_file(ROOT / settings.flows.folder / "market-report.yaml", CHECKS)
     assert [step.kind for step in flow.steps.values()] == ["OHLCV_EXPORT", "CHART_EXPORT", "LLM_REPORT"]
 
 
-def test_the_links_of_the_examples_readme_lead_somewhere() -> None:
-    """Every relative link is a file of the repository."""
+def test_links_of_the_readme_of_the_example() -> None:
+    """F13: every relative link of the README is a file of the repository."""
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", (EXAMPLE / "README.md").read_text())
     assert [target for target in targets if "://" not in target and not (EXAMPLE / target).exists()] == []
 
 
 @pytest.mark.parametrize("model", [StepSpec, RetryPolicy, ScheduleSpec, FlowSpec, RunRequest])
 def test_every_key_of_a_flow_is_documented(model: type[BaseModel]) -> None:
-    """F15: docs/flows.md names each key that can be written."""
+    """F15: docs/flows.md names each key of a flow."""
     keys = [field.alias or name for name, field in model.model_fields.items()]
     assert [key for key in keys if not re.search(rf"\b{key}\b", PAGE)] == []
 
 
 def test_every_command_is_documented() -> None:
-    """F15: docs/flows.md has a row for each, and names no other."""
+    """F15: docs/flows.md has a row for each command, and for no other."""
     known = {*_commands(app), *(f"schedule {name}" for name in _commands(schedule_app))}
     assert set(re.findall(r"`flow ((?:schedule )?[a-z]+)", PAGE)) == known
 
@@ -109,21 +109,21 @@ def _commands(program: typer.Typer) -> set[str]:
 
 
 def test_every_route_is_documented() -> None:
-    """F1, F17: docs/flows.md names the last word of each path."""
+    """F1, F17: docs/flows.md names the last segment of each path."""
     paths = [getattr(route, "path", "").removeprefix(PREFIX).replace(":path}", "}") for route in routes.routes]
     assert [path for path in paths if f"/{path.rsplit('/', 1)[-1]}" not in PAGE] == []
 
 
 @pytest.mark.parametrize("names", [FlowRunStatus, StepStatus, StepReportKind, StepReportAnswer, HeartbeatState])
-def test_every_word_of_the_contract_is_documented(names: Any) -> None:
-    """F1, F5, F9: docs/flows.md says of each what it means."""
+def test_every_value_of_the_contract_is_documented(names: Any) -> None:
+    """F1, F5, F9: docs/flows.md explains each value."""
     assert [
         name.value for name in names if f"`{name.value}`" not in PAGE and name is not StepReportAnswer.UNKNOWN
     ] == []
 
 
 def test_every_kind_is_documented() -> None:
-    """F13, F14: docs/flows.md has a row for each kind there is, and for no other."""
+    """F13, F14: docs/flows.md has a section or a row for each kind, and for no other."""
     (section,) = re.findall(r"^## Kinds of steps\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)
     assert set(re.findall(r"^\| `([\w.]+)`", section, re.MULTILINE)) == KINDS
     assert WAITING <= KINDS
@@ -176,13 +176,13 @@ def _codes() -> Iterator[str]:
 def _constants(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Constant) and re.fullmatch(r"[A-Z][A-Z0-9_]{1,62}[A-Z0-9]", str(node.value)):
         yield str(node.value)
-    # What a choice depends on is no code.
+    # The condition of a choice is not a code.
     for inner in (node.body, node.orelse) if isinstance(node, ast.IfExp) else ast.iter_child_nodes(node):
         yield from _constants(inner)
 
 
 def test_every_metric_is_documented() -> None:
-    """F18: docs/flows.md names each, with its labels, and no other."""
+    """F18: docs/flows.md names each metric with its labels, and no other."""
     registry = CollectorRegistry()
     metrics = FlowMetrics(registry)
     metrics.count_step("K", "SUCCEEDED", 1)
@@ -192,17 +192,17 @@ def test_every_metric_is_documented() -> None:
     for family in registry.collect():
         labels = sorted({name for sample in family.samples for name in sample.labels} - {"le"})
         known[family.name + ("_total" if family.type == "counter" else "")] = labels
-    told = {
+    documented = {
         name: sorted(filter(None, labels.split(",")))
         for name, labels in re.findall(r"`(penstock_flow_\w+)(?:\{([\w,]*)\})?`", PAGE)
     }
-    assert told == known
+    assert documented == known
 
 
-def test_the_limits_are_told_as_they_are() -> None:
-    """The numbers of docs/flows.md are those of the contract."""
+def test_limits_are_documented() -> None:
+    """The limits in docs/flows.md are the limits of the code."""
     page = " ".join(PAGE.split())
-    for limit, said in (
+    for limit, text in (
         (contract.STEP_LIMIT, "at most {:,} steps"),
         (contract.SCOPE_LIMIT, "at most {:,} bytes as JSON (`SCOPE_TOO_LARGE`)"),
         (contract.DOCUMENT_LIMIT, "at most {:,} bytes as JSON"),
@@ -215,4 +215,4 @@ def test_the_limits_are_told_as_they_are() -> None:
         (loader._SCHEDULED_NAME_LIMIT, "with a `schedule` up to {:,})"),
         (spec._MAX_DURATION.days, "is at most {:,} days"),
     ):
-        assert said.format(limit) in page, said
+        assert text.format(limit) in page, text

@@ -1,4 +1,4 @@
-"""F17: the SDK: workers in Python that have nothing but the address of a server."""
+"""F17: the SDK: workers in Python that use the API of a server."""
 
 import asyncio
 import os
@@ -33,8 +33,8 @@ FREE_PORT = {"port": 0}
 
 
 @asynccontextmanager
-async def working(url: str, workers: sdk.Workers = sdk.workers, **more: Any) -> AsyncIterator[None]:
-    """Workers of this process, over HTTP."""
+async def run_workers(url: str, workers: sdk.Workers = sdk.workers, **more: Any) -> AsyncIterator[None]:
+    """Run workers over HTTP in this process."""
     stop = asyncio.Event()
     serving = asyncio.create_task(sdk.serve(workers, stop, url=url, **more))
     try:
@@ -44,51 +44,51 @@ async def working(url: str, workers: sdk.Workers = sdk.workers, **more: Any) -> 
         await serving
 
 
-async def until_running(harness: FlowsHarness, step: str = "a") -> None:
+async def wait_until_running(harness: FlowsHarness, step: str = "a") -> None:
     async def is_running() -> bool:
         return (await harness.statuses())[step] == "RUNNING"
 
-    await becomes(is_running, f"{step} begins")
+    await becomes(is_running, f"{step} starts")
 
 
-async def test_a_worker_over_http_does_its_steps(harness: FlowsHarness, url: str) -> None:
-    """F17: `@worker`: inputs, logs, artifacts, those of other steps, outputs, and errors with a code."""
+async def test_worker_over_http(harness: FlowsHarness, url: str) -> None:
+    """F17: a worker over HTTP has inputs, logs, artifacts, artifacts of other steps, outputs, and errors with codes."""
     steps = {
         "greet": {"kind": "GREET", "inputs": {"name": "world"}},
         "recall": {"kind": "RECALL", "dependsOn": ["greet"], "inputs": {"step": "greet"}},
         "fails": {"kind": "GREET", "dependsOn": ["recall"]},
     }
     await harness.create(steps)
-    async with working(url):
+    async with run_workers(url):
         run = await harness.wait_for_end()
-    found = run["steps"]
-    assert (found["greet"]["outputs"], found["recall"]["outputs"]) == ({"greeted": "world"}, {"read": "hello world"})
-    assert [one["name"] for one in found["greet"]["artifacts"]] == ["greeting.txt"]
-    assert found["fails"]["error"]["code"] == "NOBODY"
+    steps = run["steps"]
+    assert (steps["greet"]["outputs"], steps["recall"]["outputs"]) == ({"greeted": "world"}, {"read": "hello world"})
+    assert [artifact["name"] for artifact in steps["greet"]["artifacts"]] == ["greeting.txt"]
+    assert steps["fails"]["error"]["code"] == "NO_NAME"
     logs = await harness.get("/flow_runs/r1/steps/greet/logs")
     assert [line["message"] for line in logs["lines"]] == ["greeting world"]
 
 
-async def test_what_makes_no_sense_takes_no_other_with_it(harness: FlowsHarness, url: str) -> None:
-    """F5: of reports handed in together the one the server refuses fails its step; the others count."""
+async def test_invalid_report_of_a_batch(harness: FlowsHarness, url: str) -> None:
+    """F5: a report of a batch that the server refuses fails its step; the other reports are accepted."""
     await harness.create({name: {"kind": "work", "required": False} for name in "abc"})
     async with sdk.FlowClient(url) as client:
         work_source = sdk.HttpWorkSource(client)
-        held = await work_source.claim("w1", {"work": 10}, 10, 0)
-        reports = [StepReport(one.run_id, one.step_id, one.fence, StepReportKind.SUCCEEDED) for one in held]
+        claimed = await work_source.claim("w1", {"work": 10}, 10, 0)
+        reports = [StepReport(step.run_id, step.step_id, step.fence, StepReportKind.SUCCEEDED) for step in claimed]
         reports[1] = replace(reports[1], outcome=StepReportKind.FAILED, error=StepError("no constant", "x"))
-        answers, handed = await work_source.settle("w1", list(zip(held, reports, strict=True)), ["work"], 10)
-    assert (answers, list(handed)) == ([StepReportAnswer.SETTLED] * 3, [])
+        answers, prefetched = await work_source.settle("w1", list(zip(claimed, reports, strict=True)), ["work"], 10)
+    assert (answers, list(prefetched)) == ([StepReportAnswer.SETTLED] * 3, [])
     steps = (await harness.run())["steps"]
     assert [steps[name]["status"] for name in "abc"] == ["SUCCEEDED", "SKIPPED", "SUCCEEDED"]
     assert steps["b"]["error"]["code"] == "BAD_REPORT"
 
 
 async def test_a_cancelled_step_is_stopped(harness: FlowsHarness, url: str) -> None:
-    """F9: a worker hears at its heartbeat that the run was cancelled, and ends the step."""
+    """F9: a heartbeat tells the worker that the run was cancelled, and the worker ends the step."""
     await harness.create(chain("a", kind="WAIT"))
-    async with working(url, lease_for=timedelta(seconds=0.6)):
-        await until_running(harness)
+    async with run_workers(url, lease_for=timedelta(seconds=0.6)):
+        await wait_until_running(harness)
         await harness.post("/flow_runs/r1/cancel")
 
         async def is_cancelled() -> bool:
@@ -97,25 +97,25 @@ async def test_a_cancelled_step_is_stopped(harness: FlowsHarness, url: str) -> N
         await becomes(is_cancelled, "the step ends")
 
 
-async def test_a_worker_that_stops_gives_back_what_it_has(harness: FlowsHarness, url: str) -> None:
-    """F17: at its end a worker gives back what does not end in time, as if it had never begun."""
+async def test_stopping_worker_releases_its_steps(harness: FlowsHarness, url: str) -> None:
+    """F17: a worker that stops releases the steps that do not end in time; the attempts do not count."""
     await harness.create(chain("a", kind="WAIT"))
-    async with working(url, drain=timedelta(0)):
-        await until_running(harness)
+    async with run_workers(url, drain=timedelta(0)):
+        await wait_until_running(harness)
     step = (await harness.run())["steps"]["a"]
     assert (step["status"], step["attempts"]) == ("READY", 0)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-async def test_a_program_ends_when_it_is_told_to(harness: FlowsHarness, url: str, how: signal.Signals) -> None:
-    """F17: `run()` works until SIGTERM or SIGINT, ends what is under way, and leaves with 0."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_program_ends_after_a_signal(harness: FlowsHarness, url: str, number: signal.Signals) -> None:
+    """F17: `run()` executes steps until SIGTERM or SIGINT, completes running steps, and exits with 0."""
     env = {**os.environ, "PENSTOCK_URL": url}
     worker = await asyncio.create_subprocess_exec(sys.executable, "-m", MODULE, cwd=ROOT, env=env)
     try:
         await harness.create({"greet": {"kind": "GREET", "inputs": {"name": "x"}}})
         assert (await harness.wait_for_end())["status"] == "SUCCEEDED"
-        worker.send_signal(how)
+        worker.send_signal(number)
         async with asyncio.timeout(30):
             assert await worker.wait() == 0
     finally:
@@ -124,13 +124,13 @@ async def test_a_program_ends_when_it_is_told_to(harness: FlowsHarness, url: str
             await worker.wait()
 
 
-async def test_a_module_has_its_decorators_workers(harness: FlowsHarness, url: str) -> None:
-    """F17: `penstock work flows --url --module` does what the `@worker`s of the module do, of some kinds."""
+async def test_workers_of_a_module(harness: FlowsHarness, url: str) -> None:
+    """F17: `penstock work flows --url --module --kinds` executes steps of the module's workers, of these kinds."""
     settings = Settings.model_validate({"flows": {"modules": [MODULE]}, "server": FREE_PORT})
-    [found] = FlowCatalogue(FlowsSection(modules=[MODULE])).workers
-    assert found is sdk_worker.worker.__self__  # type: ignore[attr-defined]
+    [workers] = FlowCatalogue(FlowsSection(modules=[MODULE])).workers
+    assert workers is sdk_worker.worker.__self__  # type: ignore[attr-defined]
     stop, addresses = asyncio.Event(), list[str]()
-    working = asyncio.create_task(run_remote_flow_workers(url, ["GREET"], settings, stop, addresses.append))
+    running = asyncio.create_task(run_remote_flow_workers(url, ["GREET"], settings, stop, addresses.append))
     await harness.create({"a": {"kind": "GREET", "inputs": {"name": "x"}}, "b": {"kind": "RECALL"}})
 
     async def is_done() -> bool:
@@ -138,31 +138,31 @@ async def test_a_module_has_its_decorators_workers(harness: FlowsHarness, url: s
 
     await becomes(is_done, "the step of that kind ends, the other waits")
     stop.set()
-    await working
+    await running
     assert len(addresses) == 1
     assert addresses != [url]
     with pytest.raises(BadConfig, match="no worker is registered for step kind 'NONE'"):
         await run_remote_flow_workers(url, ["NONE"], settings, stop, addresses.append)
-    with pytest.raises(BadConfig, match="there is nobody to do steps"):
+    with pytest.raises(BadConfig, match="no module with workers is configured"):
         await run_remote_flow_workers(url, [], Settings(), stop, addresses.append)
 
 
-async def test_steps_done_from_afar_are_traced_where_the_settings_say(harness: FlowsHarness, url: str) -> None:
-    """F18: a worker that has only a server's address sends its spans to `telemetry.otlp_endpoint` too."""
+async def test_traces_of_remote_workers(harness: FlowsHarness, url: str) -> None:
+    """F18: a worker over HTTP sends its spans to `telemetry.otlp_endpoint`."""
     stop = asyncio.Event()
     with Collector() as collector:
         telemetry = {"otlp_endpoint": collector.endpoint}
         settings = Settings.model_validate(
             {"flows": {"modules": [MODULE]}, "telemetry": telemetry, "server": FREE_PORT}
         )
-        working = asyncio.create_task(run_remote_flow_workers(url, ["GREET"], settings, stop, lambda _: None))
+        running = asyncio.create_task(run_remote_flow_workers(url, ["GREET"], settings, stop, lambda _: None))
         steps = {"a": {"kind": "GREET", "inputs": {"name": "x"}}}
-        made = await harness.http.post(
+        response = await harness.http.post(
             "/flow_runs", json={"runId": "r1", "steps": steps}, headers={"traceparent": CALLER}
         )
-        made.raise_for_status()
+        response.raise_for_status()
         await harness.wait_for_end()
         stop.set()
-        await working
+        await running
         [span] = collector.of(TRACE, "flow.step")
     assert span.about["step"] == "a"

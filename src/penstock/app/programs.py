@@ -193,13 +193,13 @@ async def run_remote_flow_workers(
         known.add(workers)
     chosen = known.only(kinds)
     if not chosen.handlers:
-        hint = "name modules with workers: --module, or flows.modules"
-        raise BadConfig("NO_WORKERS", "there is nobody to do steps", hint=hint)
+        hint = "pass `--module NAME`, or set `flows.modules`"
+        raise BadConfig("NO_WORKERS", "no module with workers is configured", hint=hint)
     async with open_process(settings, stop) as running:
         sock = running.listen()
         await running.open(reloading(settings, running.telemetry))
         pulse = LivenessPulse({}, needs=())  # a server that is away is waited for: the worker itself is well
-        steps = sdk.working(
+        steps = sdk.run_worker(
             chosen,
             url=url,
             token=os.environ.get("PENSTOCK_TOKEN"),

@@ -1,5 +1,5 @@
 """Flows: graphs of steps, executed by workers.
 
-In the order of the data: definition (documents, validation), engine (plan, advance, decide, publish), worker (claim,
-report), kinds (built-in steps), api. runtime and maintenance run in the background.
+The folders follow the data: definition (documents, validation), engine (plan, advance, decide, publish), worker (claim,
+report), kinds (built-in steps), and api. runtime and maintenance run in the background.
 """

@@ -1,4 +1,4 @@
-"""The `flows` section of penstock.yaml."""
+"""Settings of the section `flows`."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -11,61 +11,91 @@ from penstock.kernel.config.sections import DatabaseSection, Duration, Url
 
 
 class HttpSecret(Section):
-    """The value of a header, and who may be told it."""
+    """A secret header value, and the URLs that may receive it."""
 
-    value: SecretRef = Field(description="The value of a header.")
-    to: list[Url] = Field(min_length=1, description="Beginnings of URLs.")
+    value: SecretRef = Field(description="Value of the header, as a reference: env:NAME or file:/path.")
+    to: list[Url] = Field(min_length=1, description="URL prefixes that may receive the value.")
 
 
 class HttpSection(Section):
-    """What steps of the kind `http` may reach."""
+    """URLs and secrets that steps of kind `http` can use."""
 
-    allow: list[Url] = Field(default_factory=list, description="Beginnings of URLs, e.g. https://api.example.com/v1/")
-    secrets: dict[str, HttpSecret] = Field(default_factory=dict, description="Steps name them.")
+    allow: list[Url] = Field(
+        default_factory=list,
+        description="URL prefixes that steps of kind `http` may request, e.g. https://api.example.com/v1/. "
+        "Default: none.",
+    )
+    secrets: dict[str, HttpSecret] = Field(
+        default_factory=dict, description="Secret header values by name; a step names them in `secretHeaders`."
+    )
 
 
 class ImagesSection(Section):
-    """Where charts are drawn: here, unless an HTTP image API is given."""
+    """Rendering of charts: the built-in renderer, or an HTTP image API."""
 
-    url: Url | None = Field(None, description="Asked with one POST per chart.")
-    token: SecretRef | None = Field(None, description="Sent as a bearer.")
-    timeout: Duration = Field(timedelta(seconds=30), description="For one picture.")
-    attempts: int = Field(3, ge=1, le=20, description="Tries of one picture.")
+    url: Url | None = Field(
+        None, description="URL of an image API; it gets one POST request per chart. Default: the built-in renderer."
+    )
+    token: SecretRef | None = Field(None, description="Bearer token for the image API, as env:NAME or file:/path.")
+    timeout: Duration = Field(timedelta(seconds=30), description="Timeout of a request to the image API.")
+    attempts: int = Field(3, ge=1, le=20, description="Number of requests to the image API before a chart fails.")
 
 
 class LlmSection(Section):
-    """Who writes reports: a template, unless an OpenAI-compatible endpoint is given."""
+    """Writing of reports: a template, or an OpenAI-compatible endpoint."""
 
-    url: Url | None = Field(None, description="Up to and with /v1, e.g. http://127.0.0.1:11434/v1")
-    model: str = Field("default", description="Which model is asked for.")
-    token: SecretRef | None = Field(None, description="Sent as a bearer.")
-    timeout: Duration = Field(timedelta(seconds=60), description="For one report.")
+    url: Url | None = Field(
+        None,
+        description="Base URL of an OpenAI-compatible endpoint, including /v1, e.g. http://127.0.0.1:11434/v1. "
+        "Default: reports are written from a template.",
+    )
+    model: str = Field("default", description="Name of the model in requests to the endpoint.")
+    token: SecretRef | None = Field(None, description="Bearer token for the endpoint, as env:NAME or file:/path.")
+    timeout: Duration = Field(timedelta(seconds=60), description="Timeout of a request for a report.")
 
 
 class WorkSection(Section):
-    """How the built-in workers work."""
+    """Concurrency of the built-in workers."""
 
-    concurrency: int = Field(32, ge=1, le=10_000, description="Steps one process has under way.")
-    waiting: int = Field(100, ge=1, le=10_000, description="Besides, steps that only wait for another part.")
+    concurrency: int = Field(32, ge=1, le=10_000, description="Number of steps that one process executes concurrently.")
+    waiting: int = Field(
+        100,
+        ge=1,
+        le=10_000,
+        description="Number of additional steps per process that wait for another part, e.g. of kind `ingest.run`.",
+    )
 
 
 class FlowsSection(Section):
-    """Flows: DAGs of steps run by workers."""
+    """Flows: graphs of steps, executed by workers."""
 
-    folder: Path | None = Field(None, description="Flows as *.yaml; read again when they change.")
-    modules: list[str] = Field(default_factory=list, description="Python modules that define flows or workers.")
-    files: Path | None = Field(None, description="The folder OHLCV_EXPORT may read candles from.")
-    database: DatabaseSection | None = Field(None, description="The database it may ask, as one who can only read.")
+    folder: Path | None = Field(
+        None, description="Folder of flow files (*.yaml, *.yml). A changed file is loaded again within a second."
+    )
+    modules: list[str] = Field(
+        default_factory=list, description="Python modules that define flows or workers; imported at start."
+    )
+    files: Path | None = Field(None, description="Folder of candle files that OHLCV_EXPORT may read. Default: none.")
+    database: DatabaseSection | None = Field(
+        None, description="Database that steps may query, read-only, e.g. for OHLCV_EXPORT. Default: none."
+    )
     lease: Annotated[Duration, Field(ge=timedelta(seconds=1), le=timedelta(days=1))] = Field(
-        timedelta(seconds=60), description="How long a claim holds a step when it does not say."
+        timedelta(seconds=60), description="Duration of a lease if the claim does not set `leaseSeconds`."
     )
-    max_lost: int = Field(5, ge=1, description="F11: attempts of a step without `retry` whose workers died.")
+    max_lost: int = Field(
+        5, ge=1, description="F11: number of expired leases before a step without `retry` fails with LEASE_EXPIRED."
+    )
     limits: dict[str, Annotated[int, Field(ge=1)]] = Field(
-        default_factory=dict, description="F16: steps of a kind under way, in all processes together."
+        default_factory=dict,
+        description="F16: maximum number of running steps by kind, over all processes. Default: no limit.",
     )
-    python: list[str] = Field(default_factory=list, description="Modules whose functions the kind `python` may call.")
+    python: list[str] = Field(
+        default_factory=list, description="Python packages and modules whose functions steps of kind `python` may call."
+    )
     http: HttpSection = HttpSection()
     images: ImagesSection = ImagesSection()
     llm: LlmSection = LlmSection()
     work: WorkSection = WorkSection()
-    retention: Duration = Field(timedelta(days=90), description="How long runs and their artifacts are kept.")
+    retention: Duration = Field(
+        timedelta(days=90), description="Time after which ended runs are deleted, with their logs and artifacts."
+    )

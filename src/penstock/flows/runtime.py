@@ -1,4 +1,4 @@
-"""Flows as they run in the background: periodic tasks that keep runs going, and workers that execute steps."""
+"""The background of flows: periodic tasks for runs and schedules, and workers that execute steps."""
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,7 +26,7 @@ from penstock.kernel.storage import Storage
 from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 
-# The statements of the engine are long: to plan each of them anew the first times costs more than to run it.
+# The statements of the engine are long: planning costs more than execution, so force generic plans.
 SESSION = {"plan_cache_mode": "force_generic_plan"}
 
 
@@ -67,7 +67,7 @@ async def run_flows(
     drain: timedelta,
     kinds: Collection[str] = (),
 ) -> AsyncIterator[None]:
-    """Keep runs going and execute their steps until the end; only steps of *kinds*, when any is named.
+    """Run the periodic tasks and the workers; with *kinds*, execute only steps of these kinds.
 
     *others* execute the steps that call other parts; *queries* is the database that steps may read.
     """
@@ -76,18 +76,17 @@ async def run_flows(
         platform.engine, platform.catalogue, platform.storage, platform.metrics, platform.telemetry.tracer
     )
     async with AsyncExitStack() as stack:
-        for chore in maintenance.periodic_tasks():
-            await stack.enter_async_context(run_periodically(*chore))
-        known = await _open_workers(platform, others, queries, stack)
-        chosen = known.only(kinds)
+        for task in maintenance.periodic_tasks():
+            await stack.enter_async_context(run_periodically(*task))
+        workers = (await _open_workers(platform, others, queries, stack)).only(kinds)
         work_source = LocalWorkSource(platform.engine, platform.storage)
         for waits, concurrency in ((False, section.work.concurrency), (True, section.work.waiting)):
-            some = Workers()
-            some.handlers = {kind: one for kind, one in chosen.handlers.items() if (kind in WAITING) == waits}
-            if some.handlers:
+            group = Workers()
+            group.handlers = {kind: call for kind, call in workers.handlers.items() if (kind in WAITING) == waits}
+            if group.handlers:
                 worker = StepWorker(
                     work_source,
-                    some,
+                    group,
                     platform.telemetry,
                     platform.metrics,
                     name=f"{name}/waiting" if waits else name,
@@ -101,11 +100,11 @@ async def run_flows(
 async def _open_workers(
     platform: FlowsPlatform, others: Workers, queries: Database | None, stack: AsyncExitStack
 ) -> Workers:
-    section, known = platform.section, Workers()
+    section, opened = platform.section, Workers()
     query = read_only(queries) if queries is not None else None
-    of_modules = platform.catalogue.make_workers(KindContext(section, query, platform.db.clock))
-    known.worker(http.KIND)(await stack.enter_async_context(http.http_worker(section.http)))
-    known.worker(python.KIND)(python.python_worker(section.python))
-    for workers in (others, *of_modules):
-        known.add(workers)
-    return known
+    from_modules = platform.catalogue.make_workers(KindContext(section, query, platform.db.clock))
+    opened.worker(http.KIND)(await stack.enter_async_context(http.http_worker(section.http)))
+    opened.worker(python.KIND)(python.python_worker(section.python))
+    for workers in (others, *from_modules):
+        opened.add(workers)
+    return opened

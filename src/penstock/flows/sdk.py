@@ -1,4 +1,4 @@
-"""F15, F17: for those who write flows and workers in Python: what they need, and how workers run beside no database.
+"""F15, F17: the SDK for flows and workers in Python. Workers use the API of a server, and need no database.
 
 from penstock.flows.sdk import FlowStep, run, worker
 
@@ -56,7 +56,7 @@ __all__ = [
 URL = "http://127.0.0.1:8080"
 DRAIN = timedelta(seconds=20)
 workers = Workers()
-worker = workers.worker  # registers with those above, which `run` and `serve` take unless told otherwise
+worker = workers.worker  # registers in `workers`, the default of `run` and `serve`
 
 
 def run(
@@ -68,18 +68,18 @@ def run(
     lease_for: timedelta = LEASE,
     name: str | None = None,
 ) -> None:
-    """Work for the server at *url* until SIGTERM or SIGINT; what is under way then may end, the rest is given back.
+    """Execute steps of the server at *url* until SIGTERM or SIGINT; running steps may end, others are released.
 
-    Without *url* and *token* those of PENSTOCK_URL and PENSTOCK_TOKEN are taken.
+    The defaults of *url* and *token* are PENSTOCK_URL and PENSTOCK_TOKEN.
     """
 
-    async def until_signalled() -> None:
+    async def serve_until_signal() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await serve(workers, stop, url=url, token=token, concurrency=concurrency, lease_for=lease_for, name=name)
 
-    asyncio.run(until_signalled())
+    asyncio.run(serve_until_signal())
 
 
 async def serve(
@@ -93,15 +93,15 @@ async def serve(
     drain: timedelta = DRAIN,
     name: str | None = None,
 ) -> None:
-    """Work for the server at *url* until *stop*."""
-    async with working(
+    """Execute steps of the server at *url* until *stop* is set."""
+    async with run_worker(
         workers, url=url, token=token, concurrency=concurrency, lease_for=lease_for, drain=drain, name=name
     ):
         await stop.wait()
 
 
 @asynccontextmanager
-async def working(
+async def run_worker(
     workers: Workers,
     *,
     url: str | None = None,
@@ -112,15 +112,15 @@ async def working(
     name: str | None = None,
     telemetry: Telemetry | None = None,
 ) -> AsyncIterator[None]:
-    """Work for the server at *url* meanwhile; steps are counted and traced where *telemetry* says."""
+    """Execute steps of the server at *url* in the background; *telemetry* gets their metrics and traces."""
     address = url or os.environ.get("PENSTOCK_URL", URL)
-    told = telemetry or Telemetry()
+    used = telemetry or Telemetry()
     async with FlowClient(address, token=token or os.environ.get("PENSTOCK_TOKEN")) as client:
         worker = StepWorker(
             HttpWorkSource(client, lease_for),
             workers,
-            told,
-            FlowMetrics(told.registry),
+            used,
+            FlowMetrics(used.registry),
             name=name or worker_name("flows"),
             concurrency=concurrency,
             lease_for=lease_for,

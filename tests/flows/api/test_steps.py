@@ -12,8 +12,8 @@ from tests.flows.harness import LEASE, SECOND, FlowsHarness, chain, claim_name, 
 from tests.support.http import answered, problem
 
 
-async def test_a_claim_is_one_workers_alone(harness: FlowsHarness) -> None:
-    """F4: of two workers one gets the step; its lease and its fence are told."""
+async def test_step_is_claimed_by_one_worker(harness: FlowsHarness) -> None:
+    """F4: of two workers only one claims the step; the claim has a lease and a fence."""
     await harness.create({"a": {"kind": "work", "timeout": 90}})
     first, second = await asyncio.gather(harness.claim(leaseSeconds=30), harness.claim())
     [item] = first or second
@@ -204,11 +204,11 @@ async def test_an_artifact_is_within_the_body_limit(database_url: str, tmp_path:
         for name in ("%2e%2e%2fx", "a%00b", "a%5cb", "a//b", "x" * 201):
             answer = await harness.http.put(f"{path}/{name}", params=params, content=b"x")
             assert answer.status_code == 422, answer.text
-        assert [one async for one in harness.storage.list()] == []
+        assert [item async for item in harness.storage.list()] == []
 
 
-async def test_an_artifact_that_was_removed_is_gone(harness: FlowsHarness) -> None:
-    """F6: the step knows of it, the store does not: 404, not half an answer."""
+async def test_deleted_artifact(harness: FlowsHarness) -> None:
+    """F6: an artifact that was deleted from the store is a 404."""
     await harness.create(chain("a"))
     [item] = await harness.claim()
     path = f"{step_path(item)}/artifacts/x"

@@ -91,7 +91,7 @@ async def test_a_worker_in_javascript(harness: FlowsHarness, url: str) -> None:
     assert (good["status"], good["outputs"]) == ("SUCCEEDED", {"words": 3})
     assert [one["name"] for one in good["artifacts"]] == ["words.json"]
     assert (await harness.http.get("/flow_runs/r1/steps/good/artifacts/words.json")).json() == {"a": 2, "b": 1}
-    assert bad["error"] == {"code": "NO_TEXT", "message": "inputs.text is no text", "details": {"inputs": {}}}
+    assert bad["error"] == {"code": "NO_TEXT", "message": "inputs.text must be a text", "details": {"inputs": {}}}
     assert (await harness.get("/flow_runs/r1/steps/good/logs"))["lines"][0]["message"] == "2 different words"
 
 

@@ -27,11 +27,11 @@ from tests.flows.market_servers import (
     TOKEN_NAME,
     Answer,
     ScriptedMarketServer,
+    make_answer,
+    make_completion,
     market_server,
-    never,
+    never_answer,
     picture,
-    says,
-    writes,
 )
 from tests.flows.scenarios.market_harness import EXAMPLE, FLOW, LEASE, example, market, opened, workers
 from tests.support.processes import Up
@@ -53,7 +53,7 @@ async def api(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedMarketSe
     """An image API, or a model: what it answers is the test's."""
     monkeypatch.setenv(TOKEN_NAME, TOKEN)
     async with market_server() as server:
-        server.will(picture)
+        server.script(picture)
         yield server
 
 
@@ -145,12 +145,12 @@ async def test_asking_again_for_the_example_changes_nothing(database_url: str, t
 
 
 TROUBLES = {
-    "IMAGE_ERROR": says("busy", status=503),
-    "IMAGE_TIMEOUT": never,
-    "IMAGE_THROTTLED": says(status=429, Retry_After="3600"),
-    "IMAGE_BAD_ANSWER": says("<html>sorry</html>"),
-    "IMAGE_REFUSED": says("what?", status=422),
-    "IMAGE_UNAUTHORIZED": says(f"who is {TOKEN}?", status=401),
+    "IMAGE_ERROR": make_answer("busy", status=503),
+    "IMAGE_TIMEOUT": never_answer,
+    "IMAGE_THROTTLED": make_answer(status=429, Retry_After="3600"),
+    "IMAGE_BAD_ANSWER": make_answer("<html>sorry</html>"),
+    "IMAGE_REFUSED": make_answer("what?", status=422),
+    "IMAGE_UNAUTHORIZED": make_answer(f"who is {TOKEN}?", status=401),
 }
 
 
@@ -160,7 +160,7 @@ async def test_fewer_pictures_than_asked_may_be_enough(
     api: ScriptedMarketServer, database_url: str, tmp_path: Path, code: str
 ) -> None:
     """F12: with minImages of them the step succeeds as partial, and the report goes with those that came."""
-    api.will(TROUBLES[code], chart="four-hours")
+    api.script(TROUBLES[code], chart="four-hours")
     images = {"url": api.url, "timeout": 1, "attempts": 1}
     async with market(database_url, tmp_path, api, images=images) as found:
         run = await found.done(**example())
@@ -181,8 +181,8 @@ async def test_too_few_pictures_fail_the_run(
     api: ScriptedMarketServer, database_url: str, tmp_path: Path, code: str
 ) -> None:
     """F7, F12: FAILED with the pictures that did not come; the manifest and what came are there all the same."""
-    api.will(TROUBLES[code], chart="days")
-    api.will(TROUBLES[code], chart="hours")
+    api.script(TROUBLES[code], chart="days")
+    api.script(TROUBLES[code], chart="hours")
     images = {"url": api.url, "timeout": 1, "attempts": 1}
     async with market(database_url, tmp_path, api, images=images) as found:
         run = await found.done(**example())
@@ -200,9 +200,9 @@ async def test_an_api_that_recovers_gives_all_pictures(
     api: ScriptedMarketServer, database_url: str, tmp_path: Path
 ) -> None:
     """F13: a picture that does not come at once is asked for again, as long after as the API says."""
-    api.will(says("busy", status=500), says("<html>"), picture, chart="days")
-    api.will(never, picture, chart="four-hours")
-    api.will(says(status=429, Retry_After="7"), picture, chart="hours")
+    api.script(make_answer("busy", status=500), make_answer("<html>"), picture, chart="days")
+    api.script(never_answer, picture, chart="four-hours")
+    api.script(make_answer(status=429, Retry_After="7"), picture, chart="hours")
     async with market(database_url, tmp_path, api, images={"url": api.url, "timeout": 1}) as found:
         run = await found.done(**example())
         assert (run["status"], run["steps"]["charts"]["attempts"]) == ("SUCCEEDED", 1)
@@ -217,10 +217,10 @@ async def test_a_step_that_is_tried_again_leaves_only_its_last_attempt(
     api: ScriptedMarketServer, database_url: str, tmp_path: Path
 ) -> None:
     """F6, F10: what an attempt before wrote is not published, and the manifest is the last one's."""
-    busy = says("busy", status=503)
-    api.will(says(b"\xff\xd8\xff first", content_type="image/jpeg"), picture, chart="days")
-    api.will(busy, picture, chart="hours")
-    api.will(busy, busy, chart="four-hours")
+    busy = make_answer("busy", status=503)
+    api.script(make_answer(b"\xff\xd8\xff first", content_type="image/jpeg"), picture, chart="days")
+    api.script(busy, picture, chart="hours")
+    api.script(busy, busy, chart="four-hours")
     again = {"retry": {"maxAttempts": 2, "backoff": 0}}
     async with market(database_url, tmp_path, api, images={"url": api.url, "attempts": 1}) as found:
         run = await found.done(**example(charts=again))
@@ -236,7 +236,7 @@ async def test_a_step_that_is_tried_again_leaves_only_its_last_attempt(
 
 async def test_refusals_are_not_tried_again(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
     """F10: a step whose pictures can never come has one attempt, though its `retry` gives it three."""
-    api.will(says("no", status=400))
+    api.script(make_answer("no", status=400))
     async with market(database_url, tmp_path, api, images={"url": api.url}) as found:
         run = await found.done()
         assert failed_charts(run)["code"] == "TOO_FEW_IMAGES"
@@ -245,12 +245,12 @@ async def test_refusals_are_not_tried_again(api: ScriptedMarketServer, database_
 
 async def test_a_failed_run_is_taken_up_by_hand(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
     """F10: once the API is well, the charts are tried again, and the run ends with them and its report."""
-    api.will(says("down", status=503))
+    api.script(make_answer("down", status=503))
     async with market(database_url, tmp_path, api, images={"url": api.url}) as found:
         assert failed_charts(await found.done(**example()))["code"] == "TOO_FEW_IMAGES"
         before = found.published()
         assert (await found.manifest())[0] == []
-        api.will(picture)
+        api.script(picture)
         assert await found.operations.retry("r1", "tester", "charts") == ["charts", "report"]
         run = await found.ended()
         assert set(statuses(run).values()) == {"SUCCEEDED"}
@@ -264,7 +264,7 @@ async def test_a_failed_run_is_taken_up_by_hand(api: ScriptedMarketServer, datab
 
 async def test_charts_nobody_needs(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
     """F7, F12: with `required: false` they are SKIPPED with error and manifest; the report goes without them."""
-    api.will(says("down", status=503))
+    api.script(make_answer("down", status=503))
     without = {"inputs": {"charts": "${steps.charts.outputs.items or null}"}}
     async with market(database_url, tmp_path, api, images={"url": api.url}) as found:
         run = await found.done(**example(charts={"required": False}, report=without))
@@ -419,7 +419,7 @@ async def test_charts_that_take_too_long_leave_their_manifest(
     api: ScriptedMarketServer, database_url: str, tmp_path: Path
 ) -> None:
     """F12: an attempt stopped by its `timeout` is FAILED; of each picture the manifest tells whether it came."""
-    api.will(never, chart="hours")
+    api.script(never_answer, chart="hours")
     async with market(database_url, tmp_path, api, images={"url": api.url}) as found:
         run = await found.done(**example(charts={"timeout": 0.5}))
         assert failed_charts(run)["code"] == "STEP_TIMEOUT"
@@ -443,7 +443,7 @@ async def test_a_lie_is_worth_another_attempt(database_url: str, tmp_path: Path)
 
 async def test_a_model_writes_the_report(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
     """F13: an OpenAI-compatible endpoint is given the figures, and what it writes stands above them."""
-    api.will(writes("It rose, with a pause in spring."))
+    api.script(make_completion("It rose, with a pause in spring."))
     async with market(database_url, tmp_path, api, llm={"url": api.url, "model": "small-1"}) as found:
         run = await found.done(**example(report={"inputs": {"instructions": "Be brief."}}))
         assert (run["status"], run["steps"]["report"]["outputs"]["writer"]) == ("SUCCEEDED", "small-1")
@@ -462,13 +462,13 @@ async def test_a_model_writes_the_report(api: ScriptedMarketServer, database_url
 @pytest.mark.parametrize(
     ("trouble", "code", "attempts"),
     [
-        (never, "LLM_TIMEOUT", 2),
-        (says(f"overloaded, {TOKEN}", status=503), "LLM_UNAVAILABLE", 2),
-        (says(f'{{"error": "{TOKEN}"}}', status=429), "LLM_THROTTLED", 2),
-        (says("<html>", content_type="text/html"), "LLM_BAD_ANSWER", 2),
-        (writes(f"cut off at {TOKEN}", "length"), "LLM_BAD_ANSWER", 2),
-        (says(f"the key {TOKEN} is unknown", status=401), "LLM_UNAUTHORIZED", 1),
-        (says(f"{TOKEN} may not ask that", status=400), "LLM_REFUSED", 1),
+        (never_answer, "LLM_TIMEOUT", 2),
+        (make_answer(f"overloaded, {TOKEN}", status=503), "LLM_UNAVAILABLE", 2),
+        (make_answer(f'{{"error": "{TOKEN}"}}', status=429), "LLM_THROTTLED", 2),
+        (make_answer("<html>", content_type="text/html"), "LLM_BAD_ANSWER", 2),
+        (make_completion(f"cut off at {TOKEN}", "length"), "LLM_BAD_ANSWER", 2),
+        (make_answer(f"the key {TOKEN} is unknown", status=401), "LLM_UNAUTHORIZED", 1),
+        (make_answer(f"{TOKEN} may not ask that", status=400), "LLM_REFUSED", 1),
     ],
 )
 async def test_a_model_that_fails_the_report(
@@ -481,9 +481,9 @@ async def test_a_model_that_fails_the_report(
     attempts: int,
 ) -> None:
     """F10, F13: each failure has its code, and is tried again where that may help; the token is never told."""
-    api.will(trouble)
+    api.script(trouble)
     again = {"retry": {"maxAttempts": 2, "backoff": 0}}
-    patience = 0.1 if trouble is never else 30
+    patience = 0.1 if trouble is never_answer else 30
     async with market(database_url, tmp_path, api, llm={"url": api.url, "timeout": patience}) as found:
         run = await found.done(**example(report=again))
         report = run["steps"]["report"]
@@ -500,8 +500,8 @@ async def test_a_model_that_recovers_between_attempts(
     api: ScriptedMarketServer, database_url: str, tmp_path: Path
 ) -> None:
     """F10: an attempt that came to nothing is followed by one that succeeds; its log tells of both."""
-    busy = says("busy", status=503)
-    api.will(busy, busy, busy, writes("All is well."))
+    busy = make_answer("busy", status=503)
+    api.script(busy, busy, busy, make_completion("All is well."))
     async with market(database_url, tmp_path, api, llm={"url": api.url}) as found:
         run = await found.done(**example(report={"retry": {"maxAttempts": 2, "backoff": 0}}))
         report = run["steps"]["report"]
@@ -514,8 +514,8 @@ async def test_a_model_that_recovers_between_attempts(
 
 
 async def test_a_model_that_repeats_the_token(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
-    """F13: whatever it writes, the report does not hold the secret it was asked with."""
-    api.will(writes(f"You are {TOKEN}, and prices rose."))
+    """F13: whatever it make_completion, the report does not hold the secret it was asked with."""
+    api.script(make_completion(f"You are {TOKEN}, and prices rose."))
     async with market(database_url, tmp_path, api, llm={"url": api.url}) as found:
         assert (await found.done(**example()))["status"] == "SUCCEEDED"
         assert TOKEN.encode() not in await found.all_told()
@@ -532,7 +532,7 @@ class Held:
     async def __call__(self, server: ScriptedMarketServer) -> web.StreamResponse:
         self.asked.set()
         await self.let_go.wait()
-        return await says(self._data)(server)
+        return await make_answer(self._data)(server)
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -542,8 +542,8 @@ async def test_who_lost_the_lease_cannot_publish(
     """F6, F11: a worker that goes on after its lease, until before or after the winner's end, changes nothing."""
     slow, slow_hours, quick = Held(PNG + b"slow"), Held(PNG), Held(PNG)
     slow_hours.let_go.set()
-    api.will(slow, says(PNG + b"quick"), chart="days")
-    api.will(slow_hours, quick, chart="hours")
+    api.script(slow, make_answer(PNG + b"quick"), chart="days")
+    api.script(slow_hours, quick, chart="hours")
     section: Json = {"images": {"url": api.url}}
     async with opened(database_url, tmp_path, clock=clock, **section) as found, AsyncExitStack() as winner:
         async with found.worked_by(workers(api, **section), "slow", at_once=1):

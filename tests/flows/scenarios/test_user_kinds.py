@@ -46,7 +46,7 @@ async def exporting(request: pytest.FixtureRequest, harness: FlowsHarness, url: 
     """The same, with the worker of the module."""
     async with AsyncExitStack() as stack:
         if request.param == "over HTTP":
-            await stack.enter_async_context(sdk.working(workers, url=url, drain=DRAIN))
+            await stack.enter_async_context(sdk.run_worker(workers, url=url, drain=DRAIN))
         else:
             work_source = LocalWorkSource(harness.engine, harness.storage)
             worker = StepWorker(work_source, workers, Telemetry(), name="w1", concurrency=4, lease_for=LEASE)
@@ -97,7 +97,7 @@ async def test_a_check_of_inputs_that_crashes_is_named(harness: FlowsHarness) ->
     """F2, F17: an error inside `check_inputs` refuses the run with BAD_INPUTS, the kind and the error."""
     steps = {"export": {"kind": KIND, "inputs": {"rows": "three"}}}
     problem = await harness.post_refused(422, "BAD_INPUTS", "/flow_runs", runId="r1", steps=steps)
-    assert f"step 'export', inputs: the check of the kind '{KIND}' failed: TypeError: " in problem["detail"]
+    assert f"step 'export', inputs: the input check of kind '{KIND}' crashed: TypeError: " in problem["detail"]
 
 
 async def test_a_module_makes_workers_of_its_context(database_url: str, tmp_path: Path) -> None:

@@ -21,5 +21,5 @@ def step_io() -> RunStepIO:
 async def api(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedMarketServer]:
     monkeypatch.setenv(TOKEN_NAME, TOKEN)
     async with market_server() as server:
-        server.will(picture)
+        server.script(picture)
         yield server

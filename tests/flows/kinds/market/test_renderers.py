@@ -11,7 +11,7 @@ from penstock.flows.kinds.market import renderers
 from penstock.flows.kinds.market.manifest import verdict
 from tests.flows.kinds.market.chart_steps import BEGIN, FILES, HERE, asked, drawn_by, told
 from tests.flows.kinds.market.run_step_io import RunStepIO
-from tests.flows.market_servers import PNG, TOKEN, Answer, ScriptedMarketServer, never, picture, says
+from tests.flows.market_servers import PNG, TOKEN, Answer, ScriptedMarketServer, make_answer, never_answer, picture
 
 
 async def test_without_candles_there_is_nothing_to_draw(step_io: RunStepIO) -> None:
@@ -35,12 +35,12 @@ async def test_the_image_api_is_asked_once_per_chart(api: ScriptedMarketServer, 
 @pytest.mark.parametrize(
     "trouble",
     [
-        says(status=500),
-        says(status=503),
-        says(status=429),
-        says(b"<html>busy</html>", content_type="text/html"),
-        says(b"<html>busy</html>"),
-        says(status=204),
+        make_answer(status=500),
+        make_answer(status=503),
+        make_answer(status=429),
+        make_answer(b"<html>busy</html>", content_type="text/html"),
+        make_answer(b"<html>busy</html>"),
+        make_answer(status=204),
     ],
     ids=["500", "503", "429", "html", "html as png", "nothing"],
 )
@@ -48,7 +48,7 @@ async def test_a_failure_of_the_moment_is_tried_again(
     api: ScriptedMarketServer, step_io: RunStepIO, trouble: Answer
 ) -> None:
     """F13: errors, throttling and rubbish cost a try, with a longer pause each time."""
-    api.will(trouble, trouble, picture)
+    api.script(trouble, trouble, picture)
     outputs = await step_io.do(drawn_by(api), CHART_EXPORT, asked("a"))
     assert outputs["received"] == 1
     assert len(api.bodies) == 3
@@ -59,14 +59,14 @@ async def test_a_failure_of_the_moment_is_tried_again(
 @pytest.mark.parametrize(
     ("trouble", "code", "tries", "retryable"),
     [
-        (says("no luck", status=500), "IMAGE_ERROR", 3, True),
-        (says(status=429), "IMAGE_THROTTLED", 3, True),
-        (says(b"rubbish"), "IMAGE_BAD_ANSWER", 3, True),
-        (says(b"<svg onload='x'/>", content_type="image/svg+xml"), "IMAGE_BAD_ANSWER", 3, True),
-        (says(status=422), "IMAGE_REFUSED", 1, False),
-        (says(status=302, Location="http://127.0.0.1:1/"), "IMAGE_REFUSED", 1, False),
-        (says(f"bad token {TOKEN}", status=401), "IMAGE_UNAUTHORIZED", 1, False),
-        (says(status=429, Retry_After="3600"), "IMAGE_THROTTLED", 1, True),
+        (make_answer("no luck", status=500), "IMAGE_ERROR", 3, True),
+        (make_answer(status=429), "IMAGE_THROTTLED", 3, True),
+        (make_answer(b"rubbish"), "IMAGE_BAD_ANSWER", 3, True),
+        (make_answer(b"<svg onload='x'/>", content_type="image/svg+xml"), "IMAGE_BAD_ANSWER", 3, True),
+        (make_answer(status=422), "IMAGE_REFUSED", 1, False),
+        (make_answer(status=302, Location="http://127.0.0.1:1/"), "IMAGE_REFUSED", 1, False),
+        (make_answer(f"bad token {TOKEN}", status=401), "IMAGE_UNAUTHORIZED", 1, False),
+        (make_answer(status=429, Retry_After="3600"), "IMAGE_THROTTLED", 1, True),
     ],
     ids=["500", "429", "rubbish", "svg", "422", "302", "401", "later"],
 )
@@ -74,7 +74,7 @@ async def test_tries_come_to_an_end(
     api: ScriptedMarketServer, step_io: RunStepIO, trouble: Answer, code: str, tries: int, retryable: bool
 ) -> None:
     """F13: what is still so after the last try is told exactly, without token or query; what is final is not tried."""
-    api.will(trouble)
+    api.script(trouble)
     error = await step_io.fail(drawn_by(api), CHART_EXPORT, asked("a"))
     assert error.code == "TOO_FEW_IMAGES"
     [failure] = step_io.document("chart", "manifest.json")["failures"]
@@ -89,7 +89,7 @@ async def test_tries_come_to_an_end(
 
 async def test_silence_times_out(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F13: an API that never answers is waited for no longer than `timeout`, and costs only its own picture."""
-    api.will(never, chart="a")
+    api.script(never_answer, chart="a")
     outputs = await step_io.do(drawn_by(api, timeout=0.2, attempts=2), CHART_EXPORT, asked("a", "b", minImages=1))
     assert outputs["partial"] is True
     assert told(step_io) == (["b"], [("a", "IMAGE_TIMEOUT")])
@@ -107,7 +107,7 @@ async def test_a_picture_beyond_all_measure(
 ) -> None:
     """F13: an answer over the limit is not read to its end."""
     monkeypatch.setattr(renderers, "PICTURE_LIMIT", 1_000)
-    api.will(says(PNG + bytes(2_000)))
+    api.script(make_answer(PNG + bytes(2_000)))
     await step_io.fail(drawn_by(api), CHART_EXPORT, asked("a"))
     assert told(step_io) == ([], [("a", "IMAGE_TOO_LARGE")])
 
@@ -116,8 +116,8 @@ async def test_fewer_pictures_than_asked_for(api: ScriptedMarketServer, step_io:
     """F12: of forty pictures some come at once, some later, some never: the manifest accounts for every one."""
     names = [f"r{n}" for n in range(40)]
     for n, name in enumerate(names):
-        scripts = [(picture,), (says(status=500), picture), (says(status=404),), (says(b"?"),)]
-        api.will(*scripts[n % 4], chart=name)
+        scripts = [(picture,), (make_answer(status=500), picture), (make_answer(status=404),), (make_answer(b"?"),)]
+        api.script(*scripts[n % 4], chart=name)
     outputs = await step_io.do(drawn_by(api), CHART_EXPORT, asked(*names, minImages=20))
     assert (outputs["requested"], outputs["received"], outputs["partial"]) == (40, 20, True)
     items, failures = told(step_io)
@@ -133,6 +133,6 @@ async def test_fewer_pictures_than_asked_for(api: ScriptedMarketServer, step_io:
 async def test_the_api_says_when(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F13: a Retry-After is kept to, in seconds or as a date by our clock."""
     at = format_datetime(BEGIN + timedelta(seconds=9), usegmt=True)
-    api.will(says(status=429, Retry_After="7"), says(status=503, Retry_After=at), picture)
+    api.script(make_answer(status=429, Retry_After="7"), make_answer(status=503, Retry_After=at), picture)
     await step_io.do(drawn_by(api), CHART_EXPORT, asked("a"))
     assert api.pauses == [7.0, 9.0]

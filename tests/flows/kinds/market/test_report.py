@@ -27,10 +27,10 @@ from tests.flows.market_servers import (
     TOKEN_REF,
     Answer,
     ScriptedMarketServer,
+    make_answer,
+    make_completion,
     market_server,
-    never,
-    says,
-    writes,
+    never_answer,
 )
 from tests.support.types import Json
 
@@ -58,7 +58,7 @@ def step_io() -> RunStepIO:
 async def llm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedMarketServer]:
     monkeypatch.setenv(TOKEN_NAME, TOKEN)
     async with market_server() as server:
-        server.will(writes("It went up and down."))
+        server.script(make_completion("It went up and down."))
         yield server
 
 
@@ -126,25 +126,25 @@ async def test_a_model_writes_and_the_figures_stay_ours(llm: ScriptedMarketServe
 @pytest.mark.parametrize(
     ("trouble", "code", "tries"),
     [
-        (says("no luck", status=500), "LLM_UNAVAILABLE", 3),
-        (says(status=429), "LLM_THROTTLED", 3),
-        (says(f"who is {TOKEN}?", status=401), "LLM_UNAUTHORIZED", 1),
-        (says("no such model", status=404), "LLM_REFUSED", 1),
-        (says("not JSON", content_type="text/plain"), "LLM_BAD_ANSWER", 3),
-        (says("[]", content_type="application/json"), "LLM_BAD_ANSWER", 3),
-        (says('{"choices": []}', content_type="application/json"), "LLM_BAD_ANSWER", 3),
-        (says('{"choices": [{"message": null}]}', content_type="application/json"), "LLM_BAD_ANSWER", 3),
-        (writes(None, "content_filter"), "LLM_BAD_ANSWER", 3),
-        (writes("  \n"), "LLM_BAD_ANSWER", 3),
-        (writes("It began well and then", "length"), "LLM_BAD_ANSWER", 3),
-        (writes("x" * 200_001), "LLM_BAD_ANSWER", 3),
+        (make_answer("no luck", status=500), "LLM_UNAVAILABLE", 3),
+        (make_answer(status=429), "LLM_THROTTLED", 3),
+        (make_answer(f"who is {TOKEN}?", status=401), "LLM_UNAUTHORIZED", 1),
+        (make_answer("no such model", status=404), "LLM_REFUSED", 1),
+        (make_answer("not JSON", content_type="text/plain"), "LLM_BAD_ANSWER", 3),
+        (make_answer("[]", content_type="application/json"), "LLM_BAD_ANSWER", 3),
+        (make_answer('{"choices": []}', content_type="application/json"), "LLM_BAD_ANSWER", 3),
+        (make_answer('{"choices": [{"message": null}]}', content_type="application/json"), "LLM_BAD_ANSWER", 3),
+        (make_completion(None, "content_filter"), "LLM_BAD_ANSWER", 3),
+        (make_completion("  \n"), "LLM_BAD_ANSWER", 3),
+        (make_completion("It began well and then", "length"), "LLM_BAD_ANSWER", 3),
+        (make_completion("x" * 200_001), "LLM_BAD_ANSWER", 3),
     ],
 )
 async def test_a_model_that_fails(
     llm: ScriptedMarketServer, step_io: RunStepIO, trouble: Answer, code: str, tries: int
 ) -> None:
     """F13: each failure has its code; there is no report rather than half of one, and the token is not told."""
-    llm.will(trouble)
+    llm.script(trouble)
     error = await step_io.fail(written_by(llm), LLM_REPORT, INPUTS, "report")
     assert (error.code, error.details) == (code, {"attempts": tries})
     assert len(llm.bodies) == tries
@@ -154,7 +154,7 @@ async def test_a_model_that_fails(
 
 async def test_a_model_that_recovers(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F13: a failure of the moment costs a try, as long after as the endpoint asks."""
-    llm.will(says(status=503, Retry_After="9"), says("{"), writes("All is well."))
+    llm.script(make_answer(status=503, Retry_After="9"), make_answer("{"), make_completion("All is well."))
     await step_io.do(written_by(llm), LLM_REPORT, INPUTS, "report")
     assert "All is well." in report(step_io)
     assert llm.pauses[0] == 9.0
@@ -162,7 +162,7 @@ async def test_a_model_that_recovers(llm: ScriptedMarketServer, step_io: RunStep
 
 async def test_a_model_that_never_answers(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F13: LLM_TIMEOUT, after `timeout` and no later."""
-    llm.will(never)
+    llm.script(never_answer)
     error = await step_io.fail(written_by(llm, timeout=0.1), LLM_REPORT, INPUTS, "report")
     assert error.code == "LLM_TIMEOUT"
     assert "0.1 s" in error.message
