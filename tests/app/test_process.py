@@ -1,4 +1,4 @@
-"""What every program shares: its start, its socket, and the order of its end."""
+"""The process of a program: its start, its socket, and its shutdown."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -20,26 +20,26 @@ READY = "/actuator/health/readiness"
 
 
 class Resources:
-    """Records when each of its resources is opened and closed."""
+    """A recorder of the resources that are opened and closed."""
 
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self.calls: list[str] = []
 
     @asynccontextmanager
     async def opened(self, name: str) -> AsyncIterator[str]:
-        self.seen.append(f"open {name}")
+        self.calls.append(f"open {name}")
         try:
             yield name
         finally:
-            self.seen.append(f"close {name}")
+            self.calls.append(f"close {name}")
 
     @contextmanager
     def entered(self, name: str) -> Iterator[str]:
-        self.seen.append(f"open {name}")
+        self.calls.append(f"open {name}")
         try:
             yield name
         finally:
-            self.seen.append(f"close {name}")
+            self.calls.append(f"close {name}")
 
 
 def settings(folder: Path, *, port: int = 0) -> Settings:
@@ -48,17 +48,17 @@ def settings(folder: Path, *, port: int = 0) -> Settings:
 
 async def test_a_program_closes_what_it_opened_in_reverse(tmp_path: Path) -> None:
     """Resources are closed in reverse, also when the program fails."""
-    seen = Resources()
+    resources = Resources()
     with pytest.raises(RuntimeError, match="broken"):
         async with open_process(settings(tmp_path), asyncio.Event()) as program:
-            assert await program.open(seen.opened("database")) == "database"
-            assert program.enter(seen.entered("socket")) == "socket"
+            assert await program.open(resources.opened("database")) == "database"
+            assert program.enter(resources.entered("socket")) == "socket"
             raise RuntimeError("broken")
-    assert seen.seen == ["open database", "open socket", "close socket", "close database"]
+    assert resources.calls == ["open database", "open socket", "close socket", "close database"]
 
 
-async def test_a_program_answers_until_it_is_to_stop(tmp_path: Path) -> None:
-    """Ready while it serves, not ready while it drains, and a port that is free afterwards."""
+async def test_a_program_answers_until_it_is_stopped(tmp_path: Path) -> None:
+    """A program is ready while it serves and not ready while it drains; its port is free afterwards."""
     stop, drained, app = asyncio.Event(), asyncio.Event(), FastAPI()
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     pulse = LivenessPulse({}, needs=[], on_drain=drained.set)
@@ -87,7 +87,7 @@ async def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     assert refused.value.code == "PORT_IN_USE"
 
 
-async def test_one_program_owns_a_data_directory(tmp_path: Path) -> None:
+async def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:
     """The owner locks the directory until its end; a program that does not own the directory is not refused."""
 
     async def start(*, owns: bool) -> Process:
@@ -102,7 +102,7 @@ async def test_one_program_owns_a_data_directory(tmp_path: Path) -> None:
     await start(owns=True)
 
 
-async def test_a_program_without_an_application_shows_no_requests(tmp_path: Path) -> None:
+async def test_a_program_without_an_application_exports_no_request_metrics(tmp_path: Path) -> None:
     """R26: a pod counts its requests itself, so the metrics of applications come with the first application."""
     async with open_process(settings(tmp_path), asyncio.Event()) as program:
         assert "penstock_http_requests" not in str(list(program.telemetry.registry.collect()))

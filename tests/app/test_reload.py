@@ -1,4 +1,4 @@
-"""What is taken over of a configuration that changes while the program runs."""
+"""Changes of the configuration that are applied while the program runs."""
 
 import asyncio
 import json
@@ -30,11 +30,11 @@ async def schemas(database_url: str) -> str:
     return database_url
 
 
-async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tmp_path: Path) -> None:
-    """R1: a connection lost in the middle of a take-over delays the new version, it does not lose it."""
+async def test_an_interrupted_reload_is_repeated(schemas: str, tmp_path: Path) -> None:
+    """R1: a connection that is lost during a reload delays the new version, and does not lose it."""
     async with (
         in_process(tmp_path, schemas, CURRENCY) as (platform, file),
-        other_connections(schemas) as (holder, looker),
+        other_connections(schemas) as (holder, observer),
     ):
         harness = RefdataHarness(platform)
         reloader = _ReloadWorker(load_settings(file, {}), platform.telemetry, platform)
@@ -43,36 +43,36 @@ async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tm
         write_definitions(file, schemas, redefined(CURRENCY))
         async with holder.transaction():
             await holder.execute("SELECT FROM dictionary_definition FOR UPDATE")
-            looking = asyncio.create_task(reloader.look())
-            await looker.execute("SELECT pg_terminate_backend($1)", await waiting_for_a_lock(looker))
+            checking = asyncio.create_task(reloader.check())
+            await observer.execute("SELECT pg_terminate_backend($1)", await waiting_for_a_lock(observer))
             with pytest.raises(Transient):
-                await looking
-        await reloader.look()  # as it does every second
+                await checking
+        await reloader.check()  # as it does every second
         assert await harness.version("CURRENCY") == 2
 
 
-async def test_a_wrong_file_is_refused_in_process(schemas: str, tmp_path: Path) -> None:
-    """R1: a wrong file changes nothing, is logged and counted; a good one is taken over with its log level."""
+async def test_an_invalid_file_is_refused(schemas: str, tmp_path: Path) -> None:
+    """R1: an invalid file changes nothing, is logged and sets the metric; a valid one is applied with its log level."""
     async with in_process(tmp_path, schemas, CURRENCY) as (platform, file):
         reloader = _ReloadWorker(load_settings(file, {}), platform.telemetry, platform)
-        good, catalogue = json.loads(file.read_text()), platform.refdata.catalogue
+        valid, catalogue = json.loads(file.read_text()), platform.refdata.catalogue
 
         def is_refused() -> float | None:
             return platform.telemetry.registry.get_sample_value("penstock_config_invalid")
 
         file.write_text("telemetry: {log_level: loud}")
-        with structlog.testing.capture_logs() as logged:
-            await reloader.look()
-        assert [(entry["event"], entry["kept"]) for entry in logged] == [("configuration_refused", "the one before")]
-        assert ([one.section.code for one in catalogue.all()], is_refused()) == (["CURRENCY"], 1)
-        dictionaries = [*good["refdata"]["dictionaries"], {"code": "FRESH"}]
-        refdata = {**good["refdata"], "dictionaries": dictionaries}
-        file.write_text(json.dumps({**good, "telemetry": {"log_level": "WARNING"}, "refdata": refdata}))
+        with structlog.testing.capture_logs() as logs:
+            await reloader.check()
+        assert [(entry["event"], entry["code"]) for entry in logs] == [("configuration_refused", "CONFIG_INVALID")]
+        assert ([dictionary.section.code for dictionary in catalogue.all()], is_refused()) == (["CURRENCY"], 1)
+        dictionaries = [*valid["refdata"]["dictionaries"], {"code": "FRESH"}]
+        refdata = {**valid["refdata"], "dictionaries": dictionaries}
+        file.write_text(json.dumps({**valid, "telemetry": {"log_level": "WARNING"}, "refdata": refdata}))
         before = logging.getLogger().level
         try:
-            await reloader.look()
+            await reloader.check()
             assert LOG_LEVEL.number == logging.WARNING
         finally:
             LOG_LEVEL.configure("INFO")
             logging.getLogger().setLevel(before)
-        assert ([one.section.code for one in catalogue.all()], is_refused()) == (["CURRENCY", "FRESH"], 0)
+        assert ([dictionary.section.code for dictionary in catalogue.all()], is_refused()) == (["CURRENCY", "FRESH"], 0)

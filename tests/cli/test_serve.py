@@ -101,7 +101,7 @@ from pathlib import Path
 from penstock.kernel.db.embedded import embedded_postgres
 async def main():
     async with embedded_postgres(Path(sys.argv[1])):
-        print("held", flush=True)
+        print("held", file=sys.stderr, flush=True)  # the log goes to standard output
         await asyncio.to_thread(sys.stdin.read)
 asyncio.run(main())
 """
@@ -113,9 +113,9 @@ def postgres_holder() -> Holder:
 
     def start(folder: Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", HOLDER, str(folder)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"held\n"
         return process
 
     return start

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.platform import open_workplace
+from penstock.app.platform import open_ingest_workspace
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.workspace import IngestWorkspace
 from penstock.kernel.clock import ManualClock
@@ -43,7 +43,7 @@ def configured(harness: IngestHarness, database_url: str) -> Settings:
 
 @pytest.fixture
 def place(configured: Settings) -> Iterator[IngestWorkspace]:
-    with open_workplace(configured, uses_database=True) as place:
+    with open_ingest_workspace(configured, uses_database=True) as place:
         yield place
 
 

@@ -1,4 +1,4 @@
-"""Adapters between parts: the other parts as steps of flows need them (F14), and dictionaries that read a feed."""
+"""Adapters between parts: other parts as steps of flows (F14), and dictionaries that read a feed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,37 +35,37 @@ from penstock.tracking.contract import StageStatus as ShardStatus
 from penstock.tracking.model import ShardRow
 from penstock.tracking.service import Tracking
 
-_ASKED = "diag/asked_by.json"  # beside a run of ingest: which step it is for
-_LOOKED_AT = 20  # runs of a supplier among which that of a step is looked for
+_ORIGIN = "diag/asked_by.json"  # a file of an ingest run that names the step that started it
+_SEARCH_LIMIT = 20  # latest runs of a supplier among which the run of a step is searched
 
 
 @dataclass(frozen=True)
 class PartServices:
-    """F14: the other parts, as far as they are here."""
+    """F14: the other parts that are available in this process."""
 
     harvest: Harvest | None = None
     refdata: Refdata | None = None
     tracking: Tracking | None = None
-    place: IngestWorkspace | None = None
-    ingest_runs: int = 1  # of ingest, at once
+    workspace: IngestWorkspace | None = None
+    ingest_runs: int = 1  # concurrent runs of ingest
 
 
-def part_workers(ties: PartServices) -> Workers:
+def part_workers(services: PartServices) -> Workers:
     """Return the workers of the step kinds that call other parts."""
-    known = Workers()
-    if ties.harvest is not None:
-        known.worker(harvest.KIND)(harvest.harvest_worker(HarvestAdapter(ties.harvest)))
-    if ties.refdata is not None:
-        known.worker(refdata.KIND)(refdata.refdata_worker(RefdataAdapter(ties.refdata)))
-    if ties.tracking is not None:
-        known.worker(tracking.KIND)(tracking.tracking_worker(TrackingAdapter(ties.tracking)))
-    if ties.place is not None:
-        known.worker(ingest.KIND)(ingest.ingest_worker(IngestAdapter(ties.place), ties.ingest_runs))
-    return known
+    workers = Workers()
+    if services.harvest is not None:
+        workers.worker(harvest.KIND)(harvest.harvest_worker(HarvestAdapter(services.harvest)))
+    if services.refdata is not None:
+        workers.worker(refdata.KIND)(refdata.refdata_worker(RefdataAdapter(services.refdata)))
+    if services.tracking is not None:
+        workers.worker(tracking.KIND)(tracking.tracking_worker(TrackingAdapter(services.tracking)))
+    if services.workspace is not None:
+        workers.worker(ingest.KIND)(ingest.ingest_worker(IngestAdapter(services.workspace), services.ingest_runs))
+    return workers
 
 
 class HarvestAdapter:
-    """Harvest."""
+    """Harvest, as the flow steps of kind `harvest` use it."""
 
     def __init__(self, harvest: Harvest) -> None:
         self._harvest = harvest
@@ -83,12 +83,12 @@ class HarvestAdapter:
         row = await seen_run(self._harvest.db, run_id)
         if row is None:
             return None
-        told = {name: row[name] for name in HarvestOutputs.__slots__}
-        return HarvestOutputs(**{**told, "records": int(row["records"])})  # a sum, and so a decimal
+        outputs = {name: row[name] for name in HarvestOutputs.__slots__}
+        return HarvestOutputs(**{**outputs, "records": int(row["records"])})  # PostgreSQL returns a sum as a decimal
 
 
 class RefdataAdapter:
-    """Refdata."""
+    """Refdata, as the flow steps of kind `refdata` use it."""
 
     def __init__(self, refdata: Refdata) -> None:
         self._refdata = refdata
@@ -117,13 +117,13 @@ class TrackingAdapter:
         try:
             rows = await self._tracking.find_file(filename)
             return [await self._shard(row, stage) for row in rows]
-        except NotFound:  # not yet, or not any more
+        except NotFound:  # not registered yet, or deleted
             return []
 
     async def _shard(self, row: ShardRow, stage: Stage) -> ShardInput:
         stages = list(Stage)
         upto = stages[: stages.index(stage) + 1]
-        if any(row.status[one] is ShardStatus.FAILED for one in upto):
+        if any(row.status[earlier] is ShardStatus.FAILED for earlier in upto):
             return ShardInput(
                 row.shard, is_done=False, failure=(await self._tracking.explain(row.filename, row.shard)).why
             )
@@ -131,11 +131,14 @@ class TrackingAdapter:
 
 
 class IngestAdapter:
-    """Ingest. A run is marked with the step that asked for it, before it can publish anything: so it is found again."""
+    """Ingest, as the flow steps of kind `ingest` use it.
 
-    def __init__(self, place: IngestWorkspace) -> None:
-        self._place = place
-        self._tree = place.tree
+    A run is marked with the step that started it before it can publish anything, so that a repeated step finds it.
+    """
+
+    def __init__(self, workspace: IngestWorkspace) -> None:
+        self._workspace = workspace
+        self._tree = workspace.tree
 
     def last(self, supplier: str) -> str | None:
         return (ledger.load(self._tree, supplier).last_run or {}).get("run_id")
@@ -143,52 +146,52 @@ class IngestAdapter:
     def run(
         self, supplier: str, asked_by: str, after: str | None, should_stop: Callable[[], bool]
     ) -> IngestOutputs | None:
-        if published := self._published(supplier, asked_by):
-            results = self._place.deliver(supplier)  # the earlier run may have been killed before its deliveries
+        if published := self._find_published(supplier, asked_by):
+            results = self._workspace.deliver(supplier)  # the earlier run may have been killed before it delivered
             log_deliveries(supplier, {target: result.as_dict() for target, result in results.items()})
             return published
-        hooks = RunHooks(should_stop=should_stop, on_step=self._marking(supplier, asked_by))
-        outcome = self._place.run(supplier, hooks, waits=True)
+        hooks = RunHooks(should_stop=should_stop, on_step=self._make_marker(supplier, asked_by))
+        outcome = self._workspace.run(supplier, hooks, waits=True)
         log_outcome(outcome.as_dict())
         if outcome.manifest is not None:
-            return _ingested(outcome.manifest.as_dict())
-        # The run before us may have been killed and completed now; or it failed, and took the file with it.
-        for found in self._asked(supplier, asked_by):
-            if found.failure_code != FailureCode.INTERRUPTED:
-                return found
+            return _make_outputs(outcome.manifest.as_dict())
+        # The run of a killed attempt may have been completed now, or it failed and removed the file from the inbox.
+        for outputs in self._find_runs(supplier, asked_by):
+            if outputs.failure_code != FailureCode.INTERRUPTED:
+                return outputs
         last = self.last(supplier)
-        return self._ended(last) if last is not None and last != after else None
+        return self._read_outputs(last) if last is not None and last != after else None
 
-    def _published(self, supplier: str, asked_by: str) -> IngestOutputs | None:
-        return next((run for run in self._asked(supplier, asked_by) if run.status == IngestRunStatus.PASS), None)
+    def _find_published(self, supplier: str, asked_by: str) -> IngestOutputs | None:
+        return next((run for run in self._find_runs(supplier, asked_by) if run.status == IngestRunStatus.PASS), None)
 
-    def _asked(self, supplier: str, asked_by: str) -> Iterator[IngestOutputs]:
-        """The ended runs that are marked so, the latest first."""
-        for run_id in sorted(self._tree.list_runs(supplier), reverse=True)[:_LOOKED_AT]:
-            if parse_document(self._tree.read(paths.run(run_id, _ASKED))).get("asked_by") == asked_by and (
-                run := self._ended(run_id)
+    def _find_runs(self, supplier: str, asked_by: str) -> Iterator[IngestOutputs]:
+        """Yield the ended runs that the step *asked_by* started, the latest first."""
+        for run_id in sorted(self._tree.list_runs(supplier), reverse=True)[:_SEARCH_LIMIT]:
+            if parse_document(self._tree.read(paths.run(run_id, _ORIGIN))).get("asked_by") == asked_by and (
+                run := self._read_outputs(run_id)
             ):
                 yield run
 
-    def _ended(self, run_id: str) -> IngestOutputs | None:
+    def _read_outputs(self, run_id: str) -> IngestOutputs | None:
         manifest = parse_document(self._tree.read(paths.run(run_id, paths.MANIFEST)))
-        return _ingested(manifest) if manifest else None
+        return _make_outputs(manifest) if manifest else None
 
-    def _marking(self, supplier: str, asked_by: str) -> Callable[[PublishStep], None]:
+    def _make_marker(self, supplier: str, asked_by: str) -> Callable[[PublishStep], None]:
         def on_step(step: PublishStep) -> None:
             run_id = ledger.load(self._tree, supplier).running if step is PublishStep.STARTED else None
             if run_id is not None:
-                self._tree.write(paths.run(run_id, _ASKED), encode_document({"asked_by": asked_by}))
+                self._tree.write(paths.run(run_id, _ORIGIN), encode_document({"asked_by": asked_by}))
 
         return on_step
 
 
-def _ingested(manifest: dict[str, object]) -> IngestOutputs:
+def _make_outputs(manifest: dict[str, object]) -> IngestOutputs:
     return IngestOutputs(**{name: manifest[name] for name in IngestOutputs.__slots__})  # type: ignore[arg-type]
 
 
 def renew_dictionaries(section: HarvestSection, clock: Clock) -> OnPublished:
-    """Give the dictionaries that read a feed a version, if and only if its run is completed."""
+    """Return a callback that gives the dictionaries of a feed a new version in the transaction that completes a run."""
 
     async def on_published(tx: Connection, feed: str, records: int) -> None:
         targets = [DictionaryKey(dictionary.tenant, dictionary.code) for dictionary in section.feeds[feed].dictionaries]

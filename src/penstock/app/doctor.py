@@ -1,4 +1,4 @@
-"""What would keep Penstock from running here: each dependency asked, nothing changed."""
+"""`penstock doctor`: checks of everything that Penstock needs to run on this machine, without a change."""
 
 import asyncio
 import os
@@ -23,16 +23,17 @@ from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import BadConfig, Conflict, PenstockError, TimedOut
 from penstock.kernel.http.auth import make_authenticator
 from penstock.kernel.signals import Signals
+from penstock.kernel.status import pluralize
 from penstock.settings import Settings
 
-_PATIENCE = 15.0
-_ROOM = 500_000_000
-Look = Callable[[], Awaitable[str]]
+_CHECK_TIMEOUT = 15.0
+_MIN_FREE_BYTES = 500_000_000
+RunCheck = Callable[[], Awaitable[str]]
 
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """What one look told."""
+    """The result of one check."""
 
     name: str
     detail: str
@@ -44,23 +45,23 @@ class DoctorCheck:
 
 
 async def diagnose(settings: Settings) -> list[DoctorCheck]:
-    """Look at everything the settings name; a look that fails says why and the others go on."""
-    findings = [await _look(name, look) for name, look in _local_looks(settings).items()]
+    """Return the results of all checks for *settings*; a failed check does not stop the others."""
+    results = [await _run_check(name, check) for name, check in _local_checks(settings).items()]
     async with AsyncExitStack() as stack:
         db = None
         if settings.database.url == EMBEDDED and not (settings.data_dir / "postgres" / "data" / "PG_VERSION").exists():
-            findings.append(DoctorCheck("database", "embedded, made at the first start"))
+            results.append(DoctorCheck("database", "embedded PostgreSQL, created at the first start"))
         else:
             try:
-                async with asyncio.timeout(_PATIENCE):
+                async with asyncio.timeout(_CHECK_TIMEOUT):
                     db = await stack.enter_async_context(platform.open_database(settings))
             except (PenstockError, TimeoutError) as error:
-                findings.append(_failed("database", error))
-        looks = {**(_database_looks(db, settings) if db else {}), **_remote_looks(settings)}
-        return findings + [await _look(name, look) for name, look in looks.items()]
+                results.append(_failed("database", error))
+        checks = {**(_database_checks(db, settings) if db else {}), **_remote_checks(settings)}
+        return results + [await _run_check(name, check) for name, check in checks.items()]
 
 
-def _local_looks(settings: Settings) -> dict[str, Look]:
+def _local_checks(settings: Settings) -> dict[str, RunCheck]:
     server = settings.server
 
     async def python() -> str:
@@ -72,104 +73,109 @@ def _local_looks(settings: Settings) -> dict[str, Look]:
 
     async def access() -> str:
         make_authenticator(settings.auth)
-        return "tokens" if settings.auth.jwt else f"none needed, on {server.host} only"
+        return "with tokens" if settings.auth.jwt else f"without authentication, from this machine only ({server.host})"
 
-    looks: dict[str, Look] = {
+    checks: dict[str, RunCheck] = {
         "python": python,
         "access": access,
-        "data directory": lambda: _data_dir(settings.data_dir),
+        "data directory": lambda: _check_data_dir(settings.data_dir),
     }
     if settings.database.url == EMBEDDED:
-        looks["postgres server"] = postgres
+        checks["postgres server"] = postgres
     for name, port in (("api port", server.port), ("query port", server.query_port)):
-        looks[name] = lambda port=port: _port(settings, port)  # type: ignore[misc]
-    return looks
+        checks[name] = lambda port=port: _check_port(settings, port)  # type: ignore[misc]
+    return checks
 
 
-def _database_looks(db: Database, settings: Settings) -> dict[str, Look]:
+def _database_checks(db: Database, settings: Settings) -> dict[str, RunCheck]:
     async def database() -> str:
         return f"PostgreSQL {await db.check()}"
 
     async def schema() -> str:
-        return await _schema(db, known_migrations(settings))
+        return await _check_schema(db, known_migrations(settings))
 
     return {"database": database, "schema": schema}
 
 
-def _remote_looks(settings: Settings) -> dict[str, Look]:
-    """What stands on servers of its own; the rest stands on the database."""
-    looks: dict[str, Look] = {"storage": lambda: _storage(settings)}
+def _remote_checks(settings: Settings) -> dict[str, RunCheck]:
+    """Return the checks of storage, ingest and separate servers; all other parts use the database."""
+    checks: dict[str, RunCheck] = {"storage": lambda: _check_storage(settings)}
     if (root := settings.ingest.root) is not None:
-        looks["ingest"] = lambda: _tree(settings, root)
+        checks["ingest"] = lambda: _check_ingest_root(settings, root)
     if (kafka := settings.bus.kafka) is not None:
-        looks["bus"] = lambda: _checked(factories.make_kafka(kafka, settings.bus.partitions, None), "Kafka")
+        checks["bus"] = lambda: _check_port_adapter(
+            factories.make_kafka(kafka, settings.bus.partitions, None), "Kafka answers"
+        )
     if (redis := settings.signals.redis) is not None:
-        looks["signals"] = lambda: _checked(factories.make_redis(redis), "Redis")
+        checks["signals"] = lambda: _check_port_adapter(factories.make_redis(redis), "Redis answers")
     if settings.refdata.redis.nodes:
-        looks["refdata signals"] = lambda: _checked(factories.make_refdata_redis(settings), "Redis")
+        checks["refdata signals"] = lambda: _check_port_adapter(factories.make_refdata_redis(settings), "Redis answers")
     for name, opened, known in platform.schemas(settings)[1:]:
-        looks[name] = lambda opened=opened, known=known: _database(opened, known)  # type: ignore[misc]
-    return looks
+        checks[name] = lambda opened=opened, known=known: _check_database(opened, known)  # type: ignore[misc]
+    return checks
 
 
-async def _database(opened: AbstractAsyncContextManager[Database], known: Sequence[migrate.Migration]) -> str:
+async def _check_database(opened: AbstractAsyncContextManager[Database], known: Sequence[migrate.Migration]) -> str:
     async with opened as db:
-        return f"PostgreSQL {await db.check()}, {await _schema(db, known)}"
+        return f"PostgreSQL {await db.check()}, {await _check_schema(db, known)}"
 
 
-async def _schema(db: Database, known: Sequence[migrate.Migration]) -> str:
+async def _check_schema(db: Database, known: Sequence[migrate.Migration]) -> str:
     plan = await migrate.plan(db, known)
-    found = f"{len(plan.pending)} migrations to apply" if plan.pending else "up to date"
-    return f"{found}; of a newer release: {', '.join(plan.newer)}" if plan.newer else found
+    if plan.pending:
+        await migrate.check_rights(db)
+    status = f"{pluralize(len(plan.pending), 'migration')} to apply" if plan.pending else "up to date"
+    return f"{status}; applied by a newer release: {', '.join(plan.newer)}" if plan.newer else status
 
 
-async def _checked(port: Bus | Signals, name: str) -> str:
+async def _check_port_adapter(port: Bus | Signals, detail: str) -> str:
     try:
         await port.check()
     finally:
         await port.close()
-    return name
+    return detail
 
 
-async def _data_dir(folder: Path) -> str:
+async def _check_data_dir(folder: Path) -> str:
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        hint = "choose another --data-dir, or change its owner"
+        hint = "choose another folder with --data-dir, or change the owner of this one"
         raise BadConfig("DATA_DIR_UNUSABLE", f"cannot write to {existing}", hint=hint)
     datadir.check_format(folder)
     free = shutil.disk_usage(existing).free
-    if free < _ROOM:
-        raise BadConfig("DISK_FULL", f"only {free // 1_000_000} MB are free at {existing}", hint="make room")
+    if free < _MIN_FREE_BYTES:
+        hint = "free some space, or choose a folder on another disk with --data-dir"
+        raise BadConfig("DISK_FULL", f"only {free // 1_000_000} MB are free at {existing}", hint=hint)
     return f"{folder}, {free // 1_000_000_000} GB free"
 
 
-async def _port(settings: Settings, port: int) -> str:
+async def _check_port(settings: Settings, port: int) -> str:
     if port == 0:
-        return "a free one"
+        return "a free port is chosen at the start"
     try:
         family = socket.AF_INET6 if ":" in settings.server.host else socket.AF_INET
         with socket.create_server((settings.server.host, port), family=family):
             return f"{port} is free"
     except OSError as error:
         if _is_running(settings.data_dir):
-            return f"{port} is in use, by the Penstock that runs here"
-        hint = "stop what uses it, or choose another port"
+            return f"{port} is in use by the running Penstock of this data directory"
+        hint = "stop the program that uses the port, or choose another port"
         raise Conflict("PORT_IN_USE", f"cannot listen on {port}: {error.strerror}", hint=hint) from error
 
 
-async def _storage(settings: Settings) -> str:
+async def _check_storage(settings: Settings) -> str:
     if settings.storage.url is None and not (settings.data_dir / "objects").exists():
-        return "a folder, made at the first start"
+        return "local folder, created at the first start"
     await factories.make_storage(settings).check()
     return settings.storage.url or str(settings.data_dir / "objects")
 
 
-async def _tree(settings: Settings, root: str) -> str:
-    def look() -> str:
+async def _check_ingest_root(settings: Settings, root: str) -> str:
+    def read() -> str:
         with closing(make_tree(root, settings.ingest)) as tree:
             return f"{root}, {len(tree.list_suppliers())} suppliers"
 
-    return await asyncio.to_thread(look)
+    return await asyncio.to_thread(read)
 
 
 def _is_running(folder: Path) -> bool:
@@ -182,10 +188,10 @@ def _is_running(folder: Path) -> bool:
         return True
 
 
-async def _look(name: str, look: Look) -> DoctorCheck:
+async def _run_check(name: str, check: RunCheck) -> DoctorCheck:
     try:
-        async with asyncio.timeout(_PATIENCE):
-            return DoctorCheck(name, await look())
+        async with asyncio.timeout(_CHECK_TIMEOUT):
+            return DoctorCheck(name, await check())
     except (PenstockError, TimeoutError) as error:
         return _failed(name, error)
 
@@ -193,5 +199,6 @@ async def _look(name: str, look: Look) -> DoctorCheck:
 def _failed(name: str, error: PenstockError | TimeoutError) -> DoctorCheck:
     if isinstance(error, PenstockError):
         return DoctorCheck(name, error.message, error)
-    late = TimedOut("TIMED_OUT", f"no answer within {_PATIENCE:g} s", hint="check that it is reachable from here")
-    return DoctorCheck(name, late.message, late)
+    hint = "check that the server is reachable from this machine"
+    timed_out = TimedOut("TIMED_OUT", f"no answer within {_CHECK_TIMEOUT:g} s", hint=hint)
+    return DoctorCheck(name, timed_out.message, timed_out)

@@ -1,4 +1,4 @@
-"""The bus, signals, storage and telemetry that the settings describe."""
+"""Factories that make the bus, signals, storage and telemetry from the settings."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ CHANNEL = "penstock"
 
 
 def make_bus(settings: Settings, db: Database) -> Bus:
-    """Kafka when it is configured, else PostgreSQL."""
+    """Return the bus: Kafka if it is configured, else PostgreSQL."""
     section = settings.bus
     if section.kafka is not None:
         return make_kafka(section.kafka, section.partitions, db)
@@ -28,22 +28,22 @@ def make_bus(settings: Settings, db: Database) -> Bus:
 
 
 def make_kafka(section: KafkaSection, partitions: int, db: Database | None) -> Bus:
-    """The bus on Kafka; without a database nothing can be published in a transaction."""
-    from penstock.kernel.bus.kafka import KafkaBus  # librdkafka loads only where it is used
+    """Return the bus on Kafka; without a database it cannot publish in a transaction."""
+    from penstock.kernel.bus.kafka import KafkaBus  # imported here: librdkafka is loaded only if it is used
 
     config = {**section.options, **_resolved(section.secrets, "bus.kafka.secrets")}
     return KafkaBus(section.bootstrap, db=db, partitions=partitions, group_prefix=section.group_prefix, config=config)
 
 
 def make_signals(settings: Settings, db: Database) -> Signals:
-    """Redis when it is configured, else PostgreSQL."""
+    """Return the signals: Redis if it is configured, else PostgreSQL."""
     section = settings.signals
     return make_redis(section.redis) if section.redis is not None else PostgresSignals(db, CHANNEL)
 
 
 def make_redis(section: RedisSection, route: InvalidationSection | None = None) -> Signals:
-    """The signals on Redis, the platform's own or those of a *route* of refdata's."""
-    from penstock.kernel.signals.redis import STREAM_LENGTH, RedisSignals  # loads only where it is used
+    """Return the signals on Redis: on the channel of the platform, or on the *route* of refdata."""
+    from penstock.kernel.signals.redis import STREAM_LENGTH, RedisSignals  # imported here: loaded only if it is used
 
     return RedisSignals(
         section.nodes,
@@ -60,14 +60,14 @@ def make_redis(section: RedisSection, route: InvalidationSection | None = None) 
 
 
 def make_invalidations(settings: Settings, db: Database) -> Signals:
-    """R16: where refdata's pods listen: on the Redis it names, else on the platform's, else on PostgreSQL."""
+    """R16: return the signals of refdata: on its own Redis, or else on the platform's Redis, or else on PostgreSQL."""
     if settings.refdata.redis.nodes or settings.signals.redis:
         return make_refdata_redis(settings)
     return PostgresSignals(db, settings.refdata.redis.pub_channel)
 
 
 def make_refdata_redis(settings: Settings) -> Signals:
-    """Refdata's channel, on the Redis it names or on the platform's."""
+    """Return the signals of refdata on its own Redis, or else on the platform's."""
     route, redis = settings.refdata.redis, settings.signals.redis
     if route.nodes or redis is None:
         password = f"env:{route.password_from_env}" if route.password_from_env else None
@@ -76,18 +76,18 @@ def make_refdata_redis(settings: Settings) -> Signals:
 
 
 def make_storage(settings: Settings) -> Storage:
-    """The configured object store, else a folder of the data directory."""
+    """Return the configured object store, or else the folder `objects` of the data directory."""
     section = settings.storage
     parts = urlsplit(section.url or "")
     if parts.scheme in ("", "file"):
         return FolderStorage(Path(unquote(parts.path)) if section.url else settings.data_dir / "objects")
-    from penstock.kernel.storage.objects import ObjectStorage  # loads only where it is used
+    from penstock.kernel.storage.objects import ObjectStorage  # imported here: loaded only if it is used
 
     return ObjectStorage(section.url or "", {**section.options, **_resolved(section.secrets, "storage.secrets")})
 
 
 def make_telemetry(settings: Settings) -> Telemetry:
-    """Metrics always; traces where there is somewhere to send them."""
+    """Return the telemetry: metrics always, traces only if `telemetry.otlp_endpoint` is set."""
     endpoint = settings.telemetry.otlp_endpoint
     if endpoint is None:
         return Telemetry()

@@ -1,4 +1,4 @@
-"""Each part, opened on the platform or on the database that the settings name for it."""
+"""The parts, each opened on the platform or on its own database."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -37,7 +37,7 @@ from penstock.tracking.service import Tracking
 async def open_tracking(
     settings: Settings, telemetry: Telemetry, platform: Database | None = None
 ) -> AsyncIterator[Tracking]:
-    """T10: the pipeline on its own database, else on the *platform*'s, its tables up to date and its chores done."""
+    """T10: yield tracking on its own database, or else on the *platform*'s, with its tables and periodic tasks."""
     own = settings.tracking.database
     async with AsyncExitStack() as stack:
         shared = platform if own is None else None
@@ -56,7 +56,7 @@ async def open_tracking(
 async def open_refdata(
     settings: Settings, telemetry: Telemetry, platform: Platform | None = None
 ) -> AsyncIterator[RefdataPlatform]:
-    """R1: refdata on the PostgreSQL it names, else on the platform's; its bus, unless it is Kafka, is there too."""
+    """R1: yield refdata on its own PostgreSQL, or else on the platform's; the bus is there too, unless it is Kafka."""
     section = settings.refdata
     async with AsyncExitStack() as stack:
         if platform is not None and section.postgres is None:
@@ -75,7 +75,7 @@ async def open_refdata(
 
 
 def _open_for_commands(url: str, settings: Settings) -> AbstractAsyncContextManager[Database]:
-    """Payloads stay the text they are."""
+    """Open the database for commands, whose payloads are not decoded."""
     own = settings.refdata.postgres
     return Database.open(
         url,
@@ -85,7 +85,7 @@ def _open_for_commands(url: str, settings: Settings) -> AbstractAsyncContextMana
         decodes_json=False,
         settings={
             **search_path(settings),
-            "standard_conforming_strings": "on",  # as templates are read
+            "standard_conforming_strings": "on",  # the parser of SQL templates assumes it
             **lease_settings(settings.refdata.apply.lease),
         },
     )
@@ -93,7 +93,7 @@ def _open_for_commands(url: str, settings: Settings) -> AbstractAsyncContextMana
 
 @asynccontextmanager
 async def open_harvest(settings: Settings, platform: Platform) -> AsyncIterator[HarvestPlatform]:
-    """Harvest on the *platform*'s database, in sessions of its own: what it asks, it asks by an index."""
+    """Yield harvest on the *platform*'s database, in its own sessions, which prefer indexes."""
     async with open_for_queues(settings, platform, settings.harvest.lease) as db:
         section = settings.harvest
         yield HarvestPlatform(
@@ -110,7 +110,7 @@ async def open_harvest(settings: Settings, platform: Platform) -> AsyncIterator[
 
 @asynccontextmanager
 async def open_flows(settings: Settings, platform: Platform) -> AsyncIterator[FlowsPlatform]:
-    """Flows on the *platform*'s database, in sessions of its own: what it asks, it asks by an index."""
+    """Yield flows on the *platform*'s database, in its own sessions, which prefer indexes."""
     section = settings.flows
     async with (
         open_for_queues(settings, platform, section.lease, flows_runtime.SESSION) as db,
@@ -122,6 +122,6 @@ async def open_flows(settings: Settings, platform: Platform) -> AsyncIterator[Fl
 def open_for_queues(
     settings: Settings, platform: Platform, lease: timedelta, session: Mapping[str, str] | None = None
 ) -> AbstractAsyncContextManager[Database]:
-    """The *platform*'s database in sessions that find rows by an index, and lose what they hold when they freeze."""
+    """Open the *platform*'s database with sessions that prefer indexes, and lose their locks when they are frozen."""
     given = {**lease_settings(lease), **(session or {})}
     return connect(platform.db.dsn, settings.database, prefers_indexes=True, session=given)

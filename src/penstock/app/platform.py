@@ -1,6 +1,6 @@
-"""The platform, opened as the settings say: databases, bus, signals, storage, and the tree of ingest.
+"""The platform, opened from the settings: databases, bus, signals, storage, and the workspace of ingest.
 
-The parts are opened in `parts.py`: a command that needs a database alone does not import them.
+The parts are opened in `parts.py`: a command that needs only a database does not import them.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -24,7 +24,7 @@ from penstock.kernel.signals import Signals
 from penstock.kernel.states import journal
 from penstock.kernel.storage import Storage
 from penstock.kernel.tasks.periodic import PeriodicTask, run_periodically
-from penstock.kernel.telemetry.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry, log_warnings_to_stderr
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,10 +34,12 @@ BUS_OUTBOX = Outbox("bus_outbox")
 OUTBOX_RETENTION = timedelta(days=1)
 Schema = tuple[str, AbstractAsyncContextManager[Database], list[migrate.Migration]]
 
+log_warnings_to_stderr()  # here, because only commands that open something log
+
 
 @dataclass(frozen=True)
 class Platform:
-    """What every role stands on: the four ports, opened as the settings say."""
+    """The settings, the telemetry, the database and the open ports that every role uses."""
 
     settings: Settings
     telemetry: Telemetry
@@ -49,7 +51,7 @@ class Platform:
 
 @asynccontextmanager
 async def open_platform(settings: Settings, telemetry: Telemetry) -> AsyncIterator[Platform]:
-    """Everything connected and the schema up to date; closed in reverse at the end."""
+    """Yield the platform with all connections open and the schema up to date; close it at the end."""
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(open_database(settings))
         await migrate.migrate(db, known_migrations(settings))
@@ -58,8 +60,8 @@ async def open_platform(settings: Settings, telemetry: Telemetry) -> AsyncIterat
         signals = make_signals(settings, db)
         stack.push_async_callback(signals.close)
         platform = Platform(settings, telemetry, db, bus, signals, make_storage(settings))
-        for name, chore, every in _chores(platform):
-            await stack.enter_async_context(run_periodically(name, chore, every))
+        for name, task, every in _periodic_tasks(platform):
+            await stack.enter_async_context(run_periodically(name, task, every))
         yield platform
 
 
@@ -71,7 +73,7 @@ async def open_database(
     prefers_indexes: bool = False,
     session: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Database]:
-    """The platform's PostgreSQL, the embedded one started when needed, or the one *section* names."""
+    """Yield the database of *section*, by default that of the platform; start the embedded PostgreSQL if needed."""
     section = section or settings.database
     async with AsyncExitStack() as stack:
         if section.url == EMBEDDED:
@@ -95,7 +97,7 @@ def connect(
 
 @asynccontextmanager
 async def open_refdata_database(settings: Settings) -> AsyncIterator[Database]:
-    """R1: the PostgreSQL that refdata names, else the platform's."""
+    """R1: yield the database of `refdata.postgres` if it is set, or else the platform's."""
     own = settings.refdata.postgres
     if own is None:
         async with open_database(settings, session=lease_settings(settings.refdata.apply.lease)) as db:
@@ -108,13 +110,13 @@ async def open_refdata_database(settings: Settings) -> AsyncIterator[Database]:
         url, size=section.pool_size, settings={**search_path(settings), **lease_settings(settings.refdata.apply.lease)}
     ) as db:
         if await db.fetchval("SELECT to_regnamespace(quote_ident($1))", own.db_schema) is None:
-            hint = "create it, or mend refdata.postgres.schema"
+            hint = f'create it with `CREATE SCHEMA "{own.db_schema}"`, or correct refdata.postgres.schema'
             raise BadConfig("UNKNOWN_SCHEMA", f"the database has no schema {own.db_schema!r}", hint=hint)
         yield db
 
 
 def lease_settings(lease_for: timedelta) -> dict[str, str]:
-    """R11, H4: a process that freezes or vanishes in a transaction loses it, and with it its locks, after its lease."""
+    """R11, H4: return session settings that end a transaction whose process is frozen for longer than a lease."""
     lease = lease_for.total_seconds()
     return {
         "idle_in_transaction_session_timeout": str(int(lease * 1000)),
@@ -125,15 +127,15 @@ def lease_settings(lease_for: timedelta) -> dict[str, str]:
 
 
 def search_path(settings: Settings) -> dict[str, str]:
-    """Return the session setting for the schema of refdata, if it names one."""
+    """Return the session setting for `refdata.postgres.schema`, if it is set."""
     own = settings.refdata.postgres
     return {} if own is None else {"search_path": '"' + own.db_schema.replace('"', '""') + '"'}
 
 
 @contextmanager
-def open_workplace(settings: Settings, *, uses_database: bool) -> Iterator["IngestWorkspace"]:
-    """Open ingest's tree; with *uses_database*, what happens there is recorded in the platform's database."""
-    # Imports the readers of files, which most commands that use a database do not need.
+def open_ingest_workspace(settings: Settings, *, uses_database: bool) -> Iterator["IngestWorkspace"]:
+    """Open the workspace of ingest; with *uses_database*, its runs are recorded in the platform's database."""
+    # Imported here: the file readers are slow to import, and most commands with a database do not need them.
     from penstock.ingest.workspace import open_workspace
 
     @asynccontextmanager
@@ -142,22 +144,23 @@ def open_workplace(settings: Settings, *, uses_database: bool) -> Iterator["Inge
             await migrate.migrate(db, known_migrations(settings))
             yield db
 
-    with open_workspace(settings.ingest, open_migrated if uses_database else None) as place:
-        yield place
+    with open_workspace(settings.ingest, open_migrated if uses_database else None) as workspace:
+        yield workspace
 
 
 def schemas(settings: Settings) -> list[Schema]:
-    """Every database there is: its name, itself, and what belongs into it."""
-    found: list[Schema] = [("database", open_database(settings), known_migrations(settings))]
+    """Return every configured database: its name, the database to open, and its migrations."""
+    databases: list[Schema] = [("database", open_database(settings), known_migrations(settings))]
     if settings.tracking.database is not None:
-        found.append(("tracking database", open_database(settings, settings.tracking.database), tracking_migrations()))
+        tracking = open_database(settings, settings.tracking.database)
+        databases.append(("tracking database", tracking, tracking_migrations()))
     if settings.refdata.postgres is not None:
-        found.append(("refdata database", open_refdata_database(settings), refdata_migrations()))
-    return found
+        databases.append(("refdata database", open_refdata_database(settings), refdata_migrations()))
+    return databases
 
 
 def _with_password(section: DatabaseSection, name: str = "database.password") -> str:
-    """The database's URL with its password put in; only ever in memory."""
+    """Return the URL of the database with its password, which is only ever in memory."""
     if section.password is None:
         return section.url
     parts = urlsplit(section.url)
@@ -166,29 +169,29 @@ def _with_password(section: DatabaseSection, name: str = "database.password") ->
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:{password}@{host}"))
 
 
-def _chores(platform: Platform) -> list[tuple[str, PeriodicTask, timedelta]]:
-    async def forget_sent_messages() -> None:
+def _periodic_tasks(platform: Platform) -> list[tuple[str, PeriodicTask, timedelta]]:
+    async def delete_sent_messages() -> None:
         while await BUS_OUTBOX.prune(platform.db, platform.db.clock.now() - OUTBOX_RETENTION):
             pass
 
-    async def relay_to_the_broker() -> None:
+    async def relay_to_kafka() -> None:
         while await platform.bus.relay():
             pass
 
-    chores = [journal_retention(platform.settings, platform.db)]
+    tasks = [journal_retention(platform.settings, platform.db)]
     if platform.settings.bus.kafka:
-        chores.append(("bus relay", relay_to_the_broker, timedelta(milliseconds=100)))
-        chores.append(("outbox retention", forget_sent_messages, timedelta(minutes=1)))
-    return chores
+        tasks.append(("bus relay", relay_to_kafka, timedelta(milliseconds=100)))
+        tasks.append(("outbox retention", delete_sent_messages, timedelta(minutes=1)))
+    return tasks
 
 
 def journal_retention(settings: Settings, db: Database) -> tuple[str, PeriodicTask, timedelta]:
     """Return the periodic task that deletes old entries of the journal in *db*."""
 
-    async def forget_old_moves() -> None:
-        gone = journal.PRUNE_LIMIT
-        while gone >= journal.PRUNE_LIMIT:
+    async def delete_old_entries() -> None:
+        deleted = journal.PRUNE_LIMIT
+        while deleted >= journal.PRUNE_LIMIT:
             async with db.transaction() as tx:
-                gone = await journal.prune(tx, db.clock.now() - settings.telemetry.journal_retention)
+                deleted = await journal.prune(tx, db.clock.now() - settings.telemetry.journal_retention)
 
-    return "journal retention", forget_old_moves, timedelta(minutes=1)
+    return "journal retention", delete_old_entries, timedelta(minutes=1)

@@ -1,4 +1,4 @@
-"""One program as a process: its telemetry, its socket, its health, and the end of it all."""
+"""The process of a program: telemetry, listening socket, health, and an orderly shutdown."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Process:
-    """What every program starts with, and all that it opens; closed in reverse at the end."""
+    """The resources of a program; those that it opens are closed in reverse order at the end."""
 
     def __init__(self, settings: Settings, web: PublicApis, stack: AsyncExitStack, stop: asyncio.Event) -> None:
         self.settings = settings
@@ -45,7 +45,7 @@ class Process:
         return self._stack.enter_context(opened)
 
     def listen(self) -> socket.socket:
-        """Bind the port of the API, before anything slow or costly starts."""
+        """Bind the port of the API; call it first, so that a port in use is reported at once."""
         return self.enter(bind_listener(self.settings.server.host, self.settings.server.port))
 
     async def start_server(self, app: FastAPI, sock: socket.socket) -> None:
@@ -60,14 +60,14 @@ class Process:
         on_ready: Callable[[str], None],
         work: AbstractAsyncContextManager[None] | None = None,
     ) -> None:
-        """Answer requests on *sock*, and do *work*, until the process is to stop; end as every program ends."""
+        """Answer requests on *sock*, and run *work*, until the process is asked to stop; then drain."""
         await self.start_server(app, sock)
         if work is not None:
             await self.open(work)
         await self.wait_for_stop([pulse], lambda: on_ready(address_of(sock)))
 
     async def wait_for_stop(self, pulses: Sequence[LivenessPulse], on_ready: Callable[[], None]) -> None:
-        """Be ready until the process is to stop, then not ready for the drain delay."""
+        """Stay ready until the process is asked to stop, then stay unready for the drain delay."""
         await serve_until_stopped(pulses, self.settings.server, self._stop, on_ready)
 
 
@@ -75,7 +75,7 @@ class Process:
 async def open_process(
     settings: Settings, stop: asyncio.Event, *, role: str = "", owns_data_dir: bool = False
 ) -> AsyncIterator[Process]:
-    """Start as every program starts: telemetry, authentication, and the data directory locked where it is owned."""
+    """Yield a process with telemetry and authentication; with *owns_data_dir* the data directory is locked."""
     async with AsyncExitStack() as stack:
         telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
         web = PublicApis(settings, telemetry, make_authenticator(settings.auth))

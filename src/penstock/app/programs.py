@@ -1,7 +1,7 @@
-"""The programs that run until they are stopped: everything in one place, or one role alone.
+"""The programs that run until they are stopped: all parts in one process, or one role.
 
-Each begins with `process()` and opens what it needs. A program with an API ends with `Process.serve()`; one with a pod
-waits for the stop itself, because its pod has servers of its own.
+Each starts with `open_process` and opens the resources that it needs. A program with an API ends with
+`Process.serve`. A program with a pod waits for the stop itself, because the pod has its own servers.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from penstock.app.apis import Parts, make_api, make_app, make_command_api, make_
 from penstock.app.bridges import PartServices, part_workers
 from penstock.app.http_server import address_of, bind_shared_listeners
 from penstock.app.parts import open_flows, open_harvest, open_refdata, open_tracking
-from penstock.app.platform import Platform, open_database, open_platform, open_workplace
+from penstock.app.platform import Platform, open_database, open_ingest_workspace, open_platform
 from penstock.app.process import Process, open_process
-from penstock.app.reload import reloading
+from penstock.app.reload import reload_configuration
 from penstock.flows import sdk
 from penstock.flows.api.queries import FlowViews
 from penstock.flows.definition.catalogue import FlowCatalogue
@@ -57,7 +57,7 @@ OnReady = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a running Penstock listens."""
+    """The URLs of a running server."""
 
     api: str
     query: str
@@ -76,7 +76,7 @@ async def run_up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Ad
             await running.open(role(refdata))
         is_loaded = await running.open(pod.follow_primary(refdata.db, refdata.refdata.catalogue, refdata.signals))
         await running.open(serve_pod(pod, query))
-        # The pod answers from memory, come what may.
+        # The pod answers from memory, also when the other dependencies are down.
         pulse = _api_pulse(platform, tracking, refdata, dictionaries=pod.check)
         parts = await _open_parts(running, platform, tracking, refdata, works=True)
         await running.start_server(make_api(running.web, pulse, parts), api)
@@ -103,7 +103,7 @@ async def run_pipeline_apid(settings: Settings, stop: asyncio.Event, on_ready: O
     async with open_process(settings, stop, role="pipeline-apid", owns_data_dir=owns) as running:
         sock = running.listen()
         tracking = await running.open(open_tracking(settings, running.telemetry))
-        await running.open(reloading(settings, running.telemetry))
+        await running.open(reload_configuration(settings, running.telemetry))
         pulse = LivenessPulse({"database": tracking.check}, needs=["database"])
         await running.serve(make_pipeline_api(running.web, pulse, tracking), sock, pulse, on_ready)
         tracking.stop()
@@ -115,27 +115,27 @@ async def run_command_api(settings: Settings, stop: asyncio.Event, on_ready: OnR
     async with open_process(settings, stop, role="command-api", owns_data_dir=owns) as running:
         sock = running.listen()
         refdata = await running.open(open_refdata(settings, running.telemetry))
-        await running.open(reloading(settings, running.telemetry, refdata))
-        # Without the bus nothing can be taken in; without Redis it can, and is announced later.
+        await running.open(reload_configuration(settings, running.telemetry, refdata))
+        # Without the bus no command can be accepted. Without Redis commands are accepted, and announced later.
         pulse = LivenessPulse(refdata_checks(refdata), needs=["refdata", "refdata bus"])
         await running.serve(make_command_api(running.web, pulse, refdata.refdata), sock, pulse, on_ready)
         refdata.refdata.stop()
 
 
 async def run_query_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
-    """R17: serve a pod alone, until *stop*. Without PostgreSQL it answers that it has nothing yet."""
+    """R17: serve a pod alone, until *stop*. Before PostgreSQL answers for the first time, requests get status 503."""
     server, count = settings.server, settings.refdata.query.processes
     async with open_process(settings, stop, role="query-api", owns_data_dir=_refdata_is_embedded(settings)) as running:
         sockets = running.enter(bind_shared_listeners(server.host, server.query_port, count))
         address = address_of(sockets[0])
         pod = await running.open(open_pod(pod_config(settings), running.telemetry))
-        # PostgreSQL may come late, and must stay open until the last reader is served.
-        below = await running.open(AsyncExitStack())
+        # PostgreSQL may start later, and must stay open until the last request is answered.
+        resources = await running.open(AsyncExitStack())
         await running.open(serve_pod(pod, sockets))
-        structlog.get_logger().info("serving", address=address, processes=count)
-        refdata = await _wait_for_refdata(below, settings, running.telemetry)
-        await below.enter_async_context(reloading(settings, running.telemetry, refdata))
-        is_loaded = await below.enter_async_context(
+        structlog.get_logger().info("pod_listening", address=address, processes=count)
+        refdata = await _wait_for_refdata(resources, settings, running.telemetry)
+        await resources.enter_async_context(reload_configuration(settings, running.telemetry, refdata))
+        is_loaded = await resources.enter_async_context(
             pod.follow_primary(refdata.db, refdata.refdata.catalogue, refdata.signals)
         )
         await is_loaded.wait()
@@ -145,12 +145,12 @@ async def run_query_api(settings: Settings, stop: asyncio.Event, on_ready: OnRea
 async def run_workers(role: str, settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
     """Run one role of refdata's workers alone, with its health and metrics on a port, until *stop*."""
     if role == "kafka-adapter" and not settings.refdata.kafka.external_topics:
-        hint = "name them under refdata.kafka.externalTopics"
-        raise BadConfig("NO_EXTERNAL_TOPICS", "there are no topics to adapt", hint=hint)
+        hint = "list topics in refdata.kafka.externalTopics"
+        raise BadConfig("NO_EXTERNAL_TOPICS", "no external topics are configured", hint=hint)
     async with open_process(settings, stop, role=role, owns_data_dir=_refdata_is_embedded(settings)) as running:
         sock = running.listen()
         refdata = await running.open(open_refdata(settings, running.telemetry))
-        await running.open(reloading(settings, running.telemetry, refdata))
+        await running.open(reload_configuration(settings, running.telemetry, refdata))
         await running.open(ROLES[role](refdata))
         pulse = LivenessPulse(
             refdata_checks(refdata), needs=["refdata"] if role == "relay" else ["refdata", "refdata bus"]
@@ -161,12 +161,12 @@ async def run_workers(role: str, settings: Settings, stop: asyncio.Event, on_rea
 async def run_harvest_workers(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
     """H4–H8: run the workers of harvest alone, with their health and metrics on a port, until *stop*."""
     if not settings.harvest.feeds:
-        raise BadConfig("NO_FEEDS", "there are no feeds to harvest", hint="name them under harvest.feeds")
+        raise BadConfig("NO_FEEDS", "no feeds are configured", hint="configure feeds in harvest.feeds")
     async with open_process(settings, stop) as running:
         sock = running.listen()
         platform = await running.open(open_platform(settings, running.telemetry))
         await running.open(run_harvest(await running.open(open_harvest(settings, platform))))
-        await running.open(reloading(settings, running.telemetry))
+        await running.open(reload_configuration(settings, running.telemetry))
         pulse = LivenessPulse(platform_checks(platform), needs=["database", "bus"], expensive=EXPENSIVE_CHECKS)
         await running.serve(make_app("Penstock harvest", running.web, pulse), sock, pulse, on_ready)
 
@@ -177,9 +177,9 @@ async def run_flow_workers(kinds: Sequence[str], settings: Settings, stop: async
         sock = running.listen()
         platform, tracking, refdata = await _open_services(running)
         harvest = await running.open(open_harvest(settings, platform))
-        place = _open_place(running)
+        workspace = _open_workspace(running)
         flows = await running.open(open_flows(settings, platform))
-        await _run_flows(running, flows, harvest, refdata, tracking, place, kinds)
+        await _run_flows(running, flows, harvest, refdata, tracking, workspace, kinds)
         pulse = LivenessPulse(platform_checks(platform), needs=["database", "storage"], expensive=EXPENSIVE_CHECKS)
         await running.serve(make_app("Penstock flows", running.web, pulse), sock, pulse, on_ready)
 
@@ -188,17 +188,17 @@ async def run_remote_flow_workers(
     url: str, kinds: Sequence[str], settings: Settings, stop: asyncio.Event, on_ready: OnReady
 ) -> None:
     """F17: execute steps of the server at *url*, without a database, until *stop*; only some *kinds*, when named."""
-    section, known = settings.flows, Workers()
+    section, registered = settings.flows, Workers()
     for workers in FlowCatalogue(section).make_workers(KindContext(section)):
-        known.add(workers)
-    chosen = known.only(kinds)
+        registered.add(workers)
+    chosen = registered.only(kinds)
     if not chosen.handlers:
         hint = "pass `--module NAME`, or set `flows.modules`"
         raise BadConfig("NO_WORKERS", "no module with workers is configured", hint=hint)
     async with open_process(settings, stop) as running:
         sock = running.listen()
-        await running.open(reloading(settings, running.telemetry))
-        pulse = LivenessPulse({}, needs=())  # a server that is away is waited for: the worker itself is well
+        await running.open(reload_configuration(settings, running.telemetry))
+        pulse = LivenessPulse({}, needs=())  # the worker is healthy while it waits for a server that is down
         steps = sdk.run_worker(
             chosen,
             url=url,
@@ -215,20 +215,20 @@ async def run_ingest_watch(uses_database: bool, settings: Settings, stop: asynci
     """I23: run the watcher alone, with its health and metrics on a port, until *stop*."""
     async with open_process(settings, stop) as running:
         sock = running.listen()
-        place = running.enter(open_workplace(settings, uses_database=uses_database))
+        workspace = running.enter(open_ingest_workspace(settings, uses_database=uses_database))
 
         async def tree() -> str:
-            await asyncio.to_thread(place.tree.list_suppliers)
+            await asyncio.to_thread(workspace.tree.list_suppliers)
             return settings.ingest.root or "."
 
         checks: dict[str, Check] = {"tree": tree}
         db = await running.open(open_database(settings)) if uses_database else None
         if db is not None:
             checks["database"] = db.check
-        await running.open(reloading(settings, running.telemetry))
+        await running.open(reload_configuration(settings, running.telemetry))
         pulse = LivenessPulse(checks, needs=list(checks))
         command = _run_command(settings, uses_database=uses_database)
-        watching = run_ingest(place, settings.ingest, command, running.telemetry, db)
+        watching = run_ingest(workspace, settings.ingest, command, running.telemetry, db)
         await running.serve(make_app("Penstock ingest", running.web, pulse), sock, pulse, on_ready, watching)
 
 
@@ -239,19 +239,19 @@ def platform_checks(platform: Platform) -> dict[str, Check]:
 
 
 def refdata_checks(platform: RefdataPlatform) -> dict[str, Check]:
-    """Return the health checks of what refdata uses."""
+    """Return the health checks of the database, the bus and the signals of refdata."""
     checks: dict[str, Check] = {"refdata": platform.refdata.check, "refdata bus": platform.bus.check}
     return {**checks, "refdata signals": platform.signals.check}
 
 
 def _api_pulse(platform: Platform, tracking: Tracking, refdata: RefdataPlatform, **more: Check) -> LivenessPulse:
-    """The API cannot do without its databases."""
+    """Return the health of the API, which needs only its databases to be ready."""
     checks = {**platform_checks(platform), "tracking": tracking.check, **refdata_checks(refdata), **more}
     return LivenessPulse(checks, needs=["database", "tracking", "refdata"], expensive=EXPENSIVE_CHECKS)
 
 
 def _end_streams(parts: Parts) -> None:
-    """End the open event streams: the server would wait for their clients otherwise."""
+    """End the open event streams, for whose clients the server would wait otherwise."""
     parts.tracking.stop()
     parts.refdata.stop()
     parts.flows.stop()
@@ -263,29 +263,29 @@ async def _open_services(running: Process) -> tuple[Platform, Tracking, RefdataP
     platform = await running.open(open_platform(settings, telemetry))
     tracking = await running.open(open_tracking(settings, telemetry, platform.db))
     refdata = await running.open(open_refdata(settings, telemetry, platform))
-    await running.open(reloading(settings, telemetry, refdata))
+    await running.open(reload_configuration(settings, telemetry, refdata))
     return platform, tracking, refdata
 
 
 async def _open_parts(
     running: Process, platform: Platform, tracking: Tracking, refdata: RefdataPlatform, *, works: bool
 ) -> Parts:
-    """Open all that the API shows, with the workers of the parts that have some, if it *works*."""
+    """Open the services behind the API, with *works* also the workers of the parts."""
     settings = running.settings
-    place = _open_place(running)
+    workspace = _open_workspace(running)
     harvest = await running.open(open_harvest(settings, platform))
     flows = await running.open(open_flows(settings, platform))
     if works:
-        if place is not None:
+        if workspace is not None:
             command = _run_command(settings, uses_database=True)
-            await running.open(run_ingest(place, settings.ingest, command, running.telemetry, platform.db))
+            await running.open(run_ingest(workspace, settings.ingest, command, running.telemetry, platform.db))
         if settings.harvest.feeds:
             await running.open(run_harvest(harvest))
-        await _run_flows(running, flows, harvest, refdata, tracking, place)
+        await _run_flows(running, flows, harvest, refdata, tracking, workspace)
     return Parts(
         tracking=tracking,
         refdata=refdata.refdata,
-        ingest=IngestViews(platform.db, place.tree if place else None, settings.ingest),
+        ingest=IngestViews(platform.db, workspace.tree if workspace else None, settings.ingest),
         harvest=harvest.harvest,
         feeds=HarvestViews(harvest.db, platform.storage, settings.harvest),
         flows=flows.engine,
@@ -313,9 +313,11 @@ def _list_topics(platform: Platform, refdata: RefdataPlatform) -> list[BusTopic]
     ]
 
 
-def _open_place(running: Process) -> IngestWorkspace | None:
+def _open_workspace(running: Process) -> IngestWorkspace | None:
     settings = running.settings
-    return running.enter(open_workplace(settings, uses_database=True)) if settings.ingest.root is not None else None
+    return (
+        running.enter(open_ingest_workspace(settings, uses_database=True)) if settings.ingest.root is not None else None
+    )
 
 
 async def _run_flows(
@@ -324,15 +326,15 @@ async def _run_flows(
     harvest: HarvestPlatform,
     refdata: RefdataPlatform,
     tracking: Tracking,
-    place: IngestWorkspace | None,
+    workspace: IngestWorkspace | None,
     kinds: Sequence[str] = (),
 ) -> None:
     settings = running.settings
     section = settings.flows.database
     queries = await running.open(open_database(settings, section)) if section is not None else None
-    ties = PartServices(harvest.harvest, refdata.refdata, tracking, place, settings.ingest.runs_at_once)
+    services = PartServices(harvest.harvest, refdata.refdata, tracking, workspace, settings.ingest.runs_at_once)
     drain = settings.server.drain_timeout
-    await running.open(run_flows(flows, part_workers(ties), queries=queries, drain=drain, kinds=kinds))
+    await running.open(run_flows(flows, part_workers(services), queries=queries, drain=drain, kinds=kinds))
 
 
 def _find_journals(platform: Platform, tracking: Tracking, refdata: RefdataPlatform) -> dict[Part, Database]:
@@ -382,7 +384,7 @@ def pod_config(settings: Settings) -> PodConfig:
 
 
 def _run_command(settings: Settings, *, uses_database: bool) -> WatchCommand:
-    """Return how a run of ingest starts with these settings, also with what the command line changed of them."""
+    """Return the command that starts a run of ingest with these settings, including those of the command line."""
     root, config = settings.ingest.root or ".", ["--config", str(settings.file)] if settings.file else []
     if not uses_database:
         return WatchCommand([*config, "--root", root], dict(os.environ))

@@ -1,4 +1,4 @@
-"""R1: dictionaries, tenants and the log level are taken over while all runs: when the file changes, or on SIGHUP."""
+"""R1: reload of dictionaries, tenants and the log level without a restart: when the file changes, and on SIGHUP."""
 
 import asyncio
 import contextlib
@@ -19,99 +19,105 @@ from penstock.refdata.dictionaries.catalogue import DictionaryCatalogue
 from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings, read_stamp
 
-EVERY = timedelta(seconds=1)
+CHECK_INTERVAL = timedelta(seconds=1)
 
 
 @asynccontextmanager
-async def reloading(
+async def reload_configuration(
     settings: Settings, telemetry: Telemetry, refdata: RefdataPlatform | None = None
 ) -> AsyncIterator[None]:
-    """Take over what can be of a changed configuration, until the end; one that is wrong changes nothing."""
+    """Apply changes of the configuration until the end of the block; an invalid configuration changes nothing."""
     reloader = _ReloadWorker(settings, telemetry, refdata)
     loop = asyncio.get_running_loop()
-    with contextlib.suppress(RuntimeError, ValueError):  # only the main thread hears signals
-        loop.add_signal_handler(signal.SIGHUP, reloader.ask)
+    with contextlib.suppress(RuntimeError, ValueError):  # only the main thread can handle signals
+        loop.add_signal_handler(signal.SIGHUP, reloader.request)
     try:
-        async with run_periodically("configuration", reloader.look, EVERY):
+        async with run_periodically("configuration", reloader.check, CHECK_INTERVAL):
             yield
     finally:
         with contextlib.suppress(RuntimeError, ValueError):
-            loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a process that ends is not ended by it
+            loop.add_signal_handler(signal.SIGHUP, lambda: None)  # SIGHUP must not kill a process that shuts down
 
 
 class _ReloadWorker:
-    """Looks at the file now and then, and at once when asked."""
+    """Checks the file periodically, and after a request even if the file seems unchanged."""
 
     def __init__(self, settings: Settings, telemetry: Telemetry, refdata: RefdataPlatform | None) -> None:
         self._settings = settings
-        self._seen = settings.stamp
+        self._stamp = settings.stamp
         self._health = telemetry.health
         self._dictionaries = _ReloadedDictionaries(refdata) if refdata else None
-        self._is_asked = False
-        self._wrong = ""
+        self._is_requested = False
+        self._problem = ""
         self._log = structlog.get_logger().bind(file=str(settings.file))
 
-    def ask(self) -> None:
-        """SIGHUP: look again even though the file seems the same."""
-        self._is_asked = True
+    def request(self) -> None:
+        """Request a reload with the next check, as SIGHUP does."""
+        self._is_requested = True
 
-    async def look(self) -> None:
-        """Take over what changed."""
+    async def check(self) -> None:
+        """Apply the configuration if it has changed or if a reload is requested."""
         stamp = read_stamp(self._settings.file)
-        if stamp == self._seen and not self._is_asked:
+        if stamp == self._stamp and not self._is_requested:
             return
-        self._is_asked = False
+        self._is_requested = False
         try:
             settings = self._settings.reread()
-            wrong = await self._dictionaries.wrong(settings) if self._dictionaries else ""
-            if not wrong:
-                await self._take_over(settings)
-            self._health.set_config_invalid(bool(wrong))
-        except Transient:  # the database's trouble, not the file's: look again
-            self._is_asked = True
+            problem = await self._dictionaries.find_problem(settings) if self._dictionaries else ""
+            if not problem:
+                await self._apply(settings)
+            self._health.set_config_invalid(bool(problem))
+        except Transient:  # an error of the database, not of the file: try again
+            self._is_requested = True
             raise
         except PenstockError as error:
-            wrong = ""
+            problem = ""
             self._health.set_config_invalid(True)
-            self._log.error("configuration_refused", code=error.code, error=error.message, kept="the one before")
-        if wrong and wrong != self._wrong:
-            self._log.error("configuration_refused", code="BAD_SQL", error=wrong, kept="the one before")
-        # Tables may be made after the file that names them: so bad statements are tried again, other mistakes are not.
-        self._wrong, self._seen = wrong, self._seen if wrong else stamp
+            self._log.error("configuration_refused", code=error.code, error=error.message)
+        if problem and problem != self._problem:
+            self._log.error("configuration_refused", code="BAD_SQL", error=problem)
+        # Tables may be created after the file that uses them, so failed statements are tried again, other errors not.
+        self._problem, self._stamp = problem, self._stamp if problem else stamp
 
-    async def _take_over(self, settings: Settings) -> None:
-        taken = await self._dictionaries.take_over(settings) if self._dictionaries else {}
+    async def _apply(self, settings: Settings) -> None:
+        applied = await self._dictionaries.apply(settings) if self._dictionaries else {}
         LOG_LEVEL.configure(settings.telemetry.log_level)
-        if _fixed(settings) != _fixed(self._settings):
-            why = "only refdata.dictionaries, refdata.tenants and telemetry.log_level change while running"
-            self._log.warning("restart_needed", why=why)
+        if _fixed_settings(settings) != _fixed_settings(self._settings):
+            reason = "only refdata.dictionaries, refdata.tenants and telemetry.log_level are applied without a restart"
+            self._log.warning("restart_needed", reason=reason)
         self._settings = settings
-        self._log.info("configuration_reloaded", log_level=settings.telemetry.log_level, **taken)
+        self._log.info("configuration_reloaded", log_level=settings.telemetry.log_level, **applied)
 
 
 class _ReloadedDictionaries:
-    """Those of a process of refdata."""
+    """The dictionaries of a process of refdata."""
 
     def __init__(self, platform: RefdataPlatform) -> None:
         self._db = platform.db
         self._catalogue = platform.refdata.catalogue
 
-    async def wrong(self, settings: Settings) -> str:
-        """What is wrong with those that are new or changed."""
-        known = {one.section.code: one.section for one in self._catalogue.all()}
-        new = [one for one in DictionaryCatalogue(settings.refdata).all() if known.get(one.section.code) != one.section]
-        wrong = await definitions.check_statements(self._db, new)
-        return "; ".join(f"{code}: {error}" for code, error in wrong.items())
+    async def find_problem(self, settings: Settings) -> str:
+        """Return the errors of new or changed dictionaries, or an empty text."""
+        present = {dictionary.section.code: dictionary.section for dictionary in self._catalogue.all()}
+        changed = [
+            dictionary
+            for dictionary in DictionaryCatalogue(settings.refdata).all()
+            if present.get(dictionary.section.code) != dictionary.section
+        ]
+        errors = await definitions.check_statements(self._db, changed)
+        return "; ".join(f"{code}: {error}" for code, error in errors.items())
 
-    async def take_over(self, settings: Settings) -> dict[str, Any]:
-        """Make them the ones in force, and tell which there are."""
-        wanted = DictionaryCatalogue(settings.refdata)
-        # First the version, then the new way to read: in between the old way is refused, not mislabelled.
-        changed = await definitions.register_definitions(self._db, wanted.all(), wanted.tenants)
+    async def apply(self, settings: Settings) -> dict[str, Any]:
+        """Make the dictionaries of *settings* the active ones, and return their codes for the log."""
+        catalogue = DictionaryCatalogue(settings.refdata)
+        # First the version, then the new loadSql: in between, reads with the old loadSql fail, but never return data
+        # under the wrong version.
+        changed = await definitions.register_definitions(self._db, catalogue.all(), catalogue.tenants)
         self._catalogue.replace(settings.refdata)
-        return {"dictionaries": [one.section.code for one in self._catalogue.all()], "redefined": changed}
+        codes = [dictionary.section.code for dictionary in self._catalogue.all()]
+        return {"dictionaries": codes, "redefined": changed}
 
 
-def _fixed(settings: Settings) -> dict[str, Any]:
-    """All that is read once, at the start."""
+def _fixed_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings that are read only at the start."""
     return settings.model_dump(exclude={"refdata": {"dictionaries", "tenants"}, "telemetry": {"log_level"}})

@@ -1,4 +1,4 @@
-"""Which migrations belong to which database."""
+"""The migrations of each database."""
 
 from penstock.kernel.db import migrate
 from penstock.settings import Settings
@@ -12,12 +12,12 @@ def known_migrations(settings: Settings) -> list[migrate.Migration]:
 
 
 def tracking_migrations() -> list[migrate.Migration]:
-    """Return what the pipeline's database needs: its tables, and the kernel's for their history."""
+    """Return the migrations of a separate database of tracking: those of tracking and of the kernel."""
     return _migrations("kernel", "tracking")
 
 
 def refdata_migrations() -> list[migrate.Migration]:
-    """Return what a database of refdata's own needs: its tables, and the kernel's for their history and the bus."""
+    """Return the migrations of a separate database of refdata: those of refdata and of the kernel."""
     return _migrations("kernel", "refdata")
 
 

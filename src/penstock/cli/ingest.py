@@ -351,11 +351,11 @@ def _open_folder(root: str | None, config: Path | None, url: str | None) -> "Ite
     if settings is None:
         yield None
         return
-    from penstock.app.platform import open_workplace
+    from penstock.app.platform import open_ingest_workspace
     from penstock.ingest.api.folder import FolderViews
     from penstock.kernel.clock import SystemClock
 
-    with open_workplace(settings, uses_database=False) as workspace:
+    with open_ingest_workspace(settings, uses_database=False) as workspace:
         yield FolderViews(workspace.tree, settings.ingest, SystemClock())
 
 
@@ -385,10 +385,10 @@ def _merge_quarantines(pages: list[dict[str, Any]], limit: int) -> dict[str, Any
 
 @contextmanager
 def _workspace(root: str | None, config: Path | None) -> "Iterator[IngestWorkspace]":
-    from penstock.app.platform import open_workplace
+    from penstock.app.platform import open_ingest_workspace
 
     settings, uses_database = _settings(root, config, {})
-    with open_workplace(settings, uses_database=uses_database) as workspace:
+    with open_ingest_workspace(settings, uses_database=uses_database) as workspace:
         yield workspace
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.app.platform import open_workplace
+from penstock.app.platform import open_ingest_workspace
 from penstock.ingest.run.hooks import RunHooks
 from penstock.ingest.tree import paths
 from penstock.settings import Settings
@@ -43,7 +43,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> IngestHarness:
 def api(served: IngestHarness, server_database: str) -> Iterator[str]:
     """The API of a running `penstock up`, as far as it is ingest's."""
     config = {"database": {"url": server_database}, "ingest": {"root": str(served.root), **QUICK}}
-    with open_workplace(Settings.model_validate(config), uses_database=True) as place:
+    with open_ingest_workspace(Settings.model_validate(config), uses_database=True) as place:
         for content in (ONE, BROKEN, TWO):
             served.drop(content)
             place.run(SUPPLIER, RunHooks(), waits=False)

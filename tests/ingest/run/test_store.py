@@ -12,7 +12,7 @@ from unittest import mock
 import asyncpg
 import pytest
 
-from penstock.app.platform import open_workplace
+from penstock.app.platform import open_ingest_workspace
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import IngestRunState
 from penstock.ingest.model import RUN
@@ -103,7 +103,7 @@ def test_two_hosts_take_turns(harness: IngestHarness, place: IngestWorkspace, co
         started.set()
         assert go_on.wait(WAIT)
 
-    with without_flock(), ThreadPoolExecutor(1) as pool, open_workplace(configured, uses_database=True) as other:
+    with without_flock(), ThreadPoolExecutor(1) as pool, open_ingest_workspace(configured, uses_database=True) as other:
         first = pool.submit(run, place, call_at(PublishStep.PROCESSED, wait))
         assert started.wait(WAIT)
         with pytest.raises(Conflict, match=r"supplier acme is locked by ingest.* \(run acme_") as told:

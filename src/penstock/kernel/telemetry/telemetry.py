@@ -212,6 +212,31 @@ def configure_logging(level: str = "INFO", format: LogFormat = "auto") -> None: 
     logging.getLogger("asyncpg").setLevel(logging.CRITICAL)  # Penstock logs outages itself, without a traceback
 
 
+def log_warnings_to_stderr() -> None:
+    """Send warnings and errors to standard error, unless logging is configured.
+
+    Commands print their data to standard output, where structlog logs by default.
+    """
+    if structlog.is_configured():
+        return
+    processors: list[Any] = [
+        _drop_below_warning,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        redact,
+        ConsoleRenderer(colors=False),
+    ]
+    # The present sys.stderr, not the one at import: tests replace it.
+    structlog.configure(processors=processors, logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+
+
+def _drop_below_warning(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if _LEVELS.get(method.upper(), logging.ERROR) < logging.WARNING:
+        raise structlog.DropEvent
+    return event
+
+
 def _drop_below_level(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     # A processor and not a filtering logger class: a logger with bound values would keep its class when the level
     # changes.

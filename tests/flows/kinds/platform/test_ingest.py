@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.app.bridges import IngestAdapter
-from penstock.app.platform import open_workplace
+from penstock.app.platform import open_ingest_workspace
 from penstock.flows.kinds.platform.ingest import ingest_worker
 from penstock.flows.step import FlowStep, Handler
 from penstock.ingest.model import DeliveryResult
@@ -36,7 +36,7 @@ def ingest(tmp_path: Path) -> IngestHarness:
 @pytest.fixture
 def place(ingest: IngestHarness, database_url: str) -> Iterator[IngestWorkspace]:
     document = {"database": {"url": database_url}, "ingest": {"root": str(ingest.root)}}
-    with open_workplace(Settings.model_validate(document), uses_database=True) as place:
+    with open_ingest_workspace(Settings.model_validate(document), uses_database=True) as place:
         yield place
 
 
