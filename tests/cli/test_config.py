@@ -18,7 +18,7 @@ def test_version_config_and_schema_speak_json(tmp_path: Path) -> None:
 
 
 def test_the_environment_can_name_the_configuration(tmp_path: Path) -> None:
-    """R27: so that whoever looks into a container need not know where it is; the command line goes first."""
+    """R27: PENSTOCK_CONFIG names the file, so that commands in a container find it; the command line overrides it."""
     for name in ("one", "two"):
         (tmp_path / f"{name}.yaml").write_text(f"data_dir: /{name}\n")
     env = {"PENSTOCK_CONFIG": str(tmp_path / "one.yaml")}

@@ -18,9 +18,9 @@ def test_a_promise_that_is_broken_is_shown(tmp_path: Path) -> None:
     """The table of results shows a broken promise, and the verdict is not held."""
     held = CheckedPromise("ingest", "all is well", "it was", passed=True)
     scenario = DemoScenario(DemoWorkspace(tmp_path), print, (0, 0, 0), promises=[held, FAILED])
-    told = summary(scenario, 3, keep=False)
-    assert "1 of 2 guarantees held, in 3 s" in told
-    assert "FAIL  flows" in told
+    text = summary(scenario, 3, keep=False)
+    assert "1 of 2 guarantees held, in 3 s" in text
+    assert "FAIL  flows" in text
     assert not scenario.has_passed
 
 

@@ -83,14 +83,14 @@ def cli(server: Up, tmp_path: Path) -> DictCli:
     return DictCli(server, tmp_path)
 
 
-def test_put_tells_the_version(cli: DictCli, server_database: str) -> None:
+def test_put_prints_the_version(cli: DictCli, server_database: str) -> None:
     """R6: the item is committed when the command returns, under the version it prints."""
     first = cli.put("NO", '{"name": "Norway"}')
     assert (first.code, first.err) == (0, "")
     assert first.out.startswith("committed as version 1  (event ")
-    told = cli.json("put", cli.tenant, "LOOSE", "SE", '"Sweden"')
-    assert (told["status"], told["committedVersion"]) == ("COMMITTED", 2)
-    assert UUID(told["eventId"])
+    document = cli.json("put", cli.tenant, "LOOSE", "SE", '"Sweden"')
+    assert (document["status"], document["committedVersion"]) == ("COMMITTED", 2)
+    assert UUID(document["eventId"])
     assert cli.items(server_database) == {"NO": {"name": "Norway"}, "SE": "Sweden"}
 
 
@@ -114,13 +114,13 @@ def test_a_repeated_put_counts_once(cli: DictCli) -> None:
     assert len(cli.versions()) == 1
 
 
-def test_put_need_not_wait(cli: DictCli) -> None:
-    """R6: --no-wait tells the id at once; `dict updates` shows the end."""
-    told = cli.json("put", cli.tenant, "LOOSE", "k", "1", "--no-wait")
-    assert told["status"] in ("PENDING", "COMMITTED")  # it may be quicker than the question
+def test_put_without_waiting(cli: DictCli) -> None:
+    """R6: --no-wait prints the id at once; `dict updates` shows the end."""
+    document = cli.json("put", cli.tenant, "LOOSE", "k", "1", "--no-wait")
+    assert document["status"] in ("PENDING", "COMMITTED")  # it may be quicker than the question
     cli.put("k", "2")  # behind it: when this one is committed, so is that
-    done = cli.run("updates", cli.tenant, told["eventId"])
-    assert (done.code, done.out) == (0, f"committed as version 1  (event {told['eventId']})\n")
+    done = cli.run("updates", cli.tenant, document["eventId"])
+    assert (done.code, done.out) == (0, f"committed as version 1  (event {document['eventId']})\n")
 
 
 @pytest.mark.parametrize("args", [["k"], ["k", "{"], ["k", ""], ["k", "null"], ["", "1"]])
@@ -133,7 +133,7 @@ def test_a_put_that_makes_no_sense_is_refused(cli: DictCli, args: list[str]) -> 
     assert cli.versions() == []
 
 
-def test_what_there_is_not_is_told(cli: DictCli) -> None:
+def test_an_unknown_dictionary_is_an_error(cli: DictCli) -> None:
     """R2: an unknown dictionary is exit code 5, one that is read-only 2, each with what to do."""
     unknown = cli.put("k", "1", code="NOPE")
     assert (unknown.code, unknown.err.count("hint: ")) == (5, 1)
@@ -156,9 +156,9 @@ def test_a_failed_update_tells_why(cli: DictCli) -> None:
     shown = cli.run("updates", cli.tenant, error["eventId"])
     assert (shown.code, shown.out.startswith("failed: SQL_ERROR: ")) == (0, True)
     listed = cli.json("updates", cli.tenant)
-    assert [one["errorCode"] for one in listed["updates"]] == ["STALE_REVISION", "SQL_ERROR"]
+    assert [update["errorCode"] for update in listed["updates"]] == ["STALE_REVISION", "SQL_ERROR"]
     only = cli.json("updates", cli.tenant, "--dict", "CURRENCY")
-    assert [one["eventId"] for one in only["updates"]] == [error["eventId"]]
+    assert [update["eventId"] for update in only["updates"]] == [error["eventId"]]
 
 
 def test_a_failed_update_is_work_that_failed(cli: DictCli) -> None:
@@ -183,8 +183,8 @@ def test_dictionaries_are_listed(cli: DictCli) -> None:
     assert [row.split()[:2] for row in rows] == [[code, str(listed[code]["version"])] for code in sorted(listed)]
 
 
-def test_a_repeated_put_need_not_wait_either(cli: DictCli) -> None:
-    """R8: the same --event-id with --no-wait tells how it stands."""
+def test_a_repeated_put_without_waiting(cli: DictCli) -> None:
+    """R8: the same --event-id with --no-wait prints the status of the update."""
     args = ["k", "1", "--event-id", str(uuid4())]
     assert cli.put(*args).code == 0
     again = cli.put(*args, "--no-wait")
@@ -192,8 +192,8 @@ def test_a_repeated_put_need_not_wait_either(cli: DictCli) -> None:
     assert again.code == 0
 
 
-def test_a_put_that_failed_before_is_told_without_waiting(cli: DictCli) -> None:
-    """R8: the same --event-id of a failed update tells the reason again."""
+def test_a_put_that_failed_before_fails_without_waiting(cli: DictCli) -> None:
+    """R8: the same --event-id of a failed update returns the reason again."""
     args = ["NOK", WRONG_DIGITS, "--event-id", str(uuid4())]
     assert cli.put(*args, code="CURRENCY").code != 0
     again = cli.put(*args, "--no-wait", code="CURRENCY")
@@ -212,8 +212,8 @@ def test_what_is_nested_too_deep_is_refused(cli: DictCli, by: str) -> None:
     assert (cli.put("k", "-", given=deep) if by == "put" else cli.load("deep.json", deep)).code == 2
 
 
-def test_status_lists_nothing_as_nothing(cli: DictCli) -> None:
-    """R7: no update under way or failed is said so."""
+def test_an_empty_list_of_updates(cli: DictCli) -> None:
+    """R7: without pending or failed updates, the output says so."""
     assert cli.run("updates", cli.tenant).out == "no FAILED updates\n"
     assert cli.run("updates", cli.tenant, "--status", "PENDING").out == "no PENDING updates\n"
     assert cli.json("updates", cli.tenant) == {"updates": [], "next": None}
@@ -257,8 +257,8 @@ def test_a_file_becomes_the_dictionary(cli: DictCli, server_database: str, name:
 def test_csv_has_a_column_for_the_key(cli: DictCli, server_database: str) -> None:
     """R13: a row is an object of texts; quotes, line ends in cells and a byte order mark are understood."""
     content = '\ufeffcode,name\r\nNO,"Nor\nway"\r\nCI,"Côte d\'Ivoire, ""CI"""\r\n'
-    told = cli.load("c.csv", content.encode(), "--key", "code", "--json")
-    assert (told.code, json.loads(told.out)["items"]) == (0, 2)
+    document = cli.load("c.csv", content.encode(), "--key", "code", "--json")
+    assert (document.code, json.loads(document.out)["items"]) == (0, 2)
     expected = {"NO": {"code": "NO", "name": "Nor\nway"}, "CI": {"code": "CI", "name": 'Côte d\'Ivoire, "CI"'}}
     assert cli.items(server_database) == expected
 
@@ -364,7 +364,7 @@ def test_rubbish_is_refused(cli: DictCli, name: str, content: bytes, args: list[
     assert cli.versions() == []
 
 
-def test_a_file_that_is_not_there_is_told(cli: DictCli) -> None:
+def test_a_missing_file_is_an_error(cli: DictCli) -> None:
     """R8: exit code 5, and its name."""
     for name in ("nowhere.json", "."):
         done = cli.run("import", cli.tenant, "LOOSE", name)
@@ -382,7 +382,7 @@ def test_a_file_that_is_not_there_is_told(cli: DictCli) -> None:
         ["import", "t", "LOOSE", "f.json"],
     ],
 )
-def test_a_server_that_is_away_is_told(cli: DictCli, tmp_path: Path, args: list[str]) -> None:
+def test_an_unreachable_server(cli: DictCli, tmp_path: Path, args: list[str]) -> None:
     """R8: exit code 7, and how to start it."""
     (tmp_path / "f.json").write_text("{}")
     cli.up = type("Away", (), {"api": "http://127.0.0.1:1"})()

@@ -49,14 +49,14 @@ class FlowCli(ServerCli):
         self.http = httpx.Client(base_url=f"{up.api}/api/v1")
 
     def by_hand(self, status: str = "SUCCEEDED", **more: Any) -> str:
-        """Claim a step nobody else does, and end it; its run."""
+        """Claim a step without a worker, end it, and return its run."""
         asked = {"worker": "hand", "kinds": ["BY_HAND"], "waitSeconds": 20}
         [item] = self.http.post("/flow_steps/claim", json=asked, timeout=30).raise_for_status().json()["items"]
         path = f"/flow_runs/{item['runId']}/steps/{item['stepId']}"
         lines = [{"level": "warning", "message": "by \x1b[31mhand"}]
         self.http.post(f"{path}/logs", json={"fence": item["fence"], "lines": lines}).raise_for_status()
-        said = {"fence": item["fence"], "status": status, **more}
-        self.http.post(f"{path}/report", json=said).raise_for_status()
+        report = {"fence": item["fence"], "status": status, **more}
+        self.http.post(f"{path}/report", json=report).raise_for_status()
         return str(item["runId"])
 
 
@@ -111,7 +111,7 @@ def test_a_run_from_its_beginning_to_its_end(cli: FlowCli) -> None:
     assert "--attempt needs a step" in cli.refused(2, "logs", "g1", "--attempt", "1")
 
 
-def test_waiting_tells_by_its_exit_code(cli: FlowCli, tmp_path: Path) -> None:
+def test_wait_sets_the_exit_code(cli: FlowCli, tmp_path: Path) -> None:
     """F2: --wait ends with 0, 1 or 124; a run that is given up on goes on."""
     assert "SUCCEEDED" in cli.text("run", "empty", "--wait")
     late = cli.run("run", "greetings", "--run-id", "late", "--wait", "--timeout", "1")
@@ -127,7 +127,7 @@ def test_waiting_tells_by_its_exit_code(cli: FlowCli, tmp_path: Path) -> None:
     assert (run["status"], run["scope"], run["failFast"], run["flow"]) == ("SUCCEEDED", {"a": 1, "b": 3}, True, None)
 
 
-def test_a_run_is_taken_up_at_a_step(cli: FlowCli) -> None:
+def test_a_run_is_resumed_at_a_step(cli: FlowCli) -> None:
     """F19: --resume RUN --from STEP makes a new one, with what was done before."""
     cli.text("run", "greetings", "--run-id", "old")
     cli.by_hand()
@@ -192,7 +192,7 @@ def test_artifacts_are_listed_and_downloaded(cli: FlowCli, tmp_path: Path) -> No
 
 
 def test_runs_are_listed(cli: FlowCli) -> None:
-    """F1: the latest first, by flow and status; more than are shown is said on standard error."""
+    """F1: the latest first, by flow and status; a longer list ends with a note."""
     for name in ("l1", "l2"):
         cli.text("run", "empty", "--run-id", name)
     runs = cli.json("runs", "empty", "--status", "SUCCEEDED", "--limit", "2")["runs"]
@@ -212,7 +212,7 @@ def test_schedules_are_seen_and_paused(cli: FlowCli) -> None:
     assert "has no schedule" in cli.refused(6, "schedule", "pause", "greetings")
 
 
-def test_what_cannot_be_is_said(cli: FlowCli) -> None:
+def test_invalid_requests_are_refused(cli: FlowCli) -> None:
     """Every refusal is a sentence with its exit code, and nothing on standard output."""
     for code, args in (
         (5, ["run", "gretings"]),
@@ -230,8 +230,8 @@ def test_what_cannot_be_is_said(cli: FlowCli) -> None:
         cli.refused(code, *args)
 
 
-def test_a_server_that_is_away_is_said(cli: FlowCli) -> None:
-    """Nobody there: exit code 7, and where to look."""
+def test_an_unreachable_server(cli: FlowCli) -> None:
+    """Exit code 7, and how to start a server."""
     cli.url = NOWHERE
     assert "`penstock up` starts a server" in cli.refused(7, "runs")
 
@@ -241,16 +241,16 @@ def test_workers_run_in_processes_of_their_own(cli: FlowCli, server: Up, tmp_pat
     (tmp_path / "mine.py").write_text(
         "from penstock.flows.sdk import worker\n@worker('MINE')\nasync def mine(step):\n    return {'by': 'me'}\n"
     )
-    body = {"runId": "afar", "steps": {"a": {"kind": "MINE"}}}
+    body = {"runId": "remote", "steps": {"a": {"kind": "MINE"}}}
     cli.http.post("/flow_runs", json=body).raise_for_status()
     with Work(tmp_path, "flows", "--url", server.api, "--module", "mine.py") as worker:
         assert worker.api != server.api
         assert httpx.get(f"{worker.api}/actuator/health/readiness").json()["status"] == "UP"
-        until(lambda: cli.json("show", "afar")["status"] == "SUCCEEDED", "the step ends")
+        until(lambda: cli.json("show", "remote")["status"] == "SUCCEEDED", "the step ends")
         counted = 'penstock_flow_steps_total{kind="MINE",outcome="SUCCEEDED"} 1.0'
         assert counted in httpx.get(f"{worker.api}/actuator/prometheus").text
         assert worker.stop() == 0
-    assert cli.json("show", "afar")["steps"]["a"]["outputs"] == {"by": "me"}
+    assert cli.json("show", "remote")["steps"]["a"]["outputs"] == {"by": "me"}
 
 
 def test_all_commands_are_in_the_help() -> None:
@@ -274,14 +274,14 @@ def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         monkeypatch.setattr(sys, "argv", ["penstock", "flow", *args])
         with pytest.raises(SystemExit) as ended:
             run_program(app, name="penstock")
-        told = capsys.readouterr()
-        assert "mistake in Penstock" not in told.err
-        return Result(int(ended.value.code or 0), told.out, told.err)
+        output = capsys.readouterr()
+        assert "mistake in Penstock" not in output.err
+        return Result(int(ended.value.code or 0), output.out, output.err)
 
     return typed
 
 
-def test_good_flows_are_told_in_a_line_each(flow: Typed) -> None:
+def test_valid_flows_are_listed_one_per_line(flow: Typed) -> None:
     """F15: the file, the flow, how many steps."""
     Path("empty.yml").write_text("name: empty\n")
     done = flow("validate", "good.yaml", "empty.yml")
@@ -289,7 +289,7 @@ def test_good_flows_are_told_in_a_line_each(flow: Typed) -> None:
 
 
 def test_one_bad_flow_is_enough(flow: Typed) -> None:
-    """F15: it is told with its line, the others are looked at all the same, and the exit code is 2."""
+    """F15: the error has its line, the other flows are validated too, and the exit code is 2."""
     done = flow("validate", "ring.yaml", "good.yaml", "nowhere.yaml")
     ring, good, nowhere = done.out.splitlines()
     assert done.code == 2
@@ -314,7 +314,7 @@ def test_a_folder_is_all_its_files(flow: Typed) -> None:
     assert (done.code, done.out.startswith("bad  none: the folder contains no *.yaml file")) == (2, True)
 
 
-def test_files_that_lead_back_to_each_other_are_told(flow: Typed) -> None:
+def test_a_recursion_over_several_files_is_an_error(flow: Typed) -> None:
     """F14, F15: each is good by itself; the one that closes the circle is what a server would refuse."""
     inner = "name: {name}\nsteps:\n  s: {{kind: flow, inputs: {{flow: {flow}}}}}\n"
     Path("x.yaml").write_text(inner.format(name="x", flow="y"))
@@ -355,14 +355,14 @@ def test_a_flow_is_drawn(flow: Typed) -> None:
     assert drawn.code == 0
     assert drawn.out.count("▼") == 1
     assert flow("graph", "good.yaml", "--mermaid").out.splitlines()[0] == "flowchart TD"
-    told = json.loads(flow("graph", "good.yaml", "--json").out)
-    assert (told["flow"], [step["id"] for step in told["steps"]]) == ("good", ["a", "b"])
-    assert told["steps"][1]["dependsOn"] == ["a"]
-    assert told["mermaid"].startswith("flowchart TD")
+    output = json.loads(flow("graph", "good.yaml", "--json").out)
+    assert (output["flow"], [step["id"] for step in output["steps"]]) == ("good", ["a", "b"])
+    assert output["steps"][1]["dependsOn"] == ["a"]
+    assert output["mermaid"].startswith("flowchart TD")
 
 
 def test_one_of_several_is_drawn_by_its_name(flow: Typed) -> None:
-    """F15: without one, or with one that is not there, it is told which there are."""
+    """F15: without one, or with one that is not there, the error lists the flows."""
     Path("several.py").write_text(PYTHON)
     assert "last" in flow("graph", "several.py", "one").out
     done = flow("graph", "several.py")
@@ -372,7 +372,7 @@ def test_one_of_several_is_drawn_by_its_name(flow: Typed) -> None:
     assert flow("graph", ".", "good").code == 0, "a bad file beside it is not in the way"
 
 
-def test_what_cannot_be_drawn_is_told(flow: Typed) -> None:
+def test_an_invalid_flow_is_not_drawn(flow: Typed) -> None:
     """F15: by the exit code of its error."""
     done = flow("graph", "ring.yaml")
     assert (done.code, "form a cycle" in done.err) == (3, True)

