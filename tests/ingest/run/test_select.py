@@ -56,7 +56,7 @@ def test_a_file_is_taken_when_it_stays_unchanged(supplier: SupplierFolder) -> No
     for seconds in (0, WINDOW / 2):
         advance(supplier, seconds)
         outcome = supplier.run()
-        assert outcome.reason == "1 files may still be written: new.csv"
+        assert outcome.reason == "1 file may still be written: new.csv"
     advance(supplier, WINDOW / 2)
     assert taken(supplier) == ["new.csv"]
     assert supplier.facts() == NEW

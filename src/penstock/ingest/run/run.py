@@ -33,6 +33,7 @@ from penstock.ingest.tree.documents import encode_document, hash_content
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import NotFound, PenstockError, Transient
+from penstock.kernel.status import pluralize
 from penstock.kernel.telemetry.build import code_commit
 from penstock.kernel.text import format_time
 
@@ -277,7 +278,7 @@ def _describe_waiting(readable: ReadableFiles) -> str:
     if not readable.waiting:
         return "the inbox is empty"
     names = ", ".join(arrival.name for arrival in readable.waiting[:5])
-    return f"{len(readable.waiting)} files may still be written: {names}"
+    return f"{pluralize(len(readable.waiting), 'file')} may still be written: {names}"
 
 
 class RunContext:
