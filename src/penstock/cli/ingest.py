@@ -150,7 +150,7 @@ def inspect(
 
     The configuration is printed to standard output, the description of the file to standard error.
     """
-    from penstock.ingest.inspect.inspection import inspect as inspect_file
+    from penstock.ingest.inspect.inspection import inspect_file
     from penstock.ingest.model import RunFailed
 
     if not file.is_file():
@@ -160,8 +160,8 @@ def inspect(
     except RunFailed as failed:
         raise Invalid(failed.code.value, failed.message, hint=failed.hint) from failed
     if not json:
-        print_message(inspection.text())
-    emit(inspection.as_dict(), as_json=json, text=inspection.yaml().rstrip())
+        print_message(inspection.format_text())
+    emit(inspection.as_dict(), as_json=json, text=inspection.format_yaml().rstrip())
 
 
 @app.command("bad-rows")

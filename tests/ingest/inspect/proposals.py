@@ -6,7 +6,7 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
-from penstock.ingest.inspect.inspection import inspect
+from penstock.ingest.inspect.inspection import inspect_file
 from penstock.ingest.inspect.report import Inspection
 from penstock.ingest.model import RunManifest
 from penstock.ingest.run.run import Ingestion
@@ -34,13 +34,13 @@ class ProposalRun:
 
 def proposed(file: Path) -> Inspection:
     """An inspection of *file*, whose configuration is valid as a value and as a file."""
-    inspection = inspect(file, SUPPLIER)
+    inspection = inspect_file(file, SUPPLIER)
     written = file.parent / "proposed.yaml"
-    written.write_text(inspection.yaml(), encoding="utf-8")
+    written.write_text(inspection.format_yaml(), encoding="utf-8")
     supplier, _ = load_supplier(written)
     assert supplier == Supplier.model_validate(inspection.config)
     assert json.loads(json.dumps(inspection.as_dict()))["config"] == inspection.config
-    assert file.name in inspection.text()
+    assert file.name in inspection.format_text()
     return inspection
 
 
@@ -49,7 +49,7 @@ def ran(file: Path, inspection: Inspection, root: Path) -> ProposalRun:
     tree = FolderTree(root)
     tree.prepare(SUPPLIER)
     # Nobody writes to the file any more, so that there is nothing to wait for.
-    config = f"{inspection.yaml()}file_stability_window: 0\n"
+    config = f"{inspection.format_yaml()}file_stability_window: 0\n"
     (root / paths.config(SUPPLIER)).write_text(config, encoding="utf-8")
     copyfile(file, root / paths.inbox(SUPPLIER) / file.name)
     manifest = Ingestion(tree, "test").run(SUPPLIER, waits=True).manifest

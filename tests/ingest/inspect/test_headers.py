@@ -1,22 +1,22 @@
 """Which rows are a header."""
 
-from penstock.ingest.inspect.headers import header_of
+from penstock.ingest.inspect.headers import find_header
 
 
 def test_a_header_is_found_among_much_else() -> None:
     """I17: neither addresses nor data are taken for a header."""
     head = [["ООО Ромашка", "", "", ""], ["Тел.", "+7 495 1234567", "", ""], ["", "", "", ""]]
     data = [[f"A-{n}", f"Товар {n}", f"{n},50", str(n)] for n in range(20)]
-    header = header_of([*head, ["Артикул", "Название", "Цена", "Шт"], *data])
+    header = find_header([*head, ["Артикул", "Название", "Цена", "Шт"], *data])
     assert header is not None
     assert header.numbers == [4]
-    assert header_of(data) is None
+    assert find_header(data) is None
     # What stands right above a header does not belong to it, unless it tells columns apart.
     shifted = [["Тел.: 1", "", "Почта: a@b.ru", "", ""], ["", "Артикул", "Название", "Цена", "Шт"]]
-    found = header_of([*shifted, *(["", *row] for row in data)])
+    found = find_header([*shifted, *(["", *row] for row in data)])
     assert found is not None
     assert found.numbers == [2]
     grouped = [["Товар", "", "Цена", "", "Остаток", ""], ["Артикул", "Название", "Омск", "Тверь", "Омск", "Тверь"]]
-    found = header_of([*grouped, *([*row, row[3], row[3]] for row in data)])
+    found = find_header([*grouped, *([*row, row[3], row[3]] for row in data)])
     assert found is not None
     assert found.names[2:] == ["Цена / Омск", "Цена / Тверь", "Остаток / Омск", "Остаток / Тверь"]

@@ -8,7 +8,7 @@ import pytest
 import xlsxwriter  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.inspect.inspection import inspect
+from penstock.ingest.inspect.inspection import inspect_file
 from penstock.ingest.model import RunFailed
 from tests.ingest.inspect.proposals import proposed
 
@@ -29,7 +29,7 @@ def test_what_the_extractor_refuses_is_refused(content: bytes, code: FailureCode
     file = tmp_path / "rubbish"
     file.write_bytes(content)
     with pytest.raises(RunFailed) as told:
-        inspect(file)
+        inspect_file(file)
     assert told.value.code is code
 
 

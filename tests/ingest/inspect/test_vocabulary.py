@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.ingest.inspect.vocabulary import meaning_of
+from penstock.ingest.inspect.vocabulary import find_meaning
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ from penstock.ingest.inspect.vocabulary import meaning_of
 )  # fmt: skip
 def test_usual_words_have_usual_names(header: str, name: str) -> None:
     """I17: words everybody uses get the names everybody uses; others are written in Latin letters."""
-    assert meaning_of(header).name == name
+    assert find_meaning(header).name == name

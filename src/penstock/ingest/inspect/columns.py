@@ -9,22 +9,22 @@ import polars as pl
 from penstock.ingest.inspect.cells import CellTexts
 from penstock.ingest.inspect.fields import InspectedField
 from penstock.ingest.inspect.tables import ShapedTable
-from penstock.ingest.inspect.types import KnownFormats, TypeGuess, guess
+from penstock.ingest.inspect.types import KnownFormats, TypeGuess, guess_type
 from penstock.ingest.inspect.vocabulary import ColumnHint
 from penstock.ingest.supplier import SupplierColumn
 from penstock.ingest.transform.values import read_column
 
 EXAMPLES = 3
 _LONGEST_EXAMPLE = 32
-_FILLED_DOWN = (0.2, 0.98)  # share of empty cells of a column whose cells are merged downwards
+_MERGED_SHARES = (0.2, 0.98)  # minimum and maximum share of empty cells in a column of merged cells
 _BARCODE = r"^[0-9]{8,14}$"
 _CODE = r"^[A-Za-zА-Яа-я0-9][A-Za-zА-Яа-я0-9./_-]*$"
-_LONG = 10
+_NAME_LENGTH = 10
 
 
 @dataclass(frozen=True)
 class TypedField:
-    """A field with its type; *texts* and *is_bad* are of all tables, one behind the other."""
+    """A field with its type; *texts* and *is_bad* contain the cells of all tables in a row."""
 
     field: InspectedField
     name: str
@@ -46,132 +46,145 @@ class TypedField:
         return self.field.spellings[0] if self.field.spellings else str(self.field.number)
 
     @property
-    def only_counts(self) -> bool:
-        """Whether it numbers the rows: such a number is another one as soon as a row is added."""
+    def is_row_number(self) -> bool:
+        """True if the column only numbers the rows, so that its values change when a row is added."""
         filled = self.texts.filter(~self.is_empty)
         return self.field.hint is ColumnHint.COUNTER and bool(filled.str.contains(r"^[0-9]{1,7}\.?$").all())
 
-    def part(self, table: int | None) -> slice:
-        """Where the cells of a table are; None: of all."""
+    def slice_table(self, table: int | None) -> slice:
+        """Return the slice of the cells of a table, or of all tables."""
         if table is None:
             return slice(0, len(self.texts))
         return slice(self.ends[table - 1] if table else 0, self.ends[table])
 
-    def empty(self, table: int | None = None) -> float:
-        return _mean(self.is_empty[self.part(table)])
+    def measure_empty(self, table: int | None = None) -> float:
+        """Return the share of empty cells."""
+        return _measure_share(self.is_empty[self.slice_table(table)])
 
-    def read(self, table: int | None = None) -> float:
-        """Which part of the cells that hold something becomes a value."""
-        where = self.part(table)
+    def measure_read(self, table: int | None = None) -> float:
+        """Return the share of the filled cells that become values."""
+        where = self.slice_table(table)
         filled = ~self.is_empty[where]
-        return 1 - _mean(self.is_bad[where].filter(filled)) if filled.any() else 1.0
+        return 1 - _measure_share(self.is_bad[where].filter(filled)) if filled.any() else 1.0
 
     def is_unique(self, table: int) -> bool:
-        texts = self.texts[self.part(table)]
-        return len(texts) > 0 and not self.is_empty[self.part(table)].any() and texts.n_unique() == len(texts)
+        texts = self.texts[self.slice_table(table)]
+        return len(texts) > 0 and not self.is_empty[self.slice_table(table)].any() and texts.n_unique() == len(texts)
 
-    def examples(self, table: int | None = None) -> list[str]:
-        where = self.part(table)
+    def list_examples(self, table: int | None = None) -> list[str]:
+        """Return a few different values of the column."""
+        where = self.slice_table(table)
         filled = self.texts[where].filter(~self.is_empty[where]).head(200).unique(maintain_order=True)
-        return [shortened(text) for text in filled.head(EXAMPLES)]
+        return [shorten(text) for text in filled.head(EXAMPLES)]
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
+    """Return *text* on a single line, cut to the length of an example."""
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST_EXAMPLE else f"{text[: _LONGEST_EXAMPLE - 1]}…"
 
 
-def typed_fields(fields: list[InspectedField], tables: list[ShapedTable]) -> list[TypedField]:
-    """Every field with the type that reads it best."""
+def type_fields(fields: list[InspectedField], tables: list[ShapedTable]) -> list[TypedField]:
+    """Return every field with the type that reads its cells best."""
     is_english = all(name.isascii() for table in tables for name in table.names)
-    return [_typed(field, tables, is_english=is_english) for field in fields]
+    return [_type_field(field, tables, is_english=is_english) for field in fields]
 
 
-def _typed(field: InspectedField, tables: list[ShapedTable], *, is_english: bool) -> TypedField:
+def _type_field(field: InspectedField, tables: list[ShapedTable], *, is_english: bool) -> TypedField:
     parts = [table.texts(field.columns.get(number)) for number, table in enumerate(tables)]
-    texts = pl.concat([part.rename("text") for part in parts]) if parts else pl.Series("text", [], dtype=pl.String)
-    ends = pl.Series([len(part) for part in parts], dtype=pl.Int64).cum_sum().to_list()
-    # Only tables that have the column can say what it holds.
-    found = guess(CellTexts(texts), KnownFormats(field.hint, is_english))
+    texts = (
+        pl.concat([slice_table.rename("text") for slice_table in parts])
+        if parts
+        else pl.Series("text", [], dtype=pl.String)
+    )
+    ends = pl.Series([len(slice_table) for slice_table in parts], dtype=pl.Int64).cum_sum().to_list()
+    # Cells of tables without the column are empty and do not affect the guess.
+    guess = guess_type(CellTexts(texts), KnownFormats(field.hint, is_english))
     if _is_merged_down(field, texts):
-        options = {**found.options, "fill_down": True}
-        found = replace(found, options=options, doubts=(*found.doubts, "empty cells are filled from the one above"))
-    bad = read_column(SupplierColumn.model_validate({"from": 1, **found.options}), texts, is_required=False).is_bad
-    is_bad = pl.repeat(False, len(texts), dtype=pl.Boolean, eager=True) if bad is None else bad
-    return TypedField(field, _final_name(field, found), found, texts, is_bad, ends)
+        options = {**guess.options, "fill_down": True}
+        doubts = (*guess.doubts, "an empty cell gets the value of the cell above it (`fill_down`)")
+        guess = replace(guess, options=options, doubts=doubts)
+    column = SupplierColumn.model_validate({"from": 1, **guess.options})
+    is_bad = read_column(column, texts, is_required=False).is_bad
+    return TypedField(field, _name_field(field, guess), guess, texts, is_bad, ends)
 
 
 def _is_merged_down(field: InspectedField, texts: pl.Series) -> bool:
-    """A category or brand that is written once above all it applies to."""
-    low, high = _FILLED_DOWN
+    """Return whether the column is a category or brand that is written once above all its rows."""
+    low, high = _MERGED_SHARES
     if field.hint is not ColumnHint.GROUP or not len(texts) or len(field.columns) != 1 or texts[0] == "":
         return False
-    empty = _mean(texts == "")
+    empty = _measure_share(texts == "")
     filled = texts.filter(texts != "")
     return low <= empty <= high and filled.n_unique() >= len(filled) * 0.8 and len(filled) > 1
 
 
-def _final_name(field: InspectedField, found: TypeGuess) -> str:
-    if found.type == "money":
+def _name_field(field: InspectedField, guess: TypeGuess) -> str:
+    if guess.type == "money":
         return f"{field.name}_minor"
-    if field.hint is not ColumnHint.QUANTITY or found.type not in ("enum", "string"):
+    if field.hint is not ColumnHint.QUANTITY or guess.type not in ("enum", "string"):
         return field.name
-    is_boolean = isinstance(found.options.get("values"), dict)
+    is_boolean = isinstance(guess.options.get("values"), dict)
     return field.name.replace("qty", "in_stock" if is_boolean else "availability", 1)
 
 
-def _mean(mask: pl.Series) -> float:
+def _measure_share(mask: pl.Series) -> float:
     return int(mask.sum()) / len(mask) if len(mask) else 0.0
 
 
-def named_by_content(columns: list[TypedField]) -> tuple[list[TypedField], list[str]]:
-    """The same columns: codes, texts, prices and dates called so, each name given once."""
+def name_by_content(columns: list[TypedField]) -> tuple[list[TypedField], list[str]]:
+    """Name the columns of a table without a header by their content; return them and the warnings."""
     taken: set[str] = set()
-    found: list[TypedField] = []
+    named: list[TypedField] = []
     for column in columns:
-        name, hint = _name(column, taken)
+        name, hint = _guess_name(column, taken)
         taken.add(name)
-        found.append(replace(column, name=name, field=replace(column.field, hint=hint)))
-    found, told = _priced(found, taken)
-    guessed = [f"{one.name} ({one.field.number})" for one in found if not one.name.startswith("column_")]
-    return found, [*told, *([f"names are guesses by what the columns hold: {', '.join(guessed)}"] if guessed else [])]
+        named.append(replace(column, name=name, field=replace(column.field, hint=hint)))
+    named, warnings = _find_price(named, taken)
+    guessed = [
+        f"{column.name} (column {column.field.number})" for column in named if not column.name.startswith("column_")
+    ]
+    if guessed:
+        warnings.append(f"the file has no header; these names are guesses from the content: {', '.join(guessed)}")
+    return named, warnings
 
 
-def _name(one: TypedField, taken: set[str]) -> tuple[str, ColumnHint]:
+def _guess_name(column: TypedField, taken: set[str]) -> tuple[str, ColumnHint]:
     choices = {
-        "barcode": (one.guess.type == "string" and _share(one, _BARCODE) > 0.9, ColumnHint.CODE),
-        "sku": (one.guess.type == "string" and _is_code(one), ColumnHint.CODE),
-        "price_minor": (one.guess.type == "money", ColumnHint.MONEY),
-        "date": (one.guess.type in ("date", "datetime"), ColumnHint.MOMENT),
-        "name": (one.guess.type == "string" and _length(one) > _LONG, ColumnHint.TEXT),
+        "barcode": (column.guess.type == "string" and _measure_match(column, _BARCODE) > 0.9, ColumnHint.CODE),
+        "sku": (column.guess.type == "string" and _is_code(column), ColumnHint.CODE),
+        "price_minor": (column.guess.type == "money", ColumnHint.MONEY),
+        "date": (column.guess.type in ("date", "datetime"), ColumnHint.MOMENT),
+        "name": (column.guess.type == "string" and _measure_length(column) > _NAME_LENGTH, ColumnHint.TEXT),
     }
-    for name, (holds, hint) in choices.items():
-        if holds and name not in taken:
+    for name, (is_likely, hint) in choices.items():
+        if is_likely and name not in taken:
             return name, hint
-    return f"{one.field.name}_minor" if one.guess.type == "money" else one.field.name, one.field.hint
+    field = column.field
+    return f"{field.name}_minor" if column.guess.type == "money" else field.name, field.hint
 
 
-def _priced(columns: list[TypedField], taken: set[str]) -> tuple[list[TypedField], list[str]]:
-    """The only column with a point and two digits is most likely a price."""
+def _find_price(columns: list[TypedField], taken: set[str]) -> tuple[list[TypedField], list[str]]:
+    """Make a single column of numbers with two decimal places a price; return the columns and the warnings."""
     decimals = [column for column in columns if column.guess.type == "decimal" and column.options.get("scale") == 2]
     if len(decimals) != 1 or "price_minor" in taken:
         return columns, []
     options = {key: value for key, value in decimals[0].options.items() if key != "scale"} | {"type": "money"}
     price = replace(decimals[0], name="price_minor", guess=TypeGuess(options, decimals[0].guess.doubts))
-    told = f"column {price.field.number} is taken for a price: its numbers have two digits behind the point"
-    return [price if column is decimals[0] else column for column in columns], [told]
+    warning = f"column {price.field.number} is read as a price, because its numbers have two decimal places"
+    return [price if column is decimals[0] else column for column in columns], [warning]
 
 
-def _is_code(one: TypedField) -> bool:
-    filled = one.texts.filter(~one.is_empty)
-    return len(filled) > 1 and filled.n_unique() >= len(filled) * 0.98 and _share(one, _CODE) > 0.95
+def _is_code(column: TypedField) -> bool:
+    filled = column.texts.filter(~column.is_empty)
+    return len(filled) > 1 and filled.n_unique() >= len(filled) * 0.98 and _measure_match(column, _CODE) > 0.95
 
 
-def _share(one: TypedField, pattern: str) -> float:
-    filled = one.texts.filter(~one.is_empty)
+def _measure_match(column: TypedField, pattern: str) -> float:
+    filled = column.texts.filter(~column.is_empty)
     return int(filled.str.contains(pattern).sum()) / len(filled) if len(filled) else 0.0
 
 
-def _length(one: TypedField) -> float:
-    lengths = one.texts.filter(~one.is_empty).str.len_chars()
+def _measure_length(column: TypedField) -> float:
+    lengths = column.texts.filter(~column.is_empty).str.len_chars()
     return int(lengths.sum()) / len(lengths) if len(lengths) else 0.0

@@ -1,121 +1,136 @@
-"""I17: a look at a file nobody has seen before, and a configuration proposed for who sends it."""
+"""I17: the inspection of an unknown file, and the proposal of a configuration for its supplier."""
 
 from pathlib import Path
 
-from penstock.ingest.inspect.columns import TypedField, named_by_content, shortened, typed_fields
-from penstock.ingest.inspect.proposal import chosen_key, config_of, doubts_of, settled_header
-from penstock.ingest.inspect.report import InspectedColumn, InspectedTable, Inspection, percent
-from penstock.ingest.inspect.rows import patterns_for
-from penstock.ingest.inspect.sample import FileSample, read
-from penstock.ingest.inspect.tables import ShapedTable, TablePlan, planned
-from penstock.ingest.inspect.vocabulary import snake
+from penstock.ingest.inspect.columns import TypedField, name_by_content, shorten, type_fields
+from penstock.ingest.inspect.proposal import build_config, choose_key, list_doubts, settle_header
+from penstock.ingest.inspect.report import InspectedColumn, InspectedTable, Inspection, format_percent
+from penstock.ingest.inspect.rows import propose_skip_rules
+from penstock.ingest.inspect.sample import FileSample, read_sample
+from penstock.ingest.inspect.tables import ShapedTable, TablePlan, plan_tables
+from penstock.ingest.inspect.vocabulary import to_snake_case
+from penstock.kernel.status import pluralize
 
 _PREAMBLE_ROWS = 12
 
 
-def inspect(path: Path, name: str | None = None) -> Inspection:
-    """What is in *path*, and a configuration that reads it; Failed when it is nothing the extractor can read."""
-    found = read(path)
-    plan = planned(found.samples)
-    columns, warnings = _columns(plan)
-    key = chosen_key(plan, columns)
-    skipping = patterns_for([table.rows for table in plan.tables])
-    config = config_of(found, plan, columns, key, skipping)
-    late = settled_header(config, plan)
-    told = [*plan.warnings, *late, *_unseen(found), *skipping.warnings, *doubts_of(columns, plan), *warnings]
+def inspect_file(path: Path, name: str | None = None) -> Inspection:
+    """Describe the content of *path* and propose a configuration; RunFailed if the file cannot be read."""
+    sample = read_sample(path)
+    plan = plan_tables(sample.samples)
+    columns, warnings = _type_columns(plan)
+    key = choose_key(plan, columns)
+    skipping = propose_skip_rules([table.rows for table in plan.tables])
+    config = build_config(sample, plan, columns, key, skipping)
+    header_warnings = settle_header(config, plan)
+    all_warnings = [
+        *plan.warnings,
+        *header_warnings,
+        *_report_sample_limits(sample),
+        *skipping.warnings,
+        *list_doubts(columns, plan),
+        *warnings,
+        *key.warnings,
+    ]
     return Inspection(
         file=path.name,
-        name=name or snake(path.name.split(".")[0]) or "supplier",
-        format=found.format.value,
-        encoding=found.encoding,
-        delimiter=found.delimiter,
-        records=found.records,
-        tables=_tables(found, plan, columns),
-        warnings=list(dict.fromkeys([*told, *key.warnings])),
+        name=name or to_snake_case(path.name.split(".")[0]) or "supplier",
+        format=sample.format.value,
+        encoding=sample.encoding,
+        delimiter=sample.delimiter,
+        records=sample.records,
+        tables=_list_tables(sample, plan, columns),
+        warnings=list(dict.fromkeys(all_warnings)),
         config=config,
-        comments={column.name: _comment(column) for column in columns},
+        comments={column.name: _describe_column(column) for column in columns},
     )
 
 
-def _columns(plan: TablePlan) -> tuple[list[TypedField], list[str]]:
-    typed = typed_fields(plan.fields, plan.tables)
+def _type_columns(plan: TablePlan) -> tuple[list[TypedField], list[str]]:
+    typed = type_fields(plan.fields, plan.tables)
     if not plan.has_header:
-        return named_by_content(typed)
-    warnings = [f"column {one.header!r} only counts rows and is left out" for one in typed if one.only_counts]
-    return [one for one in typed if not one.only_counts], [*warnings, *_unnamed(plan)]
+        return name_by_content(typed)
+    warnings = [
+        f"column {column.header!r} only numbers the rows: it is not read" for column in typed if column.is_row_number
+    ]
+    return [column for column in typed if not column.is_row_number], [*warnings, *_report_unnamed(plan)]
 
 
-def _unnamed(plan: TablePlan) -> list[str]:
-    """Columns with values but without a header."""
-    told = []
+def _report_unnamed(plan: TablePlan) -> list[str]:
+    """Return a warning for each column that has values but no header."""
+    warnings = []
     for table in plan.tables:
         for column in range(table.width):
             texts = table.texts(column)
             is_named = column < len(table.names) and table.names[column]
             if not is_named and len(texts) and int((texts != "").sum()) > len(texts) * 0.2:
-                shown = shortened(texts.filter(texts != "")[0])
-                where = f" of sheet {table.sample.name!r}" if table.sample.name else ""
-                told.append(f"column {column + 1}{where} has no header, but values such as {shown!r}: left out")
-    return told[:5]
+                example = shorten(texts.filter(texts != "")[0])
+                sheet = f" of sheet {table.sample.name!r}" if table.sample.name else ""
+                problem = f"column {column + 1}{sheet} has values such as {example!r}, but no header"
+                warnings.append(f"{problem}: it is not read; to read it, map it by its number, `from: {column + 1}`")
+    return warnings[:5]
 
 
-def _unseen(found: FileSample) -> list[str]:
-    """What the sample cannot tell."""
-    number = sum(sample.malformed for sample in found.samples)
-    told = [f"{number} lines are no records and will be bad rows"] if number else []
-    if not all(sample.is_whole for sample in found.samples):
-        told.append("the file is large and was not read to its end: raise min_fact_count, and see that the key is one")
-    return told
+def _report_sample_limits(sample: FileSample) -> list[str]:
+    """Return the warnings about malformed lines, and about a file that was not read completely."""
+    number = sum(table.malformed for table in sample.samples)
+    warnings = [f"{pluralize(number, 'line')} cannot be read as a record: bad rows"] if number else []
+    if not all(table.is_whole for table in sample.samples):
+        warnings.append(
+            "the file is large and was not read to its end: raise `min_fact_count`, and check that `key` is unique"
+        )
+    return warnings
 
 
-def _comment(one: TypedField) -> str:
-    header = " | ".join(one.field.spellings[:3])
-    shown = ", ".join(one.examples()) or "always empty"
-    empty = f", {one.empty():.0%} empty" if one.empty() >= 0.005 else ""
-    return "; ".join(part for part in (header, shown, f"{percent(one.read())} read{empty}") if part)
+def _describe_column(column: TypedField) -> str:
+    header = " | ".join(column.field.spellings[:3])
+    examples = ", ".join(column.list_examples()) or "always empty"
+    empty = f", {column.measure_empty():.0%} empty" if column.measure_empty() >= 0.005 else ""
+    share = f"{format_percent(column.measure_read())} read{empty}"
+    return "; ".join(part for part in (header, examples, share) if part)
 
 
-def _tables(found: FileSample, plan: TablePlan, columns: list[TypedField]) -> list[InspectedTable]:
-    shaped = {id(one.sample): (one, number) for number, one in enumerate(plan.tables)}
-    shaped |= {id(one.sample): (one, -1) for one in plan.skipped}
-    known = [shaped[id(sample)] for sample in found.samples]
-    return [_table(table, number, columns) for table, number in known]
+def _list_tables(sample: FileSample, plan: TablePlan, columns: list[TypedField]) -> list[InspectedTable]:
+    shaped = {id(table.sample): (table, number) for number, table in enumerate(plan.tables)}
+    shaped |= {id(table.sample): (table, -1) for table in plan.skipped}
+    in_order = [shaped[id(table)] for table in sample.samples]
+    return [_describe_table(table, number, columns) for table, number in in_order]
 
 
-def _table(table: ShapedTable, number: int, columns: list[TypedField]) -> InspectedTable:
+def _describe_table(table: ShapedTable, number: int, columns: list[TypedField]) -> InspectedTable:
     above = table.sample.head[: table.header.above] if table.header else []
     preamble = [" ".join(cell.strip() for cell in row if cell.strip()) for row in above]
     return InspectedTable(
         name=table.sample.name,
-        rows_looked_at=table.sample.rows.height,
+        rows_sampled=table.sample.rows.height,
         rows=table.sample.total,
         is_whole=table.sample.is_whole,
         is_skipped=number < 0,
         header_rows=table.header.numbers if table.header else [],
-        preamble=[shortened(text) for text in preamble if text][:_PREAMBLE_ROWS],
+        preamble=[shorten(text) for text in preamble if text][:_PREAMBLE_ROWS],
         totals=sorted(table.rows.totals),
-        columns=_found_columns(table, number, columns) if number >= 0 else [],
+        columns=_list_columns(table, number, columns) if number >= 0 else [],
     )
 
 
-def _found_columns(table: ShapedTable, number: int, columns: list[TypedField]) -> list[InspectedColumn]:
-    known = {column.field.columns[number]: column for column in columns if number in column.field.columns}
-    names = table.names or [str(place) for place in range(1, table.width + 1)]
-    return [_column(place, name, known.get(place), number) for place, name in enumerate(names) if name]
+def _list_columns(table: ShapedTable, number: int, columns: list[TypedField]) -> list[InspectedColumn]:
+    mapped = {column.field.columns[number]: column for column in columns if number in column.field.columns}
+    names = table.names or [str(column) for column in range(1, table.width + 1)]
+    return [_inspect_column(index, name, mapped.get(index), number) for index, name in enumerate(names) if name]
 
 
-def _column(place: int, header: str, one: TypedField | None, table: int) -> InspectedColumn:
-    if one is None:
-        return InspectedColumn(place + 1, header, None, None, {}, None, 0.0, False, [])
-    options = {key: value for key, value in one.options.items() if key != "type"}
+def _inspect_column(index: int, header: str, column: TypedField | None, table: int) -> InspectedColumn:
+    if column is None:
+        return InspectedColumn(index + 1, header, None, None, {}, None, 0.0, False, [])
+    options = {key: value for key, value in column.options.items() if key != "type"}
     return InspectedColumn(
-        number=place + 1,
+        number=index + 1,
         header=header,
-        field=one.name,
-        type=one.guess.type,
+        field=column.name,
+        type=column.guess.type,
         options=options,
-        read=round(one.read(table), 4),
-        empty=round(one.empty(table), 4),
-        is_unique=one.is_unique(table),
-        examples=one.examples(table),
+        read=round(column.measure_read(table), 4),
+        empty=round(column.measure_empty(table), 4),
+        is_unique=column.is_unique(table),
+        examples=column.list_examples(table),
     )

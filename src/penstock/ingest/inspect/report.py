@@ -1,4 +1,4 @@
-"""What an inspection found, for programs and for people."""
+"""The result of an inspection, as data, as a configuration file and as a summary."""
 
 import io
 from dataclasses import asdict, dataclass, field
@@ -7,14 +7,16 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
+from penstock.kernel.status import pluralize
+
 _TABLES_SHOWN = 2
 _WIDTH = 100
 _INLINE = 4  # items of a list that fit on its line
 
 
-def yaml_of(config: dict[str, Any], comments: dict[str, str], heading: str) -> str:
-    """*config* as text; *comments* are of columns."""
-    document = CommentedMap({key: _styled(value) for key, value in config.items()})
+def format_yaml(config: dict[str, Any], comments: dict[str, str], heading: str) -> str:
+    """Return *config* as YAML with *comments* at its columns."""
+    document = CommentedMap({key: _style(value) for key, value in config.items()})
     columns = document.get("columns", {})
     for name, comment in comments.items():
         if name in columns:
@@ -28,38 +30,37 @@ def yaml_of(config: dict[str, Any], comments: dict[str, str], heading: str) -> s
     return out.getvalue()
 
 
-def heading_of(name: str, file: str, warnings: list[str]) -> str:
+def format_heading(name: str, file: str, warnings: list[str]) -> str:
+    """Return the comment at the start of a proposed configuration."""
     lines = [
         f"etl_ops/config/{name}.yaml, proposed by `penstock ingest inspect {file}`.",
-        "Read it over: `from` are headers, the comments show what stands below them, and how much of it is read.",
+        "Review it: `from` is the header of a column; the comment shows its values and the share that can be read.",
         *(f"! {warning}" for warning in warnings),
     ]
     return "\n".join(_one_line(line) for line in lines)
 
 
-def summary_of(found: dict[str, Any]) -> str:
-    """What was found, the first tables in full."""
-    facts = {"format": found["format"], "encoding": found["encoding"], "delimiter": found["delimiter"]}
-    facts |= {"records": found["records"]}
-    told = ", ".join(f"{key} {_visible(value)}" for key, value in facts.items() if value)
-    read = [table for table in found["tables"] if not table["is_skipped"]]
-    skipped = len(found["tables"]) - len(read)
-    noun = "table" if len(read) == 1 else "tables"
-    lines = [f"{found['file']}: {told}; {len(read)} {noun} to read, {skipped} skipped"]
+def format_summary(inspection: dict[str, Any]) -> str:
+    """Return the summary of an inspection, with the first tables in full."""
+    keys = ("format", "encoding", "delimiter", "records")
+    facts = ", ".join(f"{key} {_quote_blank(inspection[key])}" for key in keys if inspection[key])
+    read = [table for table in inspection["tables"] if not table["is_skipped"]]
+    skipped = len(inspection["tables"]) - len(read)
+    lines = [f"{inspection['file']}: {facts}; {pluralize(len(read), 'table')} to read, {skipped} skipped"]
     for table in read[:_TABLES_SHOWN]:
-        lines += ["", *_table(table)]
+        lines += ["", *_format_table(table)]
     if len(read) > _TABLES_SHOWN:
-        lines += ["", f"… and {len(read) - _TABLES_SHOWN} more tables like these"]
-    key = found["config"].get("key")
+        lines += ["", f"… and {pluralize(len(read) - _TABLES_SHOWN, 'more table')} with the same columns"]
+    key = inspection["config"].get("key")
     lines += ["", f"key: {', '.join(key)}" if key else "key: none"]
-    if found["warnings"]:
-        lines += ["", "To look at:", *(f"  - {warning}" for warning in found["warnings"])]
+    if inspection["warnings"]:
+        lines += ["", "Check:", *(f"  - {warning}" for warning in inspection["warnings"])]
     return "\n".join(lines) + "\n"
 
 
-def _table(table: dict[str, Any]) -> list[str]:
+def _format_table(table: dict[str, Any]) -> list[str]:
     name = f"sheet {table['name']!r}: " if table["name"] else ""
-    rows = f"{table['rows']} rows{'' if table['is_whole'] else ' or more'}, {table['rows_looked_at']} looked at"
+    rows = f"{table['rows']} rows{'' if table['is_whole'] else ' or more'}, {table['rows_sampled']} in the sample"
     numbers = table["header_rows"]
     ends = [numbers[0], numbers[-1]] if len(numbers) > 1 else numbers
     span = "–".join(str(row) for row in ends)
@@ -68,46 +69,46 @@ def _table(table: dict[str, Any]) -> list[str]:
     lines = [f"{name}{rows}{header}{totals}"]
     lines += [f"  above it: {' | '.join(table['preamble'])}"[:_WIDTH]] if table["preamble"] else []
     width = max((len(column["header"]) for column in table["columns"]), default=0)
-    return lines + [_column(column, min(width, 30)) for column in table["columns"]]
+    return lines + [_format_column(column, min(width, 30)) for column in table["columns"]]
 
 
-def _column(column: dict[str, Any], width: int) -> str:
+def _format_column(column: dict[str, Any], width: int) -> str:
     if column["field"] is None:
-        return f"  {column['header'][:width]:<{width}}  left out"
-    share = f"{percent(column['read'])} read" + (f", {column['empty']:.0%} empty" if column["empty"] else "")
+        return f"  {column['header'][:width]:<{width}}  not read"
+    share = f"{format_percent(column['read'])} read" + (f", {column['empty']:.0%} empty" if column["empty"] else "")
     share += ", unique" if column["is_unique"] else ""
-    shown = ", ".join(column["examples"])
-    return f"  {column['header'][:width]:<{width}}  {column['field']}: {column['type']} ({share})  {shown}"
+    examples = ", ".join(column["examples"])
+    return f"  {column['header'][:width]:<{width}}  {column['field']}: {column['type']} ({share})  {examples}"
 
 
-def percent(share: float) -> str:
-    """Rounded down: not quite all is not all."""
+def format_percent(share: float) -> str:
+    """Return *share* as a percentage, rounded down so that 100% means all."""
     return f"{int(share * 1000) / 10:g}%"
 
 
-def _styled(value: Any) -> Any:
+def _style(value: Any) -> Any:
     if isinstance(value, dict):
-        return CommentedMap({key: _styled(inner) for key, inner in value.items()})
+        return CommentedMap({key: _style(inner) for key, inner in value.items()})
     if isinstance(value, list):
-        items = CommentedSeq(_styled(inner) for inner in value)
+        items = CommentedSeq(_style(inner) for inner in value)
         if len(value) <= _INLINE and sum(len(str(item)) for item in value) < _WIDTH:
             items.fa.set_flow_style()
         return items
     return value
 
 
-def _visible(text: str) -> str:
+def _quote_blank(text: str) -> str:
     return text if len(text) > 1 else repr(text)
 
 
 def _one_line(text: str) -> str:
-    """Without what would end a comment, or make its file unreadable."""
+    """Replace the characters that would end a YAML comment or make its file invalid."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 @dataclass(frozen=True)
 class InspectedColumn:
-    """A column of a table, and what is proposed for it; *field* is None when it is left out."""
+    """A column of a table and its proposed field; *field* is None if the column is not read."""
 
     number: int
     header: str
@@ -122,10 +123,10 @@ class InspectedColumn:
 
 @dataclass(frozen=True)
 class InspectedTable:
-    """A sheet, or a whole file. Row numbers count from 1."""
+    """A sheet, or a whole file. Row numbers start at 1."""
 
     name: str
-    rows_looked_at: int
+    rows_sampled: int
     rows: int
     is_whole: bool
     is_skipped: bool
@@ -137,7 +138,7 @@ class InspectedTable:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a file holds, and the configuration of a supplier that would send such files."""
+    """The content of a file, and the configuration proposed for its supplier."""
 
     file: str
     name: str
@@ -150,15 +151,15 @@ class Inspection:
     config: dict[str, Any]
     comments: dict[str, str] = field(default_factory=dict)
 
-    def yaml(self) -> str:
-        """The configuration as its file should be, with a comment beside each column."""
-        return yaml_of(self.config, self.comments, heading_of(self.name, self.file, self.warnings))
+    def format_yaml(self) -> str:
+        """Return the configuration file, with a comment at each column."""
+        return format_yaml(self.config, self.comments, format_heading(self.name, self.file, self.warnings))
 
     def as_dict(self) -> dict[str, Any]:
-        found = asdict(self)
-        del found["comments"]
-        return found
+        document = asdict(self)
+        del document["comments"]
+        return document
 
-    def text(self) -> str:
-        """A short summary."""
-        return summary_of(self.as_dict())
+    def format_text(self) -> str:
+        """Return the summary."""
+        return format_summary(self.as_dict())

@@ -1,4 +1,4 @@
-"""A bounded look at a file: its format, the place of its records in JSON or XML, and a sample of each of its tables."""
+"""A bounded sample of a file: its format, the path of its records in JSON or XML, and rows of each of its tables."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -17,26 +17,26 @@ from penstock.ingest.extract.tables import MALFORMED, ReadProgress, SourceTable
 from penstock.ingest.supplier import WORKBOOKS, FileFormat, SupplierLimits, SupplierSource
 
 ROW = "\x00row"  # the number of a row in its table, from 1
-FIRST = 2_000  # rows looked at from the beginning
-_LATER = 200  # and of each batch behind them: what comes late may be written differently
-_AT_MOST = 4_000
-_LAST = 30  # rows in which totals and notes are looked for
-_CHEAP = 50_000_000  # bytes of a file that is read to its end
+FIRST = 2_000  # rows from the start of a table
+_LATER = 200  # and from each later batch, because later rows may have other formats
+_MAX_ROWS = 4_000
+_LAST = 30  # rows at the end, which are searched for totals and notes
+_CHEAP = 50_000_000  # bytes; a smaller file is read completely
 _CHEAP_PACKED = 8_000_000
 _EVENTS = 1_000_000
 _OBJECTS = 200_000
-_ITEM = "item"  # what ijson calls what is in a list
+_ITEM = "item"  # the name of list items in ijson
 
 
-def place_of_records(member: ArchiveMember, form: FileFormat) -> str | None:
-    """What `source.records` should be; None when the extractor finds it by itself, or says that it cannot."""
-    if form is FileFormat.JSON and detect_encoding(member.head) == "utf-8":
-        return _in_json(member)
-    return _in_xml(member) if form is FileFormat.XML else None
+def find_records(member: ArchiveMember, file_format: FileFormat) -> str | None:
+    """Return the value of `source.records`; None if the extractor finds the records without it, or reports an error."""
+    if file_format is FileFormat.JSON and detect_encoding(member.head) == "utf-8":
+        return _find_in_json(member)
+    return _find_in_xml(member) if file_format is FileFormat.XML else None
 
 
-def _in_json(member: ArchiveMember) -> str | None:
-    """The list of objects, not itself in a list, that has the most of them."""
+def _find_in_json(member: ArchiveMember) -> str | None:
+    """Return the path of the longest list of objects that is not inside another list."""
     counts: Counter[str] = Counter()
     with member.open() as content:
         content.read(len(member.head) - len(strip_mark(member.head)))
@@ -50,12 +50,12 @@ def _in_json(member: ArchiveMember) -> str | None:
     return None if best == _ITEM else best.removesuffix(f".{_ITEM}")
 
 
-def _in_xml(member: ArchiveMember) -> str | None:
-    """The element with the most attributes and children in all, if it comes more than once."""
+def _find_in_xml(member: ArchiveMember) -> str | None:
+    """Return the repeated element with the most attributes and children in total."""
     seen: Counter[str] = Counter()
-    held: Counter[str] = Counter()
+    values: Counter[str] = Counter()
     with member.open() as content:
-        # As the extractor does: what comes from outside is data, never a program.
+        # The input is not trusted: no entities, no network access, no huge trees.
         walk = etree.iterparse(
             content, events=("end",), resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False,
             remove_comments=True, remove_pis=True,
@@ -66,15 +66,15 @@ def _in_xml(member: ArchiveMember) -> str | None:
                 parent = element.getparent()
                 if parent is not None:
                     seen[tag] += 1
-                    held[tag] += len(element.attrib) + len(element)
-                    _forget_before(element)
+                    values[tag] += len(element.attrib) + len(element)
+                    _free_before(element)
         except etree.XMLSyntaxError:
             return None
-    return max((tag for tag in seen if seen[tag] > 1 and held[tag]), key=lambda tag: held[tag], default=None)
+    return max((tag for tag in seen if seen[tag] > 1 and values[tag]), key=lambda tag: values[tag], default=None)
 
 
-def _forget_before(element: "etree._Element") -> None:
-    """Empty what was read before *element*: its parent still has to be able to count it."""
+def _free_before(element: "etree._Element") -> None:
+    """Free the element before *element*, without removing it from the children that its parent counts."""
     before = element.getprevious()
     if before is not None and len(before):
         before.clear()
@@ -82,7 +82,7 @@ def _forget_before(element: "etree._Element") -> None:
 
 @dataclass(frozen=True)
 class SampleBuffer:
-    """Some rows of a table. *beyond* has hashes of what is behind the first rows, of columns that may be unique."""
+    """Rows of a table. *beyond* has hashes of the rows after the first, for the columns that may be unique."""
 
     name: str
     head: list[list[str]]
@@ -97,7 +97,7 @@ class SampleBuffer:
 
 @dataclass(frozen=True)
 class FileSample:
-    """What a file is, and what is in it."""
+    """The format of a file, and the samples of its tables."""
 
     format: FileFormat
     encoding: str | None
@@ -106,25 +106,25 @@ class FileSample:
     samples: list[SampleBuffer]
 
 
-def read(path: Path) -> FileSample:
-    """All tables of *path*, sampled; Failed when the extractor cannot read it."""
-    form, encoding, delimiter, records = _known(path)
+def read_sample(path: Path) -> FileSample:
+    """Return samples of all tables of *path*; RunFailed if the file cannot be read."""
+    file_format, encoding, delimiter, records = _detect_file(path)
     source = SupplierSource(records=records)
-    is_cheap = form in WORKBOOKS or path.stat().st_size < (_CHEAP_PACKED if _is_packed(path) else _CHEAP)
-    samples = [_sampled(table, is_cheap=is_cheap) for table in open_tables(path, source, SupplierLimits())]
-    return FileSample(form, encoding, delimiter, records, samples)
+    is_cheap = file_format in WORKBOOKS or path.stat().st_size < (_CHEAP_PACKED if _is_packed(path) else _CHEAP)
+    samples = [_sample_table(table, is_cheap=is_cheap) for table in open_tables(path, source, SupplierLimits())]
+    return FileSample(file_format, encoding, delimiter, records, samples)
 
 
-def _known(path: Path) -> tuple[FileFormat, str | None, str | None, str | None]:
-    """The format of the first file in *path*, with what else can be told of it before it is read."""
+def _detect_file(path: Path) -> tuple[FileFormat, str | None, str | None, str | None]:
+    """Return the format, encoding, delimiter and records of the first file in *path*."""
     for member in archives.open_members(path, SupplierLimits(), ReadProgress(0)):
-        form = detect.detect_format(member)
-        if form is FileFormat.CSV:
+        file_format = detect.detect_format(member)
+        if file_format is FileFormat.CSV:
             dialect, _ = delimited.detect_dialect(member, SupplierSource())
-            return form, dialect.encoding, dialect.delimiter, None
-        if form in WORKBOOKS:
-            return form, None, None, None
-        return form, detect.detect_encoding(member.head), None, place_of_records(member, form)
+            return file_format, dialect.encoding, dialect.delimiter, None
+        if file_format in WORKBOOKS:
+            return file_format, None, None, None
+        return file_format, detect.detect_encoding(member.head), None, find_records(member, file_format)
     return FileFormat.AUTO, None, None, None
 
 
@@ -133,8 +133,8 @@ def _is_packed(path: Path) -> bool:
         return content.read(2) in (b"\x1f\x8b", b"PK")
 
 
-def _sampled(table: SourceTable, *, is_cheap: bool) -> SampleBuffer:
-    taken: list[pl.DataFrame] = []
+def _sample_table(table: SourceTable, *, is_cheap: bool) -> SampleBuffer:
+    sampled: list[pl.DataFrame] = []
     beyond: list[pl.DataFrame] = []
     last, rows, total, malformed, is_whole = pl.DataFrame(), 0, 0, 0, True
     for batch in table.batches:
@@ -144,9 +144,9 @@ def _sampled(table: SourceTable, *, is_cheap: bool) -> SampleBuffer:
             malformed += int((batch.frame[MALFORMED] != "").sum())
         start = frame.head(max(0, FIRST - total))
         later = frame.tail(frame.height - start.height)
-        taken += [start, _thinned(later, _AT_MOST - rows - start.height)]
-        rows += start.height + taken[-1].height
-        beyond.append(_hashed(later, taken[0]))
+        sampled += [start, _thin_out(later, _MAX_ROWS - rows - start.height)]
+        rows += start.height + sampled[-1].height
+        beyond.append(_hash_candidates(later, sampled[0]))
         last = pl.concat([last, frame], how="diagonal").tail(_LAST) if last.width else frame.tail(_LAST)
         total += frame.height
         if not is_cheap and rows >= FIRST:
@@ -154,18 +154,18 @@ def _sampled(table: SourceTable, *, is_cheap: bool) -> SampleBuffer:
             break
     names = None if table.names is None else ["" if name == MALFORMED else name for name in table.names]
     return SampleBuffer(
-        table.name, table.head, names, _joined(taken), last, _joined(beyond), total, malformed, is_whole
+        table.name, table.head, names, _join_frames(sampled), last, _join_frames(beyond), total, malformed, is_whole
     )  # fmt: skip
 
 
-def _thinned(frame: pl.DataFrame, room: int) -> pl.DataFrame:
-    if room <= 0 or frame.is_empty():
+def _thin_out(frame: pl.DataFrame, limit: int) -> pl.DataFrame:
+    if limit <= 0 or frame.is_empty():
         return frame.clear()
-    return frame.gather_every(max(1, frame.height // _LATER)).head(room)
+    return frame.gather_every(max(1, frame.height // _LATER)).head(limit)
 
 
-def _hashed(later: pl.DataFrame, first: pl.DataFrame) -> pl.DataFrame:
-    """Hashes of the cells of columns in which the first rows hardly repeat anything; null where nothing is."""
+def _hash_candidates(later: pl.DataFrame, first: pl.DataFrame) -> pl.DataFrame:
+    """Return the hashes of the cells of the columns that may be unique by the first rows; null for empty cells."""
     names = [name for name in later.columns if name != ROW and name in first.columns and _is_various(first[name])]
     return later.select(pl.when(pl.col(name) != "").then(pl.col(name).hash()).alias(name) for name in names)
 
@@ -175,6 +175,6 @@ def _is_various(cells: pl.Series) -> bool:
     return len(filled) > len(cells) // 2 and filled.n_unique() >= len(filled) * 0.9
 
 
-def _joined(frames: list[pl.DataFrame]) -> pl.DataFrame:
-    kept = [frame for frame in frames if frame.height]
-    return pl.concat(kept, how="diagonal") if kept else frames[0] if frames else pl.DataFrame()
+def _join_frames(frames: list[pl.DataFrame]) -> pl.DataFrame:
+    filled = [frame for frame in frames if frame.height]
+    return pl.concat(filled, how="diagonal") if filled else frames[0] if frames else pl.DataFrame()

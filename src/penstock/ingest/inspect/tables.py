@@ -1,25 +1,26 @@
-"""Which of a file's tables can be read with one configuration, and how their headers are found."""
+"""The plan of the tables of a file: the tables that a single configuration can read, and their headers."""
 
 from collections import Counter
 from dataclasses import dataclass
 
 import polars as pl
 
-from penstock.ingest.inspect.fields import InspectedField, fields_of, numbered_fields
-from penstock.ingest.inspect.headers import HeaderRows, header_of
-from penstock.ingest.inspect.rows import SampleRows, sorted_rows
+from penstock.ingest.inspect.fields import InspectedField, build_fields, build_numbered_fields
+from penstock.ingest.inspect.headers import HeaderRows, find_header
+from penstock.ingest.inspect.rows import SampleRows, sort_rows
 from penstock.ingest.inspect.sample import ROW, SampleBuffer
-from penstock.ingest.inspect.vocabulary import meaning_of
+from penstock.ingest.inspect.vocabulary import find_meaning
 from penstock.ingest.transform.gate import normalize_name
+from penstock.kernel.status import pluralize
 
-_COMMON = 0.5  # of tables that have a field, for it to be one all should have
-_ALIKE = 0.4  # of such fields, for a table to be one of them
-_MOST_SKIPPED = 40
+_COMMON_SHARE = 0.5  # minimum share of the tables that have a common field
+_SIMILAR_SHARE = 0.4  # minimum share of the common fields in a similar table
+_MAX_WARNINGS = 40
 
 
 @dataclass(frozen=True)
 class ShapedTable:
-    """A table with its header and its rows told apart."""
+    """A table with its header and its sorted rows."""
 
     sample: SampleBuffer
     header: HeaderRows | None
@@ -36,7 +37,7 @@ class ShapedTable:
         return len(self.sample.rows.columns) - (ROW in self.sample.rows.columns)
 
     def texts(self, column: int | None) -> pl.Series:
-        """The cells of a column, in rows that are data; empty where there is no such column."""
+        """Return the cells of a column in the data rows; empty texts if the table lacks the column."""
         name = str(column)
         if name in self.rows.data.columns:
             return self.rows.data[name]
@@ -45,7 +46,7 @@ class ShapedTable:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """The tables that are read and their fields; those that are skipped; how headers are found."""
+    """The tables to read, their fields and the form of their headers; and the tables to skip."""
 
     tables: list[ShapedTable]
     skipped: list[ShapedTable]
@@ -55,70 +56,75 @@ class TablePlan:
     warnings: list[str]
 
 
-def planned(samples: list[SampleBuffer]) -> TablePlan:
-    """One way to read as many of the tables as possible."""
-    shaped = [_shaped(sample) for sample in samples]
-    tables = [one for one in shaped if one.names]
+def plan_tables(samples: list[SampleBuffer]) -> TablePlan:
+    """Return the plan that reads as many of the tables as possible."""
+    shaped = [_shape_table(sample) for sample in samples]
+    tables = [table for table in shaped if table.names]
     if not tables:
-        return _without_header(shaped)
-    warnings = _skipped_told([one for one in shaped if not one.names], "has no table and is skipped")
-    alike = _alike(tables)
-    warnings += _skipped_told(_but(tables, alike), "has hardly any column of the others and is skipped")
-    clear = _but(alike, _ambiguous(alike))
-    warnings += _skipped_told(_but(alike, clear), "has a column twice that others have once and is skipped")
-    depth = _depth(clear)
-    kept = [one for one in clear if _fits(one, depth)]
-    warnings += _skipped_told(
-        _but(clear, kept), f"has no header of {depth} rows as others have and is skipped: it needs its own supplier"
+        return _plan_without_header(shaped)
+    warnings = _warn_skipped([table for table in shaped if not table.names], "contains no table: it is skipped")
+    similar = _select_similar(tables)
+    warnings += _warn_skipped(
+        _exclude(tables, similar), "has other columns than most sheets: it is skipped; read it with another supplier"
     )
-    has_numbers = all(one.sample.names is None for one in kept)
-    fields, told = fields_of([one.names for one in kept], has_numbers=has_numbers)
-    if not any(one.rows.data.height for one in kept):
-        told.append("there are no rows below the header: types are guessed by names")
-    return TablePlan(kept, _but(shaped, kept), fields, depth, True, warnings + told)
+    clear = _exclude(similar, _find_ambiguous(similar))
+    warnings += _warn_skipped(_exclude(similar, clear), "has a column twice that other sheets have once: it is skipped")
+    depth = _choose_depth(clear)
+    selected = [table for table in clear if _fits_depth(table, depth)]
+    warnings += _warn_skipped(
+        _exclude(clear, selected),
+        f"has no header of {pluralize(depth, 'row')} as the others: it is skipped; read it with another supplier",
+    )
+    has_numbers = all(table.sample.names is None for table in selected)
+    fields, field_warnings = build_fields([table.names for table in selected], has_numbers=has_numbers)
+    if not any(table.rows.data.height for table in selected):
+        field_warnings.append("there are no rows below the header: types are guessed from the headers")
+    return TablePlan(selected, _exclude(shaped, selected), fields, depth, True, warnings + field_warnings)
 
 
-def _shaped(sample: SampleBuffer) -> ShapedTable:
-    header = None if sample.names is not None else header_of(sample.head)
-    return ShapedTable(sample, header, sorted_rows(sample, header))
+def _shape_table(sample: SampleBuffer) -> ShapedTable:
+    header = None if sample.names is not None else find_header(sample.head)
+    return ShapedTable(sample, header, sort_rows(sample, header))
 
 
-def _ambiguous(tables: list[ShapedTable]) -> list[ShapedTable]:
-    """The few tables that have a column twice, when it is one that matters to all."""
-    counts = [Counter(normalize_name(name) for name in table.names if meaning_of(name).is_known) for table in tables]
-    once = Counter(name for found in counts for name, count in found.items() if count == 1)
-    twice = Counter(name for found in counts for name, count in found.items() if count > 1)
+def _find_ambiguous(tables: list[ShapedTable]) -> list[ShapedTable]:
+    """Return the few tables that repeat a column which most tables have once."""
+    counts = [Counter(normalize_name(name) for name in table.names if find_meaning(name).is_known) for table in tables]
+    once = Counter(name for names in counts for name, count in names.items() if count == 1)
+    twice = Counter(name for names in counts for name, count in names.items() if count > 1)
     return [
-        one
-        for one, found in zip(tables, counts, strict=True)
-        if any(count > 1 and once[name] > twice[name] for name, count in found.items())
+        table
+        for table, names in zip(tables, counts, strict=True)
+        if any(count > 1 and once[name] > twice[name] for name, count in names.items())
     ]
 
 
-def _but(tables: list[ShapedTable], kept: list[ShapedTable]) -> list[ShapedTable]:
-    return [table for table in tables if not any(table is other for other in kept)]
+def _exclude(tables: list[ShapedTable], excluded: list[ShapedTable]) -> list[ShapedTable]:
+    return [table for table in tables if not any(table is other for other in excluded)]
 
 
-def _without_header(shaped: list[ShapedTable]) -> TablePlan:
-    """Columns by their numbers, when no table says what they are."""
-    filled = [one for one in shaped if one.rows.data.height]
-    width = max((one.width for one in filled), default=0)
-    fields = numbered_fields(width)
+def _plan_without_header(shaped: list[ShapedTable]) -> TablePlan:
+    """Return a plan that reads columns by their numbers."""
+    filled = [table for table in shaped if table.rows.data.height]
+    width = max((table.width for table in filled), default=0)
+    fields = build_numbered_fields(width)
     used = [field for field in fields if any((table.texts((field.number or 1) - 1) != "").any() for table in filled)]
-    for one in used:
-        one.columns = dict.fromkeys(range(len(filled)), (one.number or 1) - 1)
-    warnings = ["no table was found"] if not used else ["no header was found: columns are known by their numbers"]
-    return TablePlan(filled, [one for one in shaped if not one.rows.data.height], used, 1, False, warnings)
+    for field in used:
+        field.columns = dict.fromkeys(range(len(filled)), (field.number or 1) - 1)
+    warnings = ["no header was found: columns are read by their numbers"] if used else ["no table was found"]
+    return TablePlan(filled, [table for table in shaped if not table.rows.data.height], used, 1, False, warnings)
 
 
-def _depth(tables: list[ShapedTable]) -> int:
-    """The number of header rows with which the most rows can be read."""
+def _choose_depth(tables: list[ShapedTable]) -> int:
+    """Return the number of header rows with which the most data rows can be read."""
     depths = sorted({table.header.depth for table in tables if table.header}) or [1]
-    return max(depths, key=lambda depth: sum(1 + table.rows.data.height for table in tables if _fits(table, depth)))
+    return max(
+        depths, key=lambda depth: sum(1 + table.rows.data.height for table in tables if _fits_depth(table, depth))
+    )
 
 
-def _fits(table: ShapedTable, depth: int) -> bool:
-    """Blank rows above a header may be taken for its first ones: they add nothing to its names."""
+def _fits_depth(table: ShapedTable, depth: int) -> bool:
+    """Return whether the header has *depth* rows; blank rows above it count, because they do not change its names."""
     if table.header is None:
         return True
     more = depth - table.header.depth
@@ -126,16 +132,16 @@ def _fits(table: ShapedTable, depth: int) -> bool:
     return more == 0 or (more > 0 and len(above) == more and not any(cell.strip() for row in above for cell in row))
 
 
-def _alike(tables: list[ShapedTable]) -> list[ShapedTable]:
-    """The tables that have some of the fields most of them have."""
+def _select_similar(tables: list[ShapedTable]) -> list[ShapedTable]:
+    """Return the tables that have enough of the common fields."""
     if len(tables) < 2:
         return tables
-    fields, _ = fields_of([one.names for one in tables])
-    common = [field for field in fields if len(field.columns) >= len(tables) * _COMMON]
-    shares = [sum(table in one.columns for one in common) / max(1, len(common)) for table in range(len(tables))]
-    kept = [one for one, share in zip(tables, shares, strict=True) if share >= _ALIKE]
-    return kept or [max(tables, key=lambda one: one.rows.data.height)]
+    fields, _ = build_fields([table.names for table in tables])
+    common = [field for field in fields if len(field.columns) >= len(tables) * _COMMON_SHARE]
+    shares = [sum(number in field.columns for field in common) / max(1, len(common)) for number in range(len(tables))]
+    similar = [table for table, share in zip(tables, shares, strict=True) if share >= _SIMILAR_SHARE]
+    return similar or [max(tables, key=lambda table: table.rows.data.height)]
 
 
-def _skipped_told(tables: list[ShapedTable], why: str) -> list[str]:
-    return [f"sheet {table.sample.name!r} {why}" for table in tables[:_MOST_SKIPPED] if table.sample.name]
+def _warn_skipped(tables: list[ShapedTable], problem: str) -> list[str]:
+    return [f"sheet {table.sample.name!r} {problem}" for table in tables[:_MAX_WARNINGS] if table.sample.name]

@@ -1,4 +1,4 @@
-"""The name of a column in the payload, usual or its own in Latin letters, and the content that its header suggests."""
+"""The field name of a column, from a vocabulary or transliterated, and the content that its header suggests."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from penstock.ingest.transform.gate import normalize_name
 
-# Words that say nothing a name has to keep.
+# Words that a field name does not need.
 _NOISE = re.compile(
     r"\b(?:руб(?:лей|ля|\.)?|р\.|rub|usd|eur|шт(?:ук|\.)?|pcs|мм|см|кг|гр?|kg|mm|cm|lbs?|л|товара|товаров|продукта|"
     r"позиции|на складе|склад[еа]?|складах|с ндс|без ндс|вкл|ндс|за ед|за шт|за|в|на|на текущую дату|value|product|"
@@ -26,7 +26,7 @@ _LONGEST = 60
 
 
 class ColumnHint(StrEnum):
-    """What a name lets one expect of a column."""
+    """The content that the header of a column suggests."""
 
     CODE = "code"
     TEXT = "text"
@@ -41,9 +41,9 @@ class ColumnHint(StrEnum):
 
 @dataclass(frozen=True)
 class ColumnMeaning:
-    """*name* is the usual one, *rest* what the header says beside it, *all_rest* that with units and the like.
+    """The meaning of a header: *name* is the usual field name, *rest* the other words, *all_rest* also units.
 
-    *other* is a name for when the usual one is taken.
+    *other* is the field name if the usual name is taken.
     """
 
     name: str
@@ -58,7 +58,7 @@ class ColumnMeaning:
         return self.hint is not ColumnHint.NONE
 
 
-# The first that is found counts: the particular stands before the general.
+# The first match counts, so specific patterns come before general patterns.
 _WORDS: tuple[tuple[str, str, str, ColumnHint], ...] = (
     (r"^(?:№|n|no\.?|#|№ ?п ?/ ?п|п ?/ ?п|номер п/п|row|line)$", "number", "number", ColumnHint.COUNTER),
     (r"штрих[- ]?код\w*|\bean(?:[- ]?13)?\b|\bgtin\b|\bupc\b|bar ?code", "barcode", "barcode", ColumnHint.CODE),
@@ -108,24 +108,26 @@ _COMPILED = tuple((re.compile(pattern), name, other, hint) for pattern, name, ot
 
 
 @lru_cache(maxsize=20_000)
-def meaning_of(header: str) -> ColumnMeaning:
-    """What *header* most likely stands for."""
+def find_meaning(header: str) -> ColumnMeaning:
+    """Return the most likely meaning of *header*."""
     text = DATED.sub(" ", _COUNT.sub("", normalize_name(_HUMP.sub(" ", header)).replace("_", " "))).strip()
-    own = snake(text) or "column"
+    own = to_snake_case(text) or "column"
     if len(text) <= _LONGEST * 2:
         for rank, (pattern, name, other, hint) in enumerate(_COMPILED):
             if found := pattern.search(text):
                 beside = f"{text[: found.start()]} {text[found.end() :]}"
-                return ColumnMeaning(name, _latin(_NOISE.sub(" ", beside)), _latin(beside), other, hint, rank)
-    return ColumnMeaning(snake(_NOISE.sub(" ", text)) or own, "", "", own, ColumnHint.NONE, len(_COMPILED))
+                return ColumnMeaning(
+                    name, _transliterate(_NOISE.sub(" ", beside)), _transliterate(beside), other, hint, rank
+                )
+    return ColumnMeaning(to_snake_case(_NOISE.sub(" ", text)) or own, "", "", own, ColumnHint.NONE, len(_COMPILED))
 
 
-def snake(text: str) -> str:
-    """*text* as a name: lower-case Latin letters, words joined by underscores; empty when nothing is left."""
-    words = _latin(text)
+def to_snake_case(text: str) -> str:
+    """Return *text* as a name in lower-case Latin letters with underscores; empty if no letters are left."""
+    words = _transliterate(text)
     return f"n{words}" if words[:1].isdigit() else words
 
 
-def _latin(text: str) -> str:
+def _transliterate(text: str) -> str:
     latin = "".join(_LETTERS.get(letter, letter) for letter in text.casefold())
     return re.sub(r"[^a-z0-9]+", "_", latin).strip("_")[:_LONGEST].strip("_")

@@ -126,7 +126,7 @@ def test_dates_that_prove_nothing_are_told(tmp_path: Path) -> None:
     file.write_text("sku,date,price\n" + "".join(f"A{n},0{n}/0{10 - n}/2026,{n}.50\n" for n in range(1, 10)))
     inspection = proposed(file)
     assert columns(inspection)["date"]["formats"] == ["%m/%d/%Y"]
-    assert any("day or month first?" in warning for warning in inspection.warnings)
+    assert any("the order is ambiguous" in warning for warning in inspection.warnings)
 
 
 def test_a_headerless_tsv(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_without_a_unique_column_there_is_no_key(tmp_path: Path) -> None:
     file.write_text("brand,price\n" + "".join(f"{'XYZ'[n % 3]},{n % 7}.00\n" for n in range(60)))
     inspection = proposed(file)
     assert "key" not in inspection.config
-    assert any("no unique column" in warning for warning in inspection.warnings)
+    assert any("no column is unique" in warning for warning in inspection.warnings)
 
 
 def test_keys_are_unique_beyond_the_sample(tmp_path: Path) -> None:
@@ -202,4 +202,4 @@ def test_keys_are_unique_beyond_the_sample(tmp_path: Path) -> None:
     inspection = proposed(file)
     assert inspection.config["key"] == ["barcode"]
     assert inspection.config["min_fact_count"] == 5_000
-    assert inspection.tables[0].rows_looked_at < 4_001
+    assert inspection.tables[0].rows_sampled < 4_001
