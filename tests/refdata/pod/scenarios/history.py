@@ -10,7 +10,7 @@ import orjson
 
 from penstock.refdata.model import DictionaryKey
 
-LONGEST_PLAIN_KEY = 15.0  # seconds for an answer of a pod that nobody holds
+SLOWEST_RESPONSE = 15.0  # seconds for an answer of a pod that nobody holds
 SOURCES = ("memory", "postgres_fallback")
 Content = Mapping[str, Any]
 _MISSING = object()
@@ -206,7 +206,7 @@ def _lies_of_the_free(read: Read) -> Iterator[str]:
     """What is excused only while somebody holds the pod."""
     if read.status is None:
         yield "no answer, though nobody held the pod"
-    elif read.ended - read.began > LONGEST_PLAIN_KEY:
+    elif read.ended - read.began > SLOWEST_RESPONSE:
         yield f"an answer after {read.ended - read.began:.1f} s"
     if read.status == 503 and read.min_version is None:
         yield "R23: no data for somebody who named no version"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.refdata.model import DictionaryKey
-from tests.refdata.pod.scenarios.history import LONGEST_PLAIN_KEY, History, Hold, Read, Write
+from tests.refdata.pod.scenarios.history import SLOWEST_RESPONSE, History, Hold, Read, Write
 
 ACME, GLOBEX = DictionaryKey("acme", "LOOSE"), DictionaryKey("globex", "LOOSE")
 # Version 1 is {a: 1, b: 1}, 2 is {a: 2, b: 1}, 3 is {a: 2}, 4 is {c: 4}; of the other tenant 1 is {a: 9}.
@@ -161,7 +161,7 @@ def test_no_answer_is_excused_only_while_the_pod_is_held() -> None:
 
 def test_a_late_answer_is_excused_only_while_the_pod_is_held() -> None:
     """And what it says is judged all the same."""
-    late = replace(ITEM, ended=ITEM.began + LONGEST_PLAIN_KEY + 1)
+    late = replace(ITEM, ended=ITEM.began + SLOWEST_RESPONSE + 1)
     assert "an answer after" in lies(late)[0]
     assert lies(late, holds=[Hold(0, 12.0, 14.0)]) == []
     assert "not what version" in lies(replace(late, body=1), holds=[Hold(0, 12.0, 14.0)])[0]
