@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.app.bridges import IngestAdapter
 from penstock.app.platform import open_ingest_workspace
@@ -88,6 +89,16 @@ async def test_a_file_is_published(ingest: IngestHarness, place: IngestWorkspace
     assert ingest.names(f"etl_data/raw_v1/inbox/{SUPPLIER}") == ["later.csv"]
     other = await run_step(worker_in(place), make_step("ingest.run", {"supplier": SUPPLIER}, run_id="run-2"))
     assert (other["file"], len(passed(ingest))) == ("later.csv", 2)
+
+
+async def test_a_publication_is_logged_once(ingest: IngestHarness, place: IngestWorkspace) -> None:
+    """Log: the server logs the outcome of a run of a step once, not again for a repeated attempt."""
+    ingest.drop(snapshot({"A": 1}))
+    with capture_logs() as entries:
+        outputs = await run_step(worker_in(place), ingesting())
+        await run_step(worker_in(place), ingesting(2))
+    published = [entry for entry in entries if entry["event"] == "file_published"]
+    assert [(entry["file"], entry["run_id"]) for entry in published] == [("price.csv", outputs["runId"])]
 
 
 @pytest.mark.parametrize("at", list(PublishStep))
