@@ -28,9 +28,9 @@ settings.load_profile("penstock")
 # Hundreds of programs are started here: compiled once, each starts in half the time, whatever the shell is set to.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Nobody here speaks TLS. But httpx reads all the world's certificates for every request, and aiohttp for every program,
-# which takes longer than most requests do. Here the world has one, whose key nobody has.
-os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("services") / "nobody.pem")
+# No test uses TLS. But httpx loads all root certificates for every request, and aiohttp once per program, which takes
+# longer than most requests. Here there is one root certificate, without a key.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("services") / "unused_certificate.pem")
 
 
 def pytest_configure(config: pytest.Config) -> None:

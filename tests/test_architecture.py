@@ -52,7 +52,7 @@ def stations(walk: str) -> list[Station]:
 
 def paths_in(text: str) -> Iterator[str]:
     """Return what looks like a path of the repository: it has a slash, and a known suffix or a known first folder."""
-    first = {one.name for one in (*ROOT.iterdir(), *SOURCE.iterdir()) if one.is_dir()}
+    first = {reference.name for reference in (*ROOT.iterdir(), *SOURCE.iterdir()) if reference.is_dir()}
     for path in _PATH.findall(outside_blocks(text)):
         is_source = Path(path).suffix in (".py", ".sql", ".yaml", ".md") or path.partition("/")[0] in first
         if "/" in path and is_source and not any(word in path for word in _PLACEHOLDERS):
@@ -123,23 +123,23 @@ def test_every_path_exists(page: Path) -> None:
 
 def test_no_decision_names_a_path_that_is_gone() -> None:
     """Every path of a module or an SQL file that a decision names exists."""
-    named = {in_decision for in_decision in in_decisions(paths_in) if in_decision[1].endswith((".py", ".sql"))}
+    named = {path for path in in_decisions(paths_in) if path[1].endswith((".py", ".sql"))}
     assert len(named) > 5
-    assert sorted(one for one in named if not any((base / one[1]).exists() for base in (ROOT, SOURCE))) == []
+    assert sorted(path for path in named if not any((base / path[1]).exists() for base in (ROOT, SOURCE))) == []
 
 
 def test_a_decision_names_the_folder_of_a_module() -> None:
     """A module that a decision names without its folder is one that several parts have."""
     named = in_decisions(_BARE.findall)
     assert len(named) > 3
-    assert sorted(one for one in named if not is_known_without_folder(one[1])) == []
+    assert sorted(reference for reference in named if not is_known_without_folder(reference[1])) == []
 
 
 def test_no_decision_names_a_dotted_module_that_is_gone() -> None:
     """Every dotted name in a decision that starts with a part or the kernel is a module, a folder or a setting."""
     named = in_decisions(_DOTTED.findall)
     assert named
-    assert sorted(one for one in named if not is_module_or_setting(one[1])) == []
+    assert sorted(reference for reference in named if not is_module_or_setting(reference[1])) == []
 
 
 def test_the_table_of_changes_names_symbols_that_exist() -> None:
@@ -168,10 +168,10 @@ def test_every_station_exists(part: str) -> None:
     """Every station names a file below src/penstock and a symbol that this file defines."""
     walk = walks()[part]
     found = stations(walk)
-    assert [one.number for one in found] == list(range(1, len(_NUMBERED.findall(walk)) + 1))
-    missing = [one for one in found if not (SOURCE / one.file).is_file()]
+    assert [reference.number for reference in found] == list(range(1, len(_NUMBERED.findall(walk)) + 1))
+    missing = [reference for reference in found if not (SOURCE / reference.file).is_file()]
     assert missing == []
-    assert [one for one in found if one.symbol not in symbols_of(SOURCE / one.file)] == []
+    assert [reference for reference in found if reference.symbol not in symbols_of(SOURCE / reference.file)] == []
 
 
 @pytest.mark.parametrize("part", WALKS)
@@ -179,7 +179,7 @@ def test_a_walk_is_short(part: str) -> None:
     """A walk has at most 15 stations in at most 12 files, has a diagram, and states its number of files."""
     walk = walks()[part]
     found = stations(walk)
-    files = {one.file for one in found}
+    files = {reference.file for reference in found}
     assert 0 < len(found) <= MOST_STATIONS
     assert len(files) <= MOST_FILES
     assert [int(number) for number in _FILES.findall(walk)] == [len(files)]

@@ -43,13 +43,13 @@ def test_clauses_are_numbered_without_a_gap() -> None:
 
 
 def test_the_page_is_what_the_tests_say(tmp_path: Path) -> None:
-    """Whoever adds a test runs `make conformance`."""
+    """The page is generated: `make conformance`."""
     subprocess.run([sys.executable, ROOT / "scripts" / "conformance", tmp_path / "page"], check=True, timeout=60)
     assert PAGE.read_text() == (tmp_path / "page").read_text(), "out of date: run `make conformance`"
 
 
 def test_a_clause_without_a_test_is_found() -> None:
-    """Named beside another is named; a promise nobody tries is told."""
+    """A clause that is named beside another counts; a clause without a test is reported."""
     assert without_a_test(PARTS, [kept("test_a", "F1", "T1")]) == ["T2"]
     assert without_a_test(PARTS, [kept("test_a", "F1", "T1"), kept("test_b", "T2")]) == []
 
@@ -60,7 +60,7 @@ def test_a_clause_that_only_make_test_all_tries_is_found() -> None:
     assert without_a_test(PARTS, [kept("test_a", "F1", "T1"), rare]) == ["T2"]
 
 
-def test_a_clause_nobody_knows_is_found() -> None:
+def test_an_unknown_clause_is_found() -> None:
     """With who names it."""
     assert not_in_the_list(PARTS, [kept("test_a", "T1"), kept("test_b", "T2", "T3")]) == [
         "T3 in tests/tracking/test_it.py::test_b"
@@ -76,7 +76,7 @@ def test_a_gap_is_found(clauses: list[str]) -> None:
 @pytest.mark.parametrize(
     ("docstring", "clauses"),
     [
-        ("T13: whose lease ran out is told so.", ["T13"]),
+        ("T13: a worker with an expired lease is notified.", ["T13"]),
         ("R11, R13: of two at once one counts: the first.", ["R11", "R13"]),
         ("F1–F3, F14: over a range.", ["F1", "F2", "F3", "F14"]),
         ("I10-I12: with another dash.", ["I10", "I11", "I12"]),
@@ -96,8 +96,8 @@ def test_a_docstring_names_clauses(docstring: str | None, clauses: list[str]) ->
 @pytest.mark.parametrize(
     "docstring", ["T1 is so.", "T1 T2: both.", "T1.", "T1, and T2: both.", "T3–T1: all.", "T1–F3: all."]
 )
-def test_a_clause_that_is_named_in_another_way_is_told(docstring: str) -> None:
-    """It would count for nothing, and nobody would notice."""
+def test_a_malformed_clause_is_an_error(docstring: str) -> None:
+    """An unknown clause would count for nothing without a notice."""
     with pytest.raises(ValueError, match="T1"):
         named(docstring)
 

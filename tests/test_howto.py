@@ -19,7 +19,7 @@ pytestmark = pytest.mark.docs
 
 HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
 FEWEST, MOST = 5, 8
-TOLD = "".join(file.read_text() for folder in ("", "reference") for file in (ROOT / "docs" / folder).glob("*.md"))
+REFERENCE = "".join(file.read_text() for folder in ("", "reference") for file in (ROOT / "docs" / folder).glob("*.md"))
 CHECKS = open_catalogue(FlowsSection()).input_checks
 SUPPLIER = {"min_fact_count", "max_bad_ratio", "allow_empty_snapshot"}
 
@@ -37,7 +37,7 @@ def test_every_recipe_answers_a_question(page: Path) -> None:
 
 @pages
 def test_the_commands_of_the_text_can_be_given(page: Path) -> None:
-    """What stands between the examples can be typed as well as they can."""
+    """Commands in the text between the examples are valid too."""
     prose = outside_blocks(page.read_text())
     for code in re.findall(r"`(penstock [^`]+)`", prose):
         for words in penstock_words(" ".join(code.split())):
@@ -90,6 +90,6 @@ ROUTES = _routes()
 
 @pages
 def test_every_code_is_one(page: Path) -> None:
-    """A code that a recipe names is told by its part, or the reference; those are held to the code elsewhere."""
+    """A code that a guide names is documented; other tests compare that documentation with the source."""
     codes = re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", outside_blocks(page.read_text()))
-    assert [code for code in codes if code not in TOLD] == []
+    assert [code for code in codes if code not in REFERENCE] == []

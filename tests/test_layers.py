@@ -87,7 +87,9 @@ def test_layers_are_few() -> None:
     contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = {contract["name"]: contract for contract in contracts if contract["type"] == "layers"}
     assert len(layers["Imports go down only"]["layers"]) <= TOP_LAYERS
-    assert {name: len(one["layers"]) for name, one in layers.items() if len(one["layers"]) > PART_LAYERS} == {}
+    assert {
+        name: len(contract["layers"]) for name, contract in layers.items() if len(contract["layers"]) > PART_LAYERS
+    } == {}
     assert all(contract["exhaustive"] for contract in layers.values())
 
 

@@ -29,14 +29,14 @@ def test_every_machine_is_drawn() -> None:
     models = [f"penstock.{part.name}.model" for part in pkgutil.iter_modules(penstock.__path__) if part.ispkg]
     known = [name for name in models if importlib.util.find_spec(name)]
     values = [value for name in known for value in vars(importlib.import_module(name)).values()]
-    inner = [one for value in values if isinstance(value, dict) for one in value.values()]
-    found = {one.name for one in [*values, *inner] if isinstance(one, StateMachine)}
+    inner = [nested for value in values if isinstance(value, dict) for nested in value.values()]
+    found = {value.name for value in [*values, *inner] if isinstance(value, StateMachine)}
     assert found == {machine.name for alike in MACHINES.values() for machine in alike}
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_machines_of_one_picture_are_alike(name: str) -> None:
-    """A picture that stands for several machines is that of each."""
+    """A diagram of several machines is the diagram of each."""
     assert len({draw(machine, name) for machine in MACHINES[name]}) == 1
 
 
@@ -93,7 +93,7 @@ def test_nothing_lies_over_a_state_or_a_name(machine: StateMachine[Letter]) -> N
 
 
 class Area(NamedTuple):
-    """Where something stands."""
+    """The states of a test."""
 
     what: str
     left: float

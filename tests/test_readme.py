@@ -1,4 +1,4 @@
-"""What the README shows works as it stands: its examples are executed, in their order, as a reader would."""
+"""The examples of the README work: they are executed in their order."""
 
 import os
 import re
@@ -31,7 +31,7 @@ CONFIG, FLOW = blocks("yaml")
 
 
 class ReadmeReader:
-    """Somebody who types what the README says, in a folder of their own."""
+    """A user who types the commands of the README in an empty folder."""
 
     def __init__(self, up: Up, folder: Path, source: SimulatorProcess) -> None:
         self._folder = folder
@@ -53,12 +53,12 @@ class ReadmeReader:
 
     def type(self, block: str) -> list[str]:
         """What each command of a console block prints; all of them succeed."""
-        told = []
+        outputs = []
         for line in re.findall(r"^\$ (.+?)(?:  +#.*)?$", block, re.MULTILINE):
             status, out = self.run(["bash", "-c", self._here(line)])
             assert status == 0, (line, out)
-            told.append(out)
-        return told
+            outputs.append(out)
+        return outputs
 
     def _here(self, text: str) -> str:
         for shown, real in self._addresses.items():
@@ -79,7 +79,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadmeReader]:
 
 
 def test_each_example_has_ten_lines() -> None:
-    """Nobody reads more to see what a thing is."""
+    """The introduction is short."""
     for block in (WRITE_AND_READ, INGEST, HARVEST, SPLIT, TRACK, FLOW, RUN):
         lines = [line for line in block.splitlines() if line.strip()]
         assert len(lines) <= TEN, block
@@ -129,7 +129,7 @@ def test_it_starts_as_shown() -> None:
 
 
 def test_the_way_to_a_cluster_is_configuration(tmp_path: Path) -> None:
-    """The example of a larger set-up loads as it stands, and names every port of the platform."""
+    """The example of a larger set-up is valid, and names every port of the platform."""
     (block,) = re.findall(r"^## From one machine.*?```yaml\n(.*?)```", README, re.MULTILINE | re.DOTALL)
     (tmp_path / "penstock.yaml").write_text(block)
     settings = load_settings(tmp_path / "penstock.yaml", {})

@@ -42,46 +42,46 @@ def test_what_is_generated_is_up_to_date() -> None:
 @pytest.mark.parametrize("model", [Settings, Supplier, FlowSpec])
 def test_every_key_says_what_it_is_for(model: type[BaseModel]) -> None:
     """Every key has a description, every section a docstring, on whatever level."""
-    assert [".".join(place) for place, said in _keys(model, ()) if not said] == []
+    assert [".".join(place) for place, description in _keys(model, ()) if not description] == []
 
 
 def _keys(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str | None]]:
     for name, field in model.model_fields.items():
         place = (*path, field.alias or name)
         inner = list(below(field.annotation, place))
-        for one, there in inner:
-            yield there, one.__doc__
-            yield from _keys(one, there)
+        for nested, path in inner:
+            yield path, nested.__doc__
+            yield from _keys(nested, path)
         if not inner:
             yield place, field.description
 
 
 @pytest.mark.full
-def test_every_command_is_told() -> None:
+def test_every_command_is_documented() -> None:
     """The page of the command line has a heading for every command, and each of its options."""
     page = written()["reference/cli.md"]
-    told = dict(re.findall(r"^##+ (penstock .+)\n((?:(?!##).*\n)*)", page, re.MULTILINE))
+    documented = dict(re.findall(r"^##+ (penstock .+)\n((?:(?!##).*\n)*)", page, re.MULTILINE))
     lost = [
         (name, option)
         for name, command in _leaves("penstock", typer.main.get_command(main.app))
         for param in command.params
         for option in param.opts
-        if name not in told or (option.startswith("-") and option not in told[name])
+        if name not in documented or (option.startswith("-") and option not in documented[name])
     ]
     assert lost == []
-    assert len(told) > 70
+    assert len(documented) > 70
 
 
 def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
     inner = getattr(command, "commands", {})
     if not inner:
         yield name, command
-    for word, one in inner.items():
-        yield from _leaves(f"{name} {word}", one)
+    for word, command in inner.items():
+        yield from _leaves(f"{name} {word}", command)
 
 
-def test_every_code_is_told() -> None:
-    """Whatever code is raised as it stands in the source is on the page of codes."""
+def test_every_code_is_documented() -> None:
+    """Every code that the source raises is on the page of codes."""
     page = written()["reference/reason-codes.md"]
     raised = re.compile(r"raise [A-Z]\w+\(\s*\"([A-Z][A-Z_]+)\"")
     files = [file for file in (ROOT / "src" / "penstock").rglob("*.py") if "harvest/simulator" not in file.as_posix()]
@@ -94,6 +94,6 @@ def test_the_metrics_are_those_of_the_manual() -> None:
     """R26: the reference has just the metrics, and the labels, that running processes were seen to tell."""
     manual = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", (DOCS / "deploy" / "monitoring.md").read_text(), re.MULTILINE)
     seen = {name: labels.replace("`", "").strip() for name, labels in manual if not name.startswith("process_")}
-    told = [one for part in all_metrics().values() for one in part]
-    assert {one.name: ", ".join(sorted(one.labels)) for one in told} == seen
-    assert all(one.about for one in told)
+    documented = [metric for part in all_metrics().values() for metric in part]
+    assert {metric.name: ", ".join(sorted(metric.labels)) for metric in documented} == seen
+    assert all(metric.about for metric in documented)

@@ -40,14 +40,21 @@ def test_every_page_is_reached_and_leads_somewhere(tmp_path: Path) -> None:
 
 
 def test_what_leads_nowhere_fails_it(tmp_path: Path) -> None:
-    """A page, an anchor, a picture or a file that is not there, and a page nobody links to, are told and fail it."""
+    """A missing page, anchor, picture or file, and a page without a link to it, are reported and fail the build."""
     links = ["gone.md", "other.md#lost", "#missing", "../absent.yaml"]
     pages = small(tmp_path, "".join(f"- [x]({link})\n" for link in links) + "\n![x](unseen.svg)\n\n[other](other.md)")
     (pages / "alone.md").write_text("# Alone\n")
     built = build("dummy", pages, tmp_path / "site")
     assert built.returncode != 0
-    told = ["gone.md", "'lost'", "'missing'", "absent.yaml", "unseen.svg", "alone.md: WARNING: document isn't included"]
-    assert [word for word in told if word not in built.stderr] == []
+    expected = [
+        "gone.md",
+        "'lost'",
+        "'missing'",
+        "absent.yaml",
+        "unseen.svg",
+        "alone.md: WARNING: document isn't included",
+    ]
+    assert [word for word in expected if word not in built.stderr] == []
 
 
 def test_a_site_loads_nothing_from_elsewhere(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/tutorial.md as a newcomer follows it: all of it is typed, in its order, and shows what the page shows."""
+"""docs/tutorial.md works: all commands are executed in their order, and their output is compared with the page."""
 
 import os
 import re
@@ -25,7 +25,7 @@ _NAMED = re.compile(r"# ([\w/]+\.(?:yaml|py))\n")
 
 
 class Newcomer:
-    """Somebody with as many terminals as needed, in an empty folder."""
+    """A user with several terminals, in an empty folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -102,8 +102,8 @@ class Newcomer:
         """Start what goes on by itself, in a terminal of its own; what ran there is ended with Ctrl-C."""
         self._end(name)
         out, err = self._logs / f"{name}.out", self._logs / f"{name}.err"
-        with out.open("wb") as told, err.open("ab") as log:
-            self._staying[name] = subprocess.Popen(words, cwd=self.folder, env=self._env, stdout=told, stderr=log)
+        with out.open("wb") as stdout, err.open("ab") as log:
+            self._staying[name] = subprocess.Popen(words, cwd=self.folder, env=self._env, stdout=stdout, stderr=log)
         until(lambda: self.names.are_in(self.here(shown), out.read_text()), f"{words} shows what the page shows")
 
     def _end(self, name: str) -> None:
@@ -119,7 +119,7 @@ class Newcomer:
 
 @pytest.mark.full
 def test_everything_on_the_page_works_as_it_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F14, R2, I23: all five parts by hand, from a first rate to a broken flow that is mended."""
+    """F14, R2, I23: all five parts by hand, from the first rate to a failed flow that is fixed and retried."""
     newcomer = Newcomer(tmp_path)
     monkeypatch.setenv("PENSTOCK_URL", newcomer.url)
     monkeypatch.setenv("PENSTOCK_QUERY_URL", newcomer.query_url)

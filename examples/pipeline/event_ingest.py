@@ -59,12 +59,12 @@ class Ingest:
         status = await self._status(name)
         if status is StageStatus.DONE:
             self._done.add(name)
-        elif status is not StageStatus.FAILED:  # a failed one waits for somebody to mend and retry it
+        elif status is not StageStatus.FAILED:  # a failed file waits for a retry by an operator
             await self._begin(name, status)
             await self._bring_in(path, name)
 
     async def _status(self, name: str) -> StageStatus | None:
-        """Where the file stands; None when nobody registered it."""
+        """Return the status of the file; None if it is not registered."""
         try:
             known = await self.client.file(name)
         except NotFound:

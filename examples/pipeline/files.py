@@ -37,7 +37,7 @@ def write_whole(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Keep the new name too: "done" is said after this, and must stay true when the power fails."""
+    """Sync the new name too: `done` is reported after this, and must stay true after a power failure."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)

@@ -32,9 +32,9 @@ def run(given: Namespace, databases: Sequence[ShardDatabase]) -> None:
 
 
 def handle(item: Item, databases: Sequence[ShardDatabase], folder: Path) -> None:
-    """Send one shard of a file; done when nothing is said against it."""
-    told = log.bind(filename=item.filename, shard=item.shard, attempt=item.attempt)
-    told.info("sending")
+    """Send one shard of a file; it is done unless a failure is reported."""
+    event_log = log.bind(filename=item.filename, shard=item.shard, attempt=item.attempt)
+    event_log.info("sending")
     if item.shard >= len(databases):
         item.fail(f"shard {item.shard} has no database: --mysql names {len(databases)}")
         return
@@ -44,11 +44,11 @@ def handle(item: Item, databases: Sequence[ShardDatabase], folder: Path) -> None
     except (DataError, IntegrityError) as error:  # will be so the next time, too
         item.fail(f"MySQL refused it: {error}")
     except (MySQLError, OSError) as error:
-        told.warning("not_sent", error=str(error))
+        event_log.warning("not_sent", error=str(error))
         # Not the file's fault, so it costs no attempt: it is tried again for as long as the server is away.
         item.release(f"{type(error).__name__}: {error}", after=WAIT)
     else:
-        told.info("sent" if is_new else "was_sent_before", rows=len(rows))
+        event_log.info("sent" if is_new else "was_sent_before", rows=len(rows))
 
 
 def main() -> None:

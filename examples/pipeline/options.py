@@ -1,4 +1,4 @@
-"""What every daemon of the pipeline is told when it is started."""
+"""The options of every daemon of the pipeline."""
 
 import argparse
 import os

@@ -57,7 +57,7 @@ class ShardDatabase:
     def write(self, filename: str, shard: int, rows: Sequence[dict[str, Any]]) -> bool:
         """Keep *rows* and the file's line in the ledger, both or neither; False when they are there already."""
         with closing(self._connect()) as connection, connection.cursor() as cursor:
-            # The ledger first: whoever else sends this file waits here, and then finds it sent.
+            # The ledger first: another sender of this file waits here, and then finds that it was sent.
             try:
                 cursor.execute(LEDGER, (filename.encode(), shard, len(rows)))
             except pymysql.err.IntegrityError as error:

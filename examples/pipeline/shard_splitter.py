@@ -29,7 +29,7 @@ async def run(given: Namespace) -> None:
 
 
 async def handle(item: Item, client: PipelineClient, folder: Path) -> None:
-    """Split one shard off; done when nothing is said against it."""
+    """Split one shard off; it is done unless a failure is reported."""
     try:
         # Asked for, not configured: a splitter that counts shards in another way than the producer would lose events.
         shards = len((await client.file(item.filename))["shards"])

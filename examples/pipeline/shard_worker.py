@@ -27,7 +27,7 @@ async def run(given: Namespace) -> None:
 
 
 async def handle(item: Item, folder: Path) -> None:
-    """Make the rows of one shard; done when nothing is said against it."""
+    """Create the rows of one shard; it is done unless a failure is reported."""
     try:
         # In a thread, so that heartbeats go on meanwhile.
         rows = await asyncio.to_thread(make_rows, folder, item.filename, item.shard)

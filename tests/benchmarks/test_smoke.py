@@ -36,11 +36,11 @@ def test_smoke_form_measures_everything(name: str) -> None:
     with _started(name, "--smoke", "--json") as process:
         output, log = process.communicate()
     assert process.returncode == 0, log
-    told = json.loads(output)
-    assert (told["form"], told["rounds"], told["interrupted"]) == ("smoke", 1, None)
-    assert told["figures"]
-    assert not is_required("kafka") or [one for one in told["left_out"] if PEER not in one] == []
-    assert [figure["name"] for figure in told["figures"] if figure["median"] <= 0 and not figure["may_be_zero"]] == []
+    report = json.loads(output)
+    assert (report["form"], report["rounds"], report["interrupted"]) == ("smoke", 1, None)
+    assert report["figures"]
+    assert not is_required("kafka") or [figure for figure in report["left_out"] if PEER not in figure] == []
+    assert [figure["name"] for figure in report["figures"] if figure["median"] <= 0 and not figure["may_be_zero"]] == []
 
 
 @pytest.mark.full
@@ -66,9 +66,9 @@ def test_sigterm_prints_the_finished_rounds_as_json() -> None:
         process.terminate()
         output, log = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, log
-    told = json.loads(output)
-    assert (told["interrupted"], told["rounds"]) == ("SIGTERM", _finished(log))
-    assert {len(figure["rounds"]) for figure in told["figures"]} == {_finished(log)}
+    report = json.loads(output)
+    assert (report["interrupted"], report["rounds"]) == ("SIGTERM", _finished(log))
+    assert {len(figure["rounds"]) for figure in report["figures"]} == {_finished(log)}
     assert _still_running(servers) == []
 
 

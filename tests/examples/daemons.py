@@ -14,7 +14,7 @@ from typing import Any
 import pymysql
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 45  # seconds; only a broken promise takes so long
+TIMEOUT = 45  # seconds; only a failed guarantee takes so long
 
 
 class ExampleDaemon:
@@ -26,11 +26,11 @@ class ExampleDaemon:
             command = [sys.executable, "-m", f"examples.pipeline.{module}", *args]
             self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
 
-    def said(self, event: str) -> list[dict[str, Any]]:
+    def logged(self, event: str) -> list[dict[str, Any]]:
         """The lines of its log that tell of *event*."""
         lines = self._log_file.read_text().split("\n")[:-1]  # the last one may be half written
-        told = [json.loads(line) for line in lines if line.startswith("{")]
-        return [line for line in told if line["event"] == event]
+        entries = [json.loads(line) for line in lines if line.startswith("{")]
+        return [line for line in entries if line["event"] == event]
 
     def kill(self) -> None:
         """SIGKILL: it gets no chance to say anything."""
@@ -44,7 +44,7 @@ class ExampleDaemon:
 
     async def ends(self) -> int:
         """Its exit code, once it has ended by itself."""
-        return await asyncio.to_thread(self._process.wait, PATIENCE)
+        return await asyncio.to_thread(self._process.wait, TIMEOUT)
 
 
 @dataclass
@@ -109,17 +109,17 @@ class Shards:
 
     @contextmanager
     def held_up(self, shard: int) -> Iterator[None]:
-        """Whoever writes an event into *shard* waits, in the middle of its transaction."""
+        """Make every writer of an event into *shard* wait in the middle of its transaction."""
         with self._connection() as connection, connection.cursor() as cursor:
             cursor.execute(f"SELECT count(*) FROM {self.names[shard]}.event FOR UPDATE")
             yield
 
-    async def is_held_up(self) -> bool:
-        """Whether somebody waits now."""
+    async def is_blocked(self) -> bool:
+        """Return true if a writer is waiting."""
         # Not innodb_trx: read more often than every 0.1 s, it never changes.
         return bool(self.ask("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1] != "0")
 
-    async def is_left_alone(self) -> bool:
+    async def is_disconnected(self) -> bool:
         """Whether no sender is connected: what a dead one left open was rolled back."""
         return not self.ask("SELECT 1 FROM information_schema.processlist WHERE db LIKE 'shard%'")
 
@@ -128,4 +128,4 @@ class Shards:
         return bool(self.ask(f"SELECT 1 FROM {ledger} WHERE filename = '{filename}' AND shard = {shard}"))
 
     def _connection(self) -> "pymysql.Connection[pymysql.cursors.Cursor]":
-        return pymysql.connect(unix_socket=str(self._socket), user="root", read_timeout=PATIENCE)
+        return pymysql.connect(unix_socket=str(self._socket), user="root", read_timeout=TIMEOUT)

@@ -33,7 +33,7 @@ class TcpProxy:
         for end in self._ends:
             end.transport.abort()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self._is_cut = False
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

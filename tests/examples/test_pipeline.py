@@ -21,7 +21,7 @@ from tests.support.require import require
 from tests.support.wait import becomes
 
 SHARDS = 2
-KILLS = (1, 3, 2)  # in each round the sender dies when it has begun so many
+KILLS = (1, 3, 2)  # in each round the sender dies when it has started so many
 FILES_A_ROUND = 3  # more than it can have finished by then
 EVENTS = 150
 BAD, RUBBISH, LATE = "20250101090000", "20250101100000", "20250101110000"
@@ -76,14 +76,14 @@ class EventSource:
     def _line(self, row: Row, **changes: Any) -> str:
         """The event as a source may tell it: in its own time zone, with its own idea of a number."""
         zone = timezone(timedelta(hours=self._random.randrange(-11, 12)))
-        told = {
+        event = {
             **row._asdict(),
             "kind": self._random.choice([row.kind, row.kind.upper(), f" {row.kind}"]),
             "amount_cents": self._random.choice([row.amount_cents, str(row.amount_cents)]),
             "at": row.at.astimezone(zone).isoformat(),
             "not asked for": True,
         }
-        return json.dumps({**told, **changes}) + "\n"
+        return json.dumps({**event, **changes}) + "\n"
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def shards() -> Iterator[Shards]:
 
 @pytest.mark.full
 async def test_killed_senders_lose_and_double_nothing(daemons: Daemons, shards: Shards) -> None:
-    """T18: every event is in its shard exactly once, whenever senders die; a bad line is told with its reason."""
+    """T18: every event is in its shard exactly once, whenever senders die; a bad line is reported with its reason."""
     source = EventSource(daemons)
     daemons.start("event_ingest", "--raw", str(daemons.raw), "--shards", str(SHARDS), "--every", "0.1")
     daemons.start("shard_splitter")
@@ -121,7 +121,7 @@ async def test_killed_senders_lose_and_double_nothing(daemons: Daemons, shards: 
         await kill_before_report(daemons, shards, client, proxy)
         last = await send_all(daemons, shards, source, client)
         assert await last.stop() == 0
-        assert (LATE, 0) in [(line["filename"], line["shard"]) for line in last.said("was_sent_before")]
+        assert (LATE, 0) in [(line["filename"], line["shard"]) for line in last.logged("was_sent_before")]
         check_shards(shards, source)
         for name in source.names:
             await check_done_once(client, name)
@@ -130,15 +130,15 @@ async def test_killed_senders_lose_and_double_nothing(daemons: Daemons, shards: 
 
 async def kill_at_work(daemons: Daemons, shards: Shards, source: EventSource) -> None:
     """Let senders die wherever they happen to be."""
-    for number, begun in enumerate(KILLS):
+    for number, started in enumerate(KILLS):
         for n in range(FILES_A_ROUND):
             source.make(f"2025010{number + 2}00000{n}")
         sender = start_sender(daemons, shards)
 
-        async def has_begun(sender: ExampleDaemon = sender, begun: int = begun) -> bool:
-            return len(sender.said("sending")) >= begun
+        async def has_started(sender: ExampleDaemon = sender, started: int = started) -> bool:
+            return len(sender.logged("sending")) >= started
 
-        await becomes(has_begun, "nobody begins")
+        await becomes(has_started, "the sender starts")
         sender.kill()
 
 
@@ -146,9 +146,9 @@ async def kill_in_transaction(daemons: Daemons, shards: Shards) -> None:
     """Let a sender die between the ledger's row and the events: neither stays."""
     with shards.held_up(0):
         sender = start_sender(daemons, shards)
-        await becomes(shards.is_held_up, "nobody waits for the lock")
+        await becomes(shards.is_blocked, "a sender waits for the lock")
         sender.kill()
-    await becomes(shards.is_left_alone, "somebody is still connected")
+    await becomes(shards.is_disconnected, "all connections are closed")
     assert not shards.has_sent(LATE, 0)
 
 
@@ -160,7 +160,7 @@ async def kill_before_report(daemons: Daemons, shards: Shards, client: PipelineC
 
     with shards.held_up(0):
         sender = start_sender(daemons, shards, url=proxy.url)
-        await becomes(shards.is_held_up, "nobody waits for the lock")
+        await becomes(shards.is_blocked, "a sender waits for the lock")
         proxy.cut()
     await becomes(is_sent, "it is not sent")
     sender.kill()
@@ -217,7 +217,7 @@ async def check_bad_files(client: PipelineClient, bad_shard: int) -> None:
 
 @pytest.mark.full
 async def test_a_producer_that_died_goes_on(daemons: Daemons) -> None:
-    """T18: wherever event-ingest died, the next one brings each file in, once; a mended file can be retried."""
+    """T18: wherever event-ingest died, the next process ingests each file once; a corrected file can be retried."""
     source = EventSource(daemons)
     for name in ("new", "registered", "written"):
         source.make(name)

@@ -63,7 +63,7 @@ class MockCluster:
 
     @property
     def kafka(self) -> Kafka:
-        """It makes topics when somebody asks for them, not by CreateTopics; and its groups rebalance for as long as the
+        """Topics are created when a client asks for them, not by CreateTopics. Groups rebalance for as long as the
         session less a second, so sessions are short."""
         session = {"session.timeout.ms": 1_500, "heartbeat.interval.ms": 200}
         bootstrap = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()

@@ -37,7 +37,7 @@ def _place() -> Path:
 
 def _remove_what_is_left(place: Path) -> None:
     for folder in place.glob(f"{_OURS}*"):
-        with suppress(OSError):  # somebody holds it, or removes it, too
+        with suppress(OSError):  # another process has it open, or removes it too
             lock = os.open(folder, os.O_RDONLY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -65,7 +65,7 @@ def module_database(*, empty: bool = False) -> Iterator[str]:
 
 @asynccontextmanager
 async def fresh_database(url: str, *, empty: bool = False) -> AsyncIterator[str]:
-    """The URL of a database nobody else uses, migrated unless it shall be *empty*; gone afterwards."""
+    """Yield the URL of a database for this test, migrated unless *empty*; it is deleted afterwards."""
     name = f"t{os.getpid()}_{next(_numbers)}"
     template = "template0" if empty else TEMPLATE
     await _admin(url).execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')

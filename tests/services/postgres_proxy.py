@@ -14,7 +14,7 @@ _NAME = ".s.PGSQL.5432"
 
 
 class PostgresProxy(AbstractAsyncContextManager["PostgresProxy"]):
-    """A socket like that of the server of *url*, which lets everything through until it is told not to."""
+    """A socket like that of the server of *url*, which forwards everything until it is paused."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

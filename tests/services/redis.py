@@ -164,9 +164,9 @@ class RedisCluster:
         for number, node in enumerate(self._nodes[:MASTERS]):
             _assign(node, -(-number * SLOTS // MASTERS), -(-(number + 1) * SLOTS // MASTERS) - 1)
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-        for one in self._nodes:
+        for first in self._nodes:
             for other in self._nodes:
-                one.ask("CLUSTER MEET", "127.0.0.1", other.port)
+                first.ask("CLUSTER MEET", "127.0.0.1", other.port)
         _wait(self._everyone_knows_everyone, "the nodes do not meet")
         for master, replica in zip(self._nodes, self._nodes[MASTERS:], strict=False):
             replica.ask("CLUSTER REPLICATE", master.ask("CLUSTER MYID"))
