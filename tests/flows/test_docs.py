@@ -11,7 +11,7 @@ import typer
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
-from penstock.cli.flow import app, schedule_app
+from penstock.cli.flow import app, artifact_app, schedule_app
 from penstock.flows import contract
 from penstock.flows.api.runs import routes
 from penstock.flows.config import FlowsSection
@@ -50,11 +50,15 @@ def test_diagrams_are_the_state_machines() -> None:
     assert drawn_in(PAGE) == [RUN, STEP]
 
 
-def test_flow_of_the_page_is_valid(tmp_path: Path) -> None:
-    """F15: the YAML and the JSON of the page are valid, with the inputs of their kinds."""
-    (document,) = blocks("yaml")
-    (tmp_path / "flow.yaml").write_text(document)
-    assert len(load_file(tmp_path / "flow.yaml", CHECKS).steps) == 5
+def test_flows_of_the_page_are_valid(tmp_path: Path) -> None:
+    """F15: the flows and the settings of the page are valid, with the inputs of their kinds."""
+    file = tmp_path / "example.yaml"
+    for document in blocks("yaml"):
+        file.write_text(document)
+        if document.startswith("name:"):
+            assert load_file(file, CHECKS).steps
+        else:
+            load_settings(file, {})
     (body,) = blocks("json")
     request = RunRequest.model_validate_json(body)
     validation.validate_steps(request.steps or {}, CHECKS)
@@ -100,8 +104,9 @@ def test_every_key_of_a_flow_is_documented(model: type[BaseModel]) -> None:
 
 def test_every_command_is_documented() -> None:
     """F15: docs/flows.md has a row for each command, and for no other."""
-    known = {*_commands(app), *(f"schedule {name}" for name in _commands(schedule_app))}
-    assert set(re.findall(r"`flow ((?:schedule )?[a-z]+)", PAGE)) == known
+    groups = {"schedule": schedule_app, "artifact": artifact_app}
+    known = _commands(app) | {f"{group} {name}" for group, part in groups.items() for name in _commands(part)}
+    assert set(re.findall(r"`flow ((?:(?:schedule|artifact) )?[a-z]+)", PAGE)) == known
 
 
 def _commands(program: typer.Typer) -> set[str]:
@@ -209,8 +214,8 @@ def test_limits_are_documented() -> None:
         (contract.ARTIFACT_LIMIT, "has at most {:,} artifacts"),
         (contract.BATCH_LIMIT, "up to {:,} steps at once"),
         (contract.WAIT_LIMIT, "a claim waits up to {:,} s"),
-        (contract.DEPTH_LIMIT, "Up to {:,} deep"),
-        (contract.LOG_LINES, "some {:,} lines a step"),
+        (contract.DEPTH_LIMIT, "Up to {:,} levels deep"),
+        (contract.LOG_LINES, "{:,} lines per step"),
         (advance.ITEMS_LIMIT, "at most {:,} characters (`TOO_LARGE`)"),
         (loader._SCHEDULED_NAME_LIMIT, "with a `schedule` up to {:,})"),
         (spec._MAX_DURATION.days, "is at most {:,} days"),

@@ -58,7 +58,7 @@ async def test_waiting_steps_are_an_issue(harness: FlowsHarness, clock: ManualCl
 
 
 async def test_failed_runs_are_an_issue(harness: FlowsHarness, clock: ManualClock) -> None:
-    """F18: runs that failed within a day are broken; of an inner run only the outer run is reported."""
+    """F18: runs that failed within a day are broken; of a sub-run only the parent run is reported."""
     for run_id in ("outer", *(f"inner-{number}" for number in range(8))):
         await harness.create({"a": {"kind": "work"}}, run_id)
     inner = "UPDATE flow_run SET parent_run = (SELECT id FROM flow_run WHERE run_id = 'outer'), parent_n = 0"

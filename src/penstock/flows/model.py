@@ -32,7 +32,7 @@ STEP = StateMachine(
     moves=[
         Transition("ready", (S.PENDING,), S.READY),
         Transition("claim", (S.READY,), S.RUNNING),
-        Transition("expand", (S.PENDING,), S.RUNNING),  # maps and inner flows run without a worker
+        Transition("expand", (S.PENDING,), S.RUNNING),  # maps and sub-flows run without a worker
         Transition("succeed", (S.RUNNING,), S.SUCCEEDED),
         Transition("fail", (S.RUNNING, S.PENDING), S.FAILED),  # PENDING: its condition or inputs are invalid
         Transition("again", (S.RUNNING,), S.READY),

@@ -48,7 +48,7 @@ ERROR = {"code": "BROKEN", "message": "no disk"}
         ({**STARTED, "is_sealed": True}, "its artifacts are being published"),
         ({**STARTED, "lease_until": NOW + MINUTE, "run_status": FlowRunStatus.CANCELLED}, "; the run is CANCELLED"),
         ({**STARTED, "kind": "map", "items": (9, 4)}, "4 of its 9 items have ended"),
-        ({**STARTED, "kind": "flow", "inner_run": "r~s"}, "it waits for run r~s"),
+        ({**STARTED, "kind": "flow", "sub_run": "r~s"}, "it waits for run r~s"),
         ({**ENDED, "status": StepStatus.SUCCEEDED}, "it succeeded 2 minutes ago"),
         ({**ENDED, "status": StepStatus.FAILED, "error": ERROR}, "it failed 2 minutes ago, attempt 1: BROKEN: no disk"),
         ({**ENDED, "status": StepStatus.SKIPPED, "reason": "not so: false"}, "skipped 2 minutes ago: not so: false"),

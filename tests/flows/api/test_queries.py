@@ -27,8 +27,8 @@ async def test_runs_are_listed_in_pages(harness: FlowsHarness, clock: ManualCloc
     problem(await harness.http.get("/flow_runs/none"), 404, "RUN_NOT_FOUND")
 
 
-async def test_an_inner_run_names_its_step(harness: FlowsHarness) -> None:
-    """F14: an inner run has the ids of its outer run and step."""
+async def test_an_sub_run_names_its_step(harness: FlowsHarness) -> None:
+    """F14: a sub-run has the ids of its parent run and step."""
     await harness.create({"in": {"kind": "flow", "inputs": {"steps": chain("a")}}})
     [inner, outer] = (await harness.get("/flow_runs"))["runs"]
     assert (inner["parentRunId"], inner["parentStepId"], outer["parentRunId"]) == ("r1", "in", None)

@@ -126,7 +126,7 @@ def test_duplicate_name(folder: CatalogueFolder) -> None:
 
 
 def test_recursive_flows_are_refused(folder: CatalogueFolder) -> None:
-    """F14: the flow that makes a chain of inner flows recursive is refused."""
+    """F14: the flow that makes a chain of sub-flows recursive is refused."""
     inner = "name: {name}\nsteps:\n  s: {{kind: flow, inputs: {{flow: {flow}}}}}\n"
     hidden = "name: c\nsteps:\n  s: {kind: flow, inputs: {steps: {t: {kind: flow, inputs: {flow: a}}}}}\n"
     folder.write("a.yaml", inner.format(name="a", flow="b"))

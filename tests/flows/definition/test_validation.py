@@ -79,7 +79,7 @@ def test_only_ancestors_can_be_referred_to(steps: Steps, data: st.DataObject) ->
     ],
 )
 def test_error_of_a_step_has_its_name(options: dict[str, Any], expected: str) -> None:
-    """F2, F8, F14: errors in expressions, maps and inner flows are found before a run is created."""
+    """F2, F8, F14: errors in expressions, maps and sub-flows are found before a run is created."""
     error = validation_error({"a": step(), "b": step("a", **options)})
     assert error.code == expected
     assert error.message.startswith("step 'b', ")
@@ -103,8 +103,8 @@ def test_input_checks_of_kinds_are_applied() -> None:
     assert error.message == "step 'a', do.inputs: n is over 3"
 
 
-def test_references_of_inline_steps_belong_to_the_inner_run() -> None:
-    """F14: references in inline steps are resolved in the inner run, and not in the outer run."""
+def test_references_of_inline_steps_belong_to_the_sub_run() -> None:
+    """F14: references in inline steps are resolved in the sub-run, and not in the parent run."""
     steps = {"x": {"kind": "http"}, "y": {"kind": "http", "dependsOn": ["x"], "inputs": {"v": "${steps.x.outputs.v}"}}}
     inner = step("a", kind="flow", inputs={"steps": steps, "scope": {"n": "${steps.a.outputs.n}"}})
     validation.validate_steps({"a": step(), "b": inner})

@@ -31,7 +31,7 @@ class StepFacts:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     is_sealed: bool = False
-    inner_run: str | None = None
+    sub_run: str | None = None
     run_status: FlowRunStatus = FlowRunStatus.RUNNING
     run_reason: str | None = None
     flow: str | None = None
@@ -102,7 +102,7 @@ def _explain_running(step: StepFacts, now: datetime) -> StepExplanation:
         items, ended = step.items
         return StepExplanation(f"{ended} of its {items} items have ended", None)
     if step.kind == FLOW:
-        return StepExplanation(f"it waits for run {step.inner_run}", f"`penstock flow show {step.inner_run}`")
+        return StepExplanation(f"it waits for run {step.sub_run}", f"`penstock flow show {step.sub_run}`")
     age = format_duration(now - (step.started_at or now))
     start = f"{step.worker} started it {age} ago (attempt {step.attempts})"
     if step.is_sealed or step.lease_until is None:

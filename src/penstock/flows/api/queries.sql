@@ -22,7 +22,7 @@ ORDER BY r.id DESC
 LIMIT $2;
 
 -- name: failed_runs
--- F18: the runs that failed after $1, the latest first; without inner runs, whose outer run fails too.
+-- F18: the runs that failed after $1, the latest first; without sub-runs, whose parent run fails too.
 SELECT r.run_id, r.flow, r.reason, r.finished_at
 FROM flow_run r
 WHERE r.finished_at > $1 AND r.status = {run.FAILED} AND r.parent_run IS NULL
@@ -57,7 +57,7 @@ SELECT t.step_id, t.moves FROM flow_step t WHERE t.run = $1;
 -- A step with all columns that explain its status.
 SELECT t.run, t.n, r.run_id, t.step_id, t.kind, t.status, t.fence, t.attempts, t.max_attempts, t.worker, t.reason,
        t.error, t.lease_until, t.due_at, t.started_at, t.finished_at, t.sealed IS NOT NULL AS is_sealed,
-       t.resolved_inputs ->> 'runId' AS inner_run, r.status AS run_status, r.reason AS run_reason, r.flow
+       t.resolved_inputs ->> 'runId' AS sub_run, r.status AS run_status, r.reason AS run_reason, r.flow
 FROM flow_run r JOIN flow_step t ON t.run = r.id
 WHERE r.run_id = $1 AND t.step_id = $2;
 

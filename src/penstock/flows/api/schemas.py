@@ -9,7 +9,7 @@ from penstock.flows.contract import NAME, FlowRunStatus, StepStatus
 from penstock.flows.definition.spec import Name
 from penstock.kernel.http.schemas import Camel, CamelBody, MoveSchema, Text
 
-# The id of an inner run contains the id of its step: `nightly~load[3]`.
+# The id of a sub-run contains the id of its step: `nightly~load[3]`.
 RUN_ID = r"^[A-Za-z0-9][A-Za-z0-9_.~\[\]-]{0,1999}$"
 STEP_ID = NAME[:-1] + r"(\[[0-9]{1,6}\])?$"
 
@@ -92,8 +92,8 @@ class FlowRunHead(Camel):
     finished_at: datetime | None
     created_by: str
     scheduled_for: datetime | None
-    parent_run_id: str | None = Field(description="F14: id of the outer run, if this is an inner run.")
-    parent_step_id: str | None = Field(description="F14: step of the outer run that this run belongs to.")
+    parent_run_id: str | None = Field(description="F14: id of the parent run, if this is a sub-run.")
+    parent_step_id: str | None = Field(description="F14: step of the parent run that this run belongs to.")
 
 
 class FlowRunList(Camel):

@@ -178,7 +178,7 @@ def _find_recursive_path(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> list
 
 
 def _list_inner_flows(flow: FlowSpec) -> Iterator[str]:
-    """Yield the names of the inner flows of *flow*, including those in inline steps of any depth."""
+    """Yield the names of the sub-flows of *flow*, including those in inline steps of any depth."""
     yield from _list_names({"kind": step.kind, "inputs": step.inputs} for step in flow.steps.values())
 
 

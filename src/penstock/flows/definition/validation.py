@@ -26,7 +26,7 @@ _NO_CHECKS: KindChecks = {}
 
 
 def input_templates(work: WorkSpec) -> Mapping[str, Any]:
-    """Return the inputs with references to resolve. The inline steps of an inner flow are resolved in its own run."""
+    """Return the inputs with references to resolve. The inline steps of a sub-flow are resolved in its own run."""
     if work.kind == FLOW and "steps" in work.inputs:
         return {name: value for name, value in work.inputs.items() if name != "steps"}
     return work.inputs
@@ -104,7 +104,7 @@ def _check_work(step_id: str, part: str, work: WorkSpec, kind_checks: KindChecks
 def _check_kind(step_id: str, step: StepSpec) -> None:
     for part in ("retry", "timeout"):
         if step.kind in ENGINE_KINDS and getattr(step, part) is not None:
-            target = "`do`" if step.kind == MAP else "the steps of the inner flow"
+            target = "`do`" if step.kind == MAP else "the steps of the sub-flow"
             with step_errors(step_id, part):
                 raise Invalid("BAD_STEP", f"not allowed in steps of kind {step.kind!r}", hint=f"move it to {target}")
     if step.kind == MAP:
@@ -118,7 +118,7 @@ def _check_kind(step_id: str, step: StepSpec) -> None:
         sources = [name for name in ("flow", "steps") if step.inputs.get(name) is not None]
         if len(sources) != 1:
             with step_errors(step_id, "inputs"):
-                problem = "an inner flow needs either `flow`, the name of a flow, or `steps`"
+                problem = "a sub-flow needs either `flow`, the name of a flow, or `steps`"
                 raise Invalid("BAD_INPUTS", problem, hint="e.g. inputs: {flow: market-report, scope: {symbol: BTC}}")
 
 
