@@ -160,7 +160,7 @@ def test_a_second_caller_gets_the_name_of_the_holder(harness: IngestHarness) -> 
     [
         (["run", SUPPLIER], 3, "--root DIR"),
         (["run", "../etc", "--root", "."], 2, "is not a valid name of a supplier"),
-        (["run", SUPPLIER, "--root", "nowhere"], 5, "there is no folder"),
+        (["run", SUPPLIER, "--root", "nowhere"], 5, "the folder nowhere does not exist"),
         (["state", "show", SUPPLIER, "--root", "."], 5, "no published state yet"),
         (["bad-rows", "no_such_run", "--root", "."], 5, "there is no run"),
     ],

@@ -60,7 +60,7 @@ class IngestWorkspace:
         check_supplier_name(supplier)
         with ExitStack() as stack:
             if self._open_database is not None:
-                db = stack.enter_context(self._bridge.entered(self._open_database()))
+                db = stack.enter_context(self._bridge.enter(self._open_database()))
                 recorder = DatabaseRecorder(self._bridge, db, self._holder)
                 stack.enter_context(recorder.lock(self._section.root or ".", supplier))
                 hooks = replace(hooks, recorder=recorder)

@@ -279,7 +279,7 @@ def test_a_folder_that_was_closed(owned: SupplierFolder, path: str, mode: int) -
     if mode == 0o555 and path in (paths.inbox(SUPPLIER), paths.archive(SUPPLIER)):
         assert ended == (0, None, None)  # published, but the file could not be moved
     elif (path, mode) != (paths.DATA, 0o555):  # there is nothing to write in it
-        assert ended == (7, "STORAGE_DOWN", "let the user Penstock runs as read and write the tree")
+        assert ended == (7, "STORAGE_DOWN", "give the user that runs Penstock read and write access to the tree")
     owned.check_nothing_is_half()
     owned.check_nothing_is_lost()
     assert owned.facts() in (FIRST, NEW)

@@ -61,7 +61,7 @@ def test_verify_finds_what_became_of_a_state(harness: IngestHarness) -> None:
     (harness.root / state / layout.POINTER).unlink()
     assert set(problems(harness)) == {state, f"{layout.CURRENT}/{SUPPLIER}"}
     lose_state(harness)
-    assert "is not there" in problems(harness)[f"{layout.CURRENT}/{SUPPLIER}"]
+    assert "is missing" in problems(harness)[f"{layout.CURRENT}/{SUPPLIER}"]
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"{", b"[]", b'{"other": 1}'])

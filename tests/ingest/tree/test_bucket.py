@@ -181,7 +181,7 @@ def test_the_lock_is_ours(stored: BucketBackend, tmp_path: Path, monkeypatch: py
     another = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: another)
     folder.rename(tmp_path / f"penstock-ingest-{another}")
-    with pytest.raises(BadConfig, match="is not ours"), tree.lock(SUPPLIER, "second"):
+    with pytest.raises(BadConfig, match="belongs to another user"), tree.lock(SUPPLIER, "second"):
         pass
     tree.close()
 

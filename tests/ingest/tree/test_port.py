@@ -74,14 +74,14 @@ def test_a_change_is_noticed(backend: TreeBackend, tmp_path: Path) -> None:
 def test_a_change_amid_the_reading_is_noticed(backend: TreeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I3: nor is a file that is written while it is read."""
     found = arrived(backend, content=b"before")
-    copied = disk.copied
+    copied = disk.copy_pieces
 
     def late(*args: object) -> str:
         digest = copied(*args)  # type: ignore[arg-type]
         drop(backend, "price.csv", b"after!")
         return digest
 
-    monkeypatch.setattr(disk, "copied", late)
+    monkeypatch.setattr(disk, "copy_pieces", late)
     with pytest.raises(FileChanged):
         backend.tree.fetch(found)
 
@@ -321,7 +321,7 @@ def test_a_late_writer_cannot_switch_back(backend: TreeBackend) -> None:
         with pytest.raises(RunFailed) as failed:
             backend.tree.switch_pointer(SUPPLIER, late, seen)
         assert failed.value.code is FailureCode.SUPERSEDED
-        assert "second is current (fence 2)" in failed.value.message
+        assert "the current state is second (fence 2)" in failed.value.message
     assert backend.tree.read_pointer(SUPPLIER) == second
 
 

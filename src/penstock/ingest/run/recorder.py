@@ -46,8 +46,8 @@ class DatabaseRecorder:
         """I4: lock *supplier* among all hosts that share the tree; Conflict LOCKED names the owner of the lock."""
         name = f"penstock.ingest {root} {supplier}"
         with (
-            self._bridge.entered(self._db.session()) as connection,
-            self._bridge.entered(try_advisory_lock(connection, name)) as is_locked,
+            self._bridge.enter(self._db.session()) as connection,
+            self._bridge.enter(try_advisory_lock(connection, name)) as is_locked,
         ):
             if not is_locked:
                 raise self._locked_error(supplier)

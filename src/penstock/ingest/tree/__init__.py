@@ -1,1 +1,1 @@
-"""Where files live: a folder or a bucket."""
+"""The storage of the files of ingest: a folder or a bucket."""

@@ -1,4 +1,4 @@
-"""From blocking code to what is async: an event loop in a thread of its own."""
+"""A bridge from blocking code to async code: an event loop in a separate thread."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class AsyncBridge:
-    """Any number of threads may call; never the loop's own, which would wait for itself."""
+    """An event loop that other threads can call; a call from its own thread would deadlock."""
 
     def __init__(self, name: str = "bridge") -> None:
         self._loop = asyncio.new_event_loop()
@@ -19,7 +19,7 @@ class AsyncBridge:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What *work* returns or raises; whoever stops waiting for it stops it."""
+        """Return or raise the result of *work*; *work* is cancelled if the caller is interrupted."""
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:
@@ -31,17 +31,17 @@ class AsyncBridge:
             future.cancel()
             raise
 
-    def each(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
-        """Every item as it is asked for; what *items* holds open is closed at the end, early or not."""
+    def iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
+        """Yield each of *items* on demand; *items* is closed at the end, also if the caller stops early."""
         try:
-            while (item := self.call(_next(items))) is not None:
+            while (item := self.call(_read_next(items))) is not None:
                 yield item[0]
         finally:
-            self.call(_closed(items))
+            self.call(_close(items))
 
     @contextmanager
-    def entered(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """What *manager* gives, as long as we stay inside."""
+    def enter(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
+        """Enter the async *manager* for the duration of the block."""
         value = self.call(manager.__aenter__())
         try:
             yield value
@@ -52,7 +52,7 @@ class AsyncBridge:
             self.call(manager.__aexit__(None, None, None))
 
     def close(self) -> None:
-        """Stop what is still under way; closing twice is closing once."""
+        """Cancel running calls and stop the thread; a second call has no effect."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
@@ -62,13 +62,13 @@ class AsyncBridge:
             runner.run(self._closing.wait())
 
 
-async def _next(items: AsyncIterator[T]) -> tuple[T] | None:
-    """In a tuple: an item may be None, and the end is no error."""
+async def _read_next(items: AsyncIterator[T]) -> tuple[T] | None:
+    """Return the next item in a tuple, because an item may be None; None at the end."""
     async for item in items:
         return (item,)
     return None
 
 
-async def _closed(items: AsyncIterator[Any]) -> None:
+async def _close(items: AsyncIterator[Any]) -> None:
     if (close := getattr(items, "aclose", None)) is not None:
         await close()

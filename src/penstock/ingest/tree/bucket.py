@@ -1,4 +1,4 @@
-"""The tree in a bucket: moves are copies that replace nothing, the current state is a pointer written conditionally."""
+"""The tree in a bucket: a move is a conditional copy, and the current state is a pointer with conditional writes."""
 
 import hashlib
 import os
@@ -30,14 +30,15 @@ from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, Penst
 from penstock.kernel.storage import ObjectInfo, Storage
 
 T = TypeVar("T")
-SMALL = 8 << 20  # bytes that are written in one go
+_REMOVED_HINT = "if the supplier still wants it to be published, it must send the file again"
+SMALL = 8 << 20  # bytes that are written in a single request
 
 
 class BucketTree:
-    """The tree in *storage*, which people call *name*: its url.
+    """The tree in *storage*; *name* is the url of the bucket.
 
-    *locks* is a folder of this machine, for locks and for what is worked on. Between machines there is no lock: they
-    may run at once, and the pointer's condition lets one of them publish.
+    *locks* is a local folder for locks and temporary files. There is no lock between machines: they may run at the
+    same time, and the condition on the pointer lets only one of them publish.
     """
 
     def __init__(self, storage: Storage, name: str, locks: Path | None = None) -> None:
@@ -50,21 +51,21 @@ class BucketTree:
         self._bridge.close()
 
     def prepare(self, supplier: str) -> None:
-        """A bucket has no folders to make."""
+        """Do nothing: a bucket has no folders."""
 
     @contextmanager
     def lock(self, supplier: str, holder: str) -> Iterator[None]:
-        with file_lock(self._local() / f"{supplier}.lock", holder, subject=f"supplier {supplier}"):
+        with file_lock(self._local_folder() / f"{supplier}.lock", holder, subject=f"supplier {supplier}"):
             yield
 
     def open_work_folder(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
-        return disk.private(self._local() / supplier, run_id)
+        return disk.private_folder(self._local_folder() / supplier, run_id)
 
     def now(self) -> float:
         return time.time()
 
     def list_suppliers(self) -> list[str]:
-        files = (one.path.removeprefix(f"{paths.CONFIGS}/") for one in self._objects(paths.CONFIGS))
+        files = (item.path.removeprefix(f"{paths.CONFIGS}/") for item in self._objects(paths.CONFIGS))
         named = [name.removesuffix(".yaml") for name in files if name.endswith(".yaml")]
         return sorted({name for name in [*named, *self.list_folders(paths.INBOX)] if is_supplier_name(name)})
 
@@ -73,7 +74,7 @@ class BucketTree:
         path = paths.config(supplier)
         content = self.read(path)
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-            file = Path(folder) / path  # so that what is wrong with it is told by its name
+            file = Path(folder) / path  # messages name the file by this path
             if content is not None:
                 file.parent.mkdir(parents=True)
                 file.write_bytes(content)
@@ -81,9 +82,9 @@ class BucketTree:
 
     def list_arrivals(self, supplier: str) -> list[InboxFile]:
         folder = paths.inbox(supplier)
-        found = ((one.path.removeprefix(f"{folder}/"), one) for one in self._objects(folder))
+        items = ((item.path.removeprefix(f"{folder}/"), item) for item in self._objects(folder))
         return [
-            InboxFile(supplier, name, one.size, one.modified_at, one.etag) for name, one in found if "/" not in name
+            InboxFile(supplier, name, item.size, item.modified_at, item.etag) for name, item in items if "/" not in name
         ]
 
     def list_ignored(self, supplier: str | None = None) -> list[IgnoredEntry]:
@@ -99,26 +100,26 @@ class BucketTree:
 
     def fetch(self, arrival: InboxFile, target: Path | None = None) -> str:
         try:
-            digest = self._download(_inbox_file(arrival), target, arrival.signature)
+            digest = self._download(_inbox_path(arrival), target, arrival.signature)
         except Conflict:
             raise FileChanged(arrival.name) from None
         except NotFound:
-            raise RunFailed(FailureCode.FILE_MISSING, f"{arrival.name} is gone", "the supplier took it back") from None
-        if not self._is_there(arrival):
+            raise RunFailed(FailureCode.FILE_MISSING, f"{arrival.name} was removed", _REMOVED_HINT) from None
+        if not self._is_unchanged(arrival):
             raise FileChanged(arrival.name)
         return digest
 
     def move(self, arrival: InboxFile, folder: str, suffix: str = "") -> str | None:
-        source = _inbox_file(arrival)
-        with self._beside_work(arrival.supplier) as place:
-            copy = place / "copy"
+        source = _inbox_path(arrival)
+        with self._temporary_folder(arrival.supplier) as folder_of_copy:
+            copy = folder_of_copy / "copy"
             try:
                 self._download(source, copy, arrival.signature)
             except (Conflict, NotFound):
                 return None
-            target = self._placed(copy, folder, disk.propose_names(arrival.name, suffix))
-        # A crash before this leaves it in both places, and the next run moves it again.
-        if self._is_there(arrival):
+            target = self._store_under_free_name(copy, folder, disk.propose_names(arrival.name, suffix))
+        # A crash before this line leaves the file in both folders, and the next run moves it again.
+        if self._is_unchanged(arrival):
             self._call(self._storage.delete(source))
         return target
 
@@ -136,18 +137,18 @@ class BucketTree:
 
     @contextmanager
     def open(self, path: str) -> Iterator[BinaryIO]:
-        with tempfile.TemporaryFile(dir=self._local()) as copy:
-            with disk.reported(self._local()), closing(self._pieces(path)) as pieces:
+        with tempfile.TemporaryFile(dir=self._local_folder()) as copy:
+            with disk.reported(self._local_folder()), closing(self._stream(path)) as pieces:
                 copy.writelines(pieces)
             copy.seek(0)
             yield copy
 
     def list_files(self, folder: str) -> Iterator[StoredFile]:
-        for one in self._objects(folder):
-            yield StoredFile(one.path, one.size, one.modified_at)
+        for item in self._objects(folder):
+            yield StoredFile(item.path, item.size, item.modified_at)
 
     def list_folders(self, folder: str) -> list[str]:
-        below = (one.path.removeprefix(f"{folder}/") for one in self._objects(folder))
+        below = (item.path.removeprefix(f"{folder}/") for item in self._objects(folder))
         return sorted({path.partition("/")[0] for path in below if "/" in path})
 
     def list_runs(self, supplier: str) -> list[str]:
@@ -157,38 +158,38 @@ class BucketTree:
         return self.list_folders(f"{paths.STATES}/{supplier}")
 
     def remove(self, path: str) -> bool:
-        """Whoever reads has a copy of his own, so nothing stays."""
-        for one in [*(found.path for found in self._objects(path)), path]:
-            self._call(self._storage.delete(one))
+        """Remove the objects; readers are not affected, because each of them reads a copy."""
+        for name in [*(item.path for item in self._objects(path)), path]:
+            self._call(self._storage.delete(name))
         return True
 
     def publish(self, source: Path, supplier: str, run_id: str) -> None:
-        # The pointer last: a state that has it is whole.
+        # The pointer is written last: a state that has a pointer is complete.
         for file in sorted(source.iterdir(), key=lambda file: (file.name == paths.POINTER, file.name)):
             self.store(file, paths.state(supplier, run_id, file.name))
 
     def read_pointer(self, supplier: str) -> CurrentPointer | None:
-        found = self._pointer(supplier)
-        return found[0] if found else None
+        stored = self._read_stored_pointer(supplier)
+        return stored[0] if stored else None
 
     def switch_pointer(self, supplier: str, pointer: CurrentPointer, seen: CurrentPointer | None) -> None:
-        found = self._pointer(supplier)
-        now = found[0] if found else None
-        if now != seen:
-            raise superseded_error(supplier, now)
+        stored = self._read_stored_pointer(supplier)
+        current = stored[0] if stored else None
+        if current != seen:
+            raise superseded_error(supplier, current)
         if self._call(self._storage.info(paths.state(supplier, pointer.run_id, paths.FACTS))) is None:
-            raise superseded_error(supplier, now)  # it took so long that its state was swept up
-        path, data = _pointer_file(supplier), orjson.dumps(pointer.as_dict())
+            raise superseded_error(supplier, current)  # the run was so slow that retention removed its state
+        path, data = _pointer_path(supplier), orjson.dumps(pointer.as_dict())
         try:
-            # On condition of what was read above: whoever is stopped here for long finds that it is late.
-            if found is None:
+            # The write depends on the pointer that was read, so it fails if another run has published meanwhile.
+            if stored is None:
                 self._call(self._storage.create(path, data))
             else:
-                self._call(self._storage.replace(path, data, etag=found[1]))
+                self._call(self._storage.replace(path, data, etag=stored[1]))
         except Conflict:
-            # A client whose connection broke asks twice, and is refused because of its own first writing.
-            if (now := self.read_pointer(supplier)) != pointer:
-                raise superseded_error(supplier, now) from None
+            # After a broken connection the client repeats its request, which then conflicts with its own first write.
+            if (current := self.read_pointer(supplier)) != pointer:
+                raise superseded_error(supplier, current) from None
 
     def uri(self, path: str) -> str:
         return self._storage.uri(path)
@@ -197,83 +198,82 @@ class BucketTree:
         return self._bridge.call(work)
 
     def _objects(self, folder: str) -> Iterator[ObjectInfo]:
-        return self._bridge.each(self._storage.list(folder))
+        return self._bridge.iterate(self._storage.list(folder))
 
-    def _pieces(self, path: str, etag: str | None = None) -> Generator[bytes, None, None]:
-        return self._bridge.each(self._storage.stream(path, etag=etag))
+    def _stream(self, path: str, etag: str | None = None) -> Generator[bytes, None, None]:
+        return self._bridge.iterate(self._storage.stream(path, etag=etag))
 
     def _download(self, path: str, target: Path | None, etag: str) -> str:
-        """The sha256 of just the content *etag* names; Conflict OBJECT_CHANGED, NotFound."""
-        with disk.reported(target or path), closing(self._pieces(path, etag)) as pieces:
-            return disk.copied(pieces, target)
+        """Download the object with *etag* and return its sha256; Conflict OBJECT_CHANGED or NotFound."""
+        with disk.reported(target or path), closing(self._stream(path, etag)) as pieces:
+            return disk.copy_pieces(pieces, target)
 
-    def _is_there(self, arrival: InboxFile) -> bool:
-        found = self._call(self._storage.info(_inbox_file(arrival)))
-        return found is not None and found.etag == arrival.signature
+    def _is_unchanged(self, arrival: InboxFile) -> bool:
+        info = self._call(self._storage.info(_inbox_path(arrival)))
+        return info is not None and info.etag == arrival.signature
 
-    def _placed(self, source: Path, folder: str, names: Iterator[str]) -> str:
-        """Where it is now: under the first of *names* that nobody has."""
+    def _store_under_free_name(self, source: Path, folder: str, names: Iterator[str]) -> str:
+        """Store *source* under the first free name of *names*, and return its path."""
         for name in names:
             target = f"{folder}/{name}"
             with suppress(Conflict):
                 self._create(target, source)
                 return target
-        raise Corrupt("NO_FREE_NAME", f"no free name in {folder}", hint="move some of its files away")
+        raise Corrupt("NO_FREE_NAME", f"no free name in {folder}", hint="move some of its files to another folder")
 
     def _create(self, target: str, source: Path) -> None:
-        """Conflict OBJECT_EXISTS when the name is taken."""
+        """Create the object *target* from *source*; Conflict OBJECT_EXISTS if the name is taken."""
         if source.stat().st_size <= SMALL:
             self._call(self._storage.create(target, source.read_bytes()))
             return
-        # What is large comes in parts, which know no condition: the name is taken first.
+        # A large object is written in parts, which cannot be conditional, so its name is reserved first.
         self._call(self._storage.create(target, b""))
         try:
             self._call(self._storage.put_file(target, source))
         except BaseException:
-            with suppress(PenstockError):  # an empty file is left there, which does no harm
+            with suppress(PenstockError):  # a harmless empty object remains
                 self._call(self._storage.delete(target))
             raise
 
-    def _pointer(self, supplier: str) -> tuple[CurrentPointer, str] | None:
-        """The pointer, and the etag of just this content."""
+    def _read_stored_pointer(self, supplier: str) -> tuple[CurrentPointer, str] | None:
+        """Return the pointer and its etag."""
         try:
-            stored = self._call(self._storage.get(_pointer_file(supplier)))
+            stored = self._call(self._storage.get(_pointer_path(supplier)))
         except NotFound:
             return None
-        return parse_pointer(stored.data, self.uri(_pointer_file(supplier))), stored.info.etag
+        return parse_pointer(stored.data, self.uri(_pointer_path(supplier))), stored.info.etag
 
-    def _local(self) -> Path:
-        folder = (self._locks or _own_folder()) / self._key
+    def _local_folder(self) -> Path:
+        folder = (self._locks or _private_folder()) / self._key
         with disk.reported(folder):
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     @contextmanager
-    def _beside_work(self, supplier: str) -> Iterator[Path]:
-        """A folder that the next run removes if we are killed."""
-        place = self._local() / supplier
-        with disk.reported(place):
-            place.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place) as folder:
+    def _temporary_folder(self, supplier: str) -> Iterator[Path]:
+        """Create a temporary folder; if this process is killed, the next run removes it."""
+        parent = self._local_folder() / supplier
+        with disk.reported(parent):
+            parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=parent) as folder:
             yield Path(folder)
 
 
-def _inbox_file(arrival: InboxFile) -> str:
+def _inbox_path(arrival: InboxFile) -> str:
     return f"{paths.inbox(arrival.supplier)}/{arrival.name}"
 
 
-def _pointer_file(supplier: str) -> str:
+def _pointer_path(supplier: str) -> str:
     return f"{paths.CURRENT}/{supplier}.json"
 
 
-def _own_folder() -> Path:
-    """Among the temporary files, where everybody may make folders: only our own will do."""
+def _private_folder() -> Path:
+    """Return the folder of this user among the temporary files; BadConfig if another user has created it."""
     folder = Path(tempfile.gettempdir()) / f"penstock-ingest-{os.getuid()}"
     with disk.reported(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
-        known = folder.lstat()
-    if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid():
-        raise BadConfig(
-            "LOCK_FOLDER_NOT_OWNED", f"{folder} is not ours", hint="remove it, or set TMPDIR to another folder"
-        )
+        status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        message = f"{folder} belongs to another user"
+        raise BadConfig("LOCK_FOLDER_NOT_OWNED", message, hint="remove it, or set TMPDIR to another folder")
     return folder

@@ -1,4 +1,4 @@
-"""What a tree on a disk is made of: copies that are hashed, renames that replace nothing, and what is synced."""
+"""Operations on a disk: copies with a hash, renames without replacement, locks and syncs."""
 
 import ctypes
 import errno
@@ -23,31 +23,32 @@ _NO_REPLACE = 1  # RENAME_NOREPLACE
 _renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux has it
 _EARLIEST, _LATEST = datetime(1, 1, 2, tzinfo=UTC).timestamp(), datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 _HINTS = {
-    errno.EACCES: "let the user Penstock runs as read and write the tree",
-    errno.EPERM: "let the user Penstock runs as read and write the tree",
-    errno.EDQUOT: "free space or raise the quota",
+    errno.EACCES: "give the user that runs Penstock read and write access to the tree",
+    errno.EPERM: "give the user that runs Penstock read and write access to the tree",
+    errno.EDQUOT: "free space, or raise the quota",
     errno.ENOSPC: "free space on the disk, then run again",
-    errno.EROFS: "mount the disk for writing",
+    errno.EROFS: "mount the file system for writing",
 }
 
 
 @contextmanager
-def reported(place: Path | str) -> Iterator[None]:
-    """Failures of the disk, in our words."""
+def reported(path: Path | str) -> Iterator[None]:
+    """Turn errors of the disk into Transient STORAGE_DOWN with a hint."""
     try:
         yield
     except OSError as error:
         hint = _HINTS.get(error.errno or 0, "check the folder and its disk")
-        raise Transient("STORAGE_DOWN", f"{error.filename or place}: {error.strerror or error}", hint=hint) from error
+        raise Transient("STORAGE_DOWN", f"{error.filename or path}: {error.strerror or error}", hint=hint) from error
 
 
-def pieces(content: BinaryIO) -> Iterator[bytes]:
+def read_pieces(content: BinaryIO) -> Iterator[bytes]:
+    """Yield *content* in pieces."""
     while piece := content.read(PIECE):
         yield piece
 
 
-def copied(pieces: Iterable[bytes], target: Path | None) -> str:
-    """The sha256 of all of *pieces*, written to *target* in the same go."""
+def copy_pieces(pieces: Iterable[bytes], target: Path | None) -> str:
+    """Write *pieces* to *target*, and return their sha256."""
     digest = hashlib.sha256()
     with target.open("xb") if target else open(os.devnull, "wb") as out:  # noqa: PTH123
         for piece in pieces:
@@ -57,23 +58,23 @@ def copied(pieces: Iterable[bytes], target: Path | None) -> str:
 
 
 def propose_names(name: str, suffix: str) -> Iterator[str]:
-    """The name itself, then others that tell what happened: price.csv, price.csv.failed, price.csv.failed.1 …"""
-    yield _within_limit(name, "")
+    """Yield the name, then names with the suffix: price.csv, price.csv.failed, price.csv.failed.1 …"""
+    yield _limit_length(name, "")
     if suffix:
-        yield _within_limit(name, suffix)
+        yield _limit_length(name, suffix)
     for number in range(1, 100_000):
-        yield _within_limit(name, f"{suffix}.{number}")
+        yield _limit_length(name, f"{suffix}.{number}")
 
 
-def _within_limit(name: str, ending: str) -> str:
-    whole = os.fsencode(name)
-    room = NAME_LIMIT - len(ending)
-    return f"{name if len(whole) <= room else whole[:room].decode(errors='ignore')}{ending}"
+def _limit_length(name: str, ending: str) -> str:
+    raw = os.fsencode(name)
+    limit = NAME_LIMIT - len(ending)
+    return f"{name if len(raw) <= limit else raw[:limit].decode(errors='ignore')}{ending}"
 
 
 def move(source: Path, target: Path) -> bool:
-    """Move a file to a name that nobody has; False when somebody has it."""
-    is_moved = _rename_alone(source, target)
+    """Move a file to a new name; return False if the name is taken."""
+    is_moved = _rename_exclusively(source, target)
     if is_moved is None:
         is_moved = _rename_reserved(source, target)
     if is_moved:
@@ -82,8 +83,8 @@ def move(source: Path, target: Path) -> bool:
     return is_moved
 
 
-def _rename_alone(source: Path, target: Path) -> bool | None:
-    """Rename in one go, replacing nothing; None where that cannot be done."""
+def _rename_exclusively(source: Path, target: Path) -> bool | None:
+    """Rename atomically without replacing a file; return None if the file system does not support it."""
     if _renameat2 is None:
         return None
     if _renameat2(_HERE, os.fsencode(source), _HERE, os.fsencode(target), _NO_REPLACE) == 0:
@@ -97,7 +98,7 @@ def _rename_alone(source: Path, target: Path) -> bool | None:
 
 
 def _rename_reserved(source: Path, target: Path) -> bool:
-    """Take the name first: whoever is killed before the rename leaves an empty file there, and loses none."""
+    """Reserve the name with an empty file, then rename: a process that is killed in between loses no file."""
     try:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
     except FileExistsError:
@@ -116,7 +117,7 @@ def _rename_reserved(source: Path, target: Path) -> bool:
 
 
 def _copy_over(source: Path, target: Path) -> None:
-    """An inbox on another disk: whole under its new name before the old one goes."""
+    """Copy a file to another disk; it is complete under its new name before the old name is removed."""
     draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         shutil.copy2(source, draft)
@@ -129,11 +130,13 @@ def _copy_over(source: Path, target: Path) -> None:
 
 
 def sync(out: BinaryIO) -> None:
+    """Write *out* to disk."""
     out.flush()
     os.fsync(out.fileno())
 
 
 def sync_folder(folder: Path) -> None:
+    """Write the entries of *folder* to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -141,15 +144,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def held(place: Path) -> Iterator[int | None]:
-    """A lock on each file below *place*, None for one that somebody reads."""
-    for file in [place] if place.is_file() else sorted(place.rglob("*")):
+def lock_files(path: Path) -> Iterator[int | None]:
+    """Lock each file below *path* and yield its descriptor; None for a file that is being read."""
+    for file in [path] if path.is_file() else sorted(path.rglob("*")):
         if not stat.S_ISREG(file.lstat().st_mode):
             continue
         try:
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         except PermissionError:
-            continue  # what we may not read, nobody reads by our ways
+            continue  # this user cannot read the file, so no reader of Penstock has it open
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -160,46 +163,49 @@ def held(place: Path) -> Iterator[int | None]:
 
 
 @contextmanager
-def private(place: Path, name: str) -> Iterator[Path]:
-    """A folder *name* in *place*, which is emptied before and after: what is in it is of a run that was killed."""
-    with reported(place):
-        remove_all(place)
-        folder = place / name
+def private_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Create the folder *name* in *parent*; *parent* is removed before, with leftovers of killed runs, and after."""
+    with reported(parent):
+        remove_all(parent)
+        folder = parent / name
         folder.mkdir(parents=True)
     try:
         with reported(folder):
             yield folder
     finally:
-        with suppress(OSError):  # the next run does it
-            remove_all(place)
+        with suppress(OSError):  # the next run removes it
+            remove_all(parent)
 
 
-def set_aside(folder: Path, place: Path) -> Path:
-    """Move a folder to where nobody looks, so that it is there whole or not at all."""
+def detach_folder(folder: Path, target: Path) -> Path:
+    """Move a folder out of the tree before its removal, so that readers see all of it or none."""
     folder.chmod(0o755)  # a published state is read-only
-    return folder.rename(place)
+    return folder.rename(target)
 
 
-def remove_all(place: Path) -> None:
-    if not place.is_dir() or place.is_symlink():
-        place.unlink(missing_ok=True)
+def remove_all(path: Path) -> None:
+    """Remove a file, or a folder with its content, if it exists."""
+    if not path.is_dir() or path.is_symlink():
+        path.unlink(missing_ok=True)
         return
-    for folder in [place, *(path for path in place.rglob("*") if path.is_dir() and not path.is_symlink())]:
+    for folder in [path, *(inner for inner in path.rglob("*") if inner.is_dir() and not inner.is_symlink())]:
         folder.chmod(0o755)  # a published state is read-only
-    shutil.rmtree(place)
+    shutil.rmtree(path)
 
 
-def moment(seconds: float) -> datetime:
-    """When that was; what no calendar has, whoever set it, is as far away as possible."""
+def parse_timestamp(seconds: float) -> datetime:
+    """Return the time of a timestamp, limited to the range of the calendar."""
     return datetime.fromtimestamp(min(max(seconds, _EARLIEST), _LATEST), UTC)
 
 
 def read_signature(file: Path) -> str | None:
+    """Return the signature of *file*; None if it does not exist."""
     try:
-        return signature(file.lstat())
+        return format_signature(file.lstat())
     except FileNotFoundError:
         return None
 
 
-def signature(known: os.stat_result) -> str:
-    return f"{known.st_size}-{known.st_mtime_ns}-{known.st_ino}"
+def format_signature(status: os.stat_result) -> str:
+    """Return the signature of a file, which changes whenever the file is written."""
+    return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ino}"

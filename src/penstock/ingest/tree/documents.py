@@ -9,7 +9,7 @@ from penstock.ingest.model import RunArtifact
 
 
 def hash_content(content: BinaryIO) -> RunArtifact:
-    """The hash and size of all that is left in *content*."""
+    """Return the hash and the size of the rest of *content*."""
     digest, size = hashlib.sha256(), 0
     while piece := content.read(1 << 20):
         digest.update(piece)
@@ -18,14 +18,14 @@ def hash_content(content: BinaryIO) -> RunArtifact:
 
 
 def encode_document(data: object) -> bytes:
-    """A small JSON file, for programs and for people."""
+    """Return *data* as indented JSON."""
     return orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
 
 
 def parse_document(content: bytes | None) -> dict[str, Any]:
-    """What a small JSON file tells; nothing when it is not there or makes no sense."""
+    """Return the object in a JSON file; an empty object if the file does not exist or is not valid."""
     try:
-        told = orjson.loads(content or b"{}")
+        parsed = orjson.loads(content or b"{}")
     except orjson.JSONDecodeError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}

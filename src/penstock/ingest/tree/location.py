@@ -1,4 +1,4 @@
-"""The tree that a root names: a folder, or a bucket by its URL."""
+"""The tree at a root, which is the path of a folder or the URL of a bucket."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from penstock.kernel.config.loader import resolve_secret
 
 
 def open_tree(root: str, options: Mapping[str, str] | None = None) -> FileTree:
-    """The tree in a folder, or in a bucket where *root* is the URL of one, with the *options* of its store."""
+    """Return the tree at *root*; *options* are those of the object store."""
     parts = urlsplit(root)
     if parts.scheme in ("", "file"):
         return FolderTree(Path(unquote(parts.path)) if parts.scheme else Path(root))

@@ -1,4 +1,4 @@
-"""I1: where everything is, below a root. The founding document's names are exact."""
+"""I1: the paths of all files below a root. The names are those of the founding document."""
 
 OPS = "etl_ops"
 DATA = "etl_data/raw_v1"
@@ -49,7 +49,7 @@ def obsolete(supplier: str) -> str:
 
 
 def archive(supplier: str) -> str:
-    """Where a file goes that was published: the document has no name for it, and wants the inbox clean."""
+    """Return the folder of published files, for which the founding document has no name."""
     return f"{ARCHIVE}/{supplier}"
 
 
@@ -66,5 +66,5 @@ def state(supplier: str, run_id: str, file: str = "") -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """I3: a name that says it is not finished."""
+    """I3: return whether the name marks an unfinished file."""
     return name.startswith(".") or name.lower().endswith(_TEMPORARY)

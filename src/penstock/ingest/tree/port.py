@@ -1,4 +1,4 @@
-"""The tree of files ingest lives in: a folder, or a bucket. Paths are relative to its root."""
+"""The port to the file tree of ingest, which is a folder or a bucket. Paths are relative to its root."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
@@ -19,115 +19,120 @@ STRAY_FOLDER = "folder whose name is not valid for a supplier"
 
 
 class FileChanged(Exception):
-    """A file is no longer the one that was looked at."""
+    """A file has changed since it was listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file somewhere in the tree."""
+    """A file in the tree."""
 
     path: str
     size: int
-    since: datetime  # when it came to be there
+    since: datetime  # the time at which the file was created or moved here
 
 
 class FileTree(Protocol):
-    """Blocking; one process per supplier writes at a time. What fails below comes as Transient STORAGE_DOWN."""
+    """A tree of files with blocking calls. A single process writes for a supplier at a time.
+
+    An error of the storage is raised as Transient STORAGE_DOWN.
+    """
 
     def close(self) -> None:
-        """Give back what is held open."""
+        """Close the connections of the tree."""
 
     def prepare(self, supplier: str) -> None:
-        """Make the folders of a supplier."""
+        """Create the folders of a supplier."""
 
     def lock(self, supplier: str, holder: str) -> AbstractContextManager[None]:
-        """I4: be the only one who works for *supplier*; Conflict LOCKED, naming who does, when another does."""
+        """I4: lock *supplier* for a process; Conflict LOCKED, which names the other process, if it is locked."""
 
     def open_work_folder(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
-        """A private local folder for one run, gone at the end; what earlier runs left there goes first."""
+        """Create a private local folder for a run; it is removed at the end, leftovers of earlier runs before."""
 
     def now(self) -> float:
-        """Seconds by the clock that dates the files here, which need not be ours."""
+        """Return the time of the clock that dates the files of the tree, which may differ from the local clock."""
 
     def list_suppliers(self) -> list[str]:
-        """Everybody who has a configuration or an inbox."""
+        """Return the names of the suppliers that have a configuration or an inbox."""
 
     def open_config(self, supplier: str) -> AbstractContextManager[Path]:
-        """The supplier's configuration as a local file, which may not be there."""
+        """Provide the configuration of a supplier as a local file, which may not exist."""
 
     def list_arrivals(self, supplier: str) -> list[InboxFile]:
-        """The files in the inbox, unfinished ones too."""
+        """Return the files in the inbox, including unfinished files."""
 
     def list_ignored(self, supplier: str | None = None) -> list[IgnoredEntry]:
         """Return the entries of an inbox that are not files; without *supplier*, entries that belong to no supplier."""
 
     def fetch(self, arrival: InboxFile, target: Path | None = None) -> str:
-        """The sha256 of a file, copied to *target* in the same go; Changed when it did while it was read."""
+        """Copy a file to *target* and return its sha256; FileChanged if it changes meanwhile."""
 
     def move(self, arrival: InboxFile, folder: str, suffix: str = "") -> str | None:
-        """I2: put it into *folder*, under another name rather than over another file; None when it is another now."""
+        """I2: move a file into *folder* and return its path; None if the file has changed.
+
+        An existing file is never overwritten: the moved file gets another name.
+        """
 
     def read(self, path: str) -> bytes | None:
-        """A small file, or None."""
+        """Return the content of a small file; None if it does not exist."""
 
     def write(self, path: str, data: bytes) -> None:
-        """A small file, wholly or not at all."""
+        """Write a small file atomically."""
 
     def store(self, source: Path, path: str) -> None:
-        """Put a local file there, wholly or not at all; *source* may be gone afterwards."""
+        """Store a local file atomically; *source* may not exist afterwards."""
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A file to read from, all of one content; NotFound OBJECT_NOT_FOUND. While it is open it is not removed."""
+        """Open a file for reading; NotFound OBJECT_NOT_FOUND. It is not changed or removed while it is open."""
 
     def list_files(self, folder: str) -> Iterator[StoredFile]:
-        """Every file below *folder*."""
+        """Yield every file below *folder*."""
 
     def list_folders(self, folder: str) -> list[str]:
-        """The names of the folders in *folder*."""
+        """Return the names of the folders in *folder*."""
 
     def list_runs(self, supplier: str) -> list[str]:
-        """The ids of the runs of a supplier that left anything, the oldest first."""
+        """Return the ids of the runs of a supplier that have files, the oldest first."""
 
     def list_states(self, supplier: str) -> list[str]:
-        """The ids of the runs whose states are kept."""
+        """Return the ids of the runs whose states are stored."""
 
     def remove(self, path: str) -> bool:
-        """Remove a file, or a folder with all in it; False when somebody reads it, and so it stays."""
+        """Remove a file, or a folder with its content; return False, and keep it, if it is being read."""
 
     def publish(self, source: Path, supplier: str, run_id: str) -> None:
-        """I11: make a local folder, all of it synced, a state that is never changed again; it is not current yet."""
+        """I11: store a local folder, synced to disk, as an immutable state; the current state does not change yet."""
 
     def read_pointer(self, supplier: str) -> CurrentPointer | None:
-        """Which state is current."""
+        """Return the pointer to the current state; None if there is none."""
 
     def switch_pointer(self, supplier: str, pointer: CurrentPointer, seen: CurrentPointer | None) -> None:
-        """I11: make a state the current one, unless another became it since *seen*: then Failed SUPERSEDED."""
+        """I11: make a state current; RunFailed SUPERSEDED if the current state is no longer *seen*."""
 
     def uri(self, path: str) -> str:
-        """Where a file is, for people."""
+        """Return the location of a file for messages."""
 
 
-def superseded_error(supplier: str, now: CurrentPointer | None) -> RunFailed:
-    current = f"{now.run_id} is current (fence {now.fence})" if now else "the state is gone"
-    return RunFailed(
-        FailureCode.SUPERSEDED,
-        f"another run published {supplier} meanwhile: {current}",
-        "nothing is to be done: the file is looked at again by the next run",
-    )
+def superseded_error(supplier: str, current: CurrentPointer | None) -> RunFailed:
+    """Return RunFailed SUPERSEDED, which names the *current* state."""
+    state = f"the current state is {current.run_id} (fence {current.fence})" if current else "its state was removed"
+    message = f"another run has published {supplier} since this run started: {state}"
+    return RunFailed(FailureCode.SUPERSEDED, message, "nothing to do: the next run processes the file again")
 
 
-def parse_pointer(content: bytes, where: str) -> CurrentPointer:
-    """The pointer that is written there; Corrupt POINTER_DAMAGED when it is none."""
+def parse_pointer(content: bytes, uri: str) -> CurrentPointer:
+    """Return the pointer in *content*, the file at *uri*; Corrupt POINTER_DAMAGED if it is not valid."""
     try:
-        told = orjson.loads(content)
-        # A later release may tell more.
-        return CurrentPointer(**{field.name: told[field.name] for field in fields(CurrentPointer)})
+        document = orjson.loads(content)
+        # A later release may add fields.
+        return CurrentPointer(**{field.name: document[field.name] for field in fields(CurrentPointer)})
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        hint = "restore it from a backup; state_store keeps a pointer.json beside every state"
-        raise Corrupt("POINTER_DAMAGED", f"{where} is no pointer: {error}", hint=hint) from error
+        hint = "restore it from a backup, or copy the pointer.json of the state from `state_store`"
+        raise Corrupt("POINTER_DAMAGED", f"{uri} is not a valid pointer: {error!r}", hint=hint) from error
 
 
 def is_supplier_name(name: str) -> bool:
+    """Return whether *name* is allowed as the name of a supplier."""
     with suppress(Invalid):
         return bool(check_supplier_name(name))
     return False
