@@ -24,7 +24,7 @@ from tests.support.wait import until
 
 def test_up_answers_and_stops_cleanly(tmp_path: Path) -> None:
     """`up` says where it listens, answers health on both ports, and leaves nothing behind on SIGTERM."""
-    with Up(tmp_path, anew=True) as up:
+    with Up(tmp_path, in_new_interpreter=True) as up:
         for address in (up.api, up.query):
             assert httpx.get(f"{address}/actuator/health").json()["status"] == "UP"
             assert httpx.get(f"{address}/actuator/health/readiness").status_code == 200
@@ -37,7 +37,7 @@ def test_up_answers_and_stops_cleanly(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_up_stops_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     """Ctrl-C is a graceful stop too."""
-    with Up(tmp_path, anew=True) as up:
+    with Up(tmp_path, in_new_interpreter=True) as up:
         assert up.stop(signal.SIGINT) == 0
 
 

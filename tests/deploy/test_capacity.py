@@ -14,26 +14,26 @@ from penstock.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 CHECKLIST = ROOT / "docs" / "deploy" / "sre-checklist.md"
-TOLD = json.loads(capacity_docs.FIGURES.read_text())
+REPORT = json.loads(capacity_docs.FIGURES.read_text())
 PAGE = capacity_docs.PAGE.read_text()
 
 
 def test_the_tables_are_what_was_measured() -> None:
     """R27: every table of the guide, and its example, is what the file of figures gives."""
-    assert capacity_docs.renewed(PAGE, TOLD) == PAGE
+    assert capacity_docs.renewed(PAGE, REPORT) == PAGE
 
 
 def test_every_figure_is_in_a_table() -> None:
     """R27: nothing that was measured is left out, and each kind of figure has its place."""
-    assert {figure["name"].partition(": ")[0] for figure in TOLD["figures"]} == {*capacity_docs.SECTIONS}
+    assert {figure["name"].partition(": ")[0] for figure in REPORT["figures"]} == {*capacity_docs.SECTIONS}
 
 
 @pytest.mark.parametrize("section", capacity_docs.SECTIONS)
 def test_every_table_names_the_command_that_measures_it(section: str) -> None:
-    """R27: whoever doubts a figure can measure it: the command selects what is in the table, and nothing else."""
+    """R27: every figure can be measured again: the command selects exactly the rows of the table."""
     (block,) = re.findall(rf"<!-- figures: {section} -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
     (group, only) = re.findall(r"`python -m benchmarks (\S+) --only (\S+)`", block)[0]
-    chosen = [figure["name"] for figure in TOLD["figures"] if only in figure["name"]]
+    chosen = [figure["name"] for figure in REPORT["figures"] if only in figure["name"]]
     assert group in GROUPS
     assert {name.split(": ")[1] for name in chosen} == set(re.findall(r"^\| ([^|]+?) \|", block, re.MULTILINE)[2:])
     assert all(name.startswith(f"{section}: ") for name in chosen)
@@ -50,7 +50,7 @@ def test_commands_that_are_named_exist(page: Path) -> None:
 
 
 def _code(text: str) -> list[str]:
-    """What stands in back-ticks, or in a block of a terminal."""
+    """Return the text in backticks and in terminal blocks."""
     block = r"```console\n(.*?)```"
     return [*re.findall(block, text, re.DOTALL), *re.findall(r"`([^`]+)`", re.sub(block, "", text, flags=re.DOTALL))]
 

@@ -53,7 +53,7 @@ def test_every_base_is_pinned_and_none_is_the_latest() -> None:
     assert all(re.fullmatch(r"penstock:dev|[\w/]+:\d+\.\d+(\.\d+)?(-bookworm)?", image) for image in images)
 
 
-def test_the_image_runs_as_nobody_in_particular() -> None:
+def test_the_image_runs_as_any_user() -> None:
     """R27: a number, not root, so that Kubernetes can see it; stopped as Penstock expects; no shell in between."""
     [user] = _instructions("USER")
     assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", user)
@@ -89,7 +89,7 @@ def test_the_tools_a_wheel_is_built_with_are_all_named() -> None:
     assert all(re.search(rf"^{name}==", locked, re.MULTILINE) for name in chosen.split("|"))
 
 
-def test_a_wheel_built_without_git_has_the_commit_it_is_told(tmp_path: Path) -> None:
+def test_a_wheel_built_without_git_has_the_given_commit(tmp_path: Path) -> None:
     """R27: from what the recipe copies and nothing else; COMMIT is what penstock_build_info tells."""
     assert "printf '%s\\n' \"$COMMIT\" >src/penstock/_commit" in (FOLDER / "Dockerfile").read_text()
     for source in _copied():
@@ -181,9 +181,9 @@ def test_every_command_is_one_of_ours(role: str) -> None:
     """R27: with options it has; the port is the one its health is asked for on."""
     command = _services()[role]["command"]
     words = [word for word in command if not word.startswith("--")][:2]
-    said = penstock_here(*words, "--help")
-    assert said.code == 0
-    assert all(word in said.out for word in command if word.startswith("--"))
+    output = penstock_here(*words, "--help")
+    assert output.code == 0
+    assert all(word in output.out for word in command if word.startswith("--"))
     if role != "migrate":
         port = command[command.index("--port") + 1]
         assert f"127.0.0.1:{port}/actuator/health/readiness" in _services()[role]["healthcheck"]["test"][-1]
@@ -201,7 +201,7 @@ def test_whatever_runs_in_a_container_looks_at_its_configuration(role: str) -> N
 
 @pytest.mark.parametrize("role", [role for role in ROLES if role != "migrate"])
 def test_a_container_has_time_to_end(role: str) -> None:
-    """R27: what is under way is finished; a run of ingest has half a minute of its own besides."""
+    """R27: active work is finished; a run of ingest has 30 more seconds."""
     server = _settings().server
     needed = server.drain_delay.total_seconds() + server.drain_timeout.total_seconds() + _OWN_SECONDS.get(role, 0.0)
     assert float(_services()[role]["stop_grace_period"].removesuffix("s")) >= needed + _MARGIN
@@ -221,7 +221,7 @@ def test_the_configuration_is_one() -> None:
     }
 
 
-def test_a_pod_has_the_memory_it_is_told_to_use() -> None:
+def test_a_pod_has_the_configured_memory() -> None:
     """R29: the limit and an eighth fit into /dev/shm, and that into the container."""
     query = _services()["query"]
     assert (
@@ -288,8 +288,8 @@ class ComposeRoles:
         claims = {"sub": "ann", "tenant_id": tenant, "exp": 4_000_000_000}
         known = _settings().auth.jwt
         assert known is not None
-        said = {**claims, "iss": known.issuer, "aud": known.audience}
-        return {"authorization": "Bearer " + jwt.encode(said, self.secret("jwt_secret"), algorithm="HS256")}
+        output = {**claims, "iss": known.issuer, "aud": known.audience}
+        return {"authorization": "Bearer " + jwt.encode(output, self.secret("jwt_secret"), algorithm="HS256")}
 
 
 @pytest.fixture(scope="module")
@@ -313,12 +313,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeRoles]:
         elsewhere = tmp_path_factory.mktemp("elsewhere")  # the file is found by its name alone
         done = penstock(*_arguments("migrate"), cwd=elsewhere, env=env)
         assert done.code == 0, done.err
-        begun = {role: Server(role, [PENSTOCK, *_arguments(role), "--json"], elsewhere, env) for role in TRIED}
-        for server in begun.values():
+        servers = {role: Server(role, [PENSTOCK, *_arguments(role), "--json"], elsewhere, env) for role in TRIED}
+        for server in servers.values():
             stack.enter_context(server)
-        urls = {role: server.api.replace("0.0.0.0", "127.0.0.1") for role, server in begun.items()}
+        urls = {role: server.api.replace("0.0.0.0", "127.0.0.1") for role, server in servers.items()}
         yield ComposeRoles(folder / "secrets", urls, ports)
-        assert [server.stop() for server in begun.values()] == [0] * len(TRIED)
+        assert [server.stop() for server in servers.values()] == [0] * len(TRIED)
 
 
 @contextmanager
@@ -410,7 +410,7 @@ def _is_ignored(path: str) -> bool:
     ignored = False
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         pattern = line.removeprefix("!").removeprefix("**/")
-        if line and not line.startswith("#") and any(fnmatch(one, pattern) for one in [*parents, Path(path).name]):
+        if line and not line.startswith("#") and any(fnmatch(name, pattern) for name in [*parents, Path(path).name]):
             ignored = not line.startswith("!")
     return ignored
 

@@ -92,7 +92,7 @@ def test_the_installed_demo_keeps_every_promise(program: Path, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout)
     assert verdict["held"] is True
-    assert [one["promise"] for one in verdict["promises"] if not one["held"]] == []
+    assert [promise["promise"] for promise in verdict["promises"] if not promise["held"]] == []
     assert len(verdict["promises"]) == 9
 
 

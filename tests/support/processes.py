@@ -129,7 +129,7 @@ class Server(AbstractContextManager["Server"]):
     """A command that serves until it is told to stop, ready when entered; its log goes to a file beside its data.
 
     The *command* is a module and its arguments. It is forked from a process that has loaded it, which saves the second
-    that takes; one that is begun *anew* is a new interpreter, as when a user starts it.
+    that takes; with *in_new_interpreter* it starts as from the shell of a user.
     """
 
     def __init__(
@@ -139,12 +139,12 @@ class Server(AbstractContextManager["Server"]):
         folder: Path,
         env: Mapping[str, str] | None = None,
         *,
-        anew: bool = False,
+        in_new_interpreter: bool = False,
     ) -> None:
         self._name = name
         self.log_file = folder / f"{name}.log"
         self.log_file.touch()
-        begin = _begin_anew if anew else ForkedProgram
+        begin = _begin_anew if in_new_interpreter else ForkedProgram
         self._process = begin(command, folder, _environment(env), self.log_file)
         self.api = ""
 
@@ -202,9 +202,11 @@ class Server(AbstractContextManager["Server"]):
 class Up(Server):
     """`penstock up` on free ports."""
 
-    def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None, anew: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *args: str, env: Mapping[str, str] | None = None, in_new_interpreter: bool = False
+    ) -> None:
         command = [PENSTOCK, "up", "--port", "0", "--query-port", "0", "--json", *args]
-        super().__init__("up", command, folder, env, anew=anew)
+        super().__init__("up", command, folder, env, in_new_interpreter=in_new_interpreter)
         self.query = ""
 
     def _on_ready(self, said: Mapping[str, Any]) -> None:
@@ -247,10 +249,15 @@ class PipelineApid(Server):
     """`pipeline-apid`, on a free port unless one is given."""
 
     def __init__(
-        self, folder: Path, *args: str, port: int = 0, env: Mapping[str, str] | None = None, anew: bool = False
+        self,
+        folder: Path,
+        *args: str,
+        port: int = 0,
+        env: Mapping[str, str] | None = None,
+        in_new_interpreter: bool = False,
     ) -> None:
         command = ["penstock.cli.pipeline_apid", "--port", str(port), "--json", *args]
-        super().__init__("pipeline-apid", command, folder, env, anew=anew)
+        super().__init__("pipeline-apid", command, folder, env, in_new_interpreter=in_new_interpreter)
 
 
 def _begin_anew(

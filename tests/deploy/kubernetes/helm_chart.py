@@ -22,7 +22,7 @@ Document = Mapping[str, Any]
 
 
 class HelmRefused(Exception):
-    """Helm would not render it, and said why."""
+    """Helm failed to render the chart; the message is its output."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Rendered:
 
     def of_kind(self, kind: str) -> dict[str, Document]:
         """By name."""
-        return {one["metadata"]["name"]: one for one in self.objects if one["kind"] == kind}
+        return {resource["metadata"]["name"]: resource for resource in self.objects if resource["kind"] == kind}
 
     def roles(self) -> dict[str, Document]:
         """The Deployments by role."""
-        return {role_of(one): one for one in self.of_kind("Deployment").values()}
+        return {role_of(resource): resource for resource in self.of_kind("Deployment").values()}
 
     def scalers(self) -> dict[str, Document]:
         """The HorizontalPodAutoscalers by the name of what they scale."""
         found = self.of_kind("HorizontalPodAutoscaler").values()
-        return {one["spec"]["scaleTargetRef"]["name"]: one for one in found}
+        return {resource["spec"]["scaleTargetRef"]["name"]: resource for resource in found}
 
     def config(self) -> Document:
         """penstock.yaml, read."""
@@ -54,21 +54,21 @@ class Rendered:
 
     def pods(self) -> Iterator[tuple[str, Document]]:
         """The specification of every kind of pod, with a name for it."""
-        for one in self.objects:
-            name = f"{one['kind']} {one['metadata']['name']}"
-            if one["kind"] == "Pod":
-                yield name, one["spec"]
-            elif one["kind"] in ("Deployment", "Job"):
-                yield name, one["spec"]["template"]["spec"]
+        for resource in self.objects:
+            name = f"{resource['kind']} {resource['metadata']['name']}"
+            if resource["kind"] == "Pod":
+                yield name, resource["spec"]
+            elif resource["kind"] in ("Deployment", "Job"):
+                yield name, resource["spec"]["template"]["spec"]
 
     def pod_metadata(self) -> Iterator[tuple[str, Document]]:
         """The labels and annotations of every kind of pod, with a name for it."""
-        for one in self.objects:
-            name = f"{one['kind']} {one['metadata']['name']}"
-            if one["kind"] == "Pod":
-                yield name, one["metadata"]
-            elif one["kind"] in ("Deployment", "Job"):
-                yield name, one["spec"]["template"]["metadata"]
+        for resource in self.objects:
+            name = f"{resource['kind']} {resource['metadata']['name']}"
+            if resource["kind"] == "Pod":
+                yield name, resource["metadata"]
+            elif resource["kind"] in ("Deployment", "Job"):
+                yield name, resource["spec"]["template"]["metadata"]
 
     def containers(self) -> Iterator[tuple[str, Document]]:
         """Every container, the init containers too, with a name for it."""
@@ -82,7 +82,7 @@ def render(*files: Path, values: Mapping[str, Any] | None = None) -> Rendered:
     given = [f"--set-json={path}={json.dumps(value)}" for path, value in (values or {}).items()]
     named = [f"--values={file}" for file in files]
     text = run("template", RELEASE, str(CHART), f"--namespace={NAMESPACE}", *named, *given)
-    return Rendered([one for one in YAML(typ="safe").load_all(text) if one])
+    return Rendered([resource for resource in YAML(typ="safe").load_all(text) if resource])
 
 
 @cache
@@ -99,8 +99,8 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-def role_of(one: Document) -> str:
-    return str(one["metadata"]["labels"]["app.kubernetes.io/component"])
+def role_of(resource: Document) -> str:
+    return str(resource["metadata"]["labels"]["app.kubernetes.io/component"])
 
 
 def selects(selector: Document, labels: Document) -> bool:

@@ -19,11 +19,11 @@ def newest() -> str:
     return f"1.{max(int(name[1]) for name in names if name)}"
 
 
-def mistakes(one: Mapping[str, Any], version: str) -> list[str]:
+def mistakes(resource: Mapping[str, Any], version: str) -> list[str]:
     """What a Kubernetes of *version* would not understand of the object; unknown fields too."""
-    group = re.sub(r"^([^./]*)(\.[^/]*)?/", r"\1-", one["apiVersion"])
-    found = _validator(version, f"{one['kind'].lower()}-{group}.json").iter_errors(one)
-    return [f"{one['kind']} {one['metadata']['name']} {error.json_path}: {error.message}" for error in found]
+    group = re.sub(r"^([^./]*)(\.[^/]*)?/", r"\1-", resource["apiVersion"])
+    found = _validator(version, f"{resource['kind'].lower()}-{group}.json").iter_errors(resource)
+    return [f"{resource['kind']} {resource['metadata']['name']} {error.json_path}: {error.message}" for error in found]
 
 
 @cache

@@ -26,7 +26,7 @@ _EXTENSION = "type.googleapis.com/envoy.extensions.filters"
 
 @dataclass
 class StubRole:
-    """A server that stands for one, and how often it was asked to break."""
+    """A server in place of a role, with the number of failures requested from it."""
 
     name: str
     broken: int = 0

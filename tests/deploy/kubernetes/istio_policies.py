@@ -54,7 +54,7 @@ def _applies(spec: Json, asked: IstioRequest) -> bool:
 
 
 def _some(listed: Sequence[Json] | None, inner: str, asked: IstioRequest) -> bool:
-    return listed is None or any(_all(one[inner], asked) for one in listed)
+    return listed is None or any(_all(entry[inner], asked) for entry in listed)
 
 
 def _all(fields: Json, asked: IstioRequest) -> bool:
@@ -77,7 +77,7 @@ def _holds(condition: Json, asked: IstioRequest) -> bool:
 def _texts(claim: object) -> list[str]:
     """What of a claim is compared: a text, or the texts of a list; anything else is as if it were not there."""
     listed = claim if isinstance(claim, list) else [claim]
-    return [one for one in listed if isinstance(one, str)]
+    return [entry for entry in listed if isinstance(entry, str)]
 
 
 def _matches(values: Sequence[str], text: str) -> bool:

@@ -44,9 +44,9 @@ each_example = pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_helm_lint_finds_nothing(file: Path) -> None:
     """R27: `helm lint --strict` has nothing to say."""
-    told = run("lint", "--strict", str(CHART), f"--values={file}")
-    assert "0 chart(s) failed" in told
-    assert "[WARNING]" not in told
+    output = run("lint", "--strict", str(CHART), f"--values={file}")
+    assert "0 chart(s) failed" in output
+    assert "[WARNING]" not in output
 
 
 @pytest.mark.parametrize("version", [OLDEST, newest()])
@@ -54,7 +54,7 @@ def test_helm_lint_finds_nothing(file: Path) -> None:
 def test_kubernetes_understands_every_object(name: str, version: str) -> None:
     """R27: every object is right by Kubernetes' schema of it, without a field that is unknown there."""
     found = example(name)
-    assert [mistake for one in found.objects for mistake in mistakes(one, version)] == []
+    assert [mistake for resource in found.objects for mistake in mistakes(resource, version)] == []
     assert len(found.objects) > 20
 
 
@@ -72,7 +72,7 @@ def test_kubernetes_understands_every_object(name: str, version: str) -> None:
 def test_whatever_is_switched_kubernetes_understands_it(values: Mapping[str, Any]) -> None:
     """R27: also with parts of it switched off or made by others, all objects are right."""
     found = render(MINIMAL, values=values)
-    assert [mistake for one in found.objects for mistake in mistakes(one, newest())] == []
+    assert [mistake for resource in found.objects for mistake in mistakes(resource, newest())] == []
     accounts = {pod["serviceAccountName"] for _, pod in found.pods()}
     assert accounts == set(found.of_kind("ServiceAccount")) or accounts == {"mine"}
 
@@ -94,7 +94,7 @@ def test_penstock_takes_the_configuration(name: str, tmp_path: Path) -> None:
 
 
 def test_values_become_the_configuration(tmp_path: Path) -> None:
-    """R27: connections given as values, and what `config` adds, are what Penstock is told."""
+    """R27: connections given as values, and what `config` adds, are in the configuration of Penstock."""
     (tmp_path / "penstock.yaml").write_text(example("production").config_text())
     settings = load_settings(tmp_path / "penstock.yaml", {})
     assert settings.bus.kafka is not None
@@ -114,21 +114,21 @@ def test_whatever_the_configuration_refers_to_is_there(name: str) -> None:
     variables = {*re.findall(r"\benv:(\w+)", text), *re.findall(r"FromEnv: (\w+)", text)}
     paths = set(re.findall(r"/etc/penstock/secrets/([\w.-]+)", text))
     for pod_name, pod in example(name).pods():
-        sources = [one for volume in pod["volumes"] for one in volume.get("projected", {}).get("sources", ())]
+        sources = [resource for volume in pod["volumes"] for resource in volume.get("projected", {}).get("sources", ())]
         files = {item["path"] for source in sources for item in next(iter(source.values()))["items"]}
         assert paths <= files, pod_name
         for container in (*pod.get("initContainers", ()), *pod["containers"]):
-            assert variables <= {one["name"] for one in container["env"]}, pod_name
-            assert "secrets" in {one["name"] for one in container["volumeMounts"]} or not files, pod_name
+            assert variables <= {resource["name"] for resource in container["env"]}, pod_name
+            assert "secrets" in {mount["name"] for mount in container["volumeMounts"]} or not files, pod_name
 
 
 def test_every_container_runs_a_command_that_exists() -> None:
-    """R27: what a container is told to do, with all its options, is a command of `penstock`."""
+    """R27: the arguments of each container are a command of `penstock` with valid options."""
     containers = [container for name in NAMES for _, container in example(name).containers()]
     assert {tuple(container["command"]) for container in containers} == {("penstock",)}
     for arguments in {tuple(container["args"]) for container in containers}:
-        told = CliRunner().invoke(app, [*arguments, "--help"])
-        assert told.exit_code == 0, f"{arguments}: {told.output}"
+        output = CliRunner().invoke(app, [*arguments, "--help"])
+        assert output.exit_code == 0, f"{arguments}: {output.output}"
 
 
 def test_every_role_is_a_deployment_of_one_image() -> None:
@@ -137,24 +137,24 @@ def test_every_role_is_a_deployment_of_one_image() -> None:
     assert set(example("minimal").roles()) == ALWAYS
     for name in NAMES:
         assert len({container["image"] for _, container in example(name).containers()}) == 1
-    for role, one in example("production").roles().items():
-        assert role in " ".join(one["spec"]["template"]["spec"]["containers"][0]["args"]), role
+    for role, resource in example("production").roles().items():
+        assert role in " ".join(resource["spec"]["template"]["spec"]["containers"][0]["args"]), role
 
 
 def test_a_role_can_be_left_out() -> None:
     """R27: `enabled: false` leaves nothing of a role."""
     found = render(MINIMAL, values={"roles.flows.enabled": False})
     assert set(found.roles()) == ALWAYS - {"flows"}
-    assert [one for one in found.objects if one["metadata"]["name"] == f"{RELEASE}-flows"] == []
+    assert [resource for resource in found.objects if resource["metadata"]["name"] == f"{RELEASE}-flows"] == []
 
 
 @pytest.mark.parametrize("name", ["minimal", "production"])
 def test_every_role_has_three_replicas_or_more(name: str) -> None:
-    """R27: unless told otherwise a role has at least three pods."""
+    """R27: by default a role has at least three pods."""
     found = example(name)
-    for role, one in found.roles().items():
-        scaler = found.scalers().get(one["metadata"]["name"])
-        count = scaler["spec"]["minReplicas"] if scaler else one["spec"]["replicas"]
+    for role, resource in found.roles().items():
+        scaler = found.scalers().get(resource["metadata"]["name"])
+        count = scaler["spec"]["minReplicas"] if scaler else resource["spec"]["replicas"]
         assert count >= 3, role
 
 
@@ -163,11 +163,11 @@ def test_either_the_deployment_or_its_scaler_says_how_many(name: str) -> None:
     """R27: an upgrade does not undo what the autoscaler did; roles of which more do not do more have none."""
     found = example(name)
     assert set(found.scalers()) <= set(found.of_kind("Deployment"))
-    for role, one in found.roles().items():
-        is_scaled = one["metadata"]["name"] in found.scalers()
-        assert is_scaled != ("replicas" in one["spec"]), role
+    for role, resource in found.roles().items():
+        is_scaled = resource["metadata"]["name"] in found.scalers()
+        assert is_scaled != ("replicas" in resource["spec"]), role
         assert not is_scaled or role in SCALED
-        cpu = one["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"]
+        cpu = resource["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"]
         assert cpu, "a share of nothing cannot be measured"
 
 
@@ -185,7 +185,7 @@ def test_a_role_is_one_pod_short_at_most(name: str) -> None:
     """R27: each role has a PodDisruptionBudget that selects its pods and no others."""
     found = example(name)
     budgets = found.of_kind("PodDisruptionBudget").values()
-    assert {role_of(one) for one in budgets} == set(found.roles())
+    assert {role_of(budget) for budget in budgets} == set(found.roles())
     for budget in budgets:
         assert budget["spec"]["maxUnavailable"] == 1
         assert _selected(found, budget["spec"]["selector"]) == {role_of(budget)}
@@ -194,8 +194,8 @@ def test_a_role_is_one_pod_short_at_most(name: str) -> None:
 @each_example
 def test_the_pods_of_a_role_are_spread(name: str) -> None:
     """R27: over nodes and zones, each role by itself."""
-    for role, one in example(name).roles().items():
-        pod = one["spec"]["template"]["spec"]
+    for role, resource in example(name).roles().items():
+        pod = resource["spec"]["template"]["spec"]
         (term,) = pod["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
         assert term["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
         assert _selected(example(name), term["podAffinityTerm"]["labelSelector"]) == {role}
@@ -210,7 +210,10 @@ def test_no_secret_is_in_a_release(name: str) -> None:
     found = example(name)
     assert found.of_kind("Secret") == {}
     for place, container in found.containers():
-        assert [one["name"] for one in container["env"] if "value" in one] == ["HOME", "PENSTOCK_CONFIG"], place
+        assert [resource["name"] for resource in container["env"] if "value" in resource] == [
+            "HOME",
+            "PENSTOCK_CONFIG",
+        ], place
 
 
 @each_example
@@ -228,15 +231,17 @@ def test_containers_can_do_no_harm(name: str) -> None:
     for place, pod in example(name).pods():
         assert pod["securityContext"]["runAsUser"] > 0, place
         assert pod["automountServiceAccountToken"] is False, place
-    assert all(not one["automountServiceAccountToken"] for one in example(name).of_kind("ServiceAccount").values())
+    assert all(
+        not resource["automountServiceAccountToken"] for resource in example(name).of_kind("ServiceAccount").values()
+    )
 
 
 @each_example
 def test_every_folder_penstock_writes_to_is_mounted(name: str) -> None:
     """R27: the data directory, the temporary folder and the memory of a query pod can be written to."""
     found, config = example(name), example(name).config()
-    for role, one in found.roles().items():
-        pod = one["spec"]["template"]["spec"]
+    for role, resource in found.roles().items():
+        pod = resource["spec"]["template"]["spec"]
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         mounts = {mount["mountPath"]: mount for mount in pod["containers"][0]["volumeMounts"]}
         assert {mount["name"] for mount in mounts.values()} <= set(volumes), role
@@ -246,7 +251,7 @@ def test_every_folder_penstock_writes_to_is_mounted(name: str) -> None:
         for folder in needed:
             assert "emptyDir" in volumes[mounts[folder]["name"]], (role, folder)
     for place, container in found.containers():
-        config_mount = next(one for one in container["volumeMounts"] if one["name"] == "config")
+        config_mount = next(mount for mount in container["volumeMounts"] if mount["name"] == "config")
         assert "subPath" not in config_mount, place  # it would never change
 
 
@@ -254,14 +259,14 @@ def test_every_folder_penstock_writes_to_is_mounted(name: str) -> None:
 def test_whatever_runs_in_a_container_looks_at_its_configuration(name: str) -> None:
     """R27: the file is named by the environment, so that `kubectl exec POD -- penstock doctor` asks the same one."""
     for place, container in example(name).containers():
-        config_mount = next(one for one in container["volumeMounts"] if one["name"] == "config")
-        named = {one["name"]: one.get("value") for one in container["env"]}
+        config_mount = next(mount for mount in container["volumeMounts"] if mount["name"] == "config")
+        named = {resource["name"]: resource.get("value") for resource in container["env"]}
         assert named["PENSTOCK_CONFIG"] == f"{config_mount['mountPath']}/penstock.yaml", place
         assert "--config" not in container["args"], place
 
 
 def test_what_all_are_given_is_mounted_in_every_container() -> None:
-    """R27: a certificate of PostgreSQL's from a ConfigMap is needed by whoever waits, migrates or diagnoses too."""
+    """R27: Jobs and init containers mount the certificate of PostgreSQL from a ConfigMap too."""
     certificates = {"name": "certificates", "configMap": {"name": "certificates"}}
     mount = {"name": "certificates", "mountPath": "/etc/certificates", "readOnly": True}
     found = render(MINIMAL, values={"defaults.extraVolumes": [certificates], "defaults.extraVolumeMounts": [mount]})
@@ -342,11 +347,11 @@ def test_a_certificate_is_named_wherever_it_is_verified() -> None:
 
 @each_example
 def test_probes_ask_what_there_is(name: str) -> None:
-    """R17, R27: each probe asks a page every role has, on the port the role was told to listen on."""
+    """R17, R27: each probe requests a route that every role has, on the port of the role."""
     pages = {getattr(route, "path", "") for route in make_router(LivenessPulse({}, needs=[]), Telemetry()).routes}
     pod_pages = json.loads((Path(penstock.__file__).parent / "refdata" / "pod" / "openapi.json").read_bytes())["paths"]
-    for role, one in example(name).roles().items():
-        container = one["spec"]["template"]["spec"]["containers"][0]
+    for role, resource in example(name).roles().items():
+        container = resource["spec"]["template"]["spec"]["containers"][0]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         asked = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
         assert {get["path"] for get in asked.values()} <= (set(pod_pages) if role == "query" else pages)
@@ -356,12 +361,12 @@ def test_probes_ask_what_there_is(name: str) -> None:
 
 def test_no_load_is_too_long_and_no_outage_kills() -> None:
     """R17, R23: only readiness waits for dictionaries and PostgreSQL; what restarts a pod asks whether it is alive."""
-    for role, one in example("production").roles().items():
-        container = one["spec"]["template"]["spec"]["containers"][0]
+    for role, resource in example("production").roles().items():
+        container = resource["spec"]["template"]["spec"]["containers"][0]
         paths = {kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")}
         assert paths["startup"] == paths["liveness"] == "/actuator/health/liveness", role
         assert paths["readiness"] == "/actuator/health/readiness", role
-        (wait,) = one["spec"]["template"]["spec"]["initContainers"]
+        (wait,) = resource["spec"]["template"]["spec"]["initContainers"]
         assert wait["args"][:2] == ["db", "wait"], role
 
 
@@ -371,11 +376,11 @@ def test_a_pod_has_time_to_drain(delay: int, timeout: int) -> None:
     found = render(MINIMAL, values={"server.drain_delay": delay, "server.drain_timeout": timeout})
     server = found.config()["server"]
     assert (server["drain_delay"], server["drain_timeout"]) == (delay, timeout)
-    for role, one in found.roles().items():
-        assert one["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= delay + timeout + 10, role
+    for role, resource in found.roles().items():
+        assert resource["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= delay + timeout + 10, role
 
 
-def test_a_rollout_takes_nobody_away_who_serves() -> None:
+def test_a_rollout_keeps_all_serving_pods() -> None:
     """R27: a serving pod goes when another one is ready."""
     for role in SERVING:
         strategy = example("minimal").roles()[role]["spec"]["strategy"]["rollingUpdate"]
@@ -384,9 +389,9 @@ def test_a_rollout_takes_nobody_away_who_serves() -> None:
 
 @each_example
 def test_those_that_serve_have_a_service(name: str) -> None:
-    """R27: api, command-api and query can be called, each on its port, and nobody else can."""
+    """R27: api, command-api and query have a Service with their port, and no other role has one."""
     found = example(name)
-    services = {role_of(one): one["spec"] for one in found.of_kind("Service").values()}
+    services = {role_of(resource): resource["spec"] for resource in found.of_kind("Service").values()}
     assert {role: spec["ports"][0]["port"] for role, spec in services.items()} == SERVING
     for role, spec in services.items():
         assert _selected(found, {"matchLabels": spec["selector"]}) == {role}
@@ -427,14 +432,16 @@ def test_the_dictionaries_have_room() -> None:
     query = found.config()["refdata"]["query"]
     assert query["memoryLimitMb"] == 4096
     pod = found.roles()["query"]["spec"]["template"]["spec"]
-    (volume,) = [one["emptyDir"] for one in pod["volumes"] if one.get("emptyDir", {}).get("medium") == "Memory"]
+    (volume,) = [
+        volume["emptyDir"] for volume in pod["volumes"] if volume.get("emptyDir", {}).get("medium") == "Memory"
+    ]
     room = int(volume["sizeLimit"].removesuffix("Mi"))
     assert room >= 4096 * 9 / 8
     assert pod["containers"][0]["resources"]["limits"]["memory"] == f"{room + 1024}Mi"
 
 
 def test_the_schema_is_brought_up_before_anything_else() -> None:
-    """R27: the Job that migrates runs before installs and upgrades, and what it stands on comes before it."""
+    """R27: the Job that migrates runs before installs and upgrades, and after the objects that it needs."""
     found = example("production")
     (job,) = found.of_kind("Job").values()
     pod = job["spec"]["template"]["spec"]
@@ -458,10 +465,10 @@ def test_only_the_pods_of_a_release_are_shut_off_and_all_of_them() -> None:
 
 def test_pods_reach_what_they_are_configured_to() -> None:
     """R27: DNS, and the ports of the addresses in the values, no others; harvest also those of its sources."""
-    everybody = {53, 443, 8080, 8081}
-    assert _reachable(example("production"), "relay") == everybody | {5432, 5433, 9093, 6379, 4318}
+    common = {53, 443, 8080, 8081}
+    assert _reachable(example("production"), "relay") == common | {5432, 5433, 9093, 6379, 4318}
     assert _reachable(example("production"), "harvest") == _reachable(example("production"), "relay") | {8443}
-    assert _reachable(example("minimal"), "query") == everybody | {5432}
+    assert _reachable(example("minimal"), "query") == common | {5432}
     assert _reachable(example("postgresql-only"), "query") == {53, 5432, 8080, 8081}
     assert _reachable(example("postgresql-only"), "flows") == {53, 443, 5432, 8080, 8081}
     moved = {"database.url": "postgresql://[fd00::1]:6432/penstock", "networkPolicy.ports.dns": [5353]}
@@ -469,7 +476,7 @@ def test_pods_reach_what_they_are_configured_to() -> None:
 
 
 def test_only_those_named_may_call() -> None:
-    """R27: clients reach what serves, Prometheus reaches every role, and nobody reaches anything else."""
+    """R27: clients reach what serves, Prometheus reaches every role, and all other traffic is denied."""
     found = example("production")
     gateway, prometheus = ({"kubernetes.io/metadata.name": name} for name in ("ingress", "monitoring"))
     for role in EVERY:
@@ -553,7 +560,7 @@ def test_values_on_the_page_are_taken() -> None:
     assert {key for values in shown for key in values} == {"secrets", "networkPolicy"}
     for values in shown:
         found = render(MINIMAL, values=values)
-        assert [mistake for one in found.objects for mistake in mistakes(one, newest())] == []
+        assert [mistake for resource in found.objects for mistake in mistakes(resource, newest())] == []
 
 
 def _option(container: Mapping[str, Any], name: str) -> str:
@@ -562,7 +569,7 @@ def _option(container: Mapping[str, Any], name: str) -> str:
 
 def _selected(found: Rendered, selector: Mapping[str, Any]) -> set[str]:
     """The roles whose pods the selector picks."""
-    templates = {role: one["spec"]["template"]["metadata"]["labels"] for role, one in found.roles().items()}
+    templates = {role: resource["spec"]["template"]["metadata"]["labels"] for role, resource in found.roles().items()}
     return {role for role, labels in templates.items() if selects(selector, labels)}
 
 
@@ -571,7 +578,7 @@ def _checksums(found: Rendered) -> set[str]:
 
 
 def _rules(found: Rendered, role: str, way: str) -> list[Mapping[str, Any]]:
-    policies = [one["spec"] for one in found.of_kind("NetworkPolicy").values()]
+    policies = [resource["spec"] for resource in found.of_kind("NetworkPolicy").values()]
     return [
         rule for policy in policies if role in _selected(found, policy["podSelector"]) for rule in policy.get(way, ())
     ]

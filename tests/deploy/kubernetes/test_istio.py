@@ -57,13 +57,13 @@ _DURATION_RULE = "duration(self) >= duration('1ms')"
 def test_every_object_is_as_istios_own_schemas_say(name: str) -> None:
     """R27: each object of deploy/istio is of a served version, has no unknown field, and every value is allowed."""
     found = objects() if name == "kustomization.yaml" else objects(name)
-    for one in found:
-        if one["kind"] == "NetworkPolicy":  # Kubernetes' own
+    for resource in found:
+        if resource["kind"] == "NetworkPolicy":  # Kubernetes' own
             continue
-        schema = _schema(one["apiVersion"], one["kind"])
-        jsonschema.validate({"spec": one["spec"]}, schema)
-        assert _broken_rules(one["spec"], schema["properties"]["spec"]) == [], one["metadata"]["name"]
-        assert one["metadata"]["namespace"] == NAMESPACE
+        schema = _schema(resource["apiVersion"], resource["kind"])
+        jsonschema.validate({"spec": resource["spec"]}, schema)
+        assert _broken_rules(resource["spec"], schema["properties"]["spec"]) == [], resource["metadata"]["name"]
+        assert resource["metadata"]["namespace"] == NAMESPACE
 
 
 def test_the_schemas_refuse_what_istio_refuses() -> None:
@@ -90,7 +90,7 @@ def test_mutual_tls_is_strict_without_exception() -> None:
 
 
 def test_every_service_has_a_circuit_breaker_and_they_are_those_routed_to() -> None:
-    """R27: a pool, the ejection of pods, and never so many that nobody is left."""
+    """R27: a connection pool and the ejection of pods, but never of all pods."""
     rules = {rule["spec"]["host"]: rule["spec"]["trafficPolicy"] for rule in of_kind("DestinationRule")}
     assert set(rules) == {route.host for route in table() if route.host}
     for policy in rules.values():
@@ -153,7 +153,7 @@ def test_streams_have_no_time_out_and_all_else_has() -> None:
             assert path in ALIASES, path
         elif method == "GET" and streams:
             assert route.timeout is None, path
-            assert route.conditions <= SAFE_TO_REPEAT, path  # what has begun is not begun again
+            assert route.conditions <= SAFE_TO_REPEAT, path  # a request that was processed is not sent again
         elif route.host and method != "HEAD" and not path.endswith("/audit"):  # which reads all there is
             assert route.timeout is not None, path
 
@@ -271,7 +271,7 @@ def test_a_list_of_tenants_is_each_of_them_to_istio() -> None:
 
 
 def test_the_claim_is_the_one_penstock_reads() -> None:
-    """R25: unless it is told another."""
+    """R25: unless another one is configured."""
     conditions = [
         condition["key"]
         for policy in [*of_kind("AuthorizationPolicy"), *objects("tenant.example.yaml")]
@@ -283,14 +283,14 @@ def test_the_claim_is_the_one_penstock_reads() -> None:
 
 def test_the_page_lists_all_values_to_adapt() -> None:
     """R27: hosts, issuer, keys, audience, the tenant's claim and principals of the files are all in the list."""
-    told = re.search(r"^Adapt these values first.*?(?=^\| file)", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert told is not None
+    table = re.search(r"^Adapt these values first.*?(?=^\| file)", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert table is not None
     [gateway], [authentication] = of_kind("Gateway"), of_kind("RequestAuthentication")
     [rule] = authentication["spec"]["jwtRules"]
     own = {host for server in gateway["spec"]["servers"] for host in server["hosts"]}
     own |= {rule["issuer"], *rule["audiences"], "jwksUri", "tenant_id", "auth.jwt.tenant_claim"}
     own |= {"/".join(name.split("/")[2::2]) for name in (GATEWAY, PROMETHEUS)}
-    assert [word for word in own if f"`{word}`" not in told[0]] == []
+    assert [word for word in own if f"`{word}`" not in table[0]] == []
 
 
 def test_another_issuers_token_is_nobodys() -> None:
@@ -304,7 +304,7 @@ def test_another_issuers_token_is_nobodys() -> None:
 
 
 @pytest.mark.parametrize("component", ROLES)
-def test_metrics_are_for_prometheus_and_health_for_nobody_in_the_mesh(component: str) -> None:
+def test_only_prometheus_reaches_metrics_and_only_kubelet_health(component: str) -> None:
     """R27: never through the gateway, with whatever token; and Prometheus gets nothing else."""
     assert _is_let_in(component, "GET", "/actuator/prometheus", peer=PROMETHEUS, claims={})
     assert _is_let_in(component, "GET", "/metrics", peer=PROMETHEUS, claims={})
@@ -330,14 +330,16 @@ def test_the_wall_around_one_tenant_lets_only_its_own_token_through() -> None:
 def test_selectors_hosts_and_ports_are_the_charts() -> None:
     """R27: every policy selects pods of the chart, every route leads to one of its Services and a port it has."""
     made = _rendered()
-    pods = [_pod_labels(one) for one in made if one["kind"] in ("Deployment", "StatefulSet")]
+    pods = [_pod_labels(resource) for resource in made if resource["kind"] in ("Deployment", "StatefulSet")]
     for policy in [*of_kind("AuthorizationPolicy"), *of_kind("RequestAuthentication")]:
         wanted = policy["spec"].get("selector", {}).get("matchLabels", {})
         assert any(wanted.items() <= labels.items() for labels in pods), policy["metadata"]["name"]
     ports = {
-        f"{one['metadata']['name']}.{NAMESPACE}.svc.cluster.local": {port["port"] for port in one["spec"]["ports"]}
-        for one in made
-        if one["kind"] == "Service"
+        f"{resource['metadata']['name']}.{NAMESPACE}.svc.cluster.local": {
+            port["port"] for port in resource["spec"]["ports"]
+        }
+        for resource in made
+        if resource["kind"] == "Service"
     }
     [service] = of_kind("VirtualService")
     for found in service["spec"]["http"]:
@@ -347,7 +349,7 @@ def test_selectors_hosts_and_ports_are_the_charts() -> None:
 
 def test_the_network_is_open_to_the_gateway_and_to_istiod() -> None:
     """R27: the chart's NetworkPolicies close both; this one opens the ports of the Services, and istiod's."""
-    [policy] = [one["spec"] for one in objects() if one["kind"] == "NetworkPolicy"]
+    [policy] = [resource["spec"] for resource in objects() if resource["kind"] == "NetworkPolicy"]
     [service] = of_kind("VirtualService")
     ports = {to["destination"]["port"]["number"] for found in service["spec"]["http"] for to in found.get("route", ())}
     [inward], [outward] = policy["ingress"], policy["egress"]
@@ -370,9 +372,11 @@ def test_the_values_for_the_mesh_are_taken_by_the_chart() -> None:
     """R27: as docs/deploy/istio.md gives them they keep merged metrics off every role, and proxies off what ends."""
     given = re.findall(r"^```yaml\n(# values of the chart\n.*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
     pods = {
-        one["metadata"]["labels"]["app.kubernetes.io/component"]: one.get("spec", {}).get("template", one)["metadata"]
-        for one in _rendered(*given)
-        if one["kind"] in ("Deployment", "Job", "Pod")
+        resource["metadata"]["labels"]["app.kubernetes.io/component"]: resource.get("spec", {}).get(
+            "template", resource
+        )["metadata"]
+        for resource in _rendered(*given)
+        if resource["kind"] in ("Deployment", "Job", "Pod")
     }
     assert {"migrate", "doctor", "api"} < set(pods)
     for component, metadata in pods.items():
@@ -499,11 +503,11 @@ def _broken_rules(value: Any, schema: Mapping[str, Any], place: str = "") -> lis
         inner = schema.get("properties", {})
         return [
             bad
-            for name, one in value.items()
-            for bad in _broken_rules(one, inner.get(name, {}), f"{place}.{name}".lstrip("."))
+            for name, resource in value.items()
+            for bad in _broken_rules(resource, inner.get(name, {}), f"{place}.{name}".lstrip("."))
         ]
     if isinstance(value, list):
-        return [bad for one in value for bad in _broken_rules(one, schema.get("items", {}), place)]
+        return [bad for resource in value for bad in _broken_rules(resource, schema.get("items", {}), place)]
     rules = {rule["rule"] for rule in schema.get("x-kubernetes-validations", ())}
     return [place] if _DURATION_RULE in rules and _seconds(value) < 0.001 else []
 
@@ -537,6 +541,6 @@ def _namespace(peers: list[dict[str, Any]]) -> str:
     return str(peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"])
 
 
-def _pod_labels(one: Mapping[str, Any]) -> dict[str, str]:
-    labels: dict[str, str] = one["spec"]["template"]["metadata"]["labels"]
+def _pod_labels(resource: Mapping[str, Any]) -> dict[str, str]:
+    labels: dict[str, str] = resource["spec"]["template"]["metadata"]["labels"]
     return labels

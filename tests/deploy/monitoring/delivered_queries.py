@@ -20,7 +20,7 @@ _PERIOD = "5m"
 
 @dataclass(frozen=True)
 class DeliveredQuery:
-    """A query, where it stands, and the labels that texts beside it count on."""
+    """A query, its position, and the labels that its texts use."""
 
     place: str
     query: str
@@ -28,7 +28,7 @@ class DeliveredQuery:
 
 
 def rules() -> Iterator[tuple[str, dict[str, Any]]]:
-    """All rules, with the file each stands in."""
+    """Return all rules with their files."""
     for file in sorted(RULES.glob("*.yaml")):
         for group in YAML(typ="safe").load(file.read_text())["groups"]:
             for rule in group["rules"]:

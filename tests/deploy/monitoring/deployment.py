@@ -39,7 +39,7 @@ ROLES: dict[str, Sequence[str]] = {
     "ingest": ["ingest", "watch"],
 }
 RECORDS = 60
-NO_CHECKOUT = {"GIT_DIR": os.devnull}  # all are one build, even while somebody works on the files they run from
+NO_CHECKOUT = {"GIT_DIR": os.devnull}  # all roles report the same build, even if the files of the checkout change
 TENANT = "acme"
 OURS, THEIRS = "RATES", "COUNTRY"  # a dictionary in our tables, and one in the user's own
 TABLES = """
@@ -78,7 +78,7 @@ _TOPIC: Json = {
 _CALL: Json = {"kind": "python", "inputs": {"call": "posixpath:basename", "args": {"p": "/a/b"}}}
 _PAST = ("dictionary_item", "outbox_event", "dictionary_meta")
 FILE = "20250101000000"
-NOBODY = "NOBODY"  # a kind of steps without workers
+UNCLAIMED_KIND = "UNCLAIMED"  # a kind of steps without workers
 
 
 class DeploymentRole(Server):
@@ -159,7 +159,7 @@ def start_flow(api: str, run: str, **steps: Json) -> None:
 
 
 def execute(url: str, statement: str) -> None:
-    """Do something to the database behind everybody's back."""
+    """Execute a statement in the database, bypassing Penstock."""
 
     async def run() -> None:
         connection = await asyncpg.connect(url)
@@ -181,11 +181,11 @@ def database() -> Iterator[str]:
 
 @contextmanager
 def source() -> Iterator[SimulatorProcess]:
-    one = SimulatorProcess(RECORDS)
+    simulator = SimulatorProcess(RECORDS)
     try:
-        yield one
+        yield simulator
     finally:
-        one.stop()
+        simulator.stop()
 
 
 def move(deployment: Deployment, api: str, query: str) -> None:
@@ -194,7 +194,7 @@ def move(deployment: Deployment, api: str, query: str) -> None:
     queue_up(api, FILE)
     carry(api, FILE)
     start_flow(api, "well")
-    start_flow(api, "waits", one={"kind": NOBODY})
+    start_flow(api, "waits", simulator={"kind": UNCLAIMED_KIND})
     put(api, THEIRS, "NO", "Norway")
     version = put(api, OURS, "EUR", 1)
     assert read(query, OURS, "EUR", version).json() == 1
@@ -217,7 +217,7 @@ def trouble_pods(api: str, query: str, url: str) -> None:
     shows(query, "penstock_refdata_history_resets_total")
 
 
-def trouble_harvest(deployment: Deployment, api: str, worker: str) -> None:
+def fail_harvest(deployment: Deployment, api: str, worker: str) -> None:
     """A run whose source fails for a moment, and which completes all the same."""
     deployment.source.fail(latency_ms=100)
     asked = deployment.source.pages()
@@ -244,4 +244,4 @@ def shows(api: str, *metrics: str) -> None:
     """Back once a process tells a series of each of *metrics*."""
     for metric in metrics:
         series = re.compile(rf"^{metric}[ {{]", re.MULTILINE)
-        until(lambda series=series: series.search(scraped(api)) is not None, f"{metric} is never told")  # type: ignore[misc]
+        until(lambda series=series: series.search(scraped(api)) is not None, f"{metric} is never exposed")  # type: ignore[misc]

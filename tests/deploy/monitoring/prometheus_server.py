@@ -24,7 +24,7 @@ from tests.support.types import Json
 from tests.support.wait import until
 
 LOOK = 5  # seconds between two looks, and for one: a process without its database takes three to answer
-PATIENCE = 3  # seconds that stand for every longer `for:`
+ALERT_DELAY = 3  # seconds that replace every longer `for:`
 _WAITS = re.compile(r"^(\s+for: )\d+[mhd]\b", re.MULTILINE)
 
 
@@ -42,16 +42,18 @@ class Prometheus:
     def firing(self) -> dict[str, list[Json]]:
         """The alerts that fire, by name: the labels of each."""
         found: dict[str, list[Json]] = {}
-        for one in self._asked("alerts")["alerts"]:
-            if one["state"] == "firing":
-                found.setdefault(one["labels"]["alertname"], []).append(one["labels"])
+        for alert in self._asked("alerts")["alerts"]:
+            if alert["state"] == "firing":
+                found.setdefault(alert["labels"]["alertname"], []).append(alert["labels"])
         return found
 
     def unwell(self) -> list[str]:
         """Rules that could not be evaluated, or have not been yet."""
         rules = [rule for group in self._asked("rules")["groups"] for rule in group["rules"]]
         assert rules
-        return [f"{one['name']}: {one.get('lastError') or one['health']}" for one in rules if one["health"] != "ok"]
+        return [
+            f"{rule['name']}: {rule.get('lastError') or rule['health']}" for rule in rules if rule["health"] != "ok"
+        ]
 
     def looked(self, times: int) -> None:
         """Back once every target was looked at so often."""
@@ -63,7 +65,7 @@ class Prometheus:
         return found
 
     def _looks(self) -> list[float]:
-        return [float(one["value"][1]) for one in self.query('count_over_time(up{job="penstock"}[1h])')] or [0]
+        return [float(sample["value"][1]) for sample in self.query('count_over_time(up{job="penstock"}[1h])')] or [0]
 
 
 @contextmanager
@@ -101,7 +103,7 @@ def prometheus(folder: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]
 def _write_rules(folder: Path) -> None:
     folder.mkdir()
     for file in RULES.glob("*.yaml"):
-        (folder / file.name).write_text(_WAITS.sub(rf"\g<1>{PATIENCE}s", file.read_text()))
+        (folder / file.name).write_text(_WAITS.sub(rf"\g<1>{ALERT_DELAY}s", file.read_text()))
 
 
 def _is_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> bool:
@@ -114,7 +116,7 @@ def _is_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> bool:
 
 
 class PostgresProxyThread:
-    """A gate before PostgreSQL that lives in a thread of its own: whoever uses it may wait as it likes."""
+    """A proxy of PostgreSQL in its own thread, so that its users may block."""
 
     def __init__(self, url: str) -> None:
         self._loop = asyncio.new_event_loop()

@@ -29,7 +29,7 @@ def groupings(query: str) -> frozenset[str] | None:
     """The labels its outermost aggregation keeps; None when it has none, and keeps all."""
     found = promql_parser.parse(query)
     while not isinstance(found, AggregateExpr):
-        inner = [one for one in _below(found) if not isinstance(one, promql_parser.NumberLiteral)]
+        inner = [expression for expression in _below(found) if not isinstance(expression, promql_parser.NumberLiteral)]
         if len(inner) != 1 and not isinstance(found, BinaryExpr):
             return None
         found = inner[0]
@@ -38,15 +38,15 @@ def groupings(query: str) -> frozenset[str] | None:
 
 def kept(query: str) -> list[frozenset[str]]:
     """The labels that each aggregation of it keeps, and that each join names."""
-    return list(_kept(promql_parser.parse(query)))
+    return list(_collect_labels(promql_parser.parse(query)))
 
 
-def _kept(expr: Expr) -> Iterator[frozenset[str]]:
+def _collect_labels(expr: Expr) -> Iterator[frozenset[str]]:
     joins = isinstance(expr, BinaryExpr) and expr.modifier is not None and expr.modifier.matching is not None
     if joins or isinstance(expr, AggregateExpr):
         yield frozenset(_grouped(expr))
-    for one in _below(expr):
-        yield from _kept(one)
+    for expression in _below(expr):
+        yield from _collect_labels(expression)
 
 
 def _uses(expr: Expr) -> Iterator[Use]:
@@ -55,7 +55,7 @@ def _uses(expr: Expr) -> Iterator[Use]:
     if isinstance(expr, VectorSelector):
         yield _selected(expr)
         return
-    below = [use for one in _below(expr) for use in _uses(one)]
+    below = [use for expression in _below(expr) for use in _uses(expression)]
     yield from below
     named = frozenset().union(*(use.metrics for use in below))
     for label in _grouped(expr):

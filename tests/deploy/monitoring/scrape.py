@@ -28,7 +28,7 @@ class Exposition:
                 self.labels.setdefault(sample.name, set()).update(sample.labels)
 
     def labels_of(self, metric: str) -> set[str] | None:
-        """All labels a query may name; None for what nobody tells."""
+        """Return all labels that a query may name; None for unknown metrics."""
         known = BY_PROMETHEUS.get(metric, self.labels.get(metric))
         return None if known is None else {*known, *PLACES}
 

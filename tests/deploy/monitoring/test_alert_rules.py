@@ -1,4 +1,4 @@
-"""R27: every alert is tested, explained and reachable: rules, their unit tests, the runbook, and who is told."""
+"""R27: every alert is tested, explained and reachable: rules, unit tests, runbook and routes."""
 
 import re
 import shlex
@@ -83,8 +83,8 @@ def test_targets_have_the_labels_that_rules_ask_for(name: str) -> None:
     """R27: whichever way targets are found, their job is penstock and they have a role."""
     (job,) = _yaml(PROMETHEUS / name)["scrape_configs"]
     assert job["job_name"] == "penstock"
-    relabelled = {one.get("target_label") for one in job.get("relabel_configs", [])}
-    fixed = [set(one["labels"]) for one in job.get("static_configs", [])]
+    relabelled = {source_labels.get("target_label") for source_labels in job.get("relabel_configs", [])}
+    fixed = [set(source_labels["labels"]) for source_labels in job.get("static_configs", [])]
     assert "role" in relabelled or (fixed and all("role" in labels for labels in fixed))
 
 
@@ -99,12 +99,12 @@ def test_pods_are_found_as_the_chart_labels_them() -> None:
 
 
 def test_the_manual_names_jobs_that_exist() -> None:
-    """R27: whoever looks for a job finds it where the manual says."""
-    told = re.findall(
+    """R27: every job is documented in the file that the manual names."""
+    annotations = re.findall(
         r"job\s+`([\w-]+)`\s+of\s+\[([\w.-]+)\]", (ROOT / "docs" / "deploy" / "monitoring.md").read_text()
     )
-    assert told
-    for name, file in told:
+    assert annotations
+    for name, file in annotations:
         assert name in {job["job_name"] for job in _yaml(PROMETHEUS / file)["scrape_configs"]}
 
 
@@ -135,15 +135,15 @@ def test_an_alert_is_seen_to_fire_and_to_be_silent(alert: str) -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_an_alert_says_what_somebody_needs(alert: str) -> None:
+def test_an_alert_has_summary_description_and_runbook(alert: str) -> None:
     """R27: how urgent it is, what it is about, and which page helps."""
     rule = ALERTS[alert]
     assert alert.startswith("Penstock")
     assert rule["labels"]["severity"] in {"page", "ticket"}
-    told = rule["annotations"]
-    assert told["summary"]
-    assert told["description"]
-    assert told["runbook_url"] == f"docs/runbook/{alert}.md"
+    annotations = rule["annotations"]
+    assert annotations["summary"]
+    assert annotations["description"]
+    assert annotations["runbook_url"] == f"docs/runbook/{alert}.md"
 
 
 def test_every_wait_has_its_reason() -> None:
@@ -199,13 +199,13 @@ def _matches(matchers: list[str], labels: Mapping[str, str]) -> bool:
 
 
 def _inhibits(source: Mapping[str, str], target: Mapping[str, str]) -> bool:
-    """Whether Alertmanager keeps *target* from being told while *source* fires; labels that lack are empty."""
+    """Return true if Alertmanager inhibits *target* while *source* fires; missing labels are empty."""
     rules = _yaml(PROMETHEUS / "alertmanager.yaml")["inhibit_rules"]
-    one, other = defaultdict(str, source), defaultdict(str, target)
+    source_labels, target_labels = defaultdict(str, source), defaultdict(str, target)
     return any(
-        _matches(rule["source_matchers"], one)
-        and _matches(rule["target_matchers"], other)
-        and all(one[label] == other[label] for label in rule.get("equal", []))
+        _matches(rule["source_matchers"], source_labels)
+        and _matches(rule["target_matchers"], target_labels)
+        and all(source_labels[label] == target_labels[label] for label in rule.get("equal", []))
         for rule in rules
     )
 
@@ -228,7 +228,7 @@ def _alert(name: str, **labels: str) -> dict[str, str]:
     ],
 )
 def test_one_cause_is_one_call_within_an_installation(source: dict[str, str], target: dict[str, str]) -> None:
-    """R27: what follows from a cause that is told is not told, but only in the same namespace."""
+    """R27: an alert that follows from a firing cause is inhibited, but only in the same namespace."""
     assert _inhibits(source, target)
     assert _inhibits({**source, "namespace": "prod"}, {**target, "namespace": "prod"})
     assert not _inhibits({**source, "namespace": "staging"}, {**target, "namespace": "prod"})
@@ -244,18 +244,18 @@ def test_one_cause_is_one_call_within_an_installation(source: dict[str, str], ta
         (_alert("HarvestRunFailed"), _alert("DeadLetters", topic="harvest.work-items")),
     ],
 )
-def test_what_has_another_cause_is_told(source: dict[str, str], target: dict[str, str]) -> None:
+def test_an_alert_with_another_cause_is_not_inhibited(source: dict[str, str], target: dict[str, str]) -> None:
     """R27: an alert hides only what it explains."""
     assert not _inhibits(source, target)
 
 
 def _commands(text: str) -> Iterator[str]:
-    """What a page tells somebody to type of ours: in the lines after a prompt, and within backquotes."""
+    """Yield the commands of Penstock on a page: lines after a prompt, and text in backquotes."""
     blocks = re.findall(r"^( *)```(\w*)\n(.*?)^\1```", text, re.MULTILINE | re.DOTALL)
     typed = [line.strip()[2:] for _, _, body in blocks for line in body.splitlines() if line.strip().startswith("$ ")]
     prose = re.sub(r"^( *)```.*?^\1```", "", text, flags=re.MULTILINE | re.DOTALL)
-    for one in [*typed, *re.findall(r"`([^`]+)`", prose)]:
-        yield from re.findall(r"(?:^|\s)penstock\s+(.+)", one, re.DOTALL)
+    for source_labels in [*typed, *re.findall(r"`([^`]+)`", prose)]:
+        yield from re.findall(r"(?:^|\s)penstock\s+(.+)", source_labels, re.DOTALL)
 
 
 def _is_known(command: str) -> bool:
@@ -285,7 +285,7 @@ def _is_known(command: str) -> bool:
 
 @pytest.mark.parametrize("page", sorted(RUNBOOK.glob("*.md")), ids=lambda page: page.stem)
 def test_the_commands_of_a_page_exist(page: Path) -> None:
-    """R27: whoever is woken can type what the page says."""
+    """R27: every command on a runbook page is valid."""
     assert [command for command in _commands(page.read_text()) if not _is_known(command)] == []
 
 

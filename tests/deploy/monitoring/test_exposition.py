@@ -16,7 +16,7 @@ from tests.deploy.monitoring.scrape import PLACES, Exposition, scraped
 
 MANUAL = ROOT / "docs" / "deploy" / "monitoring.md"
 EVERY_ROLE = "every role"
-# Told some seconds later, or only when something happens: waited for before all is compared.
+# Exposed some seconds later, or only after an event: the test waits for these.
 _LATE = {
     "api": ["penstock_tracking_queue_oldest_seconds"],
     "apply": ["kafka_consumer_lag"],
@@ -42,15 +42,15 @@ class ExposedMetrics:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[ExposedMetrics]:
-    """By every role in a process of its own, after each part has done something and has had its troubles."""
+def exposed(tmp_path: Path) -> Iterator[ExposedMetrics]:
+    """Return the metrics of every role in its own process, after work and failures of each part."""
     with ExitStack() as stack:
         url = stack.enter_context(deployment.database())
-        one = deployment.Deployment(tmp_path, url, stack.enter_context(deployment.source()))
-        apis = {name: role.api for name, role in one.start_roles(stack).items()}
-        deployment.trouble_harvest(one, apis["api"], apis["harvest"])
+        roles_deployment = deployment.Deployment(tmp_path, url, stack.enter_context(deployment.source()))
+        apis = {name: role.api for name, role in roles_deployment.start_roles(stack).items()}
+        deployment.fail_harvest(roles_deployment, apis["api"], apis["harvest"])
         deployment.trouble_pods(apis["api"], apis["query"], url)
-        deployment.move(one, apis["api"], apis["query"])
+        deployment.move(roles_deployment, apis["api"], apis["query"])
         for role, metrics in _LATE.items():
             deployment.shows(apis[role], *metrics)
         yield _told(apis, asyncio.run(deployment.drifted(url)))
@@ -71,19 +71,19 @@ def _told(apis: dict[str, str], more: str) -> ExposedMetrics:
 
 @pytest.mark.full
 @pytest.mark.timeout(300)  # nine processes on a machine that may be busy
-def test_what_is_named_is_told(told: ExposedMetrics) -> None:
-    """R27: metrics and labels of every rule and panel are told by a running Penstock; the manual lists just those."""
-    found = told.together
+def test_every_metric_of_rules_and_panels_is_exposed(exposed: ExposedMetrics) -> None:
+    """R27: a running Penstock exposes the metrics and labels of all rules and panels; the manual lists them."""
+    found = exposed.together
     assert list(_wrong(found, [*of_rules(), *of_dashboards()])) == []
     manual = _table(MANUAL.read_text())
-    assert {metric: labels for metric, (labels, _) in manual.items()} == told.labels()
+    assert {metric: labels for metric, (labels, _) in manual.items()} == exposed.labels()
     assert {
-        metric: roles - told.roles[metric] for metric, (_, roles) in manual.items() if roles - told.roles[metric]
+        metric: roles - exposed.roles[metric] for metric, (_, roles) in manual.items() if roles - exposed.roles[metric]
     } == {}
 
 
-def test_what_is_not_told_is_found() -> None:
-    """R27: a metric nobody tells, and labels it does not have, are named with their place."""
+def test_an_unknown_metric_is_found() -> None:
+    """R27: an unknown metric and unknown labels are reported with their position."""
     found = Exposition()
     found.add(
         '# TYPE a gauge\na{b="1"} 1\n# TYPE h histogram\nh_bucket{le="1",c="2"} 1\nh_sum{c="2"} 1\nh_count{c="2"} 1\n'
@@ -96,13 +96,13 @@ def test_what_is_not_told_is_found() -> None:
     ]
     assert list(_wrong(found, [DeliveredQuery("here", query) for query in good])) == []
     bad = {
-        "x": "here: nobody tells x",
-        "h": "here: nobody tells h",
+        "x": "here: no role exposes x",
+        "h": "here: no role exposes h",
         'a{c="1"}': "here: a has no c",
         "sum by (z) (a)": "here: a has no z",
         "a * on (q) h_sum": "here: a, h_sum has no q",
-        "absent(y)": "here: nobody tells y",
-        "max_over_time(a[5m:1m]) > scalar(w)": "here: nobody tells w",
+        "absent(y)": "here: no role exposes y",
+        "max_over_time(a[5m:1m]) > scalar(w)": "here: no role exposes w",
         'sum(a) / on () group_left (d) sum(h_count{c!="1"})': "here: a, h_count has no d",
     }
     assert {query: next(_wrong(found, [DeliveredQuery("here", query)])) for query in bad} == bad
@@ -125,7 +125,7 @@ def _wrong(found: Exposition, queries: Iterable[DeliveredQuery]) -> Iterator[str
 def _lacking(found: Exposition, use: Use, made: frozenset[str]) -> Iterator[str]:
     named = sorted(use.metrics - made)
     unknown = [metric for metric in named if found.labels_of(metric) is None]
-    yield from (f"nobody tells {metric}" for metric in unknown)
+    yield from (f"no role exposes {metric}" for metric in unknown)
     if not unknown and named:
         known = {label for metric in named for label in found.labels_of(metric) or ()}
         yield from (f"{', '.join(named)} has no {label}" for label in sorted(use.labels - known))
@@ -137,6 +137,6 @@ def _table(text: str) -> dict[str, tuple[str, set[str]]]:
     return {metric: (labels.strip().replace("`", ""), _roles(roles.strip())) for metric, labels, roles in rows}
 
 
-def _roles(told_by: str) -> set[str]:
-    every, _, fewer = told_by.partition(" but ")
-    return {*deployment.ROLES} - {fewer} if every == EVERY_ROLE else set(told_by.split(", "))
+def _roles(exposed_by: str) -> set[str]:
+    every, _, fewer = exposed_by.partition(" but ")
+    return {*deployment.ROLES} - {fewer} if every == EVERY_ROLE else set(exposed_by.split(", "))

@@ -1,4 +1,4 @@
-"""R27: a real Prometheus with our rules: silent while all is well, and telling of each fault until it is mended."""
+"""R27: a real Prometheus with our rules: no alert without a fault, and an alert for each fault until it is fixed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -58,7 +58,7 @@ def harness(tmp_path: Path) -> Iterator[MonitoringHarness]:
     with ExitStack() as stack:
         url = stack.enter_context(deployment.database())
         proxy = stack.enter_context(PostgresProxyThread(url))
-        one = deployment.Deployment(tmp_path, proxy.url, stack.enter_context(deployment.source()))
+        monitored = deployment.Deployment(tmp_path, proxy.url, stack.enter_context(deployment.source()))
         up, relay = (
             stack.push(Up(tmp_path, env=deployment.NO_CHECKOUT)),
             stack.push(deployment.DeploymentRole(tmp_path, "relay")),
@@ -66,11 +66,11 @@ def harness(tmp_path: Path) -> Iterator[MonitoringHarness]:
         for process in (up, relay):
             process.__enter__()
         deployment.harvest(up.api)
-        deployment.move(one, up.api, up.query)
+        deployment.move(monitored, up.api, up.query)
         deployment.shows(up.api, *_SHOWN)
         targets = {"everything": up.api, "relay": relay.api}
         watching = stack.enter_context(prometheus(_folder(tmp_path), targets))
-        found = MonitoringHarness(one, up, relay, proxy, url, watching)
+        found = MonitoringHarness(monitored, up, relay, proxy, url, watching)
         yield found
         found.relay.__exit__(None, None, None)
 
@@ -93,14 +93,14 @@ def _folder(tmp_path: Path) -> Path:
 @pytest.mark.full
 @pytest.mark.timeout(400)
 def test_alerts_tell_of_what_is_broken_and_of_nothing_else(harness: MonitoringHarness) -> None:
-    """R27: nothing fires while all is well, and every panel has its data; each fault is told of, until it is mended."""
+    """R27: without a fault no alert fires and every panel has data; each fault fires its alert until it is fixed."""
     watching = harness.prometheus
     watching.looked(4)
     until(lambda: watching.unwell() == [], "every rule is evaluated")
     assert watching.firing() == {}
     assert _without_data(watching) == set()
-    _break_and_mend(harness, _PARTS)
-    _break_and_mend(harness, _PLATFORM)
+    _break_and_fix(harness, _PARTS)
+    _break_and_fix(harness, _PLATFORM)
     until(lambda: set(watching.firing()) <= _REMEMBERED, f"{set(watching.firing())} is over", _WITHIN)
 
 
@@ -119,16 +119,16 @@ class Fault:
     """What is done to a running Penstock, and how it is set right again."""
 
     breaks: Callable[[MonitoringHarness], None]
-    mends: Callable[[MonitoringHarness], None]
+    fixes: Callable[[MonitoringHarness], None]
 
 
-def _break_and_mend(harness: MonitoringHarness, faults: dict[str, Fault]) -> None:
+def _break_and_fix(harness: MonitoringHarness, faults: dict[str, Fault]) -> None:
     for fault in faults.values():
         fault.breaks(harness)
     for alert in faults:
         until(lambda alert=alert: harness.fires(alert), f"{alert} fires", _WITHIN)  # type: ignore[misc]
     for fault in faults.values():
-        fault.mends(harness)
+        fault.fixes(harness)
     for alert in faults:
         until(lambda alert=alert: not harness.fires(alert), f"{alert} is over", _WITHIN)  # type: ignore[misc]
 
@@ -145,7 +145,9 @@ def _age_the_step(harness: MonitoringHarness) -> None:
 def _do_the_step(harness: MonitoringHarness) -> None:
     """As a worker of its kind would."""
     steps = f"{harness.up.api}/api/v1/flow_steps"
-    claimed = httpx.post(f"{steps}/claim", json={"worker": "w", "kinds": [deployment.NOBODY], "limit": 1}, timeout=30)
+    claimed = httpx.post(
+        f"{steps}/claim", json={"worker": "w", "kinds": [deployment.UNCLAIMED_KIND], "limit": 1}, timeout=30
+    )
     (item,) = claimed.json()["items"]
     path = f"{harness.up.api}/api/v1/flow_runs/{item['runId']}/steps/{item['stepId']}/report"
     httpx.post(path, json={"fence": item["fence"], "status": "SUCCEEDED"}, timeout=30).raise_for_status()

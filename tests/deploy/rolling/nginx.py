@@ -23,8 +23,8 @@ pid nginx.pid;
 error_log error.log warn;
 events {{}}
 http {{
-  log_format told '$upstream_addr $upstream_status $status';
-  access_log access.log told;
+  log_format upstream '$upstream_addr $upstream_status $status';
+  access_log access.log upstream;
   client_body_temp_path temp; proxy_temp_path temp; fastcgi_temp_path temp; uwsgi_temp_path temp; scgi_temp_path temp;
   upstream pods {{
     {servers}
@@ -42,14 +42,14 @@ http {{
   }}
 }}
 """
-# Whoever failed is asked again at once: it was one process out of several that came back.
+# A failed server is tried again at once: only one of its processes was restarting.
 _SERVER = "server 127.0.0.1:{} max_fails=0;"
-NOBODY = "server 127.0.0.1:1 down;"
+NO_SERVER = "server 127.0.0.1:1 down;"
 OK = ("200", "202")
 
 
 class Nginx(AbstractContextManager["Nginx"]):
-    """It sends requests to the ports it was told of last; *next* is when it asks another one instead."""
+    """It sends requests to the ports of the last reload; *next* states when it tries another server."""
 
     def __init__(self, folder: Path, *, next: str) -> None:  # noqa: A002 - nginx's own word
         program = shutil.which("nginx")
@@ -65,7 +65,7 @@ class Nginx(AbstractContextManager["Nginx"]):
     def use(self, ports: Collection[int]) -> None:
         """From a moment later on send requests there."""
         user = "user root;" if os.getuid() == 0 else ""
-        servers = " ".join(map(_SERVER.format, sorted(ports))) or NOBODY
+        servers = " ".join(map(_SERVER.format, sorted(ports))) or NO_SERVER
         new = self._folder / "nginx.new"
         new.write_text(_CONFIG.format(user=user, servers=servers, port=self.port, next=self._next))
         new.replace(self._folder / "nginx.conf")
@@ -86,8 +86,8 @@ class Nginx(AbstractContextManager["Nginx"]):
 
     def _is_there(self) -> bool:
         assert self._process.poll() is None, self.errors()
-        with socket.socket() as one:
-            return one.connect_ex(("127.0.0.1", self.port)) == 0
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def answered(self, since: int = 0) -> Counter[int]:
         """How many requests each port answered, of those in the log after *since*."""
@@ -97,7 +97,7 @@ class Nginx(AbstractContextManager["Nginx"]):
             return Counter(int(line.split(" ")[-3].rpartition(":")[2]) for line in log if line[-4:-1] in OK)
 
     @property
-    def told(self) -> int:
+    def reloads(self) -> int:
         """How long the log of requests is now."""
         return self._access.stat().st_size
 

@@ -38,10 +38,10 @@ class ClientConnection:
 
     async def ask(self, path: str, *headers: str, method: str = "GET", body: bytes = b"") -> ClientAnswer:
         """One request and its whole answer."""
-        told = await self.begin(path, *headers, method=method, body=body)
-        if "transfer-encoding" in told.headers:
-            return told._replace(body=b"".join([piece async for piece in self.pieces()]))
-        return told._replace(body=await self._exactly(int(told.headers["content-length"])))
+        response = await self.begin(path, *headers, method=method, body=body)
+        if "transfer-encoding" in response.headers:
+            return response._replace(body=b"".join([piece async for piece in self.pieces()]))
+        return response._replace(body=await self._exactly(int(response.headers["content-length"])))
 
     async def begin(self, path: str, *headers: str, method: str = "GET", body: bytes = b"") -> ClientAnswer:
         """One request, and how its answer begins."""
@@ -124,9 +124,9 @@ class Load:
         last = "0"
         while not self.is_over:
             async with self._counted("feed"), connected(self.port) as connection:
-                begun = await connection.begin(path, f"Last-Event-ID: {last}")
-                if begun.status != 200:
-                    self.failures.append(f"feed: {begun.status}")
+                stream = await connection.begin(path, f"Last-Event-ID: {last}")
+                if stream.status != 200:
+                    self.failures.append(f"feed: {stream.status}")
                     continue
                 self.answered["feed"] += 1
                 async for piece in connection.pieces():

@@ -78,7 +78,7 @@ async def in_front(folder: Path, ports: Sequence[int], *, next: str) -> AsyncIte
 
 
 class Endpoints:
-    """What Kubernetes does: whoever is ready is sent requests, whoever is not is taken out, each a moment later."""
+    """Do what Kubernetes does: ready roles get requests, others are removed, each with a delay."""
 
     def __init__(self, nginx: Nginx, ports: Sequence[int]) -> None:
         self._nginx, self._ports = nginx, ports

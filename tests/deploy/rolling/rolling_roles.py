@@ -35,16 +35,18 @@ ONE = {"code": "ONE", "loadSql": "select 'a' as k, '1'::jsonb as v where :tenant
 class RollingRole(Server):
     """One role on a port of its own, not waited for."""
 
-    def __init__(self, name: str, folder: Path, *, anew: bool) -> None:
+    def __init__(self, name: str, folder: Path, *, in_new_interpreter: bool) -> None:
         self.address = f"http://127.0.0.1:{(port := free_port())}"
-        super().__init__(name, [*COMMANDS[name], "--port", str(port), "--json"], folder, anew=anew)
+        super().__init__(
+            name, [*COMMANDS[name], "--port", str(port), "--json"], folder, in_new_interpreter=in_new_interpreter
+        )
         self.name = name
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.address}{path}", timeout=_PATIENCE)
 
     def status(self, probe: str) -> int:
-        """What a probe is answered; 0 when nobody answers."""
+        """Return the status of a probe; 0 without a response."""
         try:
             return self.get(f"/actuator/health/{probe}").status_code
         except httpx.TransportError:
@@ -58,7 +60,7 @@ class RollingRole(Server):
     def logged(self, event: str) -> list[Json]:
         """The lines of its log that tell of *event*."""
         lines = self.log_file.read_text().split("\n")[:-1]
-        return [told for line in lines if line.startswith("{") and (told := json.loads(line))["event"] == event]
+        return [entry for line in lines if line.startswith("{") and (entry := json.loads(line))["event"] == event]
 
     def metric(self, name: str, **labels: str) -> float:
         text = self.get("/actuator/prometheus").text
@@ -76,12 +78,14 @@ class RollingRole(Server):
 
 
 @contextmanager
-def running(folder: Path, *names: str, waits: bool = True, anew: bool = False) -> Iterator[dict[str, RollingRole]]:
-    """Roles, begun side by side, ready unless nobody *waits* for that; all are gone afterwards."""
+def running(
+    folder: Path, *names: str, waits: bool = True, in_new_interpreter: bool = False
+) -> Iterator[dict[str, RollingRole]]:
+    """Yield roles that were started concurrently, ready if the caller *waits*; they end afterwards."""
     with ExitStack() as stack:
         roles = {}
         for name in names:
-            role = roles[name] = RollingRole(name, folder, anew=anew)
+            role = roles[name] = RollingRole(name, folder, in_new_interpreter=in_new_interpreter)
             stack.push(role.__exit__)
         for role in roles.values() if waits else ():
             role.__enter__()

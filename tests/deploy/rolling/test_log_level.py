@@ -48,9 +48,9 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogLevelHarnes
 
 
 def details(role: RollingRole) -> int:
-    """How many lines it has logged that are of no interest but to whoever looks closer."""
+    """Return the number of its DEBUG lines."""
     role.status("liveness")
-    return sum(one["level"] == "debug" for one in role.logged("request_answered"))
+    return sum(entry["level"] == "debug" for entry in role.logged("request_answered"))
 
 
 def switch(role: RollingRole) -> str:
@@ -62,7 +62,7 @@ def switch(role: RollingRole) -> str:
 
 
 def reloaded(role: RollingRole) -> int:
-    """How often it has said, with a logger it made at its start, that it read the file."""
+    """Return how often a logger created at the start logged a reload."""
     return len(role.logged("configuration_reloaded"))
 
 
@@ -83,7 +83,7 @@ def test_a_signal_shows_details_and_hides_them(harness: LogLevelHarness, name: s
 def test_a_signal_reaches_the_serving_processes(harness: LogLevelHarness) -> None:
     """R27: those of a pod log as much as its loader; one that gets the signal itself goes on."""
     pod, state = harness.roles[QUERY], harness.pod_state
-    until(lambda: state.log_level == logging.INFO, "the loader has told")
+    until(lambda: state.log_level == logging.INFO, "the loader has changed the level")
     assert switch(pod) == "DEBUG"
     until(lambda: state.log_level == logging.DEBUG, "the loader tells")
     serving = psutil.Process(pod.pid).children()
@@ -98,7 +98,7 @@ def test_a_signal_reaches_the_serving_processes(harness: LogLevelHarness) -> Non
 
 
 def test_a_serving_process_heeds_what_the_loader_says(tmp_path: Path) -> None:
-    """R27: through the numbers they share; as long as nothing is said it logs as it was started."""
+    """R27: through shared memory; without a change a process keeps the level of its start."""
     root = logging.getLogger()
     before, state = root.level, PodCounters(tmp_path, create=True)
     try:
@@ -140,8 +140,8 @@ def test_the_file_tells_all(harness: LogLevelHarness) -> None:
 
 
 @pytest.mark.full
-def test_a_wrong_file_is_refused_and_said(harness: LogLevelHarness) -> None:
-    """R1: the metric is 1 as long as the file is wrong, and the one before counts; 0 when it is mended."""
+def test_an_invalid_file_is_refused_and_reported(harness: LogLevelHarness) -> None:
+    """R1: the metric is 1 while the file is invalid and the previous one is effective; 0 after a correction."""
     for role in harness.roles.values():
         assert role.metric("penstock_config_invalid") == 0
     (harness.folder / "penstock.yaml").write_text("telemetry: {log_level: loud}")

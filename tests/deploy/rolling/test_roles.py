@@ -47,8 +47,8 @@ DATABASE = {
     INGEST: "database",
     QUERY: "primary",
 }
-begun_anew = partial(running, anew=True)  # here every role is a program from its first line on
-STEPS = {"said": {"kind": "python", "inputs": {"call": "json:dumps", "args": {"obj": 1}}}}
+start_programs = partial(running, in_new_interpreter=True)  # every role is a new interpreter here
+STEPS = {"dump": {"kind": "python", "inputs": {"call": "json:dumps", "args": {"obj": 1}}}}
 
 
 class Primary:
@@ -68,28 +68,28 @@ class Primary:
 
 @pytest.fixture
 async def primary(tmp_path: Path) -> AsyncIterator[Primary]:
-    one = Primary(tmp_path / "postgres")
-    await one.start()
-    async with Database.open(one.url, size=1) as db:
+    primary = Primary(tmp_path / "postgres")
+    await primary.start()
+    async with Database.open(primary.url, size=1) as db:
         await migrate.migrate(db, known_migrations(Settings()))
-    yield one
-    await one.stop()
+    yield primary
+    await primary.stop()
 
 
 @pytest.mark.full
 async def test_probes_mean_what_they_say(primary: Primary, tmp_path: Path) -> None:
-    """R17, R23, R27: not ready without PostgreSQL, alive all the same, ready when it is back; a stop is told first."""
+    """R17, R23, R27: not ready without PostgreSQL but alive, ready when it is back; a stop is announced first."""
     configure(tmp_path, primary.url, server={"drain_delay": 3})
     await primary.stop()
-    with begun_anew(tmp_path, QUERY, waits=False) as begun:
-        is_loaded_late(begun[QUERY])
+    with start_programs(tmp_path, QUERY, waits=False) as query_roles:
+        is_loaded_late(query_roles[QUERY])
         await primary.start()
-        begun[QUERY].becomes_ready()
-        with begun_anew(tmp_path, *(name for name in COMMANDS if name not in (QUERY, FLOWS, TRACKING))) as others:
-            roles = {**begun, **others}
+        query_roles[QUERY].becomes_ready()
+        with start_programs(tmp_path, *(name for name in COMMANDS if name not in (QUERY, FLOWS, TRACKING))) as others:
+            roles = {**query_roles, **others}
             everyone_is_ready(roles)
             begin_a_run(roles[API])
-            with begun_anew(tmp_path, FLOWS) as workers:
+            with start_programs(tmp_path, FLOWS) as workers:
                 is_done_by(workers[FLOWS], roles[API])
                 roles |= workers
                 await primary.stop()
@@ -121,7 +121,7 @@ def begin_a_run(api: RollingRole) -> None:
 
 
 def is_done_by(worker: RollingRole, api: RollingRole) -> None:
-    """The run that nobody had claimed ends as soon as there is a worker."""
+    """The run without a worker ends as soon as there is one."""
     worker.becomes_ready()
     until(lambda: status_of_run(api) != "RUNNING", "the run ends")
     assert status_of_run(api) == "SUCCEEDED"
@@ -145,7 +145,7 @@ def everyone_notices(roles: dict[str, RollingRole]) -> None:
 
 
 def everyone_is_ready(roles: dict[str, RollingRole]) -> None:
-    """As it is from the start, and again when PostgreSQL is back, though nobody was started anew."""
+    """The role is ready again when PostgreSQL is back, without a restart."""
     for name, role in roles.items():
         role.becomes_ready()
         assert role.metric("penstock_ready") == 1
@@ -153,7 +153,7 @@ def everyone_is_ready(roles: dict[str, RollingRole]) -> None:
 
 
 def everyone_ends(roles: dict[str, RollingRole]) -> None:
-    """Told to stop it is not ready at once, alive as long as it is there, and ends well."""
+    """After SIGTERM the role is not ready, but alive until it ends with exit code 0."""
     for role in roles.values():
         psutil.Process(role.pid).terminate()
     for role in roles.values():
@@ -164,13 +164,13 @@ def everyone_ends(roles: dict[str, RollingRole]) -> None:
 
 
 async def test_wait_for_the_schema(postgres_url: str, tmp_path: Path) -> None:
-    """R27: `db wait` ends when the schema is there, whoever made it."""
+    """R27: `db wait` ends when the schema exists, whichever process created it."""
     async with fresh_database(postgres_url, empty=True) as url:
         write_config(tmp_path, {"database": {"url": url}})
         command = [sys.executable, "-m", "penstock.cli.main", "db", "wait", "--json"]
         waiting = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=PIPE, stderr=PIPE)
         assert waiting.stderr is not None
-        assert b"lacks" in await waiting.stderr.readline()
+        assert b"are pending" in await waiting.stderr.readline()
         async with Database.open(url, size=1) as db:
             await migrate.migrate(db, known_migrations(Settings()))
         out, _ = await waiting.communicate()
@@ -184,24 +184,24 @@ def test_wait_in_vain(tmp_path: Path) -> None:
     """R27: `db wait` gives up in time, with 124, and says what it waited for."""
     url = f"postgresql://postgres@127.0.0.1:{free_port()}/penstock"
     write_config(tmp_path, {"database": {"url": url}})
-    told = penstock("db", "wait", "--timeout", "3", cwd=tmp_path)
-    assert told.code == 124
-    assert "PostgreSQL does not answer" in told.err
+    done = penstock("db", "wait", "--timeout", "3", cwd=tmp_path)
+    assert done.code == 124
+    assert "PostgreSQL does not answer" in done.err
 
 
 def test_wait_for_what_does_not_come(tmp_path: Path, postgres_url: str) -> None:
-    """R27: what waiting does not mend, such as a wrong password, `db wait` says at once, with a code of its own."""
-    wrong = postgres_url.replace("//postgres@", "//nobody@")
+    """R27: errors that do not pass, such as a wrong password, end `db wait` at once with another exit code."""
+    wrong = postgres_url.replace("//postgres@", "//unknown@")
     write_config(tmp_path, {"database": {"url": wrong}})
-    told = penstock("db", "wait", "--timeout", "300", cwd=tmp_path)
-    assert told.code == 7
-    assert "PostgreSQL refused the connection" in told.err
+    done = penstock("db", "wait", "--timeout", "300", cwd=tmp_path)
+    assert done.code == 7
+    assert "PostgreSQL refused the connection" in done.err
 
 
-def test_wait_for_a_database_nobody_has_made_yet(tmp_path: Path, postgres_url: str) -> None:
-    """R27: whoever makes it may come later: `db wait` waits, and looks once even when it has no time."""
+def test_wait_for_a_database_that_does_not_exist(tmp_path: Path, postgres_url: str) -> None:
+    """R27: `db wait` waits until the database is created, and checks once even without time."""
     url = postgres_url.replace("/penstock?", "/not_made_yet?")
     write_config(tmp_path, {"database": {"url": url}})
-    told = penstock_here("db", "wait", "--timeout", "0", cwd=tmp_path)
-    assert told.code == 124
-    assert "not_made_yet" in told.err
+    done = penstock_here("db", "wait", "--timeout", "0", cwd=tmp_path)
+    assert done.code == 124
+    assert "not_made_yet" in done.err

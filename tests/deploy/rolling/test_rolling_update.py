@@ -1,4 +1,4 @@
-"""R27: whoever asks does not notice that all processes behind an nginx are replaced, one after the other."""
+"""R27: clients do not notice that all processes behind an nginx are replaced one by one."""
 
 import asyncio
 import itertools
@@ -157,7 +157,7 @@ def nothing_failed(load: Load, nginx: Nginx, *kinds: str) -> None:
 
 async def everyone_answers(nginx: Nginx, fleet: Fleet) -> None:
     """Back when each process has answered some more."""
-    since = nginx.told
+    since = nginx.reloads
 
     async def is_so() -> bool:
         counts = nginx.answered(since)
@@ -242,7 +242,7 @@ async def command_apis(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 async def test_no_update_is_lost_or_doubled(
     command_apis: Fleet, readers: Readers, url: str, tmp_path: Path, campaign: Campaign
 ) -> None:
-    """R6, R27: nobody may send a POST twice: each is answered once, and each that was acknowledged commits once."""
+    """R6, R27: a POST is never sent twice: each is answered once, and each acknowledged one commits once."""
     campaign.counts_items = True
     await command_apis.start(document(url, delay=DELAY))
     nginx = Nginx(tmp_path / "nginx", next=NEVER)
@@ -262,7 +262,7 @@ async def test_no_update_is_lost_or_doubled(
 
 
 async def test_a_kept_connection_has_its_last_answer() -> None:
-    """R27: when nobody can connect any more, a request that was on its way is answered, as the last one."""
+    """R27: when connections are refused, a request that was already sent is answered as the last one."""
     app, pulse = FastAPI(), LivenessPulse({}, needs=[])
     app.add_middleware(DrainMiddleware, pulse=pulse)
     app.include_router(health.make_router(pulse, Telemetry()))
@@ -276,14 +276,14 @@ async def test_a_kept_connection_has_its_last_answer() -> None:
         assert not (await wire.ask(LIVENESS)).is_last
         pulse.drain()
         stopping = asyncio.create_task(served.aclose())
-        await becomes(partial(nobody_listens, port), "nobody can connect")
+        await becomes(partial(has_no_listener, port), "connections are refused")
         last = await wire.ask(LIVENESS)
         assert (last.status, last.is_last) == (200, True)
         await stopping
 
 
-async def test_whoever_has_connected_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R27: a server that ends takes in those the kernel has greeted and nobody has taken yet."""
+async def test_accepted_connections_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R27: a server that ends accepts the connections that the kernel has already accepted."""
     app, waiting = FastAPI(), []
     app.include_router(health.make_router(LivenessPulse({}, needs=[]), Telemetry()))
     served = uvicorn.Server.main_loop
@@ -292,19 +292,19 @@ async def test_whoever_has_connected_is_answered(monkeypatch: pytest.MonkeyPatch
         await served(server)
         # No turn of the loop comes between this and the end: they are in the kernel's queue when it closes.
         for _ in range(20):
-            waiting.append(one := socket.create_connection(sock.getsockname()))
-            one.sendall(f"GET {LIVENESS} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            waiting.append(connection := socket.create_connection(sock.getsockname()))
+            connection.sendall(f"GET {LIVENESS} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
     monkeypatch.setattr(uvicorn.Server, "main_loop", until_the_end)
     with bind_listener("127.0.0.1", 0) as sock:
         async with run_server(app, sock, ServerSection()), connected(sock.getsockname()[1]) as first:
             await first.ask(LIVENESS)
-    assert [one.recv(100).split(b" ")[1] for one in waiting] == [b"200"] * 20
-    for one in waiting:
-        one.close()
+    assert [connection.recv(100).split(b" ")[1] for connection in waiting] == [b"200"] * 20
+    for connection in waiting:
+        connection.close()
 
 
-async def nobody_listens(port: int) -> bool:
+async def has_no_listener(port: int) -> bool:
     try:
         async with connected(port):
             return False
@@ -312,7 +312,7 @@ async def nobody_listens(port: int) -> bool:
         return True
 
 
-async def test_a_pod_hangs_up_on_nobody_who_may_ask(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_closes_no_connection_in_use(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R27: as long as requests are taken, an idle connection of a draining pod is kept: its next answer is the last."""
     monkeypatch.setattr("penstock.refdata.pod.serve.server._SWEEP_INTERVAL", 0.0)
     monkeypatch.setattr("penstock.refdata.pod.serve.connection.DRAIN_IDLE_TIMEOUT", 0.0)

@@ -79,7 +79,7 @@ def test_what_came_after_the_first_release_only_adds() -> None:
     ],
 )
 def test_what_takes_away_is_found(statement: str) -> None:
-    """Each of these would stop the release before, or whoever works on the table; behind a declaration it may be."""
+    """Each of these breaks the previous release or blocks the table; a declaration allows it."""
     made = "CREATE TABLE fine (id bigint PRIMARY KEY);\n"
     assert broken_rules(f"{made}{statement};\n{made}") != []
     assert broken_rules(f"-- contract: since 1.2.0\n{statement};") == []
@@ -114,7 +114,7 @@ def test_our_tables_are_found() -> None:
 
 
 async def test_a_migration_deferred_to_those_at_work(db: Database) -> None:
-    """R27: behind a long query it does not make everybody wait; it comes again until the table is free."""
+    """R27: behind a long query a migration does not block others; it retries until the table is free."""
     expand = Migration("demo", 1, "expand", "ALTER TABLE flow_log ADD COLUMN note text")
     with capture_logs() as logged:
         async with db.transaction() as busy:
@@ -123,17 +123,17 @@ async def test_a_migration_deferred_to_those_at_work(db: Database) -> None:
 
             async def has_given_way() -> bool:
                 assert not migrating.done()
-                async with db.transaction() as tx:  # whoever reads or writes meanwhile waits for a moment at most
+                async with db.transaction() as tx:  # concurrent reads and writes wait for a moment at most
                     await tx.execute("SET LOCAL lock_timeout = '5s'")
                     await tx.execute("DELETE FROM flow_log")
-                return any(one["event"] == "migration_deferred" for one in logged)
+                return any(entry["event"] == "migration_deferred" for entry in logged)
 
             await becomes(has_given_way, "it gives way")
         assert await migrating == [expand]
     assert await migrate.migrate(db, [expand]) == []
 
 
-async def test_a_start_without_migrations_waits_for_nobody(db: Database) -> None:
+async def test_a_start_without_migrations_takes_no_lock(db: Database) -> None:
     """R27: a pod of the release before that restarts while the new one's index is built is there at once."""
     async with db.session() as other, advisory_lock(other, "penstock.migrate"):
         async with asyncio.timeout(20):

@@ -103,14 +103,14 @@ async def test_the_older_program_tells_of_the_newer_schema(
         assert late.code == 124
         applied = await asyncio.to_thread(following.run, "db", "migrate", "--json", folder=tmp_path)
         newer = json.loads(applied.out)["applied"]
-        assert sorted(one.split()[0] for one in newer) == sorted(PARTS)
+        assert sorted(row.split()[0] for row in newer) == sorted(PARTS)
         dry_run = ("db", "migrate", "--dry-run", "--json")
-        for told, unknown in (
+        for done, unknown in (
             (await asyncio.to_thread(before.run, *dry_run, folder=tmp_path), [*newer, *since_the_first_release()]),
             (await asyncio.to_thread(penstock_here, *dry_run, cwd=tmp_path), newer),
         ):
-            assert json.loads(told.out) == {"dryRun": True, "pending": [], "newer": sorted(unknown)}
-            assert "has migrations of a newer release" in told.err
+            assert json.loads(done.out) == {"dryRun": True, "pending": [], "newer": sorted(unknown)}
+            assert "has migrations of a newer release" in done.err
         for command in (waits, ("doctor", "--json")):
             done = await asyncio.to_thread(penstock_here, *command, cwd=tmp_path)
             assert done.code == 0, done
@@ -133,7 +133,7 @@ def test_the_older_program_refuses_settings_it_does_not_know(before: Version, tm
 
 
 class UpgradeClient(httpx.AsyncClient):
-    """Requests nobody may refuse."""
+    """Requests that must succeed."""
 
     def __init__(self) -> None:
         super().__init__(timeout=60)
@@ -191,17 +191,17 @@ class UpgradeClient(httpx.AsyncClient):
         claim = {"worker": worker, "limit": 5, "lease_seconds": 60}
         held = (await self.ask(role, f"{PIPELINE}/queues/shard-splitter/claim", claim))["items"]
         done = [
-            {"filename": one["filename"], "shard": one["shard"], "fence": one["fence"], "outcome": "done"}
-            for one in held
+            {"filename": row["filename"], "shard": row["shard"], "fence": row["fence"], "outcome": "done"}
+            for row in held
         ]
         if done:
-            told = await self.ask(role, f"{PIPELINE}/stages/shard-splitter/report", done)
-            assert {result["result"] for result in told["results"]} == {"settled"}, told
-        return [(one["filename"], one["shard"]) for one in held]
+            done = await self.ask(role, f"{PIPELINE}/stages/shard-splitter/report", done)
+            assert {result["result"] for result in done["results"]} == {"settled"}, done
+        return [(row["filename"], row["shard"]) for row in held]
 
 
 async def shares_rows(client: UpgradeClient, old: VersionRole, new: VersionRole) -> None:
-    """Tracking: whoever registered a file, its rows are claimed through both, and each is done once."""
+    """Tracking: the rows of a file are claimed through both releases, and each is done once."""
     for role, name in ((old, "of-old"), (new, "of-new")):
         await client.register(role, name, SHARDS)
 
@@ -218,7 +218,7 @@ async def shares_rows(client: UpgradeClient, old: VersionRole, new: VersionRole)
 
 
 async def shares_steps(client: UpgradeClient, folder: Path, old: VersionRole, new: VersionRole) -> None:
-    """Flows: a run begun by either is done by both, each step once."""
+    """Flows: a run that either release started is executed by both, each step once."""
     for role, run_id in ((old, "of-old"), (new, "of-new")):
         file = folder / f"{run_id}.done"
         call: dict[str, Any] = {

@@ -17,25 +17,25 @@ def launch() -> None:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     for line in sys.stdin:
-        told = json.loads(line)
-        if "wait" in told:
-            print(os.waitstatus_to_exitcode(os.waitpid(told["wait"], 0)[1]), flush=True)  # noqa: T201
+        request = json.loads(line)
+        if "wait" in request:
+            print(os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1]), flush=True)  # noqa: T201
         elif pid := os.fork():
             print(pid, flush=True)  # noqa: T201
         else:
-            _become(told)
+            _execute(request)
             return
 
 
-def _become(told: Mapping[str, Any]) -> None:
-    os.chdir(told["folder"])
+def _execute(request: Mapping[str, Any]) -> None:
+    os.chdir(request["folder"])
     for target, name, mode in (
         (0, os.devnull, os.O_RDONLY),
-        (1, told["out"], os.O_WRONLY),
-        (2, told["log"], os.O_WRONLY),
+        (1, request["out"], os.O_WRONLY),
+        (2, request["log"], os.O_WRONLY),
     ):
         os.dup2(os.open(name, mode | os.O_CREAT | os.O_APPEND), target)
-    sys.argv = ["penstock", *told["args"]]
+    sys.argv = ["penstock", *request["args"]]
     main.run()
 
 

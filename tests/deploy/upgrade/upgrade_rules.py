@@ -33,11 +33,11 @@ _STATEMENTS = {
 _ACTIONS = {
     r"drop\s+(?!default|not\s+null|expression|identity)": "drops",
     r"rename\b": "renames",
-    r"alter\s+(column\s+)?[\w\"]+\s+(set\s+data\s+)?type\b": "changes a type: the table is written anew",
+    r"alter\s+(column\s+)?[\w\"]+\s+(set\s+data\s+)?type\b": "changes a type: the table is rewritten",
     r"alter\s+(column\s+)?[\w\"]+\s+set\s+not\s+null": "asks of the release before what it does not know",
     r"add\s+(constraint\s+[\w\"]+\s+)?(primary|unique|exclude|check|foreign)(?!.*\bnot\s+valid)": "checks every row",
     r"add\s+constraint\s+[\w\"]+\s+not\s+null(?!.*\bnot\s+valid)": "checks every row",
-    r"set\s+(logged|unlogged|tablespace|access\s+method)": "writes the table anew",
+    r"set\s+(logged|unlogged|tablespace|access\s+method)": "rewrites the table",
 }
 _ADDED = re.compile(
     r"^add\s+(?:column\s+)?(?:if\s+not\s+exists\s+)?(?!constraint\b|primary\b|unique\b|check\b|foreign\b|exclude\b)"
@@ -56,14 +56,14 @@ def broken_rules(sql: str) -> list[str]:
         return []
     made = {name.lower() for name in tables_made(sql)}
     found = [f"{why}: {statement}" for statement in _statements(sql) for why in _faults(statement, made)]
-    told = {name.strip() for line in _LOCKS.findall(sql) for name in line.split(",")}
+    declared = {name.strip() for line in _LOCKS.findall(sql) for name in line.split(",")}
     return found + [
-        f"nobody writes to {name} meanwhile: say `-- locks: {name}`" for name in _indexed(sql) - made - told
+        f"writes to {name} are blocked: declare `-- locks: {name}`" for name in _indexed(sql) - made - declared
     ]
 
 
 def _statements(sql: str) -> list[str]:
-    return [" ".join(one.lower().split()) for one in _plain(sql).split(";") if one.strip()]
+    return [" ".join(statement.lower().split()) for statement in _plain(sql).split(";") if statement.strip()]
 
 
 def _plain(sql: str) -> str:
@@ -101,7 +101,7 @@ def _actions(text: str) -> list[str]:
             found.append("")
         else:
             found[-1] += letter
-    return [one.strip() for one in found]
+    return [statement.strip() for statement in found]
 
 
 def _indexed(sql: str) -> set[str]:

@@ -54,11 +54,11 @@ class Version(AbstractContextManager["Version"]):
         """A role of this version, which is not ready yet."""
         return VersionRole(self, args, folder, f"{'-'.join((self.name, *args[:2]))}.{next(self._numbers)}")
 
-    def ask(self, told: dict[str, Any]) -> int:
+    def ask(self, request: dict[str, Any]) -> int:
         with self._asking:
             assert self._launcher.stdin is not None
             assert self._launcher.stdout is not None
-            self._launcher.stdin.write(json.dumps(told) + "\n")
+            self._launcher.stdin.write(json.dumps(request) + "\n")
             self._launcher.stdin.flush()
             return int(self._launcher.stdout.readline())
 
@@ -68,20 +68,20 @@ class VersionRole(AbstractContextManager["VersionRole"]):
 
     def __init__(self, version: Version, args: tuple[str, ...], folder: Path, name: str) -> None:
         self._version, self._out, self._log = version, folder / f"{name}.out", folder / f"{name}.log"
-        told = {"args": [*args, "--json"], "folder": str(folder), "out": str(self._out), "log": str(self._log)}
-        self._pid = version.ask(told)
+        request = {"args": [*args, "--json"], "folder": str(folder), "out": str(self._out), "log": str(self._log)}
+        self._pid = version.ask(request)
         self._is_over = False
         self.api = ""
 
     def __enter__(self) -> Self:
         try:
-            until(self._has_said_something, "a role is ready")
-            said = self._out.read_text()
-            assert said.endswith("}\n"), self.log
+            until(self._has_printed, "a role is ready")
+            ready = self._out.read_text()
+            assert ready.endswith("}\n"), self.log
         except AssertionError:
             self._end(signal.SIGKILL)
             raise
-        self.api = json.loads(said)["api"]
+        self.api = json.loads(ready)["api"]
         return self
 
     def __exit__(
@@ -107,7 +107,7 @@ class VersionRole(AbstractContextManager["VersionRole"]):
     def pid(self) -> int:
         return self._pid
 
-    def _has_said_something(self) -> bool:
+    def _has_printed(self) -> bool:
         is_gone = psutil.Process(self._pid).status() == psutil.STATUS_ZOMBIE
         return is_gone or (self._out.exists() and self._out.read_text().endswith("}\n"))
 
@@ -115,10 +115,10 @@ class VersionRole(AbstractContextManager["VersionRole"]):
 def before(folder: Path) -> Version:
     """The version before, out of the history."""
     git = shutil.which("git") or require("git")
-    known = subprocess.run(
+    migrations = subprocess.run(
         [git, "-C", ROOT, "cat-file", "-e", f"{BEFORE}^{{commit}}"], capture_output=True, check=False
     )
-    if known.returncode:
+    if migrations.returncode:
         require("git history", f"the commit {BEFORE[:7]} is not in this clone")
     archive = subprocess.run([git, "-C", ROOT, "archive", BEFORE, "src", "db"], capture_output=True, check=True)
     subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
@@ -131,14 +131,14 @@ def next_one(folder: Path) -> Version:
     init = copy / "penstock" / "__init__.py"
     init.write_text(init.read_text().replace(penstock.__version__, NEXT))
     for part in PARTS:
-        known = load(f"penstock.{part}")
-        file = copy / "penstock" / part / "migrations" / f"{known[-1].version + 1:04}_next.sql"
-        file.write_text(_expanded(part, [table for one in known for table in tables_made(one.sql)]))
+        migrations = load(f"penstock.{part}")
+        file = copy / "penstock" / part / "migrations" / f"{migrations[-1].version + 1:04}_next.sql"
+        file.write_text(_expanded(part, [table for migration in migrations for table in tables_made(migration.sql)]))
     return Version("next", copy)
 
 
 def _expanded(part: str, tables: list[str]) -> str:
-    """Every table gets a column, which nobody who works on it may notice; the first one an index, too."""
+    """Add a column to every table, and an index to the first, without an effect on running roles."""
     lines = [f"ALTER TABLE {table} ADD COLUMN next_note text;" for table in tables]
     index = f"CREATE INDEX {part}_next_note ON {tables[0]} (next_note) WHERE next_note IS NOT NULL;"
     return "\n".join([*lines, index, f"CREATE TABLE {part}_next (id bigint PRIMARY KEY, note text);\n"])

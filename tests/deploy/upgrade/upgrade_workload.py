@@ -66,7 +66,7 @@ class UpgradeWorkload:
         """As a rolling update does: another one first, both for a while, then the one before goes when it is done."""
         await self.start(version, name)
         await self.some_writes()
-        async with self._asking:  # whoever was asked has answered; nobody asks the one that goes
+        async with self._asking:  # pending requests are answered; no request goes to the role that ends
             gone = self.running[name].pop(0)
         assert await asyncio.to_thread(gone.stop) == 0, gone.log
         await self.some_writes()
@@ -96,12 +96,12 @@ class UpgradeWorkload:
         url = f"{apis[next(self._numbers) % len(apis)].api}/v1/tenants/{TENANT}/updates"
         body = {"dictCode": "LEDGER", "eventType": "DELTA", "items": [{"key": key, "payload": 1}]}
         answer = await self.client.post(url, params={"consistencyMode": "WAIT_COMMIT", "timeoutMs": "1000"}, json=body)
-        told = answer.json()
-        while answer.status_code == 202 or told.get("status") == "PENDING":
-            answer = await self.client.get(f"{url}/{told['eventId']}")
-            told = answer.json()
+        update = answer.json()
+        while answer.status_code == 202 or update.get("status") == "PENDING":
+            answer = await self.client.get(f"{url}/{update['eventId']}")
+            update = answer.json()
         assert answer.status_code == 200, f"{answer.status_code} {answer.text}"
-        return int(told["committedVersion"])
+        return int(update["committedVersion"])
 
     async def read(self, pod: VersionRole, key: str, version: int) -> None:
         url = f"{pod.api}/v1/tenants/{TENANT}/dictionaries/LEDGER/items/{key}"
@@ -114,7 +114,7 @@ class UpgradeWorkload:
         return [*self.running["query-api.1"], *self.running["query-api.2"]]
 
     async def check(self) -> None:
-        """Whatever was acknowledged is in every pod, and was told; else barriers alone would have found it."""
+        """Every acknowledged update is in every pod and was announced; otherwise only barriers would find it."""
         wanted = dict(self.acknowledged)
         last = max(wanted.values())
         for pod in self.pods:
@@ -126,11 +126,11 @@ class UpgradeWorkload:
             }
             assert {key: known.get(key) for key in wanted} == wanted
 
-        async def is_told() -> bool:
-            untold = "SELECT count(*) FROM outbox_event WHERE NOT published AND version <= $1"
-            return not await self.db.fetchval(untold, last)
+        async def is_announced() -> bool:
+            unpublished = "SELECT count(*) FROM outbox_event WHERE NOT published AND version <= $1"
+            return not await self.db.fetchval(unpublished, last)
 
-        await becomes(is_told, "every commit is told")
+        await becomes(is_announced, "every commit is announced")
 
     async def check_at_rest(self) -> None:
         """The load is over: nothing beyond it is there, nothing twice, and no version has a gap."""
@@ -140,14 +140,14 @@ class UpgradeWorkload:
         assert sorted(self.acknowledged.values()) == list(range(1, len(self.acknowledged) + 1))
         ends = await self.db.fetch("SELECT status, count(*) AS n FROM update_request GROUP BY status")
         assert [(row["status"], row["n"]) for row in ends] == [("COMMITTED", len(self.acknowledged))]
-        told = await self.db.fetch("SELECT version FROM outbox_event ORDER BY version")
-        assert [row["version"] for row in told] == list(range(1, len(self.acknowledged) + 1))
+        update = await self.db.fetch("SELECT version FROM outbox_event ORDER BY version")
+        assert [row["version"] for row in update] == list(range(1, len(self.acknowledged) + 1))
         assert self.errors == []
 
 
 @asynccontextmanager
 async def upgrade_workload(folder: Path, url: str) -> AsyncIterator[UpgradeWorkload]:
-    """Nobody runs yet; the tables of the dictionary are there."""
+    """Create the tables of the dictionary before any role runs."""
     refdata: dict[str, Any] = {
         "dictionaries": [LEDGER],
         "tenants": [TENANT],

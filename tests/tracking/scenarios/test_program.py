@@ -45,7 +45,7 @@ def test_wheel_contains_the_ddl(tmp_path: Path) -> None:
 
 def test_apid_runs_on_an_embedded_database_and_survives_kill_9(tmp_path: Path) -> None:
     """T10: `pipeline-apid --data-dir D` needs no other software; after a kill and a restart it has its rows."""
-    with PipelineApid(tmp_path, "--data-dir", "data", anew=True) as alone:
+    with PipelineApid(tmp_path, "--data-dir", "data", in_new_interpreter=True) as alone:
         pipeline = f"{alone.api}/api/v1/pipeline"
         httpx.post(f"{pipeline}/files/register", json={"filename": "f", "shards": [0]}).raise_for_status()
         assert httpx.get(f"{alone.api}/actuator/health/readiness").status_code == 200
