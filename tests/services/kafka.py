@@ -67,7 +67,7 @@ class MockCluster:
         session less a second, so sessions are short."""
         session = {"session.timeout.ms": 1_500, "heartbeat.interval.ms": 200}
         bootstrap = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
-        return Kafka(bootstrap, is_real=False, options={"makes_topics": False, "consumer_config": session})
+        return Kafka(bootstrap, is_real=False, options={"creates_topics": False, "consumer_config": session})
 
     def go_down(self) -> None:
         self._library.rd_kafka_mock_broker_set_down(self._cluster, 1)

@@ -604,7 +604,7 @@ async def test_a_message_is_set_aside_after_so_many_attempts(backend: BusBackend
     assert notes.of_key("a") == ["bad", "bad", "bad", "good"]
     [letter] = await backend.bus.dead_letters(backend.topic)
     assert letter.message == BusMessage(backend.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"})
-    assert letter.reason == "gave up after 3 attempts: disk full"
+    assert letter.reason == "failed after 3 attempts: disk full"
     assert letter.attempts == 3
     assert abs(letter.died_at - backend.db.clock.now()) < timedelta(minutes=1)
 

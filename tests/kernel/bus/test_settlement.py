@@ -82,7 +82,7 @@ def test_the_dead_are_finished_and_have_a_reason_every_store_can_keep(results: R
         for delivery, reason in lane.dead:
             assert "\0" not in reason
             assert len(reason.encode()) <= 4 * REASON_LIMIT
-            assert isinstance(told[delivery.position], Failed) or reason.startswith("gave up after")
+            assert isinstance(told[delivery.position], Failed) or reason.startswith("failed after")
 
 
 @pytest.mark.soak

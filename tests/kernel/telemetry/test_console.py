@@ -16,7 +16,7 @@ def render(*, colors: bool = False, **more: Any) -> str:
 def test_entry_is_one_line_of_time_level_event_and_pairs() -> None:
     """Log of `penstock up`: time, level, event and key=value pairs, without request id and trace id."""
     line = render(code="RATES", items=3, seconds=0.123456789, request_id="f" * 32, trace_id="0" * 32)
-    assert line == "06:21:40Z INFO    dictionary_loaded  code=RATES items=3 seconds=0.123457"
+    assert line == "06:21:40Z INFO    dictionary_loaded  code=RATES items=3 seconds=0.1235"
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_entry_is_one_line_of_time_level_event_and_pairs() -> None:
         ("two words", '"two words"'),
         ("", '""'),
         ("a\nb", '"a\\nb"'),
-        (None, "null"),
+        (True, "true"),
         (["a"], '["a"]'),
         ("a/b.c", "a/b.c"),
     ],
@@ -33,6 +33,11 @@ def test_entry_is_one_line_of_time_level_event_and_pairs() -> None:
 def test_values_that_need_quotes_have_them(value: Any, text: str) -> None:
     """A value cannot forge another pair or another line."""
     assert render(value=value).endswith(f"  value={text}")
+
+
+def test_fields_without_a_value_are_not_shown() -> None:
+    """Fields that are None are only in JSON logs."""
+    assert render(flow=None, run="r1").endswith("dictionary_loaded  run=r1")
 
 
 def test_message_replaces_the_event() -> None:

@@ -136,7 +136,7 @@ def test_work_is_counted_and_timed() -> None:
     with pytest.raises(ZeroDivisionError), telemetry.work.time_batch("shards"):
         _ = 1 / 0
     text = telemetry.exposition().decode()
-    for outcome, number in {"done": 2, "failed": 1, "given_back": 1, "superseded": 2}.items():
+    for outcome, number in {"done": 2, "failed": 1, "released": 1, "superseded": 2}.items():
         assert f'penstock_work_items_total{{outcome="{outcome}",queue="shards"}} {number}.0' in text
     assert 'penstock_work_batch_seconds_count{queue="shards"} 1.0' in text
 

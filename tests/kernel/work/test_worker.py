@@ -204,7 +204,7 @@ async def test_a_cancellation_inside_a_handler_is_a_retry() -> None:
         return Done()
 
     await worker(queue, handle).step()
-    assert queue.settled == {1: Retry("something the handler waited for was cancelled")}
+    assert queue.settled == {1: Retry("a task that the handler awaited was cancelled")}
 
 
 async def test_a_cancelled_worker_ends() -> None:

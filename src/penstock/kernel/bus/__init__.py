@@ -1,9 +1,9 @@
-"""The bus port: messages with a key, kept in order per key, handed out again until they are settled.
+"""The bus port: messages with a key, ordered per key, and redelivered until they are settled.
 
-A topic is work for one group of workers: each message is settled once, by whichever worker held it. (Telling many
-listeners is the business of signals.) Messages of one key, published one after another, are handed out in that order,
-and the next only after the one before it was settled. Other keys may be held up with it, never reordered. A message
-published in a transaction comes after the commit, so it has no order with those published outside of one.
+A topic is work for one group of workers: each message is settled once, by the worker that has claimed it. (Signals
+reach all listeners.) Messages of a key are delivered in the order in which they were published, each after the
+previous one was settled. Other keys may be delayed by it, but are never reordered. A message published in a
+transaction is delivered after the commit, so it has no order with messages published outside of the transaction.
 """
 
 import re
@@ -19,13 +19,13 @@ from penstock.kernel.text import is_storable
 from penstock.kernel.work.worker import WorkSource
 
 KEY_LIMIT = 1_000
-_TOPIC = re.compile(r"^[A-Za-z0-9._-]{1,200}$")  # what Kafka takes, with room for a suffix
-VALUE_LIMIT = 900_000  # Kafka's own default limit is a million bytes with everything
+_TOPIC = re.compile(r"^[A-Za-z0-9._-]{1,200}$")  # the limit of Kafka, less the length of a suffix
+VALUE_LIMIT = 900_000  # the default limit of Kafka is a million bytes for key, headers and value
 
 
 @dataclass(frozen=True, slots=True)
 class BusMessage:
-    """What is published: *key* decides what it is ordered with."""
+    """A message. Messages with the same *key* are ordered."""
 
     topic: str
     key: str
@@ -35,7 +35,7 @@ class BusMessage:
 
 @dataclass(frozen=True, slots=True)
 class BusDelivery:
-    """A message held by a worker. *attempt* is 1 at first; a higher one means it may have been handled before."""
+    """A message claimed by a worker. An *attempt* above 1 means that it may have been handled before."""
 
     message: BusMessage
     attempt: int
@@ -46,7 +46,7 @@ class BusDelivery:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message set aside, and why."""
+    """A message that is not delivered any more, with the reason."""
 
     message: BusMessage
     reason: str
@@ -64,29 +64,29 @@ class DeadLetterCount:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPolicy:
-    """How a topic is handed out."""
+    """The delivery settings of a topic: attempts, lease and back-off."""
 
     max_attempts: int = 5
     lease_for: timedelta = timedelta(seconds=60)
     first_delay: timedelta = timedelta(milliseconds=100)
     max_delay: timedelta = timedelta(seconds=30)
-    on_dead: Callable[[int], None] = lambda _count: None  # so many were set aside
+    on_dead: Callable[[int], None] = lambda _count: None  # called with the number of new dead letters
 
 
 class Subscription(WorkSource[BusDelivery], Protocol):
-    """A worker's hold on a topic: a queue for the work loop, whose lanes are the partitions.
+    """The messages of a topic that a worker claims: a queue for the work loop, whose lanes are the partitions.
 
-    A worker that dies leaves its messages to the others, once its lease ran out. A message that was out when its
-    worker died is then handed out alone, so that one that kills its workers is the only one to be set aside.
+    When a worker dies, other workers get its messages after the lease has expired. These messages are then delivered
+    one by one, so that only the message that kills its workers is dead-lettered.
     """
 
 
 class Bus(Protocol):
     async def publish(self, messages: Sequence[BusMessage], *, tx: Connection | None = None) -> None:
-        """Keep *messages* durably before returning; with *tx*, they are seen if and only if it commits."""
+        """Store *messages* durably before returning; with *tx*, they are delivered only if it commits."""
 
     async def relay(self) -> int:
-        """Send what committed transactions published; returns how many. Always 0 where a commit alone is enough."""
+        """Send the messages of committed transactions and return their number; 0 if a commit alone delivers them."""
 
     def subscribe(
         self,
@@ -95,13 +95,13 @@ class Bus(Protocol):
         worker: str,
         policy: DeliveryPolicy = DeliveryPolicy(),  # noqa: B008 - frozen
     ) -> AbstractAsyncContextManager[Subscription]:
-        """Take part in the work on *topic* as *worker*; leaving gives back what is held."""
+        """Join the workers of *topic* as *worker*; at the end unsettled messages are released."""
 
     async def backlog(self, topic: str) -> int:
-        """How many messages of *topic* are not settled yet."""
+        """Return the number of messages of *topic* that are not settled yet."""
 
     async def dead_letters(self, topic: str, *, limit: int = 100) -> list[DeadLetter]:
-        """What was set aside of *topic*, oldest first."""
+        """Return the dead letters of *topic*, oldest first."""
 
     async def count_dead_letters(self, topic: str, since: datetime) -> DeadLetterCount:
         """Return the number of dead letters of *topic* that died at *since* or later, and the time of the oldest."""
@@ -113,18 +113,20 @@ class Bus(Protocol):
 
 
 def validate_messages(messages: Sequence[BusMessage]) -> Sequence[BusMessage]:
-    """*messages* themselves when every implementation can carry them; else Invalid BAD_MESSAGE."""
+    """Return *messages* if every implementation can carry them; else raise Invalid BAD_MESSAGE."""
     for message in messages:
         if not _TOPIC.match(message.topic):
-            raise Invalid("BAD_MESSAGE", f"a topic has 1 to 200 of A-Z a-z 0-9 . _ -, not so {message.topic[:50]!r}")
+            problem = f"{message.topic[:50]!r} is not a topic: it must have 1 to 200 characters of A-Z a-z 0-9 . _ -"
+            raise Invalid("BAD_MESSAGE", problem)
         if not is_storable(message.key) or not 0 < len(message.key.encode()) <= KEY_LIMIT:
-            raise Invalid("BAD_MESSAGE", f"a key has 1 to {KEY_LIMIT} bytes and no NUL, not so {message.key[:50]!r}")
+            problem = f"{message.key[:50]!r} is not a key: it must have 1 to {KEY_LIMIT} bytes without NUL"
+            raise Invalid("BAD_MESSAGE", problem)
         if not all(is_storable(text) for header in message.headers.items() for text in header):
-            raise Invalid("BAD_MESSAGE", "a header is text without NUL")
+            raise Invalid("BAD_MESSAGE", "a header must be text without NUL")
         if len(message.value) > VALUE_LIMIT:
             raise Invalid(
                 "BAD_MESSAGE",
-                f"a message carries at most {VALUE_LIMIT} bytes, this one has {len(message.value)}",
+                f"the message has {len(message.value)} bytes; the limit is {VALUE_LIMIT}",
                 hint="send it in chunks",
             )
     return messages

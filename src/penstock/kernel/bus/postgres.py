@@ -1,4 +1,4 @@
-"""The bus on PostgreSQL: partitions of a topic are leased, read in order, and settled messages deleted."""
+"""The bus on PostgreSQL: partitions are leased as a whole and read in order, and settled messages are deleted."""
 
 import contextlib
 from collections import defaultdict
@@ -26,11 +26,11 @@ from penstock.kernel.tasks.outcome import Failed, Outcome
 
 SQL = sql.load("penstock.kernel.bus", file="postgres.sql")
 CHANNEL = "penstock_bus"
-LANES = 8  # partitions one worker holds at a time
+LANES = 8  # partitions that a worker claims at a time
 
 
 class PostgresBus:
-    """Every process that shares the database shares the bus."""
+    """The bus of all processes that use the same database."""
 
     def __init__(self, db: Database, *, partitions: int = 16) -> None:
         self._db = db
@@ -72,10 +72,10 @@ class PostgresBus:
             try:
                 yield subscription
             finally:
-                await subscription.give_back()
+                await subscription.release()
 
     async def _declare(self, topic: str) -> None:
-        """Have the partitions there that this process publishes to; workers may be set to other numbers."""
+        """Create the partitions that this process publishes to; other processes may have another number."""
         await self._db.execute(SQL["declare"], topic, self._partitions)
         self._declared.add(topic)
 
@@ -105,11 +105,11 @@ class PostgresBus:
             raise Transient("BUS_DOWN", error.message, hint=error.hint) from error
 
     async def close(self) -> None:
-        """Nothing to close: the database belongs to whoever opened it."""
+        """Do nothing: the database is closed where it was opened."""
 
 
 class PostgresSubscription:
-    """What one worker holds of a topic: whole partitions, for the length of a batch."""
+    """The subscription of one worker, which claims whole partitions for one batch."""
 
     def __init__(self, db: Database, wake: NotificationInbox, topic: str, worker: str, policy: DeliveryPolicy) -> None:
         self.name = topic
@@ -117,15 +117,15 @@ class PostgresSubscription:
         self._db = db
         self._wake = wake
         self._worker = worker
-        self._delivering = policy
+        self._policy = policy
         self._out: dict[tuple[int, int], list[BusDelivery]] = defaultdict(list)
 
     async def take(self, limit: int) -> Sequence[BusDelivery]:
         while taken := await self._take(limit):
-            killers = [delivery for delivery in taken if delivery.attempt > self._delivering.max_attempts]
+            killers = [delivery for delivery in taken if delivery.attempt > self._policy.max_attempts]
             if not killers:
                 return taken
-            await self._set_aside(killers)
+            await self._dead_letter_killers(killers)
             lost = {delivery.partition for delivery in killers}
             if rest := [delivery for delivery in taken if delivery.partition not in lost]:
                 return rest
@@ -138,13 +138,14 @@ class PostgresSubscription:
         await self._wake.wait(max(0.001, min(timeout, until_due)))
 
     async def extend(self, items: Sequence[BusDelivery]) -> None:
-        held = list({(item.partition, item.fence) for item in items})
+        claims = list({(item.partition, item.fence) for item in items})
         until = self._db.clock.now() + self.lease_for
-        await self._db.execute(SQL["extend"], self.name, [p for p, _ in held], [fence for _, fence in held], until)
+        partitions, fences = [partition for partition, _ in claims], [fence for _, fence in claims]
+        await self._db.execute(SQL["extend"], self.name, partitions, fences, until)
 
     async def settle(self, results: Sequence[tuple[BusDelivery, Outcome | None]]) -> int:
         now = self._db.clock.now()
-        lanes = settle(results, self._delivering, now)
+        lanes = settle(results, self._policy, now)
         finished = [(lane.partition, position) for lane in lanes for position in lane.finished]
         dead = [(delivery, reason) for lane in lanes for delivery, reason in lane.dead]
         async with self._db.transaction() as tx:
@@ -165,17 +166,17 @@ class PostgresSubscription:
         for delivery, _ in results:
             self._out.pop((delivery.partition, delivery.fence), None)
         freed = {row["partition"] for row in rows}
-        self._delivering.on_dead(sum(delivery.partition in freed for delivery, _ in dead))
+        self._policy.on_dead(sum(delivery.partition in freed for delivery, _ in dead))
         return sum(delivery.partition not in freed for delivery, _ in results)
 
     def lane(self, item: BusDelivery) -> Hashable:
         return item.partition
 
-    async def give_back(self) -> None:
-        """Let others have what this worker still holds; when the database is down, the lease's end will."""
+    async def release(self) -> None:
+        """Release the unsettled messages; if the database is down, the end of the lease does it."""
         with contextlib.suppress(Transient):
-            for held in list(self._out.values()):
-                await self.settle([(delivery, None) for delivery in held])
+            for deliveries in list(self._out.values()):
+                await self.settle([(delivery, None) for delivery in deliveries])
 
     async def _take(self, limit: int) -> Sequence[BusDelivery]:
         now = self._db.clock.now()
@@ -194,11 +195,11 @@ class PostgresSubscription:
             self._out[delivery.partition, delivery.fence].append(delivery)
         return taken
 
-    async def _set_aside(self, killers: Sequence[BusDelivery]) -> None:
-        """A message that was alone with every worker that died is not given to another."""
+    async def _dead_letter_killers(self, killers: Sequence[BusDelivery]) -> None:
+        """Dead-letter messages whose workers died in all attempts."""
         for delivery in killers:
-            structlog.get_logger().error("message_killed_its_workers", topic=self.name, key=delivery.message.key)
-        reason = Failed(f"its workers died or froze {self._delivering.max_attempts} times")
+            structlog.get_logger().error("poison_message_dead_lettered", topic=self.name, key=delivery.message.key)
+        reason = Failed(f"its workers died or froze {self._policy.max_attempts} times")
         await self.settle([(delivery, reason) for delivery in killers])
 
 

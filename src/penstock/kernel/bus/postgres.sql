@@ -1,5 +1,5 @@
 -- name: publish
--- Keep messages in the order given, and wake the workers of their topics once.
+-- Store messages in the given order, and wake the workers of their topics once.
 WITH put AS (
     INSERT INTO bus_message (topic, partition, key, value, headers)
     SELECT topic, partition, key, value, headers
@@ -10,26 +10,26 @@ WITH put AS (
 SELECT pg_notify('penstock_bus', topic) FROM (SELECT DISTINCT unnest($1::text[]) AS topic) AS topics;
 
 -- name: declare
--- Make sure the partitions of a topic exist.
+-- Create the partitions of a topic if they are missing.
 INSERT INTO bus_partition (topic, partition)
 SELECT $1, n FROM generate_series(0, $2::integer - 1) AS n
 ON CONFLICT DO NOTHING;
 
 -- name: take
--- Lease the partitions that waited longest and read a batch from each. A suspect is taken alone when it is its turn, so
--- that its worker's death tells against no other message; until then it waits.
+-- Lease the partitions that waited longest, and read a batch from each. A suspect message is delivered alone, so that the
+-- death of its worker makes no other message suspect.
 WITH free AS MATERIALIZED (
     SELECT p.*
     FROM bus_partition p
     WHERE p.topic = $1 AND p.due_at <= $4 AND (p.lease_until IS NULL OR p.lease_until < $4)
       AND EXISTS (SELECT FROM bus_message m WHERE m.topic = p.topic AND m.partition = p.partition)
-      -- A lock shows the row as it is now, but messages are read as of the statement's start: leave out a partition that
-      -- was taken or settled in between, or its settled messages would be read once more.
+      -- The locked row is the present one, but messages are read as of the start of the statement: skip a partition that
+      -- was claimed or settled in between, because its settled messages would be read again.
       AND p.ctid = (SELECT seen.ctid FROM bus_partition seen WHERE seen.topic = p.topic AND seen.partition = p.partition)
     ORDER BY p.taken_at
     LIMIT least($2::bigint, $6::bigint)
     FOR UPDATE SKIP LOCKED
-), judged AS (
+), examined AS (
     SELECT
         free.*,
         first.id AS first_id,
@@ -44,19 +44,19 @@ WITH free AS MATERIALIZED (
     ) AS suspect
 ), ranked AS (
     SELECT
-        judged.*,
+        examined.*,
         row_number() OVER waited AS turn,
         first_value(is_suspect) OVER waited AS suspect_is_next
-    FROM judged
+    FROM examined
     WINDOW waited AS (ORDER BY taken_at, partition)
 ), planned AS MATERIALIZED (
     SELECT * FROM ranked WHERE CASE WHEN suspect_is_next THEN turn = 1 ELSE NOT is_suspect END
 ), batch AS MATERIALIZED (
-    -- Of large messages fewer than asked for, or a batch of them would fill the worker's memory; one in any case.
+    -- Fewer messages if they are large, because a batch must fit into the memory of the worker; at least one.
     SELECT planned.partition, m.id, m.key, m.value, m.headers
     FROM planned
     CROSS JOIN LATERAL (
-        SELECT near.*, sum(octet_length(near.value)) OVER (ORDER BY near.id) - octet_length(near.value) AS bytes_before
+        SELECT first.*, sum(octet_length(first.value)) OVER (ORDER BY first.id) - octet_length(first.value) AS bytes_before
         FROM (
             SELECT * FROM bus_message m
             WHERE m.topic = planned.topic AND m.partition = planned.partition
@@ -65,10 +65,10 @@ WITH free AS MATERIALIZED (
                 WHEN planned.is_suspect THEN 1
                 ELSE (SELECT greatest(1, $2::bigint / count(*)) FROM planned)
             END
-        ) AS near
+        ) AS first
     ) AS m
     WHERE m.bytes_before < 4000000
-), held AS (
+), claimed AS (
     UPDATE bus_partition p
     SET fence = p.fence + 1,
         holder = $3,
@@ -87,41 +87,42 @@ WITH free AS MATERIALIZED (
     RETURNING p.partition, p.fence, p.head, p.attempts
 )
 SELECT
-    batch.partition, batch.id, batch.key, batch.value, batch.headers, held.fence,
-    CASE WHEN batch.id = held.head THEN held.attempts ELSE 1 END AS attempt
+    batch.partition, batch.id, batch.key, batch.value, batch.headers, claimed.fence,
+    CASE WHEN batch.id = claimed.head THEN claimed.attempts ELSE 1 END AS attempt
 FROM batch
-JOIN held ON held.partition = batch.partition
+JOIN claimed ON claimed.partition = batch.partition
 ORDER BY batch.partition, batch.id;
 
 -- name: extend
--- Go on holding the partitions; a lost one is simply not found.
+-- Extend the leases of partitions; lost partitions are skipped.
 UPDATE bus_partition p
 SET lease_until = $4
-FROM unnest($2::integer[], $3::bigint[]) AS said (partition, fence)
-WHERE p.topic = $1 AND p.partition = said.partition AND p.fence = said.fence AND p.lease_until IS NOT NULL;
+FROM unnest($2::integer[], $3::bigint[]) AS claim (partition, fence)
+WHERE p.topic = $1 AND p.partition = claim.partition AND p.fence = claim.fence AND p.lease_until IS NOT NULL;
 
 -- name: settle
--- End a batch: free its partitions, remove what is finished, keep what died. Only under the fence it was taken with.
-WITH said AS (
+-- End a batch: release its partitions, delete finished messages, store dead letters; only under the fence of the claim.
+WITH claim AS (
     SELECT * FROM unnest($2::integer[], $3::bigint[], $4::bigint[], $5::integer[], $6::timestamptz[])
-        AS said (partition, fence, head, attempts, due_at)
+        AS claim (partition, fence, head, attempts, due_at)
 ), freed AS (
     UPDATE bus_partition p
-    SET lease_until = NULL, holder = NULL, head = said.head, attempts = said.attempts, due_at = coalesce(said.due_at, '-infinity')
-    FROM said
-    WHERE p.topic = $1 AND p.partition = said.partition AND p.fence = said.fence AND p.lease_until IS NOT NULL
+    SET lease_until = NULL, holder = NULL, head = claim.head, attempts = claim.attempts,
+        due_at = coalesce(claim.due_at, '-infinity')
+    FROM claim
+    WHERE p.topic = $1 AND p.partition = claim.partition AND p.fence = claim.fence AND p.lease_until IS NOT NULL
     RETURNING p.partition
 ), finished AS MATERIALIZED (
-    -- One look into the key's index per message: left to itself, the planner reads the whole topic.
+    -- One index lookup per message: otherwise the planner reads the whole topic.
     SELECT m.ctid
-    FROM unnest($7::integer[], $8::bigint[]) AS said (partition, id)
-    JOIN freed ON freed.partition = said.partition
+    FROM unnest($7::integer[], $8::bigint[]) AS done (partition, id)
+    JOIN freed ON freed.partition = done.partition
     CROSS JOIN LATERAL (
-        SELECT m.ctid FROM bus_message m WHERE m.topic = $1 AND m.partition = said.partition AND m.id = said.id OFFSET 0
+        SELECT m.ctid FROM bus_message m WHERE m.topic = $1 AND m.partition = done.partition AND m.id = done.id OFFSET 0
     ) AS m
-), gone AS (
+), deleted AS (
     DELETE FROM bus_message WHERE ctid = ANY (ARRAY(SELECT ctid FROM finished))
-), buried AS (
+), dead_lettered AS (
     INSERT INTO bus_dead_letter (topic, key, value, headers, reason, attempts, died_at)
     SELECT m.topic, m.key, m.value, m.headers, dead.reason, dead.attempts, $13
     FROM unnest($9::integer[], $10::bigint[], $11::text[], $12::integer[]) AS dead (partition, id, reason, attempts)
@@ -132,21 +133,21 @@ WITH said AS (
 SELECT partition FROM freed;
 
 -- name: wake
--- Tell the workers of a topic that something was given back.
+-- Wake the workers of a topic after messages were released.
 SELECT pg_notify('penstock_bus', $1);
 
 -- name: next_due
--- When the next partition with messages becomes free, at the earliest now.
+-- The time at which the next partition with messages becomes free, at the earliest now.
 SELECT min(greatest(p.due_at, p.lease_until, $2))
 FROM bus_partition p
 WHERE p.topic = $1 AND EXISTS (SELECT FROM bus_message m WHERE m.topic = p.topic AND m.partition = p.partition);
 
 -- name: backlog
--- How many messages wait or are out.
+-- The number of unsettled messages.
 SELECT count(*) FROM bus_message WHERE topic = $1;
 
 -- name: dead_letters
--- What was set aside, oldest first.
+-- The dead letters of a topic, oldest first.
 SELECT topic, key, value, headers, reason, attempts, died_at FROM bus_dead_letter WHERE topic = $1 ORDER BY id LIMIT $2;
 
 -- name: count_dead_letters

@@ -1,4 +1,4 @@
-"""What a partition's outcomes come to: how far it got, what is set aside, what is tried again. No I/O."""
+"""The settlement of a batch per partition: finished messages, dead letters, and the message to retry. No I/O."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry, clean_re
 
 @dataclass(slots=True)
 class PartitionSettlement:
-    """One partition's part of a batch. *attempts* and *due_at* are those of *head*, the first message not ended."""
+    """The settlement of a partition. *attempts* and *due_at* belong to *head*, the first message to be redelivered."""
 
     partition: int
     fence: int
@@ -25,7 +25,7 @@ class PartitionSettlement:
 def settle(
     results: Sequence[tuple[BusDelivery, Outcome | None]], policy: DeliveryPolicy, now: datetime
 ) -> list[PartitionSettlement]:
-    """Per partition: what ended, up to the first that did not. Whatever follows that one stays, in order."""
+    """Return the settlement of each partition: messages after the first one to be redelivered are redelivered too."""
     lanes: dict[int, list[tuple[BusDelivery, Outcome | None]]] = defaultdict(list)
     for delivery, outcome in results:
         lanes[delivery.partition].append((delivery, outcome))
@@ -43,7 +43,7 @@ def _settle_lane(
             case Failed(reason):
                 settled.dead.append((delivery, clean_reason(reason)))
             case Retry(reason, counts=True) if delivery.attempt >= policy.max_attempts:
-                settled.dead.append((delivery, clean_reason(f"gave up after {delivery.attempt} attempts: {reason}")))
+                settled.dead.append((delivery, clean_reason(f"failed after {delivery.attempt} attempts: {reason}")))
             case Retry():
                 settled.head, settled.attempts = delivery.position, delivery.attempt - (not outcome.counts)
                 settled.due_at = now + outcome.wait(delivery.attempt, first=policy.first_delay, limit=policy.max_delay)

@@ -1,4 +1,4 @@
-"""Workers on a topic of the bus, for as long as a role runs."""
+"""The workers of a role on a topic of the bus."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,19 +16,19 @@ async def run_workers(
     telemetry: Telemetry,
     topic: str,
     name: str,
-    handler_of: Callable[[Subscription], Handler[BusDelivery]],
+    make_handler: Callable[[Subscription], Handler[BusDelivery]],
     policy: DeliveryPolicy,
     *,
     batch: int,
     count: int = 1,
 ) -> AsyncIterator[None]:
-    """*count* workers on *topic*, until the end; what they are at is finished, what they hold is given back."""
+    """Run *count* workers on *topic* until the end of the block; they finish running items and release the rest."""
     policy = replace(policy, on_dead=telemetry.work.count_dead_letters(topic))
     async with AsyncExitStack() as stack:
         workers: list[Worker[BusDelivery]] = []
         for _ in range(count):
             queue = await stack.enter_async_context(bus.subscribe(topic, worker=name, policy=policy))
-            workers.append(Worker(queue, handler_of(queue), telemetry, batch=batch))
+            workers.append(Worker(queue, make_handler(queue), telemetry, batch=batch))
         tasks = [asyncio.create_task(worker.run(), name=f"work {topic}") for worker in workers]
         try:
             yield

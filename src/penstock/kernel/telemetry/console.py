@@ -24,7 +24,8 @@ class ConsoleRenderer:
     def __call__(self, _logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
         level = str(event.get("level", "info"))
         text = event.get("message") or event.get("event", "")
-        pairs = " ".join(f"{name}={_format(value)}" for name, value in event.items() if name not in _HIDDEN)
+        shown = {name: value for name, value in event.items() if name not in _HIDDEN and value is not None}
+        pairs = " ".join(f"{name}={_format(value)}" for name, value in shown.items())
         time = _short_time(str(event.get("timestamp", "")))
         line = f"{self._paint(time, '2')} {self._paint(f'{level.upper():<7}', _COLORS.get(level, '0'))} {text}"
         return "\n".join(filter(None, (f"{line}  {pairs}" if pairs else line, event.get("exception"))))
@@ -45,7 +46,7 @@ def _short_time(timestamp: str) -> str:
 
 def _format(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.4g}"
     if not isinstance(value, str):
         return json.dumps(value, ensure_ascii=False, default=str)
     return value if value and _PLAIN.issuperset(value) else json.dumps(value, ensure_ascii=False)

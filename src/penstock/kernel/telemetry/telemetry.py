@@ -80,7 +80,7 @@ class WorkMetrics:
             self._seconds.labels(queue).observe(perf_counter() - began)
 
     def count(self, queue: str, outcomes: Sequence[Outcome | None], lost: int) -> None:
-        names = Tally("given_back" if outcome is None else type(outcome).__name__.lower() for outcome in outcomes)
+        names = Tally("released" if outcome is None else type(outcome).__name__.lower() for outcome in outcomes)
         for name, number in names.items():
             self._items.labels(queue, name).inc(number)
         self._items.labels(queue, "superseded").inc(lost)

@@ -1,4 +1,4 @@
-"""The one work loop: take, handle, settle; drain, stop, back off."""
+"""The work loop of all workers: take a batch, handle it, settle it, with back-off and graceful stop."""
 
 import asyncio
 from collections import defaultdict
@@ -22,29 +22,29 @@ Handler = Callable[[Sequence[T], asyncio.Event], Awaitable[Sequence[Outcome | No
 
 
 class WorkSource(Protocol[T]):
-    """Where work comes from: a table under lease, or a topic of the bus."""
+    """A source of work items: a table with leases, or a topic of the bus."""
 
     name: str
     lease_for: timedelta
 
     async def take(self, limit: int) -> Sequence[T]:
-        """Work now held by this worker; empty when there is none."""
+        """Claim and return up to *limit* items; return none if there is no work."""
 
     async def wait(self, timeout: float) -> None:
         """Return when there may be work, at the latest after *timeout* seconds."""
 
     async def extend(self, items: Sequence[T]) -> None:
-        """Keep holding *items* for another lease."""
+        """Extend the leases of *items*."""
 
     async def settle(self, results: Sequence[tuple[T, Outcome | None]]) -> int:
-        """Tell what became of each item (None: untouched, hand it out again); returns how many were lost to others."""
+        """Settle each item (None: release it untouched); return how many were lost to other workers."""
 
     def lane(self, item: T) -> Hashable:
-        """Items of one lane are handled in order, one at a time."""
+        """Return the lane of *item*; the items of a lane are handled in order, one at a time."""
 
 
 class Worker(Generic[T]):
-    """Takes batches from a queue, has them handled, and settles them, until told to stop."""
+    """A worker that takes batches from a queue, handles and settles them, until it is stopped."""
 
     def __init__(
         self,
@@ -64,46 +64,46 @@ class Worker(Generic[T]):
         self._metrics = telemetry.work
 
     def stop(self) -> None:
-        """Take nothing more, finish what is being handled, give back the rest; `run` then returns."""
+        """Take no more items, finish running ones and release the others; `run` then returns."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Work until stopped. Whatever goes wrong with the queue is tried again, later and later."""
+        """Work until stopped; retry errors of the queue with back-off."""
         backoff = Backoff()
         while not self._stopping.is_set():
             try:
                 if not await self.step():
                     await self._idle(self._poll.total_seconds() * uniform(0.5, 1))  # noqa: S311 - jitter, not secrecy
                 backoff.reset()
-            except Exception as error:  # noqa: BLE001 - the edge of the loop: a worker outlives its queue's trouble
-                self._complain("queue_failed", error)
+            except Exception as error:  # noqa: BLE001 - the edge of the loop: a worker survives errors of its queue
+                self._log_error("queue_failed", error)
                 await wait_event(self._stopping, backoff.next().total_seconds())
 
     async def drain(self) -> int:
-        """Work until there is nothing to take; returns how many items were handled."""
+        """Work until the queue is empty, and return the number of handled items."""
         total = 0
         while not self._stopping.is_set() and (count := await self.step()):
             total += count
         return total
 
     async def step(self) -> int:
-        """Take one batch, handle and settle it; returns its size."""
+        """Take, handle and settle one batch, and return its size."""
         items = await self._queue.take(self._batch)
         if items:
-            async with self._kept(items):
+            async with self._extend_leases(items):
                 with self._metrics.time_batch(self._queue.name):
                     outcomes = await self._handler(items, self._stopping)
                 await self._settle(list(zip(items, outcomes, strict=True)))
         return len(items)
 
     async def _settle(self, results: Sequence[tuple[T, Outcome | None]]) -> None:
-        lost = await self._settle_patiently(results)
+        lost = await self._settle_with_retries(results)
         self._metrics.count(self._queue.name, [outcome for _, outcome in results], lost)
         if lost:
             self._log.warning("work_superseded", lost=lost)
 
-    async def _settle_patiently(self, results: Sequence[tuple[T, Outcome | None]]) -> int:
-        """Finished work is not thrown away for a queue that is down for a moment: try for the length of a lease."""
+    async def _settle_with_retries(self, results: Sequence[tuple[T, Outcome | None]]) -> int:
+        """Settle the results; retry for the length of a lease, so that a short outage of the queue loses no work."""
         backoff, deadline = Backoff(), monotonic() + self._queue.lease_for.total_seconds()
         while True:
             try:
@@ -111,34 +111,34 @@ class Worker(Generic[T]):
             except Transient as error:
                 if monotonic() > deadline:
                     raise
-                self._complain("settle_failed", error)
+                self._log_error("settle_failed", error)
             await asyncio.sleep(backoff.next().total_seconds())
 
-    def _complain(self, event: str, error: Exception) -> None:
+    def _log_error(self, event: str, error: Exception) -> None:
         if isinstance(error, Transient):
             self._log.warning(event, code=error.code, error=error.message)
         else:
             self._log.error(event, exc_info=error)
 
     @asynccontextmanager
-    async def _kept(self, items: Sequence[T]) -> AsyncIterator[None]:
-        """Hold on to *items* for as long as they are worked on."""
-        task = asyncio.create_task(self._keep(items), name=f"heartbeat {self._queue.name}")
+    async def _extend_leases(self, items: Sequence[T]) -> AsyncIterator[None]:
+        """Extend the leases of *items* until the end of the block."""
+        task = asyncio.create_task(self._send_heartbeats(items), name=f"heartbeat {self._queue.name}")
         try:
             yield
         finally:
             await cancel_and_wait(task)
 
-    async def _keep(self, items: Sequence[T]) -> None:
+    async def _send_heartbeats(self, items: Sequence[T]) -> None:
         while True:
             await asyncio.sleep(self._queue.lease_for.total_seconds() / 3)
             try:
                 await self._queue.extend(items)
-            except Exception as error:  # noqa: BLE001 - one missed heartbeat is no reason to miss the next
-                self._complain("heartbeat_failed", error)
+            except Exception as error:  # noqa: BLE001 - after a failed heartbeat the next may succeed
+                self._log_error("heartbeat_failed", error)
 
     async def _idle(self, seconds: float) -> None:
-        """Wait for work, for the time given, or for the end."""
+        """Wait for work or for a stop, up to *seconds*."""
         waits = [asyncio.create_task(self._queue.wait(seconds)), asyncio.create_task(self._stopping.wait())]
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -153,9 +153,9 @@ class Worker(Generic[T]):
 def handle_each(
     handle: Callable[[T], Awaitable[Outcome]], queue: WorkSource[T], *, concurrency: int = 10
 ) -> Handler[T]:
-    """A handler that calls *handle* per item: lanes side by side, the items of a lane one after another.
+    """Return a handler that calls *handle* per item: lanes concurrently, the items of a lane one after another.
 
-    A lane stops at its first Retry, or when the worker is told to stop; what follows is given back untouched.
+    A lane ends at its first Retry, or when the worker is stopped; its later items are released untouched.
     """
 
     async def handler(items: Sequence[T], stopping: asyncio.Event) -> Sequence[Outcome | None]:
@@ -165,7 +165,7 @@ def handle_each(
             lanes[queue.lane(item)].append(index)
         slots = asyncio.Semaphore(concurrency)
 
-        async def walk(indexes: Sequence[int]) -> None:
+        async def handle_lane(indexes: Sequence[int]) -> None:
             async with slots:
                 for index in indexes:
                     if stopping.is_set():
@@ -176,25 +176,25 @@ def handle_each(
 
         async with asyncio.TaskGroup() as group:
             for indexes in lanes.values():
-                group.create_task(walk(indexes))
+                group.create_task(handle_lane(indexes))
         return outcomes
 
     return handler
 
 
 async def run_to_outcome(work: Awaitable[Outcome]) -> Outcome:
-    """The outcome of *work*, whatever it does: the edge where exceptions become outcomes."""
+    """Return the outcome of *work*; exceptions become outcomes."""
     try:
         return await work
     except asyncio.CancelledError:
         task = asyncio.current_task()
-        if task is None or task.cancelling():  # meant for the worker
+        if task is None or task.cancelling():  # the worker is cancelled
             raise
-        return Retry("something the handler waited for was cancelled")
+        return Retry("a task that the handler awaited was cancelled")
     except Transient as error:
         return Retry(f"{error.code}: {error.message}", counts=False)
     except PenstockError as error:
         return Failed(f"{error.code}: {error.message}")
-    except Exception as error:  # noqa: BLE001 - the edge: a handler's bug must not stop the loop
+    except Exception as error:  # noqa: BLE001 - the edge: a bug of a handler must not stop the loop
         structlog.get_logger().exception("handler_crashed")
         return Retry(f"{type(error).__name__}: {error}")

@@ -17,7 +17,7 @@ def test_a_topic_just_made_has_a_backlog(broker: Kafka) -> None:
     broker.needs_real("makes no topics when it is asked to")
     topics = Topics({"bootstrap.servers": broker.bootstrap}, timeout=WITHIN)
     for topic in [new_topic() for _ in range(15)]:
-        assert topics.make(topic, 8)
+        assert topics.create(topic, 8)
         assert topics.backlog(topic, "nobody") == 0
 
 

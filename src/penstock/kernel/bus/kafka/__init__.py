@@ -1,4 +1,4 @@
-"""The bus on Apache Kafka: a topic is a topic, its workers one consumer group, positions are committed by hand."""
+"""The bus on Apache Kafka: a topic is a Kafka topic, its workers are one consumer group, offsets are committed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 
 from penstock.kernel.bus import BusMessage, DeadLetter, DeadLetterCount, DeliveryPolicy, validate_messages
-from penstock.kernel.bus.kafka.letters import dead_topic, exhume
+from penstock.kernel.bus.kafka.dead_letters import dead_letter_topic, parse_dead_letter
 from penstock.kernel.bus.kafka.sender import KafkaSender, OutgoingMessage
 from penstock.kernel.bus.kafka.subscription import KafkaSubscription, consumer_settings
 from penstock.kernel.bus.kafka.topics import Topics
@@ -22,15 +22,15 @@ from penstock.kernel.errors import BadConfig, Invalid, Transient
 
 SQL = sql.load("penstock.kernel.bus.kafka")
 OUTBOX = Outbox("bus_outbox")
-MESSAGE_LIMIT = 950_000  # with key and headers; brokers take a million, and a dead letter carries its reason too
+MESSAGE_LIMIT = 950_000  # with key and headers; the limit of brokers is a million, and dead letters have more headers
 
 
 class KafkaBus:
-    """Every process that knows the brokers shares the bus.
+    """The bus of all processes that use the same brokers.
 
-    *db* holds what is published in a transaction until `relay` sends it. *config* are librdkafka's own settings, for
-    all clients (security, say), *consumer_config* for those of subscriptions only. Without *makes_topics* they must
-    be there, or the cluster makes them on demand.
+    *db* stores messages published in a transaction until `relay` sends them. *config* has properties of librdkafka for
+    all clients, e.g. for security, and *consumer_config* those of subscriptions only. Without *creates_topics* topics
+    must exist, or the cluster creates them on demand.
     """
 
     def __init__(
@@ -41,21 +41,21 @@ class KafkaBus:
         partitions: int = 16,
         group_prefix: str = "penstock",
         timeout: timedelta = timedelta(seconds=4),
-        makes_topics: bool = True,
+        creates_topics: bool = True,
         config: Mapping[str, Any] | None = None,
         consumer_config: Mapping[str, Any] | None = None,
     ) -> None:
-        # Back soon after the brokers are: librdkafka's own ten seconds would outlast our time-out.
+        # Reconnect soon after the brokers are back: the default of librdkafka, 10 s, is longer than our timeout.
         self._config = {"reconnect.backoff.max.ms": 1_000, **(config or {}), "bootstrap.servers": bootstrap}
         self._consumer_config = {**self._config, **(consumer_config or {})}
         self._db = db
         self._partitions = partitions
         self._group_prefix = group_prefix
         self._clock = db.clock if db else SystemClock()
-        self._makes_topics = makes_topics
-        self._known: set[str] = set()
-        self._looks: dict[str, Future[None]] = {}
-        self._looking = ThreadPoolExecutor(1, "kafka topics")
+        self._creates_topics = creates_topics
+        self._existing: set[str] = set()
+        self._checks: dict[str, Future[None]] = {}
+        self._checker = ThreadPoolExecutor(1, "kafka topics")
         self._sender = KafkaSender(self._config, timeout.total_seconds())
         self._topics = Topics(self._config, timeout.total_seconds())
 
@@ -63,10 +63,10 @@ class KafkaBus:
         for message in validate_messages(messages):
             _check_size(message)
         if tx is None:
-            await self._publish([_letter(message) for message in messages])
+            await self._publish([_outgoing(message) for message in messages])
         elif messages:
             await tx.execute(
-                SQL["keep"],
+                SQL["store"],
                 [message.topic for message in messages],
                 [message.key for message in messages],
                 [message.value for message in messages],
@@ -74,13 +74,13 @@ class KafkaBus:
             )
 
     async def relay(self, *, limit: int = 500) -> int:
-        """Send what transactions published, oldest first, at least once; returns how many. One relay at a time."""
+        """Send the messages of transactions, oldest first, at least once, and return their number; one relay runs."""
         if self._db is None:
-            raise BadConfig("BUS_DATABASE_MISSING", "this bus was given no database to relay from")
+            raise BadConfig("BUS_DATABASE_MISSING", "the bus was opened without a database to relay from")
 
         async def send(rows: Sequence[asyncpg.Record]) -> None:
             messages = [BusMessage(row["topic"], row["key"], row["value"], row["headers"]) for row in rows]
-            await self._publish([_letter(message) for message in messages])
+            await self._publish([_outgoing(message) for message in messages])
 
         return await OUTBOX.relay(self._db, send, limit=limit)
 
@@ -93,26 +93,26 @@ class KafkaBus:
         policy: DeliveryPolicy = DeliveryPolicy(),  # noqa: B008 - frozen
     ) -> AsyncIterator[KafkaSubscription]:
         await asyncio.to_thread(self._ensure, [topic])
-        await asyncio.to_thread(self._ensure, [dead_topic(topic)], partitions=1)  # one, so that they keep their order
+        await asyncio.to_thread(self._ensure, [dead_letter_topic(topic)], partitions=1)  # 1: dead letters stay in order
         settings = consumer_settings(
             self._consumer_config, group=self._group(topic), worker=worker, lease_for=policy.lease_for
         )
         subscription = KafkaSubscription(topic, policy, settings, self._clock, self._deliver)
-        async with subscription.joined():
+        async with subscription.open():
             yield subscription
 
     async def backlog(self, topic: str) -> int:
         return await asyncio.to_thread(self._topics.backlog, topic, self._group(topic))
 
     async def dead_letters(self, topic: str, *, limit: int = 100) -> list[DeadLetter]:
-        records = await asyncio.to_thread(self._topics.oldest, dead_topic(topic), limit)
-        letters = [exhume(topic, record) for record in records]
+        records = await asyncio.to_thread(self._topics.oldest, dead_letter_topic(topic), limit)
+        letters = [parse_dead_letter(topic, record) for record in records]
         return sorted(letters, key=lambda letter: letter.died_at)[:limit]
 
     async def count_dead_letters(self, topic: str, since: datetime) -> DeadLetterCount:
         # The broker knows the time at which a dead letter was sent, which is just after it died.
         count, oldest_ms = await asyncio.to_thread(
-            self._topics.count_since, dead_topic(topic), int(since.timestamp() * 1000)
+            self._topics.count_since, dead_letter_topic(topic), int(since.timestamp() * 1000)
         )
         return DeadLetterCount(count, datetime.fromtimestamp(oldest_ms / 1000, UTC) if count else None)
 
@@ -120,43 +120,43 @@ class KafkaBus:
         await asyncio.to_thread(self._sender.check)
 
     async def close(self) -> None:
-        self._looking.shutdown(wait=False, cancel_futures=True)
+        self._checker.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._sender.close)
 
     def _group(self, topic: str) -> str:
         return f"{self._group_prefix}.{topic}"
 
-    async def _publish(self, letters: Sequence[OutgoingMessage]) -> None:
-        if not letters:
+    async def _publish(self, messages: Sequence[OutgoingMessage]) -> None:
+        if not messages:
             return
-        topics = {letter.topic for letter in letters}
+        topics = {message.topic for message in messages}
         try:
-            await self._ensured(topics)
-            await asyncio.wrap_future(await asyncio.to_thread(self._sender.send, letters))
+            await self._ensure_once(topics)
+            await asyncio.wrap_future(await asyncio.to_thread(self._sender.send, messages))
         except Transient:
-            self._known -= topics  # one of them may be gone
+            self._existing -= topics  # a topic may have been deleted
             raise
 
-    async def _ensured(self, topics: Iterable[str]) -> None:
-        """Have *topics* there; all who ask while brokers are silent wait for one answer, not each for its own."""
-        for topic in set(topics) - self._known:
-            look = self._looks.get(topic)
-            if look is None or look.done():
-                look = self._looks[topic] = self._looking.submit(self._ensure, [topic])
-            await asyncio.shield(asyncio.wrap_future(look))
+    async def _ensure_once(self, topics: Iterable[str]) -> None:
+        """Ensure that *topics* exist; while the brokers do not answer, all callers wait for the same check."""
+        for topic in set(topics) - self._existing:
+            check = self._checks.get(topic)
+            if check is None or check.done():
+                check = self._checks[topic] = self._checker.submit(self._ensure, [topic])
+            await asyncio.shield(asyncio.wrap_future(check))
 
-    def _deliver(self, letters: Sequence[OutgoingMessage]) -> None:
-        self._sender.send(letters).result()
+    def _deliver(self, messages: Sequence[OutgoingMessage]) -> None:
+        self._sender.send(messages).result()
 
     def _ensure(self, topics: Iterable[str], *, partitions: int | None = None) -> None:
-        """Have *topics* there; each is asked for once per process."""
-        for topic in set(topics) - self._known:
-            if not (self._makes_topics and self._topics.make(topic, partitions or self._partitions)):
-                self._sender.find(topic)
-            self._known.add(topic)
+        """Ensure that *topics* exist; each is checked once per process."""
+        for topic in set(topics) - self._existing:
+            if not (self._creates_topics and self._topics.create(topic, partitions or self._partitions)):
+                self._sender.require_topic(topic)
+            self._existing.add(topic)
 
 
-def _letter(message: BusMessage) -> OutgoingMessage:
+def _outgoing(message: BusMessage) -> OutgoingMessage:
     return OutgoingMessage(message.topic, message.key.encode(), message.value, list(message.headers.items()))
 
 
@@ -166,6 +166,6 @@ def _check_size(message: BusMessage) -> None:
     if size > MESSAGE_LIMIT:
         raise Invalid(
             "BAD_MESSAGE",
-            f"a message has at most {MESSAGE_LIMIT} bytes with its key and headers, this one has {size}",
+            f"the message has {size} bytes with its key and headers; the limit is {MESSAGE_LIMIT}",
             hint="send it in chunks",
         )

@@ -1,4 +1,4 @@
-"""One worker's membership in the group of a topic: a consumer, and the one thread that touches it."""
+"""The membership of one worker in the consumer group of a topic: a consumer, and the only thread that uses it."""
 
 import asyncio
 import queue
@@ -12,23 +12,23 @@ from typing import Any, TypeVar
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from penstock.kernel.bus.kafka.errors import OUTDATED, down, problem
-from penstock.kernel.bus.kafka.log import client_logger
-from penstock.kernel.bus.kafka.place import CommitMetadata, PartitionOffset
+from penstock.kernel.bus.kafka.client_log import client_logger
+from penstock.kernel.bus.kafka.errors import OUTDATED, down, make_error
+from penstock.kernel.bus.kafka.partition_state import CommitMetadata, PartitionState
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import PenstockError
 
 R = TypeVar("R")
-_IDLE, _BUSY = 0.05, 0.02  # seconds a turn waits: for Kafka when there is nothing to do, else for the worker
-_FETCH = 500
-_ASK_TIMEOUT = _PATIENCE = 5.0
+_IDLE_WAIT, _BUSY_WAIT = 0.05, 0.02  # seconds that a cycle waits: for Kafka when idle, else for the worker
+_FETCH_LIMIT = 500
+_COMMITTED_TIMEOUT = _MIN_COMMIT_TIMEOUT = 5.0
 
 
 class GroupMember:
-    """Takes part in the group, holds the assigned places, and keeps polling while the worker is busy.
+    """A member of the group with the state of its assigned partitions; it keeps polling while the worker is busy.
 
-    Everything but `ask`, `start` and `close` happens in its thread, so nothing here needs a lock, and a partition
-    cannot be given away in the middle of a commit.
+    All methods except `call`, `start` and `close` run in its thread, so they need no lock, and a partition cannot be
+    revoked during a commit.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class GroupMember:
         on_leave: Callable[[], None],
     ) -> None:
         self.topic = topic
-        self.places: dict[int, PartitionOffset] = {}
+        self.states: dict[int, PartitionState] = {}
         self._lease = lease
-        self._patience = max(lease, _PATIENCE)
-        self._asked_at = time.monotonic()
+        self._commit_timeout = max(lease, _MIN_COMMIT_TIMEOUT)
+        self._called_at = time.monotonic()
         self._clock = clock
         self._on_work = on_work
         self._on_leave = on_leave
@@ -55,7 +55,7 @@ class GroupMember:
         self._pending: _Pending | None = None
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._gate = threading.Lock()  # nobody asks after the last answer was given
+        self._gate = threading.Lock()  # no call is accepted after the last one was answered
         self._thread = threading.Thread(target=self._run, name=f"kafka {topic}", daemon=True)
         self._log = structlog.get_logger().bind(topic=topic)
 
@@ -63,17 +63,17 @@ class GroupMember:
         self._commands.put(self.join)
         self._thread.start()
 
-    async def ask(self, act: Callable[[], R]) -> R:
-        """What *act* returns, run in the member's thread."""
+    async def call(self, function: Callable[[], R]) -> R:
+        """Run *function* in the thread of the member and return its result."""
         answer: Future[R] = Future()
 
         def command() -> None:
             if answer.set_running_or_notify_cancel():
                 try:
-                    answer.set_result(act())
-                except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+                    answer.set_result(function())
+                except BaseException as error:  # noqa: BLE001 - raised in the caller
                     answer.set_exception(error)
-            self._asked_at = time.monotonic()  # now: while it waits for an answer the worker is not silent
+            self._called_at = time.monotonic()  # after the call: a worker that waits for an answer is not frozen
 
         with self._gate:
             if self._closing.is_set():
@@ -82,17 +82,17 @@ class GroupMember:
         return await asyncio.wrap_future(answer)
 
     def close(self, timeout: float) -> None:
-        """Leave the group. A cluster that does not answer is not waited for longer than *timeout*."""
+        """Leave the group; wait for the cluster up to *timeout* seconds."""
         with self._gate:
             self._closing.set()
         self._thread.join(timeout)
 
-    # From here on: in the thread.
+    # All methods below run in the thread.
 
     def join(self) -> None:
-        """Be in the group; a member that let its hold run out comes back here, once it has left."""
-        # Leaving waits for the end of a rebalance, and a subscription meanwhile calls it off: librdkafka would keep
-        # partitions that we have given up, and nobody would ever be given their messages.
+        """Join the group; a member whose lease has expired joins again after it has left."""
+        # Leaving waits for the end of a rebalance, and a subscription in between cancels it: librdkafka would keep
+        # partitions that this member has released, and no worker would ever get their messages.
         if not self._has_joined and not self._consumer.assignment():
             self._has_joined = True
             self._consumer.subscribe(
@@ -100,52 +100,52 @@ class GroupMember:
             )
 
     def commit(self, commits: Mapping[int, tuple[int, CommitMetadata]]) -> set[int]:
-        """Commit positions; returns the partitions where it counts. The others belong to somebody else now."""
-        pending = _Pending(self.topic, commits, {partition: self.places[partition] for partition in commits})
+        """Commit positions; return the partitions where the commit counts. The others belong to other members now."""
+        pending = _Pending(self.topic, commits, {partition: self.states[partition] for partition in commits})
         self._pending, deadline = pending, None
         try:
             while not self._try(pending):
-                # Counted from the first refusal: an answer may take as long as the rebalance, because the broker reads
-                # nothing more of a connection on which a member asks to join.
-                deadline = deadline or time.monotonic() + self._patience
+                # From the first refusal on: an answer may take as long as the rebalance, because the broker does not
+                # read from a connection on which a member waits to join.
+                deadline = deadline or time.monotonic() + self._commit_timeout
                 if time.monotonic() > deadline:
                     self._quit("commit_refused")
                 elif self._is_in_callback:
-                    time.sleep(_BUSY)
+                    time.sleep(_BUSY_WAIT)
                 else:
-                    self._fetch(_BUSY)  # brings the news why the commit was refused
+                    self._fetch(_BUSY_WAIT)  # runs the callback that tells why the commit was refused
         finally:
             self._pending = None
         return pending.counted
 
     def _try(self, pending: "_Pending") -> bool:
-        """Whether it is known what became of *pending*. A refusal is no proof of a loss: the next callback tells."""
+        """Return whether the result of *pending* is final. After a refusal, the next callback decides."""
         if not pending.is_decided:
-            offsets = pending.offsets(self.places)
+            offsets = pending.offsets(self.states)
             error = self._commit(offsets) if offsets else None
             if error is not None and error.code() not in OUTDATED:
-                raise problem(error)
+                raise make_error(error)
             pending.is_decided = error is None
-            pending.counted = {place.partition for place in offsets} if error is None else set()
+            pending.counted = {offset.partition for offset in offsets} if error is None else set()
         return pending.is_decided
 
     def _commit(self, offsets: list[TopicPartition]) -> KafkaError | None:
         try:
-            done = self._consumer.commit(offsets=offsets, asynchronous=False)
+            committed = self._consumer.commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
-            known: KafkaError = error.args[0]
-            return known
-        return next((place.error for place in done if place.error is not None), None)
+            kafka_error: KafkaError = error.args[0]
+            return kafka_error
+        return next((offset.error for offset in committed if offset.error is not None), None)
 
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                self._turn()
+                self._run_cycle()
             except KafkaException as error:
-                self._log.warning("kafka_turn_failed", error=str(error))
+                self._log.warning("kafka_poll_failed", error=str(error))
                 self._closing.wait(1)
-            except Exception:  # noqa: BLE001 - the edge of the thread: the member must outlive a mistake in a turn
-                self._log.exception("kafka_turn_crashed")
+            except Exception:  # noqa: BLE001 - the edge of the thread: the member must survive a bug in a cycle
+                self._log.exception("kafka_poll_crashed")
                 self._closing.wait(1)
         self._leave()
 
@@ -153,16 +153,16 @@ class GroupMember:
         self._serve(0)
         try:
             self._on_leave()
-        except PenstockError as error:  # what was not given back is, once the session has ended
+        except PenstockError as error:  # the messages are redelivered when the session has expired
             self._log.warning("kafka_leave_failed", code=error.code, error=error.message)
         finally:
             self._consumer.close()
 
-    def _turn(self) -> None:
-        is_busy = any(place.out for place in self.places.values()) or self._has_work()
-        self._serve(_BUSY if is_busy else 0)
-        self._fetch(0 if is_busy else _IDLE)
-        self._learn()
+    def _run_cycle(self) -> None:
+        is_busy = any(state.out for state in self.states.values()) or self._has_work()
+        self._serve(_BUSY_WAIT if is_busy else 0)
+        self._fetch(0 if is_busy else _IDLE_WAIT)
+        self._load_committed()
         self._leave_when_frozen()
         self._balance_fetching()
         if self._has_work():
@@ -170,10 +170,10 @@ class GroupMember:
 
     def _has_work(self) -> bool:
         now = self._clock.now()
-        return any(place.is_ready(now) for place in self.places.values())
+        return any(state.is_ready(now) for state in self.states.values())
 
     def _serve(self, timeout: float) -> None:
-        """Do what the worker asks for, waiting for it up to *timeout* seconds."""
+        """Run the commands of the worker; wait up to *timeout* seconds for the first."""
         try:
             self._commands.get(timeout=timeout)() if timeout else self._commands.get_nowait()()
             while True:
@@ -182,97 +182,97 @@ class GroupMember:
             return
 
     def _fetch(self, timeout: float) -> None:
-        first = self._consumer.poll(timeout)  # alone it comes at once: consume waits until it has all it may return
-        for record in [*([] if first is None else [first]), *self._consumer.consume(_FETCH, 0)]:
+        first = self._consumer.poll(timeout)  # returns at once with one message; consume would wait for more
+        for record in [*([] if first is None else [first]), *self._consumer.consume(_FETCH_LIMIT, 0)]:
             error, partition = record.error(), record.partition()
             if error is not None:
                 self._log.warning("kafka_consumer_error", code=error.name(), error=error.str())
-            elif partition in self.places:
-                self.places[partition].add(record)
+            elif partition in self.states:
+                self.states[partition].add(record)
 
-    def _learn(self) -> None:
-        """Ask what the last holders of new places committed; until it is known nothing of them is handed out."""
-        new = [TopicPartition(self.topic, place.partition) for place in self.places.values() if place.mark is None]
-        for known in self._consumer.committed(new, timeout=_ASK_TIMEOUT) if new else ():
-            if known.error is None:
-                self.places[known.partition].learn(known.offset, known.metadata)
+    def _load_committed(self) -> None:
+        """Read the commits of the previous owners of new partitions, from which nothing is delivered before."""
+        new = [TopicPartition(self.topic, state.partition) for state in self.states.values() if state.mark is None]
+        for committed in self._consumer.committed(new, timeout=_COMMITTED_TIMEOUT) if new else ():
+            if committed.error is None:
+                self.states[committed.partition].load_committed(committed.offset, committed.metadata)
 
     def _leave_when_frozen(self) -> None:
-        """A worker that lets its hold run out, or asks for nothing for as long, leaves its partitions to others."""
+        """Leave the group if a lease has expired, or if the worker has called nothing for as long as a lease."""
         now = time.monotonic()
-        is_late = any(place.out and place.held_until < now for place in self.places.values())
-        if is_late or (self.places and now - self._asked_at > self._lease):
-            self._quit("worker_frozen")
+        is_late = any(state.out and state.lease_until < now for state in self.states.values())
+        if is_late or (self.states and now - self._called_at > self._lease):
+            self._quit("kafka_worker_frozen")
 
-    def _quit(self, why: str) -> None:
-        """Leave the group with all that is held; the next take joins it again."""
-        self._log.warning(why, partitions=sorted(self.places))
-        self._forget(list(self.places))
+    def _quit(self, event: str) -> None:
+        """Leave the group and release all partitions; the next `take` joins again."""
+        self._log.warning(event, partitions=sorted(self.states))
+        self._release(list(self.states))
         self._has_joined = False
         self._consumer.unsubscribe()
 
     def _balance_fetching(self) -> None:
-        """Fetch ahead of the worker, but not without end."""
-        full = [place for place in self.places.values() if place.is_full and not place.is_paused]
-        free = [place for place in self.places.values() if place.has_room and place.is_paused]
-        for places, switch in ((full, self._consumer.pause), (free, self._consumer.resume)):
-            if places:
-                switch([TopicPartition(self.topic, place.partition) for place in places])
-        for place in [*full, *free]:
-            place.is_paused = place in full
+        """Pause the partitions with enough fetched messages, and resume the others."""
+        full = [state for state in self.states.values() if state.is_full and not state.is_paused]
+        free = [state for state in self.states.values() if state.needs_messages and state.is_paused]
+        for states, switch in ((full, self._consumer.pause), (free, self._consumer.resume)):
+            if states:
+                switch([TopicPartition(self.topic, state.partition) for state in states])
+        for state in [*full, *free]:
+            state.is_paused = state in full
 
     def _on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self.places.update({place.partition: PartitionOffset(place.partition) for place in partitions})
+        self.states.update({assigned.partition: PartitionState(assigned.partition) for assigned in partitions})
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Let the worker settle what is out before another gets it; not for longer than it holds it."""
-        leaving = [self.places[place.partition] for place in partitions if place.partition in self.places]
-        for place in leaving:
-            place.is_leaving = True
-        self._is_in_callback, deadline = True, time.monotonic() + self._patience
+        """Let the worker settle delivered messages before another member gets them, at most until the lease expires."""
+        leaving = [self.states[revoked.partition] for revoked in partitions if revoked.partition in self.states]
+        for state in leaving:
+            state.is_leaving = True
+        self._is_in_callback, deadline = True, time.monotonic() + self._commit_timeout
         while not self._closing.is_set() and (now := time.monotonic()) < deadline:
-            if not any(place.out and place.held_until > now for place in leaving):
+            if not any(state.out and state.lease_until > now for state in leaving):
                 break
             if self._pending is None:
-                self._serve(_BUSY)
-            elif self._is_over(self._pending):
+                self._serve(_BUSY_WAIT)
+            elif self._try_again(self._pending):
                 break
         self._is_in_callback = False
         self._on_lost(consumer, partitions)
 
-    def _is_over(self, pending: "_Pending") -> bool:
-        """Whether a commit that is under way could be ended while the partitions are still here."""
+    def _try_again(self, pending: "_Pending") -> bool:
+        """Return whether a running commit has ended while the partitions are still assigned."""
         try:
             if self._try(pending):
                 return True
         except PenstockError:
-            return True  # who waits for the commit will try it once more, and be told
-        time.sleep(_BUSY)
+            return True  # the caller of the commit tries it once more, and gets the error
+        time.sleep(_BUSY_WAIT)
         return False
 
     def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._forget([place.partition for place in partitions])
+        self._release([lost.partition for lost in partitions])
 
-    def _forget(self, partitions: Sequence[int]) -> None:
-        """Hold these no more. None stays paused: librdkafka would remember it, should the partition come back."""
-        gone = [self.places.pop(partition) for partition in partitions if partition in self.places]
-        if paused := [TopicPartition(self.topic, place.partition) for place in gone if place.is_paused]:
+    def _release(self, partitions: Sequence[int]) -> None:
+        """Drop the states of *partitions*. None stays paused, because librdkafka remembers it for a new assignment."""
+        released = [self.states.pop(partition) for partition in partitions if partition in self.states]
+        if paused := [TopicPartition(self.topic, state.partition) for state in released if state.is_paused]:
             self._consumer.resume(paused)
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A commit on its way: it counts for the places that are still the ones it was meant for."""
+    """A running commit. It counts for the partitions that were assigned all the time."""
 
     topic: str
     commits: Mapping[int, tuple[int, CommitMetadata]]
-    places: Mapping[int, PartitionOffset]
+    states: Mapping[int, PartitionState]
     is_decided: bool = False
     counted: set[int] = field(default_factory=set)
 
-    def offsets(self, held: Mapping[int, PartitionOffset]) -> list[TopicPartition]:
+    def offsets(self, assigned: Mapping[int, PartitionState]) -> list[TopicPartition]:
         return [
             TopicPartition(self.topic, partition, position, metadata=mark.dump())
             for partition, (position, mark) in self.commits.items()
-            if held.get(partition) is self.places[partition]
+            if assigned.get(partition) is self.states[partition]
         ]

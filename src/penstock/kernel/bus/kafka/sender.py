@@ -1,4 +1,4 @@
-"""Sends to Kafka and says when all of it is kept; any thread and any event loop may ask."""
+"""Sending to Kafka, from any thread and any event loop."""
 
 import threading
 import time
@@ -10,16 +10,16 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Record
 
-from penstock.kernel.bus.kafka.errors import problem, translated
-from penstock.kernel.bus.kafka.log import client_logger
+from penstock.kernel.bus.kafka.client_log import client_logger
+from penstock.kernel.bus.kafka.errors import make_error, translate_errors
 
-_POLL = 0.05
+_POLL_INTERVAL = 0.05
 _GUARANTEES = {"enable.idempotence": True, "acks": "all"}
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """What goes out: bytes and headers as they will be kept."""
+    """A message in the form in which Kafka stores it."""
 
     topic: str
     key: bytes | None
@@ -28,12 +28,12 @@ class OutgoingMessage:
 
 
 class KafkaSender:
-    """A producer, and the thread that hears for it what the brokers acknowledge."""
+    """A producer, and the thread that receives the acknowledgements of the brokers."""
 
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
         self._timeout = timeout
         settings = {
-            "partitioner": "murmur2_random",  # a key goes where a Java client would send it
+            "partitioner": "murmur2_random",  # the same partition for a key as with a Java client
             "linger.ms": 1,
             "message.timeout.ms": int(timeout * 1000),
             **config,
@@ -41,73 +41,73 @@ class KafkaSender:
         }
         self._producer = Producer(settings, logger=client_logger())
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._hear, name="kafka sender", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="kafka sender", daemon=True)
         self._thread.start()
 
-    def send(self, letters: Sequence[OutgoingMessage]) -> "Future[None]":
-        """Send in the order given; the result comes when the last is kept, or one could not be."""
-        sending = _Sending(len(letters), self._forget_queue)
-        for index, letter in enumerate(letters):
-            if error := self._enqueue(letter, sending.report):
-                sending.report(error, count=len(letters) - index)
+    def send(self, messages: Sequence[OutgoingMessage]) -> "Future[None]":
+        """Send *messages* in order; the future ends when all are stored, or with the error of the first that is not."""
+        sending = _Sending(len(messages), self._drop_queue)
+        for index, message in enumerate(messages):
+            if error := self._enqueue(message, sending.report):
+                sending.report(error, count=len(messages) - index)
                 break
-        return sending.kept
+        return sending.result
 
     def check(self) -> None:
-        """Transient BUS_DOWN unless a broker answers in time."""
-        with translated():
+        """Raise Transient BUS_DOWN unless a broker answers in time."""
+        with translate_errors():
             self._producer.list_topics(timeout=self._timeout)
 
-    def find(self, topic: str) -> None:
-        """Raise unless *topic* is there; a cluster that makes topics on demand makes it now."""
-        with translated():
-            found = self._producer.list_topics(topic, timeout=self._timeout).topics[topic]
-        if found.error is not None:
-            raise problem(found.error)
+    def require_topic(self, topic: str) -> None:
+        """Raise unless *topic* exists; a cluster that creates topics on demand creates it now."""
+        with translate_errors():
+            metadata = self._producer.list_topics(topic, timeout=self._timeout).topics[topic]
+        if metadata.error is not None:
+            raise make_error(metadata.error)
 
     def close(self) -> None:
-        """Wait for what is under way, as long as its time-out lets it live."""
+        """Wait for unacknowledged messages up to their timeout."""
         self._closing.set()
         self._thread.join()
 
-    def _enqueue(self, letter: OutgoingMessage, report: "Callable[..., None]") -> KafkaError | None:
-        patience = time.monotonic() + self._timeout
+    def _enqueue(self, message: OutgoingMessage, report: "Callable[..., None]") -> KafkaError | None:
+        deadline = time.monotonic() + self._timeout
         while not self._closing.is_set():
             try:
                 self._producer.produce(
-                    letter.topic,
-                    key=letter.key,
-                    value=letter.value,
-                    headers=list(letter.headers),
+                    message.topic,
+                    key=message.key,
+                    value=message.value,
+                    headers=list(message.headers),
                     on_delivery=report,
                 )
-            except BufferError:  # more is under way than librdkafka keeps; some of it will be acknowledged
-                if time.monotonic() > patience:
+            except BufferError:  # the queue of librdkafka is full until some messages are acknowledged
+                if time.monotonic() > deadline:
                     return KafkaError(KafkaError._QUEUE_FULL)  # noqa: SLF001
-                time.sleep(_POLL / 10)
+                time.sleep(_POLL_INTERVAL / 10)
             except KafkaException as error:
-                known: KafkaError = error.args[0]
-                return known
+                kafka_error: KafkaError = error.args[0]
+                return kafka_error
             else:
                 return None
-        return KafkaError(KafkaError._DESTROY, "this bus is closed")  # noqa: SLF001
+        return KafkaError(KafkaError._DESTROY, "the bus is closed")  # noqa: SLF001
 
-    def _forget_queue(self) -> None:
-        """Drop what was not sent yet: after a gap nothing may follow, or a key's order would be lost."""
+    def _drop_queue(self) -> None:
+        """Drop the messages that were not sent yet: a message after a gap would break the order of its key."""
         self._producer.purge(in_queue=True, in_flight=False, blocking=False)
 
-    def _hear(self) -> None:
+    def _poll(self) -> None:
         while not self._closing.is_set():
-            self._producer.poll(_POLL)
+            self._producer.poll(_POLL_INTERVAL)
         self._producer.flush(self._timeout + 1)
 
 
 class _Sending:
-    """Letters under way together."""
+    """The messages of one call of `send`."""
 
     def __init__(self, count: int, on_gap: Callable[[], None]) -> None:
-        self.kept: Future[None] = Future()
-        self.kept.set_running_or_notify_cancel()  # who stops waiting does not stop the sending
+        self.result: Future[None] = Future()
+        self.result.set_running_or_notify_cancel()  # a caller that stops waiting does not stop the sending
         self._left = count
         self._on_gap = on_gap
         self._error: KafkaError | None = None
@@ -122,6 +122,6 @@ class _Sending:
             self._left -= count
             is_last = not self._left
         if is_last and self._error is None:
-            self.kept.set_result(None)
+            self.result.set_result(None)
         elif is_last and self._error is not None:
-            self.kept.set_exception(problem(self._error))
+            self.result.set_exception(make_error(self._error))

@@ -1,4 +1,4 @@
-"""A worker's hold on a topic of Kafka. What it takes is marked at the broker, so its death tells which messages."""
+"""The subscription of a worker. Its deliveries are recorded at the broker, which names them if the worker dies."""
 
 import asyncio
 import time
@@ -10,9 +10,9 @@ from typing import Any
 import structlog
 
 from penstock.kernel.bus import BusDelivery, DeliveryPolicy
-from penstock.kernel.bus.kafka.letters import bury
+from penstock.kernel.bus.kafka.dead_letters import make_dead_letter
 from penstock.kernel.bus.kafka.member import GroupMember
-from penstock.kernel.bus.kafka.place import plan
+from penstock.kernel.bus.kafka.partition_state import plan
 from penstock.kernel.bus.kafka.sender import OutgoingMessage
 from penstock.kernel.bus.settlement import PartitionSettlement, settle
 from penstock.kernel.clock import Clock
@@ -27,24 +27,24 @@ Deliver = Callable[[Sequence[OutgoingMessage]], None]
 
 
 class KafkaSubscription:
-    """The partitions the group gave to one worker, as a queue for the work loop."""
+    """The partitions that the group assigned to one worker, as a queue for the work loop."""
 
     def __init__(
         self, topic: str, policy: DeliveryPolicy, config: Mapping[str, Any], clock: Clock, deliver: Deliver
     ) -> None:
         self.name = topic
         self.lease_for = policy.lease_for
-        self._delivering = policy
+        self._policy = policy
         self._clock = clock
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.Event()
         lease = self.lease_for.total_seconds()
-        self._member = GroupMember(topic, config, lease, clock, on_work=self._tell_work, on_leave=self._give_back)
+        self._member = GroupMember(topic, config, lease, clock, on_work=self._notify_work, on_leave=self._release)
 
     @asynccontextmanager
-    async def joined(self) -> "AsyncIterator[KafkaSubscription]":
-        """In the group until the end; what is held then is given back at once."""
+    async def open(self) -> "AsyncIterator[KafkaSubscription]":
+        """Stay in the group until the end, and release unsettled messages then."""
         self._member.start()
         try:
             yield self
@@ -52,100 +52,100 @@ class KafkaSubscription:
             await asyncio.to_thread(self._member.close, _LEAVE_TIMEOUT)
 
     async def take(self, limit: int) -> Sequence[BusDelivery]:
-        return await self._member.ask(lambda: self._take(limit))
+        return await self._member.call(lambda: self._take(limit))
 
     async def wait(self, timeout: float) -> None:
         await wait_event(self._work, timeout)
         self._work.clear()
 
     async def extend(self, items: Sequence[BusDelivery]) -> None:
-        await self._member.ask(lambda: self._extend(items))
+        await self._member.call(lambda: self._extend(items))
 
     async def settle(self, results: Sequence[tuple[BusDelivery, Outcome | None]]) -> int:
-        return await self._member.ask(lambda: self._settle(results))
+        return await self._member.call(lambda: self._settle(results))
 
     def lane(self, item: BusDelivery) -> Hashable:
         return item.partition
 
-    def _tell_work(self) -> None:
+    def _notify_work(self) -> None:
         if not self._work.is_set():
             self._loop.call_soon_threadsafe(self._work.set)
 
-    # From here on: in the member's thread.
+    # All methods below run in the thread of the member.
 
     def _take(self, limit: int) -> list[BusDelivery]:
         self._member.join()
-        while shares := plan(self._member.places.values(), limit, self._clock.now()):
-            taken = self._hold({place.partition: count for place, count in shares})
-            if not self._set_aside(taken):
+        while shares := plan(self._member.states.values(), limit, self._clock.now()):
+            taken = self._claim({state.partition: count for state, count in shares})
+            if not self._dead_letter_killer(taken):
                 return taken
         return []
 
-    def _hold(self, counts: Mapping[int, int]) -> list[BusDelivery]:
-        """Hand out so many messages of each partition, once the broker knows that they are out."""
-        places, now = {partition: self._member.places[partition] for partition in counts}, time.monotonic()
-        commits = {partition: places[partition].plan(count) for partition, count in counts.items()}
+    def _claim(self, counts: Mapping[int, int]) -> list[BusDelivery]:
+        """Deliver these numbers of messages per partition, after the broker has recorded them as delivered."""
+        states, now = {partition: self._member.states[partition] for partition in counts}, time.monotonic()
+        commits = {partition: states[partition].plan(count) for partition, count in counts.items()}
         taken: list[BusDelivery] = []
         for partition in sorted(self._member.commit(commits)):
-            place = places[partition]
-            if self._member.places.get(partition) is not place:
-                continue  # given away as soon as the commit was made: it is not ours to hand out
-            place.taken_at, place.held_until = now, time.monotonic() + self.lease_for.total_seconds()
-            place.hold(counts[partition], commits[partition])
-            taken += place.deliveries(self.name)
+            state = states[partition]
+            if self._member.states.get(partition) is not state:
+                continue  # revoked right after the commit: another member delivers its messages
+            state.taken_at, state.lease_until = now, time.monotonic() + self.lease_for.total_seconds()
+            state.deliver(counts[partition], commits[partition])
+            taken += state.deliveries(self.name)
         return taken
 
-    def _set_aside(self, taken: Sequence[BusDelivery]) -> bool:
-        """Whether *taken* is a message that was alone with every worker that died: it is not given to another."""
-        killers = [delivery for delivery in taken if delivery.attempt > self._delivering.max_attempts]
+    def _dead_letter_killer(self, taken: Sequence[BusDelivery]) -> bool:
+        """Dead-letter a message whose workers died in all attempts; return whether there was such a message."""
+        killers = [delivery for delivery in taken if delivery.attempt > self._policy.max_attempts]
         for delivery in killers:
-            structlog.get_logger().error("message_killed_its_workers", topic=self.name, key=delivery.message.key)
-        reason = Failed(f"its workers died or froze {self._delivering.max_attempts} times")
+            structlog.get_logger().error("poison_message_dead_lettered", topic=self.name, key=delivery.message.key)
+        reason = Failed(f"its workers died or froze {self._policy.max_attempts} times")
         self._settle([(delivery, reason if delivery in killers else None) for delivery in taken if killers])
         return bool(killers)
 
     def _extend(self, items: Sequence[BusDelivery]) -> None:
         for delivery in items:
-            if self._holds(delivery):
-                place = self._member.places[delivery.partition]
-                place.held_until = time.monotonic() + self.lease_for.total_seconds()
+            if self._is_claimed(delivery):
+                state = self._member.states[delivery.partition]
+                state.lease_until = time.monotonic() + self.lease_for.total_seconds()
 
     def _settle(self, results: Sequence[tuple[BusDelivery, Outcome | None]]) -> int:
-        held = [(delivery, outcome) for delivery, outcome in results if self._holds(delivery)]
-        lanes = settle(held, self._delivering, self._clock.now())
-        self._bury(lanes)
-        places = {lane.partition: self._member.places[lane.partition] for lane in lanes}
-        commits = {lane.partition: places[lane.partition].after(lane) for lane in lanes}
+        claimed = [(delivery, outcome) for delivery, outcome in results if self._is_claimed(delivery)]
+        lanes = settle(claimed, self._policy, self._clock.now())
+        self._send_dead_letters(lanes)
+        states = {lane.partition: self._member.states[lane.partition] for lane in lanes}
+        commits = {lane.partition: states[lane.partition].after(lane) for lane in lanes}
         counted = self._member.commit(commits) if commits else set()
         for partition in counted:
-            places[partition].settle(commits[partition])
-        self._delivering.on_dead(sum(len(lane.dead) for lane in lanes if lane.partition in counted))
-        return len(results) - sum(delivery.partition in counted for delivery, _ in held)
+            states[partition].settle(commits[partition])
+        self._policy.on_dead(sum(len(lane.dead) for lane in lanes if lane.partition in counted))
+        return len(results) - sum(delivery.partition in counted for delivery, _ in claimed)
 
-    def _bury(self, lanes: Sequence[PartitionSettlement]) -> None:
-        """Keep the dead before they are committed: a crash between the two repeats, it never loses."""
+    def _send_dead_letters(self, lanes: Sequence[PartitionSettlement]) -> None:
+        """Send dead letters before the commit: a crash between the two repeats one, but never loses one."""
         now = self._clock.now()
         letters = [
-            bury(self.name, record, reason, delivery.attempt, now)
+            make_dead_letter(self.name, record, reason, delivery.attempt, now)
             for lane in lanes
             for delivery, reason in lane.dead
-            for record in self._member.places[lane.partition].records([delivery.position])
+            for record in self._member.states[lane.partition].records([delivery.position])
         ]
         if letters:
             self._deliver(letters)
 
-    def _give_back(self) -> None:
-        out = [(delivery, None) for place in self._member.places.values() for delivery in place.deliveries(self.name)]
+    def _release(self) -> None:
+        out = [(delivery, None) for state in self._member.states.values() for delivery in state.deliveries(self.name)]
         self._settle(out)
 
-    def _holds(self, delivery: BusDelivery) -> bool:
-        place = self._member.places.get(delivery.partition)
-        return place is not None and place.is_held(delivery.fence, time.monotonic())
+    def _is_claimed(self, delivery: BusDelivery) -> bool:
+        state = self._member.states.get(delivery.partition)
+        return state is not None and state.is_claimed(delivery.fence, time.monotonic())
 
 
 def consumer_settings(config: Mapping[str, Any], *, group: str, worker: str, lease_for: timedelta) -> dict[str, Any]:
-    """How a worker's consumer is set up: *config* may change what is ours to choose, not what we promise."""
-    # A little longer than the lease: who still holds its lease is still in the group.
+    """Return the properties of a worker's consumer; *config* overrides them, except those that the guarantees need."""
+    # A little longer than the lease: a worker with a valid lease is still in the group.
     session_for = min(max(lease_for + 2 * _HEARTBEAT, SHORTEST_SESSION), LONGEST_SESSION)
     session = int(session_for.total_seconds() * 1000)
     return {
@@ -155,11 +155,11 @@ def consumer_settings(config: Mapping[str, Any], *, group: str, worker: str, lea
         "max.poll.interval.ms": max(300_000, session),
         "socket.timeout.ms": 10_000,
         "queued.max.messages.kbytes": 16_384,
-        "fetch.wait.max.ms": 100,  # a partition that was assigned or resumed meanwhile waits for the fetch under way
+        "fetch.wait.max.ms": 100,  # a partition that was assigned or resumed waits for the end of a running fetch
         **config,
         "group.id": group,
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
         "isolation.level": "read_committed",
-        "partition.assignment.strategy": "cooperative-sticky",  # who joins takes over some, and stops nobody
+        "partition.assignment.strategy": "cooperative-sticky",  # a new member gets some partitions and stops no other
     }

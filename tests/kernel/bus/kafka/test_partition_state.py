@@ -6,7 +6,7 @@ from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.bus.kafka.place import FULL_COUNT, CommitMetadata, PartitionOffset, plan
+from penstock.kernel.bus.kafka.partition_state import FULL_COUNT, CommitMetadata, PartitionState, plan
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 offsets = st.none() | st.integers(0, 2**62)
@@ -33,10 +33,10 @@ def test_a_mark_of_somebody_else_means_nothing(text: str | None) -> None:
     assert CommitMetadata.load(text) == CommitMetadata()
 
 
-def place(partition: int, count: int, mark: CommitMetadata | None = None) -> PartitionOffset:
+def place(partition: int, count: int, mark: CommitMetadata | None = None) -> PartitionState:
     """A partition with *count* messages fetched, its last holder's mark at the first."""
-    made = PartitionOffset(partition)
-    made.learn(0, (mark or CommitMetadata()).dump())
+    made = PartitionState(partition)
+    made.load_committed(0, (mark or CommitMetadata()).dump())
     for offset in range(count):
         made.add(Record(topic="t", partition=partition, offset=offset, key=b"k", value=b"v"))
     return made
@@ -64,4 +64,4 @@ def test_what_is_fetched_ahead_is_bounded() -> None:
     assert not held.is_full
     held.add(Record(offset=FULL_COUNT, value=b""))
     assert held.is_full
-    assert not held.has_room
+    assert not held.needs_messages

@@ -1,4 +1,4 @@
-"""A partition as its holder sees it: what was fetched, what is out, how often its head was tried. No I/O."""
+"""The state of an assigned partition: fetched and delivered messages, and attempts of its first message. No I/O."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -13,51 +13,51 @@ from confluent_kafka import Message as Record
 from penstock.kernel.bus import BusDelivery, BusMessage
 from penstock.kernel.bus.settlement import PartitionSettlement
 
-FULL_COUNT, FULL_BYTES = 1_000, 8_000_000  # fetched ahead of the work, at most, per partition
+FULL_COUNT, FULL_BYTES = 1_000, 8_000_000  # limits of prefetched messages per partition
 
 
 @dataclass(frozen=True, slots=True)
 class CommitMetadata:
-    """What a commit says besides its position. Kafka keeps it for whoever holds the partition next."""
+    """The metadata of a commit, which Kafka stores for the next owner of the partition."""
 
     fence: int = 0
     attempts: int = 0  # of the message at the position
-    out_upto: int | None = None  # the last message that is out; still there when its worker died
-    suspect_upto: int | None = None  # messages up to here were out when a worker died
+    out_upto: int | None = None  # the last delivered message; still set after the worker died
+    suspect_upto: int | None = None  # messages up to here were delivered when a worker died
     due_at: datetime | None = None
 
     def dump(self) -> str:
-        said = {name: getattr(self, name) for name in self.__slots__}
-        return orjson.dumps({name: value for name, value in said.items() if value is not None}).decode()
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return orjson.dumps({name: value for name, value in fields.items() if value is not None}).decode()
 
     @classmethod
     def load(cls, text: str | None) -> "CommitMetadata":
-        """The mark in *text*; an empty one when somebody else wrote it, such as a tool that resets positions."""
+        """Return the metadata in *text*; empty metadata if another program wrote it, e.g. to reset offsets."""
         try:
-            said: dict[str, Any] = orjson.loads(text or "{}")
-            due_at = datetime.fromisoformat(said["due_at"]) if "due_at" in said else None
-            return cls(**{**said, "due_at": due_at})
+            fields: dict[str, Any] = orjson.loads(text or "{}")
+            due_at = datetime.fromisoformat(fields["due_at"]) if "due_at" in fields else None
+            return cls(**{**fields, "due_at": due_at})
         except (ValueError, TypeError):
             return cls()
 
 
 @dataclass(slots=True)
-class PartitionOffset:
-    """An assigned partition. Its messages wait here until they are settled; the first *out* of them are handed out."""
+class PartitionState:
+    """An assigned partition with its unsettled messages, of which the first *out* are delivered to the worker."""
 
     partition: int
-    mark: CommitMetadata | None = None  # not known before the committed position was asked for
+    mark: CommitMetadata | None = None  # None until the committed metadata was read
     position: int | None = None
     waiting: deque[Record] = field(default_factory=deque)
     size: int = 0
     out: int = 0
-    held_until: float = 0.0
+    lease_until: float = 0.0
     taken_at: float = 0.0
     is_leaving: bool = False
     is_paused: bool = False
 
-    def learn(self, position: int, metadata: str | None) -> None:
-        """Take over what the last holder committed. What was out then is suspect: its worker died or froze."""
+    def load_committed(self, position: int, metadata: str | None) -> None:
+        """Set the commit of the previous owner. Messages that were delivered then are suspect: their worker died."""
         mark = CommitMetadata.load(metadata) if position >= 0 else CommitMetadata()
         suspect = max((upto for upto in (mark.out_upto, mark.suspect_upto) if upto is not None), default=None)
         self.position, self.mark = position, replace(mark, out_upto=None, suspect_upto=suspect)
@@ -71,7 +71,7 @@ class PartitionOffset:
         return len(self.waiting) >= FULL_COUNT or self.size >= FULL_BYTES
 
     @property
-    def has_room(self) -> bool:
+    def needs_messages(self) -> bool:
         return len(self.waiting) <= FULL_COUNT // 2 and self.size <= FULL_BYTES // 2
 
     @property
@@ -80,40 +80,40 @@ class PartitionOffset:
         return upto is not None and bool(self.waiting) and _offset(self.waiting[0]) <= upto
 
     def is_ready(self, now: datetime) -> bool:
-        """Whether something of it can be handed out."""
+        """Return whether messages can be delivered."""
         if self.mark is None or self.out or self.is_leaving or not self.waiting:
             return False
         return self.mark.due_at is None or self.mark.due_at <= now
 
-    def is_held(self, fence: int, at: float) -> bool:
-        """Whether what was taken under *fence* is still out and its lease has not run out."""
-        return bool(self.out) and self.mark is not None and self.mark.fence == fence and self.held_until > at
+    def is_claimed(self, fence: int, at: float) -> bool:
+        """Return whether the messages delivered under *fence* are unsettled and their lease has not expired."""
+        return bool(self.out) and self.mark is not None and self.mark.fence == fence and self.lease_until > at
 
     def plan(self, count: int) -> tuple[int, CommitMetadata]:
-        """The commit that must precede handing out *count* messages: should the worker die, it tells which."""
+        """Return the commit that must precede the delivery of *count* messages: it names them if the worker dies."""
         mark, head = self.mark or CommitMetadata(), _offset(self.waiting[0])
         tried = max(mark.attempts if self.position == head else 0, 1 if self.is_suspect else 0)
         last = _offset(self.waiting[count - 1])
         suspect = mark.suspect_upto if self.is_suspect else None
         return head, CommitMetadata(mark.fence + 1, tried + 1, out_upto=last, suspect_upto=suspect)
 
-    def hold(self, count: int, commit: tuple[int, CommitMetadata]) -> None:
-        """The first *count* messages are out, as *commit* said."""
+    def deliver(self, count: int, commit: tuple[int, CommitMetadata]) -> None:
+        """Mark the first *count* messages as delivered, after *commit*."""
         self.position, self.mark = commit
         self.out = count
 
     def deliveries(self, topic: str) -> list[BusDelivery]:
-        """What is out."""
+        """Return the delivered messages."""
         mark, out = self.mark or CommitMetadata(), islice(self.waiting, self.out)
         return [
-            BusDelivery(message_of(topic, record), mark.attempts if is_head else 1, self.partition, at, mark.fence)
+            BusDelivery(make_message(topic, record), mark.attempts if is_head else 1, self.partition, at, mark.fence)
             for record in out
             for at in [_offset(record)]
             for is_head in [at == self.position]
         ]
 
     def after(self, lane: PartitionSettlement) -> tuple[int, CommitMetadata]:
-        """The commit that settles *lane*: behind the last finished message, with what the next holder must know."""
+        """Return the commit that settles *lane*: after the last finished message, with its metadata."""
         mark, position = self.mark or CommitMetadata(), self.position or 0
         finished = set(lane.finished)
         for record in islice(self.waiting, self.out):
@@ -125,46 +125,47 @@ class PartitionOffset:
         return position, replace(mark, attempts=attempts, out_upto=None, due_at=lane.due_at)
 
     def settle(self, commit: tuple[int, CommitMetadata]) -> None:
-        """Forget what is behind the position of *commit*; the rest waits to be handed out again."""
+        """Drop the messages before the position of *commit*; the others can be delivered again."""
         self.position, self.mark = commit
         self.out = 0
         while self.waiting and _offset(self.waiting[0]) < self.position:
             self.size -= len(self.waiting.popleft().value() or b"")
 
     def records(self, offsets: Iterable[int]) -> list[Record]:
-        wanted = set(offsets)
-        return [record for record in self.waiting if _offset(record) in wanted]
+        selected = set(offsets)
+        return [record for record in self.waiting if _offset(record) in selected]
 
 
-def plan(places: Iterable[PartitionOffset], limit: int, now: datetime) -> list[tuple[PartitionOffset, int]]:
-    """From which places to take, and how many messages of each; those that waited longest first.
+def plan(states: Iterable[PartitionState], limit: int, now: datetime) -> list[tuple[PartitionState, int]]:
+    """Return the partitions to deliver from, and the number of messages of each; the longest waiting partitions first.
 
-    A suspect goes alone, so that its worker's death tells against no other; until its turn comes it waits.
+    A suspect message is delivered alone, so that the death of its worker makes no other message suspect.
     """
-    ready = sorted((place for place in places if place.is_ready(now)), key=lambda place: place.taken_at)
+    ready = sorted((state for state in states if state.is_ready(now)), key=lambda state: state.taken_at)
     if ready and ready[0].is_suspect:
         return [(ready[0], 1)]
-    sound = [place for place in ready if not place.is_suspect][:limit]
-    return _shares(sorted(sound, key=lambda place: len(place.waiting)), limit)
+    trusted = [state for state in ready if not state.is_suspect][:limit]
+    return _divide(sorted(trusted, key=lambda state: len(state.waiting)), limit)
 
 
-def _shares(places: Sequence[PartitionOffset], limit: int) -> list[tuple[PartitionOffset, int]]:
-    """An equal share for each; what the small ones leave goes to the greater, which come last."""
-    shares: list[tuple[PartitionOffset, int]] = []
-    for index, place in enumerate(places):
-        share = min(len(place.waiting), limit // (len(places) - index))
-        shares.append((place, share))
+def _divide(states: Sequence[PartitionState], limit: int) -> list[tuple[PartitionState, int]]:
+    """Divide *limit* equally; the unused share of small partitions goes to larger ones, which come last."""
+    shares: list[tuple[PartitionState, int]] = []
+    for index, state in enumerate(states):
+        share = min(len(state.waiting), limit // (len(states) - index))
+        shares.append((state, share))
         limit -= share
     return shares
 
 
-def message_of(topic: str, record: Record) -> BusMessage:
-    """*record* as the port knows it. Foreign writers may use keys and headers that are no text: those are shown."""
-    headers = {name: _text(value) for name, value in headers_of(record)}
+def make_message(topic: str, record: Record) -> BusMessage:
+    """Return *record* as a message. Keys and headers of other producers that are not UTF-8 are decoded lossily."""
+    headers = {name: _text(value) for name, value in read_headers(record)}
     return BusMessage(topic, _text(record.key()), record.value() or b"", headers)
 
 
-def headers_of(record: Record) -> list[tuple[str, bytes | str | None]]:
+def read_headers(record: Record) -> list[tuple[str, bytes | str | None]]:
+    """Return the headers of *record*, which confluent-kafka returns in several forms."""
     headers = record.headers() or []
     return list(headers.items() if isinstance(headers, dict) else headers)
 
