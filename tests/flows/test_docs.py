@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from penstock.cli.flow import app, artifact_app, schedule_app
-from penstock.flows import contract
+from penstock.flows import contract, sdk
 from penstock.flows.api.runs import routes
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import PREFIX, FlowRunStatus, HeartbeatState, StepReportAnswer, StepReportKind, StepStatus
@@ -184,6 +184,13 @@ def _constants(node: ast.AST) -> Iterator[str]:
     # The condition of a choice is not a code.
     for inner in (node.body, node.orelse) if isinstance(node, ast.IfExp) else ast.iter_child_nodes(node):
         yield from _constants(inner)
+
+
+def test_every_name_of_the_sdk_is_documented() -> None:
+    """F17: docs/flows.md names each export of the SDK, and no other."""
+    (table,) = re.findall(r"^### Names of the SDK\n.*?\|---\|---\|\n(.*?)\n\n", PAGE, re.DOTALL | re.MULTILINE)
+    names = {name for row in table.split("\n") for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert names == set(sdk.__all__)
 
 
 def test_every_metric_is_documented() -> None:

@@ -19,6 +19,7 @@ from penstock.flows.config import FlowsSection
 from penstock.flows.contract import StepReportAnswer, StepReportKind
 from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.model import StepError, StepReport
+from penstock.flows.worker.remote import HttpWorkSource
 from penstock.kernel.errors import BadConfig
 from penstock.settings import Settings
 from tests.flows import sdk_worker
@@ -73,7 +74,7 @@ async def test_invalid_report_of_a_batch(harness: FlowsHarness, url: str) -> Non
     """F5: a report of a batch that the server refuses fails its step; the other reports are accepted."""
     await harness.create({name: {"kind": "work", "required": False} for name in "abc"})
     async with sdk.FlowClient(url) as client:
-        work_source = sdk.HttpWorkSource(client)
+        work_source = HttpWorkSource(client)
         claimed = await work_source.claim("w1", {"work": 10}, 10, 0)
         reports = [StepReport(step.run_id, step.step_id, step.fence, StepReportKind.SUCCEEDED) for step in claimed]
         reports[1] = replace(reports[1], outcome=StepReportKind.FAILED, error=StepError("no constant", "x"))

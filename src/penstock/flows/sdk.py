@@ -34,7 +34,6 @@ __all__ = [
     "FlowClient",
     "FlowSpec",
     "FlowStep",
-    "HttpWorkSource",
     "KindContext",
     "ReportCheck",
     "RetryPolicy",
