@@ -39,11 +39,13 @@ _SIGNALLED = 128  # a shell's exit code for a program that a signal ended, less 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("group", nargs="?", choices=GROUPS, default="kernel", help="what to measure")
-    parser.add_argument("--rounds", type=int, help="how often each is measured; the median counts (5, --smoke 1)")
+    parser.add_argument("group", nargs="?", choices=GROUPS, default="kernel", help="group of benchmarks")
+    parser.add_argument("--rounds", type=int, help="number of rounds; the median counts (default 5, with --smoke 1)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--only", default="", help="measure only what has this in its name")
-    parser.add_argument("--smoke", action="store_true", help="try in seconds, on tiny data, that the benchmarks run")
+    parser.add_argument("--only", default="", help="measure only benchmarks whose name contains this text")
+    parser.add_argument(
+        "--smoke", action="store_true", help="run the benchmarks on tiny data, in seconds, to check that they work"
+    )
     args = parser.parse_args()
     configure_logging("WARNING")
     group = load_group(args.group)

@@ -1,4 +1,4 @@
-"""What Penstock takes of processors, memory, disks and connections, for whoever says how much of each there shall be.
+"""The processor time, memory, disk space and connections that Penstock uses, for capacity planning.
 
 Processor time is that of the processes themselves: that the load comes from the same machine does not count.
 """

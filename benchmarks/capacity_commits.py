@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.capacity_place import PER_THOUSAND, Place, Spent, Told, figures
+from benchmarks.capacity_place import PER_THOUSAND, Measurements, Place, Spent, figures
 from benchmarks.harness import Bench
 from benchmarks.harvest_place import fresh_database
 from benchmarks.kernel import KAFKA
@@ -72,12 +72,12 @@ def _name(partitions: int, processes: int) -> str:
     return f"kafka: {partitions} partition{many}, {processes} x apply: "
 
 
-async def _by_kafka(place: Place, address: str, partitions: int, processes: int) -> Told:
+async def _by_kafka(place: Place, address: str, partitions: int, processes: int) -> Measurements:
     bus = {"partitions": partitions, "kafka": {"bootstrap": address}}
     async with fresh_database(await place.url()) as url:
-        told = await deltas(place, url, place.sizes.events, processes=processes, bus=bus)
-    found = {"seen": told.events / told.seconds, "apply": told.apply, "message": told.message}
-    found["PostgreSQL"] = told.spent.for_each(told.events)["PostgreSQL"]
+        result = await deltas(place, url, place.sizes.events, processes=processes, bus=bus)
+    found = {"seen": result.events / result.seconds, "apply": result.apply, "message": result.message}
+    found["PostgreSQL"] = result.spent.for_each(result.events)["PostgreSQL"]
     return {_name(partitions, processes) + column: value for column, value in found.items()}
 
 
@@ -124,7 +124,7 @@ def delta(target: DictionaryKey, keys: int) -> CommandEvent:
 
 
 async def _join(platform: RefdataPlatform, targets: Sequence[DictionaryKey]) -> None:
-    """Back when events of every key are through at once: then everybody has joined, and nobody moves any more."""
+    """Wait until events of all keys pass at the same time: then all members have joined, and rebalancing has ended."""
     for _ in range(_TRIED):
         began = time.perf_counter()
         await _through(platform, targets, len(targets))

@@ -32,12 +32,12 @@ Figures = Mapping[str, tuple[float, str]]
 
 
 def main() -> None:
-    PAGE.write_text(renewed(PAGE.read_text(), json.loads(FIGURES.read_text())))
+    PAGE.write_text(render(PAGE.read_text(), json.loads(FIGURES.read_text())))
 
 
-def renewed(page: str, told: Mapping[str, Any]) -> str:
+def render(page: str, result: Mapping[str, Any]) -> str:
     """The page with every table as the figures give it."""
-    for name, text in tables(told).items():
+    for name, text in tables(result).items():
         parts = re.split(_BLOCK.format(name), page, flags=re.DOTALL)
         if len(parts) != _PARTS:
             raise SystemExit(f"{PAGE.name} has {len(parts) // _PARTS} places for {name}, not one")
@@ -45,14 +45,14 @@ def renewed(page: str, told: Mapping[str, Any]) -> str:
     return page
 
 
-def tables(told: Mapping[str, Any]) -> dict[str, str]:
-    """What stands in each place of the page."""
-    figures = {figure["name"]: (float(figure["median"]), str(figure["unit"])) for figure in told["figures"]}
+def tables(result: Mapping[str, Any]) -> dict[str, str]:
+    """Return the generated text of each section of the page."""
+    figures = {figure["name"]: (float(figure["median"]), str(figure["unit"])) for figure in result["figures"]}
     figures |= {
         _cores(name): (TPS / 100_000 * ms / 1000, "cores") for name, (ms, _) in figures.items() if _is_read(name)
     }
     found = {section: _table(section, title, figures) for section, title in SECTIONS.items()}
-    return {**found, "example": _example(figures), "machine": _machine(told["machine"], told.get("notes", []))}
+    return {**found, "example": _example(figures), "machine": _machine(result["machine"], result.get("notes", []))}
 
 
 def _is_read(name: str) -> bool:
@@ -157,8 +157,8 @@ def _example(figures: Figures) -> str:
 
 
 def _machine(about: Mapping[str, object], notes: Sequence[str]) -> str:
-    said = ", ".join(f"{name} {value}" for name, value in about.items())
-    return "".join(f"{line}\n" for line in [f"Measured on: {said}; everything on one machine.", *notes])
+    text = ", ".join(f"{name} {value}" for name, value in about.items())
+    return "".join(f"{line}\n" for line in [f"Measured on: {text}; everything on one machine.", *notes])
 
 
 def _shown(value: float) -> str:

@@ -28,8 +28,8 @@ SELECT $1, $2, lpad(n::text, 8, '0'),
        jsonb_build_object('v', substr(repeat(md5(n::text), $4 / 32 + 1), 1, $4 - 10)), now()
 FROM generate_series(0, $3 - 1) AS n"""
 _STAND = "INSERT INTO dictionary_meta (tenant_id, dict_code, version, updated_at) VALUES ($1, $2, 1, now())"
-Told = Mapping[str, float]
-Run = Callable[[], Awaitable[Told]]
+Measurements = Mapping[str, float]
+Run = Callable[[], Awaitable[Measurements]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Spent:
     seconds: float = 0.0
     wal: float = 0.0
 
-    def for_each(self, count: int) -> Told:
+    def for_each(self, count: int) -> Measurements:
         return {"PostgreSQL": self.seconds * PER_THOUSAND / count, "WAL": self.wal / count}
 
 
@@ -99,7 +99,7 @@ class Place:
         spent.seconds = self.seconds() - before
         spent.wal = float(await self._ask(url, "SELECT pg_current_wal_lsn() - $1", place))
 
-    async def disk(self, url: str, **counts: int) -> Told:
+    async def disk(self, url: str, **counts: int) -> Measurements:
         """Bytes of each table with its indexes, for each of so many rows."""
         await self._ask(url, "VACUUM")
         query = "SELECT pg_total_relation_size($1::text::regclass)"
@@ -145,9 +145,9 @@ def _seconds_of_ended(server: psutil.Process) -> float:
 
 
 def _kept(run: Run) -> Run:
-    found: list[Told] = []
+    found: list[Measurements] = []
 
-    async def again() -> Told:
+    async def again() -> Measurements:
         if not found:
             found.append(await run())
         return found[0]

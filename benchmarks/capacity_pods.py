@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import jwt
 
-from benchmarks.capacity_place import MB, TENANT, Place, Told, code_of, figures
+from benchmarks.capacity_place import MB, TENANT, Measurements, Place, code_of, figures
 from benchmarks.harness import Bench
 from benchmarks.load import Target
 from benchmarks.pods import Dictionaries, Pod, query_api, settings_for
@@ -42,7 +42,7 @@ def read_benches(place: Place) -> list[Bench]:
 
 
 def memory_benches(place: Place) -> list[Bench]:
-    """Return the memory of pods of several sizes, each loaded, and loaded anew twice."""
+    """Return the memory of pods of several sizes, each loaded once, and twice again."""
     points = [(payload, count) for payload in place.sizes.kept for count in place.sizes.items[payload]]
     return [
         bench
@@ -68,7 +68,7 @@ def _memory_units(payload: int, count: int) -> dict[str, str]:
     return {memory_name(payload, count) + column: unit for column, unit in _COLUMNS.items()}
 
 
-async def _read(place: Place, payload: int, guarded: bool) -> Told:
+async def _read(place: Place, payload: int, guarded: bool) -> Measurements:
     largest = place.sizes.items[payload][-1]
     held = Dictionaries(TENANT, [code_of(largest)], largest)
     settings = settings_for(await place.dictionaries(payload), held, **(_GUARD if guarded else {}))
@@ -84,7 +84,7 @@ async def _read(place: Place, payload: int, guarded: bool) -> Told:
     return {f"{name}processor time": spent, f"{name}seen": load.rate, f"{name}p99": load.p99}
 
 
-async def _remember(place: Place, payload: int, count: int) -> Told:
+async def _remember(place: Place, payload: int, count: int) -> Measurements:
     url = await place.dictionaries(payload)
     # It looks often, so that the load begins when it is asked for: that changes nothing of what is loaded.
     often: dict[str, Any] = {"query": {"reconcileEvery": 0.2}}
@@ -92,7 +92,7 @@ async def _remember(place: Place, payload: int, count: int) -> Told:
     async with query_api(settings_for(url, held, refdata=often)) as pod, httpx.AsyncClient() as client:
         metrics = (await client.get(f"{pod.served.api}/actuator/prometheus")).text
         loaded = pod.memory_bytes
-        peaks = [await _load_anew(place, url, pod, held.codes[0]) for _ in range(2)]
+        peaks = [await _measure_full_load(place, url, pod, held.codes[0]) for _ in range(2)]
         found = {
             "metric": _metric(metrics, "penstock_refdata_memory_bytes") / count,
             "/dev/shm": loaded / count,
@@ -106,8 +106,8 @@ async def _remember(place: Place, payload: int, count: int) -> Told:
     return {memory_name(payload, count) + column: value for column, value in found.items()}
 
 
-async def _load_anew(place: Place, url: str, pod: Pod, code: str) -> float:
-    """The most its memory took until it had a version of which nobody can tell what changed."""
+async def _measure_full_load(place: Place, url: str, pod: Pod, code: str) -> float:
+    """Return the peak memory of loading a version without known changes."""
     query = """
         UPDATE dictionary_meta SET version = version + 1, updated_at = now()
         WHERE tenant_id = $1 AND dict_code = $2 RETURNING version"""

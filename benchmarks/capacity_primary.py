@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import flows_defined, flows_ours
 from benchmarks.capacity_commits import deltas
-from benchmarks.capacity_place import PER_THOUSAND, Place, Told, figures
+from benchmarks.capacity_place import PER_THOUSAND, Measurements, Place, figures
 from benchmarks.harness import Bench
 from benchmarks.harvest_ours import harvest, opened, settings_of
 from benchmarks.harvest_place import SEED, fresh_database
@@ -24,7 +24,7 @@ TABLES: Mapping[str, Mapping[str, str]] = {
     DELTA: {"outbox_event": "its history", "processed_event": "its id"},
     ROW: {"pipeline_tracking": "the row", "journal": "its moves, two a stage"},
     STEP: {"flow_step": "the step", "flow_run": "its share of the run", "journal": "its moves"},
-    RECORD: {"raw_record": "as the source told it", "canonical_record": "as it is mapped and priced"},
+    RECORD: {"raw_record": "as the source returned it", "canonical_record": "as it is mapped and priced"},
 }
 _WORK = {"PostgreSQL": "ms for 1,000", "WAL": "bytes each"}
 _FOR_A_THOUSAND = "ms for 1,000"
@@ -52,7 +52,7 @@ def _kept(what: str, table: str) -> str:
     return f"disk: {what}, {table}: on disk"
 
 
-async def _items(place: Place) -> Told:
+async def _items(place: Place) -> Measurements:
     found = {}
     for payload in place.sizes.kept:
         url = await place.dictionaries(payload)
@@ -61,14 +61,16 @@ async def _items(place: Place) -> Told:
     return found
 
 
-async def _deltas(place: Place) -> Told:
+async def _deltas(place: Place) -> Measurements:
     async with fresh_database(await place.url()) as url:
-        told = await deltas(place, url, place.sizes.events)
-        sizes = await place.disk(url, outbox_event=told.events, processed_event=told.events)
-    return _told(DELTA, {**told.spent.for_each(told.events), "apply": told.apply, "relay": told.relay}, sizes)
+        result = await deltas(place, url, place.sizes.events)
+        sizes = await place.disk(url, outbox_event=result.events, processed_event=result.events)
+    return _combine(
+        DELTA, {**result.spent.for_each(result.events), "apply": result.apply, "relay": result.relay}, sizes
+    )
 
 
-async def _rows(place: Place) -> Told:
+async def _rows(place: Place) -> Measurements:
     """Measure one stage of each row, claimed and reported in hundreds."""
     rows = place.sizes.rows
     async with fresh_database(await place.url()) as url:
@@ -77,10 +79,10 @@ async def _rows(place: Place) -> Told:
             async with place.spending(url) as spent:
                 await _in_process(service)(100, 0)
         sizes = await place.disk(url, pipeline_tracking=rows, journal=rows)
-    return _told(ROW, spent.for_each(rows), sizes)
+    return _combine(ROW, spent.for_each(rows), sizes)
 
 
-async def _steps(place: Place) -> Told:
+async def _steps(place: Place) -> Measurements:
     """Measure chains of steps that do nothing, with the making of their runs."""
     chains = place.sizes.chains
     steps = chains * LENGTH
@@ -96,10 +98,10 @@ async def _steps(place: Place) -> Told:
                     await asyncio.sleep(flows_ours.LOOK)
             sizes = await place.disk(url, flow_step=steps, flow_run=steps, journal=steps)
     flows_defined.ticks.clear()
-    return _told(STEP, spent.for_each(steps), sizes)
+    return _combine(STEP, spent.for_each(steps), sizes)
 
 
-async def _records(place: Place) -> Told:
+async def _records(place: Place) -> Measurements:
     """Measure a full run over a source in a process of its own."""
     records = place.sizes.records
     program = ("-m", "penstock.cli.main", "harvest", "source", "--port", "0", "--json")
@@ -112,15 +114,15 @@ async def _records(place: Place) -> Told:
             async with opened(settings_of(url, source, folder)):
                 pass  # the schema is there before it is measured
             async with place.spending(url) as spent:
-                told = await harvest(url, source, folder, records)
+                result = await harvest(url, source, folder, records)
             sizes = await place.disk(url, raw_record=records, canonical_record=records)
     finally:
         shutil.rmtree(folder)
-    worker = told.worker * PER_THOUSAND / records
-    return _told(RECORD, {**spent.for_each(records), "worker": worker}, sizes)
+    worker = result.worker * PER_THOUSAND / records
+    return _combine(RECORD, {**spent.for_each(records), "worker": worker}, sizes)
 
 
-def _told(what: str, work: Told, sizes: Told) -> Told:
+def _combine(what: str, work: Measurements, sizes: Measurements) -> Measurements:
     found = {f"work: {what}: {name}": value for name, value in work.items()}
     found |= {_kept(what, table): size for table, size in sizes.items()}
     print(f"  {found}", file=sys.stderr)

@@ -7,14 +7,14 @@ from functools import partial
 
 import asyncpg
 
-from benchmarks.capacity_place import Place, Told, figures
+from benchmarks.capacity_place import Measurements, Place, figures
 from benchmarks.harness import Bench
 from benchmarks.harvest_ours import settings_of
 from benchmarks.harvest_place import fresh_database
 from benchmarks.pods import PROGRAM, written
 from benchmarks.servers import Served, started
 
-# What each is started with, and what it has to be told.
+# The command and the configuration of each role.
 ROLES: dict[str, Sequence[str]] = {
     "serve api": ("serve", "api", "--port", "0"),
     "serve command-api": ("serve", "command-api", "--port", "0"),
@@ -52,7 +52,7 @@ def _names(role: str) -> list[str]:
     return [f"connections: {role}: {kind}" for kind in ("pools, at rest", "listening")]
 
 
-async def _count(place: Place, role: str) -> Told:
+async def _count(place: Place, role: str) -> Measurements:
     async with fresh_database(await place.url()) as url, _started(place, url, role):
         connection = await asyncpg.connect(url)
         try:

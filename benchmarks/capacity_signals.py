@@ -13,7 +13,7 @@ import httpx
 import redis.asyncio
 
 from benchmarks.capacity_commits import LOOK, WAITING, delta, work
-from benchmarks.capacity_place import PER_THOUSAND, TENANT, Place, Told, code_of, figures
+from benchmarks.capacity_place import PER_THOUSAND, TENANT, Measurements, Place, code_of, figures
 from benchmarks.freshness import _noted
 from benchmarks.harness import Bench
 from benchmarks.peers.redis_server import redis_peer
@@ -76,10 +76,10 @@ def benches(place: Place) -> list[Bench]:
     return figures(partial(_measure, place, program), _UNITS, may_be_zero=_MAY_BE_ZERO) if program else []
 
 
-async def _measure(place: Place, program: str) -> Told:
+async def _measure(place: Place, program: str) -> Measurements:
     async with AsyncExitStack() as stack:
         rig = await stack.enter_async_context(_rig(place, program))
-        await rig.publish(rig.small)  # so that everybody is warm, and what comes next is known by its keys
+        await rig.publish(rig.small)  # a warm-up; the keys of later changes are known then
         before = await rig.stand()
         await rig.publish(rig.small)
         alone, entry = (await rig.stand()).since(before), await rig.entry()
@@ -136,7 +136,7 @@ class _Rig:
     def large(self) -> int:
         return self.place.sizes.items[PAYLOAD][-1]
 
-    def redis_figures(self, alone: _Stand, rest: _Stand, more: _Stand) -> Told:
+    def redis_figures(self, alone: _Stand, rest: _Stand, more: _Stand) -> Measurements:
         """Return figures by the commits, and by what there was *more* with the loaders."""
         count, loaders, seconds = self.count, self.place.sizes.loaders, self.place.sizes.seconds
         heard = loaders * count
@@ -193,10 +193,10 @@ class _Rig:
 
     async def held(self, file: Path, version: int) -> None:
         """Back when all loaders hold that version."""
-        while sum(one.when(version) is not None for one in _noted([file])[HELD]) < self.place.sizes.loaders:  # noqa: ASYNC110 - other processes do it
+        while sum(feed.when(version) is not None for feed in _noted([file])[HELD]) < self.place.sizes.loaders:  # noqa: ASYNC110 - other processes do it
             await asyncio.sleep(LOOK)
 
-    async def pod(self) -> Told:
+    async def pod(self) -> Measurements:
         """Measure what the processes of a pod on the largest dictionary take, at rest and then with commits."""
         seconds = self.place.sizes.seconds
         async with query_api(self._settings(self.large)) as pod:

@@ -27,13 +27,13 @@ P50, P99 = "finish to start, p50", "finish to start, p99"
 MANY, ONE, FAN = "100 chains", "1 chain", "fan of 1,000"
 WANTED = {MANY: 20, ONE: 3}  # times DBOS
 _WANTED_MS = 5
-Told = dict[str, Any]
-Ask = Callable[[Sequence[str]], Awaitable[Told]]
+Measurements = dict[str, Any]
+Ask = Callable[[Sequence[str]], Awaitable[Measurements]]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What everybody is asked to run, and how often: a short one is asked several times, and the median counts."""
+    """A workload and its repetitions: a short one runs several times, and the median counts."""
 
     what: str
     workers: int
@@ -52,14 +52,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The workloads of everybody."""
+    """The workloads of all contenders."""
 
     workloads: Sequence[Workload]
 
 
 @asynccontextmanager
 async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
-    """Open every workload by everybody who can run it here."""
+    """Open every workload for each contender that can run here."""
     async with embedded_postgres(session.postgres) as url:
         asked = await _askable(session, url)
         yield [
@@ -73,17 +73,17 @@ async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
 
 def conclusions(figures: Sequence[Figure], sizes: Sizes) -> list[str]:
     """Return how many times the others' speed ours is, and how soon a step follows."""
-    said = []
+    text = []
     for workload in sizes.workloads:
         for who in (DBOS, PREFECT, RESTATE):
             times = ratio(figures, _name(workload, US), _name(workload, who))
             if times is not None:
                 wanted = WANTED.get(workload.what) if who == DBOS else None
-                said.append(f"{workload.name}: {times:.1f} times {who}" + (f" (wanted: {wanted})" if wanted else ""))
-    one = next(workload for workload in sizes.workloads if workload.what == ONE)
-    latency = [figure.median for figure in figures if figure.bench.name == _name(one, US, P50)]
-    said += [f"finish to start, p50 of 1 chain: {ms:.2f} ms (wanted: at most {_WANTED_MS})" for ms in latency]
-    return said
+                text.append(f"{workload.name}: {times:.1f} times {who}" + (f" (wanted: {wanted})" if wanted else ""))
+    measurements = next(workload for workload in sizes.workloads if workload.what == ONE)
+    latency = [figure.median for figure in figures if figure.bench.name == _name(measurements, US, P50)]
+    text += [f"finish to start, p50 of 1 chain: {ms:.2f} ms (wanted: at most {_WANTED_MS})" for ms in latency]
+    return text
 
 
 GROUP = Group(
@@ -103,7 +103,7 @@ GROUP = Group(
 
 
 async def _askable(session: Session, url: str) -> Mapping[str, Ask]:
-    """Return everybody there is, with what is asked of them; their environments are made first."""
+    """Return all contenders with their calls; their environments are created first."""
     found: dict[str, Ask] = {US: partial(_asked, Path(sys.executable), OURS, url)}
     if not session.has_peers(DBOS, PREFECT, RESTATE):
         return found
@@ -116,12 +116,12 @@ async def _askable(session: Session, url: str) -> Mapping[str, Ask]:
     return found
 
 
-async def _asked(python: Path, script: Path, url: str, args: Sequence[str]) -> Told:
+async def _asked(python: Path, script: Path, url: str, args: Sequence[str]) -> Measurements:
     async with fresh_database(url) as own:
         return await peers.ask(python, script, *args, "--dsn", own)
 
 
-async def _asked_restate(installed: Path, args: Sequence[str]) -> Told:
+async def _asked_restate(installed: Path, args: Sequence[str]) -> Measurements:
     return await peers.ask(Path(sys.executable), flows_env.RESTATE, *args, "--installed", str(installed))
 
 
@@ -130,8 +130,8 @@ def _figures(workload: Workload, who: str, ask: Ask) -> list[Bench]:
 
     async def run() -> Mapping[str, float]:
         times = workload.times if who != PREFECT else 1
-        told = [_told(await ask(workload.args_for(who))) for _ in range(times)]
-        return {figure: statistics.median(one[figure] for one in told) for figure in told[0]}
+        results = [_measurements(await ask(workload.args_for(who))) for _ in range(times)]
+        return {figure: statistics.median(measurements[figure] for measurements in results) for figure in results[0]}
 
     shared = Shared(run)
     wanted = _WANTED_MS if who == US and workload.what == ONE else None
@@ -142,7 +142,7 @@ def _figures(workload: Workload, who: str, ask: Ask) -> list[Bench]:
     ]
 
 
-def _told(answer: Told) -> Mapping[str, float]:
+def _measurements(answer: Measurements) -> Mapping[str, float]:
     return {"rate": answer["rate"], **answer["finish_to_start_ms"]}
 
 
@@ -154,7 +154,7 @@ def _figure(shared: Shared[Mapping[str, float]], figure: str) -> Measure:
 
 
 def _name(workload: Workload, who: str, figure: str | None = None) -> str:
-    said = f"{workload.name}: {who}"
+    text = f"{workload.name}: {who}"
     if who == PREFECT and workload.what == MANY:
-        said += f", {FEWER} chains"
-    return f"{said}, {figure}" if figure else said
+        text += f", {FEWER} chains"
+    return f"{text}, {figure}" if figure else text

@@ -126,7 +126,13 @@ async def _claim_all(platform: FlowsPlatform, breadth: int) -> float:
 
 
 async def _end(platform: FlowsPlatform, held: Sequence[ClaimedStep]) -> None:
-    reports = [(one, StepReport(one.run_id, one.step_id, one.fence, StepReportKind.SUCCEEDED)) for one in held]
+    reports = [
+        (
+            claimed_step,
+            StepReport(claimed_step.run_id, claimed_step.step_id, claimed_step.fence, StepReportKind.SUCCEEDED),
+        )
+        for claimed_step in held
+    ]
     await platform.engine.settle_succeeded(reports, Prefetch((), 0, WORKER, platform.db.clock.now()))
 
 

@@ -38,11 +38,11 @@ from penstock.kernel.ids import worker_name
 from penstock.kernel.telemetry.telemetry import Telemetry, configure_logging
 from penstock.settings import Settings
 
-CONCURRENCY = 200  # steps a worker has under way
+CONCURRENCY = 200  # active steps of a worker
 CREATING = 8  # runs a worker makes at once
 LOOK = 0.02  # seconds
 UNDER_WAY = "SELECT count(*) FROM flow_run WHERE status IN ('PENDING', 'RUNNING')"
-ASTRAY = """
+INCONSISTENT = """
 SELECT (SELECT count(*) FROM flow_run WHERE status <> 'SUCCEEDED')
      + (SELECT count(*) FROM flow_step WHERE status <> 'SUCCEEDED' OR attempts <> 1)
 """
@@ -58,9 +58,9 @@ class TimedSource(LocalWorkSource):
     async def settle(
         self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], capacity: int
     ) -> Any:
-        told = await super().settle(worker, done, kinds, capacity)
+        results = await super().settle(worker, done, kinds, capacity)
         self.settled_at = perf_counter()
-        return told
+        return results
 
 
 def settings_of(dsn: str, folder: str) -> Settings:
@@ -116,7 +116,7 @@ def work(dsn: str, folder: str, concurrency: int, pipe: Connection) -> None:
                 began = perf_counter()
                 await make_runs(platform, *share)
                 pipe.send(began)
-                await asyncio.to_thread(pipe.recv)  # until everybody is done, others' steps may still run here
+                await asyncio.to_thread(pipe.recv)  # steps of other workers may run here until all have ended
                 pipe.send((source.settled_at, dict(flows_defined.ticks)))
                 flows_defined.ticks.clear()
 
@@ -134,8 +134,8 @@ async def measure(dsn: str, workload: str, size: int, workers: int, concurrency:
         with _working(dsn, folder, workers, concurrency) as pipes:
             await _round(connection, pipes, _shares(workload, WARM_UP, workers))
             ticks, seconds = await _round(connection, pipes, _shares(workload, size, workers))
-    if astray := await connection.fetchval(ASTRAY):
-        sys.exit(f"{astray} runs or steps did not succeed at once")
+    if inconsistent := await connection.fetchval(INCONSISTENT):
+        sys.exit(f"{inconsistent} runs or steps did not succeed at once")
     await connection.close()
     found = chain_figures(ticks, seconds) if is_chain else fan_figures(ticks, seconds)
     expected = size * LENGTH if is_chain else size + 2

@@ -83,7 +83,7 @@ class Sizes:
 
 @dataclass
 class Seen:
-    """When somebody first had which version, in order."""
+    """Return the time at which each version was first seen, in order."""
 
     versions: list[int]
     times: list[float]
@@ -172,7 +172,7 @@ class _House:
         target = DictionaryKey(TENANT, LARGE)
         before = await self._version(target)
         seen = [Seen([], []) for _ in self._pods]
-        watching = [asyncio.create_task(_watch(pod, target, one)) for pod, one in zip(self._pods, seen, strict=True)]
+        watching = [asyncio.create_task(_watch(pod, target, feed)) for pod, feed in zip(self._pods, seen, strict=True)]
         try:
             count = await self._publish(target, self._sizes.whole)
             await self._all_have(await self._settled(target, before + count), seen)
@@ -190,7 +190,7 @@ class _House:
             count = await self._publish(target, self._sizes.simulated)
             last = await self._settled(target, before + count)
             found = _noted(files)
-            while any(one.when(last) is None for one in found[HELD]) or len(found[HELD]) < self._sizes.simulated.pods:
+            while any(feed.when(last) is None for feed in found[HELD]) or len(found[HELD]) < self._sizes.simulated.pods:
                 await asyncio.sleep(0.1)
                 found = _noted(files)
         return {what: await self._delays(target, before, found[what]) for what in (HEARD, HELD)}
@@ -253,7 +253,7 @@ class _House:
         return version
 
     async def _all_have(self, version: int, seen: Sequence[Seen]) -> None:
-        while any(one.when(version) is None for one in seen):  # noqa: ASYNC110 - other processes do it
+        while any(feed.when(version) is None for feed in seen):  # noqa: ASYNC110 - other processes do it
             await asyncio.sleep(0.05)
 
     async def _delays(self, target: DictionaryKey, before: int, seen: Sequence[Seen]) -> list[float]:
@@ -261,7 +261,7 @@ class _House:
         commits = await self._platform.db.fetch(_COMMITS, *target, before)
         _tell_pace(commits)
         return [
-            1000 * (max(at for one in seen if (at := one.when(commit["version"])) is not None) - commit["committed"])
+            1000 * (max(at for feed in seen if (at := feed.when(commit["version"])) is not None) - commit["committed"])
             for commit in commits
         ]
 
@@ -280,8 +280,8 @@ def _tell_pace(commits: Sequence[asyncpg.Record]) -> None:
     times = [commit["committed"] for commit in commits]
     relayed = statistics.quantiles([1000 * (commit["announced"] - commit["committed"]) for commit in commits], n=100)
     rate = (len(times) - 1) / (times[-1] - times[0])
-    said = f"  {rate:.1f} commits/s; to the relay's own commit p50 {relayed[49]:.1f} ms, p95 {relayed[94]:.1f} ms"
-    print(said, file=sys.stderr)
+    text = f"  {rate:.1f} commits/s; to the relay's own commit p50 {relayed[49]:.1f} ms, p95 {relayed[94]:.1f} ms"
+    print(text, file=sys.stderr)
 
 
 async def _watch(pod: Pod, target: DictionaryKey, seen: Seen) -> None:

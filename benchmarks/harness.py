@@ -59,7 +59,7 @@ class Figure:
 
 
 class Shared(Generic[T]):
-    """One run for several figures: whoever asks a second time has it done again."""
+    """One run for several figures; a second request for the same figure starts a new run."""
 
     def __init__(self, run: Callable[[], Awaitable[T]]) -> None:
         self._run = run
@@ -67,7 +67,7 @@ class Shared(Generic[T]):
         self._told: set[str] = set()
 
     async def result(self, figure: str) -> T:
-        """What the run gave that *figure* was not told of yet."""
+        """Return the result of the run, or of a new run if *figure* has already got it."""
         if not self._last or figure in self._told:
             self._last, self._told = [await self._run()], set()
         self._told.add(figure)
@@ -111,7 +111,7 @@ class Results:
         """Return the figures of all finished rounds; none before the first."""
         if not self.rounds:
             return []
-        return [Figure(bench, [one[bench.name] for one in self.rounds]) for bench in self.benches]
+        return [Figure(bench, [sample[bench.name] for sample in self.rounds]) for bench in self.benches]
 
     def __str__(self) -> str:
         return f"interrupted by {self.interruption} after {len(self.rounds)} of {self.wanted} rounds"
@@ -155,7 +155,7 @@ def ratio(figures: Sequence[Figure], ours: str, theirs: str) -> float | None:
     if ours not in named or theirs not in named:
         return None
     pairs = zip(named[ours].rounds, named[theirs].rounds, strict=True)
-    return statistics.median(one / other for one, other in pairs)
+    return statistics.median(sample / other for sample, other in pairs)
 
 
 def report(session: Session, results: Results, *, as_json: bool, notes: Sequence[str] = ()) -> str:
@@ -164,7 +164,7 @@ def report(session: Session, results: Results, *, as_json: bool, notes: Sequence
 
 
 def _as_json(session: Session, results: Results, notes: Sequence[str]) -> str:
-    told = {
+    document = {
         "machine": machine(),
         "form": session.form.name,
         "rounds": len(results.rounds),
@@ -172,7 +172,7 @@ def _as_json(session: Session, results: Results, notes: Sequence[str]) -> str:
         "left_out": session.left_out,
         "figures": [figure.as_dict() for figure in results.figures],
     }
-    return json.dumps({**told, **({"notes": notes} if notes else {})}, indent=2, ensure_ascii=False)
+    return json.dumps({**document, **({"notes": notes} if notes else {})}, indent=2, ensure_ascii=False)
 
 
 def _as_table(session: Session, results: Results, notes: Sequence[str]) -> str:
@@ -183,11 +183,11 @@ def _as_table(session: Session, results: Results, notes: Sequence[str]) -> str:
         "  ".join(_aligned(cell, width, n) for n, (cell, width) in enumerate(zip(row, widths, strict=True)))
         for row in rows
     ]
-    said = [*notes, *(f"left out: {one}" for one in session.left_out)]
-    said += [] if session.form.is_complete else ["smoke form: the data is tiny, and the figures mean nothing"]
-    said += [str(results)] if results.interruption else []
+    footer = [*notes, *(f"left out: {name}" for name in session.left_out)]
+    footer += [] if session.form.is_complete else ["smoke form: the data is tiny, and the figures mean nothing"]
+    footer += [str(results)] if results.interruption else []
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
-    return "\n".join([*lines, *(["", *said] if said else []), "", about])
+    return "\n".join([*lines, *(["", *footer] if footer else []), "", about])
 
 
 def _row(figure: Figure) -> list[str]:

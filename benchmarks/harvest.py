@@ -36,13 +36,13 @@ class Sizes:
 
 def conclusions(figures: Sequence[Figure], _sizes: Sizes) -> list[str]:
     """Return how many times the others' speed ours is."""
-    said = []
+    lines = []
     for what in dict.fromkeys(figure.bench.name.partition(": ")[0] for figure in figures):
         for other in (DLT, DLT_PARALLEL):
             times = ratio(figures, _name(what, other), _name(what, US))
             if times is not None:
-                said.append(f"{what}: {times:.2f} times {other}")
-    return said
+                lines.append(f"{what}: {times:.2f} times {other}")
+    return lines
 
 
 @asynccontextmanager
@@ -104,8 +104,8 @@ def _figures(what: str, who: str, run: Run, parts: Mapping[str, str], target: fl
     return [
         Bench(_name(what, who), "s", _seconds(shared, "seconds"), target, is_duration=True),
         *(
-            Bench(f"{_name(what, who)}, {said}", "s", _seconds(shared, part), is_duration=True)
-            for part, said in parts.items()
+            Bench(f"{_name(what, who)}, {lines}", "s", _seconds(shared, part), is_duration=True)
+            for part, lines in parts.items()
         ),
     ]
 

@@ -18,7 +18,8 @@ from penstock.harvest.runtime import HarvestPlatform
 
 _KEEP = """
 INSERT INTO raw_record (feed, key, payload, version, seen_run, seen_in, seen_scan, changed_at)
-SELECT $1, payload->>'id', payload, 1, $2, 'partition-0', 1, now() FROM (SELECT line::jsonb AS payload FROM told) AS one
+SELECT $1, payload->>'id', payload, 1, $2, 'partition-0', 1,
+    now() FROM (SELECT line::jsonb AS payload FROM source_line) AS line_payload
 """
 _AGAIN = """
 TRUNCATE canonical_record, raw_pending;
@@ -36,8 +37,8 @@ async def fetched(place: Place) -> AsyncIterator[HarvestPlatform]:
         opened(settings_of(database, place.source, place.folder)) as platform,
     ):
         async with platform.db.transaction() as tx:
-            await tx.execute("CREATE TEMP TABLE told (line text) ON COMMIT DROP")
-            await tx.copy_records_to_table("told", records=[(line,) for line in await _lines(place)])
+            await tx.execute("CREATE TEMP TABLE source_line (line text) ON COMMIT DROP")
+            await tx.copy_records_to_table("source_line", records=[(line,) for line in await _lines(place)])
             await tx.execute(_KEEP, FEED, uuid.uuid4())
         yield platform
 
@@ -62,5 +63,5 @@ async def rate(platform: HarvestPlatform, records: int, mode: ConsolidationMode)
 async def _lines(place: Place) -> list[str]:
     """By price, as the source lists them: their keys come in no order."""
     async with httpx.AsyncClient(timeout=300) as client:
-        told = (await client.get(f"{place.source}/admin/records")).text.splitlines()
-    return sorted(told, key=lambda line: orjson.loads(line)["price"] or 0)
+        records = (await client.get(f"{place.source}/admin/records")).text.splitlines()
+    return sorted(records, key=lambda line: orjson.loads(line)["price"] or 0)

@@ -49,8 +49,8 @@ class Harvested:
 
 def settings_of(database: str, source: str, folder: Path) -> dict[str, Any]:
     """Return settings with the example's feed, its fields and its prices, over REST and without dictionaries."""
-    told = YAML(typ="safe").load(EXAMPLE.read_text())
-    feed = told["harvest"]["feeds"][FEED]
+    config_document = YAML(typ="safe").load(EXAMPLE.read_text())
+    feed = config_document["harvest"]["feeds"][FEED]
     feed.pop("every", None)  # only when asked
     feed.pop("dictionaries", None)  # the peers announce nothing after a run either
     feed["source"] = {
@@ -64,20 +64,20 @@ def settings_of(database: str, source: str, folder: Path) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def opened(told: dict[str, Any]) -> AsyncIterator[HarvestPlatform]:
+async def opened(config_document: dict[str, Any]) -> AsyncIterator[HarvestPlatform]:
     """The schema made, and who may ask for runs."""
-    settings = Settings.model_validate(told)
+    settings = Settings.model_validate(config_document)
     async with open_platform(settings, Telemetry()) as platform, open_harvest(settings, platform) as harvest:
         yield harvest
 
 
 async def harvest(database: str, source: str, folder: Path, records: int) -> Harvested:
     """A full run of everything the source has, by one worker process with the usual settings."""
-    told = settings_of(database, source, folder)
+    config_document = settings_of(database, source, folder)
     config = folder / "penstock.yaml"
-    config.write_text(json.dumps(told))
+    config.write_text(json.dumps(config_document))
     command = ("-m", "penstock.cli.main", "work", "harvest", "--json", "--config", str(config))
-    async with opened(told) as platform, started(*command) as worker:
+    async with opened(config_document) as platform, started(*command) as worker:
         before, began = processor_seconds([worker.pid]), perf_counter()
         run_id = await platform.harvest.start(FEED, "benchmark")
         await _ended(platform, run_id)

@@ -56,10 +56,10 @@ class Place:
             order = self._order(database, folder, in_parallel=in_parallel)
             path = folder / "order.json"
             path.write_text(json.dumps(order))
-            told = await peers.ask(await harvest_env.python(), harvest_env.DLT, str(path))
-        if told["rows"] != self.records:
-            raise RuntimeError(f"dlt harvested {told['rows']} of {self.records} records")
-        return told
+            result = await peers.ask(await harvest_env.python(), harvest_env.DLT, str(path))
+        if result["rows"] != self.records:
+            raise RuntimeError(f"dlt harvested {result['rows']} of {self.records} records")
+        return result
 
     def _order(self, database: str, folder: Path, *, in_parallel: bool) -> dict[str, object]:
         parts = urlsplit(database)
@@ -76,7 +76,7 @@ class Place:
 
     @asynccontextmanager
     async def _prepared(self, latency_ms: int) -> AsyncIterator[tuple[str, Path]]:
-        """A database and a folder nobody has used, and the source as late as it shall be; both gone afterwards."""
+        """Yield a new database and folder, and the source with its latency; both are deleted afterwards."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         async with httpx.AsyncClient() as client:
             (await client.post(f"{self.source}/admin/faults", json={"latency_ms": latency_ms})).raise_for_status()

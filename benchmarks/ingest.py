@@ -1,6 +1,6 @@
 """Price lists into facts: ours beside DuckDB in SQL, dlt, openpyxl and calamine, each in a process of its own.
 
-Everybody maps, types, hashes and writes the same rows, and finds the same row ids. Ours also hashes the file, looks for
+All contenders map, type, hash and write the same rows, and finds the same row ids. Ours also hashes the file, looks for
 repeated keys, judges, syncs and publishes. floe-python is not here: it writes no JSON, and turns no text into numbers.
 """
 
@@ -63,7 +63,7 @@ _XLSX_PEERS: Peers = {OPENPYXL: (ingest_env.OPENPYXL, []), CALAMINE: (ingest_env
 
 @asynccontextmanager
 async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
-    """Write the price lists, and open their ingest by everybody."""
+    """Write the price lists, and open their ingest for each contender."""
     found, contenders = list[Bench](), await _contenders(session, _CSV_PEERS)
     for rows in sizes.csv:
         found += _benches(f"{rows:,} rows of CSV", await _csv(session.folder, rows), rows, contenders)
@@ -72,13 +72,13 @@ async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
 
 def conclusions(figures: Sequence[Figure], _sizes: Sizes) -> list[str]:
     """Return how many times the others' rate ours is."""
-    said = []
+    lines = []
     for what in sorted({figure.bench.name.partition(": ")[0] for figure in figures}):
         for other in (DUCKDB, DUCKDB_BOUND, DLT, DLT_ARROW, OPENPYXL, CALAMINE):
             times = ratio(figures, f"{what}: {US}", f"{what}: {other}")
             if times is not None:
-                said.append(f"{what}: {times if 'sheets' not in what else 1 / times:.2f} times {other}")
-    return said
+                lines.append(f"{what}: {times if 'sheets' not in what else 1 / times:.2f} times {other}")
+    return lines
 
 
 GROUP = Group(
@@ -101,10 +101,10 @@ async def _contenders(session: Session, others: Peers) -> list[Contender]:
 
 async def _workbooks(session: Session, books: tuple[Workbook, Workbook]) -> list[Bench]:
     contenders = await _contenders(session, _XLSX_PEERS)
-    one, many = books
-    source, sheets = await _xlsx(session.folder, one), await _xlsx(session.folder, many)
+    single, many = books
+    source, sheets = await _xlsx(session.folder, single), await _xlsx(session.folder, many)
     return [
-        *_benches(f"{one.rows:,} rows of XLSX", source, one.rows, contenders),
+        *_benches(f"{single.rows:,} rows of XLSX", source, single.rows, contenders),
         *(_seconds(f"{many.sheets} sheets, {many.rows:,} rows", sheets, each) for each in contenders),
     ]
 
@@ -163,10 +163,10 @@ async def _run(contender: Contender, source: Path) -> tuple[float, float]:
     """Return how many seconds it took, and how many megabytes; the output lies beside the file itself."""
     out = Path(tempfile.mkdtemp(dir=source.parent))
     try:
-        told = await peers.ask(contender.python, contender.script, str(source), str(out), *contender.args)
+        result = await peers.ask(contender.python, contender.script, str(source), str(out), *contender.args)
     finally:
         for path in out.rglob("*"):
             if path.is_dir() and not path.is_symlink():
                 path.chmod(0o755)
         shutil.rmtree(out)
-    return float(told["seconds"]), float(told["peak_mb"])
+    return float(result["seconds"]), float(result["peak_mb"])

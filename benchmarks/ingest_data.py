@@ -1,6 +1,6 @@
 """Price lists as suppliers send them, the same for the same number of rows: what every ingest is measured on.
 
-The CSV and the workbook of as many rows hold the same goods, so that whoever reads either must find the same facts.
+The CSV and the workbook of as many rows contain the same items, so that both give the same facts.
 """
 
 import asyncio

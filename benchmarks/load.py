@@ -9,7 +9,7 @@ from benchmarks.servers import CLIENT_CORE
 
 @dataclass(frozen=True)
 class Load:
-    """What a server did under load, how busy its processes were, and how busy whoever asked; 1.0 is a whole core."""
+    """The rate and latency of a server under load, and the load of its processes and of the client; 1.0 is a core."""
 
     rate: float
     p50: float
@@ -18,12 +18,12 @@ class Load:
     client_busy: float
 
     def __str__(self) -> str:
-        said = f"{self.rate:,.0f}/s, p50 {self.p50:.2f} ms, p99 {self.p99:.2f} ms, server busy {self.busy:.0%}"
-        return f"{said}, load {self.client_busy:.0%}"
+        text = f"{self.rate:,.0f}/s, p50 {self.p50:.2f} ms, p99 {self.p99:.2f} ms, server busy {self.busy:.0%}"
+        return f"{text}, load {self.client_busy:.0%}"
 
     @property
     def per_processor_second(self) -> float:
-        """Requests for a second of the server's own processor time, whoever else needed the core."""
+        """Return the requests per second of processor time of the server, independent of other processes."""
         return self.rate / self.busy if self.busy else 0.0
 
 

@@ -63,7 +63,7 @@ class Pod:
 
 
 def settings_for(url: str, held: Dictionaries, **sections: Any) -> dict[str, Any]:
-    """penstock.yaml of whoever has to do with these dictionaries."""
+    """Return penstock.yaml of all roles of these dictionaries."""
     refdata = {"tenants": [held.tenant], "dictionaries": [{"code": code} for code in held.codes]}
     given = {"database": {"url": url}, "telemetry": {"log_level": "WARNING"}, **sections}
     return {**given, "refdata": {**refdata, **sections.get("refdata", {})}}

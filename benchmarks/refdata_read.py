@@ -1,9 +1,9 @@
 """The way out of refdata on one core, beside an nginx that says always the same, Redis GET, and FastAPI.
 
 The serving process alone is on core 0, the load on core 1: wrk with 64 kept connections, redis-benchmark with 64
-clients for Redis, whose protocol wrk does not speak. Nobody pipelines. Every server is sent the same request headers.
+clients for Redis, whose protocol wrk does not speak. No client pipelines. All servers get the same request headers.
 Where the load is the first to have no more of its core, a rate tells of the load, not of the server: so beside each
-rate stands the same by processor time, which is what the server would do with all of its core.
+rate is also given by processor time: the rate of the server with a whole core.
 """
 
 import sys
@@ -91,11 +91,11 @@ def conclusions(figures: Sequence[Figure], _sizes: Sizes) -> list[str]:
     lines = [line for ours, theirs, wanted in asked for line in _ratio(figures, ours, theirs, wanted)]
     for figure in figures:
         if figure.bench.name in (OURS, OURS + BY_TIME):
-            cores, said = WANTED_TPS / figure.median, figure.bench.name.removeprefix(OURS)
-            lines.append(f"{WANTED_TPS:,} TPS / {figure.median:,.0f} requests/s per core{said} = {cores:.1f} cores")
+            cores, suffix = WANTED_TPS / figure.median, figure.bench.name.removeprefix(OURS)
+            lines.append(f"{WANTED_TPS:,} TPS / {figure.median:,.0f} requests/s per core{suffix} = {cores:.1f} cores")
     busy = [(name, ratio(figures, name, name + BY_TIME)) for name in (OURS, BARE, NGINX, REDIS, FASTAPI)]
-    told = [f"{name.removeprefix('1 core: ')} {share:.0%}" for name, share in busy if share is not None]
-    return [*lines, f"of its core each server had: {'; '.join(told)}"] if told else lines
+    shares = [f"{name.removeprefix('1 core: ')} {share:.0%}" for name, share in busy if share is not None]
+    return [*lines, f"of its core each server had: {'; '.join(shares)}"] if shares else lines
 
 
 GROUP = Group(
@@ -118,7 +118,7 @@ def _ratio(figures: Sequence[Figure], ours: str, theirs: str, wanted: str) -> li
 
 
 class _House:
-    """Everything that is measured, each begun once."""
+    """All servers that are measured, each started once."""
 
     def __init__(self, url: str, session: Session, sizes: Sizes, stack: AsyncExitStack) -> None:
         self._url = url
@@ -205,9 +205,9 @@ class _House:
         )
 
     async def _load(self, url: str, headers: dict[str, str], pids: list[int], keys: int) -> Load:
-        one = f"{url}/items/{self._sizes.key}"
-        _check(one, headers, self._sizes.body)
-        target = Target(one, headers, pids) if keys == 1 else Target(f"{url}/items/", headers, pids, keys)
+        item_url = f"{url}/items/{self._sizes.key}"
+        _check(item_url, headers, self._sizes.body)
+        target = Target(item_url, headers, pids) if keys == 1 else Target(f"{url}/items/", headers, pids, keys)
         return await self._generator.press(target)
 
     async def _ask_processes(self, count: int) -> Load:

@@ -206,6 +206,6 @@ async def _call(client: RefdataClient, number: int) -> float:
     item = CommandItem(f"key-{number}", payload=_payload(number))
     command = Command(dict_code="COUNTRY", event_type=EventType.DELTA, items=[item])
     began = perf_counter()
-    told = await client.submit("latency", command, waits=True)
-    assert "committedVersion" in told, told
+    response = await client.submit("latency", command, waits=True)
+    assert "committedVersion" in response, response
     return perf_counter() - began

@@ -42,9 +42,9 @@ class _Pod(PodLoader):
 
     def handle_invalidation(self, body: str) -> None:
         with contextlib.suppress(msgspec.MsgspecError):
-            told = INVALIDATIONS.decode(body)
-            if (told.tenant_id, told.dict_code) == self.target:  # on the channel are all dictionaries
-                self.note(HEARD, told.version)
+            invalidation = INVALIDATIONS.decode(body)
+            if (invalidation.tenant_id, invalidation.dict_code) == self.target:  # on the channel are all dictionaries
+                self.note(HEARD, invalidation.version)
         super().handle_invalidation(body)
 
 

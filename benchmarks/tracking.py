@@ -139,7 +139,9 @@ def _bench(name: str, db: Database, rows: int, batch: int, count: int, drain: Dr
 def _in_process(tracking: Tracking) -> Drain:
     async def drain(batch: int, number: int) -> None:
         while held := await tracking.claim(STAGE, f"worker-{number}", limit=batch):
-            reports = [RowReport(one.filename, one.shard, one.fence, StageReportKind.DONE) for one in held]
+            reports = [
+                RowReport(claimed.filename, claimed.shard, claimed.fence, StageReportKind.DONE) for claimed in held
+            ]
             await tracking.report(STAGE, reports)
 
     return drain
@@ -149,7 +151,8 @@ def _through_http(client: PipelineClient) -> Drain:
     async def drain(batch: int, number: int) -> None:
         while held := await client.claim(STAGE, f"worker-{number}", limit=batch):
             await client.report(
-                STAGE, [RowResult(one.filename, one.shard, one.fence, StageReportKind.DONE) for one in held]
+                STAGE,
+                [RowResult(claimed.filename, claimed.shard, claimed.fence, StageReportKind.DONE) for claimed in held],
             )
 
     return drain
@@ -158,8 +161,8 @@ def _through_http(client: PipelineClient) -> Drain:
 def _peer(python: Path, url: str, rows: int, batch: int, how: str) -> Bench:
     async def measure() -> float:
         args = ("--dsn", url, "--rows", str(rows), "--batch", str(batch), "--how", how)
-        told = await peers.ask(python, peers.PGQUEUER_DRAIN, *args)
-        return float(told["rate"])
+        result = await peers.ask(python, peers.PGQUEUER_DRAIN, *args)
+        return float(result["rate"])
 
     return Bench(f"batches of {batch}: PgQueuer, {how}", "rows", measure)
 
@@ -171,7 +174,7 @@ async def _claims(db: Database, tracking: Tracking, rows: int) -> float:
     while held := await tracking.claim(STAGE, "worker", limit=100):
         seconds += perf_counter() - began
         await tracking.report(
-            STAGE, [RowReport(one.filename, one.shard, one.fence, StageReportKind.DONE) for one in held]
+            STAGE, [RowReport(claimed.filename, claimed.shard, claimed.fence, StageReportKind.DONE) for claimed in held]
         )
         began = perf_counter()
     return rows / seconds
@@ -186,14 +189,14 @@ async def _summaries(tracking: Tracking, times: int) -> float:
 
 @asynccontextmanager
 async def _tracking(url: str) -> AsyncIterator[tuple[Database, Tracking]]:
-    """The service as `pipeline-apid` runs it, chores and all."""
+    """The service as `pipeline-apid` runs it, with its periodic tasks."""
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(Database.open(url, prefers_indexes=True))
         await migrate.migrate(db, tracking_migrations())
         metrics = TrackingMetrics(Telemetry().registry)
         tracking = await stack.enter_async_context(Tracking.open(db, TrackingSection(), metrics))
-        for name, chore, every in maintenance.list_periodic_tasks(tracking):
-            await stack.enter_async_context(run_periodically(name, chore, every))
+        for name, task, every in maintenance.list_periodic_tasks(tracking):
+            await stack.enter_async_context(run_periodically(name, task, every))
         yield db, tracking
 
 

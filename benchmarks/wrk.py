@@ -52,15 +52,15 @@ class Wrk:
         command = self._command(target)
         before, asked = processor_seconds(target.pids), children_seconds()
         output = await read_output(*(command if core is None else pinned(core, *command)))
-        told = _last_document(output)
-        if not told or told["errors"]:
+        report = _last_document(output)
+        if not report or report["errors"]:
             raise SystemExit(f"wrk did not get good answers only from {target.url}:\n{output.decode()}")
         load = Load(
-            rate=told["requests"] / told["seconds"],
-            p50=told["p50"],
-            p99=told["p99"],
-            busy=(processor_seconds(target.pids) - before) / told["seconds"],
-            client_busy=(children_seconds() - asked) / told["seconds"],
+            rate=report["requests"] / report["seconds"],
+            p50=report["p50"],
+            p99=report["p99"],
+            busy=(processor_seconds(target.pids) - before) / report["seconds"],
+            client_busy=(children_seconds() - asked) / report["seconds"],
         )
         print(f"  {load}", file=sys.stderr)
         return load

@@ -19,11 +19,11 @@ PGQUEUER_DRAIN = HERE / "pgqueuer_drain.py"
 
 
 class PeerFailed(Exception):
-    """A peer's script ended badly, or said nothing that can be read."""
+    """The script of a peer failed or printed an unreadable result."""
 
 
 async def environment(name: str, *requirements: str) -> Path:
-    """Return the python of the virtual environment *name*, made anew unless it has exactly *requirements*."""
+    """Return the python of the virtual environment *name*, created again unless it has exactly *requirements*."""
     folder = ENVIRONMENTS / name
     python, marker = folder / "bin" / "python", folder / "requirements.txt"
     wanted = "".join(f"{requirement}\n" for requirement in requirements)

@@ -130,7 +130,7 @@ def work(dsn: str, number: int, workers: int, how: str, pipe: Connection) -> Non
         if share:
             WAYS[how](share, workers)
         pipe.send((began, perf_counter()) if share else None)
-        pipe.recv()  # until everybody is done, others' steps may still run here
+        pipe.recv()  # steps of other workers may run here until all have ended
         pipe.send(dict(_ticks))
         _ticks.clear()
     DBOS.destroy()

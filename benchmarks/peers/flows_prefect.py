@@ -1,7 +1,7 @@
 """Run no-op flows with Prefect and print their figures as JSON; run by the python of Prefect's environment.
 
 A worker is a process that runs flows and tells a Prefect server, one more process, which writes to a database of its
-own on the given PostgreSQL. Flow runs are written at once. Task runs are told as events and written later, in batches:
+own on the given PostgreSQL. Flow runs are written at once. Task runs are sent as events and written later, in batches:
 a step is not durable when the next one starts, so `recorded_seconds` says when all of them were.
 """
 
@@ -46,7 +46,7 @@ SETTINGS = {
 
 
 def work(workload: str, share: range, pipe: Connection) -> None:
-    """Warm up with a chain, then run the share when told."""
+    """Warm up with a chain, then run the share on a signal."""
     from prefect import flow, task  # type: ignore[import-not-found]  # reads its settings when it is imported
 
     ticks: defaultdict[int, list[float]] = defaultdict(list)
@@ -105,11 +105,11 @@ def _worked(database: str, workload: str, flows: int, workers: int) -> tuple[Tic
     asyncio.run(_recorded(database, workers * LENGTH))  # of the warm-up, which must not be in the way
     for ours, _ in pipes:
         ours.send("go")
-    told = [ours.recv() for ours, _ in pipes]
+    results = [ours.recv() for ours, _ in pipes]
     for process in processes:
         process.join()
-    ticks = {part: times for _, _, found in told for part, times in found.items()}
-    return ticks, min(began for began, _, _ in told), max(ended for _, ended, _ in told)
+    ticks = {part: times for _, _, found in results for part, times in found.items()}
+    return ticks, min(began for began, _, _ in results), max(ended for _, ended, _ in results)
 
 
 @contextmanager

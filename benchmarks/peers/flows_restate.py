@@ -143,18 +143,18 @@ def _post(port: int, path: str, body: object) -> None:
     try:
         connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
         answer = connection.getresponse()
-        said = answer.read()
+        body = answer.read()
         if answer.status >= 300:
-            raise HTTPException(f"{path}: {answer.status} {said.decode(errors='replace')}")
+            raise HTTPException(f"{path}: {answer.status} {body.decode(errors='replace')}")
     finally:
         connection.close()
 
 
 def _free_ports(count: int) -> list[int]:
     found = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in found]
-    for one in found:
-        one.close()
+    ports = [listener.getsockname()[1] for listener in found]
+    for listener in found:
+        listener.close()
     return ports
 
 

@@ -1,4 +1,4 @@
-"""The environment of everybody our ingest is measured beside, and their scripts.
+"""The environments and scripts of the peers of ingest.
 
 All share one environment: they need nothing that contradicts, and only one of them runs at a time.
 """

@@ -28,7 +28,7 @@ class Bad(Exception):
 
 
 def payload(cells: Sequence[Any]) -> Payload:
-    """What a row says, by sorted names, so that it is canonical JSON as it stands; Bad when it cannot be read."""
+    """Return the payload of a row with sorted names, which is canonical JSON; raise Bad for an unreadable row."""
     sku, name, brand, qty, price, day = cells
     if not (sku and (sku := sku.strip())):
         raise Bad("REQUIRED_MISSING")

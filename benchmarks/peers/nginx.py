@@ -1,4 +1,4 @@
-"""nginx that gives everybody the same answer: one worker, nothing logged, nothing looked up."""
+"""nginx with a constant response: one worker, no log, no lookup."""
 
 import asyncio
 from collections.abc import AsyncIterator

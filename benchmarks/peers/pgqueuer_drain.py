@@ -77,7 +77,7 @@ async def drain_with_manager(queries: TimedQueries, batch: int) -> None:
         batch_size=batch,
         dequeue_timeout=timedelta(milliseconds=1),  # how long it idles at the end before it looks whether it is done
         heartbeat_timeout=HEARTBEAT,
-        log_aggregation_interval=timedelta(0),  # statistics when somebody reads them, not while we measure
+        log_aggregation_interval=timedelta(0),  # no statistics during the measurement
     )
 
 

@@ -43,12 +43,12 @@ class RedisPeer:
         command = [program, "-p", str(self.port), "-c", str(CONNECTIONS), "-n", str(times), "--csv"]
         before, asked = processor_seconds([self.pid]), children_seconds()
         output = await read_output(*pinned(CLIENT_CORE, *command, "GET", key))
-        (told,) = csv.DictReader(output.decode().splitlines())
-        taken = times / float(told["rps"])
+        (row,) = csv.DictReader(output.decode().splitlines())
+        taken = times / float(row["rps"])
         load = Load(
-            rate=float(told["rps"]),
-            p50=float(told["p50_latency_ms"]),
-            p99=float(told["p99_latency_ms"]),
+            rate=float(row["rps"]),
+            p50=float(row["p50_latency_ms"]),
+            p99=float(row["p99_latency_ms"]),
             busy=(processor_seconds([self.pid]) - before) / taken,
             client_busy=(children_seconds() - asked) / taken,
         )

@@ -20,7 +20,7 @@ PAGE = capacity_docs.PAGE.read_text()
 
 def test_the_tables_are_what_was_measured() -> None:
     """R27: every table of the guide, and its example, is what the file of figures gives."""
-    assert capacity_docs.renewed(PAGE, REPORT) == PAGE
+    assert capacity_docs.render(PAGE, REPORT) == PAGE
 
 
 def test_every_figure_is_in_a_table() -> None:
