@@ -1,4 +1,4 @@
-"""Old runs are forgotten."""
+"""The deletion of old runs in the database."""
 
 from datetime import timedelta
 
@@ -19,10 +19,10 @@ ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 BROKEN = snapshot({"A": "none"})
 
 
-async def test_old_runs_are_forgotten(
+async def test_old_runs_are_deleted(
     harness: IngestHarness, place: IngestWorkspace, views: IngestViews, db: Database, configured: Settings
 ) -> None:
-    """I12: runs and moves older than what is kept of them go, so many at a time; one under way stays."""
+    """I12: runs and moves that are older than their retention are deleted in batches; an active run stays."""
     ids = []
     for content in (ONE, TWO, THREE):
         harness.drop(content)
@@ -38,8 +38,8 @@ async def test_old_runs_are_forgotten(
         assert await store.prune(tx, db.clock.now() - timedelta(days=41), 100) == 0
         assert await store.prune(tx, db.clock.now() - timedelta(days=39), 1) == 2
     await delete_old_runs(configured.ingest, db)
-    left = (await views.runs(None, None, store.START, 10)).items
-    assert {(one.run_id in ids, one.status) for one in left} == {
+    runs = (await views.runs(None, None, store.START, 10)).items
+    assert {(run.run_id in ids, run.status) for run in runs} == {
         (True, IngestRunState.PASS),
         (False, IngestRunState.RUNNING),
     }

@@ -1,6 +1,7 @@
-"""The API of ingest in a running `penstock up`: what every route answers, and to whom."""
+"""The API of ingest in a running `penstock up`: the response of every route, and access to it."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from hashlib import sha256
@@ -28,25 +29,25 @@ BROKEN = snapshot({"A": "none", "B": "none"})
 
 @pytest.fixture(scope="module")
 def server_database() -> Iterator[str]:
-    """A database the module's server has to itself."""
+    """Yield the URL of a database for the server of the module."""
     with module_database() as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> IngestHarness:
-    """Serve a harness after two publications and a failure."""
+    """Return a harness with two publications and a failed run."""
     return IngestHarness(tmp_path_factory.mktemp("served") / "root", {**KEYED, "keep_raw": True})
 
 
 @pytest.fixture(scope="module")
 def api(served: IngestHarness, server_database: str) -> Iterator[str]:
-    """The API of a running `penstock up`, as far as it is ingest's."""
+    """Yield the URL of the ingest API of a running `penstock up`."""
     config = {"database": {"url": server_database}, "ingest": {"root": str(served.root), **QUICK}}
-    with open_ingest_workspace(Settings.model_validate(config), uses_database=True) as place:
+    with open_ingest_workspace(Settings.model_validate(config), uses_database=True) as workspace:
         for content in (ONE, BROKEN, TWO):
             served.drop(content)
-            place.run(SUPPLIER, RunHooks(), waits=False)
+            workspace.run(SUPPLIER, RunHooks(), waits=False)
     folder = served.root.parent
     write_config(folder, config)
     with Up(folder) as up:
@@ -57,25 +58,25 @@ def get(url: str, **params: Any) -> Json:
     return answered(httpx.get(url, params=params))
 
 
-def test_a_dropped_file_is_published_by_itself(api: str, served: IngestHarness) -> None:
-    """I23: `penstock up` watches; what came of it is under every address of the API."""
+def test_file_in_the_inbox_is_published_automatically(api: str, served: IngestHarness) -> None:
+    """I23: `penstock up` watches the inboxes; every route of the API shows the publication."""
     served.configure(KEYED, "globex")
     served.drop(ONE, supplier="globex")
     until(lambda: bool(get(f"{api}/runs", supplier="globex", status="PASS")["runs"]), "it is published")
     (run,) = get(f"{api}/runs", supplier="globex")["runs"]
     assert run["runId"] == served.current("globex")
-    whole = get(f"{api}/runs/{run['runId']}")
-    assert whole["manifest"] == served.read_json(paths.run(run["runId"], paths.MANIFEST))
-    assert [(one["from"], one["to"]) for one in whole["history"]] == [(None, "RUNNING"), ("RUNNING", "PASS")]
-    assert [(move["fileName"], move["reason"]) for move in whole["moves"]] == [("price.csv", "published")]
-    assert get(f"{api}/suppliers/globex/moves")["moves"] == whole["moves"]
-    standing = {one["supplier"]: one for one in get(f"{api}/suppliers")["suppliers"]}["globex"]
-    assert (standing["runId"], standing["facts"], standing["fence"]) == (run["runId"], 2, 1)
+    details = get(f"{api}/runs/{run['runId']}")
+    assert details["manifest"] == served.read_json(paths.run(run["runId"], paths.MANIFEST))
+    assert [(move["from"], move["to"]) for move in details["history"]] == [(None, "RUNNING"), ("RUNNING", "PASS")]
+    assert [(move["fileName"], move["reason"]) for move in details["moves"]] == [("price.csv", "published")]
+    assert get(f"{api}/suppliers/globex/moves")["moves"] == details["moves"]
+    status = {supplier["supplier"]: supplier for supplier in get(f"{api}/suppliers")["suppliers"]}["globex"]
+    assert (status["runId"], status["facts"], status["fence"]) == (run["runId"], 2, 1)
     assert get(f"{api}/suppliers/globex")["alerts"] == []
 
 
-def test_a_state_is_read_whole(api: str, served: IngestHarness) -> None:
-    """I14, §17: NDJSON whose sha256 is the pointer's and the ETag; the headers say which state it is."""
+def test_state_is_streamed_completely(api: str, served: IngestHarness) -> None:
+    """I14, §17: the facts are NDJSON whose sha256 is that of the pointer and the ETag; headers name the state."""
     state = get(f"{api}/state/{SUPPLIER}")
     assert (state["runId"], state["fence"], state["manifest"]["status"]) == (served.current(), 2, "PASS")
     facts = httpx.get(f"{api}/state/{SUPPLIER}/facts")
@@ -87,16 +88,16 @@ def test_a_state_is_read_whole(api: str, served: IngestHarness) -> None:
 
 
 def test_runs_are_paged(api: str) -> None:
-    """The latest first; page by page nothing is missed and nothing comes twice."""
-    whole = get(f"{api}/runs", supplier=SUPPLIER)
-    assert ([one["status"] for one in whole["runs"]], whole["next"]) == (["PASS", "FAIL", "PASS"], None)
+    """Runs are listed newest first; the pages contain every run once."""
+    unpaged = get(f"{api}/runs", supplier=SUPPLIER)
+    assert ([run["status"] for run in unpaged["runs"]], unpaged["next"]) == (["PASS", "FAIL", "PASS"], None)
     paged: list[Json] = []
     cursor: Json = {}
-    for _ in whole["runs"]:
+    for _ in unpaged["runs"]:
         page = get(f"{api}/runs", supplier=SUPPLIER, limit=1, **cursor)
         paged += page["runs"]
         cursor = {"cursor": page["next"]}
-    assert paged == whole["runs"]
+    assert paged == unpaged["runs"]
     assert cursor == {"cursor": None}
     failed = get(f"{api}/runs", status="FAIL")["runs"]
     bad = get(f"{api}/runs/{failed[0]['runId']}/bad-rows", limit=1)
@@ -107,9 +108,9 @@ def test_runs_are_paged(api: str) -> None:
 def test_files_in_quarantine_are_listed(api: str, served: IngestHarness) -> None:
     """I3: each file with its reason and its run, newest first; `total` counts the files beyond the limit."""
     (failed,) = get(f"{api}/runs", supplier=SUPPLIER, status="FAIL")["runs"]
-    found = get(f"{api}/suppliers/{SUPPLIER}/quarantine")
-    (file,) = found["files"]
-    assert found["total"] == 1
+    quarantine = get(f"{api}/suppliers/{SUPPLIER}/quarantine")
+    (file,) = quarantine["files"]
+    assert quarantine["total"] == 1
     assert (file["reason"], file["runId"], file["bytes"]) == ("DQ_TOO_MANY_BAD_ROWS", failed["runId"], len(BROKEN))
     assert file["path"] == failed["manifest"]["moved_to"]
     assert file["since"].endswith("Z")
@@ -119,13 +120,50 @@ def test_files_in_quarantine_are_listed(api: str, served: IngestHarness) -> None
     assert ([shown["path"] for shown in cut["files"]], cut["total"]) == ([later], 2)
 
 
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
+
+
+def list_times(document: Any) -> list[str]:
+    """Return the times in a document, at any depth."""
+    if isinstance(document, dict):
+        return [time for value in document.values() for time in list_times(value)]
+    if isinstance(document, list):
+        return [time for value in document for time in list_times(value)]
+    return [document] if isinstance(document, str) and TIME.match(document) else []
+
+
+def list_names(document: Any) -> set[str]:
+    """Return the field names in a document, without those of quoted files."""
+    if isinstance(document, list):
+        return {name for value in document for name in list_names(value)}
+    if not isinstance(document, dict):
+        return set()
+    own = {name: value for name, value in document.items() if name not in ("manifest", "rows", "before", "after")}
+    return {*document, *(name for value in own.values() for name in list_names(value))}
+
+
+def test_documents_have_one_format_of_times_and_names(api: str, served: IngestHarness) -> None:
+    """All times end with Z, also in manifests and in the files of the tree; field names are in camelCase."""
+    (run, *_) = get(f"{api}/runs", supplier=SUPPLIER)["runs"]
+    paths_of_api = ["suppliers", f"suppliers/{SUPPLIER}", f"suppliers/{SUPPLIER}/moves", "runs", f"runs/{run['runId']}"]
+    paths_of_api += [f"suppliers/{SUPPLIER}/quarantine", f"state/{SUPPLIER}", f"runs/{run['runId']}/bad-rows"]
+    documents = [get(f"{api}/{path}") for path in paths_of_api]
+    stored = [paths.run(run["runId"], paths.MANIFEST), paths.run(run["runId"], paths.STARTED), paths.ledger(SUPPLIER)]
+    times = list_times([*documents, *map(served.read_json, stored)])
+    assert len(times) > 20
+    assert [time for time in times if not time.endswith("Z")] == []
+    reasons = {"NOT_INTEGER"}
+    assert {name for name in list_names(documents) if "_" in name} <= reasons
+
+
 def test_two_publications_are_compared(api: str, served: IngestHarness) -> None:
     """I10, I21: the published state with the one before it, or any two runs; the limit cuts what is shown."""
     runs = get(f"{api}/runs", supplier=SUPPLIER, status="PASS")["runs"]
     second, first = (run["runId"] for run in runs)
-    found = get(f"{api}/state/{SUPPLIER}/diff")
-    assert (found["before"], found["after"], found["changed"], found["unchanged"]) == (first, second, 1, 1)
-    (shown,) = found["shown"]
+    comparison = get(f"{api}/state/{SUPPLIER}/diff")
+    assert (comparison["before"], comparison["after"]) == (first, second)
+    assert (comparison["changed"], comparison["unchanged"]) == (1, 1)
+    (shown,) = comparison["shown"]
     assert (shown["change"], shown["before"]["payload"]["price"], shown["after"]["payload"]["price"]) == (
         "changed",
         1,
@@ -138,17 +176,17 @@ def test_two_publications_are_compared(api: str, served: IngestHarness) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "code"),
     [
-        ("suppliers/nobody", 404, "SUPPLIER_NOT_FOUND"),
+        ("suppliers/unknown", 404, "SUPPLIER_NOT_FOUND"),
         ("suppliers/no%20name", 422, "BAD_SUPPLIER"),
         ("suppliers/no%20name/moves", 422, "BAD_SUPPLIER"),
-        ("suppliers/nobody/quarantine", 404, "SUPPLIER_NOT_FOUND"),
+        ("suppliers/unknown/quarantine", 404, "SUPPLIER_NOT_FOUND"),
         ("suppliers/acme/quarantine?limit=0", 422, None),
-        ("state/nobody", 404, "STATE_NOT_FOUND"),
-        ("state/nobody/diff", 404, "STATE_NOT_FOUND"),
+        ("state/unknown", 404, "STATE_NOT_FOUND"),
+        ("state/unknown/diff", 404, "STATE_NOT_FOUND"),
         ("state/no%20name/diff", 422, "BAD_SUPPLIER"),
         ("state/acme/diff?from=globex_20200101T000000Z_000000", 422, "OTHER_SUPPLIER"),
         ("state/acme/diff?limit=1001", 422, None),
-        ("state/nobody/facts", 404, "STATE_NOT_FOUND"),
+        ("state/unknown/facts", 404, "STATE_NOT_FOUND"),
         ("runs/nothing", 404, "RUN_NOT_FOUND"),
         ("runs/acme_20200101T000000Z_000000", 404, "RUN_NOT_FOUND"),
         ("runs/acme_20200101T000000Z_000000/bad-rows", 404, "RUN_NOT_FOUND"),
@@ -159,17 +197,17 @@ def test_two_publications_are_compared(api: str, served: IngestHarness) -> None:
         ("runs?supplier=%00", 422, "BAD_SUPPLIER"),
     ],
 )
-def test_mistakes_are_problems(api: str, path: str, status: int, code: str | None) -> None:
-    """Each with its status and a code that stays."""
-    answer = httpx.get(f"{api}/{path}")
-    assert answer.status_code == status
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json()["code"] == code if code else answer.json()["code"]
+def test_errors_are_problem_documents(api: str, path: str, status: int, code: str | None) -> None:
+    """Every error has its status and a stable code."""
+    response = httpx.get(f"{api}/{path}")
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["code"] == code if code else response.json()["code"]
 
 
 @pytest.mark.full
-def test_suppliers_belong_to_no_tenant(harness: IngestHarness) -> None:
-    """I23: on an embedded database, with tokens: one that acts for a tenant sees nothing of suppliers."""
+def test_tenants_have_no_access(harness: IngestHarness) -> None:
+    """I23: a token that acts for a tenant gets 403; an operator has access."""
     config = {"ingest": {"root": str(harness.root), **QUICK}}
     write_config(harness.root.parent, config)
     harness.drop(ONE)
@@ -185,8 +223,8 @@ def test_suppliers_belong_to_no_tenant(harness: IngestHarness) -> None:
             refused = httpx.get(f"{api}/{path}", headers=token())
             assert (refused.status_code, refused.json()["code"]) == (403, "OPERATOR_ONLY")
             assert httpx.get(f"{api}/{path}").status_code == 401
-        ours = token(tenant_id=None)
+        operator = token(tenant_id=None)
         until(lambda: harness.current() is not None, "it is published")
-        until(lambda: "PASS" in httpx.get(f"{api}/runs", headers=ours).text, "it is recorded")
-        assert httpx.get(f"{api}/state/{SUPPLIER}/facts", headers=ours).status_code == 200
+        until(lambda: "PASS" in httpx.get(f"{api}/runs", headers=operator).text, "it is recorded")
+        assert httpx.get(f"{api}/state/{SUPPLIER}/facts", headers=operator).status_code == 200
         assert up.stop(signal.SIGINT) == 0

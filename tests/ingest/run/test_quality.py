@@ -1,4 +1,4 @@
-"""What may be published: quality asked for, guards against the state before, duplicates, and what a change is."""
+"""The checks before a publication: quality limits, guards against the previous state, repeated keys, duplicates."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -20,72 +20,70 @@ from tests.support.types import Json
 EMPTY = snapshot({})
 
 
-def rows(good: int, bad: int = 0) -> bytes:
+def make_rows(good: int, bad: int = 0) -> bytes:
     return snapshot({**{f"g{n}": n for n in range(good)}, **{f"b{n}": "none" for n in range(bad)}})
 
 
-def prices(harness: IngestHarness) -> Json:
+def read_prices(harness: IngestHarness) -> Json:
     return {fact["payload"]["sku"]: fact["payload"]["price"] for fact in harness.facts()}
 
 
 def assert_failed(harness: IngestHarness, content: bytes, code: FailureCode) -> Json:
-    """The run fails with *code*, the state stays, the file is set aside; what the manifest says."""
+    """Check that the run fails with *code*, and that only the file is moved; return the manifest."""
     before, published = harness.current(), harness.all_files()
     outcome = harness.run(content)
     assert failure(outcome) is code
     assert outcome.manifest is not None
     assert harness.current() == before
     assert {path: published[path] for path in published if "/state" in path}.items() <= harness.all_files().items()
-    moved = outcome.manifest.moved_to
-    assert moved is not None
-    assert moved.startswith(paths.broken(SUPPLIER))
-    assert (harness.root / moved).read_bytes() == content
-    told = harness.read_json(paths.run(outcome.manifest.run_id, paths.MANIFEST))
-    assert (told["status"], told["failure_code"]) == ("FAIL", code.value)
-    return told
+    moved_to = outcome.manifest.moved_to
+    assert moved_to is not None
+    assert moved_to.startswith(paths.broken(SUPPLIER))
+    assert (harness.root / moved_to).read_bytes() == content
+    manifest = harness.read_json(paths.run(outcome.manifest.run_id, paths.MANIFEST))
+    assert (manifest["status"], manifest["failure_code"]) == ("FAIL", code.value)
+    return manifest
 
 
 @pytest.mark.parametrize(
-    ("asked", "content", "code"),
+    ("limits", "content", "code"),
     [
-        ({"max_bad_ratio": 0.25}, rows(3, 1), None),
-        ({"max_bad_ratio": 0.2499}, rows(3, 1), FailureCode.DQ_TOO_MANY_BAD_ROWS),
-        ({"max_bad_ratio": 0}, rows(1000, 1), FailureCode.DQ_TOO_MANY_BAD_ROWS),
-        ({"max_bad_ratio": 0}, rows(3), None),
-        ({"min_fact_count": 3}, rows(3), None),
-        ({"min_fact_count": 4}, rows(3), FailureCode.DQ_TOO_FEW_FACTS),
-        ({"min_fact_count": 4, "max_bad_ratio": 1}, rows(3, 9), FailureCode.DQ_TOO_FEW_FACTS),
+        ({"max_bad_ratio": 0.25}, make_rows(3, 1), None),
+        ({"max_bad_ratio": 0.2499}, make_rows(3, 1), FailureCode.DQ_TOO_MANY_BAD_ROWS),
+        ({"max_bad_ratio": 0}, make_rows(1000, 1), FailureCode.DQ_TOO_MANY_BAD_ROWS),
+        ({"max_bad_ratio": 0}, make_rows(3), None),
+        ({"min_fact_count": 3}, make_rows(3), None),
+        ({"min_fact_count": 4}, make_rows(3), FailureCode.DQ_TOO_FEW_FACTS),
+        ({"min_fact_count": 4, "max_bad_ratio": 1}, make_rows(3, 9), FailureCode.DQ_TOO_FEW_FACTS),
         ({"max_bad_ratio": 0}, EMPTY, FailureCode.DQ_EMPTY_SNAPSHOT),
         ({"min_fact_count": 0}, EMPTY, FailureCode.DQ_EMPTY_SNAPSHOT),
-        ({"max_bad_ratio": 1}, rows(0, 2), FailureCode.DQ_EMPTY_SNAPSHOT),
+        ({"max_bad_ratio": 1}, make_rows(0, 2), FailureCode.DQ_EMPTY_SNAPSHOT),
         ({"min_fact_count": 100, "max_bad_ratio": 0, "allow_empty_snapshot": True}, EMPTY, None),
         (
             {"min_fact_count": 100, "max_bad_ratio": 1, "allow_empty_snapshot": True},
-            rows(0, 2),
+            make_rows(0, 2),
             FailureCode.DQ_TOO_FEW_FACTS,
         ),
-        ({"min_fact_count": 100, "allow_empty_snapshot": True}, rows(3), FailureCode.DQ_TOO_FEW_FACTS),
+        ({"min_fact_count": 100, "allow_empty_snapshot": True}, make_rows(3), FailureCode.DQ_TOO_FEW_FACTS),
     ],
 )
-def test_quality_is_judged_as_asked(
-    harness: IngestHarness, asked: Json, content: bytes, code: FailureCode | None
-) -> None:
-    """I7, §8: the ratio may be reached and not passed, the minimum has to be; an empty file only when it may be."""
-    harness.configure({**KEYED, **asked})
+def test_quality_limits_decide(harness: IngestHarness, limits: Json, content: bytes, code: FailureCode | None) -> None:
+    """I7, §8: a limit may be reached but not exceeded; an empty file passes only with allow_empty_snapshot."""
+    harness.configure({**KEYED, **limits})
     if code is None:
         harness.publish(content)
     else:
         assert_failed(harness, content, code)
 
 
-@pytest.mark.parametrize("lost", ["min_fact_count", "max_bad_ratio", "allow_empty_snapshot", "all"])
-def test_no_run_without_quality_asked_for(harness: IngestHarness, lost: str) -> None:
-    """I7, I14: a key that is missing, or the whole file, is CONFIG_DQ_MISSING; the file waits in the inbox."""
-    first = harness.publish(rows(3))
-    harness.configure({name: value for name, value in KEYED.items() if name != lost})
-    if lost == "all":
+@pytest.mark.parametrize("missing", ["min_fact_count", "max_bad_ratio", "allow_empty_snapshot", "all"])
+def test_run_without_quality_limits_fails(harness: IngestHarness, missing: str) -> None:
+    """I7, I14: a missing key or a missing file is CONFIG_DQ_MISSING; the file waits in the inbox."""
+    first = harness.publish(make_rows(3))
+    harness.configure({name: value for name, value in KEYED.items() if name != missing})
+    if missing == "all":
         (harness.root / paths.config(SUPPLIER)).unlink()
-    outcome = harness.run(rows(4))
+    outcome = harness.run(make_rows(4))
     assert failure(outcome) is FailureCode.CONFIG_DQ_MISSING
     assert outcome.manifest is not None
     assert outcome.manifest.failure is not None
@@ -105,29 +103,29 @@ def test_no_run_without_quality_asked_for(harness: IngestHarness, lost: str) -> 
         ({"max_drop_percent": 0}, {f"other{n}": n for n in range(10)}, None),
         ({"max_vanished_keys_percent": 20}, {f"k{n}": 7 for n in range(2, 12)}, None),
         ({"max_vanished_keys_percent": 20}, {f"k{n}": 7 for n in range(3, 13)}, FailureCode.GUARD_KEYS_VANISHED),
-        ({}, {"one": 1}, None),
+        ({}, {"A": 1}, None),
     ],
 )
-def test_guards_hold_a_snapshot_against_the_state_before(
+def test_guards_compare_a_snapshot_with_the_previous_state(
     harness: IngestHarness, guards: Json, after: Mapping[str, int], code: FailureCode | None
 ) -> None:
-    """I20: too many facts or keys gone, and the run fails; just so many as allowed is no failure."""
+    """I20: the run fails if more facts or keys are missing than the guards allow."""
     harness.configure({**KEYED, "guards": guards})
     harness.publish(snapshot({f"k{n}": n for n in range(10)}))
     if code is None:
         harness.publish(snapshot(after))
-        assert prices(harness) == dict(after)
+        assert read_prices(harness) == dict(after)
     else:
-        told = assert_failed(harness, snapshot(after), code)
-        assert told["previous_run"] in told["hint"]
+        manifest = assert_failed(harness, snapshot(after), code)
+        assert manifest["previous_run"] in manifest["hint"]
 
 
 @pytest.mark.parametrize("rule", ["allow", "fail"])
-def test_a_category_that_vanished(harness: IngestHarness, rule: str) -> None:
-    """I20: a sheet that was there before and is not now fails the run where that is asked for."""
+def test_missing_category(harness: IngestHarness, rule: str) -> None:
+    """I20: a sheet that is missing fails the run if the guard is set."""
     xlsxwriter = pytest.importorskip("xlsxwriter")
 
-    def book(*sheets: str) -> bytes:
+    def make_book(*sheets: str) -> bytes:
         file = harness.root / "book.xlsx"
         with xlsxwriter.Workbook(file) as opened:
             for sheet in sheets:
@@ -137,23 +135,23 @@ def test_a_category_that_vanished(harness: IngestHarness, rule: str) -> None:
         return file.read_bytes()
 
     harness.configure({**KEYED, "guards": {"vanished_categories": rule}})
-    harness.publish(book("summer", "winter"))
+    harness.publish(make_book("summer", "winter"))
     if rule == "fail":
-        told = assert_failed(harness, book("summer", "spring"), FailureCode.GUARD_CATEGORIES_VANISHED)
-        assert "winter" in told["failure"]
+        manifest = assert_failed(harness, make_book("summer", "spring"), FailureCode.GUARD_CATEGORIES_VANISHED)
+        assert "winter" in manifest["failure"]
     else:
-        harness.publish(book("summer", "spring"))
+        harness.publish(make_book("summer", "spring"))
         assert {fact["category_key"] for fact in harness.facts()} == {"summer", "spring"}
 
 
-def test_the_last_good_fact_is_held(harness: IngestHarness) -> None:
-    """I20: it says from which run it is, over any number of runs; it is no good row, and goes with its row."""
+def test_last_good_fact_is_held(harness: IngestHarness) -> None:
+    """I20: a held fact names the run it comes from; it is not a good row, and is deleted with its row."""
     harness.configure({**KEYED, "on_bad_row": "hold_last", "max_bad_ratio": 0.7})
     first = harness.publish(snapshot({"A": 1, "B": 2, "C": 3}))
     for price in ("?", "??"):
         run_id = harness.publish(snapshot({"A": 1, "B": price, "C": 3, "D": "none"}))
         held = [fact for fact in harness.facts() if "held_from" in fact]
-        assert [(one["held_from"], one["run_id"], one["payload"]) for one in held] == [
+        assert [(fact["held_from"], fact["run_id"], fact["payload"]) for fact in held] == [
             (first, run_id, {"price": 2, "sku": "B"})
         ]
         stats = harness.read_json(paths.run(run_id, paths.STATS))
@@ -161,20 +159,20 @@ def test_the_last_good_fact_is_held(harness: IngestHarness) -> None:
         manifest = harness.read_json(paths.run(run_id, paths.MANIFEST))
         assert (manifest["good_rows"], manifest["changes"]["unchanged"]) == (2, 3)
     harness.publish(snapshot({"A": 1, "B": 5, "C": "?"}))
-    assert prices(harness) == {"A": 1, "B": 5, "C": 3}
+    assert read_prices(harness) == {"A": 1, "B": 5, "C": 3}
     harness.publish(snapshot({"A": 1, "B": 5}))
-    assert prices(harness) == {"A": 1, "B": 5}
+    assert read_prices(harness) == {"A": 1, "B": 5}
 
 
-def test_a_bad_row_is_dropped_by_default(harness: IngestHarness) -> None:
-    """I20: without hold_last the fact of a bad row goes."""
+def test_bad_row_is_dropped_by_default(harness: IngestHarness) -> None:
+    """I20: without hold_last, the fact of a bad row is deleted."""
     harness.publish(snapshot({"A": 1, "B": 2}))
     harness.publish(snapshot({"A": 1, "B": "?"}))
-    assert prices(harness) == {"A": 1}
+    assert read_prices(harness) == {"A": 1}
 
 
-def test_what_is_held_does_not_repair_the_ratio(harness: IngestHarness) -> None:
-    """I7, I20: bad rows count as bad although facts stand in for them."""
+def test_held_facts_do_not_improve_the_ratio(harness: IngestHarness) -> None:
+    """I7, I20: bad rows count as bad even if held facts replace them."""
     harness.configure({**KEYED, "on_bad_row": "hold_last"})
     harness.publish(snapshot({"A": 1, "B": 2, "C": 3}))
     assert_failed(harness, snapshot({"A": 1, "B": "?", "C": "?"}), FailureCode.DQ_TOO_MANY_BAD_ROWS)
@@ -184,25 +182,25 @@ TWICE = snapshot([("A", 1), ("B", 2), ("A", 3), ("A", 4)])
 
 
 @pytest.mark.parametrize(
-    ("policy", "kept", "bad"),
+    ("policy", "facts", "bad"),
     [
         ("first", [("A", 1), ("B", 2)], [3, 4]),
         ("last", [("A", 4), ("B", 2)], [1, 3]),
         ("keep", [("A", 1), ("A", 3), ("A", 4), ("B", 2)], []),
     ],
 )
-def test_of_facts_with_one_key(
-    harness: IngestHarness, policy: str, kept: list[tuple[str, int]], bad: list[int]
+def test_facts_with_the_same_key(
+    harness: IngestHarness, policy: str, facts: list[tuple[str, int]], bad: list[int]
 ) -> None:
-    """I18: the first or the last stays, or all do; the others are bad rows with a reason."""
+    """I18: the first, the last or all facts of a key stay; the others are bad rows with a reason."""
     harness.configure({**KEYED, "duplicate_keys": policy})
     run_id = harness.publish(TWICE)
-    found = [(fact["payload"]["sku"], fact["payload"]["price"]) for fact in harness.facts()]
-    assert sorted(found) == kept
-    told = harness.lines(paths.run(run_id, paths.BAD))
-    assert [(one["row_number"] - 1, one["reason_code"]) for one in told] == [(row, "KEY_DUPLICATE") for row in bad]
+    published = [(fact["payload"]["sku"], fact["payload"]["price"]) for fact in harness.facts()]
+    assert sorted(published) == facts
+    bad_rows = harness.lines(paths.run(run_id, paths.BAD))
+    assert [(row["row_number"] - 1, row["reason_code"]) for row in bad_rows] == [(row, "KEY_DUPLICATE") for row in bad]
     stats = harness.read_json(paths.run(run_id, paths.STATS))
-    assert (stats["good_rows"], stats["bad_rows"]) == (len(kept), len(bad))
+    assert (stats["good_rows"], stats["bad_rows"]) == (len(facts), len(bad))
 
 
 @pytest.mark.parametrize("keep_raw", [False, True])
@@ -216,60 +214,61 @@ def test_bad_row_has_its_reason_and_its_column(harness: IngestHarness, keep_raw:
 
 
 def test_duplicate_keys_may_fail_the_run(harness: IngestHarness) -> None:
-    """I18: with `fail` a key that comes twice publishes nothing."""
+    """I18: with `fail`, a repeated key publishes nothing."""
     harness.configure({**KEYED, "duplicate_keys": "fail"})
     assert "2 rows repeat" in assert_failed(harness, TWICE, FailureCode.DQ_DUPLICATE_KEYS)["failure"]
 
 
 @pytest.mark.parametrize("dedup", ["accepted", "current"])
-def test_a_supplier_who_goes_back_to_an_older_file(harness: IngestHarness, dedup: str) -> None:
-    """I22: known for ever by default; with `current` only the file that is published is known."""
+def test_older_file_sent_again(harness: IngestHarness, dedup: str) -> None:
+    """I22: an accepted file is a duplicate for ever; with dedup: current, only the published file is."""
     harness.configure({**KEYED, "dedup": dedup})
-    one, two = snapshot({"A": 1}), snapshot({"A": 2})
-    harness.publish(one)
-    second = harness.publish(two)
-    assert harness.run(two).manifest is None
-    again = harness.run(one)
+    older, newer = snapshot({"A": 1}), snapshot({"A": 2})
+    harness.publish(older)
+    second = harness.publish(newer)
+    assert harness.run(newer).manifest is None
+    again = harness.run(older)
     assert (again.manifest is None) == (dedup == "accepted")
-    assert prices(harness) == ({"A": 2} if dedup == "accepted" else {"A": 1})
+    assert read_prices(harness) == ({"A": 2} if dedup == "accepted" else {"A": 1})
     assert (harness.current() == second) == (dedup == "accepted")
     assert len(harness.names(paths.duplicates(SUPPLIER))) == (2 if dedup == "accepted" else 1)
 
 
-def test_there_is_no_force() -> None:
-    """I14: no option or command of the whole program publishes past the quality that is asked for."""
-    words = [word for path, command in _commands(typer.main.get_command(app)) for word in _words(path, command)]
+def test_no_option_bypasses_the_quality_limits() -> None:
+    """I14: no command or option of ingest publishes a file that fails the quality limits."""
+    words = [
+        word for path, command in _list_commands(typer.main.get_command(app)) for word in _list_words(path, command)
+    ]
     assert "--dry-run" in words
     forbidden = ("force", "skip", "ignore", "override", "unsafe", "publish")
-    ours = [word for word in words if any(part in word for part in forbidden)]
-    assert ours == []
+    assert [word for word in words if any(part in word for part in forbidden)] == []
 
 
-def _commands(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _list_commands(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     children: Mapping[str, Any] = getattr(command, "commands", {})
     yield path, command
     for name, child in children.items():
-        yield from _commands(child, f"{path} {name}".strip())
+        yield from _list_commands(child, f"{path} {name}".strip())
 
 
-def _words(path: str, command: Any) -> Iterator[str]:
+def _list_words(path: str, command: Any) -> Iterator[str]:
     if path.startswith("ingest"):
         yield path
         for parameter in command.params:
             yield from parameter.opts
 
 
-def test_the_manifest_tells_what_judged_it(harness: IngestHarness) -> None:
-    """I7, I8: the configuration a run was judged by is named by its hash, whatever becomes of the file later."""
+def test_manifest_has_the_hash_of_the_configuration(harness: IngestHarness) -> None:
+    """I7, I8: the manifest has the hash of the configuration that the run used."""
     config = (harness.root / paths.config(SUPPLIER)).read_bytes()
-    run_id = harness.publish(rows(3))
+    run_id = harness.publish(make_rows(3))
     harness.configure({**KEYED, "min_fact_count": 2})
     assert harness.read_json(paths.run(run_id, paths.MANIFEST))["config_sha256"] == sha256(config).hexdigest()
     assert json.loads(config) == KEYED
 
 
-def test_dq_judges_by_numbers_alone() -> None:
-    """I15: how many were good and bad is all it is told."""
+def test_quality_check_needs_only_numbers() -> None:
+    """I15: the quality check depends only on the numbers of good and bad rows."""
     stats = RunStats()
     stats.count(None, 9, {IngestReason.NOT_INTEGER.value: 1})
     check_quality(stats, supplier(max_bad_ratio=0.1))

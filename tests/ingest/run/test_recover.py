@@ -1,4 +1,4 @@
-"""What becomes of a run that was killed or cut off."""
+"""The recovery of a run that was killed."""
 
 import pytest
 
@@ -15,7 +15,7 @@ ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 
 
 @pytest.mark.parametrize(
-    ("step", "ended"),
+    ("step", "status"),
     [
         (PublishStep.STARTED, "FAIL"),
         (PublishStep.SWITCHING, "FAIL"),
@@ -23,19 +23,19 @@ ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
         (PublishStep.MOVED, "PASS"),
     ],
 )
-async def test_a_run_that_was_killed_is_ended_by_the_next(
-    harness: IngestHarness, place: IngestWorkspace, views: IngestViews, step: PublishStep, ended: str
+async def test_killed_run_is_ended_by_the_next_run(
+    harness: IngestHarness, place: IngestWorkspace, views: IngestViews, step: PublishStep, status: str
 ) -> None:
-    """I16: FAIL INTERRUPTED before the switch, PASS after it; until then it is seen as running."""
+    """I16: a killed run ends with FAIL INTERRUPTED before the switch, with PASS after it; until then it is RUNNING."""
     harness.drop(ONE)
     with pytest.raises(Killed):
         run(place, call_at(step))
-    (known,) = (await views.runs(None, None, store.START, 10)).items
-    assert (known.status, known.manifest) == (IngestRunState.RUNNING, None)
+    (running,) = (await views.runs(None, None, store.START, 10)).items
+    assert (running.status, running.manifest) == (IngestRunState.RUNNING, None)
     run(place)
-    row, _, history = await views.run(known.run_id)
-    assert (row.status.value, row.failure_code) == (ended, "INTERRUPTED" if ended == "FAIL" else None)
-    assert row.manifest == harness.read_json(paths.run(known.run_id, paths.MANIFEST))
-    assert [one.entry.target for one in history] == ["RUNNING", ended]
-    assert (harness.current() == known.run_id) == (ended == "PASS")
+    row, _, history = await views.run(running.run_id)
+    assert (row.status.value, row.failure_code) == (status, "INTERRUPTED" if status == "FAIL" else None)
+    assert row.manifest == harness.read_json(paths.run(running.run_id, paths.MANIFEST))
+    assert [stored.entry.target for stored in history] == ["RUNNING", status]
+    assert (harness.current() == running.run_id) == (status == "PASS")
     assert harness.names(paths.inbox(SUPPLIER)) == []

@@ -1,4 +1,4 @@
-"""What the database is told of runs, and what becomes of a run when the database is away."""
+"""The record of runs in the database, and runs while the database is down."""
 
 import asyncio
 import threading
@@ -33,15 +33,15 @@ BROKEN = snapshot({"A": "none"})
 WAIT = 30
 
 
-async def test_the_table_knows_the_machines_states(db: Database) -> None:
-    """The CHECK of the status column allows just the states the machine declares."""
+async def test_status_column_allows_the_states_of_the_machine(db: Database) -> None:
+    """The CHECK of the status column allows exactly the states of the machine."""
     definition = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = $1"
     await db.execute(f"CREATE TABLE twin (status text CONSTRAINT twin CHECK ({RUN.sql_check('status')}))")
     assert await db.fetchval(definition, "ingest_run_status_check") == await db.fetchval(definition, "twin")
 
 
 async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: IngestWorkspace, views: IngestViews) -> None:
-    """I4, I8: each run with its manifest and history, each file with where it went and why."""
+    """I4, I8: each run is recorded with its manifest and history, each moved file with its target and the reason."""
     harness.drop(ONE, "one.csv")
     first = run(place).manifest
     harness.drop(ONE, "again.csv")
@@ -53,8 +53,8 @@ async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: Ingest
     assert first is not None
     assert second is not None
     assert third is not None
-    found = await views.runs(SUPPLIER, None, store.START, 10)
-    assert [(item.run_id, item.status) for item in found.items] == [
+    runs = await views.runs(SUPPLIER, None, store.START, 10)
+    assert [(item.run_id, item.status) for item in runs.items] == [
         (third.run_id, IngestRunState.FAIL),
         (second.run_id, IngestRunState.PASS),
         (first.run_id, IngestRunState.PASS),
@@ -62,18 +62,18 @@ async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: Ingest
     assert [item.run_id for item in (await views.runs(None, IngestRunState.FAIL, store.START, 10)).items] == [
         third.run_id
     ]
-    row, moved, history = await views.run(third.run_id)
+    row, moves, history = await views.run(third.run_id)
     assert row.manifest == harness.read_json(paths.run(third.run_id, paths.MANIFEST))
     assert (row.failure_code, row.finished_at) == ("DQ_TOO_MANY_BAD_ROWS", third.finished_at)
-    assert [(one.file_name, one.moved_to, one.reason) for one in moved] == [
+    assert [(move.file_name, move.moved_to, move.reason) for move in moves] == [
         ("broken.csv", f"{paths.broken(SUPPLIER)}/broken.csv", "DQ_TOO_MANY_BAD_ROWS")
     ]
-    assert [(one.entry.source, one.entry.target, one.entry.reason) for one in history] == [
+    assert [(stored.entry.source, stored.entry.target, stored.entry.reason) for stored in history] == [
         (None, "RUNNING", None),
         ("RUNNING", "FAIL", "DQ_TOO_MANY_BAD_ROWS"),
     ]
-    everything = await views.moves(SUPPLIER, 10)
-    assert [(one.file_name, one.reason, one.run_id) for one in reversed(everything)] == [
+    all_moves = await views.moves(SUPPLIER, 10)
+    assert [(move.file_name, move.reason, move.run_id) for move in reversed(all_moves)] == [
         ("one.csv", "published", first.run_id),
         ("again.csv", "accepted before", None),
         ("older.csv", "a newer file is in the inbox", None),
@@ -83,19 +83,19 @@ async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: Ingest
 
 
 @contextmanager
-def without_flock() -> Iterator[None]:
-    """As on a disk shared by hosts whose locks do not know of each other."""
+def disable_flock() -> Iterator[None]:
+    """Disable the lock of the tree, as on a disk that hosts share without common locks."""
 
     @contextmanager
-    def nothing(*_: object) -> Iterator[None]:
+    def lock_nothing(*_: object) -> Iterator[None]:
         yield
 
-    with mock.patch.object(FolderTree, "lock", nothing):
+    with mock.patch.object(FolderTree, "lock", lock_nothing):
         yield
 
 
 def test_two_hosts_take_turns(harness: IngestHarness, place: IngestWorkspace, configured: Settings) -> None:
-    """I4: where several hosts share the tree the database lets one at a time; the other is told who works."""
+    """I4: of the hosts that share a tree one runs at a time; the other gets LOCKED with the owner."""
     harness.drop(ONE)
     started, go_on = threading.Event(), threading.Event()
 
@@ -103,21 +103,21 @@ def test_two_hosts_take_turns(harness: IngestHarness, place: IngestWorkspace, co
         started.set()
         assert go_on.wait(WAIT)
 
-    with without_flock(), ThreadPoolExecutor(1) as pool, open_ingest_workspace(configured, uses_database=True) as other:
+    with disable_flock(), ThreadPoolExecutor(1) as pool, open_ingest_workspace(configured, uses_database=True) as other:
         first = pool.submit(run, place, call_at(PublishStep.PROCESSED, wait))
         assert started.wait(WAIT)
-        with pytest.raises(Conflict, match=r"supplier acme is locked by ingest.* \(run acme_") as told:
+        with pytest.raises(Conflict, match=r"supplier acme is locked by ingest.* \(run acme_") as refused:
             run(other)
-        assert (told.value.code, told.value.exit_code) == ("LOCKED", 6)
+        assert (refused.value.code, refused.value.exit_code) == ("LOCKED", 6)
         go_on.set()
         assert first.result(WAIT).is_pass
         assert run(other).reason == "the inbox is empty"
 
 
-def cut_off(url: str) -> None:
+def end_connections(url: str) -> None:
     """End every connection to a database, as a failover does."""
 
-    async def cut() -> None:
+    async def terminate() -> None:
         connection = await asyncpg.connect(url)
         try:
             query = (
@@ -127,28 +127,29 @@ def cut_off(url: str) -> None:
         finally:
             await connection.close()
 
-    asyncio.run(cut())
+    asyncio.run(terminate())
 
 
-def test_connections_that_are_cut_do_no_harm(harness: IngestHarness, place: IngestWorkspace, database_url: str) -> None:
-    """I16: a failover in mid-run ends the run or does not; in the end all is published and recorded."""
+def test_failover_of_the_database_loses_nothing(
+    harness: IngestHarness, place: IngestWorkspace, database_url: str
+) -> None:
+    """I16: a failover may end a run; after the next run, the file is published and recorded."""
     harness.drop(ONE)
     with suppress(Transient):
-        run(place, call_at(PublishStep.PROCESSED, lambda: cut_off(database_url)))
+        run(place, call_at(PublishStep.PROCESSED, lambda: end_connections(database_url)))
     assert run(place).is_pass
     assert [fact["payload"]["price"] for fact in harness.facts()] == [1, 2]
 
-    async def recorded() -> list[str]:
+    async def list_recorded() -> list[str]:
         async with Database.open(database_url) as db, db.connection() as connection:
-            return [
-                one.run_id for one in await store.list_runs(connection, SUPPLIER, IngestRunState.PASS, store.START, 10)
-            ]
+            runs = await store.list_runs(connection, SUPPLIER, IngestRunState.PASS, store.START, 10)
+            return [run.run_id for run in runs]
 
-    assert asyncio.run(recorded()) == [harness.current()]
+    assert asyncio.run(list_recorded()) == [harness.current()]
 
 
 @pytest.mark.parametrize(
-    ("step", "ended"),
+    ("step", "status"),
     [
         (PublishStep.RECOVERED, None),
         (PublishStep.PROCESSED, "PASS"),
@@ -156,75 +157,73 @@ def test_connections_that_are_cut_do_no_harm(harness: IngestHarness, place: Inge
         (PublishStep.ACCEPTED, "PASS"),
     ],
 )
-async def test_the_database_goes_away_in_mid_run(
+async def test_database_that_goes_down_during_a_run(
     harness: IngestHarness,
     place: IngestWorkspace,
     views: IngestViews,
     db: Database,
     step: PublishStep,
-    ended: str | None,
+    status: str | None,
 ) -> None:
-    """I16: the run ends with what may work later (7); what it published stands, and the next run records it."""
+    """I16: the run ends with exit code 7; a published state stays, and the next run records it."""
     harness.drop(ONE)
 
     def refuse(*_: Any) -> None:
-        raise Transient("DATABASE_DOWN", "it went away", hint="try again")
+        raise Transient("DATABASE_DOWN", "the connection is lost", hint="try again")
 
-    is_away = threading.Event()
-    recorded = ("insert_run", "insert_move", "end_run")
-    with mock.patch.multiple(store, **{name: _unless(is_away, getattr(store, name), refuse) for name in recorded}):
-        with pytest.raises(Transient) as told:
-            run(place, call_at(step, is_away.set))
-        assert told.value.exit_code == 7
-        is_away.clear()
+    is_down = threading.Event()
+    writes = ("insert_run", "insert_move", "end_run")
+    with mock.patch.multiple(store, **{name: _refuse_if(is_down, getattr(store, name), refuse) for name in writes}):
+        with pytest.raises(Transient) as refused:
+            run(place, call_at(step, is_down.set))
+        assert refused.value.exit_code == 7
+        is_down.clear()
         unrecorded = ledger.load(harness.tree, SUPPLIER).running
         assert unrecorded is not None
         again = run(place)
     row, _, _ = await views.run(unrecorded)
-    if ended is None:  # it was never begun, so its file is taken by the next
+    if status is None:  # the run was not started, so the next run takes the file
         assert (row.status, row.failure_code) == (IngestRunState.FAIL, "INTERRUPTED")
         assert again.manifest is not None
         assert harness.current() == again.manifest.run_id
     else:
-        assert row.status.value == ended
+        assert row.status.value == status
         assert harness.current() == unrecorded
         assert again.manifest is None
     assert harness.names(paths.inbox(SUPPLIER)) == []
     assert [fact["payload"]["price"] for fact in harness.facts()] == [1, 2]
 
 
-def _unless(is_away: threading.Event, works: Any, refuses: Callable[..., None]) -> Any:
-    async def call(*args: Any) -> Any:
-        if is_away.is_set():
-            refuses()
-        return await works(*args)
+def _refuse_if(is_down: threading.Event, call: Any, refuse: Callable[..., None]) -> Any:
+    async def guarded(*args: Any) -> Any:
+        if is_down.is_set():
+            refuse()
+        return await call(*args)
 
-    return call
+    return guarded
 
 
-def test_a_database_that_is_away_is_told(harness: IngestHarness, tmp_path: Path) -> None:
-    """Exit code 7 and a sentence; nothing was touched."""
+def test_unreachable_database_is_an_error(harness: IngestHarness, tmp_path: Path) -> None:
+    """Exit code 7 with an error and a hint; no file is touched."""
     harness.drop(ONE)
-    config = f"ingest: {{root: {harness.root}}}\ndatabase: {{url: 'postgresql://nobody@127.0.0.1:1/none'}}\n"
+    config = f"ingest: {{root: {harness.root}}}\ndatabase: {{url: 'postgresql://user@127.0.0.1:1/none'}}\n"
     (tmp_path / "penstock.yaml").write_text(config)
-    done = penstock("ingest", "run", SUPPLIER, cwd=tmp_path)
-    assert (done.code, done.out) == (7, "")
-    assert done.err.startswith("error: ")
-    assert "hint: " in done.err
+    result = penstock("ingest", "run", SUPPLIER, cwd=tmp_path)
+    assert (result.code, result.out) == (7, "")
+    assert result.err.startswith("error: ")
+    assert "hint: " in result.err
     assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
 
 
-def test_a_named_root_needs_no_database(harness: IngestHarness, tmp_path: Path) -> None:
-    """A folder is enough: with --root the database is not asked."""
+def test_root_option_needs_no_database(harness: IngestHarness, tmp_path: Path) -> None:
+    """With --root the database is not used."""
     harness.drop(ONE)
-    (tmp_path / "penstock.yaml").write_text("database: {url: 'postgresql://nobody@127.0.0.1:1/none'}\n")
+    (tmp_path / "penstock.yaml").write_text("database: {url: 'postgresql://user@127.0.0.1:1/none'}\n")
     assert penstock("ingest", "run", SUPPLIER, "--root", "root", cwd=tmp_path).code == 0
 
 
-async def test_an_end_that_is_told_twice_counts_once(
-    harness: IngestHarness, place: IngestWorkspace, db: Database
-) -> None:
-    """I16: what has ended stays as it is, whoever tells it again."""
+async def test_end_of_a_run_is_recorded_once(harness: IngestHarness, place: IngestWorkspace, db: Database) -> None:
+    """I16: a second end of a run changes nothing."""
     harness.drop(ONE)
     manifest = run(place).manifest
     assert manifest is not None
@@ -232,7 +231,7 @@ async def test_an_end_that_is_told_twice_counts_once(
         other = {**manifest.as_dict(), "status": "FAIL", "failure_code": "INTERRUPTED"}
         assert not await store.end_run(tx, other, "another", db.clock.now())
     async with db.connection() as connection:
-        found = await store.find_run(connection, manifest.run_id)
-    assert found is not None
-    assert (found[0].status, len(found[1])) == (IngestRunState.PASS, 2)
+        stored = await store.find_run(connection, manifest.run_id)
+    assert stored is not None
+    assert (stored[0].status, len(stored[1])) == (IngestRunState.PASS, 2)
     assert failure(run(place)) is None

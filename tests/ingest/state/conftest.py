@@ -1,4 +1,4 @@
-"""Fixtures of tests of published states."""
+"""Fixtures of the tests of published states."""
 
 from pathlib import Path
 

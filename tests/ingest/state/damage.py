@@ -1,4 +1,4 @@
-"""Runs that are killed, and states that are lost."""
+"""Killed runs and lost states."""
 
 from datetime import timedelta
 
@@ -15,7 +15,7 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
 def run_killed(harness: IngestHarness, content: bytes, step: PublishStep) -> str:
-    """A run that does not come back from *step*; its id."""
+    """Kill a run at *step*, and return its id."""
     before = set(harness.tree.list_runs(SUPPLIER))
     with pytest.raises(Killed):
         harness.run(content, hooks=RunHooks(on_step=call_at(step)))
@@ -24,7 +24,7 @@ def run_killed(harness: IngestHarness, content: bytes, step: PublishStep) -> str
 
 
 def lose_state(harness: IngestHarness) -> None:
-    """The link leads nowhere: somebody removed what it points to, or restored half a backup."""
+    """Let the link point to a state that does not exist, as after an incomplete restore."""
     link = harness.root / layout.CURRENT / SUPPLIER
     link.unlink()
     link.symlink_to(f"../../state_store/{SUPPLIER}/{SUPPLIER}_20200101T000000Z_000000")

@@ -1,4 +1,4 @@
-"""A reader in a process of its own: reads the current state again and again, until it is told to stop."""
+"""A process that reads the published state again and again until it is stopped."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -14,43 +14,43 @@ SUPPLIER = "acme"
 
 
 @contextmanager
-def _opened(root: Path) -> Iterator[PublishedState]:
+def _open_by_tree(root: Path) -> Iterator[PublishedState]:
     with closing(FolderTree(root)) as tree, open_state(tree, SUPPLIER) as state:
         yield state
 
 
-def _by_sdk(root: Path) -> AbstractContextManager[PublishedState]:
+def _open_by_sdk(root: Path) -> AbstractContextManager[PublishedState]:
     return read_state(root, SUPPLIER)
 
 
-WAYS = {"open_state": _opened, "sdk": _by_sdk}
+READERS = {"open_state": _open_by_tree, "sdk": _open_by_sdk}
 
 
-def read_once(root: Path, way: str, last: int) -> int:
-    """One whole state, which is not before *last*; its fence. Every fact tells the number and how many there are."""
-    with WAYS[way](root) as state:
+def read_once(root: Path, reader: str, last: int) -> int:
+    """Read one state, check that it is complete and not older than fence *last*, and return its fence."""
+    with READERS[reader](root) as state:
         facts = list(state)
         state.content.seek(0)
         assert hash_content(state.content).sha256 == state.pointer.sha256
     fence = state.pointer.fence
     assert {fact["run_id"] for fact in facts} == {state.pointer.run_id}
     assert {fact["payload"]["price"] for fact in facts} == {fence}
-    assert len(facts) == count_of(fence)
+    assert len(facts) == count_facts(fence)
     assert fence >= last, f"{fence} after {last}"
     return fence
 
 
-def count_of(fence: int) -> int:
-    """How many facts the state with that fence has."""
+def count_facts(fence: int) -> int:
+    """Return the number of facts of the state with that fence."""
     return 50 + 37 * (fence % 7)
 
 
-def read_on(root: Path, way: str, pipe: Pipe) -> None:
-    """Read until something comes through *pipe*; then tell how many states were seen, and which was the last."""
+def read_until_stopped(root: Path, reader: str, pipe: Pipe) -> None:
+    """Read until *pipe* has a message; then send the numbers of reads and of states, and the last fence."""
     seen: list[int] = [0]
     reads = 0
     pipe.send("reading")
     while not pipe.poll():
-        seen.append(read_once(root, way, seen[-1]))
+        seen.append(read_once(root, reader, seen[-1]))
         reads += 1
-    pipe.send((reads, len(set(seen)) - 1, read_once(root, way, seen[-1])))
+    pipe.send((reads, len(set(seen)) - 1, read_once(root, reader, seen[-1])))

@@ -1,4 +1,4 @@
-"""What a change between two states is."""
+"""The comparison of two states."""
 
 import tempfile
 from collections import Counter
@@ -22,8 +22,8 @@ SNAPSHOTS = st.dictionaries(KEYS, st.integers(-9, 9), max_size=12)
 @given(before=SNAPSHOTS, after=SNAPSHOTS)
 @example(before={}, after={})
 @example(before={"a": 1, "б": 2, "1": 3}, after={"б": 2, "1": 4, "ß": 5})
-def test_changes_are_what_a_plain_comparison_finds(is_keyed: bool, before: Json, after: Json) -> None:
-    """I21: the counts and the keys kept with the state are exactly those of two dicts side by side."""
+def test_changes_are_those_of_a_plain_comparison(is_keyed: bool, before: Json, after: Json) -> None:
+    """I21: the numbers and the keys of changes are exactly those of a comparison of two dicts."""
     source = {"header": 1, "delimiter": ",", "format": "csv", "encoding": "utf-8"}
     config = {**QUALITY, "columns": COLUMNS, "source": source, "allow_empty_snapshot": True}
     with tempfile.TemporaryDirectory() as folder:
@@ -37,12 +37,12 @@ def test_changes_are_what_a_plain_comparison_finds(is_keyed: bool, before: Json,
         changes = harness.read_json(paths.state(SUPPLIER, second.run_id, paths.CHANGES))
         lines = harness.lines(paths.state(SUPPLIER, second.run_id, paths.CHANGED_KEYS))
         assert changes == harness.read_json(paths.run(second.run_id, paths.MANIFEST))["changes"]
-    expected = _keyed(before, after) if is_keyed else _whole(before, after)
+    expected = _compare_by_key(before, after) if is_keyed else _compare_rows(before, after)
     counts = {name: len(expected[name]) for name in ("added", "removed", "changed", "unchanged")}
     assert changes == {"previous": first.run_id, **counts}
     if is_keyed:
-        found = {name: {line["key"]["sku"] for line in lines if line["change"] == name} for name in expected}
-        assert found == {**expected, "unchanged": set()}
+        keys = {name: {line["key"]["sku"] for line in lines if line["change"] == name} for name in expected}
+        assert keys == {**expected, "unchanged": set()}
     assert len(lines) == counts["added"] + counts["removed"] + counts["changed"]
 
 
@@ -55,10 +55,10 @@ FACTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=
 @given(before=FACTS, after=FACTS)
 @example(before=[("a", 1), ("a", 2), ("b", 1)], after=[("b", 1), ("a", 2), ("a", 1)])
 @example(before=[("a", 1), ("a", 1)], after=[("a", 1), ("a", 1), ("a", 1), ("b", 1)])
-def test_facts_that_come_twice_are_two(
+def test_repeated_facts_are_counted(
     is_keyed: bool, before: list[tuple[str, int]], after: list[tuple[str, int]]
 ) -> None:
-    """I21: with repeated keys that are kept, or no key, the same rows in another order are no change."""
+    """I21: with repeated keys, or without a key, the same rows in another order are not a change."""
     source = {"header": 1, "delimiter": ",", "format": "csv", "encoding": "utf-8"}
     config = {**QUALITY, "columns": COLUMNS, "source": source, "allow_empty_snapshot": True}
     with tempfile.TemporaryDirectory() as folder:
@@ -71,13 +71,13 @@ def test_facts_that_come_twice_are_two(
         run_id = harness.publish(snapshot(after))
         changes = harness.read_json(paths.state(SUPPLIER, run_id, paths.CHANGES))
     same = Counter(before) & Counter(after)
-    gone, come = (Counter(sku for sku, _ in (Counter(facts) - same).elements()) for facts in (before, after))
-    changed = (gone & come).total() if is_keyed else 0
-    expected = {"added": come.total() - changed, "removed": gone.total() - changed, "changed": changed}
+    removed, added = (Counter(sku for sku, _ in (Counter(facts) - same).elements()) for facts in (before, after))
+    changed = (removed & added).total() if is_keyed else 0
+    expected = {"added": added.total() - changed, "removed": removed.total() - changed, "changed": changed}
     assert {**expected, "unchanged": same.total()}.items() <= changes.items()
 
 
-def _keyed(before: Json, after: Json) -> dict[str, set[Any]]:
+def _compare_by_key(before: Json, after: Json) -> dict[str, set[Any]]:
     both = before.keys() & after.keys()
     changed = {key for key in both if before[key] != after[key]}
     return {
@@ -88,6 +88,6 @@ def _keyed(before: Json, after: Json) -> dict[str, set[Any]]:
     }
 
 
-def _whole(before: Json, after: Json) -> dict[str, set[Any]]:
+def _compare_rows(before: Json, after: Json) -> dict[str, set[Any]]:
     old, new = set(before.items()), set(after.items())
     return {"added": new - old, "removed": old - new, "changed": set(), "unchanged": old & new}

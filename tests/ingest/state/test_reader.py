@@ -1,4 +1,4 @@
-"""Readers while states are published and removed: each sees one whole state, and never an older one than before."""
+"""Readers during publications and deletions: each reads one complete state, and never an older one than before."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.errors import Corrupt, NotFound
 from tests.ingest.crash_process import started, was_killed
-from tests.ingest.state.reader_process import WAYS, count_of, read_on, read_once
+from tests.ingest.state.reader_process import READERS, count_facts, read_once, read_until_stopped
 from tests.ingest.supplier_folder import SUPPLIER, SupplierFolder, csv, quick_folder
 from tests.support.soak import Campaign, examples
 
@@ -31,14 +31,14 @@ def supplier() -> Iterator[SupplierFolder]:
 
 
 def publish(supplier: SupplierFolder, fence: int) -> None:
-    supplier.drop("new.csv", csv({f"S{number}": fence for number in range(count_of(fence))}), at=fence)
+    supplier.drop("new.csv", csv({f"S{number}": fence for number in range(count_facts(fence))}), at=fence)
     outcome = supplier.run()
     assert outcome.manifest is not None
     assert outcome.manifest.fence == fence
 
 
 def publish_many(supplier: SupplierFolder, states: int) -> None:
-    """State after state, each removed as soon as the next is there and nobody reads it."""
+    """Publish state after state; delete each one that is replaced and not being read."""
     for fence in range(2, states + 2):
         publish(supplier, fence)
         supplier.sweep(AT_ONCE)
@@ -48,10 +48,10 @@ def publish_many(supplier: SupplierFolder, states: int) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
 def test_readers_in_other_processes(supplier: SupplierFolder, campaign: Campaign) -> None:
-    """I11, I12, I14: whatever is published and removed meanwhile, a reader gets one whole state, and no error."""
+    """I11, I12, I14: during publications and deletions, readers in other processes read complete states."""
     publish(supplier, 1)
     states = campaign.rounds = examples(24, soak=1000)
-    readers = [started_reader(supplier.root, way) for way in (*WAYS, *WAYS)]
+    readers = [start_reader(supplier.root, reader) for reader in (*READERS, *READERS)]
     publish_many(supplier, states)
     for ours, process in readers:
         ours.send("stop")
@@ -65,10 +65,10 @@ def test_readers_in_other_processes(supplier: SupplierFolder, campaign: Campaign
     supplier.check_all_is_well()
 
 
-def started_reader(root: Path, way: str) -> tuple[Connection, ForkServerProcess]:
-    """A reader that has begun."""
+def start_reader(root: Path, reader: str) -> tuple[Connection, ForkServerProcess]:
+    """Start a reader, and wait for its first message."""
     ours, theirs = Pipe()
-    process = started(read_on, root, way, theirs)
+    process = started(read_until_stopped, root, reader, theirs)
     theirs.close()
     assert ours.recv() == "reading"
     return ours, process
@@ -77,9 +77,9 @@ def started_reader(root: Path, way: str) -> tuple[Connection, ForkServerProcess]
 @pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
-@pytest.mark.parametrize("way", WAYS)
-def test_readers_in_threads(supplier: SupplierFolder, way: str, campaign: Campaign) -> None:
-    """I11, I14: readers of one process, too."""
+@pytest.mark.parametrize("reader", READERS)
+def test_readers_in_threads(supplier: SupplierFolder, reader: str, campaign: Campaign) -> None:
+    """I11, I14: during publications, readers in threads of one process read complete states."""
     publish(supplier, 1)
     states = campaign.rounds = examples(8, soak=100)
     is_over = threading.Event()
@@ -87,8 +87,8 @@ def test_readers_in_threads(supplier: SupplierFolder, way: str, campaign: Campai
     def read() -> int:
         last = 0
         while not is_over.is_set():
-            last = read_once(supplier.root, way, last)
-        return read_once(supplier.root, way, last)
+            last = read_once(supplier.root, reader, last)
+        return read_once(supplier.root, reader, last)
 
     with ThreadPoolExecutor(3) as readers:
         reading: list[Future[int]] = [readers.submit(read) for _ in range(3)]
@@ -96,28 +96,26 @@ def test_readers_in_threads(supplier: SupplierFolder, way: str, campaign: Campai
             publish_many(supplier, states)
         finally:
             is_over.set()
-        assert {one.result() for one in reading} == {states + 1}
+        assert {future.result() for future in reading} == {states + 1}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_is_read_is_not_removed(supplier: SupplierFolder, way: str) -> None:
-    """I12: a state that somebody has open stays, is told of, and goes when it is closed."""
+@pytest.mark.parametrize("reader", READERS)
+def test_state_that_is_read_is_not_deleted(supplier: SupplierFolder, reader: str) -> None:
+    """I12: a state that is open for reading is retained and reported, and is deleted after it is closed."""
     publish(supplier, 1)
-    with WAYS[way](supplier.root) as state:
+    with READERS[reader](supplier.root) as state:
         publish(supplier, 2)
-        [kept] = supplier.sweep(AT_ONCE).expired
-        assert not kept.is_deleted
-        assert "it is being read" in kept.reason
-        assert len(list(state)) == count_of(1)
-    [gone] = supplier.sweep(AT_ONCE).expired
-    assert gone.is_deleted
-    assert gone.path == paths.state(SUPPLIER, state.pointer.run_id)
+        [retained] = supplier.sweep(AT_ONCE).expired
+        assert not retained.is_deleted
+        assert "it is being read" in retained.reason
+        assert len(list(state)) == count_facts(1)
+    [deleted] = supplier.sweep(AT_ONCE).expired
+    assert deleted.is_deleted
+    assert deleted.path == paths.state(SUPPLIER, state.pointer.run_id)
 
 
-def test_a_state_removed_between_the_look_and_the_opening(
-    supplier: SupplierFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I12, I14: the pointer that was resolved leads nowhere by now: the reader gets the next state, not an error."""
+def test_state_deleted_after_its_pointer_was_read(supplier: SupplierFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I12, I14: if the state was replaced and deleted since the pointer was read, the reader gets the next state."""
     publish(supplier, 1)
     opened = FolderTree.open
 
@@ -131,8 +129,8 @@ def test_a_state_removed_between_the_look_and_the_opening(
     assert read_once(supplier.root, "sdk", 0) == 2
 
 
-def test_a_state_removed_amid_the_look(supplier: SupplierFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I12, I14: the link that was read leads nowhere by now: nor is the state lost then."""
+def test_state_deleted_while_its_pointer_is_read(supplier: SupplierFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I12, I14: if the state is replaced and deleted while its pointer is read, the reader gets the next pointer."""
     publish(supplier, 1)
     read = FolderTree.read
 
@@ -146,11 +144,11 @@ def test_a_state_removed_amid_the_look(supplier: SupplierFolder, monkeypatch: py
     assert find_pointer(supplier.tree, SUPPLIER).fence == 2
 
 
-def test_a_state_that_is_really_lost_is_told(supplier: SupplierFolder) -> None:
-    """I14: where there is nothing newer, the reader is told that it is gone, or damaged; nothing else is served."""
-    with pytest.raises(NotFound) as nothing, read_state(supplier.root, SUPPLIER):
+def test_lost_state_is_an_error(supplier: SupplierFolder) -> None:
+    """I14: a missing or damaged state is an error with a code; no other state is served."""
+    with pytest.raises(NotFound) as unpublished, read_state(supplier.root, SUPPLIER):
         pass
-    assert nothing.value.code == "STATE_NOT_FOUND"
+    assert unpublished.value.code == "STATE_NOT_FOUND"
     publish(supplier, 1)
     pointer = supplier.pointer()
     assert pointer is not None
@@ -163,9 +161,9 @@ def test_a_state_that_is_really_lost_is_told(supplier: SupplierFolder) -> None:
     assert damaged.value.code == "STATE_DAMAGED"
     folder.chmod(0o755)
     facts.unlink()
-    with pytest.raises(NotFound) as gone, read_state(supplier.root, SUPPLIER):
+    with pytest.raises(NotFound) as missing, read_state(supplier.root, SUPPLIER):
         pass
-    assert gone.value.code == "OBJECT_NOT_FOUND"
+    assert missing.value.code == "OBJECT_NOT_FOUND"
     (folder / paths.POINTER).unlink()
     with pytest.raises(Corrupt) as lost, read_state(supplier.root, SUPPLIER):
         pass

@@ -1,4 +1,4 @@
-"""What goes when, what is verified, and what somebody should look at."""
+"""The deletion of expired files: retention times, reasons, and files that must stay."""
 
 from datetime import timedelta
 
@@ -12,26 +12,28 @@ from penstock.kernel.clock import ManualClock
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, make_clock
 from tests.ingest.state.damage import BROKEN, DAY, HOUR, ONE, THREE, TWO, lose_state, run_killed
 
-A_BIT = timedelta(minutes=5)
+MARGIN = timedelta(minutes=5)
 
 
-def swept(harness: IngestHarness, clock: ManualClock, *, is_dry: bool = False) -> RetentionResult:
+def delete_old(harness: IngestHarness, clock: ManualClock, *, is_dry: bool = False) -> RetentionResult:
     return delete_expired(harness.tree, IngestRetentionSection(), clock, "test", is_dry=is_dry)
 
 
-def paths(found: RetentionResult) -> set[str]:
-    return {one.path for one in found.expired}
+def list_paths(result: RetentionResult) -> set[str]:
+    return {entry.path for entry in result.expired}
 
 
-def test_each_thing_goes_after_its_own_time(harness: IngestHarness, clock: ManualClock) -> None:
-    """I12, §12.2, §13: not a moment before what the document says, and by name and reason; the current one never."""
+def test_each_kind_of_file_has_its_retention(harness: IngestHarness, clock: ManualClock) -> None:
+    """I12, §12.2, §13: each kind of file is deleted after its retention, with the reason; the published state stays."""
     first = harness.publish(ONE)
     failed = harness.run(BROKEN).manifest
     harness.drop(ONE, "again.csv")
     harness.drop(THREE, "older.csv")
     second = harness.publish(TWO)
     assert failed is not None
-    marks = {harness.read_json(f"{layout.ACCEPTED}/{name}")["run_id"]: name for name in harness.names(layout.ACCEPTED)}
+    markers = {
+        harness.read_json(f"{layout.ACCEPTED}/{name}")["run_id"]: name for name in harness.names(layout.ACCEPTED)
+    }
     states, runs = layout.state(SUPPLIER, first), [layout.run(first), layout.run(failed.run_id)]
     files = [
         f"{layout.broken(SUPPLIER)}/price.csv",
@@ -44,17 +46,17 @@ def test_each_thing_goes_after_its_own_time(harness: IngestHarness, clock: Manua
         (12 * HOUR, {states}, "replaced"),
         (7 * DAY, {f"{run}/diag" for run in runs}, "diagnostic files older than 7 days"),
         (30 * DAY, {*files, *runs}, "30 days"),
-        (365 * DAY, {f"{layout.ACCEPTED}/{marks[first]}"}, "accepted more than 365 days"),
+        (365 * DAY, {f"{layout.ACCEPTED}/{markers[first]}"}, "accepted more than 365 days"),
     ]
-    passed = timedelta(0)
-    for age, expected, why in due:
-        clock.advance(age - A_BIT - passed)
-        assert paths(swept(harness, clock)) == set()
-        clock.advance(2 * A_BIT)
-        passed = age + A_BIT
-        found = swept(harness, clock)
-        assert paths(found) == expected
-        assert all(one.is_deleted and why in one.reason and one.size > 0 for one in found.expired)
+    elapsed = timedelta(0)
+    for age, expected, reason in due:
+        clock.advance(age - MARGIN - elapsed)
+        assert list_paths(delete_old(harness, clock)) == set()
+        clock.advance(2 * MARGIN)
+        elapsed = age + MARGIN
+        result = delete_old(harness, clock)
+        assert list_paths(result) == expected
+        assert all(entry.is_deleted and reason in entry.reason and entry.size > 0 for entry in result.expired)
         assert not any((harness.root / path).exists() for path in expected)
     assert harness.current() == second
     with open_state(harness.tree, SUPPLIER) as state:
@@ -67,99 +69,99 @@ def test_each_thing_goes_after_its_own_time(harness: IngestHarness, clock: Manua
         "stats.json",
     ]
     assert len(harness.names(layout.ACCEPTED)) == 1
-    assert [one for one in verify_suppliers(harness.tree, [SUPPLIER]) if one.problem] == []
+    assert [check for check in verify_suppliers(harness.tree, [SUPPLIER]) if check.problem] == []
 
 
-def test_a_dry_run_tells_the_same_and_changes_nothing(harness: IngestHarness, clock: ManualClock) -> None:
-    """I12: what it tells is what then goes, for the same reasons and as many bytes."""
+def test_dry_run_reports_the_same_and_changes_nothing(harness: IngestHarness, clock: ManualClock) -> None:
+    """I12: a dry run reports the paths, reasons and sizes that the next run deletes."""
     harness.publish(ONE)
     harness.run(BROKEN)
     harness.publish(TWO)
     clock.advance(400 * DAY)
     before = harness.all_files()
-    told = swept(harness, clock, is_dry=True)
+    reported = delete_old(harness, clock, is_dry=True)
     assert harness.all_files() == before
-    assert not any(one.is_deleted for one in told.expired)
-    done = swept(harness, clock)
-    assert [ExpiredEntry(one.path, one.size, one.reason) for one in done.expired] == told.expired
-    assert {one.path for one in done.expired if (harness.root / one.path).exists()} == set()
-    assert swept(harness, clock).expired == []
+    assert not any(entry.is_deleted for entry in reported.expired)
+    deleted = delete_old(harness, clock)
+    assert [ExpiredEntry(entry.path, entry.size, entry.reason) for entry in deleted.expired] == reported.expired
+    assert {entry.path for entry in deleted.expired if (harness.root / entry.path).exists()} == set()
+    assert delete_old(harness, clock).expired == []
 
 
-def test_what_somebody_reads_stays(harness: IngestHarness, clock: ManualClock) -> None:
-    """I12: a state is not taken from a reader, however old; it goes when he has finished."""
+def test_state_that_is_read_stays(harness: IngestHarness, clock: ManualClock) -> None:
+    """I12: an expired state is retained while it is read, and deleted afterwards."""
     first = harness.publish(ONE)
     with open_state(harness.tree, SUPPLIER) as state:
         harness.publish(TWO)
         clock.advance(20 * HOUR)
-        (kept,) = swept(harness, clock).expired
-        assert (kept.path, kept.is_deleted) == (layout.state(SUPPLIER, first), False)
-        assert "it is being read" in kept.reason
+        (retained,) = delete_old(harness, clock).expired
+        assert (retained.path, retained.is_deleted) == (layout.state(SUPPLIER, first), False)
+        assert "it is being read" in retained.reason
         assert [fact["payload"]["price"] for fact in state] == [1, 2]
-    (gone,) = swept(harness, clock).expired
-    assert (gone.path, gone.is_deleted) == (layout.state(SUPPLIER, first), True)
+    (deleted,) = delete_old(harness, clock).expired
+    assert (deleted.path, deleted.is_deleted) == (layout.state(SUPPLIER, first), True)
 
 
-def test_a_state_is_kept_from_when_it_was_replaced(harness: IngestHarness, clock: ManualClock) -> None:
-    """I12: not from when it was made: who began to read just before the switch has the full time."""
+def test_retention_of_a_state_starts_with_its_replacement(harness: IngestHarness, clock: ManualClock) -> None:
+    """I12: a reader that opens a state just before its replacement has the full retention time."""
     first = harness.publish(ONE)
     clock.advance(1000 * HOUR)
-    assert not {path for path in paths(swept(harness, clock)) if "state_store" in path}
-    second = harness.publish(TWO)  # at today's hour, by the machine's clock
+    assert not {path for path in list_paths(delete_old(harness, clock)) if "state_store" in path}
+    second = harness.publish(TWO)  # by the clock of the machine
     harness.publish(THREE)
     today = make_clock()
     today.advance(11 * HOUR)
-    assert paths(swept(harness, today)) == set()
+    assert list_paths(delete_old(harness, today)) == set()
     today.advance(2 * HOUR)
-    assert paths(swept(harness, today)) == {layout.state(SUPPLIER, one) for one in (first, second)}
+    assert list_paths(delete_old(harness, today)) == {layout.state(SUPPLIER, run_id) for run_id in (first, second)}
 
 
-def test_the_only_state_stays_whatever_its_age(harness: IngestHarness, clock: ManualClock) -> None:
-    """I12: with its run and its marker, so that its file is still known."""
+def test_published_state_never_expires(harness: IngestHarness, clock: ManualClock) -> None:
+    """I12: the published state stays with its run and its marker, so that its file is still a duplicate."""
     run_id = harness.publish(ONE)
     clock.advance(3650 * DAY)
-    assert paths(swept(harness, clock)) == {f"{layout.archive(SUPPLIER)}/price.csv"}
+    assert list_paths(delete_old(harness, clock)) == {f"{layout.archive(SUPPLIER)}/price.csv"}
     assert harness.current() == run_id
     assert harness.run(ONE).manifest is None
     assert len(harness.names(layout.duplicates(SUPPLIER))) == 1
 
 
-def test_a_state_nobody_published_goes(harness: IngestHarness, clock: ManualClock) -> None:
-    """I12, I16: what a run left that was killed before the switch, once that is noted."""
+def test_state_that_was_never_published_expires(harness: IngestHarness, clock: ManualClock) -> None:
+    """I12, I16: the state of a run that was killed before the switch is deleted."""
     harness.publish(ONE)
     orphan = run_killed(harness, TWO, PublishStep.SWITCHING)
     harness.publish(THREE)
     assert orphan in harness.tree.list_states(SUPPLIER)
     clock.advance(11 * HOUR)
-    assert layout.state(SUPPLIER, orphan) not in paths(swept(harness, clock))
+    assert layout.state(SUPPLIER, orphan) not in list_paths(delete_old(harness, clock))
     clock.advance(2 * HOUR)
-    found = {one.path: one.reason for one in swept(harness, clock).expired}
-    assert "not published" in found[layout.state(SUPPLIER, orphan)]
+    reasons = {entry.path: entry.reason for entry in delete_old(harness, clock).expired}
+    assert "not published" in reasons[layout.state(SUPPLIER, orphan)]
     assert orphan not in harness.tree.list_states(SUPPLIER)
 
 
-def test_a_busy_supplier_is_left_out(harness: IngestHarness, clock: ManualClock) -> None:
-    """I12: nothing is removed beside a run, and that is told; others are served."""
+def test_busy_supplier_is_skipped(harness: IngestHarness, clock: ManualClock) -> None:
+    """I12: a supplier with an active run is skipped and reported; the others are served."""
     harness.configure(KEYED, "globex")
     for supplier in (SUPPLIER, "globex"):
         harness.publish(ONE, supplier)
         harness.publish(TWO, supplier)
     clock.advance(13 * HOUR)
     with harness.tree.lock(SUPPLIER, "a run"):
-        found = swept(harness, clock)
-    assert found.busy == [SUPPLIER]
-    assert {path.split("/")[3] for path in paths(found)} == {"globex"}
+        result = delete_old(harness, clock)
+    assert result.busy == [SUPPLIER]
+    assert {path.split("/")[3] for path in list_paths(result)} == {"globex"}
 
 
-def test_one_damaged_supplier_does_not_stop_the_others(harness: IngestHarness, clock: ManualClock) -> None:
-    """I12: a state that is lost is for people to look at; what is too old elsewhere goes all the same."""
+def test_damaged_supplier_is_skipped(harness: IngestHarness, clock: ManualClock) -> None:
+    """I12: a supplier with a damaged state is skipped and reported; the others are served."""
     harness.configure(KEYED, "globex")
     harness.publish(ONE)
     harness.publish(ONE, "globex")
     second = harness.publish(TWO, "globex")
     lose_state(harness)
     clock.advance(13 * HOUR)
-    found = swept(harness, clock)
-    assert (len(found.expired), found.damaged) == (1, [SUPPLIER])
+    result = delete_old(harness, clock)
+    assert (len(result.expired), result.damaged) == (1, [SUPPLIER])
     assert harness.tree.list_states("globex") == [second]
     assert len(harness.tree.list_states(SUPPLIER)) == 1

@@ -1,4 +1,4 @@
-"""What goes, and what stays, when the clock goes back or is far off."""
+"""The deletion of expired files with wrong clocks."""
 
 from datetime import timedelta
 
@@ -14,10 +14,8 @@ DAY = timedelta(days=1)
 
 
 @pytest.mark.parametrize("jump", [-4000 * DAY, -DAY, timedelta(hours=11)])
-def test_gc_removes_nothing_when_the_clock_goes_back(
-    supplier: SupplierFolder, clock: ManualClock, jump: timedelta
-) -> None:
-    """I12: what is not old by the clock stays, and so does what is from the future."""
+def test_clock_that_goes_back_deletes_nothing(supplier: SupplierFolder, clock: ManualClock, jump: timedelta) -> None:
+    """I12: files that are not old by the clock stay, and so do files from the future."""
     supplier.configure(window=0)
     for number in range(3):
         supplier.drop("new.csv", csv({"A": number}), at=number)
@@ -30,8 +28,8 @@ def test_gc_removes_nothing_when_the_clock_goes_back(
     assert supplier.facts() == {"A": 2}
 
 
-def test_gc_keeps_what_is_current_however_late_it_is(supplier: SupplierFolder, clock: ManualClock) -> None:
-    """I12: the current state, its run and its mark stay; all else goes when its time has come."""
+def test_published_state_stays_at_any_time(supplier: SupplierFolder, clock: ManualClock) -> None:
+    """I12: the published state, its run and its marker stay; all other files are deleted after their retention."""
     supplier.configure(window=0)
     for number in range(3):
         supplier.drop("new.csv", csv({"A": number}), at=number)
@@ -40,8 +38,8 @@ def test_gc_keeps_what_is_current_however_late_it_is(supplier: SupplierFolder, c
     pointer = supplier.pointer()
     assert pointer is not None
     clock.advance(timedelta(hours=13))
-    gone = [one.path for one in supplier.sweep().expired]
-    assert sorted(gone) == sorted(paths.state(SUPPLIER, run) for run in supplier.tree.list_runs(SUPPLIER)[:2])
+    deleted = [entry.path for entry in supplier.sweep().expired]
+    assert sorted(deleted) == sorted(paths.state(SUPPLIER, run) for run in supplier.tree.list_runs(SUPPLIER)[:2])
     clock.advance(4000 * DAY)
     supplier.sweep(IngestRetentionSection(state_retention_hours=0))
     assert supplier.tree.list_states(SUPPLIER) == supplier.tree.list_runs(SUPPLIER) == [pointer.run_id]
@@ -51,10 +49,8 @@ def test_gc_keeps_what_is_current_however_late_it_is(supplier: SupplierFolder, c
     supplier.check_all_is_well()
 
 
-def test_a_state_that_was_replaced_by_a_wrong_clock_stays_its_time(
-    supplier: SupplierFolder, clock: ManualClock
-) -> None:
-    """I12: a state published while the clock was in the past was not replaced in the past."""
+def test_state_replaced_under_a_wrong_clock_has_its_retention(supplier: SupplierFolder, clock: ManualClock) -> None:
+    """I12: a state that was replaced while the clock was in the past is retained for the full time."""
     supplier.configure(window=0)
     supplier.drop("new.csv", csv(FIRST), at=1)
     supplier.run()

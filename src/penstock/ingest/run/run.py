@@ -1,4 +1,4 @@
-"""One run, from the selection of a file to its publication or its failure."""
+"""The execution of a run, from the selection of a file to its publication or its failure."""
 
 import traceback
 from collections.abc import Callable
@@ -50,7 +50,7 @@ _MAX_KILLS = 10
 
 
 class RunExecution:
-    """One run of a supplier that is locked."""
+    """The execution of one run; the supplier is locked."""
 
     def __init__(self, tree: FileTree, supplier: str, memory: Ledger, hooks: RunHooks, clock: Clock) -> None:
         self._tree = tree
