@@ -1,4 +1,4 @@
-"""The embedded set-up: PostgreSQL from the wheel and every role a process of its own, on this machine."""
+"""The embedded setup: PostgreSQL from the wheel, and every role as a separate process on this machine."""
 
 import asyncio
 import json
@@ -25,17 +25,17 @@ from penstock.kernel.errors import Invalid, TimedOut, Transient
 from penstock.settings import Settings
 
 TENANT, DICTIONARY = "drill", "DRILL"
-DOWN_FOR = 1.0  # between a kill and the start that follows
-FROZEN_FOR = 3.0
+DOWN_SECONDS = 1.0  # between a kill and the restart
+FROZEN_SECONDS = 3.0
 _START_TIMEOUT = 60.0
 _STOP_TIMEOUT = 10.0
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it is ours alone
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder created in it has mode 0700
 _PROGRAM = (sys.executable, "-m", "penstock.cli.main")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is started: so many pods; Kafka as the bus and Redis for signals where given."""
+    """The processes of the embedded setup; Kafka as the bus and Redis for signals if given."""
 
     run: str
     pods: int = 3
@@ -43,16 +43,16 @@ class Setup:
     kafka: str | None = None
     redis: str | None = None
 
-    def about(self) -> dict[str, object]:
+    def description(self) -> dict[str, object]:
         return {
-            "set-up": f"embedded: command-api, apply, relay and {self.pods} query pods, a process or more each",
+            "set-up": f"embedded: command-api, apply, relay and {self.pods} query pods as separate processes",
             "bus": f"Kafka at {self.kafka}" if self.kafka else "PostgreSQL",
             "signals": f"Redis at {self.redis}" if self.redis else "PostgreSQL",
             "refdata.apply.lease": f"{self.lease:g} s",
         }
 
     def settings(self, url: str, memory: Path, data: Path) -> dict[str, Any]:
-        """penstock.yaml of every role."""
+        """Return penstock.yaml of the roles."""
         refdata: dict[str, Any] = {
             "dictionaries": [{"code": DICTIONARY}],
             "tenants": [TENANT],
@@ -69,7 +69,7 @@ class Setup:
 
 
 class Role:
-    """One role as a process, with its children; it keeps its port over restarts."""
+    """A role as a process with its children; it has the same port after a restart."""
 
     def __init__(self, name: str, command: Sequence[str], config: Path, logs: Path) -> None:
         self.name = name
@@ -80,7 +80,7 @@ class Role:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Run it; back when it is ready."""
+        """Start the process and return when it is ready."""
         with self._log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -92,29 +92,29 @@ class Role:
                 start_new_session=True,
             )
         self._process = process
-        self.url = (await self._first_words(process))["api"]
+        self.url = (await self._read_startup(process))["api"]
         self._port = int(self.url.rpartition(":")[2])
 
     async def kill(self) -> None:
-        """kill -9, of its children too: so a container ends."""
+        """Kill the process and its children, like the end of a container."""
         self.signal(signal.SIGKILL)
         if self._process is not None:
             await self._process.wait()
 
     async def restart_killed(self) -> None:
         await self.kill()
-        await asyncio.sleep(DOWN_FOR)
+        await asyncio.sleep(DOWN_SECONDS)
         await self.start()
 
     async def freeze(self) -> None:
         self.signal(signal.SIGSTOP)
         try:
-            await asyncio.sleep(FROZEN_FOR)
+            await asyncio.sleep(FROZEN_SECONDS)
         finally:
             self.signal(signal.SIGCONT)
 
     async def stop(self) -> None:
-        """SIGTERM, then no more patience."""
+        """Send SIGTERM; kill the process after a timeout."""
         if self._process is None:
             return
         with suppress(TimeoutError):
@@ -124,32 +124,32 @@ class Role:
         await self.kill()
 
     def signal(self, number: signal.Signals) -> None:
-        """To the whole group."""
+        """Send a signal to the process group."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
-    async def _first_words(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
-        words = cast("asyncio.StreamReader", process.stdout)
+    async def _read_startup(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
+        output = cast("asyncio.StreamReader", process.stdout)
         try:
             async with asyncio.timeout(_START_TIMEOUT):
-                said: dict[str, Any] = json.loads(await words.readuntil(b"}\n"))
+                startup: dict[str, Any] = json.loads(await output.readuntil(b"}\n"))
         except TimeoutError:
             raise TimedOut("ROLE_NOT_READY", f"{self.name} is not ready after {_START_TIMEOUT:g} s") from None
         except asyncio.IncompleteReadError:
             code = await process.wait()
             hint = f"see {self._log}"
             raise Transient("ROLE_ENDED", f"{self.name} ended with {code} instead of being ready", hint=hint) from None
-        return said
+        return startup
 
 
 @asynccontextmanager
 async def embedded(setup: Setup, logs: Path) -> AsyncIterator[Target]:
-    """Everything up and ready, until the end; the logs stay."""
+    """Start all roles and yield the target; stop the roles at the end, and keep the logs."""
     logs.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
-        folder = _temporary(stack, None)
-        memory = _temporary(stack, _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
+        folder = _create_folder(stack, None)
+        memory = _create_folder(stack, _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
         postgres = Postgres(folder / "postgres")
         url = await stack.enter_async_context(embedded_postgres(postgres.folder))
         config = folder / "penstock.yaml"
@@ -163,21 +163,21 @@ async def embedded(setup: Setup, logs: Path) -> AsyncIterator[Target]:
         await asyncio.gather(*(role.start() for role in roles.values()))
         pods = {name: role.url for name, role in roles.items() if name.startswith("pod-")}
         faults = _faults(roles, postgres)
-        yield Target(roles["command-api"].url, pods, TENANT, DICTIONARY, faults=faults, about=setup.about())
+        yield Target(roles["command-api"].url, pods, TENANT, DICTIONARY, faults=faults, description=setup.description())
 
 
-def chosen(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
-    """The faults of those names, in that order; all of them when none is named."""
-    known = {fault.name: fault for fault in faults}
+def selected(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
+    """Return the faults with these names in this order; all faults if there are no names."""
+    by_name = {fault.name: fault for fault in faults}
     for name in names:
-        if name not in known:
-            hint = f"here these can be done: {', '.join(known)}; NAME=COMMAND goes with --command-url"
-            raise Invalid("UNKNOWN_FAULT", f"no fault is called {name!r}", hint=hint)
-    return [known[name] for name in names] or list(faults)
+        if name not in by_name:
+            hint = f"choose from {', '.join(by_name)}; NAME=COMMAND needs --command-url"
+            raise Invalid("UNKNOWN_FAULT", f"there is no fault {name!r}", hint=hint)
+    return [by_name[name] for name in names] or list(faults)
 
 
 class Postgres:
-    """The embedded server, which whoever runs it starts again when it is gone."""
+    """The embedded server, which its owner restarts when it ends."""
 
     def __init__(self, folder: Path, start_timeout: float = _START_TIMEOUT) -> None:
         self.folder = folder
@@ -185,20 +185,20 @@ class Postgres:
         self.start_timeout = start_timeout
 
     async def restart(self) -> None:
-        """Immediate stop, as if the machine had lost power; back when it answers again."""
+        """Stop the server immediately, like a power failure, and return when it answers again."""
         try:
             pid = int((self.folder / "data" / "postmaster.pid").read_text().split("\n", 1)[0])
             os.kill(pid, signal.SIGQUIT)
         except (OSError, ValueError) as error:
-            raise Transient("POSTGRES_GONE", f"PostgreSQL is not there to be stopped: {error}") from error
+            raise Transient("POSTGRES_GONE", f"PostgreSQL is not running and cannot be stopped: {error}") from error
         await asyncio.sleep(0.1)
         try:
             async with asyncio.timeout(self.start_timeout):
-                while not await self._answers():  # noqa: ASYNC110 - another process makes it so
+                while not await self._answers():  # noqa: ASYNC110 - another process is restarted
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            late = f"PostgreSQL does not answer {self.start_timeout:g} s after it was stopped"
-            raise TimedOut("POSTGRES_NOT_BACK", late) from None
+            problem = f"PostgreSQL does not answer {self.start_timeout:g} s after it was stopped"
+            raise TimedOut("POSTGRES_NOT_BACK", problem) from None
 
     async def _answers(self) -> bool:
         try:
@@ -220,19 +220,19 @@ def _roles(setup: Setup, config: Path, logs: Path) -> dict[str, Role]:
 
 
 def _faults(roles: dict[str, Role], postgres: Postgres) -> list[Fault]:
-    again = f"kill -9, started again {DOWN_FOR:g} s later"
+    restart = f"kill -9, restart after {DOWN_SECONDS:g} s"
     frozen = max(name for name in roles if name.startswith("pod-"))
     return [
-        Fault("kill-pod", f"pod-1: {again}", roles["pod-1"].restart_killed),
-        Fault("kill-apply", f"apply: {again}", roles["apply"].restart_killed),
-        Fault("kill-relay", f"relay: {again}", roles["relay"].restart_killed),
-        Fault("kill-command-api", f"command-api: {again}", roles["command-api"].restart_killed),
-        Fault("restart-postgres", "PostgreSQL: immediate stop, started again", postgres.restart),
-        Fault("freeze-pod", f"{frozen}: SIGSTOP for {FROZEN_FOR:g} s", roles[frozen].freeze),
+        Fault("kill-pod", f"pod-1: {restart}", roles["pod-1"].restart_killed),
+        Fault("kill-apply", f"apply: {restart}", roles["apply"].restart_killed),
+        Fault("kill-relay", f"relay: {restart}", roles["relay"].restart_killed),
+        Fault("kill-command-api", f"command-api: {restart}", roles["command-api"].restart_killed),
+        Fault("restart-postgres", "PostgreSQL: immediate stop, restart", postgres.restart),
+        Fault("freeze-pod", f"{frozen}: SIGSTOP for {FROZEN_SECONDS:g} s", roles[frozen].freeze),
     ]
 
 
-def _temporary(stack: AsyncExitStack, parent: Path | None) -> Path:
+def _create_folder(stack: AsyncExitStack, parent: Path | None) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="penstock-drill-", dir=parent))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return folder

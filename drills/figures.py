@@ -1,4 +1,4 @@
-"""Figures of what was recorded: percentiles, freshness, and all of it second by second."""
+"""Statistics of a recording: percentiles, freshness, and a timeline."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from drills.load import LATE
-from drills.recorder import Outcome, Recorder, Struck
+from drills.recorder import InjectedFault, Outcome, Recorder
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """How long after its acknowledgement a pod showed a version and never again a lower one."""
+class FreshnessSample:
+    """The time from the acknowledgement of a version until a pod returned it and no lower version later."""
 
     version: int
     pod: int
     acknowledged: float
-    delay: float | None  # None: not before the end
-    was_away: bool  # the pod did not answer at some time in between
+    delay: float | None  # None: not before the end of the drill
+    was_unavailable: bool  # the pod failed to answer in the meantime
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """One stretch of time; durations in ms, None where nothing was measured."""
+    """The statistics of an interval; durations in ms, None without a measurement."""
 
     at: float
     reads: int
@@ -37,51 +37,53 @@ class Bucket:
     fresh_p50: float | None
     fresh_p99: float | None
     fresh_max: float | None
-    away_max: float | None
+    unavailable_max: float | None
     errors_per_second: float  # requests of readers and writers that failed
     errors_after_retry_per_second: float  # reads that failed twice
 
 
 def spread(values: Iterable[float]) -> dict[str, float | None]:
-    """p50, p95, p99 and the largest of seconds, in ms."""
-    found = sorted(values)
-    told: dict[str, float | None] = {name: _ms(quantile(found, part)) for name, part in QUANTILES.items()}
-    return {**told, "max": _ms(found[-1] if found else None)}
+    """Return p50, p95, p99 and the maximum of *values* in ms; *values* are in seconds."""
+    ordered = sorted(values)
+    percentiles: dict[str, float | None] = {name: _ms(quantile(ordered, part)) for name, part in QUANTILES.items()}
+    return {**percentiles, "max": _ms(ordered[-1] if ordered else None)}
 
 
 def quantile(ordered: Sequence[float], part: float) -> float | None:
-    """The smallest value that this part does not exceed."""
+    """Return the quantile *part* of *ordered* values."""
     if not ordered:
         return None
     return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
 
 
-def shown(recorder: Recorder) -> list[Shown]:
-    """Freshness in every pod of each write acknowledged at the first try: others were committed before that."""
+def measure_freshness(recorder: Recorder) -> list[FreshnessSample]:
+    """Return the freshness in every pod of each write whose first attempt was acknowledged."""
     acknowledged = [(w.version, w.ended) for w in recorder.writes if w.version is not None and w.attempts == 1]
-    found = []
-    for pod, sights in enumerate(recorder.sights):
-        times, lowest = _for_good(sights)
-        away = sorted(recorder.away[pod])  # one after the other: whoever looks waits for the answer
-        back = [until for _, until in away]
+    samples = []
+    for pod, observations in enumerate(recorder.observations):
+        times, lowest = _final_versions(observations)
+        outages = sorted(recorder.outages[pod])  # disjoint, because a poll waits for its response
+        outage_ends = [until for _, until in outages]
         for version, at in acknowledged:
-            place = bisect_left(lowest, version)
-            delay = max(times[place] - at, 0.0) if place < len(times) else None
-            end = times[place] if place < len(times) else float("inf")
-            next_away = bisect_left(back, at)
-            was_away = next_away < len(away) and away[next_away][0] <= end
-            found.append(Shown(version, pod, at, delay, was_away))
-    return found
+            index = bisect_left(lowest, version)
+            delay = max(times[index] - at, 0.0) if index < len(times) else None
+            end = times[index] if index < len(times) else float("inf")
+            next_outage = bisect_left(outage_ends, at)
+            was_unavailable = next_outage < len(outages) and outages[next_outage][0] <= end
+            samples.append(FreshnessSample(version, pod, at, delay, was_unavailable))
+    return samples
 
 
-def summary(recorder: Recorder, fresh: Sequence[Shown]) -> dict[str, object]:
-    """The figures of the whole drill and, where there were faults, of its calm parts alone."""
+def summarize_figures(recorder: Recorder, fresh: Sequence[FreshnessSample]) -> dict[str, object]:
+    """Return the figures of the whole drill and, if there were faults, of the time outside faults."""
     whole = _figures(recorder, fresh, ())
-    calm = _figures(recorder, fresh, recorder.faults) if recorder.faults else None
+    outside = _figures(recorder, fresh, recorder.faults) if recorder.faults else None
     return {
         **whole,
-        "outside_faults": calm,
-        "errors": dict(Counter(f"{trouble.what}: {trouble.kind}" for trouble in recorder.troubles if trouble.is_error)),
+        "outside_faults": outside,
+        "errors": dict(
+            Counter(f"{incident.what}: {incident.kind}" for incident in recorder.incidents if incident.is_error)
+        ),
         "statuses": {str(status): count for status, count in sorted(Counter(r.status for r in recorder.reads).items())},
         "sent_late_percent": late_percent(recorder),
         "not_sent": len(recorder.unsent),
@@ -89,41 +91,47 @@ def summary(recorder: Recorder, fresh: Sequence[Shown]) -> dict[str, object]:
 
 
 def late_percent(recorder: Recorder, since: float = 0.0) -> float:
-    """The share of due requests that this client sent late, or not at all: then it was the limit."""
-    sent = [one for some in (recorder.reads, recorder.writes) for one in some if one.due >= since]
+    """Return the percentage of requests that the client sent late or not at all; a high value means a slow client."""
+    sent = [request for request in recorder.requests if request.due >= since]
     unsent = sum(due >= since for due in recorder.unsent)
-    late = sum(one.sent - one.due > LATE for one in sent) + unsent
+    late = sum(request.sent - request.due > LATE for request in sent) + unsent
     return round(100 * late / max(len(sent) + unsent, 1), 2)
 
 
-def outside(faults: Sequence[Struck]) -> Callable[[float], bool]:
-    """Whether a moment is of none of these faults: each from a second before it until all was well."""
+def outside_faults(faults: Sequence[InjectedFault]) -> Callable[[float], bool]:
+    """Return a predicate for times outside *faults*, each of which lasts from one second before it until recovery."""
 
     def is_outside(at: float) -> bool:
-        return not any(fault.began - 1 <= at and (fault.end is None or at <= fault.end) for fault in faults)
+        return not any(fault.started_at - 1 <= at and (fault.end is None or at <= fault.end) for fault in faults)
 
     return is_outside
 
 
-def timeline(recorder: Recorder, fresh: Sequence[Shown], width: float = 1.0) -> list[Bucket]:
-    """All of it in stretches of *width* seconds, each request where it was due."""
-    end = max((one.ended for some in (recorder.reads, recorder.writes) for one in some), default=0.0)
+def make_timeline(recorder: Recorder, fresh: Sequence[FreshnessSample], width: float = 1.0) -> list[Bucket]:
+    """Return the statistics of intervals of *width* seconds; a request belongs to the interval of its due time."""
+    end = max((request.ended for request in recorder.requests), default=0.0)
     count = int(end / width) + 1
-    reads, writes, good, away = _empty(count), _empty(count), _empty(count), _empty(count)
+    reads, writes, available, outages = _empty(count), _empty(count), _empty(count), _empty(count)
     for read in recorder.reads:
         if not read.error:
             reads[int(read.due / width)].append(read.ended - read.due)
     for write in recorder.writes:
         if write.outcome is Outcome.ACKNOWLEDGED:
             writes[int(write.due / width)].append(write.ended - write.due)
-    for one in fresh:
-        if one.delay is not None:
-            (away if one.was_away else good)[min(int(one.acknowledged / width), count - 1)].append(one.delay)
+    for sample in fresh:
+        if sample.delay is not None:
+            delays = outages if sample.was_unavailable else available
+            delays[min(int(sample.acknowledged / width), count - 1)].append(sample.delay)
     errors = Counter(
-        int(trouble.at / width) for trouble in recorder.troubles if trouble.is_error and trouble.what != "read, again"
+        int(incident.at / width)
+        for incident in recorder.incidents
+        if incident.is_error and incident.what != "retried read"
     )
-    again = Counter(int(trouble.at / width) for trouble in recorder.troubles if trouble.what == "read, again")
-    return [_bucket(n, width, (reads[n], writes[n], good[n], away[n]), (errors[n], again[n])) for n in range(count)]
+    retries = Counter(int(incident.at / width) for incident in recorder.incidents if incident.what == "retried read")
+    return [
+        _bucket(n, width, (reads[n], writes[n], available[n], outages[n]), (errors[n], retries[n]))
+        for n in range(count)
+    ]
 
 
 def _empty(count: int) -> list[list[float]]:
@@ -131,7 +139,7 @@ def _empty(count: int) -> list[list[float]]:
 
 
 def _bucket(number: int, width: float, measured: Sequence[list[float]], errors: tuple[int, int]) -> Bucket:
-    read, write, good, away = (sorted(values) for values in measured)
+    read, write, available, outages = (sorted(values) for values in measured)
     return Bucket(
         at=number * width,
         reads=len(read),
@@ -140,50 +148,55 @@ def _bucket(number: int, width: float, measured: Sequence[list[float]], errors: 
         writes=len(write),
         write_p50=_ms(quantile(write, 0.5)),
         write_p99=_ms(quantile(write, 0.99)),
-        fresh_p50=_ms(quantile(good, 0.5)),
-        fresh_p99=_ms(quantile(good, 0.99)),
-        fresh_max=_ms(good[-1] if good else None),
-        away_max=_ms(away[-1] if away else None),
+        fresh_p50=_ms(quantile(available, 0.5)),
+        fresh_p99=_ms(quantile(available, 0.99)),
+        fresh_max=_ms(available[-1] if available else None),
+        unavailable_max=_ms(outages[-1] if outages else None),
         errors_per_second=errors[0] / width,
         errors_after_retry_per_second=errors[1] / width,
     )
 
 
-def _figures(recorder: Recorder, fresh: Sequence[Shown], without: Sequence[Struck]) -> dict[str, object]:
-    """Of all that was due outside the given faults."""
-    counts = outside(without)
-    reads = [read for read in recorder.reads if counts(read.due)]
-    writes = [write for write in recorder.writes if counts(write.due)]
-    delays = [one for one in fresh if counts(one.acknowledged)]
+def _figures(
+    recorder: Recorder, fresh: Sequence[FreshnessSample], excluded: Sequence[InjectedFault]
+) -> dict[str, object]:
+    """Return the figures of the requests that were due outside the *excluded* faults."""
+    is_counted = outside_faults(excluded)
+    reads = [read for read in recorder.reads if is_counted(read.due)]
+    writes = [write for write in recorder.writes if is_counted(write.due)]
+    samples = [sample for sample in fresh if is_counted(sample.acknowledged)]
     return {
         "reads": {
             "count": len(reads),
             **spread(read.ended - read.due for read in reads if not read.error),
             "failed_first": sum(bool(read.first_error) for read in reads),
             "failed_after_retry": sum(bool(read.error) for read in reads),
-            "named_a_version": sum(read.least is not None for read in reads),
-            "from_the_primary": sum(read.status == 200 and not read.is_from_memory for read in reads),
+            "with_version": sum(read.min_version is not None for read in reads),
+            "from_primary": sum(read.status == 200 and not read.is_from_memory for read in reads),
         },
         "writes": {
             "count": len(writes),
             **spread(write.ended - write.due for write in writes if write.outcome is Outcome.ACKNOWLEDGED),
             **{outcome.value: sum(write.outcome is outcome for write in writes) for outcome in Outcome},
-            "sent_again": sum(write.attempts > 1 for write in writes),
+            "retried": sum(write.attempts > 1 for write in writes),
         },
         "freshness": {
-            "count": sum(not delay.was_away for delay in delays),
-            **spread(delay.delay for delay in delays if delay.delay is not None and not delay.was_away),
-            "max_of_pods_that_were_away": spread(
-                delay.delay for delay in delays if delay.delay is not None and delay.was_away
+            "count": sum(not sample.was_unavailable for sample in samples),
+            **spread(sample.delay for sample in samples if sample.delay is not None and not sample.was_unavailable),
+            "max_of_unavailable_pods": spread(
+                sample.delay for sample in samples if sample.delay is not None and sample.was_unavailable
             )["max"],
-            "not_shown": sum(delay.delay is None for delay in delays),
+            "not_visible": sum(sample.delay is None for sample in samples),
         },
     }
 
 
-def _for_good(sights: Sequence[tuple[float, int]]) -> tuple[list[float], list[int]]:
-    """The moments somebody looked, in order, and the lowest version from each on: there may be many pods behind it."""
-    ordered = sorted(sights)
+def _final_versions(observations: Sequence[tuple[float, int]]) -> tuple[list[float], list[int]]:
+    """Return the times of the observations in order, and the lowest version from each time on.
+
+    The lowest version counts, because an address can be a load balancer of many pods.
+    """
+    ordered = sorted(observations)
     lowest = list(accumulate((version for _, version in reversed(ordered)), min))
     return [at for at, _ in ordered], lowest[::-1]
 

@@ -1,53 +1,53 @@
-"""What is promised of the load itself: answers, and a client that could keep up."""
+"""The guarantees about the load itself: requests are answered, and the client was fast enough."""
 
-from drills.checker import Finding
-from drills.figures import late_percent, outside
+from drills.checker import GuaranteeResult
+from drills.figures import late_percent, outside_faults
 from drills.recorder import Outcome, Recorder
 
-FAILED_AT_MOST = 0.1  # percent of requests
-ACKNOWLEDGED_AT_LEAST = 99.0  # percent of writes
-LATE_AT_MOST = 10.0  # percent of requests: above it, the client is the limit
+MAX_FAILED = 0.1  # percent of requests
+MIN_ACKNOWLEDGED = 99.0  # percent of writes
+MAX_LATE = 10.0  # percent of requests: above it, the client is the limit
 
 
-def judge_load(recorder: Recorder) -> list[Finding]:
-    """Where nothing was broken and no limit was sought, readers and writers get answers."""
-    return [_reads(recorder), _acknowledged(recorder), _kept_up(recorder)]
+def judge_load(recorder: Recorder) -> list[GuaranteeResult]:
+    """Judge a load without faults at a constant rate."""
+    return [_judge_reads(recorder), _judge_acknowledged(recorder), _judge_client(recorder)]
 
 
-def judge_calm(recorder: Recorder) -> list[Finding]:
-    """Where something was broken, all is well before and after, and every write gets through."""
-    return [_calm(recorder), _acknowledged(recorder), _kept_up(recorder)]
+def judge_failover(recorder: Recorder) -> list[GuaranteeResult]:
+    """Judge a load with faults: outside faults requests succeed, and every write is acknowledged."""
+    return [_judge_outside_faults(recorder), _judge_acknowledged(recorder), _judge_client(recorder)]
 
 
-def _reads(recorder: Recorder) -> Finding:
+def _judge_reads(recorder: Recorder) -> GuaranteeResult:
     failed = sum(bool(read.error) for read in recorder.reads) + len(recorder.unsent)
     percent = _percent(failed, len(recorder.reads) + len(recorder.unsent))
     detail = f"{percent:.2f} % of the reads failed, after one retry"
-    return Finding(f"at most {FAILED_AT_MOST:g} % of the reads fail", percent <= FAILED_AT_MOST, detail)
+    return GuaranteeResult(f"at most {MAX_FAILED:g} % of the reads fail", percent <= MAX_FAILED, detail)
 
 
-def _calm(recorder: Recorder) -> Finding:
-    is_calm = outside(recorder.faults)
-    failed = sum(trouble.is_error and is_calm(trouble.at) for trouble in recorder.troubles)
-    percent = _percent(failed, sum(is_calm(one.due) for some in (recorder.reads, recorder.writes) for one in some))
+def _judge_outside_faults(recorder: Recorder) -> GuaranteeResult:
+    is_outside = outside_faults(recorder.faults)
+    failed = sum(incident.is_error and is_outside(incident.at) for incident in recorder.incidents)
+    percent = _percent(failed, sum(is_outside(request.due) for request in recorder.requests))
     detail = f"{percent:.2f} %, {failed:,} errors"
-    promise = f"outside faults at most {FAILED_AT_MOST:g} % of the requests fail"
-    return Finding(promise, percent <= FAILED_AT_MOST, detail)
+    guarantee = f"outside faults at most {MAX_FAILED:g} % of the requests fail"
+    return GuaranteeResult(guarantee, percent <= MAX_FAILED, detail)
 
 
-def _acknowledged(recorder: Recorder) -> Finding:
-    got = sum(write.outcome is Outcome.ACKNOWLEDGED for write in recorder.writes)
-    percent = _percent(got, len(recorder.writes)) if recorder.writes else 100.0
+def _judge_acknowledged(recorder: Recorder) -> GuaranteeResult:
+    count = sum(write.outcome is Outcome.ACKNOWLEDGED for write in recorder.writes)
+    percent = _percent(count, len(recorder.writes)) if recorder.writes else 100.0
     detail = f"{percent:.2f} % of {len(recorder.writes):,} writes"
-    promise = f"at least {ACKNOWLEDGED_AT_LEAST:g} % of the writes are acknowledged"
-    return Finding(promise, percent >= ACKNOWLEDGED_AT_LEAST, detail)
+    guarantee = f"at least {MIN_ACKNOWLEDGED:g} % of the writes are acknowledged"
+    return GuaranteeResult(guarantee, percent >= MIN_ACKNOWLEDGED, detail)
 
 
-def _kept_up(recorder: Recorder) -> Finding:
+def _judge_client(recorder: Recorder) -> GuaranteeResult:
     percent = late_percent(recorder)
-    is_held = percent <= LATE_AT_MOST
-    detail = f"{percent:g} % were sent late" + ("" if is_held else ": the client was the limit")
-    return Finding(f"the client sends at most {LATE_AT_MOST:g} % late", is_held, detail)
+    is_kept = percent <= MAX_LATE
+    detail = f"{percent:g} % were sent late" + ("" if is_kept else ": the client was the limit")
+    return GuaranteeResult(f"the client sends at most {MAX_LATE:g} % late", is_kept, detail)
 
 
 def _percent(part: int, whole: int) -> float:

@@ -1,4 +1,4 @@
-"""The load: requests come when they are due, whether or not the ones before were answered."""
+"""The load: requests are sent at a constant rate, independent of earlier responses."""
 
 import asyncio
 import random
@@ -10,23 +10,23 @@ from uuid import uuid4
 
 import orjson
 
-from drills.faults import PATIENCE
-from drills.http import Answer, Endpoint, NoAnswer
+from drills.faults import RESPONSE_LIMIT
+from drills.http import Endpoint, RequestFailure, Response
 from drills.recorder import Outcome, Read, Recorder, Write
 from drills.target import Rates, Target
 
-LATE = 0.01  # a request sent this much after it was due: the client could not keep up
-MOST_OPEN = 5_000  # requests under way; further ones are not sent, and count as errors
+LATE = 0.01  # seconds after its due time from which a request counts as sent late by the client
+OPEN_LIMIT = 5_000  # open requests; further ones are not sent and count as errors
 BEHIND = "behind"
-LOOK_EVERY = 0.02  # each pod is asked for its version so often
-SHOWN_WITHIN = 2.0
+POLL_INTERVAL = 0.02  # seconds between two requests for the version of a pod
+VISIBLE_WITHIN = 2.0
 _WRITE_TIMEOUT = 3.0
-_TRY_AGAIN, _TRY_AGAIN_AT_MOST = 0.1, 2.0
+_RETRY_DELAY, _MAX_RETRY_DELAY = 0.1, 2.0
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The items of one drill: nobody else's."""
+    """The keys of one drill, which no other drill uses."""
 
     run: str
     count: int
@@ -43,14 +43,14 @@ class Keys:
 
 
 class Load:
-    """Readers, writers and onlookers of one target."""
+    """Readers, writers and version polls of one target."""
 
-    def __init__(self, target: Target, rates: Rates, keys: Keys, recorder: Recorder, patience: float) -> None:
+    def __init__(self, target: Target, rates: Rates, keys: Keys, recorder: Recorder, timeout: float) -> None:
         self._target = target
         self._rates = rates
         self._keys = keys
         self._recorder = recorder
-        self._patience = patience
+        self._patience = timeout
         self._pods = [Endpoint(url, token=target.token) for url in target.query_urls.values()]
         self._commands = Endpoint(target.command_url, token=target.token, timeout=_WRITE_TIMEOUT)
         self._open: dict[asyncio.Task[None], float] = {}
@@ -58,19 +58,19 @@ class Load:
         self._stopping = asyncio.Event()
 
     async def run(self, seconds: float | None = None, *, reads: float | None = None) -> None:
-        """Press for so long, or until it is cancelled: then nothing is sent again; what is under way is waited for."""
-        looking = [asyncio.create_task(self._look(pod)) for pod in range(len(self._pods))]
-        looking.append(asyncio.create_task(self._look_at_the_open()))
+        """Send requests for *seconds* or until cancelled; then wait for the open requests without further retries."""
+        looking = [asyncio.create_task(self._poll_version(pod)) for pod in range(len(self._pods))]
+        looking.append(asyncio.create_task(self._watch_open_requests()))
         try:
             async with asyncio.TaskGroup() as pace:
-                pace.create_task(self._paced(self._rates.reads if reads is None else reads, seconds, self._read))
-                pace.create_task(self._paced(self._rates.writes, seconds, self._write))
+                pace.create_task(self._send_at_rate(self._rates.reads if reads is None else reads, seconds, self._read))
+                pace.create_task(self._send_at_rate(self._rates.writes, seconds, self._write))
         except asyncio.CancelledError:
             self._stopping.set()
             raise
         finally:
-            await self._finished()
-            await self._shown()
+            await self._wait_for_requests()
+            await self._wait_until_visible()
             for task in looking:
                 task.cancel()
             await asyncio.gather(*looking, return_exceptions=True)
@@ -80,75 +80,77 @@ class Load:
         for endpoint in (*self._pods, self._commands):
             endpoint.close()
 
-    async def _paced(
+    async def _send_at_rate(
         self, rate: float, seconds: float | None, launch: Callable[[float], Coroutine[Any, Any, None]]
     ) -> None:
         if not rate:
             return
-        began, number = self._recorder.now(), 0
-        end = None if seconds is None else began + seconds
-        while end is None or began + number / rate < end:  # what was due in a stall of this client is late, not gone
+        started_at, number = self._recorder.now(), 0
+        end = None if seconds is None else started_at + seconds
+        while (
+            end is None or started_at + number / rate < end
+        ):  # requests that were due while the client was blocked are sent late
             now = self._recorder.now()
-            while (due := began + number / rate) <= now and (end is None or due < end):
+            while (due := started_at + number / rate) <= now and (end is None or due < end):
                 self._launch(due, launch)
                 number += 1
-            following = began + number / rate if end is None else min(began + number / rate, end)
+            following = started_at + number / rate if end is None else min(started_at + number / rate, end)
             await asyncio.sleep(max(following - self._recorder.now(), 0))
 
     def _launch(self, due: float, launch: Callable[[float], Coroutine[Any, Any, None]]) -> None:
-        if len(self._open) >= MOST_OPEN:
+        if len(self._open) >= OPEN_LIMIT:
             self._recorder.unsent.append(due)
-            self._recorder.trouble("client", "not sent")
+            self._recorder.record_incident("client", "not sent")
             return
         task = asyncio.create_task(launch(due))
         self._open[task] = due
         task.add_done_callback(self._open.pop)
 
-    async def _finished(self) -> None:
+    async def _wait_for_requests(self) -> None:
         while self._open:
             await asyncio.wait(list(self._open))
 
-    async def _shown(self) -> None:
-        """Give the last writes time to be seen."""
+    async def _wait_until_visible(self) -> None:
+        """Wait until the pods return the last acknowledged version, for a short time."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(SHOWN_WITHIN):
+            async with asyncio.timeout(VISIBLE_WITHIN):
                 while self._recorder.is_any_behind():  # noqa: ASYNC110 - other processes make it so
-                    await asyncio.sleep(LOOK_EVERY)
+                    await asyncio.sleep(POLL_INTERVAL)
 
     async def _read(self, due: float) -> None:
         recorder = self._recorder
         pod = self._turn = (self._turn + 1) % len(self._pods)
-        least = recorder.known if random.random() < self._rates.barrier else None  # noqa: S311 - no secret
+        min_version = recorder.acknowledged_version if random.random() < self._rates.barrier else None  # noqa: S311 - no secret
         key = random.randrange(self._keys.count)  # noqa: S311
-        read = Read(due, recorder.now(), pod, key, least)
-        read.first_error = read.error = await self._ask_for(read, pod)
+        read = Read(due, recorder.now(), pod, key, min_version)
+        read.first_error = read.error = await self._read_item(read, pod)
         if read.error:
-            recorder.trouble("read", read.error)
-            read.error = await self._ask_for(read, self._another(pod))
+            recorder.record_incident("read", read.error)
+            read.error = await self._read_item(read, self._pick_other(pod))
         if read.error:
-            recorder.trouble("read, again", read.error)
+            recorder.record_incident("retried read", read.error)
         read.ended = recorder.now()
         recorder.reads.append(read)
 
-    def _another(self, pod: int) -> int:
+    def _pick_other(self, pod: int) -> int:
         others = len(self._pods) - 1
         return (pod + 1 + random.randrange(others)) % len(self._pods) if others else pod  # noqa: S311
 
-    async def _ask_for(self, read: Read, pod: int) -> str:
-        """Why there was no answer, or none with data; what there was is in *read*."""
-        headers = {} if read.least is None else {"X-Min-Version": str(read.least)}
+    async def _read_item(self, read: Read, pod: int) -> str:
+        """Send a read and store the response in *read*; return the error, or an empty string."""
+        headers = {} if read.min_version is None else {"X-Min-Version": str(read.min_version)}
         path = f"{self._target.items_path}/items/{self._keys.name(read.key)}"
         try:
-            answer = await self._pods[pod].ask("GET", path, headers)
-        except NoAnswer as error:
+            response = await self._pods[pod].request("GET", path, headers)
+        except RequestFailure as error:
             return error.kind
-        read.status, read.version, read.is_from_memory = answer.status, answer.version, answer.is_from_memory
-        if answer.status >= 500 or answer.status == 429:
-            return str(answer.status)
-        if answer.version is not None and answer.is_from_memory:
-            self._recorder.saw(pod, answer.version)
-        if answer.status == 200:
-            read.sequence = sequence_of(answer.body)
+        read.status, read.version, read.is_from_memory = response.status, response.version, response.is_from_memory
+        if response.status >= 500 or response.status == 429:
+            return str(response.status)
+        if response.version is not None and response.is_from_memory:
+            self._recorder.record_version(pod, response.version)
+        if response.status == 200:
+            read.sequence = parse_sequence(response.body)
         return ""
 
     async def _write(self, due: float) -> None:
@@ -161,7 +163,7 @@ class Load:
             write.attempts += 1
             if await self._send(write, body) or recorder.now() - due > self._patience or self._stopping.is_set():
                 break
-            await asyncio.sleep(min(_TRY_AGAIN * 2 ** (write.attempts - 1), _TRY_AGAIN_AT_MOST))
+            await asyncio.sleep(min(_RETRY_DELAY * 2 ** (write.attempts - 1), _MAX_RETRY_DELAY))
         write.ended = recorder.now()
 
     def _command(self, write: Write) -> bytes:
@@ -170,59 +172,59 @@ class Load:
         return orjson.dumps(command)
 
     async def _send(self, write: Write, body: bytes) -> bool:
-        """Whether it is known to be committed."""
+        """Return whether the write was acknowledged as committed."""
         try:
-            answer = await self._commands.ask("POST", self._target.updates_path, body=body)
-        except NoAnswer as error:
-            self._recorder.trouble("write", error.kind)
+            response = await self._commands.request("POST", self._target.updates_path, body=body)
+        except RequestFailure as error:
+            self._recorder.record_incident("write", error.kind)
             return False
-        if answer.status == 200:
-            write.version, write.outcome = _version_in(answer), Outcome.ACKNOWLEDGED
-            self._recorder.acknowledged(write.version)
+        if response.status == 200:
+            write.version, write.outcome = _parse_version(response), Outcome.ACKNOWLEDGED
+            self._recorder.record_acknowledged(write.version)
             return True
-        if answer.status == 202:
+        if response.status == 202:
             write.outcome = Outcome.ACCEPTED
-        self._recorder.trouble("write", str(answer.status), is_error=answer.status != 202)
+        self._recorder.record_incident("write", str(response.status), is_error=response.status != 202)
         return False
 
-    async def _look(self, pod: int) -> None:
-        """Ask a pod for its version again and again, and note when it is away."""
+    async def _poll_version(self, pod: int) -> None:
+        """Poll the version of a pod, and record incidents and outages."""
         while True:
-            asked = self._recorder.now()
-            trouble = await self._look_once(pod, asked)
-            if trouble:
-                self._recorder.trouble("pod", trouble, is_error=False)
-            if trouble and trouble != BEHIND:
-                self._recorder.is_away(pod, asked)
-            await asyncio.sleep(LOOK_EVERY)
+            sent = self._recorder.now()
+            incident = await self._poll_once(pod, sent)
+            if incident:
+                self._recorder.record_incident("pod", incident, is_error=False)
+            if incident and incident != BEHIND:
+                self._recorder.record_outage(pod, sent)
+            await asyncio.sleep(POLL_INTERVAL)
 
-    async def _look_once(self, pod: int, asked: float) -> str:
-        """What is wrong with a pod; nothing when it answers with what was acknowledged a while ago."""
+    async def _poll_once(self, pod: int, sent: float) -> str:
+        """Return the problem of a pod; an empty string if it returns the versions that were acknowledged in time."""
         try:
-            answer = await self._pods[pod].ask("GET", f"{self._target.items_path}/version")
-        except NoAnswer as error:
+            response = await self._pods[pod].request("GET", f"{self._target.items_path}/version")
+        except RequestFailure as error:
             return error.kind
-        if answer.status != 200 or answer.version is None:
-            return str(answer.status)
-        self._recorder.saw(pod, answer.version)
-        return BEHIND if answer.version < self._recorder.known_before(asked - PATIENCE) else ""
+        if response.status != 200 or response.version is None:
+            return str(response.status)
+        self._recorder.record_version(pod, response.version)
+        return BEHIND if response.version < self._recorder.acknowledged_before(sent - RESPONSE_LIMIT) else ""
 
-    async def _look_at_the_open(self) -> None:
-        """What hangs is trouble before it ends."""
+    async def _watch_open_requests(self) -> None:
+        """Record an incident while a request takes too long."""
         while True:
             oldest = min(self._open.values(), default=None)
-            if oldest is not None and self._recorder.now() - oldest > PATIENCE:
-                self._recorder.trouble("client", "waiting", is_error=False)
+            if oldest is not None and self._recorder.now() - oldest > RESPONSE_LIMIT:
+                self._recorder.record_incident("client", "waiting", is_error=False)
             await asyncio.sleep(0.1)
 
 
-def sequence_of(body: bytes) -> int | None:
-    """Which write an item is of; None when it is of none of ours."""
+def parse_sequence(body: bytes) -> int | None:
+    """Return the sequence number of the write of an item; None if the drill did not write it."""
     try:
         return int(orjson.loads(body)["sequence"])
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
         return None
 
 
-def _version_in(answer: Answer) -> int:
-    return int(orjson.loads(answer.body)["committedVersion"])
+def _parse_version(response: Response) -> int:
+    return int(orjson.loads(response.body)["committedVersion"])

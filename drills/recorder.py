@@ -1,4 +1,4 @@
-"""What happened, moment by moment: every read, every write, what each pod was seen to hold, and every trouble."""
+"""The recording of a drill: every read and write, the versions of the pods over time, and every incident."""
 
 import time
 from bisect import bisect_right
@@ -7,22 +7,22 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """What a writer was told in the end."""
+    """The outcome of a write."""
 
     ACKNOWLEDGED = "acknowledged"  # 200: committed
     ACCEPTED = "accepted"  # 202: durable, commit not seen
-    UNKNOWN = "unknown"  # no answer that promises anything
+    UNKNOWN = "unknown"  # no response with a guarantee
 
 
 @dataclass(slots=True)
 class Read:
-    """One item read; *first_error* is what the first pod asked did, *error* what is left after one retry."""
+    """A read of one item; *first_error* is the error of the first pod, *error* the error after one retry."""
 
     due: float
     sent: float
     pod: int
     key: int
-    least: int | None
+    min_version: int | None
     ended: float = 0.0
     status: int = 0
     version: int | None = None
@@ -34,7 +34,7 @@ class Read:
 
 @dataclass(slots=True)
 class Write:
-    """One item written, under one id however often it was sent."""
+    """A write of one item, with the same id in every attempt."""
 
     sequence: int
     key: int
@@ -48,8 +48,8 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Something that was not as on a good day; an error is what a request failed with."""
+class Incident:
+    """A deviation from the healthy state; *is_error* if a request failed."""
 
     at: float
     what: str
@@ -58,84 +58,91 @@ class Trouble:
 
 
 @dataclass(slots=True)
-class Struck:
-    """A fault: when it began, when it was over on its own side, and when everything was well again."""
+class InjectedFault:
+    """A fault: the times of its start, of its end, and of the recovery of the system."""
 
     name: str
     what: str
-    began: float
-    over: float | None = None
-    well: float | None = None
+    started_at: float
+    ended_at: float | None = None
+    recovered_at: float | None = None
     failure: str = ""
-    is_judged: bool = False  # not while it lasts, nor when the drill was stopped meanwhile
+    is_judged: bool = False  # False while it lasts, and if the drill was stopped before its recovery
 
     @property
     def seconds(self) -> float | None:
-        """How long it was felt; 0.0 when nothing failed and no pod fell behind."""
-        return None if self.well is None else self.well - self.began
+        """Return the duration of its effect; 0.0 if nothing failed and no pod fell behind."""
+        return None if self.recovered_at is None else self.recovered_at - self.started_at
 
     @property
     def end(self) -> float | None:
-        """When it was over and all was well; None when it never was."""
-        return None if self.well is None else max(self.well, self.over or self.well)
+        """Return the time after its end and its recovery; None if it did not recover."""
+        return None if self.recovered_at is None else max(self.recovered_at, self.ended_at or self.recovered_at)
 
 
 @dataclass
 class Recorder:
-    """Everything one drill saw; times are seconds since it began."""
+    """The events of one drill; times are seconds since its start."""
 
     pods: list[str]
     reads: list[Read] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
-    troubles: list[Trouble] = field(default_factory=list)
-    faults: list[Struck] = field(default_factory=list)
-    sights: list[list[tuple[float, int]]] = field(init=False)
-    away: list[list[tuple[float, float]]] = field(init=False)
-    unsent: list[float] = field(default_factory=list)  # when they were due
-    last_trouble: float = 0.0
+    incidents: list[Incident] = field(default_factory=list)
+    faults: list[InjectedFault] = field(default_factory=list)
+    observations: list[list[tuple[float, int]]] = field(init=False)
+    outages: list[list[tuple[float, float]]] = field(init=False)
+    unsent: list[float] = field(default_factory=list)  # due times of requests that were not sent
+    last_incident_at: float = 0.0
     _zero: float = field(default_factory=time.monotonic)
     _known_at: list[float] = field(default_factory=list)
     _known: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.sights = [[] for _ in self.pods]
-        self.away = [[] for _ in self.pods]
+        self.observations = [[] for _ in self.pods]
+        self.outages = [[] for _ in self.pods]
+
+    @property
+    def requests(self) -> list[Read | Write]:
+        """Return all reads and writes."""
+        return [*self.reads, *self.writes]
 
     def now(self) -> float:
         return time.monotonic() - self._zero
 
-    def trouble(self, what: str, kind: str, *, is_error: bool = True) -> None:
-        self.last_trouble = self.now()
-        self.troubles.append(Trouble(self.last_trouble, what, kind, is_error))
+    def record_incident(self, what: str, kind: str, *, is_error: bool = True) -> None:
+        self.last_incident_at = self.now()
+        self.incidents.append(Incident(self.last_incident_at, what, kind, is_error))
 
-    def saw(self, pod: int, version: int) -> None:
-        """A pod answered from memory with *version*."""
-        self.sights[pod].append((self.now(), version))
+    def record_version(self, pod: int, version: int) -> None:
+        """Record that a pod answered from memory with *version*."""
+        self.observations[pod].append((self.now(), version))
 
-    def is_away(self, pod: int, since: float) -> None:
-        """A pod that was asked then has not answered."""
-        self.away[pod].append((since, self.now()))
+    def record_outage(self, pod: int, since: float) -> None:
+        """Record that a pod did not answer a request of the time *since*."""
+        self.outages[pod].append((since, self.now()))
 
-    def acknowledged(self, version: int) -> None:
-        """Somebody was told that *version* is committed."""
-        if version > self.known:
+    def record_acknowledged(self, version: int) -> None:
+        """Record that the commit of *version* was acknowledged."""
+        if version > self.acknowledged_version:
             self._known_at.append(self.now())
             self._known.append(version)
 
     def is_any_behind(self) -> bool:
-        """Whether some pod was not yet seen with the last acknowledged version."""
-        return any(not sights or sights[-1][1] < self.known for sights in self.sights)
+        """Return whether any pod has not returned the last acknowledged version yet."""
+        return any(
+            not observations or observations[-1][1] < self.acknowledged_version for observations in self.observations
+        )
 
     @property
-    def known(self) -> int:
-        """The highest version whose commit was acknowledged."""
+    def acknowledged_version(self) -> int:
+        """Return the highest acknowledged version."""
         return self._known[-1] if self._known else 0
 
     @property
     def last_acknowledged(self) -> float:
         return self._known_at[-1] if self._known_at else 0.0
 
-    def known_before(self, moment: float) -> int:
-        """The highest version whose commit was acknowledged by then."""
-        place = bisect_right(self._known_at, moment)
-        return self._known[place - 1] if place else 0
+    def acknowledged_before(self, moment: float) -> int:
+        """Return the highest version that was acknowledged before *moment*."""
+        index = bisect_right(self._known_at, moment)
+        return self._known[index - 1] if index else 0

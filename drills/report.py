@@ -1,4 +1,4 @@
-"""What is left of a drill: a folder with a page, a picture, all figures and all samples, and words for a terminal."""
+"""The report of a drill: a page with a chart, all results and samples as files, and a summary for the terminal."""
 
 import csv
 import json
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from drills import figures, picture
-from drills.checker import Finding
-from drills.faults import outcome_of
-from drills.recorder import Read, Recorder, Struck, Write
+from drills.checker import GuaranteeResult
+from drills.faults import describe_outcome
+from drills.recorder import InjectedFault, Read, Recorder, Write
 from penstock import __version__
 from penstock.cli.terminal.output import table
 
@@ -27,161 +27,183 @@ small{color:#5b626b}"""
 
 
 PASSED, FAILED, STOPPED = "passed", "failed", "stopped"
-_EARLY = "It was stopped before its end: what held until then proves nothing."
+_EARLY = "The drill was stopped before its end: its results prove nothing."
 
 
 @dataclass(frozen=True)
 class Drill:
-    """A drill that is over."""
+    """A drill after its end."""
 
     kind: str
-    began: datetime
-    about: dict[str, object]
+    started_at: datetime
+    description: dict[str, object]
     recorder: Recorder
-    findings: Sequence[Finding]
+    results: Sequence[GuaranteeResult]
     steps: Sequence[dict[str, object]] = ()
     was_stopped: bool = False
 
     @property
     def verdict(self) -> str:
-        """`stopped` proves nothing, whatever held until then."""
+        """Return the verdict; `stopped` proves nothing, even if all guarantees were kept so far."""
         if self.was_stopped:
             return STOPPED
-        return PASSED if all(finding.is_held for finding in self.findings) else FAILED
+        return PASSED if all(result.is_kept for result in self.results) else FAILED
 
 
-def summarised(drill: Drill, fresh: Sequence[figures.Shown]) -> dict[str, Any]:
-    """All there is to tell, without the samples."""
+def summarize(drill: Drill, fresh: Sequence[figures.FreshnessSample]) -> dict[str, Any]:
+    """Return all results without the samples."""
     faults = [{**asdict(fault), "seconds": fault.seconds} for fault in drill.recorder.faults]
     return {
         "drill": drill.kind,
         "verdict": drill.verdict,
-        "began": drill.began.isoformat(),
+        "started_at": drill.started_at.isoformat(),
         "stopped_early": drill.was_stopped,
-        "about": drill.about,
+        "about": drill.description,
         "machine": _machine(),
-        "promises": [asdict(finding) for finding in drill.findings],
-        "figures": figures.summary(drill.recorder, fresh),
+        "guarantees": [asdict(result) for result in drill.results],
+        "figures": figures.summarize_figures(drill.recorder, fresh),
         "faults": faults,
         **({"ramp": list(drill.steps)} if drill.steps else {}),
     }
 
 
-def written(drill: Drill, folder: Path) -> dict[str, Any]:
-    """Write it all into *folder*; the summary."""
+def write_report(drill: Drill, folder: Path) -> dict[str, Any]:
+    """Write the report into *folder*, and return the summary."""
     folder.mkdir(parents=True, exist_ok=True)
-    recorder, fresh = drill.recorder, figures.shown(drill.recorder)
-    told = summarised(drill, fresh)
+    recorder, fresh = drill.recorder, figures.measure_freshness(drill.recorder)
+    summary = summarize(drill, fresh)
     end = max((read.ended for read in recorder.reads), default=0.0)
-    buckets = figures.timeline(recorder, fresh, 0.5 if end < 30 else max(1.0, end / 240))
-    drawn = picture.draw(_title(drill, told), buckets, recorder.faults)
+    buckets = figures.make_timeline(recorder, fresh, 0.5 if end < 30 else max(1.0, end / 240))
+    drawn = picture.draw(_title(drill, summary), buckets, recorder.faults)
     (folder / "picture.svg").write_text(drawn)
     timeline = [asdict(bucket) for bucket in buckets]
-    (folder / "report.json").write_text(json.dumps({**told, "timeline": timeline}, indent=2))
-    (folder / "report.html").write_text(_page(told, drawn))
-    _rows(folder / "reads.csv", Read, (_values(one) for one in recorder.reads))
-    _rows(folder / "writes.csv", Write, (_values(write) for write in recorder.writes))
-    _rows(folder / "freshness.csv", figures.Shown, (_values(one) for one in fresh))
-    return told
+    (folder / "report.json").write_text(json.dumps({**summary, "timeline": timeline}, indent=2))
+    (folder / "report.html").write_text(_render_html(summary, drawn))
+    _write_csv(folder / "reads.csv", Read, (_list_values(read) for read in recorder.reads))
+    _write_csv(folder / "writes.csv", Write, (_list_values(write) for write in recorder.writes))
+    _write_csv(folder / "freshness.csv", figures.FreshnessSample, (_list_values(sample) for sample in fresh))
+    return summary
 
 
-def as_text(told: dict[str, Any], folder: Path) -> str:
-    """The summary for a terminal."""
-    promises = [["ok" if one["is_held"] else "FAIL", one["promise"], one["detail"]] for one in told["promises"]]
-    examples = [f"      {line}" for one in told["promises"] for line in one["examples"]]
-    parts = [table(_measured(told)), "", *_fault_lines(told), *_ramp_lines(told), table(promises), *examples, ""]
-    parts += [f"sent late by this client: {told['figures']['sent_late_percent']} %", _errors(told)]
-    parts += [_EARLY] if told["stopped_early"] else []
-    parts += [f"{told['drill']} {told['verdict']}; see {folder / 'report.html'}"]
+def render_text(summary: dict[str, Any], folder: Path) -> str:
+    """Return the summary for a terminal."""
+    results = summary["guarantees"]
+    rows = [["ok" if result["is_kept"] else "FAIL", result["guarantee"], result["detail"]] for result in results]
+    examples = [f"      {line}" for result in results for line in result["examples"]]
+    parts = [
+        table(_figure_rows(summary)),
+        "",
+        *_fault_lines(summary),
+        *_ramp_lines(summary),
+        table(rows),
+        *examples,
+        "",
+    ]
+    parts += [f"sent late by this client: {summary['figures']['sent_late_percent']} %", _errors(summary)]
+    parts += [_EARLY] if summary["stopped_early"] else []
+    parts += [f"{summary['drill']} {summary['verdict']}; see {folder / 'report.html'}"]
     return "\n".join(parts)
 
 
-def _measured(told: dict[str, Any]) -> list[list[str]]:
-    """Rows of latencies and freshness, first of everything, then without the faults."""
+def _figure_rows(summary: dict[str, Any]) -> list[list[str]]:
+    """Return rows of latencies and freshness: of the whole drill, then outside faults."""
     rows = [["", "count", "p50 ms", "p95 ms", "p99 ms", "max ms", "failed"]]
-    calm = told["figures"]["outside_faults"]
-    for name, whole in (("", told["figures"]), (", outside faults", calm)):
-        for what in ("reads", "writes", "freshness") if whole else ():
-            one = whole[what]
-            rows.append([what + name, f"{one['count']:,}", *(_number(one[p]) for p in ("p50", "p95", "p99", "max"))])
-            rows[-1].append(_failed(what, one))
+    outside = summary["figures"]["outside_faults"]
+    for name, whole in (("", summary["figures"]), (", outside faults", outside)):
+        for kind in ("reads", "writes", "freshness") if whole else ():
+            group = whole[kind]
+            percentiles = (_number(group[column]) for column in ("p50", "p95", "p99", "max"))
+            rows.append([kind + name, f"{group['count']:,}", *percentiles])
+            rows[-1].append(_failed(kind, group))
     return rows
 
 
-def _failed(what: str, one: dict[str, Any]) -> str:
-    if what == "reads":
-        return f"{one['failed_first']:,}; after one retry {one['failed_after_retry']:,}"
-    if what == "writes":
-        return f"{one['unknown']:,}; sent again {one['sent_again']:,}"
-    away = one["max_of_pods_that_were_away"]
-    return "" if away is None else f"pods that were away: max {_number(away)} ms"
+def _failed(kind: str, group: dict[str, Any]) -> str:
+    if kind == "reads":
+        return f"{group['failed_first']:,}; after one retry {group['failed_after_retry']:,}"
+    if kind == "writes":
+        return f"{group['unknown']:,}; retried {group['retried']:,}"
+    delay = group["max_of_unavailable_pods"]
+    return "" if delay is None else f"unavailable pods: max {_number(delay)} ms"
 
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.1f}"
 
 
-def _fault_lines(told: dict[str, Any]) -> list[str]:
-    rows = _fault_rows(told)
+def _fault_lines(summary: dict[str, Any]) -> list[str]:
+    rows = _fault_rows(summary)
     return [table([["fault", "at", "what", "outcome"], *rows]), ""] if rows else []
 
 
-def _fault_rows(told: dict[str, Any]) -> list[list[str]]:
-    return [[fault["name"], f"{fault['began']:.1f} s", fault["what"], fault["outcome"]] for fault in _faults(told)]
-
-
-def _faults(told: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    for one in told["faults"]:
-        kept = {name: value for name, value in one.items() if name != "seconds"}
-        yield {**one, "outcome": outcome_of(Struck(**kept))}
-
-
-def _ramp_rows(told: dict[str, Any]) -> list[list[str]]:
+def _fault_rows(summary: dict[str, Any]) -> list[list[str]]:
     return [
-        [f"{one['reads']:,.0f}", _number(one["p99"]), f"{one['failed_percent']}", f"{one['late_percent']}", one["held"]]
-        for one in told.get("ramp", ())
+        [fault["name"], f"{fault['started_at']:.1f} s", fault["what"], fault["outcome"]] for fault in _faults(summary)
     ]
 
 
-_RAMP_HEAD = ["reads/s", "p99 ms", "failed %", "sent late %", "held"]
+def _faults(summary: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    for fault in summary["faults"]:
+        attributes = {name: value for name, value in fault.items() if name != "seconds"}
+        yield {**fault, "outcome": describe_outcome(InjectedFault(**attributes))}
 
 
-def _ramp_lines(told: dict[str, Any]) -> list[str]:
-    rows = _ramp_rows(told)
+def _ramp_rows(summary: dict[str, Any]) -> list[list[str]]:
+    return [
+        [
+            f"{step['reads']:,.0f}",
+            _number(step["p99"]),
+            f"{step['failed_percent']}",
+            f"{step['late_percent']}",
+            step["sustained"],
+        ]
+        for step in summary.get("ramp", ())
+    ]
+
+
+_RAMP_HEAD = ["reads/s", "p99 ms", "failed %", "sent late %", "sustained"]
+
+
+def _ramp_lines(summary: dict[str, Any]) -> list[str]:
+    rows = _ramp_rows(summary)
     return [table([_RAMP_HEAD, *rows]), ""] if rows else []
 
 
-def _errors(told: dict[str, Any]) -> str:
-    errors = told["figures"]["errors"]
+def _errors(summary: dict[str, Any]) -> str:
+    errors = summary["figures"]["errors"]
     return "errors: " + (", ".join(f"{kind} {count:,}" for kind, count in sorted(errors.items())) or "none")
 
 
-def _title(drill: Drill, told: dict[str, Any]) -> str:
-    return f"Penstock {drill.kind}, {drill.began:%Y-%m-%d %H:%M} UTC: {told['verdict']}"
+def _title(drill: Drill, summary: dict[str, Any]) -> str:
+    return f"Penstock {drill.kind}, {drill.started_at:%Y-%m-%d %H:%M} UTC: {summary['verdict']}"
 
 
-def _page(told: dict[str, Any], drawn: str) -> str:
-    """The report as one page that needs nothing else."""
-    verdict = f"<p class='{'ok' if told['verdict'] == PASSED else 'bad'}'>{told['verdict']}</p>"
-    early = f"<p>{_EARLY}</p>" if told["stopped_early"] else ""
-    promises = [
-        [_mark(one["is_held"]), escape(one["promise"]), escape(one["detail"]) + "".join(map(_small, one["examples"]))]
-        for one in told["promises"]
+def _render_html(summary: dict[str, Any], drawn: str) -> str:
+    """Return the report as one HTML page without other files."""
+    verdict = f"<p class='{'ok' if summary['verdict'] == PASSED else 'bad'}'>{summary['verdict']}</p>"
+    early = f"<p>{_EARLY}</p>" if summary["stopped_early"] else ""
+    guarantees = [
+        [
+            _format_verdict(result["is_kept"]),
+            escape(result["guarantee"]),
+            escape(result["detail"]) + "".join(map(_format_example, result["examples"])),
+        ]
+        for result in summary["guarantees"]
     ]
-    head, *measured = _measured(told)
-    about = [[name, str(value)] for name, value in {**told["about"], **told["machine"]}.items()]
-    title = f"Penstock {told['drill']} drill"
+    head, *measured = _figure_rows(summary)
+    description = [[name, str(value)] for name, value in {**summary["about"], **summary["machine"]}.items()]
+    title = f"Penstock {summary['drill']} drill"
     sections = [
-        f"<h1>{title}</h1><p>{told['began']}</p>{verdict}{early}",
+        f"<h1>{title}</h1><p>{summary['started_at']}</p>{verdict}{early}",
         drawn,
-        "<h2>Promises</h2>" + _table(["", "promise", ""], promises),
-        "<h2>Figures</h2>" + _table(head, _escaped(measured)),
-        f"<p>{escape(_errors(told))}. Sent late by this client: {told['figures']['sent_late_percent']} %.</p>",
-        "<h2>Faults</h2>" + _table(["fault", "at", "what", "outcome"], _escaped(_fault_rows(told)))
-        if told["faults"]
+        "<h2>Guarantees</h2>" + _table(["", "guarantee", ""], guarantees),
+        "<h2>Figures</h2>" + _table(head, _escape_rows(measured)),
+        f"<p>{escape(_errors(summary))}. Sent late by this client: {summary['figures']['sent_late_percent']} %.</p>",
+        "<h2>Faults</h2>" + _table(["fault", "at", "what", "outcome"], _escape_rows(_fault_rows(summary)))
+        if summary["faults"]
         else "",
-        "<h2>Ramp</h2>" + _table(_RAMP_HEAD, _escaped(_ramp_rows(told))) if told.get("ramp") else "",
-        "<h2>Under what</h2>" + _table(["", ""], _escaped(about)),
+        "<h2>Ramp</h2>" + _table(_RAMP_HEAD, _escape_rows(_ramp_rows(summary))) if summary.get("ramp") else "",
+        "<h2>Environment</h2>" + _table(["", ""], _escape_rows(description)),
         f"<small>{_EXPLAINED}</small>",
     ]
     style = f"<meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style>"
@@ -189,21 +211,21 @@ def _page(told: dict[str, Any], drawn: str) -> str:
 
 
 _EXPLAINED = (
-    "Latency is counted from when a request was due. Freshness is the time from an acknowledged commit until a pod"
-    " showed that version and never again a lower one. A fault is over when for a second no request failed, none hung,"
-    " and every pod answered with what had been acknowledged half a second before."
+    "Latency is measured from the due time of a request. Freshness is the time from an acknowledged commit until a pod"
+    " returned that version and no lower version later. The system has recovered from a fault when for one second no"
+    " request failed, none took too long, and every pod returned what was acknowledged half a second before."
 )
 
 
-def _mark(is_held: bool) -> str:
-    return "<span class='ok'>ok</span>" if is_held else "<span class='bad'>FAIL</span>"
+def _format_verdict(is_kept: bool) -> str:
+    return "<span class='ok'>ok</span>" if is_kept else "<span class='bad'>FAIL</span>"
 
 
-def _small(line: str) -> str:
+def _format_example(line: str) -> str:
     return f"<br><small>{escape(line)}</small>"
 
 
-def _escaped(rows: Iterable[Sequence[str]]) -> list[list[str]]:
+def _escape_rows(rows: Iterable[Sequence[str]]) -> list[list[str]]:
     return [[escape(cell) for cell in row] for row in rows]
 
 
@@ -212,16 +234,16 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "<table><tr>" + "".join(f"<th>{cell}</th>" for cell in head) + f"</tr>{lines}</table>"
 
 
-def _rows(file: Path, kind: type[Any], rows: Iterable[Sequence[object]]) -> None:
+def _write_csv(file: Path, kind: type[Any], rows: Iterable[Sequence[object]]) -> None:
     with file.open("w", newline="") as out:
         writer = csv.writer(out)
         writer.writerow(field.name for field in fields(kind))
         writer.writerows(rows)
 
 
-def _values(one: Any) -> list[object]:
-    found = (getattr(one, each.name) for each in fields(one))
-    return [round(value, 6) if isinstance(value, float) else value for value in found]
+def _list_values(record: Any) -> list[object]:
+    values = (getattr(record, field.name) for field in fields(record))
+    return [round(value, 6) if isinstance(value, float) else value for value in values]
 
 
 def _machine() -> dict[str, object]:
@@ -236,5 +258,5 @@ def _machine() -> dict[str, object]:
 
 
 def default_folder() -> Path:
-    """A new folder here, named by the time."""
+    """Return the path of a new folder, named by the time."""
     return Path(f"penstock-drill-{datetime.now(UTC):%Y%m%d-%H%M%S}")

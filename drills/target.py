@@ -1,4 +1,4 @@
-"""What a drill is run against, and how hard."""
+"""The target of a drill, and the rates of its load."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from drills.faults import Fault
 
 @dataclass(frozen=True)
 class Rates:
-    """What is asked of it: requests a second, and the share of reads that name the last acknowledged version."""
+    """Requests per second, and the share of reads that require the last acknowledged version."""
 
     reads: float
     writes: float
@@ -17,7 +17,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Target:
-    """Where to write and read; one query address may be the balancer before many pods."""
+    """The addresses to write to and read from; a query address can be a load balancer."""
 
     command_url: str
     query_urls: dict[str, str]
@@ -25,7 +25,7 @@ class Target:
     dict_code: str
     token: str | None = None
     faults: list[Fault] = field(default_factory=list)
-    about: dict[str, object] = field(default_factory=dict)
+    description: dict[str, object] = field(default_factory=dict)
     is_ours: bool = True
 
     @property

@@ -1,4 +1,4 @@
-"""What is asked at the end: in time, and again where the answer came too early."""
+"""The evidence at the end of a drill is read when the writes are settled, and again if it is too old."""
 
 import json
 from typing import Any, cast
@@ -16,19 +16,19 @@ from penstock.refdata.client import PodClient, RefdataClient
 
 
 class Commands:
-    """A write is pending when first asked for; another one lands after the history was read once."""
+    """A command API where a write is pending at first, and another is committed after the first read of the history."""
 
     def __init__(self) -> None:
         self.pending = [["a"], []]
         self.histories = [[(11, "a")], [(12, "b"), (11, "a")]]
 
-    async def updates(self, _tenant: str, **_asked: Any) -> dict[str, Any]:
-        return {"updates": [{"eventId": one} for one in self.pending.pop(0)], "next": None}
+    async def updates(self, _tenant: str, **_query: Any) -> dict[str, Any]:
+        return {"updates": [{"eventId": event_id} for event_id in self.pending.pop(0)], "next": None}
 
-    async def history(self, _tenant: str, _code: str, **_asked: Any) -> dict[str, Any]:
-        assert not self.pending, "asked before all was settled"
-        told = self.histories.pop(0)
-        return {"versions": [{"version": version, "eventId": one} for version, one in told], "next": None}
+    async def history(self, _tenant: str, _code: str, **_query: Any) -> dict[str, Any]:
+        assert not self.pending, "the history was read before the writes were settled"
+        history = self.histories.pop(0)
+        return {"versions": [{"version": version, "eventId": event_id} for version, event_id in history], "next": None}
 
 
 class StubPod:
@@ -40,9 +40,9 @@ class StubPod:
         return {"matches": True}
 
 
-async def test_the_history_covers_what_the_pods_answer_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R27: an unanswered write that lands late does not fail a healthy drill."""
-    monkeypatch.setattr(evidence, "_TRY_AGAIN", 0)
+async def test_the_history_covers_the_versions_of_the_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R27: a write without a response that is committed late does not fail a healthy drill."""
+    monkeypatch.setattr(evidence, "_RETRY_DELAY", 0)
     recorder = Recorder(["pod"])
     recorder.writes = [
         Write(1, 0, "a", 1.0, 1.0, 2.0, 1, Outcome.ACCEPTED),
@@ -51,6 +51,7 @@ async def test_the_history_covers_what_the_pods_answer_with(monkeypatch: pytest.
     recorder.reads = [Read(1.0, 1.0, 0, 0, None, 1.1, 200, 11, True, 1)]
     target = Target("http://x", {"pod": "http://x"}, "a", "b")
     inspector = Inspector(target, cast("RefdataClient", Commands()), {"pod": cast("PodClient", StubPod())})
-    found = await inspector.evidence(Keys("r", 1), 10, recorder, 5)
-    assert found.history == [(11, "a"), (12, "b")]
-    assert [one.promise for one in judge(found) if not one.is_held] == ["it was used"], "nothing was acknowledged"
+    collected = await inspector.evidence(Keys("r", 1), 10, recorder, 5)
+    assert collected.history == [(11, "a"), (12, "b")]
+    violated = [result.guarantee for result in judge(collected) if not result.is_kept]
+    assert violated == ["the target answered"], "no write was acknowledged"
