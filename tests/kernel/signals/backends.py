@@ -1,4 +1,4 @@
-"""Each implementation of the signals port with what a test may do to it."""
+"""The implementations of the signals port, with operations for tests."""
 
 import itertools
 import os
@@ -17,17 +17,17 @@ _numbers = itertools.count()
 
 
 class SignalsBackend(Protocol):
-    """One channel nobody else uses."""
+    """A channel that no other test uses."""
 
     @property
     def signals(self) -> Signals: ...
 
     @property
     def child(self) -> list[str]:
-        """The arguments by which `listener` listens to the same channel."""
+        """Return the arguments with which `listener` listens to the same channel."""
 
     async def cut(self) -> None:
-        """Break the connection by which listeners hear at once."""
+        """Break the fast connection of the listeners."""
 
 
 class PostgresSignalsBackend:
@@ -37,16 +37,16 @@ class PostgresSignalsBackend:
         self.child = ["postgres", db.dsn, "changes"]
 
     async def cut(self) -> None:
-        cut = await self._db.fetch(
+        terminated = await self._db.fetch(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND application_name = 'penstock-listen'"
         )
-        assert cut
+        assert terminated
 
 
 @dataclass
 class RedisSignalsBackend:
-    """A channel of its own in a shared Redis."""
+    """A channel in a shared Redis that no other test uses."""
 
     redis: RedisCluster | RedisServer
     signals: RedisSignals
@@ -59,7 +59,7 @@ class RedisSignalsBackend:
 
     @property
     def server(self) -> Any:
-        """A plain client of the node that holds the stream."""
+        """Return a client of the node of the stream."""
         return self.redis.holder(self.stream)
 
     @property
@@ -70,7 +70,7 @@ class RedisSignalsBackend:
         assert self.redis.client_kill_pubsub()
 
     def add(self, body: str) -> None:
-        """To the stream alone: what is left of a signal that Pub/Sub lost."""
+        """Add to the stream only, like a signal that Pub/Sub has lost."""
         self.server.xadd(self.stream, {"body": body})
 
     def publish(self, body: str) -> None:

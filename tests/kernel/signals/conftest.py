@@ -12,7 +12,7 @@ from tests.services.redis import RedisCluster, RedisServer
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RedisCluster]:
-    """Three masters for the whole test process; nobody kills them."""
+    """Three masters for the whole test process, which no test kills."""
     service = RedisCluster(server_binary())
     yield service
     service.stop()
@@ -39,14 +39,14 @@ async def single_backend(single: RedisServer) -> AsyncIterator[RedisSignalsBacke
 
 @pytest.fixture(params=["postgres", "cluster", "single"])
 def backend(request: pytest.FixtureRequest) -> SignalsBackend:
-    """Every implementation in turn."""
-    found: SignalsBackend = request.getfixturevalue(f"{request.param}_backend")
-    return found
+    """Every implementation."""
+    implementation: SignalsBackend = request.getfixturevalue(f"{request.param}_backend")
+    return implementation
 
 
 @pytest.fixture
 def private_cluster() -> Iterator[RedisCluster]:
-    """Three masters of the test's own, to be killed."""
+    """Three masters that the test may kill."""
     service = RedisCluster(server_binary())
     yield service
     service.stop()

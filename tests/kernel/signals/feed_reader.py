@@ -1,4 +1,4 @@
-"""What a listener hears, for tests of signals."""
+"""Reading from the feed of a listener, for tests of signals."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -25,8 +25,8 @@ async def assert_down(signals: Signals) -> None:
         assert down.value.hint
 
 
-async def resynced(feed: Items, *reasons: str) -> list[Signal | Resync]:
-    """Everything up to the next Resync, or the next for one of *reasons*."""
+async def read_until_resync(feed: Items, *reasons: str) -> list[Signal | Resync]:
+    """Return the items up to the next Resync, or up to the next Resync with one of *reasons*."""
     items: list[Signal | Resync] = []
     async with asyncio.timeout(WITHIN):
         while True:
@@ -36,11 +36,11 @@ async def resynced(feed: Items, *reasons: str) -> list[Signal | Resync]:
 
 
 def server_binary() -> Path:
-    return redis_binary() or require("redis", "there is no redis-server here")
+    return redis_binary() or require("redis", "there is no redis-server on this machine")
 
 
-async def heard(feed: Items, *bodies: str, within: float = WITHIN) -> list[Signal | Resync]:
-    """Everything up to the moment when each of *bodies* has come."""
+async def read_until(feed: Items, *bodies: str, within: float = WITHIN) -> list[Signal | Resync]:
+    """Return the items up to the one with which all *bodies* have arrived."""
     items: list[Signal | Resync] = []
     async with asyncio.timeout(within):
         while not {Signal(body) for body in bodies} <= set(items):
@@ -48,10 +48,10 @@ async def heard(feed: Items, *bodies: str, within: float = WITHIN) -> list[Signa
     return items
 
 
-async def becomes(claim: Callable[[], bool]) -> None:
-    """Ask the server again and again until *claim* is true."""
+async def becomes(holds: Callable[[], bool]) -> None:
+    """Poll until *holds* is true."""
     async with asyncio.timeout(WITHIN):
-        while not await asyncio.to_thread(claim):
+        while not await asyncio.to_thread(holds):
             pass
 
 
@@ -63,13 +63,13 @@ def first_arrivals(items: list[Signal | Resync]) -> list[str]:
     return list(dict.fromkeys(item.body for item in items if isinstance(item, Signal)))
 
 
-async def begun(backend: RedisSignalsBackend, feed: Items) -> None:
-    """Past the first entry of an empty stream, which may cause a needless Resync, and quiet."""
-    await resynced(feed)
+async def read_first(backend: RedisSignalsBackend, feed: Items) -> None:
+    """Read past the first entry of an empty stream, which may cause an unnecessary Resync."""
+    await read_until_resync(feed)
     backend.add("first")
-    await resynced(feed)
+    await read_until_resync(feed)
     backend.add("second")
-    await heard(feed, "second")
+    await read_until(feed, "second")
 
 
 def leave_behind(backend: RedisSignalsBackend, *groups: str) -> None:

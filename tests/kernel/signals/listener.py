@@ -1,4 +1,4 @@
-"""A process that listens and prints what it hears, one line an item: `python -m tests.kernel.signals.listener …`."""
+"""A process that prints the items of a feed, one per line: `python -m tests.kernel.signals.listener …`."""
 
 import asyncio
 import sys
@@ -9,7 +9,7 @@ from penstock.kernel.signals.postgres import PostgresSignals
 from penstock.kernel.signals.redis import RedisSignals
 
 
-async def print_what_is_heard(signals: Signals) -> None:
+async def print_items(signals: Signals) -> None:
     async with signals.listen("child") as feed:
         async for item in feed:
             print(item.body if isinstance(item, Signal) else "resync", flush=True)  # noqa: T201 - its only output
@@ -17,7 +17,7 @@ async def print_what_is_heard(signals: Signals) -> None:
 
 async def over_postgres(dsn: str, channel: str) -> None:
     async with Database.open(dsn, size=1) as db:
-        await print_what_is_heard(PostgresSignals(db, channel))
+        await print_items(PostgresSignals(db, channel))
 
 
 async def over_redis(nodes: str, mode: str, name: str) -> None:
@@ -29,7 +29,7 @@ async def over_redis(nodes: str, mode: str, name: str) -> None:
         stream_key=f"{name}:stream",
         group_prefix=name,
     )
-    await print_what_is_heard(signals)
+    await print_items(signals)
 
 
 if __name__ == "__main__":

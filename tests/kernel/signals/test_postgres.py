@@ -1,4 +1,4 @@
-"""Signals on PostgreSQL: what only PostgreSQL has. The promises of every implementation are in test_signals."""
+"""Properties of signals on PostgreSQL only. The guarantees of every implementation are in test_signals."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from penstock.kernel.signals.postgres import PostgresSignals
 
 
 async def test_a_stuck_listener_shows_in_the_lag_of_postgres(db: Database) -> None:
-    """R26: a listener that takes nothing from PostgreSQL's queue makes the lag grow."""
+    """R26: the lag grows while a listener reads nothing from the queue of PostgreSQL."""
     signals = PostgresSignals(db, "changes")
     async with db.connection() as stuck:
         await stuck.execute("LISTEN changes")
@@ -20,7 +20,7 @@ async def test_a_stuck_listener_shows_in_the_lag_of_postgres(db: Database) -> No
 
 
 @pytest.mark.parametrize("channel", ["", "c" * 64, "ü" * 32])
-async def test_a_channel_postgres_would_cut_is_refused(db: Database, channel: str) -> None:
-    """R16: a name that PostgreSQL cannot hold is bad configuration, not a channel that nobody hears."""
+async def test_a_channel_name_that_postgres_would_truncate_is_refused(db: Database, channel: str) -> None:
+    """R16: a name that PostgreSQL would truncate is BadConfig, because no listener would receive its signals."""
     with pytest.raises(BadConfig):
         PostgresSignals(db, channel)

@@ -1,7 +1,7 @@
-"""The signals port: short hints that reach every listener at once, or a word that some were missed.
+"""The signals port: short messages that reach every listener at once, or a marker that some were missed.
 
-For every signal announced and every listener open at that time: the listener receives the signal, or it receives
-`Resync` after the signal was announced. A signal may arrive twice; signals of one announcer arrive in order.
+Every listener that is open when a signal is announced receives the signal, or a `Resync` after the announcement. A
+signal may arrive twice. Signals of one announcer arrive in order.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -12,34 +12,34 @@ from typing import Protocol
 from penstock.kernel.errors import Invalid
 from penstock.kernel.text import is_storable
 
-BODY_LIMIT = 7_900  # what PostgreSQL's NOTIFY carries, less its own needs
+BODY_LIMIT = 7_900  # the limit of a payload of PostgreSQL's NOTIFY, less its overhead
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One hint, as its announcer wrote it."""
+    """One signal with the text of its announcer."""
 
     body: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Signals may have been missed: look at the source of truth once. The first thing every listener receives."""
+    """A marker that signals may have been missed: read the source of truth. Every listener receives it first."""
 
     reason: str
 
 
 class Signals(Protocol):
-    """One channel: who announces on it reaches everyone who listens to it."""
+    """One channel, from any announcer to all listeners."""
 
     async def announce(self, bodies: Sequence[str]) -> None:
-        """Tell all listeners; when this returns, the signals are on their way or will be caught up with."""
+        """Send signals to all listeners; after the return they are delivered, or replaced by a Resync."""
 
     def listen(self, listener: str) -> AbstractAsyncContextManager[AsyncIterator[Signal | Resync]]:
-        """Hear everything from now on. *listener* is the name of one process, unique among those alive."""
+        """Receive all signals from now on. *listener* is the name of a process, unique among the running ones."""
 
     async def lag(self) -> int:
-        """How many signals the slowest listener has yet to be handed."""
+        """Return the number of signals that the slowest listener has not received yet."""
 
     async def check(self) -> None:
         """Raise Transient SIGNALS_DOWN with a hint unless the channel can be used."""
@@ -47,13 +47,13 @@ class Signals(Protocol):
     async def close(self) -> None: ...
 
 
-def checked_body(body: str) -> str:
-    """*body* itself when every implementation can carry it; else Invalid SIGNAL_TOO_LARGE."""
+def validate_body(body: str) -> str:
+    """Return *body* if every implementation can carry it; else raise Invalid SIGNAL_TOO_LARGE."""
     size = len(body.encode(errors="replace"))
     if not 0 < size <= BODY_LIMIT or not is_storable(body):
         raise Invalid(
             "SIGNAL_TOO_LARGE",
-            f"a signal carries 1 to {BODY_LIMIT} bytes of text without NUL, this one has {size}",
-            hint="send the name of what changed, not its content",
+            f"the signal has {size} bytes; it must have 1 to {BODY_LIMIT} bytes of text without NUL",
+            hint="send the name of the changed object, not its content",
         )
     return body

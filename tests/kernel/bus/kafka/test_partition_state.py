@@ -6,7 +6,7 @@ from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kernel.bus.kafka.partition_state import FULL_COUNT, CommitMetadata, PartitionState, plan
+from penstock.kernel.bus.kafka.partition_state import FULL_COUNT, CommitMetadata, KafkaPartition, plan
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 offsets = st.none() | st.integers(0, 2**62)
@@ -33,9 +33,9 @@ def test_a_mark_of_somebody_else_means_nothing(text: str | None) -> None:
     assert CommitMetadata.load(text) == CommitMetadata()
 
 
-def place(partition: int, count: int, mark: CommitMetadata | None = None) -> PartitionState:
+def place(partition: int, count: int, mark: CommitMetadata | None = None) -> KafkaPartition:
     """A partition with *count* messages fetched, its last holder's mark at the first."""
-    made = PartitionState(partition)
+    made = KafkaPartition(partition)
     made.load_committed(0, (mark or CommitMetadata()).dump())
     for offset in range(count):
         made.add(Record(topic="t", partition=partition, offset=offset, key=b"k", value=b"v"))

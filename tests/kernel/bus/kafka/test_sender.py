@@ -31,7 +31,7 @@ async def test_the_outbox_keeps_what_could_not_be_sent(broker: Kafka, db: Databa
 
 async def test_a_bus_without_a_database_has_nothing_to_relay(broker: Kafka) -> None:
     async with bus_on(broker) as bus:
-        with pytest.raises(BadConfig, match="no database"):
+        with pytest.raises(BadConfig, match="without a database"):
             await bus.relay()
 
 

@@ -1,4 +1,4 @@
-"""The groups of listeners on the stream: what is pending, trimmed, reaped and behind."""
+"""The consumer groups of listeners: pending, trimmed and reaped entries, and the lag."""
 
 from datetime import timedelta
 
@@ -6,28 +6,35 @@ import pytest
 
 from penstock.kernel.signals import Resync, Signal
 from tests.kernel.signals.backends import RedisSignalsBackend, redis_backend
-from tests.kernel.signals.feed_reader import becomes, begun, first_arrivals, heard, leave_behind, resynced
+from tests.kernel.signals.feed_reader import (
+    becomes,
+    first_arrivals,
+    leave_behind,
+    read_first,
+    read_until,
+    read_until_resync,
+)
 from tests.services.redis import RedisCluster
 
 
-async def test_a_signal_handed_to_a_dead_connection_is_handed_again(cluster_backend: RedisSignalsBackend) -> None:
-    """R22: what Redis counts as delivered and nobody acknowledged is not lost."""
+async def test_a_signal_delivered_to_a_dead_connection_is_redelivered(cluster_backend: RedisSignalsBackend) -> None:
+    """R22: a signal that Redis has delivered, but that was not acknowledged, is not lost."""
     lost = """
         redis.call('XADD', KEYS[1], '*', 'body', 'swallowed')
         redis.call('XREADGROUP', 'GROUP', ARGV[1], 'listener', 'STREAMS', KEYS[1], '>')
     """
     async with cluster_backend.signals.listen("pod") as feed:
-        await begun(cluster_backend, feed)
+        await read_first(cluster_backend, feed)
         cluster_backend.server.eval(lost, 1, cluster_backend.stream, f"{cluster_backend.name}:pod")
-        await heard(feed, "swallowed")
+        await read_until(feed, "swallowed")
 
 
 async def test_signals_are_acknowledged(cluster_backend: RedisSignalsBackend) -> None:
-    """R22: Redis keeps nothing pending for a listener that has read all."""
+    """R22: nothing is pending in Redis for a listener that has read everything."""
     async with cluster_backend.signals.listen("pod") as feed:
-        await resynced(feed)
+        await read_until_resync(feed)
         await cluster_backend.signals.announce([f"v{n}" for n in range(150)])
-        await heard(feed, *(f"v{n}" for n in range(150)))
+        await read_until(feed, *(f"v{n}" for n in range(150)))
         await becomes(
             lambda: (
                 not cluster_backend.server.xpending(cluster_backend.stream, f"{cluster_backend.name}:pod")["pending"]
@@ -35,81 +42,83 @@ async def test_signals_are_acknowledged(cluster_backend: RedisSignalsBackend) ->
         )
 
 
-@pytest.mark.parametrize("kept", [0, 1])
-async def test_a_stream_trimmed_past_the_listener_is_told(cluster_backend: RedisSignalsBackend, kept: int) -> None:
-    """R22: entries that were trimmed before they were read become a Resync, whether or not any is left."""
+@pytest.mark.parametrize("remaining", [0, 1])
+async def test_a_trimmed_stream_causes_a_resync(cluster_backend: RedisSignalsBackend, remaining: int) -> None:
+    """R22: entries that were trimmed before they were read become a Resync, whether or not entries remain."""
     add_and_trim = """
         for i = 2, #ARGV do redis.call('XADD', KEYS[1], '*', 'body', ARGV[i]) end
         redis.call('XTRIM', KEYS[1], 'MAXLEN', ARGV[1])
     """
     async with cluster_backend.signals.listen("pod") as feed:
-        await begun(cluster_backend, feed)
-        cluster_backend.server.eval(add_and_trim, 1, cluster_backend.stream, kept, "trimmed", "trimmed too", "last")
-        items = await resynced(feed)
-    assert items == [Signal("last")] * kept + [Resync("the stream was trimmed before it was read")]
+        await read_first(cluster_backend, feed)
+        cluster_backend.server.eval(
+            add_and_trim, 1, cluster_backend.stream, remaining, "trimmed", "trimmed too", "last"
+        )
+        items = await read_until_resync(feed)
+    assert items == [Signal("last")] * remaining + [Resync("the stream was trimmed before it was read")]
 
 
-async def test_a_listener_that_keeps_up_is_not_told_of_trimming(cluster_backend: RedisSignalsBackend) -> None:
-    """R22: trimming what was read is no loss: no Resync without need."""
+async def test_trimming_of_read_entries_causes_no_resync(cluster_backend: RedisSignalsBackend) -> None:
+    """R22: there is no Resync for trimmed entries that were read."""
     async with cluster_backend.signals.listen("pod") as feed:
-        await begun(cluster_backend, feed)
+        await read_first(cluster_backend, feed)
         for n in range(5):
             cluster_backend.server.xadd(cluster_backend.stream, {"body": f"v{n}"}, maxlen=2, approximate=False)
-            assert await heard(feed, f"v{n}") == [Signal(f"v{n}")]
+            assert await read_until(feed, f"v{n}") == [Signal(f"v{n}")]
 
 
-async def test_a_listener_that_closes_leaves_nothing_behind(cluster_backend: RedisSignalsBackend) -> None:
-    """R22: a listener's group is its own, and gone when it closes."""
-    async with cluster_backend.signals.listen("a") as one, cluster_backend.signals.listen("b") as other:
-        await resynced(one)
-        await resynced(other)
+async def test_a_closed_listener_deletes_its_group(cluster_backend: RedisSignalsBackend) -> None:
+    """R22: the group of a listener is deleted when it closes."""
+    async with cluster_backend.signals.listen("a") as feed, cluster_backend.signals.listen("b") as other:
+        await read_until_resync(feed)
+        await read_until_resync(other)
         assert cluster_backend.groups == {f"{cluster_backend.name}:a", f"{cluster_backend.name}:b"}
     assert cluster_backend.groups == set()
 
 
-async def test_leftovers_of_dead_listeners_are_reaped(cluster: RedisCluster) -> None:
-    """R22: groups of listeners long silent go, at the start of a listener and later; other groups stay."""
-    quick = {"poll": timedelta(milliseconds=20), "leftover_after": timedelta(milliseconds=400)}
+async def test_groups_of_dead_listeners_are_reaped(cluster: RedisCluster) -> None:
+    """R22: groups of inactive listeners are deleted, at the start of a listener and later; other groups are not."""
+    quick = {"poll": timedelta(milliseconds=20), "dead_after": timedelta(milliseconds=400)}
     async with redis_backend(cluster, **quick) as backend:
         leave_behind(backend, f"{backend.name}:dead", "another:group")
         async with backend.signals.listen("pod") as feed, backend.signals.listen("other") as other_feed:
-            await resynced(feed)
-            await resynced(other_feed)
+            await read_until_resync(feed)
+            await read_until_resync(other_feed)
             alive = {f"{backend.name}:pod", f"{backend.name}:other", "another:group"}
             await becomes(lambda: backend.groups == alive)
             leave_behind(backend, f"{backend.name}:died-later")
             await becomes(lambda: backend.groups == alive)
 
 
-async def test_a_quiet_listener_is_not_taken_for_dead(cluster: RedisCluster) -> None:
-    """R22: a listener shows Redis that it lives also when there is nothing to hear."""
+async def test_a_quiet_listener_is_not_considered_dead(cluster: RedisCluster) -> None:
+    """R22: a listener is active for Redis also when there are no signals."""
     async with (
         redis_backend(cluster, poll=timedelta(milliseconds=20)) as backend,
         backend.signals.listen("pod") as feed,
     ):
-        await begun(backend, feed)
+        await read_first(backend, feed)
         idle = [0]
 
-        def has_shown_itself() -> bool:
+        def is_active_again() -> bool:
             (consumer,) = backend.server.xinfo_consumers(backend.stream, f"{backend.name}:pod")
             idle.append(consumer["idle"])
-            return idle[-1] < idle[-2]  # without a sign of life it only grows
+            return idle[-1] < idle[-2]  # without activity it only grows
 
-        await becomes(has_shown_itself)
+        await becomes(is_active_again)
 
 
-async def test_a_listener_begins_afresh_where_its_namesake_died(cluster_backend: RedisSignalsBackend) -> None:
-    """R22: the leftover group of the same name does not bring the signals of another life."""
+async def test_a_listener_ignores_the_group_of_a_dead_listener(cluster_backend: RedisSignalsBackend) -> None:
+    """R22: an existing group with the same name does not deliver old signals."""
     leave_behind(cluster_backend, f"{cluster_backend.name}:pod")
-    cluster_backend.add("of another life")
+    cluster_backend.add("old")
     async with cluster_backend.signals.listen("pod") as feed:
-        await resynced(feed)
-        cluster_backend.add("of this life")
-        assert first_arrivals(await heard(feed, "of this life")) == ["of this life"]
+        await read_until_resync(feed)
+        cluster_backend.add("new")
+        assert first_arrivals(await read_until(feed, "new")) == ["new"]
 
 
 async def test_the_lag_is_that_of_the_slowest_listener(cluster_backend: RedisSignalsBackend) -> None:
-    """R26: entries nobody was handed count for the group that is furthest behind, of this channel's groups."""
+    """R26: the lag is the number of undelivered entries of the slowest group of this channel."""
     assert await cluster_backend.signals.lag() == 0
     leave_behind(cluster_backend, f"{cluster_backend.name}:slow", "another:slower")
     await cluster_backend.signals.announce(["a", "b", "c"])
@@ -119,7 +128,7 @@ async def test_the_lag_is_that_of_the_slowest_listener(cluster_backend: RedisSig
     )
     assert await cluster_backend.signals.lag() == 1
     async with cluster_backend.signals.listen("quick") as feed:
-        await resynced(feed)
+        await read_until_resync(feed)
         assert await cluster_backend.signals.lag() == 1
     cluster_backend.server.xgroup_destroy(cluster_backend.stream, f"{cluster_backend.name}:slow")
     assert await cluster_backend.signals.lag() == 0

@@ -1,4 +1,4 @@
-"""Signals on Redis: what only Redis has. The promises of every implementation are in test_signals."""
+"""Properties of signals on Redis only. The guarantees of every implementation are in test_signals."""
 
 from datetime import timedelta
 
@@ -12,7 +12,7 @@ from tests.services.redis import RedisCluster
 
 
 async def test_without_redis_announcing_is_transient(private_cluster: RedisCluster) -> None:
-    """R23: with the cluster down an announcement says so, with what to do, and may be tried again."""
+    """R23: while the cluster is down an announcement is Transient, with a hint."""
     async with redis_backend(private_cluster) as backend:
         await backend.signals.announce(["works"])
         for number in range(len(private_cluster.addresses)):
@@ -23,24 +23,24 @@ async def test_without_redis_announcing_is_transient(private_cluster: RedisClust
 async def test_an_announcement_is_both_added_and_published(
     cluster: RedisCluster, cluster_backend: RedisSignalsBackend
 ) -> None:
-    """R15: the stream has it in its field `body`, and whoever subscribes at any node of the cluster gets it."""
-    elsewhere = cluster.node((cluster.owner(cluster_backend.stream) + 1) % 3).pubsub()  # type: ignore[no-untyped-call]
-    elsewhere.subscribe(f"{cluster_backend.name}:pub")
-    assert elsewhere.get_message(timeout=WITHIN)["type"] == "subscribe"
+    """R15: a signal is in the field `body` of the stream, and is published on every node of the cluster."""
+    other_node = cluster.node((cluster.owner(cluster_backend.stream) + 1) % 3).pubsub()  # type: ignore[no-untyped-call]
+    other_node.subscribe(f"{cluster_backend.name}:pub")
+    assert other_node.get_message(timeout=WITHIN)["type"] == "subscribe"
     await cluster_backend.signals.announce(["both"])
-    assert elsewhere.get_message(timeout=WITHIN)["data"] == "both"
-    elsewhere.close()
+    assert other_node.get_message(timeout=WITHIN)["data"] == "both"
+    other_node.close()
     assert [fields for _, fields in cluster_backend.server.xrange(cluster_backend.stream)] == [{"body": "both"}]
 
 
 async def test_the_stream_is_trimmed(cluster: RedisCluster) -> None:
-    """R15: however much is announced, the stream keeps about as many entries as it is told to."""
+    """R15: the length of the stream is limited approximately, however much is announced."""
     async with redis_backend(cluster, stream_length=100) as backend:
         await backend.signals.announce([str(n) for n in range(1_000)])
         assert 100 <= backend.server.xlen(backend.stream) < 300
 
 
-def test_a_listener_must_have_time_to_show_that_it_lives() -> None:
-    """R22: a limit at which the living would be reaped is bad configuration."""
+def test_too_short_a_limit_for_dead_listeners_is_refused() -> None:
+    """R22: a limit with which running listeners would be reaped is BadConfig."""
     with pytest.raises(BadConfig):
-        RedisSignals(["a:1"], pub_channel="p", stream_key="s", group_prefix="g", leftover_after=timedelta(seconds=5))
+        RedisSignals(["a:1"], pub_channel="p", stream_key="s", group_prefix="g", dead_after=timedelta(seconds=5))

@@ -281,7 +281,7 @@ async def test_the_group_of_a_killed_pod_is_reaped(harness: RedisRecoveryHarness
         holder.xgroup_createconsumer(harness.stream, name, "listener")
     poll = timedelta(milliseconds=50)
     names = {"pub_channel": harness.route["pubChannel"], "stream_key": harness.stream, "group_prefix": prefix}
-    signals = RedisSignals(harness.cluster.addresses, **names, poll=poll, leftover_after=10 * poll)
+    signals = RedisSignals(harness.cluster.addresses, **names, poll=poll, dead_after=10 * poll)
     async with signals.listen("one") as first, signals.listen("two") as second:
         for feed in (first, second):
             assert isinstance(await anext(feed), Resync)

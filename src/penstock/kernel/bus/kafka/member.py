@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from penstock.kernel.bus.kafka.client_log import client_logger
 from penstock.kernel.bus.kafka.errors import OUTDATED, down, make_error
-from penstock.kernel.bus.kafka.partition_state import CommitMetadata, PartitionState
+from penstock.kernel.bus.kafka.partition_state import CommitMetadata, KafkaPartition
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import PenstockError
 
@@ -42,7 +42,7 @@ class GroupMember:
         on_leave: Callable[[], None],
     ) -> None:
         self.topic = topic
-        self.states: dict[int, PartitionState] = {}
+        self.states: dict[int, KafkaPartition] = {}
         self._lease = lease
         self._commit_timeout = max(lease, _MIN_COMMIT_TIMEOUT)
         self._called_at = time.monotonic()
@@ -222,7 +222,7 @@ class GroupMember:
             state.is_paused = state in full
 
     def _on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self.states.update({assigned.partition: PartitionState(assigned.partition) for assigned in partitions})
+        self.states.update({assigned.partition: KafkaPartition(assigned.partition) for assigned in partitions})
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Let the worker settle delivered messages before another member gets them, at most until the lease expires."""
@@ -266,11 +266,11 @@ class _Pending:
 
     topic: str
     commits: Mapping[int, tuple[int, CommitMetadata]]
-    states: Mapping[int, PartitionState]
+    states: Mapping[int, KafkaPartition]
     is_decided: bool = False
     counted: set[int] = field(default_factory=set)
 
-    def offsets(self, assigned: Mapping[int, PartitionState]) -> list[TopicPartition]:
+    def offsets(self, assigned: Mapping[int, KafkaPartition]) -> list[TopicPartition]:
         return [
             TopicPartition(self.topic, partition, position, metadata=mark.dump())
             for partition, (position, mark) in self.commits.items()

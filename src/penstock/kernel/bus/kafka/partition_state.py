@@ -42,7 +42,7 @@ class CommitMetadata:
 
 
 @dataclass(slots=True)
-class PartitionState:
+class KafkaPartition:
     """An assigned partition with its unsettled messages, of which the first *out* are delivered to the worker."""
 
     partition: int
@@ -136,7 +136,7 @@ class PartitionState:
         return [record for record in self.waiting if _offset(record) in selected]
 
 
-def plan(states: Iterable[PartitionState], limit: int, now: datetime) -> list[tuple[PartitionState, int]]:
+def plan(states: Iterable[KafkaPartition], limit: int, now: datetime) -> list[tuple[KafkaPartition, int]]:
     """Return the partitions to deliver from, and the number of messages of each; the longest waiting partitions first.
 
     A suspect message is delivered alone, so that the death of its worker makes no other message suspect.
@@ -148,9 +148,9 @@ def plan(states: Iterable[PartitionState], limit: int, now: datetime) -> list[tu
     return _divide(sorted(trusted, key=lambda state: len(state.waiting)), limit)
 
 
-def _divide(states: Sequence[PartitionState], limit: int) -> list[tuple[PartitionState, int]]:
+def _divide(states: Sequence[KafkaPartition], limit: int) -> list[tuple[KafkaPartition, int]]:
     """Divide *limit* equally; the unused share of small partitions goes to larger ones, which come last."""
-    shares: list[tuple[PartitionState, int]] = []
+    shares: list[tuple[KafkaPartition, int]] = []
     for index, state in enumerate(states):
         share = min(len(state.waiting), limit // (len(states) - index))
         shares.append((state, share))

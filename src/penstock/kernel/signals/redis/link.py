@@ -1,4 +1,4 @@
-"""The way to one key, in a Redis Cluster or on a single Redis, and what it means when there is none."""
+"""Connections to the node of one key, in a Redis Cluster or on a single Redis."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -22,16 +22,16 @@ Address: TypeAlias = tuple[str, int]
 Answer = TypeVar("Answer")
 
 ANSWER_WITHIN = 2.0
-TROUBLE = (RedisError, OSError)
-_GIVE_UP_AFTER = 10.0
+CONNECTION_ERRORS = (RedisError, OSError)
+_QUERY_TIMEOUT = 10.0
 _TRIES = 4
 
 
 class NodeConnections:
-    """Opens lines to the node that holds *key*, and keeps one of them for single questions.
+    """Connections to the node of *key*, one of which is kept open for single queries.
 
-    redis-py's cluster client is not used: it reconnects in silence, where a listener has to know, and when it meets an
-    error it cuts the connections of its other users. One key lives on one node, which any node can tell.
+    The cluster client of redis-py is not used: it reconnects silently, but a listener must know of that, and after an
+    error it closes the connections of its other users. A key is on one node, which every node knows.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class NodeConnections:
         tls_ca_file: str | None = None,
     ) -> None:
         if not nodes or (mode == "single" and len(nodes) > 1):
-            wanted = "one node" if nodes else "a node"
-            raise BadConfig("REDIS_NODES", f"{mode} mode wants {wanted}, there are {len(nodes)}")
-        self._given = [_address(node) for node in nodes]
-        self._learned: list[Address] = []
+            expected = "one node" if nodes else "at least one node"
+            raise BadConfig("REDIS_NODES", f"mode {mode} requires {expected}, but there are {len(nodes)}")
+        self._configured = [_parse_address(node) for node in nodes]
+        self._discovered: list[Address] = []
         self._key = key
         self._slot = key_slot(key.encode()) if mode == "cluster" else None
         self._options: dict[str, Any] = {
@@ -59,111 +59,111 @@ class NodeConnections:
             "ssl_ca_certs": tls_ca_file,
             "protocol": 2,
             "decode_responses": True,
-            "encoding_errors": "replace",  # a foreign entry may be nonsense, but must not stop a listener
+            "encoding_errors": "replace",  # an invalid entry of another program must not stop a listener
             "single_connection_client": True,
             "retry": Retry(NoBackoff(), 0),
             "socket_connect_timeout": ANSWER_WITHIN,
-            "socket_timeout": None,  # else redis-py uses wait_for, which in Python 3.11 can swallow a cancellation
+            "socket_timeout": None,  # otherwise redis-py uses wait_for, which can swallow a cancellation in Python 3.11
         }
-        self._kept: Redis | None = None
+        self._shared: Redis | None = None
         self._in_use = asyncio.Lock()
 
     @asynccontextmanager
-    async def line(self) -> AsyncIterator["Redis"]:
-        """A connection to where the key is now; once it is lost or the key moves, every use of it fails."""
-        line = await self._connect()
+    async def connection(self) -> AsyncIterator["Redis"]:
+        """Yield a connection to the present node of the key; every use fails after it is lost or the key moves."""
+        connection = await self._connect()
         try:
-            yield line
+            yield connection
         finally:
-            await _hang_up(line)
+            await _disconnect(connection)
 
-    async def ask(self, question: Callable[["Redis"], Awaitable[Answer]]) -> Answer:
-        """The answer, after a few tries if need be; else Transient SIGNALS_DOWN."""
+    async def query(self, send: Callable[["Redis"], Awaitable[Answer]]) -> Answer:
+        """Return the answer to *send*, with some retries; Transient SIGNALS_DOWN if all fail."""
         try:
-            async with asyncio.timeout(_GIVE_UP_AFTER), self._in_use:
-                return await self._try(question)
-        except TROUBLE as error:
+            async with asyncio.timeout(_QUERY_TIMEOUT), self._in_use:
+                return await self._try(send)
+        except CONNECTION_ERRORS as error:
             raise Transient(
                 "SIGNALS_DOWN",
-                f"Redis does not do its part: {named(error)}",
-                hint="check that Redis runs, that the nodes are its addresses, and the user's password and rights",
+                f"Redis does not answer: {describe_error(error)}",
+                hint="check that Redis runs, and the addresses, user, password and ACL of the Redis settings",
             ) from error
 
     async def close(self) -> None:
-        """Close the kept line."""
-        line, self._kept = self._kept, None
-        if line is not None:
-            await _hang_up(line)
+        """Close the shared connection."""
+        connection, self._shared = self._shared, None
+        if connection is not None:
+            await _disconnect(connection)
 
-    async def _try(self, question: Callable[["Redis"], Awaitable[Answer]]) -> Answer:
+    async def _try(self, send: Callable[["Redis"], Awaitable[Answer]]) -> Answer:
         backoff = Backoff(first=timedelta(milliseconds=50), limit=timedelta(seconds=1))
         for _ in range(_TRIES - 1):
-            with suppress(*TROUBLE):
-                return await self._ask_once(question)
+            with suppress(*CONNECTION_ERRORS):
+                return await self._query_once(send)
             await asyncio.sleep(backoff.next().total_seconds())
-        return await self._ask_once(question)
+        return await self._query_once(send)
 
-    async def _ask_once(self, question: Callable[["Redis"], Awaitable[Answer]]) -> Answer:
-        if self._kept is None:
-            self._kept = await self._connect()
+    async def _query_once(self, send: Callable[["Redis"], Awaitable[Answer]]) -> Answer:
+        if self._shared is None:
+            self._shared = await self._connect()
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                return await question(self._kept)
-        except BaseException:  # also when cancelled: an answer may be under way that belongs to no later question
+                return await send(self._shared)
+        except BaseException:  # also when cancelled: a late answer must not be read as that of a later query
             await self.close()
             raise
 
     async def _connect(self) -> "Redis":
         if self._slot is None:
-            return self._line_to(self._given[0])
-        line = self._line_to(await self._home(self._slot))
+            return self._open(self._configured[0])
+        connection = self._open(await self._find_node(self._slot))
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                await line.exists(self._key)
+                await connection.exists(self._key)
         except BaseException as error:
-            await _hang_up(line)
-            if type(error) is AskError:  # the slot is about to move, and the key has gone ahead
+            await _disconnect(connection)
+            if type(error) is AskError:  # the slot is being moved, and the key has been moved already
                 return _NodeConnection(host=error.host, port=error.port, **self._options)
             raise
-        return line
+        return connection
 
-    def _line_to(self, address: Address) -> "Redis":
+    def _open(self, address: Address) -> "Redis":
         host, port = address
         return Redis(host=host, port=port, **self._options)
 
-    async def _home(self, slot: int) -> Address:
-        trouble: Exception = RedisError("no node of the cluster serves the stream's slot")
-        # Those given as well as those learned: by now all nodes may have moved to new addresses, or the given one died.
-        for address in [*_shuffled(self._given), *_shuffled(self._learned)]:
+    async def _find_node(self, slot: int) -> Address:
+        last_error: Exception = RedisError("no node of the cluster serves the slot of the stream")
+        # Configured and discovered nodes: all nodes may have new addresses by now, or the configured node may be dead.
+        for address in [*_shuffled(self._configured), *_shuffled(self._discovered)]:
             try:
-                shards = await self._shards(address)
-            except TROUBLE as error:
-                trouble = error
+                shards = await self._read_shards(address)
+            except CONNECTION_ERRORS as error:
+                last_error = error
                 continue
-            self._learned = [shard.master for shard in shards]
+            self._discovered = [shard.master for shard in shards]
             for shard in shards:
                 if shard.first <= slot <= shard.last:
                     return shard.master
-        raise trouble
+        raise last_error
 
-    async def _shards(self, address: Address) -> list["_ShardNode"]:
-        line = self._line_to(address)
+    async def _read_shards(self, address: Address) -> list["_ShardNode"]:
+        connection = self._open(address)
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                told: Any = await line.cluster("SLOTS")
+                slots: Any = await connection.cluster("SLOTS")
         finally:
-            await _hang_up(line)
+            await _disconnect(connection)
         # A node that does not know its own address leaves it out.
-        return [_ShardNode(first, last, (master[0] or address[0], master[1])) for first, last, master, *_ in told]
+        return [_ShardNode(first, last, (master[0] or address[0], master[1])) for first, last, master, *_ in slots]
 
 
-def named(error: Exception) -> str:
-    """What redis-py says, with its kind: a MOVED says nothing but an address, a time-out nothing at all."""
+def describe_error(error: Exception) -> str:
+    """Return the type and the message of *error*: some errors of redis-py have no useful message."""
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 class _NodeConnection(Redis):
-    """A line to a node that does not own the slot yet, which every command has to acknowledge."""
+    """A connection to a node that does not own the slot yet, to which every command must be announced."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         await super().execute_command("ASKING")  # type: ignore[no-untyped-call]
@@ -177,24 +177,24 @@ class _ShardNode:
     master: Address
 
 
-async def _hang_up(line: "Redis") -> None:
-    closing = asyncio.create_task(_close(line))
+async def _disconnect(connection: "Redis") -> None:
+    closing = asyncio.create_task(_close(connection))
     try:
         await asyncio.shield(closing)
     finally:
-        await closing  # cancelled half way it would leave a socket open
+        await closing  # a cancelled close would leave a socket open
 
 
-async def _close(line: "Redis") -> None:
-    with suppress(*TROUBLE):  # what goes wrong with a farewell must not hide what came before
-        await line.aclose()
+async def _close(connection: "Redis") -> None:
+    with suppress(*CONNECTION_ERRORS):  # an error of the close must not hide an earlier error
+        await connection.aclose()
 
 
 def _shuffled(addresses: Sequence[Address]) -> list[Address]:
     return sample(addresses, len(addresses))
 
 
-def _address(node: str) -> Address:
+def _parse_address(node: str) -> Address:
     host, _, port = node.rpartition(":")
     if not host or not port.isdecimal():
         raise BadConfig("REDIS_NODES", f"{node!r} is not host:port")

@@ -1,4 +1,4 @@
-"""What a listener reads: the items of its inbox, in the words of the port."""
+"""The stream of a listener: the items of its inbox as signals."""
 
 from asyncio import Task
 from collections.abc import AsyncIterator, Sequence
@@ -8,17 +8,17 @@ from penstock.kernel.signals import Resync, Signal
 
 
 class SignalStream(AsyncIterator[Signal | Resync]):
-    """Gives each item once and in order; whoever stops waiting loses none.
+    """The items of an inbox, each once and in order, also after a cancelled wait.
 
-    *sources* are the tasks that fill the inbox: they never end by themselves, and should one break, the reader is told
-    to resync and then given its error.
+    *sources* are the tasks that fill the inbox, and never end without an error. If one fails, the reader receives a
+    Resync and then the error.
     """
 
     def __init__(self, inbox: NotificationInbox, sources: Sequence["Task[None]"] = ()) -> None:
         self._inbox = inbox
         self._sources = sources
         for source in sources:
-            source.add_done_callback(lambda _ended: inbox.put(MissedNotifications("the listener broke")))
+            source.add_done_callback(lambda _ended: inbox.put(MissedNotifications("the listener failed")))
 
     async def __anext__(self) -> Signal | Resync:
         for source in self._sources:
