@@ -20,14 +20,14 @@ FLOW, OTHER_FLOW = "after-prices", "also-after-prices"
         ("%d.%m.%Y %H:%M %Z", "%Z is a time zone"),
         ("%d.%m.%Y %H:%M %:z", "%:z is a time zone"),
         ("%+", "%+ is a time zone"),
-        ("%d.%m.%Y %Q", "reads no date"),
-        ("%d.%m.%Y %", "reads no date"),
-        ("%d.%m", "reads no date"),
-        ("%H:%M", "reads no date"),
-        ("%d.%m.%Y %I:%M", "reads no date"),
-        ("%d.%m.%Y %H", "reads no date"),
-        ("dd.mm.yyyy", "reads no date"),
-        ("", "reads no date"),
+        ("%d.%m.%Y %Q", "cannot read a date"),
+        ("%d.%m.%Y %", "cannot read a date"),
+        ("%d.%m", "cannot read a date"),
+        ("%H:%M", "cannot read a date"),
+        ("%d.%m.%Y %I:%M", "cannot read a date"),
+        ("%d.%m.%Y %H", "cannot read a date"),
+        ("dd.mm.yyyy", "cannot read a date"),
+        ("", "cannot read a date"),
     ],
 )
 def test_a_format_that_reads_no_date_is_refused(form: str, said: str) -> None:
@@ -53,12 +53,12 @@ def test_a_target_is_one_thing(harness: IngestHarness) -> None:
     """I23: none, or two in one, is a mistake of the configuration, and told as one."""
     for wrong in ({}, {"flow": {"name": FLOW}, "webhook": {"url": "http://127.0.0.1:1/gone"}}):
         set_targets(harness, wrong)
-        with pytest.raises(RunFailed, match="give a dictionary, a flow or a webhook"):
+        with pytest.raises(RunFailed, match="must have exactly one of `dictionary`, `flow` and `webhook`"):
             load_supplier(harness.root / paths.config(SUPPLIER))
 
 
 def test_a_target_is_named_once(harness: IngestHarness) -> None:
     """I23: a second one would share the first one's marker, and never be told."""
     set_targets(harness, *({"flow": {"name": FLOW, "scope": {"market": market}}} for market in ("de", "ru")))
-    with pytest.raises(RunFailed, match="a target is there twice"):
+    with pytest.raises(RunFailed, match="must not contain a target twice"):
         load_supplier(harness.root / paths.config(SUPPLIER))
