@@ -33,7 +33,12 @@ async def events(
         str, Query(max_length=1_000, description="Only moves of subjects with this prefix, e.g. `acme/RATES`.")
     ] = "",
     last: Annotated[
-        int, Query(ge=0, le=LAST_LIMIT, description="Number of past moves that the stream starts with.")
+        int,
+        Query(
+            ge=0,
+            le=LAST_LIMIT,
+            description="Number of past moves, of these parts and subjects, that the stream starts with.",
+        ),
     ] = 0,
     follow: Annotated[
         bool, Query(description="False ends the stream after the past moves; true sends new moves as they are made.")
@@ -45,7 +50,7 @@ async def events(
     """Stream the moves of all parts as server-sent events named `move`."""
     # The positions are read before the response starts: a client that has its first byte misses no later move.
     machines = [machine.name for name in part or () for machine in MACHINES[name]]
-    start = await live.start_positions(last_event_id, last=last, of=machines)
+    start = await live.start_positions(last_event_id, last=last, of=machines, subject_prefix=subject)
     stream = live.stream(start, make_encoder(subject), "Penstock", of=machines, follow=follow)
     return StreamingResponse(stream, media_type=EVENT_STREAM)
 

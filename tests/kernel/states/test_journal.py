@@ -104,6 +104,23 @@ async def test_a_tail_can_start_with_past_moves(db: Database, machines: str, cou
     assert [stored.entry.subject for stored in entries] == subjects
 
 
+async def test_a_tail_can_start_with_past_moves_of_a_subject(db: Database) -> None:
+    """T17: moves of other subjects do not count, not even those of the same entry."""
+    batches = [["x/1"], ["x/1", "y/1"], ["y/2"], ["y/3", "x/10", "y/4"]]
+    async with db.connection() as connection:
+        for number, batch in enumerate(batches, start=10):
+            await connection.execute(
+                "INSERT INTO journal (tx, machine, subjects, sources, targets, actors, reasons, fences, at)"
+                " VALUES ($1::text::xid8, 'm', $2, '{NULL}', '{new}', '{a}', '{NULL}', '{NULL}', $3)",
+                str(number),
+                batch,
+                AT,
+            )
+        position = await journal.position_before_last(connection, ["m"], 2, "x/1")
+        entries, _ = await journal.read_after(connection, position, limit=1000)
+    assert [stored.entry.subject for stored in entries] == ["x/1", "y/1", "y/2", "y/3", "x/10", "y/4"]
+
+
 async def test_entries_of_the_first_schema_are_migrated(postgres_url: str) -> None:
     """T15: a journal with one row per move is migrated completely and in order."""
     kernel = migrate.load("penstock.kernel")

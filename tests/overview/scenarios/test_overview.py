@@ -171,6 +171,8 @@ def test_events_can_be_filtered(harness: OverviewHarness) -> None:
         event["subject"] for event in everything if event["part"] == "refdata"
     }
     assert [event["to"] for _, event in harness.events(last=1, part="flows")] == ["FAILED"]
+    rates = [event for event in everything if event["subject"].startswith(f"{TENANT}/RATES")]
+    assert [event for _, event in harness.events(last=1, subject=f"{TENANT}/RATES")] == rates[-1:]
     assert harness.events() == []
 
 
@@ -210,7 +212,7 @@ def test_an_issue_has_the_next_step(harness: OverviewHarness) -> None:
     (supplier,), (feed,), (run,) = issues["ingest"], issues["harvest"], issues["flows"]
     assert [(issue["severity"], issue["subject"]) for issue in issues["bus"]] == [("BROKEN", "harvest.plans")]
     assert (supplier["subject"], feed["subject"], run["subject"]) == (SUPPLIER, FEED, RUN)
-    assert "its last run failed: COLUMNS_MISSING; nothing is published yet" in supplier["problem"]
+    assert "COLUMNS_MISSING; nothing is published yet" in supplier["problem"]
     assert "127.0.0.1:1" in feed["problem"]
     assert run["hint"] == f"penstock flow show {RUN}; then penstock flow retry {RUN}"
 

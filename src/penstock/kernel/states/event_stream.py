@@ -64,17 +64,20 @@ class LiveEvents:
         finally:
             self._open_streams -= 1
 
-    async def start_positions(self, event_id: str | None, *, last: int = 0, of: Collection[str] = ()) -> Positions:
+    async def start_positions(
+        self, event_id: str | None, *, last: int = 0, of: Collection[str] = (), subject_prefix: str = ""
+    ) -> Positions:
         """Return the positions after the event with this id; without an id, before the *last* moves.
 
-        With *of*, only moves of these machines count.
+        Only moves of the machines *of*, if there are any, and of subjects with *subject_prefix* count.
         """
         if event_id is not None:
             return _parse_event_id(event_id, len(self._tails))
         positions = []
         for tail in self._tails:
             async with tail.db.connection() as connection:
-                positions.append(await journal.position_before_last(connection, _select_machines(tail, of), last))
+                machines = _select_machines(tail, of)
+                positions.append(await journal.position_before_last(connection, machines, last, subject_prefix))
         return tuple(positions)
 
     async def stream(

@@ -78,14 +78,18 @@ async def end_position(connection: Connection) -> Position:
     return int(await connection.fetchval(SQL["end"])), 0, 0
 
 
-async def position_before_last(connection: Connection, machines: Collection[str], count: int) -> Position:
+async def position_before_last(
+    connection: Connection, machines: Collection[str], count: int, subject_prefix: str = ""
+) -> Position:
     """Return the position from which `read_after` returns the last *count* moves of *machines*, then future moves.
+
+    With *subject_prefix*, only moves of subjects with this prefix count.
 
     Only the latest entries are searched: a request for rare moves must not read the whole journal.
     """
     end = await end_position(connection)
     row = (
-        await connection.fetchrow(SQL["before_last"], list(machines), count, _SCAN_LIMIT, str(end[0]))
+        await connection.fetchrow(SQL["before_last"], list(machines), count, _SCAN_LIMIT, str(end[0]), subject_prefix)
         if count
         else None
     )

@@ -28,18 +28,19 @@ LIMIT $4;
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text;
 
 -- name: before_last
--- The position before the last moves, counted from the end, or before the earliest scanned move if there are fewer. Every
+-- The position before the last moves of subjects with a prefix, counted from the end, or before the earliest scanned move if there are fewer. Every
 -- entry has at least one move, so as many entries as moves are enough.
 WITH latest AS MATERIALIZED (
     SELECT id
-    FROM (SELECT tx, id, machine FROM journal WHERE tx < $4::text::xid8 ORDER BY tx DESC, id DESC LIMIT $3) AS recent
+    FROM (SELECT tx, id, machine, subjects FROM journal WHERE tx < $4::text::xid8 ORDER BY tx DESC, id DESC LIMIT $3) AS recent
     WHERE machine = ANY ($1)
+      AND ($5 = '' OR EXISTS (SELECT FROM unnest(recent.subjects) AS subject WHERE starts_with(subject, $5)))
     ORDER BY tx DESC, id DESC
     LIMIT $2
 ), counted AS (
     SELECT m.tx, m.id, m.n, row_number() OVER (ORDER BY m.tx DESC, m.id DESC, m.n DESC) AS place
     FROM journal_move m
-    WHERE m.id IN (SELECT id FROM latest)
+    WHERE m.id IN (SELECT id FROM latest) AND starts_with(m.subject, $5)
 )
 SELECT tx::text, id, n - 1 AS n FROM counted WHERE place <= $2 ORDER BY place DESC LIMIT 1;
 
