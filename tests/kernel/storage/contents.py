@@ -1,4 +1,4 @@
-"""What is in a storage, for tests."""
+"""The contents of a storage, for tests."""
 
 import asyncio
 import subprocess
@@ -16,7 +16,7 @@ async def paths(storage: Storage, prefix: str = "") -> list[str]:
 
 
 async def run_together(program: str, root: Path, processes: int = 4) -> list[int]:
-    """Run *program* in several processes that begin at the same moment; the numbers they print."""
+    """Run *program* in several processes that start at the same moment; return the numbers that they print."""
     whole = f"""
 import asyncio, pathlib, sys
 from penstock.kernel.errors import Conflict

@@ -1,4 +1,4 @@
-"""The storage port's promises, kept by the folder and by S3 alike."""
+"""The guarantees of the storage port, for the folder and for S3."""
 
 import asyncio
 import hashlib
@@ -39,18 +39,18 @@ ODD_NAMES = ["größe/λ/日本語.txt", "😀", "a b+c%20&d=e?f#g", "é", "quot
 
 
 def winners(outcomes: Sequence[object], code: str) -> int:
-    """How many succeeded, when all others failed with *code*."""
+    """Return the number of successes; all others must have failed with *code*."""
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     assert {failure.code for failure in failures if isinstance(failure, Conflict)} <= {code}
     assert all(isinstance(failure, Conflict) for failure in failures)
     return len(outcomes) - len(failures)
 
 
-# What one caller sees.
+# One caller.
 
 
-async def test_what_was_put_is_read(storage: Storage) -> None:
-    """An object is read back whole, and every way of asking names it alike."""
+async def test_a_put_object_is_read(storage: Storage) -> None:
+    """A read returns the whole object, and all methods return the same metadata."""
     written = await storage.put("a/b/object", b"content")
     stored = await storage.get("a/b/object")
     assert stored.data == b"content"
@@ -63,7 +63,7 @@ async def test_what_was_put_is_read(storage: Storage) -> None:
 
 
 async def test_put_replaces(storage: Storage) -> None:
-    """A put wins over whatever was there, and the etag changes with the content."""
+    """A put replaces any content, and the etag changes with the content."""
     first = await storage.put("a", b"old content")
     second = await storage.put("a", b"new")
     assert (await storage.get("a")).data == b"new"
@@ -71,7 +71,7 @@ async def test_put_replaces(storage: Storage) -> None:
 
 
 async def test_an_object_may_be_empty(storage: Storage, tmp_path: Path) -> None:
-    """No content is a content, for bytes and for files."""
+    """An empty object can be stored from bytes and from a file."""
     (tmp_path / "empty").touch()
     await storage.create("created", b"")
     await storage.put_file("filed", tmp_path / "empty")
@@ -81,8 +81,8 @@ async def test_an_object_may_be_empty(storage: Storage, tmp_path: Path) -> None:
         assert (await storage.get(path)).info.size == 0
 
 
-async def test_a_missing_object_is_told(storage: Storage) -> None:
-    """Reading what is not there is NotFound; asking for its info is None."""
+async def test_a_missing_object_is_not_found(storage: Storage) -> None:
+    """Reading a missing object is NotFound; its info is None."""
     await storage.put("a/b", b"")
     for path in ("nothing", "a", "a/nothing", "a/b/c"):
         with pytest.raises(NotFound) as got:
@@ -94,17 +94,17 @@ async def test_a_missing_object_is_told(storage: Storage) -> None:
 
 
 async def test_deleting_twice_succeeds(storage: Storage) -> None:
-    """A deletion says the object is gone, whether or not it was there."""
+    """A deletion succeeds whether or not the object existed."""
     await storage.put("a/b/c", b"")
     for path in ("a/b/c", "a/b/c", "a", "never/was"):
         await storage.delete(path)
     assert await paths(storage) == []
-    await storage.put("a", b"the name of what was a folder is free again")
+    await storage.put("a", b"the name of a deleted folder is free")
     assert await paths(storage) == ["a"]
 
 
-async def test_a_file_must_be_there_to_be_stored(storage: Storage, tmp_path: Path) -> None:
-    """Storing from a file that is none is Invalid, and stores nothing."""
+async def test_a_missing_source_file_is_refused(storage: Storage, tmp_path: Path) -> None:
+    """Storing from a missing file or a folder is Invalid, and stores nothing."""
     for source in (tmp_path / "nothing", tmp_path):
         with pytest.raises(Invalid) as refused:
             await storage.put_file("a", source)
@@ -114,7 +114,7 @@ async def test_a_file_must_be_there_to_be_stored(storage: Storage, tmp_path: Pat
 
 @pytest.mark.parametrize("path", BAD_PATHS.values(), ids=BAD_PATHS.keys())
 async def test_a_bad_path_is_refused(storage: Storage, path: str, tmp_path: Path) -> None:
-    """A path that is not safe in every store is refused by every call, before anything happens."""
+    """Every method refuses a path that is not safe in every store, before it does anything."""
     calls = [
         storage.put(path, b""),
         storage.create(path, b""),
@@ -132,8 +132,8 @@ async def test_a_bad_path_is_refused(storage: Storage, path: str, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-async def test_odd_names_are_names(storage: Storage) -> None:
-    """Whatever can be printed is a name, and comes back letter by letter."""
+async def test_unusual_names_are_allowed(storage: Storage) -> None:
+    """Every printable text is a valid name, and is listed unchanged."""
     longest = "/".join(["y" * 99] * 9)
     assert len(longest) == PATH_LIMIT - 1
     for path in [*ODD_NAMES, longest]:
@@ -143,14 +143,14 @@ async def test_odd_names_are_names(storage: Storage) -> None:
         assert (await storage.get(path)).data == path.encode()
 
 
-async def test_a_uri_tells_where_the_object_is(folder: FolderStorage, root: Path, s3: S3Bucket) -> None:
-    """A person or another program finds the object by its uri."""
+async def test_a_uri_locates_the_object(folder: FolderStorage, root: Path, s3: S3Bucket) -> None:
+    """A person or another program can find the object by its URI."""
     assert folder.uri("a/ü b") == (root / "a" / "ü b").as_uri()
     assert ObjectStorage(f"{s3.url}/p/", s3.options).uri("a/b") == f"{s3.url}/p/a/b"
 
 
 async def test_check_leaves_nothing(storage: Storage) -> None:
-    """A working store passes the check, and no listing tells of it."""
+    """A working store passes the check, which leaves no listed object."""
     await storage.put("a", b"")
     await storage.check()
     assert await paths(storage) == ["a"]
@@ -160,7 +160,7 @@ async def test_check_leaves_nothing(storage: Storage) -> None:
 
 
 async def test_a_prefix_is_whole_segments(storage: Storage) -> None:
-    """Listing a folder lists what is in it, not what merely begins alike."""
+    """A listing of a folder contains its objects, and no others with the same prefix of characters."""
     for path in ("a/b", "a/bc", "a/b.d/e", "a/c/d", "a/c/e/f", "a/cd/x"):
         await storage.put(path, b"")
     assert await paths(storage, "a/c") == ["a/c/d", "a/c/e/f"]
@@ -169,7 +169,7 @@ async def test_a_prefix_is_whole_segments(storage: Storage) -> None:
 
 
 async def test_a_listing_is_ordered_by_path(storage: Storage) -> None:
-    """The order is that of the whole paths, not folder by folder."""
+    """Objects are ordered by their whole paths, not folder by folder."""
     for path in ("b", "a0", "a/z", "a/b/c", "a.x", "a-x/y", "a/b.c", "A", "ä", "a/b-"):
         await storage.put(path, b"")
     assert await paths(storage) == ["A", "a-x/y", "a.x", "a/b-", "a/b.c", "a/b/c", "a/z", "a0", "b", "ä"]
@@ -177,7 +177,7 @@ async def test_a_listing_is_ordered_by_path(storage: Storage) -> None:
 
 @pytest.mark.full
 async def test_a_long_listing_is_complete(storage: Storage) -> None:
-    """More objects than a page of the store holds are listed all, once, in order."""
+    """More objects than fit on a page of the store are all listed once and in order."""
     expected = [f"many/{number:04}" for number in range(1_050)]
     gate = asyncio.Semaphore(16)
 
@@ -189,8 +189,8 @@ async def test_a_long_listing_is_complete(storage: Storage) -> None:
     assert await paths(storage) == expected
 
 
-async def test_a_stream_can_be_of_one_content_only(storage: Storage) -> None:
-    """Who names the content it means gets that or nothing: never another's, be it new or gone."""
+async def test_a_stream_can_require_an_etag(storage: Storage) -> None:
+    """A stream with an etag has this content, or fails if the object was changed or deleted."""
     old = await storage.put("a", b"old")
     assert [piece async for piece in storage.stream("a", etag=old.etag)] == [b"old"]
     await storage.put("a", b"new")
@@ -207,7 +207,7 @@ async def test_a_stream_can_be_of_one_content_only(storage: Storage) -> None:
 
 @pytest.mark.full
 async def test_a_large_object_moves_in_pieces(storage: Storage, tmp_path: Path) -> None:
-    """A file of many megabytes is stored and streamed back unchanged, in pieces of bounded size."""
+    """A file of many megabytes is stored and streamed unchanged, in pieces of limited size."""
     block = os.urandom(MB)
     with (tmp_path / "large").open("wb") as source:
         for number in range(LARGE // MB):
@@ -226,35 +226,35 @@ async def test_a_large_object_moves_in_pieces(storage: Storage, tmp_path: Path) 
     assert info.etag == written.etag
 
 
-# Many callers at once.
+# Concurrent callers.
 
 
-async def test_of_many_creators_one_wins(storage: Storage) -> None:
-    """However many create the same object at once, one succeeds and its content stays."""
+async def test_one_of_many_creators_succeeds(storage: Storage) -> None:
+    """Of concurrent creations of one object one succeeds, and its content remains."""
     contents = [f"creator {number}".encode() for number in range(24)]
-    outcomes = await asyncio.gather(*(storage.create("a/b", it) for it in contents), return_exceptions=True)
+    outcomes = await asyncio.gather(*(storage.create("a/b", content) for content in contents), return_exceptions=True)
     assert winners(outcomes, "OBJECT_EXISTS") == 1
-    [won] = [it for it, got in zip(contents, outcomes, strict=True) if not isinstance(got, BaseException)]
-    assert (await storage.get("a/b")).data == won
+    [written] = [content for content, got in zip(contents, outcomes, strict=True) if not isinstance(got, BaseException)]
+    assert (await storage.get("a/b")).data == written
     with pytest.raises(Conflict):
         await storage.create("a/b", b"too late")
-    assert (await storage.get("a/b")).data == won
+    assert (await storage.get("a/b")).data == written
 
 
-async def test_of_many_replacers_one_wins(storage: Storage) -> None:
-    """I11: however many replace the same content at once, one succeeds and its content stays."""
+async def test_one_of_many_replacements_succeeds(storage: Storage) -> None:
+    """I11: of concurrent replacements of one content one succeeds, and its content remains."""
     seen = await storage.create("a/b", b"old")
     contents = [f"replacer {number}".encode() for number in range(24)]
     outcomes = await asyncio.gather(
-        *(storage.replace("a/b", it, etag=seen.etag) for it in contents), return_exceptions=True
+        *(storage.replace("a/b", content, etag=seen.etag) for content in contents), return_exceptions=True
     )
     assert winners(outcomes, "OBJECT_CHANGED") == 1
-    [won] = [it for it, got in zip(contents, outcomes, strict=True) if not isinstance(got, BaseException)]
-    assert (await storage.get("a/b")).data == won
+    [written] = [content for content, got in zip(contents, outcomes, strict=True) if not isinstance(got, BaseException)]
+    assert (await storage.get("a/b")).data == written
 
 
 async def test_an_old_etag_replaces_nothing(storage: Storage) -> None:
-    """I11: who did not see the present content cannot replace it, be it changed, removed or never there."""
+    """I11: an object that was changed or deleted, or never existed, cannot be replaced with an old etag."""
     old = await storage.put("a", b"1st")
     new = await storage.replace("a", b"2nd", etag=old.etag)
     for path, etag in (("a", old.etag), ("never", old.etag)):
@@ -268,8 +268,8 @@ async def test_an_old_etag_replaces_nothing(storage: Storage) -> None:
     assert await paths(storage) == []
 
 
-async def test_a_replacement_never_buries_a_put(storage: Storage) -> None:
-    """A put that meets a replacement of older content stays: before it or after it, never beneath it."""
+async def test_a_replacement_never_overwrites_a_concurrent_put(storage: Storage) -> None:
+    """The content of a put remains, whether a concurrent replacement of older content is before or after it."""
     for number in range(20):
         seen = await storage.put("a", f"seen {number}".encode())
         await asyncio.gather(
@@ -281,7 +281,7 @@ async def test_a_replacement_never_buries_a_put(storage: Storage) -> None:
 
 
 async def test_no_update_is_lost(storage: Storage) -> None:
-    """Callers who read, add and replace until it succeeds add up, whatever they do to each other."""
+    """Concurrent callers that read, add and replace until it succeeds lose no update."""
     await storage.create("counter", b"0")
 
     async def add(times: int) -> None:
@@ -297,8 +297,8 @@ async def test_no_update_is_lost(storage: Storage) -> None:
     assert (await storage.get("counter")).data == b"30"
 
 
-async def test_readers_see_whole_contents_only(storage: Storage) -> None:
-    """Whoever reads during replacements gets one content from its first byte to its last."""
+async def test_readers_see_complete_contents_only(storage: Storage) -> None:
+    """A read during replacements returns one content completely."""
     contents = {bytes([letter]) * (2 * MB + letter) for letter in b"abcd"}
     await storage.put("a", min(contents))
     done = asyncio.Event()
@@ -318,19 +318,19 @@ async def test_readers_see_whole_contents_only(storage: Storage) -> None:
     assert min(await asyncio.gather(*readers)) > 0
 
 
-async def test_a_stream_stays_with_its_content(storage: Storage) -> None:
-    """A reader that began before a replacement ends with the content it began with."""
+async def test_a_stream_has_one_content(storage: Storage) -> None:
+    """A stream that started before a replacement continues with the old content."""
     old = bytes(range(256)) * (12 * MB // 256)
     await storage.put("a", old)
     stream = storage.stream("a")
-    begun = await anext(stream)
+    first = await anext(stream)
     await storage.put("a", b"new" * len(old))
-    assert begun + b"".join([piece async for piece in stream]) == old
+    assert first + b"".join([piece async for piece in stream]) == old
     await storage.delete("a")
 
 
 async def test_deletions_do_not_disturb_writers(storage: Storage) -> None:
-    """Objects written and deleted in one folder at the same time come and go without failures."""
+    """Concurrent writes and deletions in one folder do not fail."""
 
     async def come_and_go(name: str) -> None:
         for _ in range(15):

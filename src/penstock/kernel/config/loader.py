@@ -66,7 +66,7 @@ def resolve_secret(reference: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class ConfigProblem:
-    """One error of the configuration, with its location: a line of the file, a variable or the command line."""
+    """An error of the configuration with its location: a line of the file, a variable or the command line."""
 
     location: str
     path: str

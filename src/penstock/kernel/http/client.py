@@ -45,7 +45,7 @@ class Download(NamedTuple):
 
 
 class ServerEvent(NamedTuple):
-    """One server-sent event: its id, its name and its document."""
+    """A server-sent event: its id, its name and its document."""
 
     id: str
     name: str

@@ -1,4 +1,4 @@
-"""The storage port: objects under deterministic paths, replaced only by whoever saw what they replace."""
+"""The storage port: whole objects under deterministic paths, with create-only and conditional writes."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from typing import Protocol
 from penstock.kernel.errors import Invalid
 
 PATH_LIMIT = 900
-SEGMENT_LIMIT = 255  # what a file system allows one name
-RESERVED = ".penstock"  # the first segment of what a store keeps for itself; never listed
+SEGMENT_LIMIT = 255  # the limit of a name in file systems
+RESERVED = ".penstock"  # the first segment of internal objects, which are never listed
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a listing tells of an object; *etag* names exactly this content of it."""
+    """The metadata of an object; *etag* identifies its content."""
 
     path: str
     size: int
@@ -32,47 +32,47 @@ class StoredObject:
 
 
 class Storage(Protocol):
-    """Whole objects only: a reader sees the old content or the new, never a mixture."""
+    """A store of whole objects: a reader sees the old or the new content, never a mixture."""
 
     async def put(self, path: str, data: bytes) -> ObjectInfo:
-        """Write or replace, whoever wrote before."""
+        """Create or replace an object unconditionally."""
 
     async def create(self, path: str, data: bytes) -> ObjectInfo:
-        """Write only where nothing is; else Conflict OBJECT_EXISTS. Of many callers one wins."""
+        """Create an object; Conflict OBJECT_EXISTS if it exists. Of concurrent callers one succeeds."""
 
     async def replace(self, path: str, data: bytes, *, etag: str) -> ObjectInfo:
-        """Write only over the content *etag* names; else Conflict OBJECT_CHANGED. Of many one wins."""
+        """Replace an object with this *etag*; else Conflict OBJECT_CHANGED. Of concurrent callers one succeeds."""
 
     async def put_file(self, path: str, source: Path) -> ObjectInfo:
-        """Write or replace from a file of any size, in bounded memory."""
+        """Create or replace an object from a file of any size, in limited memory."""
 
     async def get(self, path: str) -> StoredObject:
-        """The whole object; NotFound OBJECT_NOT_FOUND when there is none."""
+        """Return the whole object; NotFound OBJECT_NOT_FOUND if it does not exist."""
 
     def stream(self, path: str, *, etag: str | None = None) -> AsyncIterator[bytes]:
-        """The object in pieces, in bounded memory; all of one content even when it is replaced meanwhile.
+        """Yield the object in pieces, in limited memory; all of one content, also if it is replaced meanwhile.
 
-        With *etag* just the content it names; else Conflict OBJECT_CHANGED.
+        With *etag*, the content must have this etag; else Conflict OBJECT_CHANGED.
         """
 
     async def info(self, path: str) -> ObjectInfo | None:
-        """What is known of the object, or None when there is none."""
+        """Return the metadata of the object, or None if it does not exist."""
 
     def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        """Every object whose path begins with the folder *prefix* (whole segments), ordered by path."""
+        """Yield all objects in the folder *prefix* and below, ordered by path."""
 
     async def delete(self, path: str) -> None:
-        """Remove it; removing what is not there is a success."""
+        """Delete the object; succeed also if it does not exist."""
 
     def uri(self, path: str) -> str:
-        """Where the object is, for people and other programs: file:///… or s3://…"""
+        """Return the URI of the object for people and other programs: file:///… or s3://…"""
 
     async def check(self) -> None:
         """Raise Transient STORAGE_DOWN with a hint unless objects can be written and read."""
 
 
-def checked_path(path: str) -> str:
-    """*path* itself when it is safe in every store; else Invalid BAD_PATH."""
+def validate_path(path: str) -> str:
+    """Return *path* if it is safe in every store; else raise Invalid BAD_PATH."""
     if not is_object_path(path):
         raise Invalid(
             "BAD_PATH",
@@ -83,12 +83,12 @@ def checked_path(path: str) -> str:
 
 
 def is_object_path(path: str) -> bool:
-    """Whether an object can have this path in every store."""
+    """Return whether an object can have this path in every store."""
     segments = path.split("/")
     plain = all(map(_is_plain, segments)) and "\\" not in path
     return plain and segments[0] != RESERVED and len(path.encode()) <= PATH_LIMIT
 
 
 def _is_plain(segment: str) -> bool:
-    """Printable comes first: a lone surrogate is not, and cannot be encoded."""
+    """Return whether *segment* is safe; a lone surrogate is not printable, and so is never encoded."""
     return segment not in ("", ".", "..") and segment.isprintable() and len(segment.encode()) <= SEGMENT_LIMIT

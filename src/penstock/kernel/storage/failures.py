@@ -1,4 +1,4 @@
-"""The failures of a store, in the same words whichever store it is."""
+"""The errors of all stores."""
 
 from pathlib import Path
 
@@ -6,23 +6,24 @@ from penstock.kernel.errors import Conflict, Invalid, NotFound, Transient
 
 
 def missing_object(path: str) -> NotFound:
-    return NotFound("OBJECT_NOT_FOUND", f"there is no object {path}", hint="see what its folder lists")
+    return NotFound("OBJECT_NOT_FOUND", f"the object {path} does not exist", hint="list the objects of its folder")
 
 
 def existing_object(path: str) -> Conflict:
-    return Conflict("OBJECT_EXISTS", f"{path} is there already", hint="read it, or replace it by its etag")
+    return Conflict("OBJECT_EXISTS", f"the object {path} exists already", hint="read it, or replace it with its etag")
 
 
 def changed_object(path: str) -> Conflict:
-    return Conflict("OBJECT_CHANGED", f"{path} is not what the etag names", hint="read it again, then decide")
+    hint = "read it again and use its new etag"
+    return Conflict("OBJECT_CHANGED", f"the object {path} has another etag: it was changed", hint=hint)
 
 
-def storage_down(where: str, why: str, *, hint: str) -> Transient:
-    return Transient("STORAGE_DOWN", f"the storage {where} does not work: {why}", hint=hint)
+def storage_down(location: str, reason: str, *, hint: str) -> Transient:
+    return Transient("STORAGE_DOWN", f"the storage {location} does not work: {reason}", hint=hint)
 
 
 def source_size(source: Path) -> int:
-    """How large the file to upload is; Invalid NO_SOURCE unless there is one."""
+    """Return the size of the file to upload; Invalid NO_SOURCE if it does not exist."""
     if not source.is_file():
-        raise Invalid("NO_SOURCE", f"there is no file {source}", hint="give the path of the file to store")
+        raise Invalid("NO_SOURCE", f"the file {source} does not exist", hint="pass the path of the file to store")
     return source.stat().st_size

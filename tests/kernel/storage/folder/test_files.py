@@ -47,10 +47,10 @@ async def test_a_link_never_leads_out(folder: FolderStorage, root: Path, tmp_pat
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 @pytest.mark.parametrize("cause", [errno.ENOSPC, errno.EACCES])
-async def test_a_failed_write_leaves_the_old(
+async def test_a_failed_write_keeps_the_old_content(
     folder: FolderStorage, root: Path, monkeypatch: pytest.MonkeyPatch, step: str, cause: int
 ) -> None:
-    """A full disk or a lost permission is a transient failure with a hint, and nothing is half written."""
+    """A full disk or a missing permission is Transient with a hint, and no content is half written."""
     await folder.put("a", b"old")
 
     def fail(*_: object, **__: object) -> NoReturn:
@@ -68,8 +68,8 @@ async def test_a_failed_write_leaves_the_old(
 
 
 @pytest.mark.parametrize(("step", "call"), [("replace", "put('a', b'new')"), ("link", "create('b', b'new')")])
-async def test_a_crash_leaves_the_old(folder: FolderStorage, root: Path, step: str, call: str) -> None:
-    """A writer killed between writing aside and renaming changes nothing, and its rest is not listed."""
+async def test_a_crash_keeps_the_old_content(folder: FolderStorage, root: Path, step: str, call: str) -> None:
+    """A writer that is killed before the rename changes nothing, and its draft is not listed."""
     await folder.put("a", b"old")
     program = f"""
 import asyncio, os, pathlib, signal, sys
@@ -82,11 +82,11 @@ asyncio.run(FolderStorage(pathlib.Path(sys.argv[1])).{call})
     assert [draft.read_bytes() for draft in drafts(root)] == [b"new"]
     assert await paths(folder) == ["a"]
     assert (await folder.get("a")).data == b"old"
-    await folder.put("a", b"newer: the dead writer's lock is free")
+    await folder.put("a", b"the lock of the dead writer is free")
 
 
 async def test_the_check_removes_stale_drafts(folder: FolderStorage, root: Path) -> None:
-    """What a killed writer left is removed after a day, and not before: it may still be at work."""
+    """The draft of a killed writer is deleted after a day, and not before, because the writer may still run."""
     await folder.put("a", b"")
     for name, age in (("young", timedelta(hours=23)), ("stale", timedelta(hours=25))):
         draft = root / RESERVED / "drafts" / name

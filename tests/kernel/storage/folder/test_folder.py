@@ -1,4 +1,4 @@
-"""The storage on a folder: what only the folder has. The promises of every storage are in test_storage."""
+"""Properties of storage in a folder only. The guarantees of every storage are in test_storage."""
 
 import asyncio
 import fcntl
@@ -14,7 +14,7 @@ from tests.kernel.storage.contents import paths, run_together
 
 
 async def test_a_put_waits_for_a_replacement(folder: FolderStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody writes between a replacement's look at the etag and its rename."""
+    """No other writer runs between the check of the etag and the rename of a replacement."""
     seen = await folder.put("a", b"seen")
     rename, flock, met = os.replace, fcntl.flock, threading.Event()
 
@@ -42,13 +42,13 @@ async def test_a_put_waits_for_a_replacement(folder: FolderStorage, monkeypatch:
 
 
 async def test_every_write_has_its_own_etag(folder: FolderStorage) -> None:
-    """Even writes of equal size in the same millisecond, on inodes used again, are told apart."""
+    """Writes of the same size in the same millisecond, on reused inodes, have different etags."""
     etags = [(await folder.put("a", b"same")).etag for _ in range(100)]
     assert len(set(etags)) == 100
 
 
-async def test_an_object_is_no_folder(folder: FolderStorage) -> None:
-    """In a folder a path cannot be an object and lead to others; the second one is refused."""
+async def test_an_object_is_not_a_folder(folder: FolderStorage) -> None:
+    """A path cannot be an object and the folder of others: the second one is refused."""
     await folder.put("a/b", b"")
     for path in ("a", "a/b/c"):
         for call in (folder.put(path, b""), folder.create(path, b"")):
@@ -58,8 +58,8 @@ async def test_an_object_is_no_folder(folder: FolderStorage) -> None:
     assert await paths(folder) == ["a/b"]
 
 
-async def test_a_root_that_is_no_folder_is_down(tmp_path: Path) -> None:
-    """When the root cannot be used every call says the storage is down, and what to check."""
+async def test_a_root_that_is_not_a_folder_is_down(tmp_path: Path) -> None:
+    """If the root cannot be used, every method is Transient STORAGE_DOWN with a hint."""
     (tmp_path / "file").write_bytes(b"not a folder")
     folder = FolderStorage(tmp_path / "file")
     calls = [folder.check(), folder.put("a", b""), folder.create("a", b""), folder.get("a"), folder.delete("a")]
@@ -70,8 +70,8 @@ async def test_a_root_that_is_no_folder_is_down(tmp_path: Path) -> None:
         assert down.value.hint
 
 
-async def test_of_many_processes_one_creates(root: Path) -> None:
-    """Processes that create the same objects at once get one winner for each."""
+async def test_one_of_many_processes_creates(root: Path) -> None:
+    """Of concurrent processes that create the same objects, one succeeds for each object."""
     program = """
     won = 0
     for number in range(20):
@@ -87,7 +87,7 @@ async def test_of_many_processes_one_creates(root: Path) -> None:
 
 
 async def test_processes_lose_no_update(root: Path) -> None:
-    """Processes that read, add and replace until it succeeds add up."""
+    """Concurrent processes that read, add and replace until it succeeds lose no update."""
     await FolderStorage(root).create("counter", b"0")
     program = """
     left = 15

@@ -1,4 +1,4 @@
-"""Urls and options of a bucket."""
+"""URLs and options of a bucket."""
 
 import pytest
 
@@ -16,8 +16,8 @@ from penstock.kernel.storage.objects import ObjectStorage
         ("s3://bucket", {"timeout": "soon"}),
     ],
 )
-def test_a_bad_bucket_is_refused_at_once(url: str, options: dict[str, str]) -> None:
-    """A url or an option that makes no sense is told when the storage is set up."""
+def test_an_invalid_bucket_is_refused_at_once(url: str, options: dict[str, str]) -> None:
+    """An invalid URL or option is an error when the storage is opened."""
     with pytest.raises(BadConfig) as refused:
         ObjectStorage(url, options)
     assert refused.value.code == "BAD_STORAGE"

@@ -1,4 +1,4 @@
-"""The storage on S3: what only S3 has. The promises of every storage are in test_storage."""
+"""Properties of storage on S3 only. The guarantees of every storage are in test_storage."""
 
 import asyncio
 import socket
@@ -14,8 +14,8 @@ from tests.kernel.storage.contents import assert_down, object_url, paths
 from tests.services.s3 import S3Bucket
 
 
-async def test_a_dead_server_is_told_quickly(s3: S3Bucket, tmp_path: Path) -> None:
-    """When nobody listens every call says the storage is down within seconds, and what to check."""
+async def test_a_dead_server_is_detected_quickly(s3: S3Bucket, tmp_path: Path) -> None:
+    """If no server listens, every method is STORAGE_DOWN with a hint within seconds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -23,8 +23,8 @@ async def test_a_dead_server_is_told_quickly(s3: S3Bucket, tmp_path: Path) -> No
     await assert_down(bucket, tmp_path, within=10)
 
 
-async def test_a_silent_server_is_told(s3: S3Bucket, tmp_path: Path) -> None:
-    """A server that takes the connection and never answers does not hold a call beyond its time-out."""
+async def test_a_silent_server_is_detected(s3: S3Bucket, tmp_path: Path) -> None:
+    """A server that accepts the connection and never answers does not block a call beyond its timeout."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(64)
@@ -34,7 +34,7 @@ async def test_a_silent_server_is_told(s3: S3Bucket, tmp_path: Path) -> None:
 
 
 async def test_a_missing_bucket_is_down(s3: S3Bucket) -> None:
-    """A bucket that is not there is a storage that does not work, not an object that is missing."""
+    """A missing bucket is STORAGE_DOWN, not a missing object."""
     bucket = ObjectStorage("s3://penstock-nowhere/prefix", s3.options)
     calls = [bucket.put("a", b""), bucket.create("a", b""), bucket.replace("a", b"", etag="any")]
     for call in [*calls, bucket.get("a"), bucket.delete("a"), bucket.check(), anext(bucket.list())]:
@@ -44,7 +44,7 @@ async def test_a_missing_bucket_is_down(s3: S3Bucket) -> None:
 
 
 async def test_only_objects_are_listed(s3: S3Bucket) -> None:
-    """Neither a console's folder markers are listed, nor a check's probe, be it left behind by a crash."""
+    """Folder markers of consoles and probes of the check are not listed, also after a crash."""
     outer = ObjectStorage(f"{s3.url}/outer", s3.options)
     inner = ObjectStorage(f"{s3.url}/outer/inner", s3.options)
     await inner.check()
@@ -58,7 +58,7 @@ async def test_only_objects_are_listed(s3: S3Bucket) -> None:
 
 
 async def test_a_broken_stream_never_ends_early(s3: S3Bucket) -> None:
-    """A connection that breaks amid an object is a failure, never a shorter object."""
+    """A connection that breaks during an object is an error, never a shorter object."""
 
     async def answer_half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

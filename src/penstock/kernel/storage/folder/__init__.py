@@ -1,4 +1,4 @@
-"""Storage in a folder: plain files, safe for all threads and processes of one machine."""
+"""Storage in a folder: plain files, safe for concurrent threads and processes of one machine."""
 
 import asyncio
 import errno
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from penstock.kernel.errors import NotFound
-from penstock.kernel.storage import RESERVED, ObjectInfo, StoredObject, checked_path
+from penstock.kernel.storage import RESERVED, ObjectInfo, StoredObject, validate_path
 from penstock.kernel.storage.failures import changed_object, source_size, storage_down
 from penstock.kernel.storage.folder.files import FolderFiles
 
 PIECE = 1 << 20
 _PROBE = b"penstock"
 _HINTS = {
-    errno.EACCES: "let the user Penstock runs as read and write the folder",
-    errno.EPERM: "let the user Penstock runs as read and write the folder",
+    errno.EACCES: "allow the user that runs Penstock to read and write the folder",
+    errno.EPERM: "allow the user that runs Penstock to read and write the folder",
     errno.EDQUOT: "free space or raise the quota",
     errno.ENOSPC: "free space on the disk",
     errno.EROFS: "mount the disk for writing",
@@ -28,30 +28,30 @@ T = TypeVar("T")
 
 
 class FolderStorage:
-    """The storage port over *root*, which is made at the first write."""
+    """The storage port on the folder *root*, which is created at the first write."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
         self._files = FolderFiles(self._root)
 
     async def put(self, path: str, data: bytes) -> ObjectInfo:
-        return await self._run(self._files.put, checked_path(path), lambda out: out.write(data))
+        return await self._run(self._files.put, validate_path(path), lambda out: out.write(data))
 
     async def create(self, path: str, data: bytes) -> ObjectInfo:
-        return await self._run(self._files.create, checked_path(path), data)
+        return await self._run(self._files.create, validate_path(path), data)
 
     async def replace(self, path: str, data: bytes, *, etag: str) -> ObjectInfo:
-        return await self._run(self._files.replace, checked_path(path), data, etag)
+        return await self._run(self._files.replace, validate_path(path), data, etag)
 
     async def put_file(self, path: str, source: Path) -> ObjectInfo:
-        return await self._run(self._copy, checked_path(path), source)
+        return await self._run(self._copy, validate_path(path), source)
 
     async def get(self, path: str) -> StoredObject:
-        return await self._run(self._read, checked_path(path))
+        return await self._run(self._read, validate_path(path))
 
     async def stream(self, path: str, *, etag: str | None = None) -> AsyncIterator[bytes]:
-        # An open file keeps its content, whatever is renamed over its name.
-        file, info = await self._run(self._files.open, checked_path(path))
+        # An open file keeps its content, also if another file is renamed to its name.
+        file, info = await self._run(self._files.open, validate_path(path))
         with file:
             if etag not in (None, info.etag):
                 raise changed_object(path)
@@ -59,22 +59,22 @@ class FolderStorage:
                 yield piece
 
     async def info(self, path: str) -> ObjectInfo | None:
-        return await self._run(self._look, checked_path(path))
+        return await self._run(self._read_info, validate_path(path))
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        waiting: list[ObjectInfo | str] = [checked_path(prefix) if prefix else ""]
+        waiting: list[ObjectInfo | str] = [validate_path(prefix) if prefix else ""]
         while waiting:
-            found = waiting.pop()
-            if isinstance(found, ObjectInfo):
-                yield found
+            entry = waiting.pop()
+            if isinstance(entry, ObjectInfo):
+                yield entry
             else:
-                waiting += await self._run(self._files.scan, found)
+                waiting += await self._run(self._files.scan, entry)
 
     async def delete(self, path: str) -> None:
-        await self._run(self._files.delete, checked_path(path))
+        await self._run(self._files.delete, validate_path(path))
 
     def uri(self, path: str) -> str:
-        return (self._root / checked_path(path)).as_uri()
+        return (self._root / validate_path(path)).as_uri()
 
     async def check(self) -> None:
         await self._run(self._probe)
@@ -89,7 +89,7 @@ class FolderStorage:
         with file:
             return StoredObject(info, file.read())
 
-    def _look(self, path: str) -> ObjectInfo | None:
+    def _read_info(self, path: str) -> ObjectInfo | None:
         try:
             file, info = self._files.open(path)
         except NotFound:
@@ -99,12 +99,12 @@ class FolderStorage:
 
     def _probe(self) -> None:
         path = f"{RESERVED}/probe-{uuid.uuid4().hex}"
-        # Created, not put: a disk that knows no hard links fails here, not at the first race.
+        # `create`, not `put`: a file system without hard links fails here, and not at the first race.
         written = self._files.create(path, _PROBE)
         read = self._read(path).data
         self._files.delete(path)
         if read != _PROBE:
-            raise storage_down(str(self._root), "what is read is not what was written", hint="check the disk")
+            raise storage_down(str(self._root), "a written object was read with other content", hint="check the disk")
         self._files.remove_stale_drafts(now=written.modified_at)
 
     async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

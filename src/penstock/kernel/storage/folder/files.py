@@ -1,4 +1,4 @@
-"""Objects as files: written aside, synced, then renamed; a crash leaves the old content or the new."""
+"""Objects as files: written to a draft, synced, then renamed. A crash leaves the old or the new content."""
 
 import fcntl
 import hashlib
@@ -22,14 +22,14 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class FileDraft:
-    """A whole content on disk, not yet under its name."""
+    """The complete content on disk, not renamed yet."""
 
     file: Path
     status: os.stat_result
 
 
 class FolderFiles:
-    """The blocking half of a folder's storage; failures of the disk come as OSError."""
+    """The blocking functions of a folder's storage; errors of the disk are OSError."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -48,7 +48,7 @@ class FolderFiles:
             if current is not None:
                 raise existing_object(path)
             try:
-                # A link, unlike a rename, never takes the place of what another process put there just now.
+                # Unlike a rename, a link never replaces a file that another process has just created.
                 os.link(draft.file, name, dst_dir_fd=folder)
             except FileExistsError as error:
                 raise existing_object(path) from error
@@ -66,7 +66,7 @@ class FolderFiles:
             return self._place(path, draft, rename_over)
 
     def open(self, path: str) -> tuple[BinaryIO, ObjectInfo]:
-        """The object, open, and what is known of it; NotFound when there is none."""
+        """Return the open object and its metadata; NotFound if it does not exist."""
         *folders, name = path.split("/")
         try:
             with open_folder(self._root, folders) as folder:
@@ -76,15 +76,15 @@ class FolderFiles:
         return os.fdopen(opened, "rb"), _info(path, os.fstat(opened))
 
     def scan(self, folder: str) -> list[ObjectInfo | str]:
-        """What lies directly in *folder*, in descending order: objects, and the paths of folders."""
+        """Return the objects and the paths of the folders directly in *folder*, in descending order."""
         segments = folder.split("/") if folder else []
         try:
             with open_folder(self._root, segments) as opened, os.scandir(opened) as entries:
-                found = [known for entry in entries if (known := _known(entry, [*segments, entry.name]))]
+                items = [item for entry in entries if (item := _make_item(entry, [*segments, entry.name]))]
         except FileNotFoundError:
             return []
-        # "a.b" is before "a/b", so a folder sorts as what it begins.
-        return sorted(found, key=lambda it: it + "/" if isinstance(it, str) else it.path, reverse=True)
+        # "a.b" is before "a/b", so a folder is sorted with a slash.
+        return sorted(items, key=lambda item: item + "/" if isinstance(item, str) else item.path, reverse=True)
 
     def delete(self, path: str) -> None:
         *folders, name = path.split("/")
@@ -93,7 +93,7 @@ class FolderFiles:
         remove_empty(self._root, folders)
 
     def remove_stale_drafts(self, now: datetime) -> None:
-        """Remove what writers left behind that were killed more than a day ago."""
+        """Delete the drafts of writers that were killed more than a day ago."""
         before = (now - STALE_AFTER).timestamp()
         for draft in self._drafts.iterdir():
             with suppress(FileNotFoundError):
@@ -103,27 +103,27 @@ class FolderFiles:
     def _place(
         self, path: str, draft: FileDraft, act: Callable[[FileDraft, int, str, os.stat_result | None], None]
     ) -> ObjectInfo:
-        """Let *act* give the draft its name, and make that durable."""
+        """Give the draft its name with *act*, durably."""
         *folders, name = path.split("/")
         for _ in range(_ATTEMPTS):
-            # A deletion may sweep the still empty folder away between making it and using it.
+            # A concurrent deletion may remove the empty folder between its creation and its use.
             with suppress(FileNotFoundError), open_folder(self._root, folders, make=True) as folder:
                 act(draft, folder, name, present_file(folder, name))
                 os.fsync(folder)
                 return _info(path, draft.status)
-        raise FileNotFoundError(f"the folder of {path} vanishes as often as it is made")
+        raise FileNotFoundError(f"the folder of {path} was deleted each time it was created")
 
     @contextmanager
     def _draft(self, fill: Callable[[BinaryIO], object]) -> Iterator[FileDraft]:
-        """A synced file nobody sees; gone at the end unless it was renamed."""
+        """Yield a synced file that is not listed; it is deleted at the end unless it was renamed."""
         self._drafts.mkdir(parents=True, exist_ok=True)
         file = self._drafts / uuid.uuid4().hex
         try:
             with file.open("xb") as out:
                 fill(out)
                 out.flush()
-                # The kernel's stamp moves in steps of milliseconds, and a freed inode is used again at once:
-                # only a stamp of our own makes the etag name this content alone.
+                # The kernel updates file times in steps of milliseconds, and reuses inode numbers at once:
+                # only an explicit time makes the etag unique for this content.
                 now = time.time_ns()
                 os.utime(out.fileno(), ns=(now, now))
                 os.fsync(out.fileno())
@@ -134,7 +134,7 @@ class FolderFiles:
 
     @contextmanager
     def _locked(self, path: str) -> Iterator[None]:
-        """Alone with *path*, among the threads and processes of this machine."""
+        """Lock *path* among the threads and processes of this machine."""
         self._locks.mkdir(parents=True, exist_ok=True)
         stripe = hashlib.sha256(path.encode()).hexdigest()[:2]
         lock = os.open(self._locks / stripe, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -145,8 +145,8 @@ class FolderFiles:
             os.close(lock)
 
 
-def _known(entry: os.DirEntry[str], segments: list[str]) -> ObjectInfo | str | None:
-    """The object or the folder's path; None for links, devices and names that no object can have."""
+def _make_item(entry: os.DirEntry[str], segments: list[str]) -> ObjectInfo | str | None:
+    """Return the object or the path of the folder; None for links, devices and names that no object can have."""
     path = "/".join(segments)
     if not is_object_path(path):
         return None

@@ -1,4 +1,4 @@
-"""Files below one folder, reached segment by segment, so that no link ever leads out of it."""
+"""Files below one folder, opened segment by segment, so that no symbolic link can lead out of it."""
 
 import errno
 import os
@@ -14,9 +14,9 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @contextmanager
 def open_folder(root: Path, segments: Sequence[str], *, make: bool = False) -> Iterator[int]:
-    """The descriptor of a folder below *root*; *make* creates what is missing of it, durably.
+    """Yield the descriptor of a folder below *root*; with *make*, missing folders are created durably.
 
-    FileNotFoundError when there is none; Invalid BAD_PATH when a link is on the way, or an object to *make*.
+    FileNotFoundError if it does not exist; Invalid BAD_PATH if the path contains a link or, with *make*, an object.
     """
     if make:
         root.mkdir(parents=True, exist_ok=True)
@@ -32,42 +32,41 @@ def open_folder(root: Path, segments: Sequence[str], *, make: bool = False) -> I
 
 
 def open_file(folder: int, name: str) -> int:
-    """The descriptor of a regular file in *folder*; FileNotFoundError when it is none."""
-    found = _look(folder, name)
-    if found is None or not stat.S_ISREG(found.st_mode):
+    """Return the descriptor of a regular file in *folder*; FileNotFoundError if there is none."""
+    status = _read_status(folder, name)
+    if status is None or not stat.S_ISREG(status.st_mode):
         raise FileNotFoundError(errno.ENOENT, "not a file", name)
     return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
 
 
 def present_file(folder: int, name: str) -> os.stat_result | None:
-    """What lies where an object shall go; Invalid BAD_PATH when that is a folder or a link."""
-    found = _look(folder, name)
-    if found is not None and stat.S_ISDIR(found.st_mode):
+    """Return the status of the file *name*, if it exists; Invalid BAD_PATH if it is a folder or a link."""
+    status = _read_status(folder, name)
+    if status is not None and stat.S_ISDIR(status.st_mode):
         raise _bad_path(name, "a folder of other objects")
-    return found
+    return status
 
 
 def remove_file(folder: int, name: str) -> None:
-    """Remove a regular file, durably; whatever else has that name is not an object and stays."""
-    found = _look(folder, name)
-    if found is not None and stat.S_ISREG(found.st_mode):
+    """Delete a regular file durably; other entries with that name are not objects, and remain."""
+    status = _read_status(folder, name)
+    if status is not None and stat.S_ISREG(status.st_mode):
         os.unlink(name, dir_fd=folder)
         os.fsync(folder)
 
 
 def remove_empty(root: Path, segments: Sequence[str]) -> None:
-    """Remove the folder and those above it, as far as nothing is in them; *root* stays."""
+    """Delete the folder and its parents up to *root*, as far as they are empty."""
     for depth in range(len(segments), 0, -1):
         try:
             with open_folder(root, segments[: depth - 1]) as above:
                 os.rmdir(segments[depth - 1], dir_fd=above)
         except OSError:
-            # In use again, or somebody else removed it: both are as good.
-            return
+            return  # used again, or deleted by another process
 
 
 def _enter(folder: int, name: str, *, make: bool) -> int:
-    _look(folder, name)
+    _read_status(folder, name)
     if make:
         with suppress(FileExistsError):
             os.mkdir(name, dir_fd=folder)
@@ -80,16 +79,16 @@ def _enter(folder: int, name: str, *, make: bool) -> int:
         raise FileNotFoundError(errno.ENOENT, "not a folder", name) from error
 
 
-def _look(folder: int, name: str) -> os.stat_result | None:
-    """What lies under *name*; Invalid BAD_PATH when it is a symbolic link, wherever that leads."""
+def _read_status(folder: int, name: str) -> os.stat_result | None:
+    """Return the status of *name*, if it exists; Invalid BAD_PATH if it is a symbolic link."""
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         raise _bad_path(name, "a symbolic link")
-    return found
+    return status
 
 
-def _bad_path(name: str, what: str) -> Invalid:
-    return Invalid("BAD_PATH", f"{name} is {what}", hint="give the object another path")
+def _bad_path(name: str, kind: str) -> Invalid:
+    return Invalid("BAD_PATH", f"{name} is {kind}", hint="use another path for the object")

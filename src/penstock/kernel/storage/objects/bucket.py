@@ -1,4 +1,4 @@
-"""Opening a bucket by its url: bounded time-outs, few retries, and options checked at once."""
+"""Opening a bucket by its URL: limited timeouts, few retries, and options that are checked at once."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
-# A stream is read as fast as its reader wants, so a whole request may take long; silence may not.
+# A slow reader may read a stream for long, so the limit of a request is high; the limit of silence is not.
 _CLIENT: Mapping[str, Any] = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "1h"}
 _RETRY: Mapping[str, Any] = {
     "max_retries": 3,
     "retry_timeout": timedelta(seconds=30),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
 }
-# What concerns the connection; every other option concerns the store.
+# The options of the connection; all others are options of the store.
 _CLIENT_OPTIONS = frozenset(
     {
         "allow_http",
@@ -48,12 +48,12 @@ _CLIENT_OPTIONS = frozenset(
 
 
 def open_bucket(url: str, options: Mapping[str, str]) -> "ObjectStore":
-    """The store at *url*, not yet asked anything; BadConfig when the url or an option makes no sense."""
+    """Return the store at *url* without a request to it; BadConfig if the URL or an option is invalid."""
     if urlsplit(url).scheme not in SCHEMES:
-        raise _bad(f"{url!r} is not the url of a bucket", "write s3://bucket/prefix, gs://… or az://…")
+        raise _bad(f"{url!r} is not the URL of a bucket", "use s3://bucket/prefix, gs://… or az://…")
     config: Any = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
     connection = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
-    # Whoever names an endpoint without TLS means it.
+    # An endpoint with http:// needs no further option.
     plain = {"allow_http": "true"} if options.get("endpoint", "").startswith("http://") else {}
     client: Any = {**_CLIENT, **plain, **connection}
     retry: Any = _RETRY
@@ -61,7 +61,7 @@ def open_bucket(url: str, options: Mapping[str, str]) -> "ObjectStore":
         return from_url(url, config=config, client_options=client, retry_config=retry)
     except (BaseError, ValueError, TypeError) as error:
         reason = str(error).partition("\n")[0]
-        raise _bad(f"{url} cannot be opened: {reason}", "check the url and its options") from error
+        raise _bad(f"{url} cannot be opened: {reason}", "check the URL and its options") from error
 
 
 def _bad(message: str, hint: str) -> BadConfig:
