@@ -12,8 +12,8 @@ from benchmarks.harvest_ours import FEED, opened, settings_of
 from benchmarks.harvest_place import Place, fresh_database
 from penstock.harvest import store
 from penstock.harvest.config import ConsolidationMode
-from penstock.harvest.consolidate.worker import consolidate, use_recipe
-from penstock.harvest.feed.recipe import FeedMapping
+from penstock.harvest.consolidate.worker import apply_mapping, consolidate
+from penstock.harvest.feed.mapping import FeedMapping
 from penstock.harvest.runtime import HarvestPlatform
 
 _KEEP = """
@@ -51,7 +51,7 @@ async def rate(platform: HarvestPlatform, records: int, mode: ConsolidationMode)
     section, recipe = feed.consolidation.model_copy(update={"mode": mode}), FeedMapping.of(feed)
     async with platform.db.transaction() as tx:
         await store.lock_feed(tx, FEED)
-        version = await use_recipe(tx, FEED, recipe, platform.db.clock.now())
+        version = await apply_mapping(tx, FEED, recipe, platform.db.clock.now())
     began = perf_counter()
     done = await consolidate(platform.db, FEED, recipe, section, run_id=uuid.uuid4(), pricing_version=version)
     seconds = perf_counter() - began

@@ -20,7 +20,7 @@ from benchmarks.servers import served
 from benchmarks.session import Session
 from penstock.harvest.config import PartitionsSection
 from penstock.harvest.model import PartitionKind, PartitionRange
-from penstock.harvest.plan.heatmap import scan
+from penstock.harvest.plan.heatmap import make_heatmap
 from penstock.kernel.db.embedded import embedded_postgres
 
 # What dlt's performance guide recommends, as far as it made dlt faster here.
@@ -118,7 +118,7 @@ async def _ranges(source: str) -> list[Parameters]:
         async def count(range_: PartitionRange) -> int:
             return int((await client.get("/records/count", params=_parameters(range_))).json()["total"])
 
-        heatmap = await scan(count, PartitionsSection(count=PARTITIONS))
+        heatmap = await make_heatmap(count, PartitionsSection(count=PARTITIONS))
     return [_parameters(part.range) for part in heatmap.parts]
 
 

@@ -119,13 +119,13 @@ def test_a_run_that_fails_is_taken_up_again(cli: ServerCli, source: SimulatorPro
     assert (cancelled.code, cancelled.out) == (0, f"run {run_id} is consolidation_skipped\n")
     assert "too slow" in cli.run("partitions", run_id).out
     assert "(" in cli.run("show", FEED).out
-    assert "there is nothing to cancel" in cli.refused(6, "cancel", run_id)
+    assert "only a run that is being planned or fetched can be cancelled" in cli.refused(6, "cancel", run_id)
     source.fail()
     retried = cli.run("retry", run_id, "partition-0")
     assert (retried.code, retried.out) == (0, "retrying: partition-0\n")
     assert "partition-1" in cli.run("retry", run_id).out
     until(lambda: cli.json("show", FEED)["runs"][0]["state"] == "completed", "it completes")
-    assert "nothing of run" in cli.refused(6, "retry", run_id)
+    assert "no partition failed" in cli.refused(6, "retry", run_id)
     assert cli.json("alerts", FEED)["alerts"][0]["code"] == "CONSOLIDATION_SKIPPED"
 
 
@@ -137,7 +137,7 @@ def test_force_says_why(cli: ServerCli, source: SimulatorProcess) -> None:
     until(lambda: cli.json("show", FEED)["runs"][0]["state"] in ("created", "workers_running"), "it is planned")
     assert cli.json("cancel", run_id)["state"] == "consolidation_skipped"
     assert cli.run("force", run_id).code == 2
-    assert "it is kept with the run" in cli.refused(2, "force", run_id, "--reason", "  ")
+    assert "it is stored with the run" in cli.refused(2, "force", run_id, "--reason", "  ")
     forced = cli.run("force", run_id, "--reason", "half will do")
     assert forced.code == 0
     assert run_id in forced.out
@@ -166,10 +166,10 @@ def test_a_second_run_is_refused(cli: ServerCli, source: SimulatorProcess) -> No
     ("args", "code", "expected"),
     [
         (["run", "unknown"], 5, "there is no feed 'unknown'"),
-        (["show", "unknown"], 5, f"configured under harvest.feeds: {FEED}, untouched"),
+        (["show", "unknown"], 5, f"feeds in harvest.feeds: {FEED}, untouched"),
         (["watermark", "unknown"], 5, "there is no feed"),
         (["alerts", "unknown"], 5, "there is no feed"),
-        (["record", FEED, "unknown"], 5, "has no record 'unknown'"),
+        (["record", FEED, "unknown"], 5, "has stored a record 'unknown'"),
         (["partitions", UNKNOWN], 5, "`penstock harvest ls --url"),
         (["rejects", UNKNOWN], 5, "there is no run"),
         (["retry", UNKNOWN], 5, "there is no run"),

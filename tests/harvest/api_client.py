@@ -1,4 +1,4 @@
-"""A client of the API of harvest."""
+"""A client of the harvest API for tests."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -25,7 +25,7 @@ DOWN = Faults(rate_500=1.0)
 
 
 class HarvestApiClient:
-    """Asks the API over a harvest turned by hand."""
+    """A client of the API over a stepper."""
 
     def __init__(self, stepper: HarvestStepper, http: httpx.AsyncClient) -> None:
         self.stepper = stepper
@@ -38,34 +38,36 @@ class HarvestApiClient:
         return answered(await self.http.post(path, json=body), 202)
 
     async def problem(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
-        """Status and code of what is refused."""
-        answer = await self.http.request(method, path, json=body)
-        assert answer.headers["content-type"] == "application/problem+json", answer.text
-        told = answer.json()
-        assert told["status"] == answer.status_code
-        assert told["title"]
-        assert told["detail"]
-        return answer.status_code, told["code"]
+        """Return the status and the code of a refused request."""
+        response = await self.http.request(method, path, json=body)
+        assert response.headers["content-type"] == "application/problem+json", response.text
+        problem = response.json()
+        assert problem["status"] == response.status_code
+        assert problem["title"]
+        assert problem["detail"]
+        return response.status_code, problem["code"]
 
     async def refused(self, path: str, body: Any = None) -> tuple[int, str]:
         return await self.problem("POST", path, body)
 
-    async def failed(self) -> str:
-        """A run all of whose partitions failed."""
-        run_id = await self.stepper.planned()
+    async def fail_run(self) -> str:
+        """Run a harvest whose partitions all fail, and return its id."""
+        run_id = await self.stepper.plan_run()
         self.stepper.source.set_faults(DOWN)
         await self.stepper.drain(contract.WORK_ITEMS)
         self.stepper.source.set_faults()
         return str(run_id)
 
-    async def completed(self) -> str:
-        run_id = await self.stepper.planned()
+    async def complete_run(self) -> str:
+        run_id = await self.stepper.plan_run()
         await self.stepper.finish()
         return str(run_id)
 
 
 @asynccontextmanager
-async def serving(stepper: HarvestStepper, auth: Mapping[str, Any] | None = None) -> AsyncIterator[HarvestApiClient]:
+async def open_client(
+    stepper: HarvestStepper, auth: Mapping[str, Any] | None = None
+) -> AsyncIterator[HarvestApiClient]:
     settings = Settings.model_validate({"auth": {"jwt": auth} if auth else {}})
     telemetry = Telemetry()
     app = make_app(

@@ -93,7 +93,7 @@ def harvest_settings(
         "page_size": 30,
         "pages_per_turn": 2,
         "overlap": OVERLAP.total_seconds(),  # clocks of two processes are not quite one
-        "partitions": {"count": 4, "least": 50},
+        "partitions": {"count": 4, "min_records": 50},
         "fields": {
             "lab": {"path": "diamond.certificate.lab", "required": True},
             "shape": {"path": "diamond.certificate.shape"},
@@ -127,7 +127,7 @@ class CanonicalRecord:
     rule: str | None
 
 
-def made_of(record: Json) -> CanonicalRecord:
+def expected_record(record: Json) -> CanonicalRecord:
     """What the feed's rules make of a record of the source, by other means than the product's."""
     certificate = record["diamond"]["certificate"]
     carat = Decimal(str(certificate["carats"]))
@@ -177,7 +177,7 @@ class RequestLog:
         return [params for asked, params in self.requests if asked == path]
 
 
-def tapped(source: LocalSource) -> RequestLog:
+def record_requests(source: LocalSource) -> RequestLog:
     """Note every request from now on; the test may change the source between two of them."""
     asked, make_answer = RequestLog(), source._routes.answer
 
@@ -211,13 +211,13 @@ class HarvestHarness:
         return self.platform.db
 
     @asynccontextmanager
-    async def working(self) -> AsyncIterator[None]:
+    async def run_workers(self) -> AsyncIterator[None]:
         """The role, in this process."""
         async with run_harvest(replace(self.platform, telemetry=Telemetry())):
             yield
 
     @asynccontextmanager
-    async def parts(self) -> AsyncIterator["HarvestWorkers"]:
+    async def open_workers(self) -> AsyncIterator["HarvestWorkers"]:
         """What the role is made of, for a test that delivers messages itself."""
         section, db, bus = self.settings.harvest, self.db, self.platform.bus
         metrics = HarvestMetrics(Telemetry().registry)
@@ -241,7 +241,7 @@ class HarvestHarness:
         await becomes(is_past, "the last change of the source is older than the overlap")
         return await self.harvest.start(FEED, "harness", full=full)
 
-    async def state(self, run_id: UUID) -> str:
+    async def read_state(self, run_id: UUID) -> str:
         """Where the run stands, or its plan."""
         query = """
             SELECT coalesce(r.state, p.state) FROM harvest_plan p LEFT JOIN run_metadata r USING (run_id)
@@ -249,30 +249,30 @@ class HarvestHarness:
         """
         return str(await self.db.fetchval(query, run_id))
 
-    async def ended(self, run_id: UUID, expected: HarvestRunState | None = HarvestRunState.COMPLETED) -> Json:
+    async def wait_for_end(self, run_id: UUID, expected: HarvestRunState | None = HarvestRunState.COMPLETED) -> Json:
         """The run, once nothing is done for it any more."""
         going = {"planning", "planned", *(state.value for state in RUN.groups["active"])}
 
         async def has_ended() -> bool:
-            return await self.state(run_id) not in going
+            return await self.read_state(run_id) not in going
 
         within = WITHIN if self.settings.bus.kafka is None else 3 * WITHIN
-        await becomes(has_ended, f"run {run_id} ends", within, self.explained)
+        await becomes(has_ended, f"run {run_id} ends", within, self.describe_state)
         run = await self.run(run_id)
         assert expected is None or run["state"] == expected, run
         return run
 
-    async def completed(self, *, full: bool = False) -> Json:
+    async def complete_run(self, *, full: bool = False) -> Json:
         """A run from its beginning to its good end."""
-        return await self.ended(await self.start(full=full))
+        return await self.wait_for_end(await self.start(full=full))
 
     async def run(self, run_id: UUID) -> Json:
         row = await self.db.fetchrow("SELECT * FROM run_metadata WHERE run_id = $1", run_id)
         if row is None:
-            return {"state": await self.state(run_id)}
+            return {"state": await self.read_state(run_id)}
         return dict(row)
 
-    async def partitions(self, run_id: UUID) -> list[Json]:
+    async def list_partitions(self, run_id: UUID) -> list[Json]:
         query = """
             SELECT p.*, w.status, w.error_message, w.records_processed FROM partition_progress p
             LEFT JOIN worker_runs w USING (run_id, partition_id) WHERE p.run_id = $1 ORDER BY p.partition_id
@@ -286,24 +286,24 @@ class HarvestHarness:
     async def watermark(self) -> datetime | None:
         return await self.db.fetchval("SELECT watermark FROM harvest_feed WHERE feed = $1", FEED)  # type: ignore[no-any-return]
 
-    async def blob(self) -> Json | None:
+    async def read_blob(self) -> Json | None:
         try:
-            stored = await self.platform.storage.get(watermark.path(FEED))
+            stored = await self.platform.storage.get(watermark.blob_path(FEED))
         except NotFound:
             return None
         found: Json = json.loads(stored.data)
         return found
 
-    async def published(self, run_id: UUID) -> Counter[str]:
+    async def count_published(self, run_id: UUID) -> Counter[str]:
         """How many messages about a run were published, by topic, whatever became of them."""
         rows = await self.db.fetch("SELECT topic, value FROM published")
         return Counter(row["topic"] for row in rows if json.loads(row["value"])["runId"] == str(run_id))
 
-    async def moves(self, machine: str, subject: str) -> list[str]:
+    async def list_moves(self, machine: str, subject: str) -> list[str]:
         query = "SELECT target FROM journal_move WHERE machine = $1 AND subject = $2 ORDER BY id, n"
         return [row["target"] for row in await self.db.fetch(query, machine, subject)]
 
-    async def canonical(self, *, deleted: bool = False) -> dict[str, CanonicalRecord]:
+    async def read_canonical(self, *, deleted: bool = False) -> dict[str, CanonicalRecord]:
         """The canonical records that are live, or those that are deleted."""
         query = """
             SELECT key, fields::text, cost, price, rule FROM canonical_record
@@ -317,50 +317,50 @@ class HarvestHarness:
             for row in rows
         }
 
-    async def raw(self) -> dict[str, Json]:
+    async def read_raw(self) -> dict[str, Json]:
         """The raw records that are not gone."""
-        rows = await self.db.fetch("SELECT key, payload FROM raw_record WHERE feed = $1 AND NOT is_gone", FEED)
+        rows = await self.db.fetch("SELECT key, payload FROM raw_record WHERE feed = $1 AND NOT is_deleted", FEED)
         return {row["key"]: row["payload"] for row in rows}
 
-    async def equals_truth(self, *, but: Collection[str] = (), gone: Collection[str] = ()) -> None:
+    async def check_records(self, *, but: Collection[str] = (), gone: Collection[str] = ()) -> None:
         """Raw and canonical records are the source's, field by field. Not compared: *but*; not deleted yet: *gone*."""
         truth = {key: record for key, record in self.source.truth().items() if key not in but}
         left_out = {*but, *gone}
-        raw = {key: record for key, record in (await self.raw()).items() if key not in left_out}
-        canonical = {key: made for key, made in (await self.canonical()).items() if key not in left_out}
+        raw = {key: record for key, record in (await self.read_raw()).items() if key not in left_out}
+        canonical = {key: made for key, made in (await self.read_canonical()).items() if key not in left_out}
         for kept in (raw, canonical):
             missing, extra = sorted(truth.keys() - kept.keys()), sorted(kept.keys() - truth.keys())
             assert (missing, extra) == ([], []), f"missing {missing}, no longer in the source {extra}"
         assert [key for key in truth if raw[key] != truth[key]] == []
-        assert [key for key in truth if _told(canonical[key]) != _told(made_of(truth[key]))] == []
+        assert [key for key in truth if _told(canonical[key]) != _told(expected_record(truth[key]))] == []
 
-    async def is_whole(self, run_id: UUID) -> Json:
+    async def check_run(self, run_id: UUID) -> Json:
         """All a completed run promises, but for its records: counters, partitions, messages, history, watermark."""
         run = await self.run(run_id)
         assert (run["state"], run["failed_workers"]) == ("completed", 0)
-        partitions = await self.partitions(run_id)
+        partitions = await self.list_partitions(run_id)
         assert run["completed_workers"] == run["expected_workers"] == len(partitions)
         assert {(part["completed"], part["status"]) for part in partitions} == {(True, "completed")}
         assert [part["records_processed"] for part in partitions] == [part["seen"] for part in partitions]
         assert await self.db.fetchval("SELECT count(*) FROM raw_pending") == 0
-        assert await self.moves("harvest.run", str(run_id)) == [
+        assert await self.list_moves("harvest.run", str(run_id)) == [
             "created",
             "workers_running",
             "consolidating",
             "completed",
         ]
         for part in partitions:
-            assert await self.moves("harvest.partition", f"{run_id}/{part['partition_id']}") == ["completed"]
-        told = await self.published(run_id)
+            assert await self.list_moves("harvest.partition", f"{run_id}/{part['partition_id']}") == ["completed"]
+        told = await self.count_published(run_id)
         assert (told[contract.WORK_DONE], told[contract.CONSOLIDATIONS]) == (len(partitions), 1)
-        await self.has_watermark(run)
+        await self.check_watermark(run)
         return run
 
-    async def has_watermark(self, run: Json) -> None:
+    async def check_watermark(self, run: Json) -> None:
         """H8: the watermark of the feed, its history and its copy are the run's."""
         row = await self.db.fetchrow("SELECT * FROM harvest_feed WHERE feed = $1", FEED)
         note = await self.db.fetchrow("SELECT * FROM harvest_watermark WHERE run_id = $1", run["run_id"])
-        blob = await self.blob()
+        blob = await self.read_blob()
         assert row is not None
         assert note is not None
         assert blob is not None
@@ -370,13 +370,13 @@ class HarvestHarness:
         assert (note["last_updated_at"], note["run_completed_at"]) == told
         assert blob["lastRunId"] == str(run["run_id"])
 
-    async def is_quiet(self) -> None:
+    async def check_quiet(self) -> None:
         """Nothing is on its way any more, and nothing was set aside."""
 
         async def has_settled() -> bool:
             return await self.backlog() == 0
 
-        await becomes(has_settled, "all messages are settled", explain=self.explained)
+        await becomes(has_settled, "all messages are settled", explain=self.describe_state)
         assert await self.dead_letters() == []
 
     async def dead_letters(self) -> list[DeadLetter]:
@@ -385,7 +385,7 @@ class HarvestHarness:
         found = [letter for topic in TOPICS for letter in await self.platform.bus.dead_letters(topic)]
         return [letter for letter in found if json.loads(letter.message.value)["runId"] in ours]
 
-    async def handled(self, topic: str, handle: Callable[[BusDelivery], Awaitable[Outcome]]) -> int:
+    async def handle_messages(self, topic: str, handle: Callable[[BusDelivery], Awaitable[Outcome]]) -> int:
         """Have the messages of a topic that are due handled by *handle*, one after another; how many there were."""
         async with self.platform.bus.subscribe(topic, worker="harness") as queue:
             return await Worker(queue, handle_each(handle, queue, concurrency=1), Telemetry()).step()
@@ -394,18 +394,18 @@ class HarvestHarness:
         """How many messages are not settled yet."""
         return sum([await self.platform.bus.backlog(topic) for topic in TOPICS])
 
-    async def seen(self, run_id: UUID) -> int:
+    async def count_seen(self, run_id: UUID) -> int:
         """How many records the last passes over all partitions saw."""
         return int(await self.db.fetchval("SELECT sum(seen) FROM partition_progress WHERE run_id = $1", run_id))
 
-    async def explained(self) -> str:
+    async def describe_state(self) -> str:
         """Where everything stands, for whoever reads a failure."""
         queries = {
             "plans": "SELECT state, error, rescues FROM harvest_plan",
             "runs": "SELECT state, completed_workers, failed_workers, expected_workers, error FROM run_metadata",
             "partitions": "SELECT partition_id, next_offset, counted, scan, seen, rescues, status, error_message"
             " FROM partition_progress LEFT JOIN worker_runs USING (run_id, partition_id) WHERE NOT completed",
-            "feed": "SELECT paused_until, paused_because, failures, breaks FROM harvest_feed",
+            "feed": "SELECT paused_until, pause_reason, failures, breaks FROM harvest_feed",
             "bus": "SELECT topic, partition, head, attempts, lease_until, due_at FROM bus_partition"
             " WHERE head IS NOT NULL OR lease_until IS NOT NULL",
             "dead": "SELECT topic, reason FROM bus_dead_letter",
@@ -442,7 +442,7 @@ async def count_messages(database_url: str) -> None:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, source: LocalSource) -> AsyncIterator[HarvestHarness]:
+async def open_harness(settings: Settings, source: LocalSource) -> AsyncIterator[HarvestHarness]:
     """Open a harness on *settings*, whose database counts messages."""
     async with AsyncExitStack() as stack:
         await count_messages(settings.database.url)
@@ -457,11 +457,11 @@ async def harvest_harness(
     """Open a harness over its own source of 300 records, or as *options* say."""
     async with local_source(options or LocalOptions(records=300)) as source:
         settings = harvest_settings(database_url, source.url, folder, kafka=kafka, **told)
-        async with opened(settings, source) as harness:
+        async with open_harness(settings, source) as harness:
             yield harness
 
 
-def changing(harness: HarvestHarness, asked: RequestLog, at: int, **changes: int) -> list[DatasetChange]:
+def change_at_page(harness: HarvestHarness, asked: RequestLog, at: int, **changes: int) -> list[DatasetChange]:
     """Change the source just before its *at*-th page from now on; what was changed comes to the list."""
     done: list[DatasetChange] = []
     first = len(asked.of(PAGE))
@@ -482,21 +482,21 @@ def changed(run: Json, harness: HarvestHarness) -> set[str]:
 async def planned(harness: HarvestHarness, parts: HarvestWorkers) -> tuple[UUID, list[BusMessage]]:
     """A run, and the messages about its partitions, in order; they are taken off the bus."""
     run_id, items = await harness.start(), []
-    assert await harness.handled(PLANS, parts.planner.handle) == 1
+    assert await harness.handle_messages(PLANS, parts.planner.handle) == 1
 
     async def keep(delivery: BusDelivery) -> Outcome:
         items.append(delivery.message)
         return Done()
 
-    await harness.handled(WORK_ITEMS, keep)
+    await harness.handle_messages(WORK_ITEMS, keep)
     return run_id, sorted(items, key=lambda item: item.key)
 
 
-def delivered(message: BusMessage) -> BusDelivery:
+def make_delivery(message: BusMessage) -> BusDelivery:
     return BusDelivery(message, attempt=1, partition=0, position=0, fence=0)
 
 
-async def taken(harness: HarvestHarness, topic: str) -> BusMessage:
+async def take_message(harness: HarvestHarness, topic: str) -> BusMessage:
     """The one message of a topic, taken off the bus."""
     found: list[BusMessage] = []
 
@@ -504,6 +504,6 @@ async def taken(harness: HarvestHarness, topic: str) -> BusMessage:
         found.append(delivery.message)
         return Done()
 
-    await harness.handled(topic, keep)
+    await harness.handle_messages(topic, keep)
     [message] = found
     return message

@@ -1,4 +1,4 @@
-"""Advance a harvest one message at a time, so that a test sees every state."""
+"""A stepper: it advances a harvest one message at a time, so that a test can check every state."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -32,7 +32,7 @@ FEED = "stones"
 
 
 def feed(url: str, **changes: Any) -> dict[str, Any]:
-    """A feed over the local source, cut small."""
+    """Return the settings of a feed over the simulator, with small partitions."""
     source = {"kind": "rest", "url": url, "path": "/records", "count_path": "/records/count"}
     call = {"attempts": 1, "timeout": 5, "break_after": 1_000_000}
     return {
@@ -41,7 +41,7 @@ def feed(url: str, **changes: Any) -> dict[str, Any]:
         "updated_at": "updatedAt",
         "overlap": 0,
         "pages_per_turn": 2,
-        "partitions": {"least": 50, "count": 4},
+        "partitions": {"min_records": 50, "count": 4},
         "fields": {
             "shape": {"path": "diamond.certificate.shape", "required": True},
             "carat": {"path": "diamond.certificate.carats", "type": "decimal"},
@@ -54,7 +54,7 @@ def feed(url: str, **changes: Any) -> dict[str, Any]:
 
 @dataclass
 class HarvestStepper:
-    """Everything of a harvest, and nothing that moves by itself."""
+    """The workers of a harvest. Nothing runs automatically."""
 
     db: Database
     bus: PostgresBus
@@ -68,29 +68,29 @@ class HarvestStepper:
     rescuer: RunRescuer
 
     async def deliver(self, topic: str, *, limit: int = 1) -> list[Outcome | None]:
-        """Hand out up to *limit* messages of a topic, each handled and settled; what became of them."""
+        """Handle and settle up to *limit* messages of a topic, and return their outcomes."""
         handle = self._handlers()[topic]
         policy = DeliveryPolicy(max_attempts=ATTEMPTS)
         async with self.bus.subscribe(topic, worker="stepper", policy=policy) as queue:
-            # Whatever was put back for later is due now.
+            # Delayed messages are due now.
             await self.db.execute("UPDATE bus_partition SET due_at = '-infinity' WHERE topic = $1", topic)
-            held = list(await queue.take(limit))
-            outcomes: list[Outcome | None] = [await run_to_outcome(handle(one)) for one in held]
-            await queue.settle(list(zip(held, outcomes, strict=True)))
+            deliveries = list(await queue.take(limit))
+            outcomes: list[Outcome | None] = [await run_to_outcome(handle(delivery)) for delivery in deliveries]
+            await queue.settle(list(zip(deliveries, outcomes, strict=True)))
         return outcomes
 
     async def drain(self, topic: str) -> None:
-        """Hand out messages of a topic until there are none."""
+        """Handle messages of a topic until it has none."""
         while await self.deliver(topic, limit=8):
             pass
 
     async def finish(self) -> None:
-        """Everything that is on the way."""
+        """Handle all messages of all topics."""
         for topic in (contract.PLANS, contract.WORK_ITEMS, contract.CONSOLIDATIONS):
             await self.drain(topic)
 
-    async def planned(self, *, full: bool = False) -> UUID:
-        """A run, planned and not begun."""
+    async def plan_run(self, *, full: bool = False) -> UUID:
+        """Plan a run, and return its id."""
         run_id = await self.harvest.start(FEED, "test", full=full)
         await self.drain(contract.PLANS)
         return run_id
@@ -100,8 +100,8 @@ class HarvestStepper:
         assert row is not None
         return row
 
-    async def canonical(self) -> dict[str, asyncpg.Record]:
-        """The live canonical records, by key."""
+    async def read_canonical(self) -> dict[str, asyncpg.Record]:
+        """Return the live canonical records by key."""
         rows = await self.db.fetch("SELECT * FROM canonical_record WHERE feed = $1 AND deleted_at IS NULL", FEED)
         return {row["key"]: row for row in rows}
 
@@ -113,7 +113,7 @@ class HarvestStepper:
         }
 
     async def republish(self, message: BusMessage) -> None:
-        """Have a message come once more."""
+        """Publish a message again."""
         await self.bus.publish([message])
 
 
@@ -121,7 +121,7 @@ class HarvestStepper:
 async def harvest_stepper(
     url: str, folder: Path, *, records: int = 200, options: LocalOptions | None = None, **changes: Any
 ) -> AsyncIterator[HarvestStepper]:
-    """A harvest over a local source of *records*, on the database at *url*; *changes* are of the feed."""
+    """Open a stepper over a simulator with *records*, on the database at *url*, with *changes* of the feed."""
     async with (
         local_source(options or LocalOptions(records=records)) as source,
         Database.open(url, prefers_indexes=True) as db,
@@ -130,9 +130,9 @@ async def harvest_stepper(
         bus, storage = PostgresBus(db), FolderStorage(folder)
         async with FeedRegistry.open(section, db) as feeds:
             metrics = HarvestMetrics(CollectorRegistry())
-            renewing = renew_dictionaries(section, db.clock)
+            on_published = renew_dictionaries(section, db.clock)
             planner, fetcher = Planner(db, bus, feeds, "stepper"), Fetcher(db, bus, feeds, metrics, "stepper")
-            consolidator = Consolidator(db, bus, storage, feeds, metrics, "stepper", renewing)
+            consolidator = Consolidator(db, bus, storage, feeds, metrics, "stepper", on_published)
             rescuer = RunRescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
             harvest = Harvest(db, bus, section)
             yield HarvestStepper(db, bus, storage, source, section, harvest, planner, fetcher, consolidator, rescuer)

@@ -1,4 +1,4 @@
-"""The `harvest` section: every mistake is told with its place, the example is right, and no secret is shown."""
+"""The section `harvest`: errors name the setting and the line, the example is valid, and no secret is shown."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ FEED = "harvest.feeds.stones"
 
 
 def feed(text: str, source: str = SOURCE) -> str:
-    """A feed of which *text* is a line more: the fifth of the file."""
+    """Return a configuration with one feed, whose fifth line is *text*."""
     fields = "fields: {shape: {path: a.shape}}"
     return f"harvest:\n  feeds:\n    stones: {{{source}, key: id,\n      {fields},\n      {text}}}\n"
 
@@ -28,24 +28,29 @@ def config(tmp_path: Path) -> Config:
     return Config(tmp_path / "penstock.yaml")
 
 
-def test_the_example_is_understood(config: Config) -> None:
-    """H13: the diamonds of the founding document, as they are shipped."""
-    found = config.load(EXAMPLE.read_text()).harvest.feeds["diamonds"]
-    assert isinstance(found.source, NivodaSourceSection)
-    assert (found.page_size, found.partitions.count, found.overlap) == (30, 30, timedelta(minutes=1))
-    assert [rule.name for rule in found.pricing.rules][-1] == "all others"
+def test_example_is_valid(config: Config) -> None:
+    """H13: the shipped example is the feed of the founding document."""
+    section = config.load(EXAMPLE.read_text()).harvest.feeds["diamonds"]
+    assert isinstance(section.source, NivodaSourceSection)
+    assert (section.page_size, section.partitions.count, section.overlap) == (30, 30, timedelta(minutes=1))
+    assert [rule.name for rule in section.pricing.rules][-1] == "all others"
 
 
-def test_what_is_not_set_is_as_the_founding_document_says(config: Config) -> None:
-    """H4, H7: pages of 30, batches of 2000, upserts of 100, 5 at once."""
-    found = config.load(feed("page_size: 30")).harvest.feeds["stones"]
-    made = found.consolidation
-    assert (found.page_size, made.batch_size, made.upsert_size, made.upserts_at_once) == (30, 2_000, 100, 5)
+def test_defaults_are_those_of_the_founding_document(config: Config) -> None:
+    """H4, H7: pages of 30, batches of 2000, 5 concurrent upserts of 100."""
+    section = config.load(feed("page_size: 30")).harvest.feeds["stones"]
+    batches = section.consolidation
+    assert (section.page_size, batches.batch_size, batches.upsert_size, batches.upsert_concurrency) == (
+        30,
+        2_000,
+        100,
+        5,
+    )
     assert HarvestSection() == Settings().harvest
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("page_size: 0", f"FILE:5:7: {FEED}.page_size: must be a whole number of at least 1"),
         ("pagesize: 5", f"FILE:5:7: {FEED}.pagesize: unknown key; did you mean 'page_size'?"),
@@ -68,27 +73,30 @@ def test_what_is_not_set_is_as_the_founding_document_says(config: Config) -> Non
             "limits: {rejects_allowed: -1}",
             f"FILE:5:16: {FEED}.limits.rejects_allowed: must be a whole number of at least 0",
         ),
-        ("partitions: {lowest: 5, highest: 5}", f"FILE:5:7: {FEED}.partitions: lowest is below highest"),
+        ("partitions: {lowest: 5, highest: 5}", f"FILE:5:7: {FEED}.partitions: lowest must be less than highest"),
         ("partitions: {count: 0}", f"FILE:5:20: {FEED}.partitions.count: must be a whole number of at least 1"),
         ("consolidation: {mode: fast}", f"FILE:5:23: {FEED}.consolidation.mode: must be one of: sets, batches"),
         ("cost: {path: price, decimals: 7}", f"FILE:5:27: {FEED}.cost.decimals: must be a whole number of at most 6"),
         ("cost: {}", f"FILE:5:7: {FEED}.cost.path: is required"),
-        ("pricing: {rules: [{name: x}]}", f"FILE:3:5: {FEED}: prices are made of a cost: say where it is"),
+        (
+            "pricing: {rules: [{name: x}]}",
+            f"FILE:3:5: {FEED}: pricing.rules need a cost: set cost.path to the path of the cost in a record",
+        ),
         (
             "cost: {path: p}, pricing: {rules: [{name: x, when: {color: {any_of: [D]}}}]}",
-            f"FILE:3:5: {FEED}: rule 'x' asks for color, which is none of the fields",
+            f"FILE:3:5: {FEED}: pricing rule 'x' uses the field color, which is not in `fields`",
         ),
         (
             "cost: {path: p}, pricing: {rules: [{name: x}, {name: x}]}",
-            f"FILE:5:34: {FEED}.pricing.rules: two rules have one name",
+            f"FILE:5:34: {FEED}.pricing.rules: each rule needs a different name",
         ),
         (
             "cost: {path: p}, pricing: {rules: [{name: x, when: {shape: {}}}]}",
-            f"FILE:5:59: {FEED}.pricing.rules.0.when.shape: give any_of, or from and below",
+            f"FILE:5:59: {FEED}.pricing.rules.0.when.shape: set any_of, or set from, below or both",
         ),
         (
             "cost: {path: p}, pricing: {rules: [{name: x, when: {shape: {any_of: [A], from: 1}}}]}",
-            f"FILE:5:59: {FEED}.pricing.rules.0.when.shape: give any_of, or from and below",
+            f"FILE:5:59: {FEED}.pricing.rules.0.when.shape: set any_of, or set from, below or both",
         ),
         (
             "cost: {path: p}, pricing: {rules: [{name: x, markup_percent: -101}]}",
@@ -100,13 +108,13 @@ def test_what_is_not_set_is_as_the_founding_document_says(config: Config) -> Non
         ),
     ],
 )
-def test_mistakes_in_a_feed_are_told_with_their_place(config: Config, text: str, told: str) -> None:
-    """Line and column, the way to it, and what is wrong."""
-    assert config.refused(feed(text)).startswith(told)
+def test_errors_in_a_feed(config: Config, text: str, message: str) -> None:
+    """H13: an error has the line, the column, the setting and the problem."""
+    assert config.refused(feed(text)).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("kind: soap, url: 'http://x.test'", "source: its key kind must be one of: nivoda, rest"),
         ("url: 'http://x.test'", "source: needs the key kind"),
@@ -126,11 +134,11 @@ def test_mistakes_in_a_feed_are_told_with_their_place(config: Config, text: str,
         ),
         (
             "kind: rest, url: 'http://x.test', total: null",
-            "source.rest: without count_path, `total` says where an answer tells how many records there are",
+            "source.rest: set `total` to the path of the total number of records, or set `count_path`",
         ),
         (
             "kind: rest, url: 'http://x.test', after_param: null",
-            "source.rest: after_param and upto_param go together",
+            "source.rest: after_param and upto_param must both be set, or both be null",
         ),
         ("kind: rest, url: 'http://x.test', records: 'a..b'", "source.records: must match"),
         ("kind: rest, url: 'http://x.test', paging: scroll", "source.paging: must be one of: offset, page"),
@@ -141,23 +149,23 @@ def test_mistakes_in_a_feed_are_told_with_their_place(config: Config, text: str,
         ("kind: rest, url: 'http://x.test', call: {rate: 0}", "source.call.rate: must be a number greater than 0"),
     ],
 )
-def test_mistakes_in_a_source_are_told(config: Config, source: str, told: str) -> None:
-    """H14: what a source needs; and that no secret stands in the file, nor in what is said of it."""
-    message = config.refused(feed("page_size: 30", source=f"source: {{{source}}}"))
-    assert message.startswith("FILE:3:"), message
-    assert f"{FEED}.{told}" in message
-    assert "hunter2" not in message
+def test_errors_in_a_source(config: Config, source: str, message: str) -> None:
+    """H14: a source with missing or invalid settings, or with a secret in the file, which the error does not show."""
+    error = config.refused(feed("page_size: 30", source=f"source: {{{source}}}"))
+    assert error.startswith("FILE:3:"), error
+    assert f"{FEED}.{message}" in error
+    assert "hunter2" not in error
 
 
-def test_nivoda_gives_pages_of_50_at_most(config: Config) -> None:
-    """H14: more is refused before it is asked for."""
+def test_page_size_of_nivoda_is_limited(config: Config) -> None:
+    """H14: Nivoda allows at most 50 records per page."""
     assert config.load(feed("page_size: 50", source=f"source: {{{NIVODA}}}")).harvest.feeds["stones"].page_size == 50
-    told = config.refused(feed("page_size: 51", source=f"source: {{{NIVODA}}}"))
-    assert told == f"FILE:3:5: {FEED}: Nivoda gives at most 50 records a page"
+    error = config.refused(feed("page_size: 51", source=f"source: {{{NIVODA}}}"))
+    assert error == f"FILE:3:5: {FEED}: page_size must be at most 50 for the source kind nivoda"
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("harvest: {workers: 0}", "FILE:1:11: harvest.workers: must be a whole number of at least 1"),
         ("harvest: {lease: 0}", "FILE:1:11: harvest.lease: must be a duration"),
@@ -165,7 +173,7 @@ def test_nivoda_gives_pages_of_50_at_most(config: Config) -> None:
         ("harvest: {retention: -P1D}", "FILE:1:11: harvest.retention: must be a duration"),
         ("harvest: {feeds: {'no name': {}}}", "FILE:1:19: harvest.feeds.no name"),
         (
-            "harvest: {alerts: {email: {host: h, sender: nobody, to: [a@b.test]}}}",
+            "harvest: {alerts: {email: {host: h, sender: invalid, to: [a@b.test]}}}",
             "FILE:1:37: harvest.alerts.email.sender: must match",
         ),
         (
@@ -183,15 +191,15 @@ def test_nivoda_gives_pages_of_50_at_most(config: Config) -> None:
         ("harvest: {alerts: {webhooks: [{}]}}", "FILE:1:31: harvest.alerts.webhooks.0.url: is required"),
     ],
 )
-def test_mistakes_beside_feeds_are_told(config: Config, content: str, told: str) -> None:
-    """H12: whom to tell, how long to wait, how long to keep."""
-    message = config.refused(content)
-    assert message.startswith(told)
-    assert "hunter2" not in message
+def test_errors_in_the_section(config: Config, content: str, message: str) -> None:
+    """H12: invalid workers, times and alert channels; a secret in the file is not shown."""
+    error = config.refused(content)
+    assert error.startswith(message)
+    assert "hunter2" not in error
 
 
-def test_what_is_shown_has_no_secrets(tmp_path: Path) -> None:
-    """H12: `penstock config show` tells where secrets come from, never what they are."""
+def test_config_show_has_no_secrets(tmp_path: Path) -> None:
+    """H12: `penstock config show` prints the references of secrets, never their values."""
     secret = tmp_path / "secret"
     secret.write_text("hunter2")
     mail = {"host": "h", "sender": "a@b.test", "to": ["a@b.test"], "username": "u", "password": f"file:{secret}"}
@@ -207,9 +215,9 @@ def test_what_is_shown_has_no_secrets(tmp_path: Path) -> None:
         assert f"file:{secret}" in done.out
 
 
-def test_the_program_says_it_too(tmp_path: Path) -> None:
-    """Exit code 3, the place, no traceback; a secret that is not there is said before anything begins."""
+def test_config_validate_reports_the_error(tmp_path: Path) -> None:
+    """H13: exit code 3 with the error, and without a traceback."""
     (tmp_path / "penstock.yaml").write_text(feed("pricing: {rules: [{name: x}]}"))
     done = penstock("config", "validate", cwd=tmp_path)
     assert (done.code, "Traceback" in done.err) == (3, False)
-    assert "prices are made of a cost" in done.err
+    assert "pricing.rules need a cost" in done.err

@@ -19,12 +19,12 @@ async def test_what_is_no_message_is_set_aside(database_url: str, tmp_path: Path
     """H6: rubbish is a dead letter that says so at once, and the run beside it completes."""
     async with harvest_stepper(database_url, tmp_path) as stones:
         await stones.bus.publish([BusMessage(topic, f"k{n}", value) for n, value in enumerate(RUBBISH)])
-        outcomes = [one for _ in RUBBISH for one in await stones.deliver(topic)]
+        outcomes = [outcome for _ in RUBBISH for outcome in await stones.deliver(topic)]
         assert all(isinstance(outcome, Failed) for outcome in outcomes)
         letters = await stones.bus.dead_letters(topic)
         assert [letter.reason.split(":")[0] for letter in letters] == ["BAD_MESSAGE"] * len(RUBBISH)
         assert {letter.attempts for letter in letters} == {1}
-        run_id = await stones.planned()
+        run_id = await stones.plan_run()
         await stones.finish()
         assert (await stones.run(run_id))["state"] == "completed"
 
@@ -43,14 +43,14 @@ async def test_all_messages_of_a_run_are_of_one_trace(database_url: str, tmp_pat
     sent = [plan, *items, *done, order]
     parts = run["expected_workers"]
     types = ["PLAN", *["WORK_ITEM"] * parts, *["WORK_DONE"] * parts, "CONSOLIDATE"]
-    assert [one["type"] for one in sent] == types
-    assert {(one["runId"], one["traceId"]) for one in sent} == {(str(run_id), run["trace_id"])}
-    assert {item["partitionId"] for item in items} == {one["partitionId"] for one in done}
-    assert {one["status"] for one in done} == {"completed"}
-    assert sum(one["recordsProcessed"] for one in done) == 200
+    assert [message["type"] for message in sent] == types
+    assert {(message["runId"], message["traceId"]) for message in sent} == {(str(run_id), run["trace_id"])}
+    assert {item["partitionId"] for item in items} == {message["partitionId"] for message in done}
+    assert {message["status"] for message in done} == {"completed"}
+    assert sum(message["recordsProcessed"] for message in done) == 200
 
 
 async def waiting(stones: HarvestStepper, topic: str) -> list[dict[str, Any]]:
     """What is on a topic; it stays there."""
     async with stones.bus.subscribe(topic, worker="reader", policy=DeliveryPolicy()) as queue:
-        return [msgspec.json.decode(one.message.value) for one in await queue.take(100)]
+        return [msgspec.json.decode(delivery.message.value) for delivery in await queue.take(100)]

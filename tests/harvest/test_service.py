@@ -20,14 +20,14 @@ async def test_one_run_at_a_time(harness: HarvestHarness) -> None:
         [run_id] = [start for start in starts if isinstance(start, UUID)]
         assert len(refused) == 7
         assert {(error.code, error.details["runId"]) for error in refused} == {("RUN_ACTIVE", str(run_id))}
-        async with harness.working():
-            await harness.ended(run_id)
+        async with harness.run_workers():
+            await harness.wait_for_end(run_id)
         assert await harness.db.fetchval("SELECT count(*) FROM run_metadata") == count
 
 
 async def test_what_failed_is_taken_up_again(api: HarvestApiClient) -> None:
     """H13, H11: one partition, then all that failed; what was not asked for stays failed."""
-    run_id = await api.failed()
+    run_id = await api.fail_run()
     run = await api.get(f"/runs/{run_id}")
     assert (run["state"], run["status"]) == ("consolidation_skipped", "failed")
     assert run["failedWorkers"] == run["expectedWorkers"]
@@ -56,7 +56,7 @@ async def test_a_failed_consolidation_is_taken_up_again(api: HarvestApiClient, m
     async def down(*_: object) -> None:
         raise Transient("STORAGE_DOWN", "nobody is there")
 
-    run_id = await api.stepper.planned()
+    run_id = await api.stepper.plan_run()
     await api.stepper.drain(contract.WORK_ITEMS)
     with monkeypatch.context() as broken:
         broken.setattr(api.stepper.storage, "create", down)
@@ -72,7 +72,7 @@ async def test_a_failed_consolidation_is_taken_up_again(api: HarvestApiClient, m
 
 async def test_force_and_cancel_are_kept_with_the_run(api: HarvestApiClient) -> None:
     """H13, H5: who and why, in the run, its history and an alert."""
-    run_id = str(await api.stepper.planned())
+    run_id = str(await api.stepper.plan_run())
     cancelled = await api.post(f"/runs/{run_id}/cancel", {"reason": "wrong day"})
     assert (cancelled["state"], cancelled["runId"]) == ("consolidation_skipped", run_id)
     errors = {one["error"] for one in (await api.get(f"/runs/{run_id}/partitions"))["partitions"]}
@@ -99,7 +99,7 @@ async def test_a_plan_is_cancelled(api: HarvestApiClient) -> None:
 
 async def test_what_a_state_does_not_allow(api: HarvestApiClient) -> None:
     """H13: 409 with a code that stays, and nothing changed."""
-    first = await api.failed()
+    first = await api.fail_run()
     active = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
     answer = await api.http.post(f"/feeds/{FEED}/runs")
     assert (answer.status_code, answer.json()["code"], answer.json()["runId"]) == (409, "RUN_ACTIVE", active)

@@ -11,7 +11,7 @@ from penstock.flows.kinds.platform.ingest import IngestOutputs
 from penstock.flows.kinds.platform.refdata import RefdataOutputs
 from penstock.flows.kinds.platform.tracking import ShardInput
 from penstock.flows.step import Workers
-from penstock.harvest.api.queries import seen_run
+from penstock.harvest.api.queries import find_run
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate.worker import OnPublished
 from penstock.harvest.service import Harvest
@@ -80,7 +80,7 @@ class HarvestAdapter:
         return None
 
     async def run(self, run_id: UUID) -> HarvestOutputs | None:
-        row = await seen_run(self._harvest.db, run_id)
+        row = await find_run(self._harvest.db, run_id)
         if row is None:
             return None
         outputs = {name: row[name] for name in HarvestOutputs.__slots__}

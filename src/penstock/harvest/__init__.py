@@ -1,6 +1,6 @@
-"""Harvest: paged APIs, synchronised by partitions.
+"""Harvest: paged APIs, synchronised by partition.
 
-In the order of the data: service (request), sources and feed (pages, records), plan (count, partition), fetch (raw
-records), consolidate (canonical records, watermark). alerts reports failures, api serves operators, simulator is a
-source for tests and demos.
+Packages in the order of the data: service (request a run), sources and feed (pages, records), plan (count, partitions),
+fetch (raw records), consolidate (canonical records, watermark). Besides them, alerts reports failures, api serves
+operators, and simulator is a source for tests and demos.
 """

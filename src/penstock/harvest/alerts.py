@@ -1,4 +1,4 @@
-"""H12: alerts are written in the transaction that gives cause for them, and told afterwards, by every channel."""
+"""H12: alerts are inserted in the transaction of their cause, and delivered afterwards to every channel."""
 
 import asyncio
 import smtplib
@@ -21,18 +21,19 @@ from penstock.kernel.http.webhook import post_webhook
 from penstock.kernel.tasks.backoff import compute_delay
 from penstock.kernel.text import make_storable
 
-ATTEMPTS = 60  # over more than a day, however chance has it
+ATTEMPTS = 60  # with any jitter, the delays add up to more than a day
 _FIRST_DELAY, _MAX_DELAY = timedelta(seconds=5), timedelta(hours=1)
-_AT_ONCE = 20
+_BATCH = 20
 _TIMEOUT = 15.0
-# ValueError: a secret that no header, or no login, can hold.
+# ValueError: a secret that is not valid in a header or a login.
 _FAILURES = (OSError, TimeoutError, ValueError, aiohttp.ClientError, smtplib.SMTPException)
 
 Channel = Callable[[Mapping[str, Any]], Awaitable[None]]
+_log = structlog.get_logger()
 
 
 class AlertSeverity(StrEnum):
-    """How soon somebody has to look."""
+    """Urgency of an alert."""
 
     WARNING = "WARNING"
     ERROR = "ERROR"
@@ -40,7 +41,7 @@ class AlertSeverity(StrEnum):
 
 
 class AlertCode(StrEnum):
-    """What alerts are about."""
+    """Cause of an alert."""
 
     PLAN_FAILED = "PLAN_FAILED"
     CONSOLIDATION_SKIPPED = "CONSOLIDATION_SKIPPED"
@@ -60,62 +61,70 @@ async def raise_alert(
     message: str,
     now: datetime,
 ) -> None:
-    """Have somebody told, if and only if *tx* commits."""
-    await tx.execute(SQL["raise_alert"], feed, run_id, code, severity, message, now)
+    """Insert an alert, which is delivered if and only if *tx* commits."""
+    await tx.execute(SQL["insert_alert"], feed, run_id, code, severity, message, now)
+
+
+def log_failed_run(feed: str, run_id: UUID, code: AlertCode, error: str) -> None:
+    """Log that a run has failed, after the transaction that failed it."""
+    _log.warning("harvest_run_failed", feed=feed, run=str(run_id), code=code.value, error=error)
 
 
 class AlertSender:
-    """Tells alerts that nobody was told of yet."""
+    """Delivers due alerts to the channels that have not accepted them yet."""
 
     def __init__(self, db: Database, section: AlertsSection) -> None:
         self._db = db
-        self._channels: dict[str, Channel] = {"log": _log}
+        self._channels: dict[str, Channel] = {"log": _log_alert}
         if section.email is not None:
-            self._channels["email"] = _email(section.email)
+            self._channels["email"] = _make_email_channel(section.email)
         for number, webhook in enumerate(section.webhooks):
-            self._channels[f"webhook {number + 1}"] = _webhook(webhook, number)
+            self._channels[f"webhook {number + 1}"] = _make_webhook_channel(webhook, number)
 
-    async def tell(self) -> int:
-        """Tell what is due; how many alerts somebody has still to be told of."""
-        for _ in range(_AT_ONCE):
-            if not await self._tell_next():
+    async def send_due(self) -> int:
+        """Deliver the due alerts, and return the number of alerts that a channel has not accepted yet."""
+        for _ in range(_BATCH):
+            if not await self._send_next():
                 break
-        return int(await self._db.fetchval(SQL["count_untold_alerts"]))
+        return int(await self._db.fetchval(SQL["count_undelivered_alerts"]))
 
-    async def _tell_next(self) -> bool:
-        """One alert, in a transaction of its own: what was told stays told, whatever becomes of the next."""
+    async def _send_next(self) -> bool:
+        """Deliver one alert in its own transaction, so that a failure of the next one does not undo the delivery."""
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
-            row = await tx.fetchrow(SQL["due_alert"], now)
+            row = await tx.fetchrow(SQL["lock_due_alert"], now)
             if row is None:
                 return False
-            told, error = await self._tell_one(row)
-            is_told = not error or row["attempts"] + 1 >= ATTEMPTS
+            channels, error = await self._deliver(row)
+            is_settled = not error or row["attempts"] + 1 >= ATTEMPTS
             due = now + compute_delay(row["attempts"] + 1, first=_FIRST_DELAY, limit=_MAX_DELAY)
-            await tx.execute(SQL["note_alert"], row["id"], told, due, error and make_storable(error, 1_000), is_told)
+            stored_error = error and make_storable(error, 1_000)
+            await tx.execute(SQL["record_delivery"], row["id"], channels, due, stored_error, is_settled)
             return True
 
-    async def _tell_one(self, row: asyncpg.Record) -> tuple[list[str], str | None]:
-        told, error = list(row["told"]), None
+    async def _deliver(self, row: asyncpg.Record) -> tuple[list[str], str | None]:
+        """Return the channels that have accepted the alert, and the last error."""
+        accepted, error = list(row["delivered_to"]), None
         for name, channel in self._channels.items():
-            if name in told:
+            if name in accepted:
                 continue
             try:
-                await channel(_document(row))
-                told.append(name)
+                await channel(_make_document(row))
+                accepted.append(name)
             except _FAILURES as failure:
-                error = f"{name}: {_reason(failure)}"
-                structlog.get_logger().warning("alert_not_told", channel=name, error=error)
-        return told, error
+                error = f"{name}: {_describe_failure(failure)}"
+                _log.warning("alert_delivery_failed", alert=row["id"], feed=row["feed"], channel=name, error=error)
+        return accepted, error
 
 
-def _reason(failure: Exception) -> str:
-    # An answer's error repeats the address, which for a webhook often is the secret.
-    said = f"{failure.status} {failure.message}" if isinstance(failure, aiohttp.ClientResponseError) else str(failure)
-    return f"{type(failure).__name__}: {said}"
+def _describe_failure(failure: Exception) -> str:
+    # The text of a response error contains the URL, which is often a secret of a webhook.
+    if isinstance(failure, aiohttp.ClientResponseError):
+        return f"{type(failure).__name__}: {failure.status} {failure.message}"
+    return f"{type(failure).__name__}: {failure}"
 
 
-def _document(row: asyncpg.Record) -> dict[str, Any]:
+def _make_document(row: asyncpg.Record) -> dict[str, Any]:
     return {
         "id": row["id"],
         "feed": row["feed"],
@@ -127,13 +136,12 @@ def _document(row: asyncpg.Record) -> dict[str, Any]:
     }
 
 
-async def _log(alert: Mapping[str, Any]) -> None:
-    log = structlog.get_logger().bind(part="harvest")
-    tell = {AlertSeverity.WARNING: log.warning, AlertSeverity.ERROR: log.error}.get(alert["severity"], log.critical)
-    tell("alert", **alert)
+async def _log_alert(alert: Mapping[str, Any]) -> None:
+    log = {AlertSeverity.WARNING: _log.warning, AlertSeverity.ERROR: _log.error}.get(alert["severity"], _log.critical)
+    log("harvest_alert_raised", **alert)
 
 
-def _email(section: SmtpSection) -> Channel:
+def _make_email_channel(section: SmtpSection) -> Channel:
     password = resolve_secret(section.password, "harvest.alerts.email.password") if section.password else None
 
     def send(message: EmailMessage) -> None:
@@ -144,26 +152,26 @@ def _email(section: SmtpSection) -> Channel:
                 server.login(section.username, password)
             server.send_message(message)
 
-    async def tell(alert: Mapping[str, Any]) -> None:
+    async def deliver(alert: Mapping[str, Any]) -> None:
         message = EmailMessage()
         message["Subject"] = f"[Penstock] {alert['severity']}: {alert['code']} ({alert['feed']})"
         message["From"], message["To"] = section.sender, ", ".join(section.to)
-        # Of the alert's number: a mail that is sent again can be seen to be the same.
+        # Derived from the id of the alert, so that mail clients recognise a repeated mail.
         message["Message-ID"] = f"<harvest-alert-{alert['id']}@penstock>"
-        message.set_content("\n".join([alert["message"], "", *(f"{name}: {said}" for name, said in alert.items())]))
+        message.set_content("\n".join([alert["message"], "", *(f"{name}: {value}" for name, value in alert.items())]))
         await asyncio.to_thread(send, message)
 
-    return tell
+    return deliver
 
 
-def _webhook(section: WebhookSection, number: int) -> Channel:
-    place = f"harvest.alerts.webhooks.{number}.secret_headers"
-    headers = {name: resolve_secret(secret, f"{place}.{name}") for name, secret in section.secret_headers.items()}
+def _make_webhook_channel(section: WebhookSection, number: int) -> Channel:
+    setting = f"harvest.alerts.webhooks.{number}.secret_headers"
+    headers = {name: resolve_secret(secret, f"{setting}.{name}") for name, secret in section.secret_headers.items()}
 
-    async def tell(alert: Mapping[str, Any]) -> None:
-        answer = await post_webhook(section.url, alert, headers, timeout=_TIMEOUT)
-        if answer.status >= 300:
-            reason = answer.reason or ""
-            raise aiohttp.ClientResponseError(answer.request_info, (), status=answer.status, message=reason)
+    async def deliver(alert: Mapping[str, Any]) -> None:
+        response = await post_webhook(section.url, alert, headers, timeout=_TIMEOUT)
+        if response.status >= 300:
+            reason = response.reason or ""
+            raise aiohttp.ClientResponseError(response.request_info, (), status=response.status, message=reason)
 
-    return tell
+    return deliver

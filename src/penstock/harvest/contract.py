@@ -1,4 +1,4 @@
-"""What others may know of harvest: the names of its states, and the messages it sends itself."""
+"""The public contract of harvest: names of states, and the messages between its workers."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -19,14 +19,14 @@ M = TypeVar("M", bound="PlanMessage | WorkMessage | WorkDoneMessage | Consolidat
 
 
 class HarvestRunType(StrEnum):
-    """H2: all there is, or what changed since the watermark."""
+    """H2: kind of a run: all records, or the changes since the watermark."""
 
     FULL = "full"
     INCREMENTAL = "incremental"
 
 
 class HarvestRunState(StrEnum):
-    """Where a run stands."""
+    """State of a run."""
 
     CREATED = "created"
     WORKERS_RUNNING = "workers_running"
@@ -37,7 +37,7 @@ class HarvestRunState(StrEnum):
 
 
 class PartitionState(StrEnum):
-    """Where the work on a partition stands; one nobody has begun has no row yet."""
+    """State of the work on a partition. A partition that no worker has started has no row yet."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -45,23 +45,23 @@ class PartitionState(StrEnum):
 
 
 class PlanState(StrEnum):
-    """Where a run stands before it is one: while its source is counted."""
+    """State of a requested run, whose source is being counted."""
 
     PLANNING = "planning"
     PLANNED = "planned"
     FAILED = "failed"
 
 
-def read(value: bytes, kind: type[M]) -> M:
-    """A message of ours; Invalid BAD_MESSAGE when it is none, and then it is set aside."""
+def decode_message(value: bytes, kind: type[M]) -> M:
+    """Return the message; raise Invalid BAD_MESSAGE if it has another form, which makes it a dead letter."""
     try:
         return msgspec.json.decode(value, type=kind)
     except msgspec.DecodeError as error:
-        raise Invalid("BAD_MESSAGE", f"no {kind.__name__}: {error}") from error
+        raise Invalid("BAD_MESSAGE", f"the message is not a {kind.__name__}: {error}") from error
 
 
 class PlanMessage(msgspec.Struct, frozen=True, rename="camel"):
-    """Count the source of *feed*, and cut it into the partitions of a run."""
+    """Command to count the source of *feed* and to divide a run into partitions."""
 
     run_id: UUID
     feed: str
@@ -70,7 +70,7 @@ class PlanMessage(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class WorkMessage(msgspec.Struct, frozen=True, rename="camel"):
-    """H4: go on with a partition at *offset*, in its *scan*-th pass."""
+    """H4: command to continue a partition at *offset* of its pass number *scan*."""
 
     run_id: UUID
     partition_id: str
@@ -81,7 +81,7 @@ class WorkMessage(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class WorkDoneMessage(msgspec.Struct, frozen=True, rename="camel"):
-    """H5: a partition has ended, and how."""
+    """H5: event: a partition has ended."""
 
     run_id: UUID
     feed: str
@@ -95,7 +95,7 @@ class WorkDoneMessage(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ConsolidateMessage(msgspec.Struct, frozen=True, rename="camel"):
-    """H7: all partitions are there: make canonical records of the raw ones."""
+    """H7: command to make canonical records of the raw records of a run."""
 
     run_id: UUID
     trace_id: str

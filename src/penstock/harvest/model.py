@@ -1,4 +1,4 @@
-"""Harvest without I/O: ranges and windows, pages, and where runs and partitions stand."""
+"""Harvest without I/O: ranges, windows, pages, and the state machines of runs and partitions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ MACHINES: Mapping[str, StateMachine[Any]] = {"run": RUN, "partition": PARTITION,
 
 
 class PartitionKind(StrEnum):
-    """What a partition holds of the source."""
+    """Kind of a partition: all records, a range of values, or the records without a value."""
 
     ALL = "all"
     RANGE = "range"
@@ -69,9 +69,9 @@ class PartitionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """H3: the records whose partition field is at least *lower* and below *upper*, in minor units; None: unbounded.
+    """H3: the records with *lower* <= partition field < *upper*, in minor units; None: unbounded.
 
-    `Range(Kind.NULL)` are those without a value, `Range(Kind.ALL)` is everything, with a value or without.
+    The kind NULL selects the records without a value, the kind ALL all records, with a value or without.
     """
 
     kind: PartitionKind = PartitionKind.RANGE
@@ -91,7 +91,7 @@ WITHOUT_VALUE = PartitionRange(PartitionKind.NULL)
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """H9: what changed after *after* and not after *upto*; None: unbounded."""
+    """H9: changes in (*after*, *upto*]; None: unbounded."""
 
     after: datetime | None = None
     upto: datetime | None = None
@@ -102,7 +102,7 @@ ALWAYS = TimeWindow()
 
 @dataclass(frozen=True, slots=True)
 class PagePosition:
-    """Where in a partition the next page begins: how many records come before it, or what the source calls it."""
+    """Start of a page in a partition: the number of records before it, and the cursor of a source with cursors."""
 
     offset: int = 0
     cursor: str | None = None
@@ -110,7 +110,7 @@ class PagePosition:
 
 @dataclass(frozen=True, slots=True)
 class RecordPage:
-    """Records as the source told them, each the JSON text of an object; *next* is None at the end."""
+    """Records as the source sent them, each the JSON text of an object; *next* is None on the last page."""
 
     records: Sequence[bytes]
     next: PagePosition | None
@@ -118,7 +118,7 @@ class RecordPage:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPartition:
-    """A partition to be, and how many records the source counted in it."""
+    """A planned partition, with the number of its records as the source counts them."""
 
     range: PartitionRange
     count: int
@@ -126,24 +126,28 @@ class PlannedPartition:
 
 @dataclass(frozen=True, slots=True)
 class Heatmap:
-    """H3: how a source was cut, and the proof that nothing is missing: *total* is the sum of the parts."""
+    """H3: the partitions of a source, and the proof that no record is missing: *total* is the sum of the parts."""
 
     parts: Sequence[PlannedPartition]
     total: int
-    counts: int  # how often the source was asked
-    rounds: int  # how often the parts were counted until their sum was the total
+    counts: int  # count requests to the source
+    rounds: int  # attempts until the sum of the parts was the total
 
     @property
     def sum(self) -> int:
         return sum(part.count for part in self.parts)
 
 
-def watermark(upper_bound: datetime, overlap: timedelta, before: datetime | None) -> datetime:
-    """H9: up to when a completed run knows everything; it never goes back."""
-    reached = upper_bound - overlap
-    return reached if before is None else max(before, reached)
+def compute_watermark(upper_bound: datetime, overlap: timedelta, before: datetime | None) -> datetime:
+    """H9: return the watermark after a completed run. It is never earlier than *before*."""
+    after = upper_bound - overlap
+    return after if before is None else max(before, after)
 
 
-def no_run(run_id: UUID) -> NotFound:
-    """What is said of a run nobody knows."""
-    return NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock harvest ls` lists them")
+def run_not_found_error(run_id: UUID) -> NotFound:
+    """Return the error for a run that does not exist."""
+    return NotFound(
+        "RUN_NOT_FOUND",
+        f"there is no run {run_id}",
+        hint="`penstock harvest ls` lists the feeds, `penstock harvest show FEED` their runs",
+    )

@@ -1,19 +1,18 @@
-"""The role of harvest: it plans runs, fetches partitions, consolidates, and looks after what stands still."""
+"""The harvest role: it plans runs, fetches partitions, consolidates, and rescues stalled work."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 
 from penstock.harvest import contract
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate.worker import Consolidator, OnPublished
-from penstock.harvest.contract import WorkDoneMessage
+from penstock.harvest.contract import PartitionState, WorkDoneMessage
 from penstock.harvest.feed.feeds import FeedRegistry
 from penstock.harvest.fetch.worker import ATTEMPTS, Fetcher
-from penstock.harvest.maintenance import RunRescuer, chores
+from penstock.harvest.maintenance import RunRescuer, list_periodic_tasks
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.service import Harvest
@@ -27,9 +26,10 @@ from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Handler, handle_each
 
-_AT_ONCE = 4  # partitions of one worker: a batch is settled when its slowest is
-_MANY = 100
-_MOST_DECISIONS = 8
+_BATCH = 4  # partitions per worker; a batch is settled with its slowest partition
+_EVENT_BATCH = 100
+_MAX_DECISIONS = 8
+_log = structlog.get_logger()
 
 Handle = Callable[[BusDelivery], Awaitable[Outcome]]
 
@@ -50,35 +50,37 @@ class HarvestPlatform:
 
 @asynccontextmanager
 async def run_harvest(platform: HarvestPlatform) -> AsyncIterator[None]:
-    """Work on all feeds, until the end."""
+    """Run the workers and the periodic tasks of all feeds until the block ends."""
     section, db, bus, name = platform.section, platform.db, platform.bus, worker_name("harvest")
     metrics = HarvestMetrics(platform.telemetry.registry)
-    metrics.due_every({feed: its.every for feed, its in section.feeds.items()})
+    metrics.set_intervals({feed: its.every for feed, its in section.feeds.items()})
     async with AsyncExitStack() as stack:
         feeds = await stack.enter_async_context(FeedRegistry.open(section, db))
         planner = Planner(db, bus, feeds, name)
         fetcher = Fetcher(db, bus, feeds, metrics, name)
         consolidator = Consolidator(db, bus, platform.storage, feeds, metrics, name, platform.on_published)
         rescuer = RunRescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
-        for chore in chores(platform.harvest, section, db, fetcher, rescuer, metrics):
-            await stack.enter_async_context(run_periodically(*chore))
-        # One feed's plan must not wait for another's; and each consolidation holds a connection while it needs more.
-        decisions = max(1, min(len(section.feeds), platform.pool_size // 2, _MOST_DECISIONS))
-        later = DeliveryPolicy(max_attempts=ATTEMPTS, lease_for=section.lease, first_delay=section.retry_after)
-        soon = DeliveryPolicy(max_attempts=ATTEMPTS, lease_for=section.lease)
-        for role in (
-            _working(platform, contract.PLANS, name, planner.handle, later, count=decisions),
-            _working(platform, contract.WORK_ITEMS, name, fetcher.handle, soon, batch=_AT_ONCE, count=section.workers),
-            _working(platform, contract.WORK_DONE, name, _note_done(metrics), soon, batch=_MANY),
-            _working(platform, contract.CONSOLIDATIONS, name, consolidator.handle, later, count=decisions),
+        for task in list_periodic_tasks(platform.harvest, section, db, fetcher, rescuer, metrics):
+            await stack.enter_async_context(run_periodically(*task))
+        # Plans of several feeds run concurrently; each consolidation holds a connection while it needs a second one.
+        decisions = max(1, min(len(section.feeds), platform.pool_size // 2, _MAX_DECISIONS))
+        delayed = DeliveryPolicy(max_attempts=ATTEMPTS, lease_for=section.lease, first_delay=section.retry_after)
+        prompt = DeliveryPolicy(max_attempts=ATTEMPTS, lease_for=section.lease)
+        for workers in (
+            _run_workers(platform, contract.PLANS, name, planner.handle, delayed, count=decisions),
+            _run_workers(
+                platform, contract.WORK_ITEMS, name, fetcher.handle, prompt, batch=_BATCH, count=section.workers
+            ),
+            _run_workers(platform, contract.WORK_DONE, name, _record_ended(metrics), prompt, batch=_EVENT_BATCH),
+            _run_workers(platform, contract.CONSOLIDATIONS, name, consolidator.handle, delayed, count=decisions),
         ):
-            await stack.enter_async_context(role)
+            await stack.enter_async_context(workers)
         stack.callback(fetcher.stop)
         stack.callback(consolidator.stop)
         yield
 
 
-def _working(
+def _run_workers(
     platform: HarvestPlatform,
     topic: str,
     name: str,
@@ -88,18 +90,22 @@ def _working(
     batch: int = 1,
     count: int = 1,
 ) -> AbstractAsyncContextManager[None]:
-    def handler_of(queue: Subscription) -> Handler[BusDelivery]:
+    def make_handler(queue: Subscription) -> Handler[BusDelivery]:
         return handle_each(handle, queue, concurrency=batch)
 
-    return run_workers(platform.bus, platform.telemetry, topic, name, handler_of, policy, batch=batch, count=count)
+    return run_workers(platform.bus, platform.telemetry, topic, name, make_handler, policy, batch=batch, count=count)
 
 
-def _note_done(metrics: HarvestMetrics) -> Handle:
-    async def note(delivery: BusDelivery) -> Outcome:
-        """H6: WORK_DONE is for those who watch."""
-        done = contract.read(delivery.message.value, WorkDoneMessage)
-        metrics.partition_ended(done.feed, done.status)
-        structlog.get_logger().info("work_done", **msgspec.to_builtins(done))
+def _record_ended(metrics: HarvestMetrics) -> Handle:
+    async def record(delivery: BusDelivery) -> Outcome:
+        """H6: count and log an ended partition."""
+        event = contract.decode_message(delivery.message.value, WorkDoneMessage)
+        metrics.count_partition(event.feed, event.status)
+        partition = {"feed": event.feed, "run": str(event.run_id), "partition": event.partition_id}
+        if event.status is PartitionState.FAILED:
+            _log.warning("harvest_partition_failed", **partition, error=event.error)
+        else:
+            _log.debug("harvest_partition_completed", **partition, records=event.records_processed)
         return Done()
 
-    return note
+    return record

@@ -1,44 +1,71 @@
-"""What is late or broken among feeds."""
+"""The status of harvest: active runs, and issues such as failed runs, pauses, old watermarks and undelivered alerts."""
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from penstock.harvest.api.queries import HarvestViews
-from penstock.harvest.api.schemas import FeedView
+from penstock.harvest.api.queries import DeliveryProblem, HarvestViews
+from penstock.harvest.api.schemas import FeedView, HarvestRun
 from penstock.harvest.contract import HarvestRunState, PlanState
 from penstock.harvest.model import RUN
 from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
 from penstock.kernel.text import format_duration
 
 _FAILED = (PlanState.FAILED, HarvestRunState.FAILED, HarvestRunState.CONSOLIDATION_SKIPPED)
-_UNDER_WAY = (PlanState.PLANNING, PlanState.PLANNED, *RUN.groups["active"])
-_LATE = timedelta(minutes=30)  # beyond three runs: one may fail and the next be under way
+_ACTIVE = (PlanState.PLANNING, PlanState.PLANNED, *RUN.groups["active"])
+_TOLERATED_RUNS = 3  # one scheduled run may fail while the next one is active
+_TOLERATED_DELAY = timedelta(minutes=30)
 
 
 async def report_status(views: HarvestViews) -> PartReport:
-    """How feeds stand, and what is wrong with some."""
-    feeds = (await views.feeds()).feeds
-    under_way = sum(1 for feed in feeds if feed.last_run and feed.last_run.state in _UNDER_WAY)
-    records = sum(feed.last_run.records for feed in feeds if feed.last_run)
-    summary = f"{pluralize(len(feeds), 'feed')}, {under_way:,} under way, {records:,} records in their last runs"
-    now = views.now()
-    return PartReport(summary, [issue for feed in feeds for issue in _of(feed, now)])
+    """Return the number of feeds, active runs and records, and the issues of each feed."""
+    feeds, now = (await views.feeds()).feeds, views.now()
+    runs = [feed.last_run for feed in feeds if feed.last_run]
+    active = sum(run.state in _ACTIVE for run in runs)
+    records = sum(run.records for run in runs)
+    summary = f"{pluralize(len(feeds), 'feed')}: {pluralize(active, 'active run')}, {records:,} records in last runs"
+    issues = [issue for feed in feeds for issue in _feed_issues(feed, now)]
+    return PartReport(summary, [*issues, *map(_delivery_issue, await views.delivery_problems())])
 
 
-def _of(feed: FeedView, now: datetime) -> list[StatusIssue]:
-    found = []
-    run = feed.last_run
+def _feed_issues(feed: FeedView, now: datetime) -> Iterator[StatusIssue]:
+    run = feed.last_ended_run
     if run is not None and run.state in _FAILED:
-        how = "was not consolidated" if run.state == HarvestRunState.CONSOLIDATION_SKIPPED else "failed"
-        what = f"its last run {how}: {run.error or 'partitions failed'}"
-        hint = f"penstock harvest partitions {run.run_id}; then penstock harvest retry {run.run_id}"
-        if run.started_at is None:  # one that never began is not taken up again
-            hint = f"mend the cause, then penstock harvest run {run.feed}"
-        found.append(broken_issue(feed.feed, what, hint, run.requested_at))
+        yield _failed_run_issue(feed, run)
     if feed.paused_until is not None:
-        what = f"its source is left alone for {format_duration(feed.paused_until - now)}: {feed.pause_reason}"
-        found.append(late_issue(feed.feed, what, "it goes on by itself"))
-    every, overlap = (timedelta(seconds=span or 0) for span in (feed.every_seconds, feed.overlap_seconds))
-    if every and (known := feed.watermark) is not None and now - known - overlap > 3 * every + _LATE:
-        what = f"known only up to {format_duration(now - known)} ago, and due every {format_duration(every)}"
-        found.append(late_issue(feed.feed, what, f"penstock harvest show {feed.feed}", known))
-    return found
+        problem = f"no requests for {format_duration(feed.paused_until - now)}: {feed.pause_reason}"
+        yield late_issue(feed.feed, problem, f"requests resume automatically; penstock harvest show {feed.feed}")
+    if feed.every_seconds and feed.watermark is not None:
+        every, overlap = timedelta(seconds=feed.every_seconds), timedelta(seconds=feed.overlap_seconds)
+        if now - feed.watermark - overlap > _TOLERATED_RUNS * every + _TOLERATED_DELAY:
+            yield _watermark_issue(feed, feed.watermark, now - feed.watermark, every)
+
+
+def _failed_run_issue(feed: FeedView, run: HarvestRun) -> StatusIssue:
+    """Return the issue of the last ended run, with the commands that are possible in its state."""
+    name, last = feed.feed, feed.last_run
+    outcome = "was not consolidated" if run.state == HarvestRunState.CONSOLIDATION_SKIPPED else "failed"
+    problem = f"the last run {outcome}: {run.error or 'partitions failed'}"
+    if last is not None and last.run_id != run.run_id:  # a later run replaces it, so it cannot be retried
+        problem += "; another run is active"
+        hint = f"penstock harvest show {name}; penstock harvest alerts {name}"
+    elif run.started_at is None:  # only a planned run can be retried
+        hint = f"fix the cause, then penstock harvest run {name}"
+    else:
+        hint = f"penstock harvest partitions {run.run_id}; then penstock harvest retry {run.run_id}"
+    return broken_issue(name, problem, hint, run.requested_at)
+
+
+def _watermark_issue(feed: FeedView, watermark: datetime, age: timedelta, every: timedelta) -> StatusIssue:
+    problem = f"synchronised up to {format_duration(age)} ago, although a run is due every {format_duration(every)}"
+    hint = f"penstock harvest show {feed.feed}; penstock harvest watermark {feed.feed}"
+    return late_issue(feed.feed, problem, hint, watermark)
+
+
+def _delivery_issue(problem: DeliveryProblem) -> StatusIssue:
+    alerts, hint = pluralize(problem.alerts, "alert"), f"penstock harvest alerts {problem.feed}"
+    if problem.is_settled:
+        return broken_issue(
+            problem.feed, f"the delivery of {alerts} was given up: {problem.error}", hint, problem.since
+        )
+    hint += "; check harvest.alerts in penstock.yaml"
+    return late_issue(problem.feed, f"{alerts} not delivered: {problem.error}", hint, problem.since)

@@ -266,7 +266,7 @@ def up(version: Version, folder: Path) -> VersionRole:
 
 def written(folder: Path, url: str, source: SimulatorProcess) -> None:
     source.fail(latency_ms=30)
-    section = {**feed(source.url), "pages_per_turn": 1, "partitions": {"count": 12, "least": 10}, "page_size": 10}
+    section = {**feed(source.url), "pages_per_turn": 1, "partitions": {"count": 12, "min_records": 10}, "page_size": 10}
     config = {
         "database": {"url": url, "pool_size": 4},
         "storage": {"url": (folder / "objects").as_uri()},

@@ -11,7 +11,7 @@ from penstock.harvest import contract
 from penstock.harvest.api import routes as harvest_api
 from penstock.kernel.db.page import encode_cursor
 from tests.app.scenarios.test_openapi import SECRET, token
-from tests.harvest.api_client import HarvestApiClient, serving
+from tests.harvest.api_client import HarvestApiClient, open_client
 from tests.harvest.stepper import FEED, harvest_stepper
 
 UNKNOWN = UUID(int=7)
@@ -51,10 +51,10 @@ async def test_a_run_from_its_start_to_its_end(api: HarvestApiClient) -> None:
     assert (run["rejected"], run["deleted"], run["pricingVersion"], run["error"]) == (0, 0, 1, None)
     assert run["watermarkAfter"] == run["upperBound"]
     assert run["durationMinutes"] >= 0
-    ended = [one for one in run["history"] if one["machine"] == "harvest.partition"]
+    ended = [move for move in run["history"] if move["machine"] == "harvest.partition"]
     assert len(ended) == run["expectedWorkers"]
-    assert {one["actor"] for one in ended} == {"stepper"}
-    moves = [(one["from"], one["to"]) for one in run["history"] if one["machine"] != "harvest.partition"]
+    assert {move["actor"] for move in ended} == {"stepper"}
+    moves = [(move["from"], move["to"]) for move in run["history"] if move["machine"] != "harvest.partition"]
     assert moves == [
         (None, "planning"),
         ("planning", "planned"),
@@ -63,12 +63,12 @@ async def test_a_run_from_its_start_to_its_end(api: HarvestApiClient) -> None:
         ("workers_running", "consolidating"),
         ("consolidating", "completed"),
     ]
-    assert [one["at"] for one in run["history"]] == sorted(one["at"] for one in run["history"])
+    assert [move["at"] for move in run["history"]] == sorted(move["at"] for move in run["history"])
 
 
 async def test_what_is_not_there(api: HarvestApiClient) -> None:
     """H13: 404, each with its code."""
-    run_id = await api.completed()
+    run_id = await api.complete_run()
     because = {"reason": "please"}
     for path in ("", "/watermarks", "/alerts", "/record?key=x"):
         assert await api.problem("GET", f"/feeds/nobody{path}") == (404, "FEED_NOT_FOUND")
@@ -126,7 +126,7 @@ async def test_rubbish_is_refused(api: HarvestApiClient) -> None:
 @pytest.mark.parametrize("reason", ["a\0b", "half \ud83d"])
 async def test_a_reason_no_store_can_keep(api: HarvestApiClient, reason: str) -> None:
     """H13: the sender's mistake, not ours; nothing was done."""
-    run_id = await api.failed()
+    run_id = await api.fail_run()
     for act in ("force", "cancel"):
         content = json.dumps({"reason": reason}).encode()
         answer = await api.http.post(
@@ -141,7 +141,7 @@ async def test_a_reason_no_store_can_keep(api: HarvestApiClient, reason: str) ->
 async def test_feeds_belong_to_no_tenant(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """H13: with tokens, none is 401 and a tenant's is 403, for every route; who asked is kept with the run."""
     monkeypatch.setenv("SIGNING_SECRET", SECRET)
-    async with harvest_stepper(database_url, tmp_path, records=40) as turned, serving(turned, JWT) as api:
+    async with harvest_stepper(database_url, tmp_path, records=40) as turned, open_client(turned, JWT) as api:
         asked = [(method, route.path) for route in harvest_api.routes.routes for method in route.methods]  # type: ignore[attr-defined]
         assert len(asked) >= 14
         for method, path in asked:
@@ -160,5 +160,5 @@ async def test_feeds_belong_to_no_tenant(database_url: str, tmp_path: Path, monk
         api.http.headers.update(token(tenant_id=None, sub="bob"))
         forced = await api.post(f"/runs/{run_id}/force", {"reason": "yes"})
         assert (forced["requestedBy"], forced["forcedBy"]) == ("ann", "bob")
-        actors = {one["actor"] for one in (await api.get(f"/runs/{run_id}"))["history"]}
+        actors = {move["actor"] for move in (await api.get(f"/runs/{run_id}"))["history"]}
         assert actors == {"ann", "bob", "stepper"}

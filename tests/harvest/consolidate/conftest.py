@@ -1,4 +1,4 @@
-"""Fixtures of tests of consolidation."""
+"""Fixtures for the tests of consolidation."""
 
 from collections.abc import AsyncIterator
 from uuid import uuid4

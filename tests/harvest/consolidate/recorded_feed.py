@@ -6,8 +6,8 @@ from typing import Any
 from uuid import UUID
 
 from penstock.harvest.config import ConsolidationSection, FeedSection
-from penstock.harvest.consolidate.worker import ConsolidationResult, Progress, consolidate, use_recipe
-from penstock.harvest.feed.recipe import FeedMapping
+from penstock.harvest.consolidate.worker import ConsolidationResult, Progress, apply_mapping, consolidate
+from penstock.harvest.feed.mapping import FeedMapping
 from penstock.kernel.db.database import Database
 
 MODES = ("sets", "batches")
@@ -15,7 +15,7 @@ WRITE = """
 WITH raw AS (
     INSERT INTO raw_record (feed, key, payload, version, seen_run, seen_in, seen_scan, changed_at)
     VALUES ($1, $2, $3::text::jsonb, $4, gen_random_uuid(), 'p', 1, now())
-    ON CONFLICT (feed, key) DO UPDATE SET payload = excluded.payload, version = excluded.version, is_gone = false
+    ON CONFLICT (feed, key) DO UPDATE SET payload = excluded.payload, version = excluded.version, is_deleted = false
 )
 INSERT INTO raw_pending VALUES ($1, $2, $4) ON CONFLICT (feed, key) DO UPDATE SET version = excluded.version
 """
@@ -33,24 +33,24 @@ class Feed:
         text = payload if isinstance(payload, str) else json.dumps(payload)
         await self.db.execute(WRITE, self.name, key, text, version)
 
-    async def uses(self, recipe: FeedMapping) -> int:
+    async def use_mapping(self, mapping: FeedMapping) -> int:
         async with self.db.transaction() as tx:
             await tx.execute("INSERT INTO harvest_feed (feed) VALUES ($1) ON CONFLICT DO NOTHING", self.name)
             await tx.execute("SELECT FROM harvest_feed WHERE feed = $1 FOR UPDATE", self.name)
-            return await use_recipe(tx, self.name, recipe, self.db.clock.now())
+            return await apply_mapping(tx, self.name, mapping, self.db.clock.now())
 
     async def consolidate(
-        self, recipe: FeedMapping, mode: str = "sets", *, progress: Progress | None = None, **section: Any
+        self, mapping: FeedMapping, mode: str = "sets", *, progress: Progress | None = None, **section: Any
     ) -> ConsolidationResult:
-        chosen = ConsolidationSection.model_validate({"mode": mode, **section})
-        version = await self.uses(recipe)
-        call: dict[str, Any] = {"run_id": self.run_id, "pricing_version": version, "progress": progress}
-        return await consolidate(self.db, self.name, recipe, chosen, **call)
+        settings = ConsolidationSection.model_validate({"mode": mode, **section})
+        version = await self.use_mapping(mapping)
+        options: dict[str, Any] = {"run_id": self.run_id, "pricing_version": version, "progress": progress}
+        return await consolidate(self.db, self.name, mapping, settings, **options)
 
-    async def canonical(self) -> dict[str, tuple[Any, ...]]:
+    async def read_canonical(self) -> dict[str, tuple[Any, ...]]:
         columns = "key, fields::text, cost::text, price::text, rule, version, deleted_at IS NOT NULL"
         rows = await self.db.fetch(f"SELECT {columns} FROM canonical_record WHERE feed = $1 ORDER BY key", self.name)
-        return {key: tuple(rest) for key, *rest in rows}
+        return {key: tuple(values) for key, *values in rows}
 
     async def rejects(self) -> dict[str, tuple[str, str]]:
         rows = await self.db.fetch("SELECT key, reason, payload FROM harvest_reject WHERE feed = $1", self.name)
@@ -62,7 +62,7 @@ class Feed:
         return {row["key"]: row["version"] for row in rows}
 
 
-def make(rules: list[Any], fields: dict[str, Any] | None = None, **pricing: Any) -> FeedMapping:
+def make_mapping(rules: list[Any], fields: dict[str, Any] | None = None, **pricing: Any) -> FeedMapping:
     fields = fields or {"shape": {"path": "shape"}, "carat": {"path": "a.carat", "type": "decimal"}}
     feed = {
         "source": {"kind": "rest", "url": "http://source.test"},

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from penstock.harvest.config import ConsolidationSection
 from penstock.harvest.consolidate.worker import ConsolidationResult, consolidate
-from penstock.harvest.feed.recipe import FeedMapping
+from penstock.harvest.feed.mapping import FeedMapping
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Corrupt
-from tests.harvest.consolidate.recorded_feed import MODES, Feed, make
+from tests.harvest.consolidate.recorded_feed import MODES, Feed, make_mapping
 from tests.support.soak import examples
 from tests.support.wait import becomes
 
@@ -24,7 +24,7 @@ SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND d
 """
 
 
-SIMPLE = make([{"name": "all", "markup_percent": 10}])
+SIMPLE = make_mapping([{"name": "all", "markup_percent": 10}])
 
 # Payloads are texts: a JSON number may be written in ways Python would not.
 _digits = st.from_regex(r"-?(0|[1-9][0-9]{0,34})([.][0-9]{1,24})?([eE][+-]?[0-9]{1,2})?", fullmatch=True)
@@ -78,14 +78,14 @@ def recipes(draw: st.DrawFn) -> FeedMapping:
         percent = draw(st.decimals(-100, 1000, places=draw(st.integers(0, 6))))
         add = draw(st.sampled_from(["0", "0.005", "-0.005", "-12.345678"]))
         rules.append({"name": f"r{number}", "when": when, "markup_percent": percent, "add": add})
-    return make(rules, fields, decimals=draw(st.integers(0, 6)))
+    return make_mapping(rules, fields, decimals=draw(st.integers(0, 6)))
 
 
 def reference(recipe: FeedMapping, payload: str) -> tuple[dict[str, Any], Fraction | None, str | None] | str:
     """What a payload becomes, by plain means: fields, price and rule, or the field that is not right."""
     told = json.loads(payload, parse_int=Decimal, parse_float=Decimal)
     fields = {}
-    for field in recipe.read:
+    for field in recipe.inputs:
         value = told
         for step in field.path:
             value = value.get(step) if isinstance(value, dict) else None
@@ -143,12 +143,12 @@ async def test_both_ways_make_the_same(feed: Feed, recipe: FeedMapping, told: li
     await feed.db.execute("TRUNCATE raw_record, raw_pending, canonical_record, harvest_reject, harvest_feed")
     made = []
     for mode in MODES:
-        one = Feed(feed.db, feed.run_id, mode)
+        other = Feed(feed.db, feed.run_id, mode)
         for number, payload in enumerate(told):
-            await one.write(f"k{number}", payload)
-        done = await one.consolidate(recipe, mode, set_size=5, batch_size=5, upsert_size=2)
-        made.append((done, await one.canonical(), await one.rejects()))
-        assert await one.pending() == {}
+            await other.write(f"k{number}", payload)
+        done = await other.consolidate(recipe, mode, set_size=5, batch_size=5, upsert_size=2)
+        made.append((done, await other.read_canonical(), await other.rejects()))
+        assert await other.pending() == {}
     assert made[0] == made[1]
     done, canonical, rejects = made[0]
     assert done == ConsolidationResult(len(canonical), len(rejects))
@@ -177,10 +177,10 @@ async def test_a_newer_record_is_not_overwritten(feed: Feed, mode: str) -> None:
     """H7: who is late with an older version leaves the newer one as it is."""
     await feed.write("k", {"price": 100}, version=7)
     await feed.consolidate(SIMPLE, mode)
-    newer = await feed.canonical()
+    newer = await feed.read_canonical()
     await feed.write("k", {"price": 200}, version=6)
     await feed.consolidate(SIMPLE, mode)
-    assert (await feed.canonical(), await feed.pending()) == (newer, {})
+    assert (await feed.read_canonical(), await feed.pending()) == (newer, {})
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -188,10 +188,10 @@ async def test_a_reject_leaves_the_last_good_record(feed: Feed, mode: str) -> No
     """H7: a version that cannot be mapped is told; what was made of the one before it stays, and nothing is pending."""
     await feed.write("k", {"shape": "ROUND", "price": 100})
     await feed.consolidate(SIMPLE, mode)
-    good = await feed.canonical()
+    good = await feed.read_canonical()
     await feed.write("k", {"shape": "ROUND", "price": "a lot", "long": "x" * 20_000}, version=2)
     assert await feed.consolidate(SIMPLE, mode) == ConsolidationResult(0, 1)
-    assert (await feed.canonical(), await feed.pending()) == (good, {})
+    assert (await feed.read_canonical(), await feed.pending()) == (good, {})
     [(reason, payload)] = (await feed.rejects()).values()
     assert (reason, len(payload)) == ("cost: 'a lot' is not a decimal", 10_000)
 
@@ -201,18 +201,18 @@ async def test_what_is_gone_stays_gone(feed: Feed, mode: str) -> None:
     """H10: a record that left the source is priced anew with the others, but does not come back by that."""
     for key in ("gone", "here", "never"):
         await feed.write(key, {"price": 100})
-    await feed.db.execute("UPDATE raw_record SET is_gone = true WHERE key = 'never'")
+    await feed.db.execute("UPDATE raw_record SET is_deleted = true WHERE key = 'never'")
     await feed.consolidate(SIMPLE, mode)
-    await feed.db.execute("UPDATE raw_record SET is_gone = true WHERE key = 'gone'")
+    await feed.db.execute("UPDATE raw_record SET is_deleted = true WHERE key = 'gone'")
     await feed.db.execute("UPDATE canonical_record SET deleted_at = now() WHERE key = 'gone'")
-    assert await feed.consolidate(make([{"name": "new", "add": 1}]), mode) == ConsolidationResult(3, 0)
-    made = await feed.canonical()
+    assert await feed.consolidate(make_mapping([{"name": "new", "add": 1}]), mode) == ConsolidationResult(3, 0)
+    made = await feed.read_canonical()
     assert {key: (row[3], row[5]) for key, row in made.items()} == {
         "gone": ("new", True), "here": ("new", False), "never": ("new", True)
     }  # fmt: skip
     await feed.write("gone", {"price": 100}, version=2)
     await feed.consolidate(SIMPLE, mode)
-    assert (await feed.canonical())["gone"][5] is False
+    assert (await feed.read_canonical())["gone"][5] is False
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -239,7 +239,7 @@ async def test_a_change_between_snapshot_and_lock_is_not_marked(feed: Feed, mode
         async def note(_tx: Connection, done: ConsolidationResult) -> None:
             seen.append(done)
 
-        work = asyncio.create_task(feed.consolidate(SIMPLE, mode, progress=note, sets_at_once=1))
+        work = asyncio.create_task(feed.consolidate(SIMPLE, mode, progress=note, set_concurrency=1))
         await becomes(lambda: gate.fetchval(WAITING), "nobody came to the gate")
         async with feed.db.transaction() as tx:
             await tx.execute("UPDATE raw_record SET version = 2, payload = '{\"price\": 200}' WHERE key = 'k1'")
@@ -249,7 +249,7 @@ async def test_a_change_between_snapshot_and_lock_is_not_marked(feed: Feed, mode
     assert seen == [ConsolidationResult(1, 0), ConsolidationResult(1, 0)], (
         "the changed one was taken by a statement that saw it"
     )
-    made = await feed.canonical()
+    made = await feed.read_canonical()
     assert [(row[1], row[4]) for row in made.values()] == [("2.00", 2), ("1.00", 1)]
 
 
@@ -264,12 +264,12 @@ async def test_a_change_between_lock_and_mark_is_pending_again(feed: Feed, mode:
             changes.append(asyncio.create_task(feed.write("k", {"price": 200}, version=2)))
             await becomes(lambda: feed.db.fetchval(WAITING), "the change did not wait")
 
-    first = await feed.consolidate(SIMPLE, mode, progress=change, sets_at_once=1)
+    first = await feed.consolidate(SIMPLE, mode, progress=change, set_concurrency=1)
     await changes[0]
     second = await feed.consolidate(SIMPLE, mode)
     assert first.consolidated + second.consolidated == 2
     assert await feed.pending() == {}
-    assert (await feed.canonical())["k"][1::3] == ("2.00", 2)
+    assert (await feed.read_canonical())["k"][1::3] == ("2.00", 2)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -281,11 +281,11 @@ async def test_replicas_share_the_work(feed: Feed, mode: str) -> None:
     async def note(_tx: Connection, done: ConsolidationResult) -> None:
         told.append(done)
 
-    size = {"set_size": 20, "batch_size": 20, "upsert_size": 7, "upserts_at_once": 2}
+    size = {"set_size": 20, "batch_size": 20, "upsert_size": 7, "upsert_concurrency": 2}
     done = await asyncio.gather(*(feed.consolidate(SIMPLE, mode, progress=note, **size) for _ in range(3)))
-    assert sum(one.consolidated for one in done) == sum(one.consolidated for one in told) == 490
-    assert sum(one.rejected for one in done) == len(await feed.rejects()) == 10
-    assert len(await feed.canonical()) == 490
+    assert sum(other.consolidated for other in done) == sum(other.consolidated for other in told) == 490
+    assert sum(other.rejected for other in done) == len(await feed.rejects()) == 10
+    assert len(await feed.read_canonical()) == 490
     assert await feed.pending() == {}
 
 
@@ -316,11 +316,11 @@ async def test_killed_half_way_nothing_is_lost(feed: Feed, mode: str) -> None:
             raise ConnectionAbortedError("killed")
 
     with pytest.raises(ConnectionAbortedError):
-        await feed.consolidate(SIMPLE, mode, progress=die, set_size=10, batch_size=10, sets_at_once=1)
+        await feed.consolidate(SIMPLE, mode, progress=die, set_size=10, batch_size=10, set_concurrency=1)
     assert len(await feed.pending()) == 80
     assert len(await feed.rejects()) == 1, "the reject of the first ten; two sets committed"
     assert await feed.consolidate(SIMPLE, mode) == ConsolidationResult(79, 1)
-    assert (len(await feed.canonical()), len(await feed.rejects())) == (98, 2)
+    assert (len(await feed.read_canonical()), len(await feed.rejects())) == (98, 2)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -329,9 +329,9 @@ async def test_new_rules_price_everything_anew(feed: Feed, mode: str) -> None:
     await many(feed, 10)
     assert await feed.consolidate(SIMPLE, mode) == ConsolidationResult(9, 1)
     assert await feed.consolidate(SIMPLE, mode) == ConsolidationResult(0, 0)
-    dearer = make([{"name": "dearer", "markup_percent": 50}])
+    dearer = make_mapping([{"name": "dearer", "markup_percent": 50}])
     assert await feed.consolidate(dearer, mode) == ConsolidationResult(9, 1)
-    assert {row[3] for row in (await feed.canonical()).values()} == {"dearer"}
+    assert {row[3] for row in (await feed.read_canonical()).values()} == {"dearer"}
     versions = "SELECT DISTINCT pricing_version FROM canonical_record"
     assert [row[0] for row in await feed.db.fetch(versions)] == [2]
     kept = await feed.db.fetch("SELECT version, rules, digest FROM harvest_pricing ORDER BY version")
@@ -343,7 +343,7 @@ async def test_other_fields_make_everything_due_under_the_same_rules(feed: Feed)
     """H7: the version of the rules is theirs alone."""
     await many(feed, 10)
     await feed.consolidate(SIMPLE)
-    other = make([{"name": "all", "markup_percent": 10}], {"lab": {"path": "lab"}})
+    other = make_mapping([{"name": "all", "markup_percent": 10}], {"lab": {"path": "lab"}})
     assert await feed.consolidate(other) == ConsolidationResult(9, 1)
     assert await feed.db.fetchval("SELECT max(version) FROM harvest_pricing") == 1
 
@@ -352,13 +352,15 @@ async def test_other_fields_make_everything_due_under_the_same_rules(feed: Feed)
 async def test_what_was_stopped_says_so(feed: Feed, mode: str) -> None:
     """H7: asked to stop, it ends after the transaction under way; the rest stays pending."""
     await many(feed, 100)
-    await feed.uses(SIMPLE)
+    await feed.use_mapping(SIMPLE)
     stopping = asyncio.Event()
 
     async def stop(_tx: Connection, _done: ConsolidationResult) -> None:
         stopping.set()
 
-    section = ConsolidationSection.model_validate({"mode": mode, "set_size": 10, "batch_size": 10, "sets_at_once": 1})
+    section = ConsolidationSection.model_validate(
+        {"mode": mode, "set_size": 10, "batch_size": 10, "set_concurrency": 1}
+    )
     call: dict[str, Any] = {"run_id": feed.run_id, "pricing_version": 1, "progress": stop, "stopping": stopping}
     done = await consolidate(feed.db, feed.name, SIMPLE, section, **call)
     assert done == ConsolidationResult(9, 1, is_complete=False)

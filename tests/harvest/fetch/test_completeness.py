@@ -1,4 +1,4 @@
-"""H16: when a pass over a partition is proof enough, and when it is not."""
+"""H16: the verdict on a pass over a partition."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from penstock.harvest.contract import HarvestRunState, HarvestRunType
-from penstock.harvest.fetch.completeness import CompletenessVerdict, PassCounts, PassEnding, judge
+from penstock.harvest.fetch.completeness import CompletenessVerdict, PassCounts, PassEnding, judge_pass
 from penstock.harvest.fetch.partitions import PartitionTask
 from penstock.harvest.fetch.raw_store import StoreResult
 from penstock.harvest.model import EVERYTHING, PagePosition
@@ -17,7 +17,7 @@ PASSES = 4
 
 
 def task(**changes: Any) -> PartitionTask:
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         "run_id": UUID(int=1),
         "partition_id": "partition-0",
         "feed": "stones",
@@ -29,7 +29,7 @@ def task(**changes: Any) -> PartitionTask:
         "scan_started_at": NOW,
         "last_scan_at": None,
         "counted": 100,
-        "told": 0,
+        "received": 0,
         "seen": 0,
         "missed": 0,
         "was_clean": False,
@@ -40,74 +40,75 @@ def task(**changes: Any) -> PartitionTask:
         "upper_bound": NOW,
         "trace_id": "t",
     }
-    return PartitionTask(**{**known, **changes})
+    return PartitionTask(**{**values, **changes})
 
 
 def verdict(
-    here: PartitionTask, told: int, seen: int, ending: PassEnding | None, missed: int = 0, aside: int = 0
+    task: PartitionTask, received: int, seen: int, ending: PassEnding | None, missed: int = 0, rejected: int = 0
 ) -> CompletenessVerdict:
-    return judge(here, PassCounts.after(here, told, aside, StoreResult(seen, missed)), ending, PASSES)[0]
+    counts = PassCounts.after(task, received, rejected, StoreResult(seen, missed))
+    return judge_pass(task, counts, ending, PASSES)[0]
 
 
 @pytest.mark.parametrize(
-    ("told", "seen", "aside", "ending", "expected"),
+    ("received", "seen", "rejected", "ending", "expected"),
     [
         (100, 100, 0, PassEnding(100, 0), CompletenessVerdict.COMPLETE),
-        (100, 98, 2, PassEnding(100, 0), CompletenessVerdict.COMPLETE),  # two were set aside
-        (
-            100,
-            100,
-            0,
-            PassEnding(100, 1),
-            CompletenessVerdict.AGAIN,
-        ),  # one came and one went: the numbers agree all the same
-        (100, 99, 0, PassEnding(100, 0), CompletenessVerdict.AGAIN),  # one came twice
-        (99, 99, 0, PassEnding(99, 0), CompletenessVerdict.AGAIN),  # one went after it was read, another slipped by
+        (100, 98, 2, PassEnding(100, 0), CompletenessVerdict.COMPLETE),  # two were rejected
+        # A record was inserted and another deleted: the numbers agree nevertheless.
+        (100, 100, 0, PassEnding(100, 1), CompletenessVerdict.AGAIN),
+        (100, 99, 0, PassEnding(100, 0), CompletenessVerdict.AGAIN),  # a record was received twice
+        (99, 99, 0, PassEnding(99, 0), CompletenessVerdict.AGAIN),  # a read record was deleted, another one moved
         (90, 90, 0, PassEnding(100, 0), CompletenessVerdict.AGAIN),
-        (60, 60, 0, None, CompletenessVerdict.GO_ON),
+        (60, 60, 0, None, CompletenessVerdict.CONTINUE),
     ],
 )
-def test_a_first_pass(
-    told: int, seen: int, aside: int, ending: PassEnding | None, expected: CompletenessVerdict
+def test_first_pass(
+    received: int, seen: int, rejected: int, ending: PassEnding | None, expected: CompletenessVerdict
 ) -> None:
-    """H16: it is enough only if every number agrees and nothing changed."""
-    assert verdict(task(), told, seen, ending, aside=aside) is expected
+    """H16: a first pass is complete only if every number agrees and no record changed."""
+    assert verdict(task(), received, seen, ending, rejected=rejected) is expected
 
 
 @pytest.mark.parametrize(
-    ("was_clean", "told", "ending", "missed", "expected"),
+    ("was_clean", "received", "ending", "missed", "expected"),
     [
         (False, 100, PassEnding(100, 3), 0, CompletenessVerdict.COMPLETE),
         (False, 100, PassEnding(100, 3), 1, CompletenessVerdict.AGAIN),
-        (
-            False,
-            99,
-            PassEnding(99, 0),
-            0,
-            CompletenessVerdict.AGAIN,
-        ),  # rows slipped by again: those before may have slipped twice
+        # Rows moved between pages again, perhaps the same rows as in the first pass.
+        (False, 99, PassEnding(99, 0), 0, CompletenessVerdict.AGAIN),
         (True, 99, PassEnding(99, 0), 0, CompletenessVerdict.COMPLETE),
         (True, 99, PassEnding(99, 0), 1, CompletenessVerdict.AGAIN),
-        (True, 90, PassEnding(100, 3), 0, CompletenessVerdict.AGAIN),  # it does not give what it counts
+        (True, 90, PassEnding(100, 3), 0, CompletenessVerdict.AGAIN),  # fewer records than the source counts
         (True, 97, PassEnding(100, 3), 0, CompletenessVerdict.COMPLETE),
     ],
 )
-def test_a_later_pass(
-    was_clean: bool, told: int, ending: PassEnding, missed: int, expected: CompletenessVerdict
+def test_later_pass(
+    was_clean: bool, received: int, ending: PassEnding, missed: int, expected: CompletenessVerdict
 ) -> None:
-    """H16: what moved is forgiven when a pass, or two in a row, find nothing that was missed."""
-    assert verdict(task(scan=2, was_clean=was_clean), told, told, ending, missed) is expected
+    """H16: after changes, a later pass is complete if it, or two in a row, find no record that was missed."""
+    assert verdict(task(scan=2, was_clean=was_clean), received, received, ending, missed) is expected
 
 
-def test_passes_come_to_an_end() -> None:
-    """H16: after so many it is a failure, which says what the source does."""
+def test_last_pass_fails_the_partition() -> None:
+    """H16: after the maximum number of passes the partition fails, with a code for the behaviour of the source."""
     last = task(scan=PASSES)
-    for told, ending, code in ((90, PassEnding(100, 0), "SOURCE_SHORT"), (100, PassEnding(99, 0), "SOURCE_MOVING")):
-        found, why = judge(last, PassCounts.after(last, told, 0, StoreResult(told, 5)), ending, PASSES)
-        assert (found, (why or "").split(":")[0]) == (CompletenessVerdict.FAILED, code)
+    for received, ending, code in (
+        (90, PassEnding(100, 0), "SOURCE_SHORT"),
+        (100, PassEnding(99, 0), "SOURCE_MOVING"),
+    ):
+        counts = PassCounts.after(last, received, 0, StoreResult(received, 5))
+        result, error = judge_pass(last, counts, ending, PASSES)
+        assert (result, (error or "").split(":")[0]) == (CompletenessVerdict.FAILED, code)
 
 
-def test_a_source_without_an_end_is_noticed() -> None:
-    """H4: twice what was counted, and some: nobody reads on."""
-    found, why = judge(task(told=1_150), PassCounts.after(task(told=1_150), 60, 0, StoreResult(0, 0)), None, PASSES)
-    assert (found, (why or "").split(":")[0]) == (CompletenessVerdict.FAILED, "SOURCE_PAGING_ENDLESS")
+def test_endless_pages_fail_the_partition() -> None:
+    """H4: the partition fails when it has received more than twice its count."""
+    part = task(received=1_150)
+    counts = PassCounts.after(part, 60, 0, StoreResult(0, 0))
+    result, error = judge_pass(part, counts, None, PASSES)
+    assert result is CompletenessVerdict.FAILED
+    assert error == (
+        "SOURCE_PAGING_ENDLESS: 100 records counted, 1210 received, and the pages do not end; "
+        "the source seems to ignore the offset"
+    )

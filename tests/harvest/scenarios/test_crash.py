@@ -14,7 +14,7 @@ from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, Harvest
 from penstock.harvest.simulator.faults import Faults, Rates
 from penstock.harvest.simulator.server import LocalOptions
 from penstock.settings import Settings
-from tests.harvest.harness import TOPICS, HarvestHarness, RequestLog, harvest_harness, tapped
+from tests.harvest.harness import TOPICS, HarvestHarness, RequestLog, harvest_harness, record_requests
 from tests.harvest.scenarios.worker_process import HarvestWorkerProcess
 from tests.services.kafka import Kafka, kafka
 from tests.support.soak import Campaign, examples
@@ -62,7 +62,7 @@ async def large_feed(bus: Kafka | None, database_url: str, tmp_path: Path) -> As
         LocalOptions(records=3_000),
         kafka=bus,
         harvest={"workers": 2},
-        partitions={"count": 10, "least": 100, "tolerance": 0.1},
+        partitions={"count": 10, "min_records": 100, "tolerance": 0.1},
         limits={"passes": 8, "max_delete_ratio": 0.9},
     ) as harness:
         yield harness
@@ -95,10 +95,10 @@ async def died_at(harness: HarvestHarness, run_id: UUID, worker: HarvestWorkerPr
 
     async def is_over() -> bool:
         return not worker.is_alive or (
-            await harness.state(run_id) == HarvestRunState.COMPLETED and not await harness.backlog()
+            await harness.read_state(run_id) == HarvestRunState.COMPLETED and not await harness.backlog()
         )
 
-    await becomes(is_over, "the worker dies, or ends the run", explain=harness.explained)
+    await becomes(is_over, "the worker dies, or ends the run", explain=harness.describe_state)
     if worker.is_alive:
         worker.kill()
         return False
@@ -107,14 +107,14 @@ async def died_at(harness: HarvestHarness, run_id: UUID, worker: HarvestWorkerPr
 
 
 async def went_on(harness: HarvestHarness, run_id: UUID) -> None:
-    async with harness.working():
-        await harness.ended(run_id)
-        await harness.is_quiet()
-    await harness.is_whole(run_id)
-    await harness.equals_truth()
-    assert await harness.seen(run_id) == len(harness.source.truth())
-    turns = sum(turns_of(part["counted"]) for part in await harness.partitions(run_id))
-    assert (await harness.published(run_id))[WORK_ITEMS] == turns
+    async with harness.run_workers():
+        await harness.wait_for_end(run_id)
+        await harness.check_quiet()
+    await harness.check_run(run_id)
+    await harness.check_records()
+    assert await harness.count_seen(run_id) == len(harness.source.truth())
+    turns = sum(turns_of(part["counted"]) for part in await harness.list_partitions(run_id))
+    assert (await harness.count_published(run_id))[WORK_ITEMS] == turns
 
 
 def turns_of(count: int) -> int:
@@ -147,7 +147,7 @@ async def test_workers_may_die_at_any_moment(
 
 
 async def some_die(large_feed: HarvestHarness, log: Path, rounds: int, campaign: Campaign) -> None:
-    asked = tapped(large_feed.source)
+    asked = record_requests(large_feed.source)
     workers = [HarvestWorkerProcess(large_feed.settings, log) for _ in range(2)]
     for number in range(rounds):
         large_feed.source.set_faults(FAULTS)
@@ -159,20 +159,20 @@ async def some_die(large_feed: HarvestHarness, log: Path, rounds: int, campaign:
             workers.pop(0).kill()
             workers.append(HarvestWorkerProcess(large_feed.settings, log))
             campaign.faults += 1
-        await large_feed.ended(run_id)
+        await large_feed.wait_for_end(run_id)
         large_feed.source.set_churn()
-        run = await large_feed.is_whole(run_id)
+        run = await large_feed.check_run(run_id)
         changed = large_feed.source.changed_ids_since(run["upper_bound"])
         try:
-            await large_feed.equals_truth(but=changed, gone=await outdated(large_feed))
+            await large_feed.check_records(but=changed, gone=await outdated(large_feed))
         except AssertionError as error:
             error.add_note(await explain_missing(large_feed, asked, run, changed))
             raise
         campaign.end_round()
     large_feed.source.set_faults()
-    await large_feed.ended(await large_feed.start(full=True))
-    await large_feed.equals_truth()
-    await large_feed.is_quiet()
+    await large_feed.wait_for_end(await large_feed.start(full=True))
+    await large_feed.check_records()
+    await large_feed.check_quiet()
     for worker in workers:
         worker.kill()
 
@@ -183,10 +183,10 @@ async def some_moment(harness: HarvestHarness, asked: RequestLog, run_id: UUID) 
     asked.act = lambda _path, _number: passed.set() if len(asked.requests) >= count else None
 
     async def is_late() -> bool:
-        state = await harness.state(run_id)
+        state = await harness.read_state(run_id)
         return passed.is_set() or state in (HarvestRunState.CONSOLIDATING, HarvestRunState.COMPLETED)
 
-    await becomes(is_late, "a moment to kill", explain=harness.explained)
+    await becomes(is_late, "a moment to kill", explain=harness.describe_state)
 
 
 async def explain_missing(harness: HarvestHarness, asked: RequestLog, run: Json, changed: Collection[str]) -> str:
@@ -195,9 +195,9 @@ async def explain_missing(harness: HarvestHarness, asked: RequestLog, run: Json,
     A record that no page of the run contained was not delivered by the source. A page that was cut off, or whose delay
     is None or longer than the client waits, did not arrive as a whole.
     """
-    truth, raw, canonical = harness.source.truth(), await harness.raw(), await harness.canonical()
+    truth, raw, canonical = harness.source.truth(), await harness.read_raw(), await harness.read_canonical()
     different = {key for key in truth if raw.get(key) != truth[key] or key not in canonical} - set(changed)
-    found = [f"run: {run}", *(f"partition: {part}" for part in await harness.partitions(run["run_id"]))]
+    found = [f"run: {run}", *(f"partition: {part}" for part in await harness.list_partitions(run["run_id"]))]
     for key in sorted(different):
         found += [f"record: {truth[key]}", f"kept: {raw.get(key)}", asked.explain(key)]
     return "\n".join(found)
@@ -205,7 +205,7 @@ async def explain_missing(harness: HarvestHarness, asked: RequestLog, run: Json,
 
 async def outdated(harness: HarvestHarness) -> set[str]:
     """What the source has no more; no run can know when it went."""
-    return set(await harness.canonical()) - set(harness.source.truth())
+    return set(await harness.read_canonical()) - set(harness.source.truth())
 
 
 async def on_the_way(harness: HarvestHarness) -> str:

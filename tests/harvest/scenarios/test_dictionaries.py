@@ -22,7 +22,7 @@ from penstock.refdata.pod.load.loader import PodLoader
 from penstock.refdata.runtime import run_relay
 from penstock.refdata.store import CHANNEL
 from penstock.settings import load_settings
-from tests.harvest.harness import FEED, HarvestHarness, harvest_harness, harvest_settings, made_of, opened
+from tests.harvest.harness import FEED, HarvestHarness, expected_record, harvest_harness, harvest_settings, open_harness
 from tests.harvest.simulator_process import SimulatorProcess
 from tests.harvest.stepper import feed
 from tests.refdata.pod.harness import PodHarness, running_pod
@@ -37,12 +37,12 @@ LOAD = f"""
 """
 READS = {"dictionaries": [{"code": "STONES", "loadSql": LOAD}]}
 FRESH_WITHIN = 5.0  # seconds; an announcement takes milliseconds, on a busy machine more; the reconcile is switched off
-FED = [{"tenant": one.tenant_id, "code": one.dict_code} for one in (PRICES, OTHERS)]
+FED = [{"tenant": dictionary.tenant_id, "code": dictionary.dict_code} for dictionary in (PRICES, OTHERS)]
 
 
 @pytest.fixture
 async def harness(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestHarness]:
-    consolidation = {"set_size": 20, "sets_at_once": 1}
+    consolidation = {"set_size": 20, "set_concurrency": 1}
     told: dict[str, Any] = {"refdata": READS, "dictionaries": FED, "consolidation": consolidation}
     async with harvest_harness(database_url, tmp_path, **told) as harness:
         yield harness
@@ -56,7 +56,7 @@ async def loaded(harness: HarvestHarness, target: DictionaryKey = PRICES) -> tup
 
 def served(harness: HarvestHarness) -> dict[str, Any]:
     """What has to be served of the source as it is."""
-    truth = {key: made_of(record) for key, record in harness.source.truth().items()}
+    truth = {key: expected_record(record) for key, record in harness.source.truth().items()}
     return {key: made.price if made.price is None else float(made.price) for key, made in truth.items()}
 
 
@@ -66,14 +66,14 @@ def prices(items: dict[str, Any]) -> dict[str, Any]:
 
 async def test_every_run_that_changes_something_is_a_version(harness: HarvestHarness) -> None:
     """R2, H8: what is new, changed and gone is there at once, for every tenant; no change is no version."""
-    async with harness.working():
-        await harness.completed()
+    async with harness.run_workers():
+        await harness.complete_run()
         version, items = await loaded(harness)
         assert (version, prices(items)) == (1, served(harness))
-        await harness.completed(full=True)
+        await harness.complete_run(full=True)
         assert (await loaded(harness))[0] == 1
         harness.source.change(updates=20, inserts=5, deletes=7)
-        await harness.completed(full=True)
+        await harness.complete_run(full=True)
         for target in (PRICES, OTHERS):
             version, items = await loaded(harness, target)
             assert (version, prices(items)) == (2, served(harness))
@@ -86,13 +86,13 @@ async def test_every_run_that_changes_something_is_a_version(harness: HarvestHar
 async def test_whoever_reads_the_table_gets_the_version(harness: HarvestHarness) -> None:
     """R2, R32: a tenant that the feed does not name reads the same records: its version grows with them."""
     other = DictionaryKey("initech", "STONES")
-    async with harness.working():
+    async with harness.run_workers():
         before = await loaded(harness, other)
-        await harness.completed()
+        await harness.complete_run()
         after = await loaded(harness, other)
         assert (before[0], after[0]) == (0, 1)
         harness.source.change(updates=5)
-        await harness.completed()
+        await harness.complete_run()
         assert (await loaded(harness, other))[0] == 2
 
 
@@ -100,14 +100,14 @@ async def test_a_dictionary_that_is_named_later_has_a_version_after_the_next_run
     harness: HarvestHarness, database_url: str, tmp_path: Path
 ) -> None:
     """R2: though that run changed nothing; those that had one keep it."""
-    async with harness.working():
-        await harness.completed()
+    async with harness.run_workers():
+        await harness.complete_run()
     later = DictionaryKey("initech", "STONES")
     named = [*FED, {"tenant": later.tenant_id, "code": later.dict_code}]
     settings = harvest_settings(database_url, harness.source.url, tmp_path, refdata=READS, dictionaries=named)
-    async with opened(settings, harness.source) as again, again.working():
-        await again.completed(full=True)
-        assert [(await loaded(again, one))[0] for one in (PRICES, OTHERS, later)] == [1, 1, 1]
+    async with open_harness(settings, harness.source) as again, again.run_workers():
+        await again.complete_run(full=True)
+        assert [(await loaded(again, dictionary))[0] for dictionary in (PRICES, OTHERS, later)] == [1, 1, 1]
 
 
 async def test_dictionaries_are_not_held_while_the_store_is_written_to(
@@ -121,19 +121,19 @@ async def test_dictionaries_are_not_held_while_the_store_is_written_to(
             held.append(await tx.fetch("SELECT version FROM dictionary_meta FOR UPDATE NOWAIT"))
         await save(*args)
 
-    async with harness.working():
-        await harness.completed()
+    async with harness.run_workers():
+        await harness.complete_run()
         monkeypatch.setattr(watermark, "save", watched)
         harness.source.change(updates=5)
-        await harness.completed()
+        await harness.complete_run()
     assert [[row["version"] for row in rows] for rows in held] == [[1, 1]]
 
 
 async def test_the_relay_is_woken_by_the_run(harness: HarvestHarness) -> None:
     """R15: who announces versions hears of a new one at the commit, and need not look by itself."""
-    async with listen(harness.db.dsn, CHANNEL) as inbox, harness.working():
+    async with listen(harness.db.dsn, CHANNEL) as inbox, harness.run_workers():
         assert isinstance(await inbox.get(), MissedNotifications)  # from here on everything is heard
-        await harness.completed()
+        await harness.complete_run()
         assert await inbox.wait(10)
 
 
@@ -149,10 +149,10 @@ async def test_pods_hear_of_a_completed_run_without_a_reconcile(
             for number in range(2)
         ]
         monkeypatch.setattr(PodLoader, "reconcile", AsyncMock())
-        await stack.enter_async_context(harness.working())
+        await stack.enter_async_context(harness.run_workers())
         await stack.enter_async_context(run_relay(pods[0].harness.platform))
         for version in (1, 2):
-            await harness.completed()
+            await harness.complete_run()
             for pod in pods:
                 await becomes(partial(_serves, pod, version), f"version {version} in memory", within=FRESH_WITHIN)
                 answer = await pod.get("STONES/all?limit=1000")
@@ -173,26 +173,26 @@ async def _serves(pod: PodHarness, version: int) -> bool:
 
 async def test_a_feed_that_no_dictionary_reads_is_kept_once(database_url: str, tmp_path: Path) -> None:
     """H7: its records are not copied."""
-    async with harvest_harness(database_url, tmp_path) as plain, plain.working():
-        await plain.completed()
+    async with harvest_harness(database_url, tmp_path) as plain, plain.run_workers():
+        await plain.complete_run()
         assert await plain.db.fetchval("SELECT count(*) FROM published_record") == 0
 
 
 async def test_nothing_of_a_run_that_fails_is_read(harness: HarvestHarness, tmp_path: Path) -> None:
     """H11: its canonical records have changed, set by set; dictionaries read what was before, and then all of it."""
-    async with harness.working():
-        await harness.completed()
+    async with harness.run_workers():
+        await harness.complete_run()
         before = await loaded(harness)
         blob = tmp_path / "objects" / "harvest" / FEED / "watermark.json"
         blob.unlink()
         blob.mkdir()
         harness.source.change(updates=60, inserts=5)
-        failed = await harness.ended(await harness.start(), HarvestRunState.FAILED)
-        assert (await harness.canonical()).keys() != before[1].keys()
+        failed = await harness.wait_for_end(await harness.start(), HarvestRunState.FAILED)
+        assert (await harness.read_canonical()).keys() != before[1].keys()
         assert await loaded(harness) == before
         blob.rmdir()
         await harness.harvest.retry(failed["run_id"], "somebody")
-        await harness.ended(failed["run_id"])
+        await harness.wait_for_end(failed["run_id"])
         version, items = await loaded(harness)
         assert (version, prices(items)) == (2, served(harness))
 
@@ -201,19 +201,19 @@ async def test_a_version_has_one_content_while_a_run_is_consolidated(
     harness: HarvestHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R2: a label never lies: whoever loads between two sets of a run gets what was before it."""
-    step, seen = worker._Sets.step, []
+    step, seen = worker._SetConsolidation.step, []
 
-    async def watched(sets: worker._Sets, after: str) -> Any:
+    async def watched(sets: worker._SetConsolidation, after: str) -> Any:
         done = await step(sets, after)
-        seen.append((await loaded(harness), len(await harness.canonical())))
+        seen.append((await loaded(harness), len(await harness.read_canonical())))
         return done
 
-    async with harness.working():
-        await harness.completed()
+    async with harness.run_workers():
+        await harness.complete_run()
         before = await loaded(harness)
-        monkeypatch.setattr(worker._Sets, "step", watched)
+        monkeypatch.setattr(worker._SetConsolidation, "step", watched)
         harness.source.change(updates=100, inserts=100)
-        await harness.completed()
+        await harness.complete_run()
     assert len({canonical for _, canonical in seen}) > 3  # the canonical records came piece by piece
     assert [state for state, _ in seen if state != before] == []
     assert prices((await loaded(harness))[1]) == served(harness)
@@ -221,9 +221,9 @@ async def test_a_version_has_one_content_while_a_run_is_consolidated(
 
 @pytest.fixture
 def source() -> Iterator[SimulatorProcess]:
-    one = SimulatorProcess(200)
-    yield one
-    one.stop()
+    process = SimulatorProcess(200)
+    yield process
+    process.stop()
 
 
 @pytest.mark.full

@@ -31,10 +31,10 @@ async def asked(stones: HarvestStepper, query: str, run_id: UUID) -> list[asyncp
 
 async def told(stones: HarvestStepper, run_id: UUID) -> tuple[str, str, int]:
     (row,) = await asked(stones, "status", run_id)
-    (recent,) = [one for one in await asked(stones, "recent_runs", run_id) if one["run_id"] == run_id]
+    (recent,) = [row for row in await asked(stones, "recent_runs", run_id) if row["run_id"] == run_id]
     assert recent["progress"] == row["progress"]
     assert recent["status"] == (row["status"] if row["status"] != "consolidating" else "in_progress")
-    active = [one["run_id"] for one in await asked(stones, "active_runs", run_id)]
+    active = [row["run_id"] for row in await asked(stones, "active_runs", run_id)]
     assert (run_id in active) == (row["status"] != "completed")
     assert row["duration_minutes"] >= 0
     return row["status"], row["progress"], row["failed_workers"]
@@ -48,14 +48,14 @@ async def fields(stones: HarvestStepper, run_id: UUID) -> tuple[int, int, bool, 
 
 async def test_a_run_that_goes_well(stones: HarvestStepper) -> None:
     """H1, H5: created, workers running, consolidating, completed, as the document's state table and queries tell it."""
-    run_id = await stones.planned()
+    run_id = await stones.plan_run()
     row = await stones.run(run_id)
     expected = row["expected_workers"]
     assert expected > 2
     assert (row["state"], await fields(stones, run_id)) == ("created", (0, 0, False, False))
     assert await told(stones, run_id) == ("in_progress", f"0/{expected}", 0)
     assert await asked(stones, "worker_breakdown", run_id) == []
-    assert [one["next_offset"] for one in await asked(stones, "progress", run_id)] == [0] * expected
+    assert [row["next_offset"] for row in await asked(stones, "progress", run_id)] == [0] * expected
 
     await stones.deliver(contract.WORK_ITEMS)
     row = await stones.run(run_id)
@@ -70,8 +70,8 @@ async def test_a_run_that_goes_well(stones: HarvestStepper) -> None:
         assert (failed, ended) == (0, [False, False])
         assert await told(stones, run_id) == ("in_progress", f"{completed}/{expected}", 0)
         workers = await asked(stones, "worker_breakdown", run_id)
-        assert sum(one["status"] == "completed" for one in workers) == completed
-        assert sum(one["completed"] for one in await asked(stones, "progress", run_id)) == completed
+        assert sum(row["status"] == "completed" for row in workers) == completed
+        assert sum(row["completed"] for row in await asked(stones, "progress", run_id)) == completed
         seen.add(completed)
         await stones.deliver(contract.WORK_ITEMS)
     assert len(seen) > 1
@@ -79,7 +79,7 @@ async def test_a_run_that_goes_well(stones: HarvestStepper) -> None:
     assert await fields(stones, run_id) == (expected, 0, False, False)
     assert await told(stones, run_id) == ("consolidating", f"{expected}/{expected}", 0)
     workers = await asked(stones, "worker_breakdown", run_id)
-    assert sum(one["records_processed"] for one in workers) == len(stones.source.truth())
+    assert sum(row["records_processed"] for row in workers) == len(stones.source.truth())
 
     await stones.drain(contract.CONSOLIDATIONS)
     assert await fields(stones, run_id) == (expected, 0, True, True)
@@ -90,7 +90,7 @@ async def test_a_run_that_goes_well(stones: HarvestStepper) -> None:
 
 async def test_a_run_with_a_failed_partition(stones: HarvestStepper) -> None:
     """H1, H5, H11: failures are told, nothing completes, and what is taken up again is in progress again."""
-    run_id = await stones.planned()
+    run_id = await stones.plan_run()
     expected = (await stones.run(run_id))["expected_workers"]
     await stones.deliver(contract.WORK_ITEMS)
     stones.source.set_faults(DOWN)
@@ -102,7 +102,7 @@ async def test_a_run_with_a_failed_partition(stones: HarvestStepper) -> None:
     assert await told(stones, run_id) == ("failed", f"{expected - failed}/{expected}", failed)
     told_failed = await asked(stones, "failed_workers", run_id)
     assert len(told_failed) == failed
-    assert all("SOURCE_ERROR" in one["error_message"] for one in told_failed)
+    assert all("SOURCE_ERROR" in row["error_message"] for row in told_failed)
     assert len(await asked(stones, "progress_at_failure", run_id)) == failed
     assert await stones.bus.backlog(contract.CONSOLIDATIONS) == 0
 
@@ -111,18 +111,18 @@ async def test_a_run_with_a_failed_partition(stones: HarvestStepper) -> None:
     assert await told(stones, run_id) == ("in_progress", f"{expected - failed}/{expected}", 0)
     await stones.finish()
     assert await told(stones, run_id) == ("completed", f"{expected}/{expected}", 0)
-    assert (await stones.canonical()).keys() == stones.source.truth().keys()
+    assert (await stones.read_canonical()).keys() == stones.source.truth().keys()
 
 
 async def test_a_run_that_is_forced(stones: HarvestStepper) -> None:
     """H5: forced, it is completed with its failures, audited, and the watermark stays where it was."""
-    run_id = await stones.planned()
+    run_id = await stones.plan_run()
     stones.source.set_faults(DOWN)
     await stones.drain(contract.WORK_ITEMS)
     stones.source.set_faults()
     await stones.harvest.force(run_id, "ann", "half is better than none")
     row = await stones.run(run_id)
-    assert (row["forced_by"], row["forced_because"]) == ("ann", "half is better than none")
+    assert (row["forced_by"], row["force_reason"]) == ("ann", "half is better than none")
     await stones.drain(contract.CONSOLIDATIONS)
     assert (await told(stones, run_id))[0] == "completed"
     assert (await stones.run(run_id))["watermark_after"] is None
@@ -131,7 +131,7 @@ async def test_a_run_that_is_forced(stones: HarvestStepper) -> None:
 
 async def test_a_run_that_is_cancelled(stones: HarvestStepper) -> None:
     """H1: cancelled, it has failed: what it has not fetched counts as failed."""
-    run_id = await stones.planned()
+    run_id = await stones.plan_run()
     await stones.deliver(contract.WORK_ITEMS)
     await stones.harvest.cancel(run_id, "ann", "wrong feed")
     completed, failed, *ended = await fields(stones, run_id)

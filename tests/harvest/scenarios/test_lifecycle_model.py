@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.harvest import contract
 from penstock.harvest.consolidate import watermark
 from penstock.harvest.contract import HarvestRunState
-from penstock.harvest.fetch.partitions import consolidation, work_item
+from penstock.harvest.fetch.partitions import make_consolidation, make_work_item
 from penstock.harvest.model import RUN
 from penstock.harvest.simulator.faults import Faults
 from penstock.kernel.errors import Conflict, NotFound
@@ -77,7 +77,7 @@ class HarvestLifecycle(RuleBasedStateMachine):
         run_id = await self.stones.harvest.start(FEED, "test", full=True)
         await self.stones.finish()
         assert (await self.stones.run(run_id))["state"] == "completed"
-        made, truth = await self.stones.canonical(), self.stones.source.truth()
+        made, truth = await self.stones.read_canonical(), self.stones.source.truth()
         assert {key: _served(row) for key, row in made.items()} == {key: _true(row) for key, row in truth.items()}
         assert await self.stones.db.fetchval("SELECT count(*) FROM raw_pending") == 0
 
@@ -132,8 +132,8 @@ class HarvestLifecycle(RuleBasedStateMachine):
         """Messages come again, late, early and of partitions that have ended."""
         run_id = data.draw(st.sampled_from(self.runs))
         number, offset = data.draw(st.integers(0, 4)), data.draw(st.sampled_from([0, 30, 60]))
-        item = work_item(run_id, f"partition-{number}", offset, data.draw(st.integers(1, 2)), "again")
-        again = data.draw(st.sampled_from([item, consolidation(run_id, "again")]))
+        item = make_work_item(run_id, f"partition-{number}", offset, data.draw(st.integers(1, 2)), "again")
+        again = data.draw(st.sampled_from([item, make_consolidation(run_id, "again")]))
         self.run(self.stones.republish(again))
 
     def _states(self) -> Iterator[tuple[UUID, HarvestRunState]]:
@@ -179,7 +179,7 @@ class HarvestLifecycle(RuleBasedStateMachine):
             row["watermark"],
             row["watermark_at"],
         )
-        stored = self.run(self.stones.storage.get(watermark.path(FEED)))
+        stored = self.run(self.stones.storage.get(watermark.blob_path(FEED)))
         told = {name: orjson.loads(stored.data)[name] for name in ("lastUpdatedAt", "lastRunId", "lastRunCompletedAt")}
         assert datetime.fromisoformat(told["lastUpdatedAt"]) == row["watermark"]
         assert (told["lastRunId"], datetime.fromisoformat(told["lastRunCompletedAt"])) == (

@@ -1,4 +1,4 @@
-"""Rows that move, go or come back while a run reads them."""
+"""Rows that move, are deleted or return while a run reads them."""
 
 from collections.abc import Callable
 from random import Random
@@ -6,93 +6,93 @@ from random import Random
 import pytest
 
 from penstock.harvest.simulator.server import LocalSource
-from tests.harvest.harness import PAGE, HarvestHarness, changed, changing, tapped
+from tests.harvest.harness import PAGE, HarvestHarness, change_at_page, changed, record_requests
 from tests.support.soak import Campaign, examples
 
 
 @pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
-async def test_rows_that_move_are_found(harness: HarvestHarness, campaign: Campaign) -> None:
-    """H16: rows move, come and go between pages; what did not change is there, the next two runs do the rest."""
+async def test_moving_rows_are_found(harness: HarvestHarness, campaign: Campaign) -> None:
+    """H16: while rows change, a full run reads all unchanged rows, and the next two runs read the rest."""
     campaign.counts_items = True
-    asked, random, again = tapped(harness.source), Random(4), 0
-    async with harness.working():
+    log, random, repeated = record_requests(harness.source), Random(4), 0
+    async with harness.run_workers():
         for _ in range(examples(4, soak=60)):
-            asked.act = None
+            log.act = None
             changes = {name: random.randint(0, 12) for name in ("updates", "inserts", "deletes")}
-            moments = {len(asked.of(PAGE)) + random.randint(1, 20) for _ in range(3)}
+            moments = {len(log.of(PAGE)) + random.randint(1, 20) for _ in range(3)}
 
             def act(path: str, number: int, moments: set[int] = moments, changes: dict[str, int] = changes) -> None:
                 if path == PAGE and number in moments:
                     harness.source.change(**changes)
 
-            asked.act = act
-            run = await harness.completed(full=True)
-            asked.act = None
-            again += max(part["scan"] for part in await harness.partitions(run["run_id"])) > 1
-            gone = set(await harness.canonical()) - set(harness.source.truth())
-            await harness.equals_truth(but=changed(run, harness), gone=gone)
-            await harness.completed()
-            await harness.equals_truth(gone=gone)
-            await harness.completed(full=True)
-            await harness.equals_truth()
+            log.act = act
+            run = await harness.complete_run(full=True)
+            log.act = None
+            repeated += max(part["scan"] for part in await harness.list_partitions(run["run_id"])) > 1
+            deleted = set(await harness.read_canonical()) - set(harness.source.truth())
+            await harness.check_records(but=changed(run, harness), gone=deleted)
+            await harness.complete_run()
+            await harness.check_records(gone=deleted)
+            await harness.complete_run(full=True)
+            await harness.check_records()
             campaign.end_round()
-    assert again
+    assert repeated
 
 
-async def test_a_pass_over_moving_rows_is_made_again(harness: HarvestHarness) -> None:
-    """H16: pages shifted by a row that went are read once more, so no other row is lost between two pages."""
-    asked = tapped(harness.source)
-    async with harness.working():
-        done = changing(harness, asked, 20, deletes=30)
-        run = await harness.completed()
-        assert done
-        assert max(part["scan"] for part in await harness.partitions(run["run_id"])) == 2
-        await harness.equals_truth(gone=done[0].deleted)
-        await harness.is_whole(run["run_id"])
+async def test_pass_over_moving_rows_is_repeated(harness: HarvestHarness) -> None:
+    """H16: after a deletion between two pages the pass is repeated, so that no other row is lost."""
+    log = record_requests(harness.source)
+    async with harness.run_workers():
+        changes = change_at_page(harness, log, 20, deletes=30)
+        run = await harness.complete_run()
+        assert changes
+        assert max(part["scan"] for part in await harness.list_partitions(run["run_id"])) == 2
+        await harness.check_records(gone=changes[0].deleted)
+        await harness.check_run(run["run_id"])
 
 
-async def test_a_full_run_deletes_what_is_gone(harness: HarvestHarness) -> None:
-    """H10: softly, only after a full run; an incremental one never does; what returns is live again."""
-    async with harness.working():
-        await harness.completed()
-        restore = remembered(harness.source)
-        gone = set(harness.source.change(deletes=40).deleted)
-        run = await harness.completed()
+async def test_full_run_deletes_missing_records(harness: HarvestHarness) -> None:
+    """H10: only a full run deletes records, softly; a record that returns is live again."""
+    async with harness.run_workers():
+        await harness.complete_run()
+        restore = save_state(harness.source)
+        deleted = set(harness.source.change(deletes=40).deleted)
+        run = await harness.complete_run()
         assert (run["run_type"], run["deleted"]) == ("incremental", None)
-        assert set(await harness.canonical()) - set(harness.source.truth()) == gone
-        run = await harness.completed(full=True)
-        assert run["deleted"] == len(gone)
-        assert set(await harness.canonical(deleted=True)) == gone
-        await harness.equals_truth()
+        assert set(await harness.read_canonical()) - set(harness.source.truth()) == deleted
+        run = await harness.complete_run(full=True)
+        assert run["deleted"] == len(deleted)
+        assert set(await harness.read_canonical(deleted=True)) == deleted
+        await harness.check_records()
         restore()
-        await harness.completed(full=True)
-        assert await harness.canonical(deleted=True) == {}
-        await harness.equals_truth()
+        await harness.complete_run(full=True)
+        assert await harness.read_canonical(deleted=True) == {}
+        await harness.check_records()
 
 
-def remembered(source: LocalSource) -> Callable[[], None]:
-    """What brings the source back to where it is now."""
+def save_state(source: LocalSource) -> Callable[[], None]:
+    """Return a function that restores the present records of the source."""
     dataset = source._routes.dataset
     lists = dataset._bodies, dataset._by_price, dataset._by_moment
-    saved = [list(one) for one in lists]
+    saved = [list(rows) for rows in lists]
 
     def restore() -> None:
-        for one, was in zip(lists, saved, strict=True):
-            one[:] = was  # type: ignore[index]
+        for rows, before in zip(lists, saved, strict=True):
+            rows[:] = before  # type: ignore[index]
         dataset._selections.clear()
 
     return restore
 
 
-async def test_too_much_to_be_gone_is_not_believed(harness: HarvestHarness) -> None:
-    """H10: over `max_delete_ratio` nothing is deleted, and somebody is told; the run completes."""
-    async with harness.working():
-        await harness.completed()
-        gone = harness.source.change(deletes=61).deleted  # of 300; a fifth is allowed
-        run = await harness.completed(full=True)
+async def test_too_many_missing_records_are_not_deleted(harness: HarvestHarness) -> None:
+    """H10: above `max_delete_ratio` nothing is deleted; the run completes with an alert."""
+    async with harness.run_workers():
+        await harness.complete_run()
+        deleted = harness.source.change(deletes=61).deleted  # of 300; a fifth is allowed
+        run = await harness.complete_run(full=True)
         assert run["deleted"] == 0
         assert await harness.alerts() == [("DELETION_SKIPPED", "WARNING")]
-        await harness.equals_truth(gone=gone)
-        await harness.is_whole(run["run_id"])
+        await harness.check_records(gone=deleted)
+        await harness.check_run(run["run_id"])

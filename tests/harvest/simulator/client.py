@@ -50,4 +50,4 @@ class LocalSourceClient:
 
 def in_order(truth: dict[str, Json]) -> list[Json]:
     """All records as pages have them."""
-    return sorted(truth.values(), key=lambda one: (one["price"] is None, one["price"] or 0, one["id"]))
+    return sorted(truth.values(), key=lambda record: (record["price"] is None, record["price"] or 0, record["id"]))

@@ -146,10 +146,10 @@ def test_changes_are_dated_by_the_clock() -> None:
 
 def test_the_seed_decides_everything_but_the_hour() -> None:
     """H17: the same seed makes the same records and the same changes; another makes others."""
-    one, same, other = made(500), made(500), made(500, seed=8)
-    assert one.truth() == same.truth() != other.truth()
-    assert one.change(5, 5, 5) == same.change(5, 5, 5)
-    assert one.truth() == same.truth()
+    dataset, same, other = made(500), made(500), made(500, seed=8)
+    assert dataset.truth() == same.truth() != other.truth()
+    assert dataset.change(5, 5, 5) == same.change(5, 5, 5)
+    assert dataset.truth() == same.truth()
 
 
 def test_updates_move_rows() -> None:

@@ -99,12 +99,12 @@ async def test_short_pages_by_graphql(client: LocalSourceClient, source: LocalSo
 def test_faults_repeat_by_seed() -> None:
     """H17: the same seed deals the same faults to the same requests, at about the rates asked for."""
     faults = Faults(rate_429=0.1, rate_500=0.2, rate_short=0.3)
-    one, same, other = FaultInjector(faults, 7), FaultInjector(faults, 7), FaultInjector(faults, 8)
-    dealt = [one.deal() for _ in range(2_000)]
+    injector, same, other = FaultInjector(faults, 7), FaultInjector(faults, 7), FaultInjector(faults, 8)
+    dealt = [injector.deal() for _ in range(2_000)]
     assert dealt == [same.deal() for _ in range(2_000)]
     assert dealt != [other.deal() for _ in range(2_000)]
-    one.set(faults)
-    assert dealt[:50] == [one.deal() for _ in range(50)]
+    injector.set(faults)
+    assert dealt[:50] == [injector.deal() for _ in range(50)]
     kinds = [fault.kind.value for fault in dealt if fault is not None]
     assert 150 < kinds.count("429") < 250
     assert 300 < kinds.count("500") < 420

@@ -32,7 +32,7 @@ async def test_pages_by_graphql_are_all_records(client: LocalSourceClient, sourc
 async def test_both_ends_of_a_dollar_range_belong_to_it(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: from and to are inclusive; has_price: false are the records without a price."""
     token = await client.token()
-    prices = sorted(one["price"] for one in source.truth().values() if one["price"] is not None)
+    prices = sorted(record["price"] for record in source.truth().values() if record["price"] is not None)
     lower, upper = prices[50], prices[90]
 
     async def count(query: dict[str, Any] | None) -> int:

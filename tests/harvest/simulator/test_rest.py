@@ -51,10 +51,10 @@ async def test_a_page_has_thirty_records_and_tells_how_many_there_are(
 
 async def test_ranges_are_half_open(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: price_from belongs to a range, price_below does not, and a range holds no nulls."""
-    prices = sorted(one["price"] for one in source.truth().values() if one["price"] is not None)
+    prices = sorted(record["price"] for record in source.truth().values() if record["price"] is not None)
     lower, upper = prices[100], prices[200]
     inside = await walk(client, "offset", 50, price_from=lower, price_below=upper)
-    assert [one["price"] for one in inside] == [price for price in prices if lower <= price < upper]
+    assert [record["price"] for record in inside] == [price for price in prices if lower <= price < upper]
     counts = [
         await client.get("/records/count", **asked)
         for asked in ({"price_below": lower}, {"price_from": lower}, {"price_null": "true"}, {})
@@ -69,7 +69,9 @@ async def test_windows_take_what_changed(client: LocalSourceClient, source: Loca
     clock.advance(timedelta(seconds=1))
     changed = source.change(updates=1)
     moment = source.truth()[changed.updated[0]]["updatedAt"]
-    assert [one["id"] for one in await walk(client, "cursor", 5, updated_after=before.isoformat())] == changed.updated
+    assert [
+        record["id"] for record in await walk(client, "cursor", 5, updated_after=before.isoformat())
+    ] == changed.updated
     assert (await client.get("/records/count", updated_after=moment))["total"] == 0
     assert (await client.get("/records/count", updated_upto=moment))["total"] == 400
     assert (await client.get("/records/count", updated_upto=before.isoformat()))["total"] == 399
@@ -78,11 +80,11 @@ async def test_windows_take_what_changed(client: LocalSourceClient, source: Loca
 async def test_a_cursor_survives_deletes(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: what is still there behind a cursor comes once, whatever was deleted, be it the row it stands on."""
     first = await client.get("/records", limit=100)
-    seen = {one["id"] for one in first["items"]}
+    seen = {record["id"] for record in first["items"]}
     source.change(deletes=300)
     rest = await walk_on(client, first["nextCursor"])
     assert first["items"][-1]["id"] not in source.truth()  # by this seed: the row that the cursor stands on is gone
-    assert rest == [one for one in in_order(source.truth()) if one["id"] not in seen]
+    assert rest == [record for record in in_order(source.truth()) if record["id"] not in seen]
 
 
 async def walk_on(client: LocalSourceClient, cursor: str | None) -> list[Json]:
@@ -100,9 +102,11 @@ async def test_pages_can_be_sorted_by_id(clock: ManualClock) -> None:
         local_source(LocalOptions(records=200, order=RecordOrder.ID), clock) as source,
         LocalSourceClient.of(source.url) as client,
     ):
-        cheap = [name for name, one in source.truth().items() if one["price"] is not None and one["price"] < 200_000]
-        assert [one["id"] for one in await walk(client, "cursor", 7)] == sorted(source.truth())
-        assert [one["id"] for one in await walk(client, "offset", 7, price_below=200_000)] == sorted(cheap)
+        cheap = [
+            name for name, record in source.truth().items() if record["price"] is not None and record["price"] < 200_000
+        ]
+        assert [record["id"] for record in await walk(client, "cursor", 7)] == sorted(source.truth())
+        assert [record["id"] for record in await walk(client, "offset", 7, price_below=200_000)] == sorted(cheap)
 
 
 @pytest.mark.parametrize(

@@ -44,4 +44,4 @@ async def test_the_whole_truth_can_be_read(client: LocalSourceClient, source: Lo
     async with client.session.get("/admin/records") as answer:
         lines = (await answer.text()).splitlines()
     told = [orjson.loads(line) for line in lines]
-    assert {one["id"]: one for one in told} == source.truth()
+    assert {record["id"]: record for record in told} == source.truth()

@@ -82,7 +82,7 @@ async def test_a_long_answer_waits_for_its_reader(clock: ManualClock) -> None:
         writer.write(get("/admin/records") + get("/records/count"))
         await reader.readuntil(b"\r\n\r\n")
         lines = [await reader.readline() for _ in range(20_000)]
-        assert [orjson.loads(one)["id"] for one in lines] == sorted(source.truth())
+        assert [orjson.loads(line)["id"] for line in lines] == sorted(source.truth())
         assert await Line(reader, writer).answer() == (200, {"total": 20_000})
         writer.close()
         await writer.wait_closed()

@@ -18,8 +18,8 @@ Opened = Callable[..., AbstractAsyncContextManager[HarvestSource]]
 
 @pytest.fixture
 async def api() -> AsyncIterator[ScriptedApi]:
-    async with running() as one:
-        yield one
+    async with running() as api:
+        yield api
 
 
 @pytest.fixture

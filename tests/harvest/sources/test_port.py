@@ -35,8 +35,8 @@ Ids = set[str]
 
 @pytest.fixture
 async def local() -> AsyncIterator[LocalSource]:
-    async with local_source(LocalOptions(records=700, seed=3)) as one:
-        yield one
+    async with local_source(LocalOptions(records=700, seed=3)) as source:
+        yield source
 
 
 @pytest.fixture(params=FORMS)
@@ -48,8 +48,8 @@ async def source(
     url = local.url + ("/graphql" if form["kind"] == "nivoda" else "")
     call = {"attempts": 10, "break_after": 1_000}
     feed = FeedSection.model_validate({"source": {**form, "url": url, "call": call}, "key": "id"})
-    async with open_source("feed", feed, harvest_db) as one:
-        yield one
+    async with open_source("feed", feed, harvest_db) as source:
+        yield source
 
 
 async def walked(source: HarvestSource, range_: PartitionRange, window: TimeWindow = ALWAYS) -> list[dict[str, Any]]:

@@ -22,14 +22,14 @@ FEED = "diamonds"
 
 @pytest.fixture
 async def pools(database_url: str, clock: ManualClock) -> AsyncIterator[Sequence[Database]]:
-    async with Database.open(database_url, clock=clock) as one, Database.open(database_url, clock=clock) as two:
-        await migrate.migrate(one, migrate.load("penstock.harvest"))
-        yield one, two
+    async with Database.open(database_url, clock=clock) as first, Database.open(database_url, clock=clock) as second:
+        await migrate.migrate(first, migrate.load("penstock.harvest"))
+        yield first, second
 
 
 def gates(pools: Sequence[Database], patience: timedelta = NOT_AT_ALL, **call: Any) -> list[RateLimiter]:
     """One per process; by default they never wait, so what they let pass does not depend on how fast we are."""
-    return [RateLimiter(FEED, CallSection(**call), db, patience=patience) for db in pools]
+    return [RateLimiter(FEED, CallSection(**call), db, max_wait=patience) for db in pools]
 
 
 async def passes(gate: RateLimiter, failing: SourceFailed | None = None) -> bool:
@@ -72,23 +72,23 @@ def pause(after: timedelta | None) -> SourcePaused:
 
 async def test_a_rate_is_shared_by_processes(pools: Sequence[Database], clock: ManualClock) -> None:
     """H15: two processes together send no more than the burst at once, and the rate afterwards."""
-    one, two = gates(pools, rate=10, burst=6)
-    assert await admitted(one, 4) + await admitted(two, 4) == 6
+    first, second = gates(pools, rate=10, burst=6)
+    assert await admitted(first, 4) + await admitted(second, 4) == 6
     clock.advance(SECOND / 2)
-    assert await admitted(two, 20) + await admitted(one, 20) == 5
+    assert await admitted(second, 20) + await admitted(first, 20) == 5
     clock.advance(60 * SECOND)
-    assert await admitted(one, 20) + await admitted(two, 20) == 6  # an hour of silence is no credit beyond the burst
+    assert await admitted(first, 20) + await admitted(second, 20) == 6  # an idle hour gives no credit
 
 
 async def test_a_slot_nobody_waits_for_is_not_taken(pools: Sequence[Database], clock: ManualClock) -> None:
     """H15: those who would wait too long are told how long, and leave the slots to others."""
-    one, two = gates(pools, rate=1, burst=1)
-    assert await admitted(one, 50) == 1
-    refused = await closed(two)
+    first, second = gates(pools, rate=1, burst=1)
+    assert await admitted(first, 50) == 1
+    refused = await closed(second)
     assert isinstance(refused, SourcePaused)
     assert refused.after == SECOND
     clock.advance(SECOND)
-    assert await admitted(two, 1) == 1
+    assert await admitted(second, 1) == 1
 
 
 async def test_those_told_to_come_later_are_told_different_times(pools: Sequence[Database]) -> None:
@@ -101,16 +101,16 @@ async def test_those_told_to_come_later_are_told_different_times(pools: Sequence
 
 async def test_requests_under_a_rate_share_their_questions(pools: Sequence[Database]) -> None:
     """H15: a busy process does not ask the database for every request."""
-    gate, _ = gates(pools, rate=10_000, burst=1_000, at_once=1_000)
+    gate, _ = gates(pools, rate=10_000, burst=1_000, concurrency=1_000)
     asked = 0
-    ask = gate._change
+    ask = gate._update
 
     async def counted(name: str, *args: Any) -> Any:
         nonlocal asked
         asked += 1
         return await ask(name, *args)
 
-    gate._change = counted  # type: ignore[method-assign]
+    gate._update = counted  # type: ignore[method-assign]
     assert await admitted(gate, 500) == 500
     assert asked < 10
 
@@ -118,16 +118,16 @@ async def test_requests_under_a_rate_share_their_questions(pools: Sequence[Datab
 async def test_a_question_that_fails_is_asked_again_by_the_others(pools: Sequence[Database]) -> None:
     """H15: whoever asked for the slots of all may fail or be cancelled; the others are not forgotten."""
     gate, _ = gates(pools, rate=100, burst=100)
-    ask, wanted = gate._change, []
+    ask, wanted = gate._update, []
 
     async def failing_once(name: str, *args: Any) -> Any:
-        if name == "take":
+        if name == "take_slots":
             wanted.append(args[1])
             if len(wanted) == 1:
                 raise Transient("DATABASE_DOWN", "not now")
         return await ask(name, *args)
 
-    gate._change = failing_once  # type: ignore[method-assign]
+    gate._update = failing_once  # type: ignore[method-assign]
     ends = await asyncio.gather(*(passes(gate) for _ in range(5)), return_exceptions=True)
     assert wanted == [5, 4]  # the one that failed does not ask again
     assert [type(end) for end in ends].count(Transient) == 1
@@ -155,7 +155,7 @@ async def test_a_healthy_source_without_a_rate_costs_no_questions(
 
 async def test_no_more_than_so_many_requests_are_under_way(pools: Sequence[Database]) -> None:
     """H15: at_once bounds one process."""
-    gate, _ = gates(pools, at_once=3)
+    gate, _ = gates(pools, concurrency=3)
     inside, most, is_full = 0, 0, asyncio.Event()
 
     async def held() -> None:
@@ -175,29 +175,29 @@ async def test_no_more_than_so_many_requests_are_under_way(pools: Sequence[Datab
 
 async def test_a_pause_holds_for_all_processes(pools: Sequence[Database], clock: ManualClock) -> None:
     """H15: a Retry-After that one process got is heeded by the other within half a second, and ends for both."""
-    one, two = gates(pools)
-    assert await passes(two)
-    assert await passes(one, pause(30 * SECOND))
+    first, second = gates(pools)
+    assert await passes(second)
+    assert await passes(first, pause(30 * SECOND))
     clock.advance(REFRESH)
-    for gate in (one, two):
+    for gate in (first, second):
         refused = await closed(gate)
         assert isinstance(refused, SourcePaused)
         assert (refused.code, refused.message) == ("SOURCE_PAUSED", "it answered 429")
         assert refused.after == 30 * SECOND - REFRESH
     clock.advance(30 * SECOND)
-    assert [await passes(one), await passes(two)] == [True, True]
+    assert [await passes(first), await passes(second)] == [True, True]
 
 
 async def test_a_pause_is_never_shortened_nor_too_long(pools: Sequence[Database], clock: ManualClock) -> None:
     """H15: of two pauses the longer holds, whoever knew of it; and no source stops us for a year."""
-    one, two = gates(pools, longest_pause=timedelta(minutes=2))
-    assert await passes(two)
-    assert await passes(one, pause(90 * SECOND))
-    assert await passes(two, pause(10 * SECOND))  # which has not looked since
+    first, second = gates(pools, max_pause=timedelta(minutes=2))
+    assert await passes(second)
+    assert await passes(first, pause(90 * SECOND))
+    assert await passes(second, pause(10 * SECOND))  # which has not looked since
     assert (await row(pools[0]))["paused_until"] == clock.now() + 90 * SECOND
     clock.advance(90 * SECOND)
     asked = pause(timedelta(days=400))
-    assert await passes(one, asked)
+    assert await passes(first, asked)
     assert asked.after == timedelta(minutes=2)
     assert (await row(pools[0]))["paused_until"] == clock.now() + timedelta(minutes=2)
 
@@ -250,14 +250,14 @@ async def test_a_short_pause_is_waited_for(database_url: str) -> None:
 
 async def test_failures_in_a_row_stop_all_processes(pools: Sequence[Database], clock: ManualClock) -> None:
     """H15: the breaker counts the failures of both, opens for both, and says what went wrong; that is a failure."""
-    one, two = gates(pools, break_after=4, break_for=30 * SECOND)
-    for gate in (one, two, one):
+    first, second = gates(pools, break_after=4, break_for=30 * SECOND)
+    for gate in (first, second, first):
         assert await passes(gate, failure())
-    assert await passes(two)  # one answer, and they are not in a row any more
-    for gate in (one, two, two, one):
+    assert await passes(second)  # one answer, and they are not in a row any more
+    for gate in (first, second, second, first):
         assert await passes(gate, failure())
     clock.advance(REFRESH)
-    for gate in (one, two):
+    for gate in (first, second):
         refused = await closed(gate)
         assert not isinstance(refused, SourcePaused)
         assert refused.code == "SOURCE_CIRCUIT_OPEN"
@@ -267,33 +267,33 @@ async def test_failures_in_a_row_stop_all_processes(pools: Sequence[Database], c
 
 async def test_a_success_that_another_process_must_notice(pools: Sequence[Database], clock: ManualClock) -> None:
     """H15: failures another process counted are ended by our answer."""
-    one, two = gates(pools, break_after=3)
-    assert await passes(two)
-    assert await passes(one, failure())
-    assert await passes(one, failure())
+    first, second = gates(pools, break_after=3)
+    assert await passes(second)
+    assert await passes(first, failure())
+    assert await passes(first, failure())
     clock.advance(REFRESH)
-    assert await passes(two)
+    assert await passes(second)
     assert (await row(pools[0]))["failures"] == 0
 
 
 async def test_one_request_probes(pools: Sequence[Database], clock: ManualClock) -> None:
     """H15: when the time is over one request of all tries, the others wait; its answer lets everybody through."""
-    one, two = gates(pools, break_after=1, break_for=10 * SECOND)
-    assert await passes(one, failure())
+    first, second = gates(pools, break_after=1, break_for=10 * SECOND)
+    assert await passes(first, failure())
     clock.advance(10 * SECOND)
-    async with one.request():
-        assert (await closed(one)).code == "SOURCE_CIRCUIT_OPEN"
-        assert (await closed(two)).code == "SOURCE_CIRCUIT_OPEN"
+    async with first.request():
+        assert (await closed(first)).code == "SOURCE_CIRCUIT_OPEN"
+        assert (await closed(second)).code == "SOURCE_CIRCUIT_OPEN"
     clock.advance(REFRESH)
-    assert await admitted(one, 5) + await admitted(two, 5) == 10
+    assert await admitted(first, 5) + await admitted(second, 5) == 10
     assert (await row(pools[0]))["breaks"] == 0
 
 
 async def test_a_failed_probe_opens_for_longer(pools: Sequence[Database], clock: ManualClock) -> None:
     """H15: each time the source is still away it is left alone twice as long, up to sixteen times."""
-    one, two = gates(pools, break_after=1, break_for=10 * SECOND)
+    first, second = gates(pools, break_after=1, break_for=10 * SECOND)
     lengths = []
-    for gate in (one, two, one, two, one, two, one):
+    for gate in (first, second, first, second, first, second, first):
         assert await passes(gate, failure())
         length = (await row(pools[0]))["paused_until"] - clock.now()
         lengths.append(length / SECOND)
@@ -303,26 +303,26 @@ async def test_a_failed_probe_opens_for_longer(pools: Sequence[Database], clock:
 
 async def test_a_probe_that_never_tells_is_replaced(pools: Sequence[Database], clock: ManualClock) -> None:
     """H15: a process that dies while it probes holds the others up no longer than a request may take."""
-    one, two = gates(pools, break_after=1, break_for=10 * SECOND, timeout=5 * SECOND)
-    assert await passes(one, failure())
+    first, second = gates(pools, break_after=1, break_for=10 * SECOND, timeout=5 * SECOND)
+    assert await passes(first, failure())
     clock.advance(10 * SECOND)
-    async with one.request():
+    async with first.request():
         clock.advance(4 * SECOND)
-        assert (await closed(two)).after == 2 * SECOND
+        assert (await closed(second)).after == 2 * SECOND
         clock.advance(2 * SECOND)
-        assert await passes(two, failure())
-    assert (await closed(two)).code == "SOURCE_CIRCUIT_OPEN"  # the first one's late answer is not believed
+        assert await passes(second, failure())
+    assert (await closed(second)).code == "SOURCE_CIRCUIT_OPEN"  # the first one's late answer is not believed
 
 
 async def test_a_probe_called_off_leaves_it_to_another(pools: Sequence[Database], clock: ManualClock) -> None:
     """H15: a worker that stops while it probes gives its claim back."""
-    one, two = gates(pools, break_after=1, break_for=10 * SECOND)
-    assert await passes(one, failure())
+    first, second = gates(pools, break_after=1, break_for=10 * SECOND)
+    assert await passes(first, failure())
     clock.advance(10 * SECOND)
     with pytest.raises(KeyboardInterrupt):
-        async with one.request():
+        async with first.request():
             raise KeyboardInterrupt
-    assert await passes(two)
+    assert await passes(second)
 
 
 async def test_those_under_way_when_the_breaker_opens_change_nothing(
@@ -341,14 +341,14 @@ async def test_any_answer_to_a_probe_closes_the_breaker(
     pools: Sequence[Database], clock: ManualClock, answer: SourceFailed
 ) -> None:
     """H15: a source that throttles or refuses is there."""
-    one, two = gates(pools, break_after=1, break_for=10 * SECOND)
-    assert await passes(one, failure())
+    first, second = gates(pools, break_after=1, break_for=10 * SECOND)
+    assert await passes(first, failure())
     clock.advance(10 * SECOND)
-    assert await passes(two, answer)
+    assert await passes(second, answer)
     found = await row(pools[0])
     assert (found["failures"], found["breaks"], found["probed_at"]) == (0, 0, None)
     clock.advance(30 * SECOND)
-    assert await passes(one)
+    assert await passes(first)
 
 
 async def test_refusals_and_pauses_are_no_failures(pools: Sequence[Database], clock: ManualClock) -> None:

@@ -1,1 +1,1 @@
-"""HTTP for operators."""
+"""HTTP API for operators."""

@@ -1,36 +1,36 @@
--- name: runs
--- The latest first.
-SELECT *, forced_because AS force_reason FROM harvest_run
+-- name: list_runs
+-- Runs of all feeds, newest first.
+SELECT * FROM harvest_run
 WHERE ($1::timestamptz IS NULL OR (requested_at, run_id) < ($1, $2::uuid))
 ORDER BY requested_at DESC, run_id DESC
 LIMIT $3;
 
--- name: runs_of_feed
--- A statement of its own: one for both would have one plan for both.
-SELECT *, forced_because AS force_reason FROM harvest_run
+-- name: list_runs_of_feed
+-- Runs of one feed, newest first. A separate statement, because one statement for both has one plan for both.
+SELECT * FROM harvest_run
 WHERE feed = $4 AND ($1::timestamptz IS NULL OR (requested_at, run_id) < ($1, $2::uuid))
 ORDER BY requested_at DESC, run_id DESC
 LIMIT $3;
 
--- name: last_ended_run
+-- name: read_last_ended_run
 -- The latest run of a feed that has ended.
-SELECT *, forced_because AS force_reason FROM harvest_run
+SELECT * FROM harvest_run
 WHERE feed = $1 AND state = ANY ($2::text[]) ORDER BY requested_at DESC, run_id DESC LIMIT 1;
 
--- name: run
+-- name: read_run
 -- One run.
-SELECT *, forced_because AS force_reason FROM harvest_run WHERE run_id = $1;
+SELECT * FROM harvest_run WHERE run_id = $1;
 
--- name: pricing
--- H7: the rules there were, the latest first.
+-- name: list_pricing
+-- H7: the versions of the pricing rules, newest first.
 SELECT version, rules, created_at FROM harvest_pricing WHERE feed = $1 ORDER BY version DESC LIMIT $2;
 
--- name: heatmap
--- H3: the proof that the parts are the whole.
+-- name: read_heatmap
+-- H3: counts of the partitions and of the source.
 SELECT heatmap FROM run_metadata WHERE run_id = $1;
 
--- name: partitions
--- How far the partitions of a run are, in the order of their numbers.
+-- name: list_partitions
+-- The partitions of a run, in the order of their numbers.
 SELECT
     p.partition_id, p.kind, p.lower_bound, p.upper_bound, p.counted, p.next_offset, p.completed, p.scan, p.seen, p.rescues,
     coalesce(w.status, 'pending') AS status, w.worker_id, w.error_message AS error, w.started_at, w.completed_at,
@@ -40,34 +40,41 @@ LEFT JOIN worker_runs w USING (run_id, partition_id)
 WHERE p.run_id = $1
 ORDER BY length(p.partition_id), p.partition_id;
 
--- name: feeds
--- Where feeds stand, and whether their source is left alone at the moment.
+-- name: read_feed
+-- The watermark, the pause and the pending records of a feed.
 SELECT
     feed, watermark, watermark_run, watermark_at,
     CASE WHEN paused_until > $2 THEN paused_until END AS paused_until,
-    CASE WHEN paused_until > $2 THEN paused_because END AS pause_reason,
+    CASE WHEN paused_until > $2 THEN pause_reason END AS pause_reason,
     (SELECT count(*) FROM raw_pending WHERE raw_pending.feed = harvest_feed.feed) AS pending
-FROM harvest_feed WHERE feed = ANY ($1::text[]);
+FROM harvest_feed WHERE feed = $1;
 
--- name: watermarks
--- H13: what the watermark was, the latest first.
+-- name: list_watermarks
+-- H13: the history of the watermark, newest first.
 SELECT run_id, last_updated_at, run_completed_at FROM harvest_watermark
 WHERE feed = $1 ORDER BY run_completed_at DESC LIMIT $2;
 
--- name: rejects
--- Records that were set aside, in the order they were.
+-- name: list_rejects
+-- The rejected records of a run, oldest first.
 SELECT id, key, reason, payload, rejected_at FROM harvest_reject
 WHERE run_id = $1 AND id > $2 ORDER BY id LIMIT $3;
 
--- name: record
--- One record: as the source told it, and as it is served.
+-- name: read_record
+-- One record: as the source sent it, and as it is served.
 SELECT
     raw.key, raw.payload::text, raw.source_updated_at, raw.version AS raw_version, raw.seen_run, raw.seen_in,
-    raw.is_gone AS is_deleted,
-    raw.changed_at AS raw_changed_at, pending.key IS NOT NULL AS is_pending,
-    made.fields::text, made.cost, made.price, made.rule, made.pricing_version, made.run_id, made.version, made.changed_at,
-    made.deleted_at
+    raw.is_deleted, raw.changed_at AS raw_changed_at, pending.key IS NOT NULL AS is_pending,
+    canonical.fields::text, canonical.cost, canonical.price, canonical.rule, canonical.pricing_version, canonical.run_id,
+    canonical.version, canonical.changed_at, canonical.deleted_at
 FROM raw_record raw
 LEFT JOIN raw_pending pending USING (feed, key)
-LEFT JOIN canonical_record made USING (feed, key)
+LEFT JOIN canonical_record canonical USING (feed, key)
 WHERE raw.feed = $1 AND raw.key = $2;
+
+-- name: list_delivery_problems
+-- The alerts with a failed delivery by feed: not settled yet, or given up and raised after $1.
+SELECT feed, is_settled, count(*) AS alerts, min(raised_at) AS since, (array_agg(error ORDER BY id DESC))[1] AS error
+FROM harvest_alert
+WHERE error IS NOT NULL AND (NOT is_settled OR raised_at > $1)
+GROUP BY feed, is_settled
+ORDER BY feed, is_settled;

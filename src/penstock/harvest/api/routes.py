@@ -1,4 +1,4 @@
-"""H13: the API of harvest: /api/v1/harvest."""
+"""H13: routes of the harvest API, below /api/v1/harvest."""
 
 from datetime import datetime
 from typing import Annotated
@@ -39,40 +39,40 @@ Views = Annotated[HarvestViews, Depends(_views)]
 
 @routes.get("/feeds")
 async def feeds(views: Views) -> schemas.FeedList:
-    """Where every feed stands."""
+    """List all feeds with their watermark and their last run."""
     return await views.feeds()
 
 
 @routes.get("/feeds/{feed}")
 async def feed(feed: FeedName, views: Views) -> schemas.FeedView:
-    """Where one feed stands."""
+    """Return one feed with its watermark and its last run."""
     return await views.feed(feed)
 
 
 @routes.post("/feeds/{feed}/runs", status_code=202)
 async def start(
-    feed: FeedName, harvest: Service, caller: Operator, wanted: schemas.RunRequestBody | None = None
+    feed: FeedName, harvest: Service, caller: Operator, request: schemas.RunRequestBody | None = None
 ) -> schemas.RunStarted:
-    """H2: start a run, incremental where there is a watermark unless `full`; 409 while one is under way."""
-    run_id = await harvest.start(feed, caller.subject, full=wanted is not None and wanted.full)
+    """H2: start a run: full if requested or without a watermark, otherwise incremental. 409 if a run is active."""
+    run_id = await harvest.start(feed, caller.subject, full=request is not None and request.full)
     return schemas.RunStarted(run_id=run_id, status_url=f"{PREFIX}/runs/{run_id}")
 
 
 @routes.get("/feeds/{feed}/watermarks")
 async def watermarks(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.WatermarkList:
-    """H13: the watermark, its copy on object storage, and what it was before."""
+    """H13: return the watermark, its copy on object storage, and its history."""
     return await views.watermarks(feed, limit)
 
 
 @routes.get("/feeds/{feed}/pricing")
 async def pricing(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.PricingResult:
-    """H7: the pricing rules runs used, by version, the latest first."""
+    """H7: list the versions of the pricing rules, newest first."""
     return await views.pricing(feed, limit)
 
 
 @routes.get("/feeds/{feed}/alerts")
 async def alerts(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.HarvestAlertList:
-    """H12: what somebody was told of, the latest first."""
+    """H12: list the alerts of a feed, newest first."""
     return await views.alerts(feed, limit)
 
 
@@ -80,7 +80,7 @@ async def alerts(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.Har
 async def record(
     feed: FeedName, views: Views, key: Annotated[Text, Query(min_length=1, max_length=500)]
 ) -> schemas.RecordView:
-    """Where one record is: as the source told it, and as it is served."""
+    """Return a record, as the source sent it and as it is served."""
     return await views.record(feed, key)
 
 
@@ -91,34 +91,34 @@ async def runs(
     limit: Limit = 20,
     cursor: Cursor = None,
 ) -> schemas.HarvestRunList:
-    """The runs there were, the latest first."""
-    moment, run_id = page.start_after(cursor, [datetime, UUID], START)
-    found = await views.runs(feed, (moment, run_id), limit)
-    return schemas.HarvestRunList(runs=list(found.items), next=found.next)
+    """List runs, newest first."""
+    time, run_id = page.start_after(cursor, [datetime, UUID], START)
+    runs = await views.runs(feed, (time, run_id), limit)
+    return schemas.HarvestRunList(runs=list(runs.items), next=runs.next)
 
 
 @routes.get("/runs/{runId}")
 async def run(run_id: RunId, views: Views) -> schemas.HarvestRunDetails:
-    """A run with the proof of its heatmap and its history."""
+    """Return a run with its heatmap and its history."""
     return await views.run(run_id)
 
 
 @routes.get("/runs/{runId}/partitions")
 async def partitions(run_id: RunId, views: Views) -> schemas.PartitionList:
-    """How far the partitions of a run are."""
+    """List the partitions of a run with their progress."""
     return await views.partitions(run_id)
 
 
 @routes.get("/runs/{runId}/rejects")
 async def rejects(run_id: RunId, views: Views, limit: Limit = 20, cursor: Cursor = None) -> schemas.RejectList:
-    """The records of a run that could not be kept or mapped, and why."""
+    """List the records of a run that could not be stored or mapped, with the reasons."""
     (after,) = page.start_after(cursor, [int], [0])
     return await views.rejects(run_id, after, limit)
 
 
 @routes.post("/runs/{runId}/retry", status_code=202)
 async def retry(run_id: RunId, harvest: Service, caller: Operator) -> schemas.RetriedPartitions:
-    """H11: take up what failed: partitions where they stopped, or consolidation."""
+    """H11: resume the failed partitions of a run where they stopped, or its consolidation."""
     return schemas.RetriedPartitions(partitions=await harvest.retry(run_id, caller.subject))
 
 
@@ -126,23 +126,23 @@ async def retry(run_id: RunId, harvest: Service, caller: Operator) -> schemas.Re
 async def retry_partition(
     run_id: RunId, partition_id: PartitionId, harvest: Service, caller: Operator
 ) -> schemas.RetriedPartitions:
-    """H11: take up one failed partition where it stopped."""
+    """H11: resume one failed partition where it stopped."""
     return schemas.RetriedPartitions(partitions=await harvest.retry(run_id, caller.subject, partition_id))
 
 
 @routes.post("/runs/{runId}/force", status_code=202)
 async def force(
-    run_id: RunId, because: schemas.HarvestActionRequest, harvest: Service, views: Views, caller: Operator
+    run_id: RunId, action: schemas.HarvestActionRequest, harvest: Service, views: Views, caller: Operator
 ) -> schemas.HarvestRun:
-    """H5: consolidate in spite of failures; who and why is kept. The watermark stays where it is."""
-    await harvest.force(run_id, caller.subject, because.reason)
+    """H5: consolidate a run despite its failures, and record actor and reason. The watermark does not move."""
+    await harvest.force(run_id, caller.subject, action.reason)
     return await views.run(run_id)
 
 
 @routes.post("/runs/{runId}/cancel", status_code=202)
 async def cancel(
-    run_id: RunId, because: schemas.HarvestActionRequest, harvest: Service, views: Views, caller: Operator
+    run_id: RunId, action: schemas.HarvestActionRequest, harvest: Service, views: Views, caller: Operator
 ) -> schemas.HarvestRun:
-    """Stop a run that is being planned or fetched; what it has not fetched counts as failed."""
-    await harvest.cancel(run_id, caller.subject, because.reason)
+    """Stop a run that is being planned or fetched. Its unfinished partitions count as failed."""
+    await harvest.cancel(run_id, caller.subject, action.reason)
     return await views.run(run_id)

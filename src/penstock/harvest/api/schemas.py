@@ -1,4 +1,4 @@
-"""What the API says of harvest."""
+"""JSON schemas of the harvest API."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -10,36 +10,36 @@ from pydantic import Field, PlainSerializer
 from penstock.harvest.contract import HarvestRunType
 from penstock.kernel.http.schemas import Camel, CamelBody, MoveSchema, Text
 
-Number = Annotated[Decimal, PlainSerializer(str, return_type=str)]  # as text: JSON's numbers lose digits
+Number = Annotated[Decimal, PlainSerializer(str, return_type=str)]  # as text: numbers in JSON lose digits
 
 
 class RunRequestBody(CamelBody):
-    """How a run is asked for."""
+    """Request for a run."""
 
-    full: bool = Field(False, description="Take all there is, even where there is a watermark.")
+    full: bool = Field(False, description="Whether to fetch all records, even if the feed has a watermark.")
 
 
 class HarvestActionRequest(CamelBody):
-    """Why somebody does what is kept with the run."""
+    """Reason of an action, which is stored with the run."""
 
-    reason: Text = Field(min_length=1, max_length=1_000)
+    reason: Text = Field(min_length=1, max_length=1_000, description="Reason of the action.")
 
 
 class RunStarted(Camel):
-    """202: a run is being planned."""
+    """A run that is being planned."""
 
     run_id: UUID
     status_url: str
 
 
 class RetriedPartitions(Camel):
-    """What is worked on again; no partition: consolidation."""
+    """Result of a retry."""
 
-    partitions: list[str]
+    partitions: list[str] = Field(description="Resumed partitions. Empty if the consolidation was resumed.")
 
 
 class HarvestRun(Camel):
-    """A run. `status` is as the founding document computes it, `state` is all there is to know."""
+    """A run. `state` is the complete state; `status` is computed as in the founding document."""
 
     run_id: UUID
     feed: str
@@ -51,19 +51,19 @@ class HarvestRun(Camel):
     failed_workers: int | None
     watermark_before: datetime | None
     watermark_after: datetime | None
-    upper_bound: datetime | None = Field(description="What changed after it is the next run's.")
+    upper_bound: datetime | None = Field(description="Later changes belong to the next run.")
     requested_by: str
     requested_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
     duration_minutes: float | None
     trace_id: str
-    counts: int = Field(description="How often the source was asked for a count.")
-    counted: int | None = Field(description="Records the source counted before work began.")
-    records: int = Field(description="Records seen until now.")
-    consolidated: int
-    rejected: int
-    deleted: int | None
+    counts: int = Field(description="Number of count requests to the source.")
+    counted: int | None = Field(description="Number of records as counted by the source before the fetch.")
+    records: int = Field(description="Number of records that the last passes have seen.")
+    consolidated: int = Field(description="Number of canonical records written.")
+    rejected: int = Field(description="Number of rejected records.")
+    deleted: int | None = Field(description="Number of deleted records. Null for an incremental run.")
     pricing_version: int | None
     forced_by: str | None
     force_reason: str | None
@@ -83,14 +83,14 @@ class HarvestMove(MoveSchema, Camel):
 
 
 class HarvestRunDetails(HarvestRun):
-    """A run with the proof of its heatmap and its history."""
+    """A run with its heatmap, which proves that the partitions are complete, and with its history."""
 
     heatmap: dict[str, Any] | None
     history: list[HarvestMove]
 
 
 class PartitionView(Camel):
-    """A partition: what it holds, and how far it is."""
+    """A partition with its range and its progress."""
 
     partition_id: str
     kind: str
@@ -100,9 +100,9 @@ class PartitionView(Camel):
     next_offset: int
     completed: bool
     status: str
-    scan: int = Field(description="The pass under way, or the last one.")
-    seen: int = Field(description="Records of this pass.")
-    rescues: int
+    scan: int = Field(description="Number of the current or last pass.")
+    seen: int = Field(description="Number of distinct records of this pass.")
+    rescues: int = Field(description="Number of messages that were sent again after a stall.")
     worker_id: str | None
     error: str | None
     started_at: datetime | None
@@ -116,7 +116,7 @@ class PartitionList(Camel):
 
 
 class WatermarkView(Camel):
-    """H8: as the blob tells it."""
+    """H8: a watermark in the form of the blob."""
 
     last_updated_at: datetime
     last_run_id: UUID
@@ -126,23 +126,23 @@ class WatermarkView(Camel):
 class WatermarkList(Camel):
     feed: str
     current: WatermarkView | None
-    blob: WatermarkView | None = Field(description="The copy on object storage.")
+    blob: WatermarkView | None = Field(description="Copy on object storage.")
     blob_url: str
     history: list[WatermarkView]
 
 
 class FeedView(Camel):
-    """A feed, and where it stands."""
+    """A feed and its state."""
 
     feed: str
     source: str
     url: str
     watermark: datetime | None
     every_seconds: float | None
-    overlap_seconds: float = Field(description="How far the watermark stays behind what was asked for.")
+    overlap_seconds: float = Field(description="Overlap of consecutive incremental runs, in seconds.")
     paused_until: datetime | None
     pause_reason: str | None
-    pending: int = Field(description="Raw records that are not consolidated.")
+    pending: int = Field(description="Number of raw records that wait for consolidation.")
     last_run: HarvestRun | None = Field(description="The latest run, which may be active.")
     last_ended_run: HarvestRun | None = Field(description="The latest run that has ended: its state is the result.")
     next_run_at: datetime | None = Field(
@@ -168,7 +168,7 @@ class PricingResult(Camel):
 
 
 class HarvestAlert(Camel):
-    """Something somebody had to be told of."""
+    """An alert and its delivery."""
 
     id: int
     run_id: UUID | None
@@ -187,7 +187,7 @@ class HarvestAlertList(Camel):
 
 
 class RejectedRecord(Camel):
-    """A record that was set aside."""
+    """A rejected record."""
 
     id: int
     key: str | None
@@ -217,7 +217,7 @@ class CanonicalRecord(Camel):
 
 
 class RecordView(Camel):
-    """Where one record is: as the source told it, and as it is served."""
+    """A record as the source sent it, and as it is served."""
 
     feed: str
     key: str

@@ -1,7 +1,7 @@
-"""H10: before anything is called gone, what changed while a full run was under way is fetched once more.
+"""H10: before a full run deletes records, the changes since its start are fetched again.
 
-A record that moves from a partition not read yet to one read already is in neither when they are read. It changed, so
-the source can be asked for it; all others were where the run looked for them.
+A record that moves from an unread partition to a partition that was read before is missed by both. It has changed, so
+it is among the changes since the start; all other records were in the partition where the run read them.
 """
 
 import asyncio
@@ -16,52 +16,54 @@ from penstock.harvest.sources.port import SourceFailed
 from penstock.harvest.store import SQL, RunRow
 from penstock.kernel.db.database import Database
 
-NAME = "sweep"
+NAME = "late-changes"
 _SLACK = 1_000
 
 
 class LateChangesStopped(Exception):
-    """The sweep is not to go on: the process stops, or another has taken the run over."""
+    """The fetch must end: the process stops, or the run is not consolidating any more."""
 
 
-async def sweep(db: Database, feed: Feed, run: RunRow, stopping: asyncio.Event) -> bool:
-    """Whether *run* has now seen all that changed while it was under way, as far as the source tells."""
+async def fetch_late_changes(db: Database, feed: Feed, run: RunRow, stopping: asyncio.Event) -> bool:
+    """Fetch the changes since the start of *run*; return whether the counts of the source prove that all were read."""
     if not feed.source.has_windows:
         return False
     changed = TimeWindow(after=run.upper_bound - feed.section.overlap)
     for scan in range(1, feed.section.limits.passes + 1):
         before = await feed.source.count(EVERYTHING, changed)
-        told = await _pass(db, feed, run, changed, scan, before, stopping) if before else 0
-        if before == told == await feed.source.count(EVERYTHING, changed):
+        received = await _fetch_pass(db, feed, run, changed, scan, before, stopping) if before else 0
+        if before == received == await feed.source.count(EVERYTHING, changed):
             return True
     return False
 
 
-async def _pass(
+async def _fetch_pass(
     db: Database, feed: Feed, run: RunRow, window: TimeWindow, scan: int, counted: int, stopping: asyncio.Event
 ) -> int:
-    position, told = PagePosition(), 0
-    while told <= 2 * counted + _SLACK:
+    position, received = PagePosition(), 0
+    while received <= 2 * counted + _SLACK:
         if stopping.is_set():
             raise LateChangesStopped
         page = await feed.source.fetch(EVERYTHING, window, position, feed.section.page_size)
-        found, rejects = feed.reader.read(page.records)
+        records, rejects = feed.reader.read(page.records)
         async with db.transaction() as tx:
             now = db.clock.now()
-            # Under this lock no later run can begin: what it has seen must not be called seen by this one.
+            # Under this lock no later run can start, so records that it sees are not marked as seen by this run.
             if await tx.fetchval(SQL["touch_consolidating"], run.run_id, now) is None:
                 raise LateChangesStopped
-            task = _task(run, scan, now)
-            _, refused = await raw_store.keep(tx, task, found, now)
-            await raw_store.reject(tx, task, [*rejects, *refused], now)
-        told += len(page.records)
+            task = _make_task(run, scan, now)
+            _, refused = await raw_store.store_records(tx, task, records, now)
+            await raw_store.store_rejects(tx, task, [*rejects, *refused], now)
+        received += len(page.records)
         if page.next is None:
-            return told
+            return received
         position = page.next
-    raise SourceFailed("SOURCE_PAGING_ENDLESS", f"{counted} records counted, {told} given, and no end")
+    raise SourceFailed(
+        "SOURCE_PAGING_ENDLESS", f"{counted} records counted, {received} received, and the pages do not end"
+    )
 
 
-def _task(run: RunRow, scan: int, now: datetime) -> PartitionTask:
+def _make_task(run: RunRow, scan: int, now: datetime) -> PartitionTask:
     return PartitionTask(
         run_id=run.run_id,
         partition_id=NAME,
@@ -74,7 +76,7 @@ def _task(run: RunRow, scan: int, now: datetime) -> PartitionTask:
         scan_started_at=now,
         last_scan_at=None,
         counted=0,
-        told=0,
+        received=0,
         seen=0,
         missed=0,
         was_clean=False,

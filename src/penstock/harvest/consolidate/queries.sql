@@ -1,34 +1,34 @@
 -- name: consolidate_set
--- Make canonical records of pending raw ones, in the order of their keys: how many were taken, up to which key, and what
--- became of them. `compiling` fills in what the recipe says; names and values are parameters.
+-- Consolidate pending raw records, in the order of their keys. Return how many were taken, up to which key, and the results.
+-- `sql_compiler` inserts expressions of the mapping; names and values are parameters.
 --
--- Why no change is lost: who changes a raw record writes its new version here and there in one transaction. If nobody did
--- since this statement's snapshot, the raw record in the snapshot is the one the locked row speaks of, and who comes now
--- waits for our lock, then finds the row gone and puts it back. If somebody did, the lock gives us their row, whose
--- version is not in our snapshot: it is joined with nothing and stays, as does its new tuple, which we cannot see.
+-- Why no change is lost: a change of a raw record writes its new version to both tables in one transaction. If there was no
+-- change since the snapshot of this statement, the raw record in the snapshot has the version of the locked row, and a new
+-- change waits for the lock, then finds the row deleted and inserts it again. If there was a change, the lock returns the new
+-- row, whose version is not in the snapshot: the row joins nothing and stays, like its new tuple, which is invisible here.
 WITH taken AS MATERIALIZED (
     SELECT ctid AS tid, key, version FROM raw_pending
     WHERE feed = $1 AND key > $2
     ORDER BY key
     LIMIT $3
     FOR UPDATE SKIP LOCKED
-), judged AS MATERIALIZED (
-    SELECT tid, key, version, is_gone, problem,
+), mapped AS MATERIALIZED (
+    SELECT tid, key, version, is_deleted, problem,
            CASE WHEN problem IS NULL THEN {fields} END AS fields,
            cost, rule,
-           CASE WHEN problem IS NOT NULL THEN left(payload::text, 10000) END AS shown
+           CASE WHEN problem IS NOT NULL THEN left(payload::text, 10000) END AS excerpt
     FROM (
         SELECT *, {problem} AS problem, {cost} AS cost, {rule} AS rule
         FROM (
             SELECT *{values}
             FROM (
-                SELECT taken.tid, taken.key, taken.version, raw.is_gone, raw.payload{texts}
+                SELECT taken.tid, taken.key, taken.version, raw.is_deleted, raw.payload{texts}
                 FROM taken CROSS JOIN LATERAL (
-                    SELECT payload, is_gone FROM raw_record
+                    SELECT payload, is_deleted FROM raw_record
                     WHERE feed = $1 AND key = taken.key AND version = taken.version
                     OFFSET 0
                 ) AS raw
-                OFFSET 0  -- a fence: else the planner unfolds each text into every place that uses it
+                OFFSET 0  -- an optimization fence: without it the planner evaluates each text at every use
             ) AS texts
             OFFSET 0
         ) AS parsed
@@ -37,8 +37,8 @@ WITH taken AS MATERIALIZED (
 ), consolidated AS (
     INSERT INTO canonical_record AS canonical
         (feed, key, fields, cost, price, rule, pricing_version, run_id, version, changed_at, deleted_at)
-    SELECT $1, key, fields, cost, {price}, {rule_name}, $5::integer, $4::uuid, version, $6::timestamptz, CASE WHEN is_gone THEN $6::timestamptz END
-    FROM judged
+    SELECT $1, key, fields, cost, {price}, {rule_name}, $5::integer, $4::uuid, version, $6::timestamptz, CASE WHEN is_deleted THEN $6::timestamptz END
+    FROM mapped
     WHERE problem IS NULL
     ON CONFLICT (feed, key) DO UPDATE
     SET fields = excluded.fields, cost = excluded.cost, price = excluded.price, rule = excluded.rule,
@@ -49,17 +49,17 @@ WITH taken AS MATERIALIZED (
     WHERE excluded.version >= canonical.version
 ), rejected AS (
     INSERT INTO harvest_reject (run_id, feed, key, reason, payload, rejected_at)
-    SELECT $4::uuid, $1, key, problem, shown, $6::timestamptz FROM judged WHERE problem IS NOT NULL
+    SELECT $4::uuid, $1, key, problem, excerpt, $6::timestamptz FROM mapped WHERE problem IS NOT NULL
 ), marked AS (
-    DELETE FROM raw_pending WHERE ctid = ANY (ARRAY(SELECT tid FROM judged))
+    DELETE FROM raw_pending WHERE ctid = ANY (ARRAY(SELECT tid FROM mapped))
 )
 SELECT (SELECT count(*) FROM taken) AS taken,
        (SELECT max(key) FROM taken) AS last,
-       (SELECT count(*) FROM judged WHERE problem IS NULL) AS consolidated,
-       (SELECT count(*) FROM judged WHERE problem IS NOT NULL) AS rejected;
+       (SELECT count(*) FROM mapped WHERE problem IS NULL) AS consolidated,
+       (SELECT count(*) FROM mapped WHERE problem IS NOT NULL) AS rejected;
 
 -- name: fetch_batch
--- The same rows, for Python to map: their texts, or null where the raw record is not of the version the lock found.
+-- Take the same rows for Python: the texts of each, or null if the raw record has another version than the locked row.
 WITH taken AS MATERIALIZED (
     SELECT ctid AS tid, key, version FROM raw_pending
     WHERE feed = $1 AND key > $2
@@ -67,21 +67,21 @@ WITH taken AS MATERIALIZED (
     LIMIT $3
     FOR UPDATE SKIP LOCKED
 )
-SELECT taken.tid, taken.key, taken.version, raw.is_gone, raw.texts
+SELECT taken.tid, taken.key, taken.version, raw.is_deleted, raw.texts
 FROM taken LEFT JOIN LATERAL (
-    SELECT is_gone, ARRAY[{texts}]::text[] AS texts FROM raw_record
+    SELECT is_deleted, ARRAY[{texts}]::text[] AS texts FROM raw_record
     WHERE feed = $1 AND key = taken.key AND version = taken.version
     OFFSET 0
 ) AS raw ON true
 ORDER BY taken.key;
 
--- name: upsert
--- Canonical records, made in Python. Idempotent: what is newer stays.
+-- name: upsert_canonical
+-- Store canonical records made in Python. Idempotent: a newer record stays.
 INSERT INTO canonical_record AS canonical
     (feed, key, fields, cost, price, rule, pricing_version, run_id, version, changed_at, deleted_at)
-SELECT $1, key, fields::jsonb, cost, price, rule, $3::integer, $2::uuid, version, $4::timestamptz, CASE WHEN is_gone THEN $4::timestamptz END
+SELECT $1, key, fields::jsonb, cost, price, rule, $3::integer, $2::uuid, version, $4::timestamptz, CASE WHEN is_deleted THEN $4::timestamptz END
 FROM unnest($5::text[], $6::text[], $7::numeric[], $8::numeric[], $9::text[], $10::bigint[], $11::boolean[])
-    AS made (key, fields, cost, price, rule, version, is_gone)
+    AS input (key, fields, cost, price, rule, version, is_deleted)
 ON CONFLICT (feed, key) DO UPDATE
 SET fields = excluded.fields, cost = excluded.cost, price = excluded.price, rule = excluded.rule,
     pricing_version = excluded.pricing_version, run_id = excluded.run_id, version = excluded.version,
@@ -90,48 +90,48 @@ SET fields = excluded.fields, cost = excluded.cost, price = excluded.price, rule
                       THEN coalesce(canonical.deleted_at, excluded.deleted_at) END
 WHERE excluded.version >= canonical.version;
 
--- name: reject
--- Raw records Python could not map; as their pending rows are locked, they are still what they were.
+-- name: insert_rejects
+-- Reject raw records that Python could not map. Their pending rows are locked, so they have not changed.
 INSERT INTO harvest_reject (run_id, feed, key, reason, payload, rejected_at)
-SELECT $2, $1, key, reason, left((SELECT payload::text FROM raw_record WHERE feed = $1 AND key = said.key), 10000), $3
-FROM unnest($4::text[], $5::text[]) AS said (key, reason);
+SELECT $2, $1, key, reason, left((SELECT payload::text FROM raw_record WHERE feed = $1 AND key = input.key), 10000), $3
+FROM unnest($4::text[], $5::text[]) AS input (key, reason);
 
--- name: mark
--- Rows this transaction has locked are not pending any more.
+-- name: delete_pending
+-- Delete the pending rows that this transaction has locked.
 DELETE FROM raw_pending WHERE ctid = ANY ($1::tid[]);
 
--- name: wait
--- Wait for whoever holds the first pending row, holding none meanwhile; no row back: nothing is pending.
+-- name: await_first_pending
+-- Wait for the lock of the first pending row, without other locks; no row: nothing is pending.
 SELECT key FROM raw_pending WHERE feed = $1 ORDER BY key LIMIT 1 FOR UPDATE;
 
--- name: hold_recipe
--- The feed is still made by this recipe, and stays so until the end of the transaction; no row back: it is not.
-SELECT recipe FROM harvest_feed WHERE feed = $1 AND recipe = $2 FOR SHARE;
+-- name: lock_mapping
+-- Lock the mapping of the feed until the end of the transaction; no row: the feed has another mapping now.
+SELECT mapping FROM harvest_feed WHERE feed = $1 AND mapping = $2 FOR SHARE;
 
--- name: look_up
--- Find rows by their keys, whatever the planner thinks of tables that grew a moment ago; it is right for every size.
+-- name: force_index_lookups
+-- Find rows by their keys even if the planner estimates small tables; correct for every size.
 SELECT set_config(setting, 'off', true)
 FROM unnest(ARRAY['enable_seqscan', 'enable_bitmapscan', 'enable_hashjoin', 'enable_mergejoin', 'jit']) AS setting
 UNION ALL SELECT set_config('work_mem', '64MB', true);
 
--- name: latest_pricing
--- The rules used last.
+-- name: read_latest_pricing
+-- The pricing rules that were used last.
 SELECT version, digest FROM harvest_pricing WHERE feed = $1 ORDER BY version DESC LIMIT 1;
 
--- name: add_pricing
--- H7: rules that were not used before, under the next version.
+-- name: insert_pricing
+-- H7: insert new pricing rules under the next version.
 INSERT INTO harvest_pricing (feed, version, rules, digest, created_at) VALUES ($1, $2, $3::text::jsonb, $4, $5);
 
--- name: recipe
--- What the canonical records were last made with; null: there are none yet.
-SELECT recipe FROM harvest_feed WHERE feed = $1;
+-- name: read_mapping
+-- The digest of the mapping that made the canonical records; null: there are none yet.
+SELECT mapping FROM harvest_feed WHERE feed = $1;
 
--- name: change_recipe
--- What the canonical records are made with from now on.
-UPDATE harvest_feed SET recipe = $2 WHERE feed = $1;
+-- name: set_mapping
+-- Set the mapping of the canonical records.
+UPDATE harvest_feed SET mapping = $2 WHERE feed = $1;
 
 -- name: make_all_pending
--- Rows that are pending already are written too: whoever holds one may be making the record the old way.
+-- Make all records pending. Pending rows are updated too: the holder of a lock may consolidate with the old mapping.
 INSERT INTO raw_pending AS pending (feed, key, version)
 SELECT feed, key, version FROM raw_record WHERE feed = $1 ORDER BY key
 ON CONFLICT (feed, key) DO UPDATE SET version = greatest(pending.version, excluded.version);

@@ -1,4 +1,4 @@
-"""H8: the watermark's copy on object storage, for whoever reads it there."""
+"""H8: the copy of the watermark on object storage, for other systems."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -9,73 +9,73 @@ import orjson
 from penstock.kernel.errors import Conflict, NotFound, PenstockError
 from penstock.kernel.storage import Storage
 
-_TRIES = 5
-_PATIENCE = 20.0  # seconds: whoever waits holds the feed meanwhile
+_ATTEMPTS = 5
+_TIMEOUT = 20.0  # seconds; the feed is locked in the meantime
 
 
 class WatermarkNotSaved(Exception):
     """The copy could not be written."""
 
 
-def path(feed: str) -> str:
+def blob_path(feed: str) -> str:
     return f"harvest/{feed}/watermark.json"
 
 
-def document(last_updated_at: datetime, run_id: UUID, completed_at: datetime) -> bytes:
-    """The founding document's blob."""
-    told = {
-        "lastUpdatedAt": _moment(last_updated_at),
+def make_document(last_updated_at: datetime, run_id: UUID, completed_at: datetime) -> bytes:
+    """Return the blob in the form of the founding document."""
+    document = {
+        "lastUpdatedAt": _format_time(last_updated_at),
         "lastRunId": str(run_id),
-        "lastRunCompletedAt": _moment(completed_at),
+        "lastRunCompletedAt": _format_time(completed_at),
     }
-    return orjson.dumps(told)
+    return orjson.dumps(document)
 
 
 async def save(storage: Storage, feed: str, data: bytes) -> None:
-    """Write the copy, over nothing but what was read and is older: who comes late must not undo a newer one."""
+    """Write the copy with a compare-and-set, and never replace a newer one: this writer may be late."""
     try:
-        async with asyncio.timeout(_PATIENCE):
-            for _ in range(_TRIES):
-                if await _written(storage, path(feed), data, over_newer=False):
+        async with asyncio.timeout(_TIMEOUT):
+            for _ in range(_ATTEMPTS):
+                if await _write(storage, blob_path(feed), data, over_newer=False):
                     return
     except TimeoutError as error:
-        raise WatermarkNotSaved(f"object storage did not answer within {_PATIENCE:g} s") from error
+        raise WatermarkNotSaved(f"object storage did not respond within {_TIMEOUT:g} s") from error
     except PenstockError as error:
         raise WatermarkNotSaved(f"{error.code}: {error.message}") from error
-    raise WatermarkNotSaved("others write it all the time")
+    raise WatermarkNotSaved(f"{blob_path(feed)} was changed concurrently in {_ATTEMPTS} attempts")
 
 
 async def restore(storage: Storage, feed: str, data: bytes | None) -> None:
-    """Make the copy what the database says, also when it is ahead: a save whose transaction was lost."""
-    async with asyncio.timeout(_PATIENCE):
+    """Write the watermark of the database, also over a newer copy, whose transaction was rolled back."""
+    async with asyncio.timeout(_TIMEOUT):
         if data is None:
-            await storage.delete(path(feed))
+            await storage.delete(blob_path(feed))
         else:
-            await _written(storage, path(feed), data, over_newer=True)
+            await _write(storage, blob_path(feed), data, over_newer=True)
 
 
-async def _written(storage: Storage, place: str, data: bytes, *, over_newer: bool) -> bool:
+async def _write(storage: Storage, path: str, data: bytes, *, over_newer: bool) -> bool:
     try:
-        known = await storage.get(place)
+        stored = await storage.get(path)
     except NotFound:
-        known = None
+        stored = None
     try:
-        if known is None:
-            await storage.create(place, data)
-        elif known.data != data and (over_newer or _reached(known.data) <= _reached(data)):
-            await storage.replace(place, data, etag=known.info.etag)
+        if stored is None:
+            await storage.create(path, data)
+        elif stored.data != data and (over_newer or _read_watermark(stored.data) <= _read_watermark(data)):
+            await storage.replace(path, data, etag=stored.info.etag)
     except Conflict:
         return False
     return True
 
 
-def _reached(data: bytes) -> str:
-    """All moments are written alike, so their texts compare as they do; what is not ours is older than anything."""
+def _read_watermark(data: bytes) -> str:
+    """Return the watermark as text, which sorts by time; an invalid blob is older than every watermark."""
     try:
         return str(orjson.loads(data)["lastUpdatedAt"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return ""
 
 
-def _moment(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+def _format_time(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

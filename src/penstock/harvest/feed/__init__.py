@@ -1,1 +1,1 @@
-"""One configured feed: its source, its records, its recipe."""
+"""A configured feed: its source, its records, its mapping."""

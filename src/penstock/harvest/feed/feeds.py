@@ -1,4 +1,4 @@
-"""The feeds of this process: their configuration, their sources opened, their recipes made."""
+"""The feeds of this process: settings, open sources, record readers and mappings."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from penstock.harvest.config import FeedSection, HarvestSection, NivodaSourceSection
+from penstock.harvest.feed.mapping import FeedMapping
 from penstock.harvest.feed.reader import RecordReader
-from penstock.harvest.feed.recipe import FeedMapping
 from penstock.harvest.sources import nivoda, rest
 from penstock.harvest.sources.http import SourceClient
 from penstock.harvest.sources.port import HarvestSource, SourcePaused
@@ -16,41 +16,41 @@ from penstock.kernel.config.loader import resolve_secret
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound
 
-_ANOTHER = timedelta(seconds=30)
+_CONFIG_DELAY = timedelta(seconds=30)
 
 
 @asynccontextmanager
 async def open_source(feed: str, section: FeedSection, db: Database) -> AsyncIterator[HarvestSource]:
-    """The source of *feed*, its gate shared with all processes over *db*; closed at the end."""
-    place = f"harvest.feeds.{feed}.source"
+    """Open the source of *feed*; its rate limiter is shared with all processes that use *db*."""
+    setting = f"harvest.feeds.{feed}.source"
     source = section.source
-    gate = RateLimiter(feed, source.call, db)
+    limiter = RateLimiter(feed, source.call, db)
     if isinstance(source, NivodaSourceSection):
-        password = resolve_secret(source.password, f"{place}.password")
-        async with SourceClient.open(gate, source.call, {"Content-Type": "application/json"}) as caller:
-            yield nivoda.NivodaSource(source, password, caller, db.clock)
+        password = resolve_secret(source.password, f"{setting}.password")
+        async with SourceClient.open(limiter, source.call, {"Content-Type": "application/json"}) as client:
+            yield nivoda.NivodaSource(source, password, client, db.clock)
     else:
         secrets = {
-            name: resolve_secret(ref, f"{place}.secret_headers.{name}") for name, ref in source.secret_headers.items()
+            name: resolve_secret(ref, f"{setting}.secret_headers.{name}") for name, ref in source.secret_headers.items()
         }
-        async with SourceClient.open(gate, source.call, {**source.headers, **secrets}) as caller:
-            caller.api.secrets.update(secrets.values())
-            yield rest.RestSource(source, caller)
+        async with SourceClient.open(limiter, source.call, {**source.headers, **secrets}) as client:
+            client.api.secrets.update(secrets.values())
+            yield rest.RestSource(source, client, setting)
 
 
 @dataclass(frozen=True)
 class Feed:
-    """One API, kept in step."""
+    """A feed: its settings and the objects that are made of them."""
 
     name: str
     section: FeedSection
     source: HarvestSource
     reader: RecordReader
-    recipe: FeedMapping
+    mapping: FeedMapping
 
 
 class FeedRegistry:
-    """All that are configured."""
+    """The configured feeds."""
 
     def __init__(self, feeds: Mapping[str, Feed]) -> None:
         self._feeds = feeds
@@ -66,15 +66,17 @@ class FeedRegistry:
             yield cls(feeds)
 
     def get(self, name: str) -> Feed:
-        """The feed of that name. Where configuration is being rolled out another process may know it already."""
+        """Return the feed. During a rollout, another process may have sent a message about a feed that is new."""
         if name not in self._feeds:
-            raise SourcePaused("FEED_NOT_CONFIGURED", f"this process has no feed {name!r} configured", after=_ANOTHER)
+            raise SourcePaused(
+                "FEED_NOT_CONFIGURED", f"this process has no feed {name!r} configured", after=_CONFIG_DELAY
+            )
         return self._feeds[name]
 
 
-def known_feed(section: HarvestSection, name: str) -> FeedSection:
-    """The configuration of a feed; NotFound when there is none."""
+def find_feed(section: HarvestSection, name: str) -> FeedSection:
+    """Return the settings of a feed, or raise NotFound."""
     if name not in section.feeds:
         names = ", ".join(sorted(section.feeds)) or "none"
-        raise NotFound("FEED_NOT_FOUND", f"there is no feed {name!r}", hint=f"configured under harvest.feeds: {names}")
+        raise NotFound("FEED_NOT_FOUND", f"there is no feed {name!r}", hint=f"feeds in harvest.feeds: {names}")
     return section.feeds[name]

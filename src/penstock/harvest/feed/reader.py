@@ -1,4 +1,4 @@
-"""Records in the answers of a source: their key, their time, and what is no record."""
+"""Records in the responses of a source: their key, their time of change, and invalid records."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 
 from penstock.harvest.config import FeedSection
-from penstock.harvest.sources.json_envelope import envelope
+from penstock.harvest.sources.json_envelope import make_envelope
 from penstock.kernel.text import is_storable, make_storable
 
 KEY_LIMIT = 500
-_SHOWN = 200
+_EXCERPT = 200
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """One record, by its key."""
+    """A record with its key."""
 
     key: str
     text: str
@@ -26,7 +26,7 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredReject:
-    """A record that cannot be kept."""
+    """A record that cannot be stored, with the reason."""
 
     key: str | None
     reason: str
@@ -34,64 +34,65 @@ class StoredReject:
 
 
 class RecordReader:
-    """Finds key and time in a feed's records, without looking at the rest of them."""
+    """Reads the key and the time of change of a feed's records, without decoding the rest of them."""
 
     def __init__(self, section: FeedSection) -> None:
         self._limit = section.limits.record_bytes
         self._key = section.key
         paths = [path for path in (section.key, section.updated_at) if path]
-        # Nothing but these: a decoder that skips the rest of a record is several times as fast.
-        shape, self._places = envelope(*((path, Any) for path in paths))
+        # A decoder that skips the rest of a record is several times as fast.
+        shape, self._getters = make_envelope(*((path, Any) for path in paths))
         self._decoder = msgspec.json.Decoder(shape)
 
     def read(self, raws: Iterable[bytes]) -> tuple[list[StoredRecord], list[StoredReject]]:
-        """The records among *raws*, and what is none."""
+        """Return the valid records of *raws*, and the rejected ones."""
         records, rejects = [], []
         for raw in raws:
-            found = self._one(raw)
-            if isinstance(found, StoredRecord):
-                records.append(found)
+            record = self._read_record(raw)
+            if isinstance(record, StoredRecord):
+                records.append(record)
             else:
-                rejects.append(found)
+                rejects.append(record)
         return records, rejects
 
-    def _one(self, raw: bytes) -> StoredRecord | StoredReject:
+    def _read_record(self, raw: bytes) -> StoredRecord | StoredReject:
         try:
             text = raw.decode()
             document = self._decoder.decode(raw)
         except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
-            return StoredReject(None, f"it is no record: {error}", raw.decode(errors="replace"))
-        key, *moments = (place(document) for place in self._places)
+            return StoredReject(None, f"the record is not valid JSON: {error}", raw.decode(errors="replace"))
+        key, *times = (get(document) for get in self._getters)
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
         if not isinstance(key, str) or not 0 < len(key) <= KEY_LIMIT or not is_storable(key):
-            shown = make_storable(repr(key), 100)
-            return StoredReject(None, f"its key ({self._key}) is no text of 1 to {KEY_LIMIT}: {shown}", text)
+            excerpt = make_storable(repr(key), 100)
+            reason = f"the key ({self._key}) must be text of 1 to {KEY_LIMIT} characters: {excerpt}"
+            return StoredReject(None, reason, text)
         if len(raw) > self._limit:
-            reason = f"it has {len(raw):,} bytes, more than limits.record_bytes ({self._limit:,})"
-            return StoredReject(key, reason, text[:_SHOWN])
-        return StoredRecord(key, text, _moment(moments[0]) if moments else None)
+            reason = f"the record has {len(raw):,} bytes, more than limits.record_bytes ({self._limit:,})"
+            return StoredReject(key, reason, text[:_EXCERPT])
+        return StoredRecord(key, text, _parse_time(times[0]) if times else None)
 
 
-def newest(records: Iterable[StoredRecord]) -> list[StoredRecord]:
-    """H16: duplicates collapse by key: of each the newest, in the order of keys."""
-    found: dict[str, StoredRecord] = {}
+def keep_newest(records: Iterable[StoredRecord]) -> list[StoredRecord]:
+    """H16: return the newest record of each key, in the order of keys."""
+    newest: dict[str, StoredRecord] = {}
     for record in records:
-        known = found.get(record.key)
-        if known is None or _is_newer(record, known):
-            found[record.key] = record
-    return [found[key] for key in sorted(found)]
+        other = newest.get(record.key)
+        if other is None or _is_newer(record, other):
+            newest[record.key] = record
+    return [newest[key] for key in sorted(newest)]
 
 
-def _is_newer(record: StoredRecord, known: StoredRecord) -> bool:
-    return record.updated_at is None or known.updated_at is None or record.updated_at >= known.updated_at
+def _is_newer(record: StoredRecord, other: StoredRecord) -> bool:
+    return record.updated_at is None or other.updated_at is None or record.updated_at >= other.updated_at
 
 
-def _moment(value: object) -> datetime | None:
+def _parse_time(value: object) -> datetime | None:
     if not isinstance(value, str):
         return None
     try:
         moment = datetime.fromisoformat(value)
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
-    except (ValueError, OverflowError):  # a zone can lead beyond the first and the last year
+    except (ValueError, OverflowError):  # a time zone can shift the time out of the range of years
         return None

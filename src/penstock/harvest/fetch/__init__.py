@@ -1,1 +1,1 @@
-"""Fetch partitions: pages of the source into raw records."""
+"""Fetch partitions: store the pages of the source as raw records."""

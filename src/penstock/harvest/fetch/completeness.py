@@ -1,4 +1,4 @@
-"""H16: what a pass over a partition proves, judged without I/O."""
+"""H16: the verdict on a pass over a partition, without I/O."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,13 +6,13 @@ from enum import StrEnum
 from penstock.harvest.fetch.partitions import PartitionTask
 from penstock.harvest.fetch.raw_store import StoreResult
 
-_SLACK = 1_000  # records a source may give beyond twice what it counted
+_SLACK = 1_000  # records that a source may send beyond twice its count
 
 
 class CompletenessVerdict(StrEnum):
-    """What becomes of the partition."""
+    """The next step of a partition."""
 
-    GO_ON = "go on"
+    CONTINUE = "continue"
     COMPLETE = "complete"
     AGAIN = "again"
     FAILED = "failed"
@@ -20,7 +20,7 @@ class CompletenessVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PassEnding:
-    """What the source says when a pass is at its end: how many records there are, and how many changed meanwhile."""
+    """Counts of the source at the end of a pass: records, and records that changed during the pass."""
 
     count: int
     changed: int
@@ -28,55 +28,53 @@ class PassEnding:
 
 @dataclass(frozen=True, slots=True)
 class PassCounts:
-    """How far a pass is: records *told* by the source, *seen* by us, *missed* by the pass before; some set aside."""
+    """Counts of a pass: records *received*, distinct records *seen*, and records that an earlier pass had *missed*."""
 
-    told: int
+    received: int
     seen: int
     missed: int
-    is_repeated: bool  # whether some came twice: then something moved, or two have one key
+    is_repeated: bool  # whether a key was received twice: a record moved, or two records have one key
 
     @classmethod
-    def after(cls, task: PartitionTask, told: int, aside: int, kept: StoreResult) -> "PassCounts":
-        """The pass of *task* with one turn more."""
-        seen = task.seen + kept.seen + aside
-        return cls(task.told + told, seen, task.missed + kept.missed, seen < task.told + told)
+    def after(cls, task: PartitionTask, received: int, rejected: int, stored: StoreResult) -> "PassCounts":
+        """Return the counts of the pass of *task* after one more turn."""
+        total, seen = task.received + received, task.seen + stored.seen + rejected
+        return cls(total, seen, task.missed + stored.missed, seen < total)
 
 
-def judge(
-    task: PartitionTask, now: PassCounts, ending: PassEnding | None, passes: int
+def judge_pass(
+    task: PartitionTask, counts: PassCounts, ending: PassEnding | None, passes: int
 ) -> tuple[CompletenessVerdict, str | None]:
-    """The verdict, and in words why it is a failure.
+    """Return the verdict, and the error if the partition failed.
 
-    Nothing was missed if the source counted the same before and after, gave just as many, none twice, and says that
-    none changed. Where something changed, a second pass whose numbers agree is enough if it finds nothing the first
-    should have found; where they do not agree rows slipped between its pages too, and it takes two such passes in a
-    row. All that as long as the source gave all it says it has.
+    Nothing was missed if the source counted the same before and after, sent exactly as many records, none twice, and
+    reports no change. If records changed, a second pass is enough if its numbers agree and it finds no record that the
+    first pass should have found. If its numbers do not agree, rows moved between its pages too, and two such passes in
+    a row are required. In any case the source must have sent as many records as it counts.
     """
     if ending is None:
-        if now.told > 2 * task.counted + _SLACK:
-            why = f"{task.counted} records counted, {now.told} given, and no end: does it heed the offset?"
-            return CompletenessVerdict.FAILED, f"SOURCE_PAGING_ENDLESS: {why}"
-        return CompletenessVerdict.GO_ON, None
-    is_short = now.told < ending.count - ending.changed
-    agrees = task.counted == now.told == ending.count and not now.is_repeated
+        if counts.received > 2 * task.counted + _SLACK:
+            numbers = f"{task.counted} records counted, {counts.received} received, and the pages do not end"
+            error = f"SOURCE_PAGING_ENDLESS: {numbers}; the source seems to ignore the offset"
+            return CompletenessVerdict.FAILED, error
+        return CompletenessVerdict.CONTINUE, None
+    is_short = counts.received < ending.count - ending.changed
+    agrees = task.counted == counts.received == ending.count and not counts.is_repeated
     if agrees and not ending.changed:
         return CompletenessVerdict.COMPLETE, None
-    if is_clean(task, now) and not is_short and (agrees or task.was_clean):
+    if is_clean(task, counts) and not is_short and (agrees or task.was_clean):
         return CompletenessVerdict.COMPLETE, None
     if task.scan < passes:
         return CompletenessVerdict.AGAIN, None
-    counts = f"{task.counted} counted before, {now.told} given, {ending.count} counted after, {ending.changed} changed"
+    numbers = f"{task.counted} counted before, {counts.received} received, {ending.count} counted after"
+    numbers += f", {ending.changed} changed"
     if is_short:
-        return (
-            CompletenessVerdict.FAILED,
-            f"SOURCE_SHORT: it does not give what it counts, in {passes} passes: {counts}",
-        )
-    return (
-        CompletenessVerdict.FAILED,
-        f"SOURCE_MOVING: records still move after {passes} passes: {counts}, {now.missed} missed",
-    )
+        error = f"SOURCE_SHORT: the source sends fewer records than it counts, in {passes} passes: {numbers}"
+    else:
+        error = f"SOURCE_MOVING: records still move after {passes} passes: {numbers}, {counts.missed} missed"
+    return CompletenessVerdict.FAILED, error
 
 
-def is_clean(task: PartitionTask, now: PassCounts) -> bool:
-    """Whether a later pass found nothing that the one before it should have found."""
-    return task.scan > 1 and not now.missed
+def is_clean(task: PartitionTask, counts: PassCounts) -> bool:
+    """Return whether this is a later pass that found no record which an earlier pass should have found."""
+    return task.scan > 1 and not counts.missed

@@ -1,9 +1,10 @@
-"""H5: progress, messages and end of partitions. The transaction that ends the last partition ends fetching."""
+"""H5: progress, messages and end of partitions. The transaction that ends the last partition ends the fetch phase."""
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -32,7 +33,7 @@ from penstock.kernel.states import journal
 
 @dataclass(frozen=True, slots=True)
 class PartitionTask:
-    """A partition as it stands when a message about it comes."""
+    """The state of a partition when a worker receives its message."""
 
     run_id: UUID
     partition_id: str
@@ -45,7 +46,7 @@ class PartitionTask:
     scan_started_at: datetime
     last_scan_at: datetime | None
     counted: int
-    told: int
+    received: int
     seen: int
     missed: int
     was_clean: bool
@@ -59,12 +60,12 @@ class PartitionTask:
 
 @dataclass(frozen=True, slots=True)
 class HarvestPosition:
-    """Where a turn leaves its partition: further on in its pass, or at the beginning of the next."""
+    """The progress of a partition after a turn: further in its pass, or at the start of the next pass."""
 
     position: PagePosition
     scan: int
     counted: int
-    told: int = 0
+    received: int = 0
     seen: int = 0
     missed: int = 0
     was_clean: bool = False
@@ -72,7 +73,7 @@ class HarvestPosition:
 
 @dataclass(frozen=True, slots=True)
 class EndedPartition:
-    """A partition that has come to its end, well or not."""
+    """The new status of a partition, with its records and its error."""
 
     partition_id: str
     status: PartitionState
@@ -80,9 +81,17 @@ class EndedPartition:
     error: str | None = None
 
 
+class FailedPartition(NamedTuple):
+    """A failed partition, and where it stopped."""
+
+    name: str
+    offset: int
+    scan: int
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionCounters:
-    """H5: how many partitions of a run have ended."""
+    """H5: the counters of the partitions of a run."""
 
     completed: int
     expected: int
@@ -93,25 +102,25 @@ class PartitionCounters:
         return self.completed + self.failed == self.expected
 
 
-async def task(connection: Connection, run_id: UUID, partition_id: str) -> PartitionTask | None:
-    """A partition, as it stands."""
-    row = await connection.fetchrow(SQL["task"], run_id, partition_id)
-    return _task(row) if row else None
+async def read_task(connection: Connection, run_id: UUID, partition_id: str) -> PartitionTask | None:
+    """Return the state of a partition."""
+    row = await connection.fetchrow(SQL["read_task"], run_id, partition_id)
+    return _make_task(row) if row else None
 
 
-async def hold(tx: Connection, run_id: UUID, partition_id: str) -> PartitionTask | None:
-    """Hold a partition until the end of the transaction; as it stands then."""
+async def lock_task(tx: Connection, run_id: UUID, partition_id: str) -> PartitionTask | None:
+    """Lock a partition until the end of the transaction, and return its state."""
     await tx.fetchval(SQL["lock_partition"], run_id, partition_id)
-    # Asked anew: while we waited for it, its run may have been cancelled.
-    return await task(tx, run_id, partition_id)
+    # Read after the lock: the run may have been cancelled during the wait.
+    return await read_task(tx, run_id, partition_id)
 
 
 async def advance(
     tx: Connection, task: PartitionTask, step: HarvestPosition, now: datetime, *, is_complete: bool = False
 ) -> None:
-    """H4: the compare-and-set; its caller holds the partition, and has seen that it stands where *task* says."""
+    """H4: move a partition on from *task*; the caller has locked it and compared its state with *task*."""
     await tx.execute(
-        SQL["advance"],
+        SQL["advance_partition"],
         task.run_id,
         task.partition_id,
         task.position.offset,
@@ -123,71 +132,73 @@ async def advance(
         step.counted,
         is_complete,
         now,
-        step.told,
+        step.received,
         step.was_clean,
     )
 
 
-async def note_work(
+async def record_work(
     tx: Connection,
     run_id: UUID,
-    one: EndedPartition,
+    part: EndedPartition,
     row_id: UUID,
     worker: str,
     now: datetime,
     *,
     payload: object = None,
-    began: datetime | None = None,
+    started: datetime | None = None,
 ) -> None:
-    """Who works on a partition, since when, and how it stands."""
-    said = (one.partition_id, worker, one.status, one.records, one.error)
-    await tx.execute(SQL["note_work"], row_id, run_id, *said, payload, now, began or now)
+    """Record the worker, the status and the progress of a partition."""
+    values = (part.partition_id, worker, part.status, part.records, part.error)
+    await tx.execute(SQL["upsert_work"], row_id, run_id, *values, payload, now, started or now)
 
 
-async def note_partitions(
-    tx: Connection, run_id: UUID, ended: Sequence[EndedPartition], move_from: PartitionState, by: str, now: datetime
+async def append_moves(
+    tx: Connection, run_id: UUID, parts: Sequence[EndedPartition], source: PartitionState, by: str, now: datetime
 ) -> None:
-    """The history of partitions is kept with their run's."""
+    """Append moves of partitions to the history of their run."""
     entries = [
         journal.JournalEntry(
-            PARTITION.name, f"{run_id}/{one.partition_id}", move_from.value, one.status.value, by, now, one.error
+            PARTITION.name, f"{run_id}/{part.partition_id}", source.value, part.status.value, by, now, part.error
         )
-        for one in ended
+        for part in parts
     ]
     if entries:
-        await tx.execute(SQL["note_moves"], run_id, await journal.append(tx, entries))
+        await tx.execute(SQL["append_moves"], run_id, await journal.append(tx, entries))
 
 
 async def count_ended(
     tx: Connection, run_id: UUID, ended: Sequence[EndedPartition], now: datetime
 ) -> PartitionCounters | None:
-    """H5: once per partition, in the transaction that ends it; None when the run is not fetching any more."""
-    failed = sum(one.status is PartitionState.FAILED for one in ended)
+    """H5: count partitions in the transaction that ends them; return None if the run is not fetching any more."""
+    failed = sum(part.status is PartitionState.FAILED for part in ended)
     row = await tx.fetchrow(SQL["count_ended"], run_id, len(ended) - failed, failed, now)
     return PartitionCounters(row["completed_workers"], row["expected_workers"], row["failed_workers"]) if row else None
 
 
-async def failed_partitions(tx: Connection, run_id: UUID, only: str | None) -> list[tuple[str, int, int]]:
-    rows = await tx.fetch(SQL["failed_partitions"], run_id, only)
-    return [(row["partition_id"], row["next_offset"], row["scan"]) for row in rows]
+async def list_failed(tx: Connection, run_id: UUID, name: str | None) -> list[FailedPartition]:
+    """Return the failed partitions of a run, or only the partition *name*."""
+    rows = await tx.fetch(SQL["list_failed_partitions"], run_id, name)
+    return [FailedPartition(row["partition_id"], row["next_offset"], row["scan"]) for row in rows]
 
 
-async def lock_partitions(tx: Connection, run_id: UUID) -> list[str]:
-    """Hold all partitions of a run; always before its own row."""
-    return [row["partition_id"] for row in await tx.fetch(SQL["all_partitions"], run_id)]
+async def lock_all(tx: Connection, run_id: UUID) -> list[str]:
+    """Lock all partitions of a run, always before the run, and return their names."""
+    return [row["partition_id"] for row in await tx.fetch(SQL["lock_partitions"], run_id)]
 
 
-async def unfinished_partitions(tx: Connection, run_id: UUID) -> list[tuple[str, int]]:
-    rows = await tx.fetch(SQL["unfinished_partitions"], run_id)
+async def list_unfinished(tx: Connection, run_id: UUID) -> list[tuple[str, int]]:
+    """Return the unfinished partitions of a run, with the records seen."""
+    rows = await tx.fetch(SQL["list_unfinished_partitions"], run_id)
     return [(row["partition_id"], row["seen"]) for row in rows]
 
 
 async def revive(tx: Connection, run_id: UUID, names: Sequence[str], now: datetime) -> None:
-    """H11: failed partitions are worked on again."""
+    """H11: set failed partitions to running."""
     await tx.execute(SQL["revive_partitions"], run_id, list(names), now)
 
 
-def _task(row: asyncpg.Record) -> PartitionTask:
+def _make_task(row: asyncpg.Record) -> PartitionTask:
     return PartitionTask(
         run_id=row["run_id"],
         partition_id=row["partition_id"],
@@ -200,7 +211,7 @@ def _task(row: asyncpg.Record) -> PartitionTask:
         scan_started_at=row["scan_started_at"],
         last_scan_at=row["last_scan_at"],
         counted=row["counted"],
-        told=row["told"],
+        received=row["received"],
         seen=row["seen"],
         missed=row["missed"],
         was_clean=row["was_clean"],
@@ -213,18 +224,18 @@ def _task(row: asyncpg.Record) -> PartitionTask:
     )
 
 
-async def hurry(bus: Bus) -> None:
-    """Send what was just committed; what cannot be sent now is sent by the relay, and is no failure of the caller's."""
+async def flush_outbox(bus: Bus) -> None:
+    """Publish committed messages now; if that fails, the relay publishes them later."""
     with suppress(Transient):
         await bus.relay()
 
 
-def work_item(run_id: UUID, partition_id: str, offset: int, scan: int, trace_id: str) -> BusMessage:
+def make_work_item(run_id: UUID, partition_id: str, offset: int, scan: int, trace_id: str) -> BusMessage:
     item = WorkMessage(run_id, partition_id, offset, trace_id, scan)
     return BusMessage(WORK_ITEMS, f"{run_id}/{partition_id}", msgspec.json.encode(item))
 
 
-def consolidation(run_id: UUID, trace_id: str, *, force: bool = False) -> BusMessage:
+def make_consolidation(run_id: UUID, trace_id: str, *, force: bool = False) -> BusMessage:
     return BusMessage(CONSOLIDATIONS, str(run_id), msgspec.json.encode(ConsolidateMessage(run_id, trace_id, force)))
 
 
@@ -237,19 +248,23 @@ async def end_partitions(
     ended: Sequence[EndedPartition],
     by: str,
     now: datetime,
-) -> None:
-    """Count partitions, already marked as ended, and tell of them; the last of a run triggers consolidation."""
-    await note_partitions(tx, run_id, ended, PartitionState.RUNNING, by, now)
+) -> str | None:
+    """Count partitions that are marked as ended, and publish events; the last one of a run triggers consolidation.
+
+    Return the error of the run if its consolidation is skipped.
+    """
+    await append_moves(tx, run_id, ended, PartitionState.RUNNING, by, now)
     counters = await count_ended(tx, run_id, ended, now)
     if counters is None:
-        raise Corrupt("RUN_NOT_FETCHING", f"a partition of run {run_id} ended after the run did")
-    done = [
-        WorkDoneMessage(run_id, feed, one.partition_id, one.status, one.records, now, trace_id, one.error)
-        for one in ended
+        raise Corrupt("RUN_NOT_FETCHING", f"a partition of run {run_id} ended after the run itself had ended")
+    events = [
+        WorkDoneMessage(run_id, feed, part.partition_id, part.status, part.records, now, trace_id, part.error)
+        for part in ended
     ]
-    await bus.publish([BusMessage(WORK_DONE, str(run_id), msgspec.json.encode(one)) for one in done], tx=tx)
-    if counters.is_all:
-        await _end_fetching(tx, bus, feed, run_id, trace_id, counters, by, now)
+    await bus.publish([BusMessage(WORK_DONE, str(run_id), msgspec.json.encode(event)) for event in events], tx=tx)
+    if not counters.is_all:
+        return None
+    return await _end_fetching(tx, bus, feed, run_id, trace_id, counters, by, now)
 
 
 async def _end_fetching(
@@ -261,12 +276,13 @@ async def _end_fetching(
     counters: PartitionCounters,
     by: str,
     now: datetime,
-) -> None:
+) -> str | None:
     if counters.failed == 0:
         await store.move_run(tx, run_id, HarvestRunState.WORKERS_RUNNING, "trigger", by, now)
-        await bus.publish([consolidation(run_id, trace_id)], tx=tx)
-        return
+        await bus.publish([make_consolidation(run_id, trace_id)], tx=tx)
+        return None
     reason = f"{counters.failed} of {counters.expected} partitions failed"
     await store.move_run(tx, run_id, HarvestRunState.WORKERS_RUNNING, "skip", by, now, reason)
     message = f"Run {run_id} of {feed}: {reason}. Consolidation skipped, watermark NOT advanced."
     await raise_alert(tx, feed, run_id, AlertCode.CONSOLIDATION_SKIPPED, AlertSeverity.ERROR, message, now)
+    return reason

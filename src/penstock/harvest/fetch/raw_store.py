@@ -6,57 +6,57 @@ from datetime import datetime
 
 import asyncpg
 
-from penstock.harvest.feed.reader import StoredRecord, StoredReject, newest
+from penstock.harvest.feed.reader import StoredRecord, StoredReject, keep_newest
 from penstock.harvest.fetch.partitions import PartitionTask
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
 from penstock.kernel.text import make_storable
 
 SQL = sql.load("penstock.harvest.fetch", file="raw_store.sql")
-# An escape for NUL, half a surrogate, a number of a million digits; brackets by the thousand.
+# Escapes of NUL or of half a surrogate, numbers of a million digits, thousands of nested brackets.
 _REFUSED = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreResult:
-    """What keeping records came to: how many their pass had not seen yet, and how many an earlier one should have."""
+    """The number of records that the pass had not seen yet, and of those that an earlier pass should have seen."""
 
     seen: int = 0
     missed: int = 0
 
 
-async def keep(
+async def store_records(
     tx: Connection, task: PartitionTask, records: Iterable[StoredRecord], now: datetime
 ) -> tuple[StoreResult, list[StoredReject]]:
-    """Keep the records of a turn; what that came to, and what PostgreSQL could not keep."""
-    given = newest(records)
+    """Store the records of a turn; return the result, and the records that PostgreSQL cannot store."""
+    distinct = keep_newest(records)
     try:
         async with tx.transaction():
-            return await _keep(tx, task, given, now), []
+            return await _store(tx, task, distinct, now), []
     except _REFUSED:
-        good, rejects = await _part(tx, given)
-        return await _keep(tx, task, good, now), rejects
+        storable, rejects = await _separate(tx, distinct)
+        return await _store(tx, task, storable, now), rejects
 
 
-async def reject(tx: Connection, task: PartitionTask, rejects: Sequence[StoredReject], now: datetime) -> None:
-    """Set records aside, with the reason. Those whose keys are known are seen: they are not gone."""
+async def store_rejects(tx: Connection, task: PartitionTask, rejects: Sequence[StoredReject], now: datetime) -> None:
+    """Store rejected records with their reasons, and mark their keys as seen: they still exist in the source."""
     if not rejects:
         return
-    keys, reasons = [one.key for one in rejects], [make_storable(one.reason, 1_000) for one in rejects]
-    texts = [make_storable(one.text, 10_000) for one in rejects]
-    await tx.execute(SQL["reject"], task.run_id, task.feed, keys, reasons, texts, now)
-    known = [key for key in keys if key is not None]
-    await tx.execute(SQL["see"], task.feed, task.run_id, task.partition_id, task.scan, known)
+    keys, reasons = [reject.key for reject in rejects], [make_storable(reject.reason, 1_000) for reject in rejects]
+    texts = [make_storable(reject.text, 10_000) for reject in rejects]
+    await tx.execute(SQL["insert_rejects"], task.run_id, task.feed, keys, reasons, texts, now)
+    present = [key for key in keys if key is not None]
+    await tx.execute(SQL["mark_seen"], task.feed, task.run_id, task.partition_id, task.scan, present)
 
 
-async def _keep(tx: Connection, task: PartitionTask, given: Sequence[StoredRecord], now: datetime) -> StoreResult:
+async def _store(tx: Connection, task: PartitionTask, records: Sequence[StoredRecord], now: datetime) -> StoreResult:
     row = await tx.fetchrow(
-        SQL["keep"],
+        SQL["store_records"],
         task.feed,
         task.run_id,
-        [record.key for record in given],
-        [record.text for record in given],
-        [record.updated_at for record in given],
+        [record.key for record in records],
+        [record.text for record in records],
+        [record.updated_at for record in records],
         task.partition_id,
         task.scan,
         task.last_scan_at,
@@ -65,15 +65,15 @@ async def _keep(tx: Connection, task: PartitionTask, given: Sequence[StoredRecor
     return StoreResult(row["seen"], row["missed"]) if row else StoreResult()
 
 
-async def _part(tx: Connection, given: Sequence[StoredRecord]) -> tuple[list[StoredRecord], list[StoredReject]]:
-    """One by one: what PostgreSQL takes, and what it does not."""
-    good: list[StoredRecord] = []
+async def _separate(tx: Connection, records: Sequence[StoredRecord]) -> tuple[list[StoredRecord], list[StoredReject]]:
+    """Test each record, and return the storable and the rejected ones."""
+    storable: list[StoredRecord] = []
     rejects: list[StoredReject] = []
-    for record in given:
+    for record in records:
         try:
             async with tx.transaction():
                 await tx.execute(SQL["is_storable"], record.text)
-            good.append(record)
+            storable.append(record)
         except _REFUSED as error:
-            rejects.append(StoredReject(record.key, f"PostgreSQL cannot keep it: {error}", record.text))
-    return good, rejects
+            rejects.append(StoredReject(record.key, f"PostgreSQL cannot store the record: {error}", record.text))
+    return storable, rejects

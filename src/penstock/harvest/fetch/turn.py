@@ -1,4 +1,4 @@
-"""H4: one turn at a partition: some pages of its source, and at its end what the source says of it."""
+"""H4: a turn at a partition: some pages of its source, and the counts of the source at the end of a pass."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from penstock.harvest.sources.port import SourceFailed
 
 @dataclass(slots=True)
 class FetchTurn:
-    """What was fetched from *begin* on. *ending* is there at the end, *failure* when the source gave out before it."""
+    """Pages from *begin* on. *ending* is set at the end of a pass, *failure* if the source failed before it."""
 
     begin: PagePosition
     pages: list[RecordPage] = field(default_factory=list)
@@ -23,7 +23,7 @@ class FetchTurn:
 
     @property
     def position(self) -> PagePosition:
-        """Where the next turn begins."""
+        """The start of the next turn."""
         if not self.pages:
             return self.begin
         return self.pages[-1].next or PagePosition(self.begin.offset + sum(len(page.records) for page in self.pages))
@@ -41,62 +41,64 @@ class FetchTurn:
         return bool(self.pages)
 
 
-def window(task: PartitionTask) -> TimeWindow:
-    """H9: a full run takes all there is, an incremental one what changed up to its upper bound."""
+def make_window(task: PartitionTask) -> TimeWindow:
+    """H9: return the window of all records for a full run, and up to the upper bound for an incremental one."""
     return ALWAYS if task.run_type is HarvestRunType.FULL else TimeWindow(task.watermark_before, task.upper_bound)
 
 
 async def take_turn(feed: Feed, task: PartitionTask, stopping: asyncio.Event) -> FetchTurn:
-    """Fetch the next pages of a partition; whatever the source does, what it gave is kept."""
+    """Fetch the next pages of a partition. Pages before a failure are part of the turn."""
     turn = FetchTurn(task.position)
     try:
         if feed.source.is_seekable:
-            await _seek(feed, task, turn)
+            await _fetch_concurrently(feed, task, turn)
         else:
-            await _follow(feed, task, turn, stopping)
+            await _fetch_by_cursor(feed, task, turn, stopping)
         if turn.is_at_end:
-            turn.ending = await _ending(feed, task)
+            turn.ending = await _recount(feed, task)
     except SourceFailed as failure:
         turn.failure = failure
         if turn.is_at_end:
-            turn.pages.pop()  # an end that cannot be judged is fetched again
+            turn.pages.pop()  # without the counts, the last page is fetched again
     return turn
 
 
-async def _seek(feed: Feed, task: PartitionTask, turn: FetchTurn) -> None:
-    """Pages side by side, where any offset can be asked for."""
+async def _fetch_concurrently(feed: Feed, task: PartitionTask, turn: FetchTurn) -> None:
+    """Fetch pages concurrently, from a source with offsets."""
     size, begin = feed.section.page_size, task.position.offset
     left = max(task.counted - begin, 0)
-    # One more than is needed for what was counted: the empty page that says it is the end.
+    # One page more than the count requires: the empty page that proves the end.
     count = min(-(-left // size) + 1, feed.section.pages_per_turn)
-    asked = [PagePosition(begin + number * size) for number in range(count)]
-    requests = (feed.source.fetch(task.range, window(task), one, size) for one in asked)
-    _in_order(turn, asked, await asyncio.gather(*requests, return_exceptions=True))
+    positions = [PagePosition(begin + number * size) for number in range(count)]
+    requests = (feed.source.fetch(task.range, make_window(task), position, size) for position in positions)
+    _append_in_order(turn, positions, await asyncio.gather(*requests, return_exceptions=True))
 
 
-def _in_order(turn: FetchTurn, asked: Sequence[PagePosition], answers: Sequence[RecordPage | BaseException]) -> None:
-    """Take pages up to the first that failed or is short: what follows a short one is not where it was asked for."""
-    for position, answer in zip(asked, answers, strict=True):
+def _append_in_order(
+    turn: FetchTurn, positions: Sequence[PagePosition], results: Sequence[RecordPage | BaseException]
+) -> None:
+    """Append pages up to the first failed or short one: the pages after a short one start at a wrong offset."""
+    for position, result in zip(positions, results, strict=True):
         if position != turn.position or turn.is_at_end:
             return
-        if isinstance(answer, BaseException):
-            raise answer
-        turn.pages.append(answer)
+        if isinstance(result, BaseException):
+            raise result
+        turn.pages.append(result)
 
 
-async def _follow(feed: Feed, task: PartitionTask, turn: FetchTurn, stopping: asyncio.Event) -> None:
-    """Pages one after another, each by the cursor the last one gave."""
+async def _fetch_by_cursor(feed: Feed, task: PartitionTask, turn: FetchTurn, stopping: asyncio.Event) -> None:
+    """Fetch pages one after another, each by the cursor of the page before."""
     while len(turn.pages) < feed.section.pages_per_turn and not turn.is_at_end and not stopping.is_set():
-        page = await feed.source.fetch(task.range, window(task), turn.position, feed.section.page_size)
+        page = await feed.source.fetch(task.range, make_window(task), turn.position, feed.section.page_size)
         turn.pages.append(page)
 
 
-async def _ending(feed: Feed, task: PartitionTask) -> PassEnding:
-    """H16: the recount. What leaves a window of the past cannot come back, so only a full run can change unnoticed."""
+async def _recount(feed: Feed, task: PartitionTask) -> PassEnding:
+    """H16: count again. Records that leave a past window do not return, so only a full run needs the changes."""
     source = feed.source
-    count = await source.count(task.range, window(task))
+    count = await source.count(task.range, make_window(task))
     if task.run_type is HarvestRunType.INCREMENTAL or not source.has_windows:
         return PassEnding(count, 0)
-    # The source's clock may be behind ours.
+    # The clock of the source may be behind.
     since = task.scan_started_at - feed.section.overlap
     return PassEnding(count, await source.count(task.range, TimeWindow(after=since)))

@@ -1,4 +1,4 @@
-"""H4: the worker. A message is a turn at a partition; what it fetched and the next message are one transaction."""
+"""H4: the fetch worker. A message is a turn at a partition; its records and the next message are one transaction."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -8,17 +8,18 @@ import msgspec
 import structlog
 
 from penstock.harvest import store
-from penstock.harvest.contract import HarvestRunState, PartitionState, WorkMessage, read
+from penstock.harvest.alerts import AlertCode, log_failed_run
+from penstock.harvest.contract import HarvestRunState, PartitionState, WorkMessage, decode_message
 from penstock.harvest.feed.feeds import FeedRegistry
 from penstock.harvest.fetch import partitions, raw_store
-from penstock.harvest.fetch.completeness import CompletenessVerdict, PassCounts, is_clean, judge
+from penstock.harvest.fetch.completeness import CompletenessVerdict, PassCounts, is_clean, judge_pass
 from penstock.harvest.fetch.partitions import (
     EndedPartition,
     HarvestPosition,
     PartitionTask,
     end_partitions,
-    hurry,
-    work_item,
+    flush_outbox,
+    make_work_item,
 )
 from penstock.harvest.fetch.turn import FetchTurn, take_turn
 from penstock.harvest.metrics import HarvestMetrics
@@ -32,13 +33,14 @@ from penstock.kernel.ids import new_id
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 
 ATTEMPTS = 4  # H6: redelivered at most 3 times
-LONGEST_WAIT = timedelta(minutes=1)  # of a message that is put back: those behind it wait as long
-_SHORTEST_PARK = timedelta(seconds=1)
+MAX_RETRY_DELAY = timedelta(minutes=1)  # a delayed message delays the messages behind it
+_MIN_PAUSE = timedelta(seconds=1)
 _STATES = {CompletenessVerdict.COMPLETE: PartitionState.COMPLETED, CompletenessVerdict.FAILED: PartitionState.FAILED}
+_log = structlog.get_logger()
 
 
 class Fetcher:
-    """Works on partitions, whoever worked on them before."""
+    """Fetches partitions, turn by turn; each turn may run in another process."""
 
     def __init__(self, db: Database, bus: Bus, feeds: FeedRegistry, metrics: HarvestMetrics, worker: str) -> None:
         self._db = db
@@ -47,139 +49,142 @@ class Fetcher:
         self._metrics = metrics
         self._worker = worker
         self._stopping = asyncio.Event()
-        self._log = structlog.get_logger().bind(part="harvest")
 
     def stop(self) -> None:
         """End turns at their next page."""
         self._stopping.set()
 
     async def handle(self, delivery: BusDelivery) -> Outcome:
-        """One turn at the partition a message is about, unless it was made already."""
-        item = read(delivery.message.value, WorkMessage)
+        """Make the turn of a message, unless it was made before."""
+        item = decode_message(delivery.message.value, WorkMessage)
         async with self._db.connection() as connection:
-            task = await partitions.task(connection, item.run_id, item.partition_id)
+            task = await partitions.read_task(connection, item.run_id, item.partition_id)
         if task is None or not _is_due(task, item):
             return Done()
         try:
-            failure = await self._turn(task)
+            failure = await self._make_turn(task)
         except Transient:
-            raise  # the database's trouble, and nobody's failure
+            raise  # an error of the database, not of the partition
         except SourceFailed as failed:
             failure = failed
-        except Exception as error:  # noqa: BLE001 - an edge: the partition must not hang for a mistake of ours
-            self._log.exception("turn_crashed", run=str(task.run_id), partition=task.partition_id)
+        except Exception as error:  # noqa: BLE001 - an edge: a bug must not leave the partition running forever
+            _log.exception("partition_crashed", feed=task.feed, run=str(task.run_id), partition=task.partition_id)
             failure = SourceFailed("INTERNAL", f"{type(error).__name__}: {error}")
-        return Done() if failure is None else await self._put_back(task, failure, delivery.attempt)
+        return Done() if failure is None else await self._handle_failure(task, failure, delivery.attempt)
 
-    async def _turn(self, task: PartitionTask) -> SourceFailed | None:
-        """One turn, kept; why nothing came of it, when it did."""
-        began, feed = self._db.clock.now(), self._feeds.get(task.feed)
+    async def _make_turn(self, task: PartitionTask) -> SourceFailed | None:
+        """Make and store a turn, or return the failure of a turn without a page."""
+        started, feed = self._db.clock.now(), self._feeds.get(task.feed)
         turn = await take_turn(feed, task, self._stopping)
         if not turn.has_progress:
             return turn.failure or SourcePaused("STOPPED", "the worker was stopped")
-        found, rejects = feed.reader.read(turn.raws)
+        records, rejects = feed.reader.read(turn.raws)
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
-            held = await partitions.hold(tx, task.run_id, task.partition_id)
-            if held is None or not _is_same(held, task):
-                return None  # somebody else made this turn while we did
-            kept, refused = await raw_store.keep(tx, task, found, now)
-            aside = [*rejects, *refused]
-            await raw_store.reject(tx, task, aside, now)
-            await self._advance(tx, task, turn, PassCounts.after(task, len(turn.raws), len(aside), kept), began)
-        self._metrics.fetched(task.feed, len(turn.pages), len(turn.raws), len(aside))
-        await hurry(self._bus)
+            current = await partitions.lock_task(tx, task.run_id, task.partition_id)
+            if current is None or not _is_same(current, task):
+                return None  # another worker has made this turn
+            stored, refused = await raw_store.store_records(tx, task, records, now)
+            rejects = [*rejects, *refused]
+            await raw_store.store_rejects(tx, task, rejects, now)
+            counts = PassCounts.after(task, len(turn.raws), len(rejects), stored)
+            run_error = await self._advance(tx, task, turn, counts, started)
+        self._metrics.count_fetched(task.feed, len(turn.pages), len(turn.raws), len(rejects))
+        if run_error:
+            log_failed_run(task.feed, task.run_id, AlertCode.CONSOLIDATION_SKIPPED, run_error)
+        await flush_outbox(self._bus)
         return None
 
     async def _advance(
-        self, tx: Connection, task: PartitionTask, turn: FetchTurn, done: PassCounts, began: datetime
-    ) -> None:
-        """Move the partition on as its pass is judged, with the message for whoever goes on."""
+        self, tx: Connection, task: PartitionTask, turn: FetchTurn, counts: PassCounts, started: datetime
+    ) -> str | None:
+        """Store the progress of a partition with its next message, or end it; return the error of a failed run."""
         now, passes = self._db.clock.now(), self._feeds.get(task.feed).section.limits.passes
-        verdict, error = judge(task, done, turn.ending, passes)
+        verdict, error = judge_pass(task, counts, turn.ending, passes)
         step = HarvestPosition(
-            turn.position, task.scan, task.counted, done.told, done.seen, done.missed, task.was_clean
+            turn.position, task.scan, task.counted, counts.received, counts.seen, counts.missed, task.was_clean
         )
         if turn.ending is not None and verdict is not CompletenessVerdict.COMPLETE:
-            step = HarvestPosition(PagePosition(), task.scan + 1, turn.ending.count, was_clean=is_clean(task, done))
+            step = HarvestPosition(PagePosition(), task.scan + 1, turn.ending.count, was_clean=is_clean(task, counts))
         await partitions.advance(tx, task, step, now, is_complete=verdict is CompletenessVerdict.COMPLETE)
         if task.run_state is HarvestRunState.CREATED:
             await store.move_run(tx, task.run_id, HarvestRunState.CREATED, "begin", self._worker, now)
-        one = EndedPartition(task.partition_id, _STATES.get(verdict, PartitionState.RUNNING), done.seen, error)
-        message = work_item(task.run_id, task.partition_id, step.position.offset, step.scan, task.trace_id)
+        part = EndedPartition(task.partition_id, _STATES.get(verdict, PartitionState.RUNNING), counts.seen, error)
+        message = make_work_item(task.run_id, task.partition_id, step.position.offset, step.scan, task.trace_id)
         payload = msgspec.json.decode(message.value)
         row_id = new_id(self._db.clock)
-        await partitions.note_work(tx, task.run_id, one, row_id, self._worker, now, payload=payload, began=began)
-        if one.status is PartitionState.RUNNING:
+        await partitions.record_work(tx, task.run_id, part, row_id, self._worker, now, payload=payload, started=started)
+        if part.status is PartitionState.RUNNING:
             await self._bus.publish([message], tx=tx)
-        else:
-            await end_partitions(tx, self._bus, task.feed, task.run_id, task.trace_id, [one], self._worker, now)
+            return None
+        return await end_partitions(tx, self._bus, task.feed, task.run_id, task.trace_id, [part], self._worker, now)
 
-    async def _put_back(self, task: PartitionTask, failure: SourceFailed, attempt: int) -> Outcome:
-        """Nothing came of the turn: try again later, or give the partition up."""
-        self._metrics.failed(task.feed, failure.code)
+    async def _handle_failure(self, task: PartitionTask, failure: SourceFailed, attempt: int) -> Outcome:
+        """Pause, restart, retry or fail a partition after a turn without a page."""
+        self._metrics.count_failure(task.feed, failure.code)
         if isinstance(failure, SourcePaused):
-            return await self._park(task, failure.after or _SHORTEST_PARK)
+            return await self._pause(task, failure.after or _MIN_PAUSE)
         if isinstance(failure, SourceRefused) and task.position.cursor is not None:
-            return await self._begin_again(task, failure)
+            return await self._restart_pass(task, failure)
         if attempt < ATTEMPTS and not isinstance(failure, SourceRefused):
-            return Retry(str(failure), after=failure.after and min(failure.after, LONGEST_WAIT))
+            return Retry(str(failure), after=failure.after and min(failure.after, MAX_RETRY_DELAY))
         await self.fail(task.run_id, task.partition_id, str(failure), expected=task)
         return Failed(str(failure))
 
-    async def _park(self, task: PartitionTask, pause: timedelta) -> Outcome:
-        """H15: the partition waits in its row: a message that waits would hold up those of other feeds."""
-        until = self._db.clock.now() + max(pause, _SHORTEST_PARK)
-        await self._db.execute(SQL["park"], task.run_id, task.partition_id, task.position.offset, until)
+    async def _pause(self, task: PartitionTask, pause: timedelta) -> Outcome:
+        """H15: pause the partition in its row. A waiting message would delay the messages of other feeds."""
+        until = self._db.clock.now() + max(pause, _MIN_PAUSE)
+        await self._db.execute(SQL["pause_partition"], task.run_id, task.partition_id, task.position.offset, until)
         return Done()
 
-    async def unpark(self) -> int:
-        """Send the messages of partitions whose pause is over; how many."""
+    async def resume_paused(self) -> int:
+        """Publish the messages of the partitions whose pause is over, and return their number."""
         async with self._db.transaction() as tx:
-            rows = await tx.fetch(SQL["unpark"], self._db.clock.now())
-            await self._bus.publish([work_item(*row) for row in rows], tx=tx)
+            rows = await tx.fetch(SQL["resume_partitions"], self._db.clock.now())
+            await self._bus.publish([make_work_item(*row) for row in rows], tx=tx)
         if rows:
-            await hurry(self._bus)
+            await flush_outbox(self._bus)
         return len(rows)
 
-    async def _begin_again(self, task: PartitionTask, refused: SourceRefused) -> Outcome:
-        """A cursor may have run out: then a new pass is needed, as long as there may be one."""
+    async def _restart_pass(self, task: PartitionTask, refused: SourceRefused) -> Outcome:
+        """Start another pass after a refused cursor, which may have expired, up to the limit of passes."""
         if task.scan >= self._feeds.get(task.feed).section.limits.passes:
             await self.fail(task.run_id, task.partition_id, str(refused), expected=task)
             return Failed(str(refused))
         async with self._db.transaction() as tx:
-            held = await partitions.hold(tx, task.run_id, task.partition_id)
-            if held is not None and _is_same(held, task):
+            current = await partitions.lock_task(tx, task.run_id, task.partition_id)
+            if current is not None and _is_same(current, task):
                 step = HarvestPosition(PagePosition(), task.scan + 1, task.counted)
                 await partitions.advance(tx, task, step, self._db.clock.now())
-                message = work_item(task.run_id, task.partition_id, 0, step.scan, task.trace_id)
+                message = make_work_item(task.run_id, task.partition_id, 0, step.scan, task.trace_id)
                 await self._bus.publish([message], tx=tx)
-        await hurry(self._bus)
+        await flush_outbox(self._bus)
         return Done()
 
     async def fail(
         self, run_id: UUID, partition_id: str, error: str, *, expected: PartitionTask | None = None, rescues: int = 0
     ) -> None:
-        """Give a partition up, unless it moved on meanwhile."""
+        """Fail a partition, unless it has made progress since *expected* or has fewer than *rescues* rescues."""
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
-            task = await partitions.hold(tx, run_id, partition_id)
+            task = await partitions.lock_task(tx, run_id, partition_id)
             if task is None or not _is_open(task) or task.rescues < rescues:
                 return
             if expected is not None and not _is_same(task, expected):
                 return
             if task.run_state is HarvestRunState.CREATED:
                 await store.move_run(tx, run_id, HarvestRunState.CREATED, "begin", self._worker, now)
-            one = EndedPartition(partition_id, PartitionState.FAILED, task.seen, error)
-            await partitions.note_work(tx, run_id, one, new_id(self._db.clock), self._worker, now)
-            await end_partitions(tx, self._bus, task.feed, run_id, task.trace_id, [one], self._worker, now)
-        self._log.error("partition_failed", run=str(run_id), partition=partition_id, error=error)
-        await hurry(self._bus)
+            part = EndedPartition(partition_id, PartitionState.FAILED, task.seen, error)
+            await partitions.record_work(tx, run_id, part, new_id(self._db.clock), self._worker, now)
+            run_error = await end_partitions(tx, self._bus, task.feed, run_id, task.trace_id, [part], self._worker, now)
+        if run_error:
+            log_failed_run(task.feed, run_id, AlertCode.CONSOLIDATION_SKIPPED, run_error)
+        await flush_outbox(self._bus)
 
 
 def _is_open(task: PartitionTask) -> bool:
-    fetching = task.run_state in RUN.groups["fetching"]
-    return fetching and not task.completed and task.status in (None, PartitionState.RUNNING)
+    is_fetching = task.run_state in RUN.groups["fetching"]
+    return is_fetching and not task.completed and task.status in (None, PartitionState.RUNNING)
 
 
 def _is_due(task: PartitionTask, item: WorkMessage) -> bool:
@@ -187,5 +192,5 @@ def _is_due(task: PartitionTask, item: WorkMessage) -> bool:
     return _is_open(task) and (task.position.offset, task.scan) == (item.offset, item.scan)
 
 
-def _is_same(held: PartitionTask, task: PartitionTask) -> bool:
-    return _is_open(held) and (held.position, held.scan) == (task.position, task.scan)
+def _is_same(current: PartitionTask, task: PartitionTask) -> bool:
+    return _is_open(current) and (current.position, current.scan) == (task.position, task.scan)

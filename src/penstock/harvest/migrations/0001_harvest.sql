@@ -1,5 +1,5 @@
--- Runs over paged APIs: planned, fetched by partition, consolidated, watermarked. The first three tables are the founding
--- document's, with what else is needed after its columns.
+-- Runs over paged APIs: plan, fetch by partition, consolidate, move the watermark. The first three tables have the columns
+-- of the founding document first, followed by the columns that Penstock adds.
 
 CREATE TABLE run_metadata (
     run_id uuid PRIMARY KEY,
@@ -17,17 +17,17 @@ CREATE TABLE run_metadata (
     upper_bound timestamptz NOT NULL,          -- H9: fixed before the source is counted
     trace_id text NOT NULL,
     requested_by text NOT NULL,
-    heatmap jsonb NOT NULL,                    -- H3: the proof that the parts are the whole
-    pricing_version integer,                   -- H7: the rules it used, once it consolidates
-    forced_by text,                            -- H5: who had it consolidated in spite of failures, and why
-    forced_because text,
-    error text,                                -- why it failed
+    heatmap jsonb NOT NULL,                    -- H3: counts of the partitions and of the source
+    pricing_version integer,                   -- H7: the pricing rules, known from consolidation on
+    forced_by text,                            -- H5: the actor and the reason of a forced consolidation
+    force_reason text,
+    error text,                                -- of a failed run
     consolidated bigint NOT NULL DEFAULT 0,
     rejected bigint NOT NULL DEFAULT 0,
-    deleted bigint,                            -- H10: null where nothing was looked for
-    touched_at timestamptz NOT NULL,           -- when something was last done for it
-    rescues integer NOT NULL DEFAULT 0,        -- how often a message had to be sent again for it
-    moves bigint[] NOT NULL DEFAULT '{}',      -- the numbers of its entries in the journal
+    deleted bigint,                            -- H10: null for an incremental run
+    touched_at timestamptz NOT NULL,           -- time of the last progress
+    rescues integer NOT NULL DEFAULT 0,        -- messages that were sent again after a stall
+    moves bigint[] NOT NULL DEFAULT '{}',      -- ids of the journal entries
     CHECK (completed_workers >= 0 AND failed_workers >= 0 AND completed_workers + failed_workers <= expected_workers),
     CHECK ((state = 'completed') = (completed_at IS NOT NULL)),
     CHECK (watermark_after IS NULL OR completed_at IS NOT NULL)
@@ -41,7 +41,7 @@ CREATE TABLE worker_runs (
     id uuid PRIMARY KEY,
     run_id uuid NOT NULL REFERENCES run_metadata (run_id) ON DELETE CASCADE,
     partition_id text NOT NULL,
-    worker_id text NOT NULL,                   -- who worked on it last
+    worker_id text NOT NULL,                   -- the last worker
     status text NOT NULL CHECK (status IN ('running', 'completed', 'failed')),
     records_processed integer NOT NULL DEFAULT 0,
     error_message text,
@@ -59,32 +59,32 @@ CREATE TABLE partition_progress (
     created_at timestamptz NOT NULL DEFAULT now(),
     updated_at timestamptz NOT NULL DEFAULT now(),
     kind text NOT NULL CHECK (kind IN ('all', 'range', 'null')),
-    lower_bound bigint,                        -- H3: at least this, and
-    upper_bound bigint,                        -- below this, in minor units
-    counted integer NOT NULL,                  -- by the source, when this pass began
-    next_cursor text,                          -- where the source goes by cursors
-    scan integer NOT NULL DEFAULT 1,           -- H16: the pass under way
+    lower_bound bigint,                        -- H3: inclusive, in minor units
+    upper_bound bigint,                        -- exclusive
+    counted integer NOT NULL,                  -- by the source, at the start of this pass
+    next_cursor text,                          -- only of a source with cursors
+    scan integer NOT NULL DEFAULT 1,           -- H16: the number of the current pass
     scan_started_at timestamptz NOT NULL,
-    last_scan_at timestamptz,                  -- when the pass before it began
-    told integer NOT NULL DEFAULT 0,           -- records the source gave in this pass, each time it did
-    seen integer NOT NULL DEFAULT 0,           -- records of this pass, each counted once; also those set aside
-    missed integer NOT NULL DEFAULT 0,         -- of these, records an earlier pass should have seen
-    was_clean boolean NOT NULL DEFAULT false,  -- whether the pass before it found nothing that an earlier one had missed
-    rescues integer NOT NULL DEFAULT 0,        -- how often its message had to be sent again
-    waits_until timestamptz,                   -- its source asked for a pause: no message is on the way until then
+    last_scan_at timestamptz,                  -- start of the previous pass
+    received integer NOT NULL DEFAULT 0,       -- records received in this pass, with duplicates
+    seen integer NOT NULL DEFAULT 0,           -- distinct records of this pass, with rejected ones
+    missed integer NOT NULL DEFAULT 0,         -- of these, records that an earlier pass should have seen
+    was_clean boolean NOT NULL DEFAULT false,  -- whether the previous pass missed nothing
+    rescues integer NOT NULL DEFAULT 0,        -- messages that were sent again after a stall
+    paused_until timestamptz,                  -- the source requested a pause; no message exists until then
     PRIMARY KEY (run_id, partition_id)
 ) WITH (fillfactor = 70);
-CREATE INDEX partition_progress_waits ON partition_progress (waits_until) WHERE waits_until IS NOT NULL;
+CREATE INDEX partition_progress_paused ON partition_progress (paused_until) WHERE paused_until IS NOT NULL;
 
--- A run before it is one: asked for, and its source being counted.
+-- A requested run. While the source is counted there is no row in run_metadata yet.
 CREATE TABLE harvest_plan (
     run_id uuid PRIMARY KEY,
     feed text COLLATE "C" NOT NULL,
-    run_type text CHECK (run_type IN ('full')),  -- as asked for; null: as the watermark says
+    run_type text CHECK (run_type IN ('full')),  -- null: chosen by the watermark
     state text NOT NULL CHECK (state IN ('planning', 'planned', 'failed')),
     requested_by text NOT NULL,
     requested_at timestamptz NOT NULL,
-    counts integer NOT NULL DEFAULT 0,         -- how often the source was asked until now
+    counts integer NOT NULL DEFAULT 0,         -- count requests to the source
     touched_at timestamptz NOT NULL,
     rescues integer NOT NULL DEFAULT 0,
     error text,
@@ -93,9 +93,9 @@ CREATE TABLE harvest_plan (
 );
 CREATE UNIQUE INDEX harvest_plan_active ON harvest_plan (feed) WHERE state = 'planning';
 CREATE INDEX harvest_plan_latest ON harvest_plan (requested_at DESC, run_id DESC);
-CREATE INDEX harvest_plan_of_feed ON harvest_plan (feed, requested_at DESC, run_id DESC);
+CREATE INDEX harvest_plan_feed ON harvest_plan (feed, requested_at DESC, run_id DESC);
 
--- Every run, also one that is being planned or could not be; `status` is as the founding document computes it.
+-- Every run, including planned and unplannable runs. `status` is computed as in the founding document.
 CREATE VIEW harvest_run AS
 SELECT
     p.run_id,
@@ -111,7 +111,7 @@ SELECT
     END AS status,
     r.expected_workers, r.completed_workers, r.failed_workers, r.watermark_before, r.watermark_after, r.upper_bound,
     p.requested_by, p.requested_at, r.started_at, r.completed_at, p.trace_id, p.counts, r.pricing_version,
-    r.forced_by, r.forced_because, coalesce(r.error, p.error) AS error, r.deleted,
+    r.forced_by, r.force_reason, coalesce(r.error, p.error) AS error, r.deleted,
     (r.heatmap ->> 'total')::bigint AS counted,
     (SELECT coalesce(sum(seen), 0) FROM partition_progress s WHERE s.run_id = p.run_id) AS records,
     coalesce(r.consolidated, 0) AS consolidated,
@@ -121,19 +121,19 @@ SELECT
 FROM harvest_plan p
 LEFT JOIN run_metadata r USING (run_id);
 
--- H15: what all processes that call a source have to agree on, and H8: up to when it is known.
+-- H15: the rate limit and the circuit breaker, shared by all processes that call a source; H8: the watermark.
 CREATE TABLE harvest_feed (
     feed text COLLATE "C" PRIMARY KEY,
     watermark timestamptz,
     watermark_run uuid,
-    watermark_at timestamptz,                  -- when that run completed
-    recipe text,                               -- what the canonical records were last made with
-    next_slot timestamptz,                     -- under a rate: when the next request may go
+    watermark_at timestamptz,                  -- completion time of that run
+    mapping text,                              -- digest of the mapping that made the canonical records
+    next_slot timestamptz,                     -- under a rate: the earliest time of the next request
     paused_until timestamptz,
-    paused_because text,
+    pause_reason text,
     failures integer NOT NULL DEFAULT 0,       -- in a row
     breaks integer NOT NULL DEFAULT 0,         -- in a row
-    probed_at timestamptz                      -- when one request was let through to see whether it is over
+    probed_at timestamptz                      -- start of the probe request of an open breaker
 ) WITH (fillfactor = 50);
 
 CREATE TABLE harvest_watermark (
@@ -144,7 +144,7 @@ CREATE TABLE harvest_watermark (
     PRIMARY KEY (feed, run_id)
 );
 
--- What the source told, as it told it.
+-- Records as the source sent them.
 CREATE TABLE raw_record (
     feed text COLLATE "C" NOT NULL,
     key text COLLATE "C" NOT NULL,
@@ -154,12 +154,12 @@ CREATE TABLE raw_record (
     seen_run uuid NOT NULL,
     seen_in text NOT NULL,
     seen_scan integer NOT NULL,
-    is_gone boolean NOT NULL DEFAULT false,    -- H10
+    is_deleted boolean NOT NULL DEFAULT false, -- H10
     changed_at timestamptz NOT NULL,
     PRIMARY KEY (feed, key)
 ) WITH (fillfactor = 80);
 
--- H7: which raw records are not consolidated, and as of which version.
+-- H7: raw records that wait for consolidation, with their version.
 CREATE TABLE raw_pending (
     feed text COLLATE "C" NOT NULL,
     key text COLLATE "C" NOT NULL,
@@ -173,16 +173,16 @@ CREATE TABLE canonical_record (
     fields jsonb NOT NULL,
     cost numeric,
     price numeric,
-    rule text,                                 -- the one that made the price
+    rule text,                                 -- name of the pricing rule
     pricing_version integer NOT NULL,
-    run_id uuid NOT NULL,                      -- that consolidated it last
-    version bigint NOT NULL,                   -- of the raw record it was made of
+    run_id uuid NOT NULL,                      -- the run that consolidated it last
+    version bigint NOT NULL,                   -- version of the raw record
     changed_at timestamptz NOT NULL,
     deleted_at timestamptz,
     PRIMARY KEY (feed, key)
 ) WITH (fillfactor = 90);
 
--- Records that could not be kept or mapped, and why.
+-- Records that could not be stored or mapped, with the reason.
 CREATE TABLE harvest_reject (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     run_id uuid NOT NULL,
@@ -192,9 +192,9 @@ CREATE TABLE harvest_reject (
     payload text,
     rejected_at timestamptz NOT NULL
 );
-CREATE INDEX harvest_reject_of_run ON harvest_reject (run_id, id);
+CREATE INDEX harvest_reject_run ON harvest_reject (run_id, id);
 
--- H7: every set of rules there was.
+-- H7: all versions of the pricing rules.
 CREATE TABLE harvest_pricing (
     feed text COLLATE "C" NOT NULL,
     version integer NOT NULL,
@@ -204,7 +204,7 @@ CREATE TABLE harvest_pricing (
     PRIMARY KEY (feed, version)
 );
 
--- H12: what somebody has to be told of. Written in the transaction that made it so.
+-- H12: alerts, inserted in the transaction of their cause.
 CREATE TABLE harvest_alert (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     feed text COLLATE "C" NOT NULL,
@@ -213,11 +213,11 @@ CREATE TABLE harvest_alert (
     severity text NOT NULL CHECK (severity IN ('WARNING', 'ERROR', 'CRITICAL')),
     message text NOT NULL,
     raised_at timestamptz NOT NULL,
-    told text[] NOT NULL DEFAULT '{}',         -- the channels that took it
+    delivered_to text[] NOT NULL DEFAULT '{}', -- channels that accepted the alert
     attempts integer NOT NULL DEFAULT 0,
     due_at timestamptz NOT NULL,
     error text,
-    is_told boolean NOT NULL DEFAULT false     -- or given up
+    is_settled boolean NOT NULL DEFAULT false  -- accepted by all channels, or given up
 );
-CREATE INDEX harvest_alert_due ON harvest_alert (due_at) WHERE NOT is_told;
+CREATE INDEX harvest_alert_due ON harvest_alert (due_at) WHERE NOT is_settled;
 CREATE INDEX harvest_alert_latest ON harvest_alert (feed, id DESC);

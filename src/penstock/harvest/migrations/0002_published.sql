@@ -1,5 +1,5 @@
--- What the last completed run left of a feed that dictionaries read. `canonical_record` changes set by set while a run is
--- consolidated; this changes in the transaction that completes the run, so that no reader sees half of one.
+-- The live records of a feed that dictionaries read. `canonical_record` changes set by set during consolidation; this table
+-- changes in the transaction that completes the run, so that readers never see a part of a run.
 CREATE TABLE published_record (
     feed text COLLATE "C" NOT NULL,
     key text COLLATE "C" NOT NULL,
@@ -7,7 +7,7 @@ CREATE TABLE published_record (
     cost numeric,
     price numeric,
     rule text,
-    run_id uuid NOT NULL,                      -- with the next two: which state of the canonical record it is
+    run_id uuid NOT NULL,                      -- with version and changed_at: identifies the canonical state
     version bigint NOT NULL,
     changed_at timestamptz NOT NULL,
     PRIMARY KEY (feed, key)

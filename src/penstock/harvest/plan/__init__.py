@@ -1,1 +1,1 @@
-"""Plan a run: windows and partitions."""
+"""Plan a run: its window and its partitions."""

@@ -1,4 +1,4 @@
-"""H3: counts a source by range, cuts it into partitions of about equal size, and proves that they are all there is."""
+"""H3: count a source by range, divide it into partitions of about equal size, and prove that they are complete."""
 
 import asyncio
 from bisect import bisect_left
@@ -15,15 +15,15 @@ from penstock.kernel.tasks.wait import gather_or_cancel
 Count = Callable[[PartitionRange], Awaitable[int]]
 Progress = Callable[[int], Awaitable[None]]
 
-_FARTHEST = 1 << 62  # no cut is made beyond: bounds are kept as 64 bits
-_ABSURD = 1 << 50  # more records than any source has, and fewer than a float can tell apart
-_OCTAVES = 2  # width of the first cells: prices spread over magnitudes
+_FARTHEST = 1 << 62  # limit of cuts: bounds are stored as 64 bits
+_MAX_COUNT = 1 << 50  # more records than any source has, and still exact as a float
+_OCTAVES = 2  # width of the first cells: prices spread over orders of magnitude
 _FIRST_CUTS = 6
-_LEAP = 4  # octaves a cut goes into what has no bound
+_LEAP = 4  # octaves between a bound and the next cut in an unbounded cell
 UNSTABLE = "HEATMAP_UNSTABLE"
-_SPLITS = 81  # 16 leaps, 3 guesses and 62 halvings find any value in a source that holds still
-_GUESSES = 3  # rounds of guessing where a cut belongs; then cells are halved
-_FEW = 3  # cuts of a cell that did not come apart the first time
+_SPLITS = 81  # 16 leaps, 3 guesses and 62 halvings find any value in an unchanging source
+_GUESSES = 3  # rounds with an interpolated cut; later rounds halve the cell
+_FEW = 3  # maximum number of cuts of a cell that has been split before
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,98 +31,100 @@ class _HeatmapCell:
     lower: int | None
     upper: int | None
     count: int
-    depth: int = 0  # how often it was split since its bounds are known
+    depth: int = 0  # number of splits since both bounds are known
 
 
-async def scan(
-    count: Count, section: PartitionsSection, *, at_once: int = 8, progress: Progress | None = None
+async def make_heatmap(
+    count: Count, section: PartitionsSection, *, concurrency: int = 8, progress: Progress | None = None
 ) -> Heatmap:
-    """Cut what *count* counts into n partitions of about total / n records: so many that each has `least`.
+    """Divide the records that *count* counts into n partitions of about total / n, each of at least `min_records`.
 
-    They are at most n ranges that follow one another from no lower bound to no upper one, and the records without a
-    value; or everything at once where n is 1. In a source that holds still no range has more than 1.5 × total / n + 1
-    records, unless a value alone has more than half of total / n: then none has more than 2 × total / n, except where
-    all have one value.
+    The result is one partition if n is 1; otherwise at most n adjacent ranges without an outer bound, and the records
+    without a value. In an unchanging source no range has more than 1.5 × total / n + 1 records, unless a single value
+    has more than half of total / n: then no range has more than 2 × total / n, except for a single value with more.
 
-    At most 10 calls to begin with, for each of n - 1 cuts 81 (4 + log2(highest - lowest) when all lies between and
-    holds still), and n + 3 for each round of the proof. Transient HEATMAP_UNSTABLE when the parts do not add up.
+    The number of calls is at most 10 at the start, 81 for each of n - 1 cuts (4 + log2(highest - lowest) if all values
+    of an unchanging source are in between), and n + 3 for each round of the proof. Raise Transient HEATMAP_UNSTABLE
+    if the partitions do not add up.
     """
-    asking = _HeatmapBuilder(count, at_once, progress)
-    total = await asking.one(EVERYTHING)
-    parts = min(-(-total // section.least), section.count)
+    counter = _HeatmapBuilder(count, concurrency, progress)
+    total = await counter.count(EVERYTHING)
+    parts = min(-(-total // section.min_records), section.count)
     if parts <= 1:
-        return Heatmap((PlannedPartition(EVERYTHING, total),), total, counts=asking.asked, rounds=1)
-    cells = await _first_cells(asking, section)
-    if (found := sum(cell.count for cell in cells)) > 2 * total:
-        raise _unstable(found, total, total)  # not worth more calls: it does not heed the bounds
+        return Heatmap((PlannedPartition(EVERYTHING, total),), total, counts=counter.calls, rounds=1)
+    cells = await _count_first_cells(counter, section)
+    if (cell_sum := sum(cell.count for cell in cells)) > 2 * total:
+        raise _unstable_error(cell_sum, total, total)  # the source ignores the bounds: more calls are useless
     for _ in range(_SPLITS):
-        missed = _missed(cells, _ranges(cells, total, parts))
-        cuts = [list(_cuts(cell, places, section.lowest)) for cell, places in zip(cells, missed, strict=True)]
+        missing = _find_missing_cuts(cells, _count_ranges(cells, total, parts))
+        cuts = [list(_choose_cuts(cell, points, section.lowest)) for cell, points in zip(cells, missing, strict=True)]
         if not any(cuts):
             break
-        cells = await _split(asking, cells, cuts)
-    merged = _merged(cells, _ranges(cells, total, parts))
-    # One range without bounds would be asked for without a filter, and so hold those without a value too.
-    return await _proven(asking, [*merged, WITHOUT_VALUE] if len(merged) > 1 else [EVERYTHING], section)
+        cells = await _split_cells(counter, cells, cuts)
+    merged = _merge_cells(cells, _count_ranges(cells, total, parts))
+    # One range without bounds has no filter, and so contains the records without a value too.
+    return await _prove(counter, [*merged, WITHOUT_VALUE] if len(merged) > 1 else [EVERYTHING], section)
 
 
 class _HeatmapBuilder:
-    """Asks the source, *at_once* times at a time, and tells how often it was asked."""
+    """Counts ranges of the source, up to *concurrency* at a time, and counts its calls."""
 
-    def __init__(self, count: Count, at_once: int, progress: Progress | None) -> None:
+    def __init__(self, count: Count, concurrency: int, progress: Progress | None) -> None:
         self._count = count
-        self._slots = asyncio.Semaphore(at_once)
+        self._slots = asyncio.Semaphore(concurrency)
         self._progress = progress
-        self._telling = asyncio.Lock()
-        self.asked = 0
+        self._progress_lock = asyncio.Lock()
+        self.calls = 0
 
-    async def one(self, range_: PartitionRange) -> int:
+    async def count(self, range_: PartitionRange) -> int:
         async with self._slots:
-            self.asked += 1
-            found = await self._count(range_)
-        if not 0 <= found < _ABSURD:
+            self.calls += 1
+            number = await self._count(range_)
+        if not 0 <= number < _MAX_COUNT:
             raise Corrupt(
                 "HEATMAP_COUNT_INVALID",
-                f"the source counts {found} records in {range_}",
-                hint="see what it is asked for, and where its answer tells the total",
+                f"the source counts {number} records in the range {range_}",
+                hint="check source.total of the feed: the path of the total number of records in a response",
             )
         if self._progress is not None:
-            async with self._telling:  # one after another, so that the number only grows
-                await self._progress(self.asked)
-        return found
+            async with self._progress_lock:  # sequentially, so that the reported number only grows
+                await self._progress(self.calls)
+        return number
 
-    async def all(self, ranges: Iterable[PartitionRange]) -> list[int]:
-        return await gather_or_cancel(map(self.one, ranges))
+    async def count_all(self, ranges: Iterable[PartitionRange]) -> list[int]:
+        return await gather_or_cancel(map(self.count, ranges))
 
 
-async def _first_cells(asking: _HeatmapBuilder, section: PartitionsSection) -> list[_HeatmapCell]:
-    """Below the lowest, magnitudes up to the highest, and from there on."""
+async def _count_first_cells(counter: _HeatmapBuilder, section: PartitionsSection) -> list[_HeatmapCell]:
+    """Count the cell below the lowest value, orders of magnitude up to the highest one, and the cell above it."""
     span = section.highest - section.lowest
     inner = {section.lowest + (span >> _OCTAVES * step) for step in range(_FIRST_CUTS + 1)}
     bounds = [None, *sorted(inner | {section.lowest}), None]
-    counts = await asking.all(PartitionRange(PartitionKind.RANGE, lower, upper) for lower, upper in pairwise(bounds))
+    counts = await counter.count_all(
+        PartitionRange(PartitionKind.RANGE, lower, upper) for lower, upper in pairwise(bounds)
+    )
     return [_HeatmapCell(lower, upper, count) for (lower, upper), count in zip(pairwise(bounds), counts, strict=True)]
 
 
-def _ranges(cells: Sequence[_HeatmapCell], total: int, parts: int) -> int:
-    """How many ranges *cells* make when each has its share of the total; the others are those without a value."""
+def _count_ranges(cells: Sequence[_HeatmapCell], total: int, parts: int) -> int:
+    """Return the number of ranges for *cells*, proportional to the records with a value."""
     valued = sum(cell.count for cell in cells)
     return max(1, min(parts, -(-valued * parts // total)))
 
 
-def _missed(cells: Sequence[_HeatmapCell], ranges: int) -> Iterator[list[float]]:
-    """Where in each cell, from 0 to 1, ranges of the same size would part, when both of its ends are far from there."""
+def _find_missing_cuts(cells: Sequence[_HeatmapCell], ranges: int) -> Iterator[list[float]]:
+    """Yield, for each cell, the relative positions (0 to 1) of ideal cuts that are far from both ends of the cell."""
     ends = list(accumulate((cell.count for cell in cells), initial=0))
     share = max(ends[-1], 1) / ranges
     slack = max(share / 4, 0.5)
     for cell, (begin, end) in zip(cells, pairwise(ends), strict=True):
-        places = (number * share for number in range(int(begin / share) + 1, min(int(end / share) + 1, ranges)))
-        yield [(place - begin) / cell.count for place in places if begin + slack < place < end - slack]
+        points = (number * share for number in range(int(begin / share) + 1, min(int(end / share) + 1, ranges)))
+        yield [(point - begin) / cell.count for point in points if begin + slack < point < end - slack]
 
 
-def _cuts(cell: _HeatmapCell, missed: Sequence[float], origin: int) -> Iterator[int]:
-    """Where to cut *cell*, inside of it and in order; nowhere if it is one value wide."""
-    if not missed:
+def _choose_cuts(cell: _HeatmapCell, points: Sequence[float], origin: int) -> Iterator[int]:
+    """Yield cuts inside of *cell*, in order; none if the cell is one value wide."""
+    if not points:
         return
     if cell.lower is None or cell.upper is None:
         yield from _leap(cell, origin)
@@ -130,94 +132,96 @@ def _cuts(cell: _HeatmapCell, missed: Sequence[float], origin: int) -> Iterator[
         if cell.upper - cell.lower > 1:
             yield (cell.lower + cell.upper) // 2
     else:
-        few = missed if cell.depth == 0 else missed[:: ceil(len(missed) / _FEW)]
+        few = points if cell.depth == 0 else points[:: ceil(len(points) / _FEW)]
         low, high = _octave(cell.lower - origin), _octave(cell.upper - origin)
-        guesses = (origin + _at_octave(low + (high - low) * place) for place in few)
+        guesses = (origin + _invert_octave(low + (high - low) * point) for point in few)
         inside = {min(max(guess, cell.lower + 1), cell.upper - 1) for guess in guesses}
         yield from sorted(inside - {cell.lower, cell.upper})
 
 
 def _leap(cell: _HeatmapCell, origin: int) -> Iterator[int]:
-    """A cut far out in a cell without a bound; none when there is nowhere left to leap to."""
+    """Yield a cut far from the bound of a half-open cell; none if the limit of cuts is reached."""
     if cell.lower is not None:
-        cut = min(origin + _at_octave(_octave(cell.lower - origin) + _LEAP), _FARTHEST)
+        cut = min(origin + _invert_octave(_octave(cell.lower - origin) + _LEAP), _FARTHEST)
         if cut > cell.lower:
             yield cut
     elif cell.upper is not None:
-        cut = max(origin + _at_octave(_octave(cell.upper - origin) - _LEAP), -_FARTHEST)
+        cut = max(origin + _invert_octave(_octave(cell.upper - origin) - _LEAP), -_FARTHEST)
         if cut < cell.upper:
             yield cut
 
 
 def _octave(distance: int) -> float:
-    """The magnitude of a distance, with its sign: prices are as many from 1 to 2 as from 2 to 4, more or less."""
+    """Return the signed magnitude of a distance: about as many prices are between 1 and 2 as between 2 and 4."""
     return log2(1 + distance) if distance >= 0 else -log2(1 - distance)
 
 
-def _at_octave(octave: float) -> int:
-    """The other way round."""
+def _invert_octave(octave: float) -> int:
+    """Return the distance of a magnitude: the inverse of `_octave`."""
     return round(2**octave) - 1 if octave >= 0 else 1 - round(2**-octave)
 
 
-async def _split(
-    asking: _HeatmapBuilder, cells: Sequence[_HeatmapCell], cuts: Sequence[Sequence[int]]
+async def _split_cells(
+    counter: _HeatmapBuilder, cells: Sequence[_HeatmapCell], cuts: Sequence[Sequence[int]]
 ) -> list[_HeatmapCell]:
-    """The cells after they were cut. The last piece of each is what the others leave: a proof comes at the end."""
+    """Count the pieces of cells. The last piece of a cell is computed as the rest; the proof verifies it at the end."""
     edges = [[cell.lower, *inner, cell.upper] for cell, inner in zip(cells, cuts, strict=True)]
-    asked = [PartitionRange(PartitionKind.RANGE, *pair) for bounds in edges for pair in list(pairwise(bounds))[:-1]]
-    counts = iter(await asking.all(asked))
+    ranges = [PartitionRange(PartitionKind.RANGE, *pair) for bounds in edges for pair in list(pairwise(bounds))[:-1]]
+    counts = iter(await counter.count_all(ranges))
     pieces: list[_HeatmapCell] = []
     for cell, bounds in zip(cells, edges, strict=True):
-        left, depth = cell.count, cell.depth + (len(bounds) > 2 and None not in bounds)
+        rest, depth = cell.count, cell.depth + (len(bounds) > 2 and None not in bounds)
         for lower, upper in pairwise(bounds[:-1]):
-            found = next(counts)
-            pieces.append(_HeatmapCell(lower, upper, found, depth))
-            left -= found
-        pieces.append(_HeatmapCell(bounds[-2], bounds[-1], max(left, 0), depth))
+            number = next(counts)
+            pieces.append(_HeatmapCell(lower, upper, number, depth))
+            rest -= number
+        pieces.append(_HeatmapCell(bounds[-2], bounds[-1], max(rest, 0), depth))
     return pieces
 
 
-def _merged(cells: Sequence[_HeatmapCell], ranges: int) -> list[PartitionRange]:
-    """Neighbours put together to at most so many *ranges*, with the smallest limit that does it."""
+def _merge_cells(cells: Sequence[_HeatmapCell], ranges: int) -> list[PartitionRange]:
+    """Merge adjacent cells into at most *ranges* ranges, with the smallest sufficient limit of records."""
     total = sum(cell.count for cell in cells)
     limits = range(-(-total // ranges), total + 1)
-    enough = bisect_left(limits, True, key=lambda limit: len(_filled(cells, limit)) <= ranges)
+    enough = bisect_left(limits, True, key=lambda limit: len(_fill_ranges(cells, limit)) <= ranges)
     return [
         PartitionRange(PartitionKind.RANGE, lower, upper)
-        for lower, upper in pairwise([*_filled(cells, limits[enough]), None])
+        for lower, upper in pairwise([*_fill_ranges(cells, limits[enough]), None])
     ]
 
 
-def _filled(cells: Sequence[_HeatmapCell], most: int) -> list[int | None]:
-    """Where ranges begin when each takes neighbours up to *most* records; a cell with more takes only empty ones."""
-    starts, held = [cells[0].lower], 0
+def _fill_ranges(cells: Sequence[_HeatmapCell], limit: int) -> list[int | None]:
+    """Return the lower bounds of ranges of up to *limit* records; a larger cell is a range of its own."""
+    starts, size = [cells[0].lower], 0
     for cell in cells:
-        if held and cell.count and held + cell.count > most:
+        if size and cell.count and size + cell.count > limit:
             starts.append(cell.lower)
-            held = 0
-        held += cell.count
+            size = 0
+        size += cell.count
     return starts
 
 
-async def _proven(asking: _HeatmapBuilder, ranges: Sequence[PartitionRange], section: PartitionsSection) -> Heatmap:
-    """Count the parts until their sum is the total before and after; else near enough, in the last round."""
-    after = await asking.one(EVERYTHING)
+async def _prove(counter: _HeatmapBuilder, ranges: Sequence[PartitionRange], section: PartitionsSection) -> Heatmap:
+    """Count the parts until their sum is the total before and after it; the last round accepts the tolerance."""
+    after = await counter.count(EVERYTHING)
     for number in range(1, section.rounds + 1):
-        before, counts = after, await asking.all(ranges)
-        after = await asking.one(EVERYTHING)
-        off = max(abs(sum(counts) - before), abs(sum(counts) - after))
-        if off == 0 or (number == section.rounds and off <= section.tolerance * after):
+        before, counts = after, await counter.count_all(ranges)
+        after = await counter.count(EVERYTHING)
+        difference = max(abs(sum(counts) - before), abs(sum(counts) - after))
+        if difference == 0 or (number == section.rounds and difference <= section.tolerance * after):
             parts = tuple(PlannedPartition(range_, count) for range_, count in zip(ranges, counts, strict=True))
-            return Heatmap(parts, after, counts=asking.asked, rounds=number)
-    raise _unstable(sum(counts), before, after)
+            return Heatmap(parts, after, counts=counter.calls, rounds=number)
+    raise _unstable_error(sum(counts), before, after)
 
 
-def _unstable(found: int, before: int, after: int) -> Transient:
-    return Transient(
-        UNSTABLE,
-        f"the parts have {found} records together, the source {before} before and {after} after they were counted",
-        hint="if it changes all the time, allow for it: partitions.tolerance; if it holds still, it leaves out records"
-        " without a value or does not heed the bounds: see how the source is asked for them",
-        total=after,
-        sum=found,
+def _unstable_error(parts_sum: int, before: int, after: int) -> Transient:
+    message = (
+        f"the partitions contain {parts_sum} records, but the source counts {before} before and {after} after them"
     )
+    hint = "if the source changes continuously, set partitions.tolerance; otherwise check source.lower_param, "
+    hint += "source.upper_param and source.null_param, or set partitions: {count: 1}"
+    if after and parts_sum > after and parts_sum % after == 0:
+        message += f": {parts_sum // after} times the total, so the source seems to ignore lower_param and upper_param"
+        hint = "set source.lower_param and source.upper_param to parameters that the source supports, "
+        hint += "or set partitions: {count: 1}"
+    return Transient(UNSTABLE, message, hint=hint, total=after, sum=parts_sum)

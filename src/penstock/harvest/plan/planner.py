@@ -1,19 +1,21 @@
-"""H2, H3, H9: the scheduler. It fixes the upper bound, counts the source, and makes the run, its partitions and their
-messages in one transaction."""
+"""H2, H3, H9: the planner. It fixes the upper bound of a run and counts the source. Then it inserts the run, its
+partitions and their messages in one transaction."""
 
+from contextlib import suppress
 from time import monotonic
 from uuid import UUID
 
 import structlog
 
 from penstock.harvest import store
-from penstock.harvest.alerts import AlertCode, AlertSeverity, raise_alert
-from penstock.harvest.contract import HarvestRunType, PlanMessage, PlanState, read
+from penstock.harvest.alerts import AlertCode, AlertSeverity, log_failed_run, raise_alert
+from penstock.harvest.config import RestSourceSection
+from penstock.harvest.contract import HarvestRunType, PlanMessage, PlanState, decode_message
 from penstock.harvest.feed.feeds import Feed, FeedRegistry
-from penstock.harvest.fetch.partitions import hurry, work_item
-from penstock.harvest.fetch.worker import ATTEMPTS, LONGEST_WAIT
-from penstock.harvest.model import ALWAYS, Heatmap, PartitionRange, TimeWindow
-from penstock.harvest.plan.heatmap import UNSTABLE, scan
+from penstock.harvest.fetch.partitions import flush_outbox, make_work_item
+from penstock.harvest.fetch.worker import ATTEMPTS, MAX_RETRY_DELAY
+from penstock.harvest.model import ALWAYS, EVERYTHING, Heatmap, PartitionRange, TimeWindow
+from penstock.harvest.plan.heatmap import UNSTABLE, make_heatmap
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.store import SQL, PlanRow
 from penstock.kernel.bus import Bus, BusDelivery
@@ -21,11 +23,12 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 
-_TELL = 0.5  # seconds between notes of how far the counting is
+_PROGRESS_INTERVAL = 0.5  # seconds
+_log = structlog.get_logger()
 
 
 class Planner:
-    """Makes runs of what is asked for."""
+    """Plans the requested runs."""
 
     def __init__(self, db: Database, bus: Bus, feeds: FeedRegistry, worker: str) -> None:
         self._db = db
@@ -34,67 +37,80 @@ class Planner:
         self._worker = worker
 
     async def handle(self, delivery: BusDelivery) -> Outcome:
-        """Plan the run a message asks for, unless that was done already."""
-        asked = read(delivery.message.value, PlanMessage)
+        """Plan the run of a message, unless it was planned before."""
+        message = decode_message(delivery.message.value, PlanMessage)
         async with self._db.connection() as connection:
-            row = await store.plan(connection, asked.run_id)
+            row = await store.read_plan(connection, message.run_id)
         if row is None or row.state is not PlanState.PLANNING:
             return Done()
         try:
             await self._plan(row)
-        except Exception as error:  # noqa: BLE001 - an edge: the plan must not hang for a mistake of ours
-            return await self._failed(row, error, delivery.attempt)
+        except Exception as error:  # noqa: BLE001 - an edge: a bug must not leave the plan unfinished forever
+            return await self._handle_error(row, error, delivery.attempt)
         return Done()
 
     async def _plan(self, row: PlanRow) -> None:
         feed = self._feeds.get(row.feed)
-        # Before anything is counted: what changes from now on is the next run's.
+        # Before the count: later changes belong to the next run.
         upper_bound = self._db.clock.now()
-        run_type = _run_type(row, feed)
+        run_type = _choose_run_type(row, feed)
         window = ALWAYS if run_type is HarvestRunType.FULL else TimeWindow(row.watermark, upper_bound)
         heatmap = await self._count(feed, row, window)
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
             if not await store.settle_plan(tx, row.run_id, PlanState.PLANNED, self._worker, now, counts=heatmap.counts):
                 return
-            names = await store.create_run(tx, row, run_type, upper_bound, heatmap, now)
-            await self._bus.publish([work_item(row.run_id, name, 0, 1, row.trace_id) for name in names], tx=tx)
-        structlog.get_logger().info(
-            "run_planned",
-            feed=row.feed,
-            run=str(row.run_id),
-            type=run_type.value,
-            total=heatmap.total,
-            parts=len(names),
-        )
-        await hurry(self._bus)
+            names = await store.insert_run(tx, row, run_type, upper_bound, heatmap, now)
+            await self._bus.publish([make_work_item(row.run_id, name, 0, 1, row.trace_id) for name in names], tx=tx)
+        figures = {"kind": run_type.value, "records": heatmap.total, "partitions": len(names)}
+        _log.info("harvest_run_started", feed=row.feed, run=str(row.run_id), **figures, actor=row.requested_by)
+        await flush_outbox(self._bus)
+        if run_type is HarvestRunType.INCREMENTAL:
+            await self._check_window(feed, row, heatmap.total)
 
     async def _count(self, feed: Feed, row: PlanRow, window: TimeWindow) -> Heatmap:
         last = monotonic()
 
-        async def tell(counts: int) -> None:
+        async def report_progress(counts: int) -> None:
             nonlocal last
-            if monotonic() - last > _TELL:
+            if monotonic() - last > _PROGRESS_INTERVAL:
                 last = monotonic()
-                await self._db.execute(SQL["count_progress"], row.run_id, counts, self._db.clock.now())
+                await self._db.execute(SQL["update_plan_progress"], row.run_id, counts, self._db.clock.now())
 
         async def count(range_: PartitionRange) -> int:
             return await feed.source.count(range_, window)
 
-        return await scan(count, feed.section.partitions, progress=tell)
+        return await make_heatmap(count, feed.section.partitions, progress=report_progress)
 
-    async def _failed(self, row: PlanRow, error: Exception, attempt: int) -> Outcome:
+    async def _check_window(self, feed: Feed, row: PlanRow, records: int) -> None:
+        """Log a warning if an incremental run reads as many records as the source has."""
+        if not records:
+            return
+        with suppress(SourceFailed):
+            if records < await feed.source.count(EVERYTHING, ALWAYS):
+                return
+            setting, hint = "the time of change", None
+            if isinstance(feed.section.source, RestSourceSection):
+                setting = f"after_param ({feed.section.source.after_param})"
+                source = f"harvest.feeds.{feed.name}.source"
+                hint = f"set {source}.after_param to a parameter that the source supports, or set after_param: null "
+                hint += "and upto_param: null, which makes every run a full run"
+            problem = f"the incremental run reads all {records:,} records: the source seems to ignore {setting}"
+            _log.warning("incremental_window_ignored", feed=feed.name, run=str(row.run_id), problem=problem, hint=hint)
+
+    async def _handle_error(self, row: PlanRow, error: Exception, attempt: int) -> Outcome:
+        """Return the outcome of a plan that *error* has ended; the last attempt fails the run."""
         if isinstance(error, SourcePaused):
-            return Retry(str(error), after=error.after and min(error.after, LONGEST_WAIT), counts=False)
+            return Retry(str(error), after=error.after and min(error.after, MAX_RETRY_DELAY), counts=False)
         if isinstance(error, Transient) and error.code != UNSTABLE:
-            raise error  # the database's trouble, and nobody's failure
+            raise error  # an error of the database, not of the run
         reason, after = f"{error}", None
         if isinstance(error, SourceFailed):
-            after = error.after and min(error.after, LONGEST_WAIT)
+            after = error.after and min(error.after, MAX_RETRY_DELAY)
         elif isinstance(error, PenstockError):
-            reason = f"{error.code}: {error.message}"
+            reason = f"{error.code}: {error.message}" + (f" ({error.hint})" if error.hint else "")
         else:
-            structlog.get_logger().error("planning_crashed", run=str(row.run_id), exc_info=error)
+            _log.error("harvest_plan_crashed", feed=row.feed, run=str(row.run_id), exc_info=error)
             reason = f"INTERNAL: {type(error).__name__}: {error}"
         if attempt < ATTEMPTS and not isinstance(error, SourceRefused):
             return Retry(reason, after=after)
@@ -102,17 +118,19 @@ class Planner:
         return Failed(reason)
 
     async def fail(self, run_id: UUID, error: str) -> None:
-        """No run comes of it, and somebody is told."""
+        """Fail the plan with an alert, unless it has ended already."""
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
-            row = await store.plan(tx, run_id)
-            if row and await store.settle_plan(tx, run_id, PlanState.FAILED, self._worker, now, error=error):
-                message = f"Run {run_id} of {row.feed} could not begin: {error}. Watermark NOT advanced."
-                await raise_alert(tx, row.feed, run_id, AlertCode.PLAN_FAILED, AlertSeverity.ERROR, message, now)
+            feed = await store.settle_plan(tx, run_id, PlanState.FAILED, self._worker, now, error=error)
+            if feed is None:
+                return
+            message = f"Run {run_id} of {feed} could not start: {error}. Watermark NOT advanced."
+            await raise_alert(tx, feed, run_id, AlertCode.PLAN_FAILED, AlertSeverity.ERROR, message, now)
+        log_failed_run(feed, run_id, AlertCode.PLAN_FAILED, error)
 
 
-def _run_type(row: PlanRow, feed: Feed) -> HarvestRunType:
-    """H2: full when there is no watermark, or when it is asked for, or when the source knows nothing else."""
+def _choose_run_type(row: PlanRow, feed: Feed) -> HarvestRunType:
+    """H2: return FULL if requested, without a watermark, or if the source cannot filter by time; else INCREMENTAL."""
     if row.run_type is HarvestRunType.FULL or row.watermark is None or not feed.source.has_windows:
         return HarvestRunType.FULL
     return HarvestRunType.INCREMENTAL

@@ -116,7 +116,7 @@ class Churn:
     def _tick(self) -> None:
         rates = self.rates
         due = [have + rate * TICK for have, rate in zip(self._due, msgspec.structs.astuple(rates), strict=True)]
-        whole = [int(one) for one in due]
+        whole = [int(number) for number in due]
         self._due = [have - now for have, now in zip(due, whole, strict=True)]
         self._dataset.change(*whole)
         self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)

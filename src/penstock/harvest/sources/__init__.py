@@ -1,1 +1,1 @@
-"""The sources of records: HTTP APIs, called at the rate that each allows."""
+"""Sources of records: HTTP APIs, called at a limited rate."""

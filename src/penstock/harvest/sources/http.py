@@ -1,4 +1,4 @@
-"""H15: one request to a source: each attempt passes the gate of the feed, its failure is that of a source."""
+"""H15: requests to a source. Each attempt passes the rate limiter of the feed, and fails as a `SourceFailed`."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -13,78 +13,93 @@ import msgspec
 from yarl import URL
 
 from penstock.harvest.config import CallSection
-from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
+from penstock.harvest.sources.port import INVALID_RESPONSE, SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.sources.rate_limiter import CLOSED, RateLimiter
-from penstock.kernel.http.external_api import ApiFailure, CallFailed, ExternalApi, redact_url
+from penstock.kernel.http.external_api import ApiFailure, ApiResponse, CallFailed, ExternalApi, redact_url
 from penstock.kernel.tasks.backoff import compute_delay
+from penstock.kernel.text import make_storable
 
 T = TypeVar("T")
 UNAUTHORIZED = "SOURCE_UNAUTHORIZED"
+_MESSAGE_LENGTH = 500
 
 
 @dataclass(frozen=True, slots=True)
 class SourceClient:
-    """Calls one source. Messages never contain one of the secrets of its *api*."""
+    """A client of one source. Messages never contain one of the secrets of its *api*."""
 
     api: ExternalApi
     session: aiohttp.ClientSession
-    gate: RateLimiter
+    limiter: RateLimiter
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, gate: RateLimiter, call: CallSection, headers: Mapping[str, str]
+        cls, limiter: RateLimiter, call: CallSection, headers: Mapping[str, str]
     ) -> "AsyncIterator[SourceClient]":
-        """With connections of its own, closed at the end."""
-        sent = {"Accept": "application/json", **headers}
+        """Open a client with separate connections."""
+        all_headers = {"Accept": "application/json", **headers}
         limits = (call.timeout, call.attempts, call.page_bytes)
-        api = ExternalApi(gate.clock, *limits, sent, connections=call.at_once, wait=_wait)
+        api = ExternalApi(limiter.clock, *limits, all_headers, connections=call.concurrency, wait=_choose_delay)
         async with api.session() as session:
-            yield cls(api, session, gate)
+            yield cls(api, session, limiter)
 
-    async def ask(self, method: str, url: URL, read: Callable[[bytes], T], body: bytes | None = None) -> T:
-        """What *read* makes of the answer; a SourceFailed of its own counts like any other."""
+    async def request(self, method: str, url: URL, read: Callable[[bytes], T], body: bytes | None = None) -> T:
+        """Send a request, and return the result of *read*, which may raise SourceFailed for an invalid response."""
         around = partial(self._attempt, method, url)
-        return await self.api.call(self.session, method, url, lambda found: read(found.body), body, around=around)
+
+        def read_response(response: ApiResponse) -> T:
+            try:
+                return read(response.body)
+            except SourceFailed as failed:
+                if failed.code != INVALID_RESPONSE:
+                    raise
+                message = make_storable(self.api.mask_secrets(failed.message), _MESSAGE_LENGTH)
+                raise SourceFailed(INVALID_RESPONSE, f"{method} {redact_url(url)}: {message}") from failed
+
+        return await self.api.call(self.session, method, url, read_response, body, around=around)
 
     @asynccontextmanager
     async def _attempt(self, method: str, url: URL) -> AsyncIterator[None]:
-        """Around one attempt. The gate sees its failure as that of a source."""
-        async with self.gate.request():
+        """Wrap one attempt. The rate limiter receives its failure as a SourceFailed."""
+        async with self.limiter.request():
             try:
                 yield
             except CallFailed as failed:
-                raise self._meaning(failed, method, url) from failed
+                raise self._convert_failure(failed, method, url) from failed
             except (msgspec.MsgspecError, RecursionError) as error:
                 raise SourceFailed(
-                    "SOURCE_INVALID_RESPONSE", f"{method} {redact_url(url)}: {self.api.make_excerpt(str(error))}"
+                    INVALID_RESPONSE, f"{method} {redact_url(url)}: {self.api.make_excerpt(str(error))}"
                 ) from error
 
-    def _meaning(self, failed: CallFailed, method: str, url: URL) -> SourceFailed:
-        """A failed attempt as a failure of the source."""
-        failure, said, place = failed.failure, f"{method} {failed.message}", f"{method} {redact_url(url)}"
+    def _convert_failure(self, failed: CallFailed, method: str, url: URL) -> SourceFailed:
+        """Return a failed attempt as a failure of the source."""
+        failure, message, target = failed.failure, f"{method} {failed.message}", f"{method} {redact_url(url)}"
         is_pause = failed.status == HTTPStatus.SERVICE_UNAVAILABLE and failed.after is not None
         if is_pause or failure is ApiFailure.THROTTLED:
-            return SourcePaused("SOURCE_THROTTLED", said, after=failed.after)
+            return SourcePaused("SOURCE_THROTTLED", message, after=failed.after)
         if failure is ApiFailure.MOVED:
-            return SourceRefused("SOURCE_REDIRECTED", f"{place} answered {failed.status}: give its new address as url")
+            message = f"{target} answered with status {failed.status}, a redirect: set source.url to the new address"
+            return SourceRefused("SOURCE_REDIRECTED", message)
         if failure is ApiFailure.TOO_LARGE:
-            said = f"{place} answered with more than {self.api.limit} bytes: ask for fewer records, or raise page_bytes"
-            return SourceRefused("SOURCE_TOO_LARGE", said)
+            message = f"{target} sent more than {self.api.limit} bytes: decrease page_size, or increase call.page_bytes"
+            return SourceRefused("SOURCE_TOO_LARGE", message)
         if not failed.is_retryable:
-            return SourceRefused(UNAUTHORIZED if failure is ApiFailure.UNAUTHORIZED else "SOURCE_REFUSED", said)
+            return SourceRefused(UNAUTHORIZED if failure is ApiFailure.UNAUTHORIZED else "SOURCE_REFUSED", message)
         if failure is ApiFailure.TIMEOUT:
             limit = self.api.timeout.total_seconds()
-            return SourceFailed("SOURCE_TIMEOUT", f"{place} did not answer within {limit:g} s")
-        return SourceFailed("SOURCE_UNREACHABLE" if failure is ApiFailure.UNREACHABLE else "SOURCE_ERROR", said)
+            return SourceFailed("SOURCE_TIMEOUT", f"{target} did not respond within {limit:g} s")
+        return SourceFailed("SOURCE_UNREACHABLE" if failure is ApiFailure.UNREACHABLE else "SOURCE_ERROR", message)
 
 
-def _wait(error: Exception, attempt: int) -> timedelta | None:
+def _choose_delay(error: Exception, attempt: int) -> timedelta | None:
     if not isinstance(error, SourceFailed) or isinstance(error, SourceRefused) or error.code in CLOSED:
         return None
-    return timedelta(0) if isinstance(error, SourcePaused) else compute_delay(attempt)  # the gate waits for a pause
+    return (
+        timedelta(0) if isinstance(error, SourcePaused) else compute_delay(attempt)
+    )  # the rate limiter waits for a pause
 
 
-def instant(at: datetime) -> str:
-    """ISO 8601 with every microsecond: a source asked in seconds would lose or double what changed in between."""
+def format_time(at: datetime) -> str:
+    """Return a time in ISO 8601 with microseconds: with whole seconds, runs would lose or repeat changes."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

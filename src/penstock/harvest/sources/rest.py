@@ -1,8 +1,8 @@
-"""H14: any REST API that lists records in pages of JSON, as its configuration describes it."""
+"""H14: a REST API that lists records in pages of JSON, as its settings describe it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
@@ -11,63 +11,83 @@ from yarl import URL
 from penstock.harvest.config import PagingSection
 from penstock.harvest.config import RestSourceSection as RestSection
 from penstock.harvest.model import PagePosition, PartitionKind, PartitionRange, RecordPage, TimeWindow
-from penstock.harvest.sources.http import SourceClient, instant
-from penstock.harvest.sources.json_envelope import envelope, garbage, reader, records
+from penstock.harvest.sources.http import SourceClient, format_time
+from penstock.harvest.sources.json_envelope import (
+    describe_value,
+    invalid_response,
+    make_envelope,
+    make_reader,
+    read_records,
+)
 
-_NOTHING = RecordPage((), None)
+_EMPTY_PAGE = RecordPage((), None)
+_EXPECTED = {  # by setting
+    "records": "list of records",
+    "total": "whole number",
+    "next_cursor": "text or number",
+    "has_more": "boolean",
+}
+
+
+class _PageEnvelope(NamedTuple):
+    """The decoded values of a page."""
+
+    records: list[msgspec.Raw]
+    cursor: str | None
+    has_more: bool | None
 
 
 class RestSource:
-    """The source port over a REST API."""
+    """The source port over a REST API. Errors name the settings below *setting*."""
 
-    def __init__(self, section: RestSection, caller: SourceClient) -> None:
+    def __init__(self, section: RestSection, client: SourceClient, setting: str) -> None:
         self.is_seekable = section.paging is not PagingSection.CURSOR
         self.has_windows = section.after_param is not None
         self._section = section
-        self._caller = caller
-        self._listing = _address(section, section.path)
-        self._counting = self._listing if section.count_path is None else _address(section, section.count_path)
-        self._read_page = _page_reader(section)
-        self._read_count = _count_reader(section)
+        self._client = client
+        self._list_url = _join_url(section, section.path)
+        self._count_url = self._list_url if section.count_path is None else _join_url(section, section.count_path)
+        self._read_page = _make_page_reader(section, setting)
+        self._read_count = _make_count_reader(section, setting)
 
     async def count(self, range_: PartitionRange, window: TimeWindow) -> int:
-        if self._is_unheard_of(range_):
+        if self._is_unsupported(range_):
             return 0
-        wanted = [*self._wanted(range_, window)]
+        params = [*self._filter_params(range_, window)]
         if self._section.count_path is None:
-            wanted += [*self._place(PagePosition(), 1)]
-        return await self._caller.ask("GET", _url(self._counting, wanted), self._read_count)
+            params += [*self._page_params(PagePosition(), 1)]
+        return await self._client.request("GET", _add_params(self._count_url, params), self._read_count)
 
     async def fetch(self, range_: PartitionRange, window: TimeWindow, position: PagePosition, limit: int) -> RecordPage:
-        if self._is_unheard_of(range_):
-            return _NOTHING
-        wanted = [*self._wanted(range_, window), *self._place(position, limit)]
+        if self._is_unsupported(range_):
+            return _EMPTY_PAGE
+        params = [*self._filter_params(range_, window), *self._page_params(position, limit)]
 
-        def read(answer: bytes) -> RecordPage:
-            found, cursor, has_more = self._read_page(answer)
-            texts = records(found, limit)
-            return RecordPage(texts, self._next(position, limit, len(texts), cursor, has_more))
+        def read(body: bytes) -> RecordPage:
+            page = self._read_page(body)
+            texts = read_records(page.records, limit)
+            return RecordPage(texts, self._next_position(position, limit, len(texts), page))
 
-        return await self._caller.ask("GET", _url(self._listing, wanted), read)
+        return await self._client.request("GET", _add_params(self._list_url, params), read)
 
-    def _is_unheard_of(self, range_: PartitionRange) -> bool:
-        """Whether the API cannot be asked for records without a value: then the total tells if there are any."""
+    def _is_unsupported(self, range_: PartitionRange) -> bool:
+        """Return whether the API cannot select records without a value. If it has some, the total reveals them."""
         return range_.kind is PartitionKind.NULL and self._section.null_param is None
 
-    def _wanted(self, range_: PartitionRange, window: TimeWindow) -> Iterator[tuple[str, str]]:
+    def _filter_params(self, range_: PartitionRange, window: TimeWindow) -> Iterator[tuple[str, str]]:
         section = self._section
         if range_.kind is PartitionKind.NULL and section.null_param:
             yield section.null_param, "true"
         if range_.lower is not None:
-            yield section.lower_param, _major(range_.lower, section.decimals)
+            yield section.lower_param, _format_bound(range_.lower, section.decimals)
         if range_.upper is not None:
-            yield section.upper_param, _major(range_.upper, section.decimals)
+            yield section.upper_param, _format_bound(range_.upper, section.decimals)
         if window.after and section.after_param:
-            yield section.after_param, instant(window.after)
+            yield section.after_param, format_time(window.after)
         if window.upto and section.upto_param:
-            yield section.upto_param, instant(window.upto)
+            yield section.upto_param, format_time(window.upto)
 
-    def _place(self, position: PagePosition, limit: int) -> Iterator[tuple[str, str]]:
+    def _page_params(self, position: PagePosition, limit: int) -> Iterator[tuple[str, str]]:
         section = self._section
         yield section.limit_param, str(limit)
         if section.paging is PagingSection.OFFSET:
@@ -77,68 +97,92 @@ class RestSource:
         elif position.cursor is not None:
             yield section.cursor_param, position.cursor
 
-    def _next(
-        self, position: PagePosition, limit: int, got: int, cursor: str | None, has_more: bool | None
+    def _next_position(
+        self, position: PagePosition, limit: int, received: int, page: _PageEnvelope
     ) -> PagePosition | None:
-        """H16: where the page after this one begins. A short page is the end only where the source promises that."""
-        if has_more is False or (self._section.short_page_ends and got < limit):
+        """H16: return the start of the next page. A short page is the last one only if the source guarantees it."""
+        if page.has_more is False or (self._section.short_page_ends and received < limit):
             return None
         if self._section.paging is PagingSection.CURSOR:
-            if cursor is not None and cursor == position.cursor:
-                raise garbage("the cursor of the next page is that of this one")
-            return PagePosition(position.offset + got, cursor) if cursor else None
-        if got == 0:
+            if page.cursor is not None and page.cursor == position.cursor:
+                raise invalid_response(f"the cursor of the next page is that of this page: {page.cursor[:100]}")
+            return PagePosition(position.offset + received, page.cursor) if page.cursor else None
+        if received == 0:
             return None
         if self._section.paging is PagingSection.PAGE:
             return PagePosition((position.offset // limit + 1) * limit)
-        return PagePosition(position.offset + got)
+        return PagePosition(position.offset + received)
 
 
-def _page_reader(section: RestSection) -> Callable[[bytes], tuple[list[msgspec.Raw], str | None, bool | None]]:
-    leaves: list[tuple[str, Any]] = [(section.records, list[msgspec.Raw])]
+def _make_page_reader(section: RestSection, setting: str) -> Callable[[bytes], _PageEnvelope]:
+    kinds: dict[str, Any] = {"records": list[msgspec.Raw]}
     if section.paging is PagingSection.CURSOR:
-        leaves.append((section.next_cursor, str | int))
+        kinds["next_cursor"] = str | int
     if section.has_more:
-        leaves.append((section.has_more, bool))
-    shape, (records_of, *others) = envelope(*leaves)
-    cursor_of = others.pop(0) if section.paging is PagingSection.CURSOR else None
-    has_more_of = others.pop(0) if section.has_more else None
-    decode = reader(msgspec.json.Decoder(shape))
+        kinds["has_more"] = bool
+    read_values = _make_values_reader(section, setting, kinds, required="records")
 
-    def read(answer: bytes) -> tuple[list[msgspec.Raw], str | None, bool | None]:
-        document = decode(answer)
-        found, cursor = records_of(document), cursor_of and cursor_of(document)
-        if found is None:
-            raise garbage(f"an answer without {section.records}")
-        return found, None if cursor is None else str(cursor), has_more_of and has_more_of(document)
+    def read(body: bytes) -> _PageEnvelope:
+        values = read_values(body)
+        cursor = values.get("next_cursor")
+        return _PageEnvelope(values["records"], None if cursor is None else str(cursor), values.get("has_more"))
 
     return read
 
 
-def _count_reader(section: RestSection) -> Callable[[bytes], int]:
-    path = section.total or "total"
-    shape, (total_of,) = envelope((path, int))
-    decode = reader(msgspec.json.Decoder(shape, strict=False))
+def _make_count_reader(section: RestSection, setting: str) -> Callable[[bytes], int]:
+    read_values = _make_values_reader(section, setting, {"total": int}, required="total", strict=False)
 
-    def read(answer: bytes) -> int:
-        total = total_of(decode(answer))
-        if total is None or total < 0:
-            raise garbage(f"an answer whose {path} is no count")
-        return int(total)
+    def read(body: bytes) -> int:
+        total = int(read_values(body)["total"])
+        if total < 0:
+            raise _invalid_value(section, setting, "total", body)
+        return total
 
     return read
 
 
-def _address(section: RestSection, path: str) -> str:
-    """Up to the parameters of a request."""
-    address = str(URL(f"{section.url.rstrip('/')}/{path.lstrip('/')}"))
+def _make_values_reader(
+    section: RestSection, setting: str, kinds: Mapping[str, Any], *, required: str, strict: bool = True
+) -> Callable[[bytes], dict[str, Any]]:
+    """Return a function that reads the values of the settings *kinds*; its errors name the setting."""
+    shape, getters = make_envelope(*((_path(section, name), kind) for name, kind in kinds.items()))
+    decode = make_reader(msgspec.json.Decoder(shape, strict=strict))
+
+    def read(body: bytes) -> dict[str, Any]:
+        try:
+            document = decode(body)
+        except msgspec.ValidationError as error:
+            name = next((name for name in kinds if f"`$.{_path(section, name)}`" in str(error)), required)
+            raise _invalid_value(section, setting, name, body) from error
+        values = {name: get(document) for name, get in zip(kinds, getters, strict=True)}
+        if values[required] is None:
+            raise _invalid_value(section, setting, required, body)
+        return values
+
+    return read
+
+
+def _path(section: RestSection, name: str) -> str:
+    return getattr(section, name) or "total"
+
+
+def _invalid_value(section: RestSection, setting: str, name: str, body: bytes) -> Exception:
+    path = _path(section, name)
+    expected = f"the response has no {_EXPECTED[name]} at `{path}` ({setting}.{name})"
+    return invalid_response(f"{expected}: {describe_value(body, path)}")
+
+
+def _join_url(section: RestSection, path: str) -> str:
+    """Return the URL of *path* up to the parameters of a request."""
+    url = str(URL(f"{section.url.rstrip('/')}/{path.lstrip('/')}"))
     params = urlencode(section.params)
-    return f"{address}{'&' if '?' in address else '?'}{params}{'&' if params else ''}"
+    return f"{url}{'&' if '?' in url else '?'}{params}{'&' if params else ''}"
 
 
-def _url(address: str, params: list[tuple[str, str]]) -> URL:
-    return URL(address + urlencode(params), encoded=True)
+def _add_params(url: str, params: list[tuple[str, str]]) -> URL:
+    return URL(url + urlencode(params), encoded=True)
 
 
-def _major(minor: int, decimals: int) -> str:
+def _format_bound(minor: int, decimals: int) -> str:
     return str(minor) if decimals == 0 else f"{Decimal(minor).scaleb(-decimals):f}"
