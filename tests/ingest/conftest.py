@@ -1,4 +1,4 @@
-"""Fixtures of tests of ingest; a module may define its own instead."""
+"""Fixtures of the tests of ingest; a module may override them."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from penstock.kernel.db.database import Database
 from penstock.settings import Settings
 from tests.ingest.harness import KEYED, IngestHarness
 from tests.ingest.later_tree import WINDOW, LaterTree
-from tests.ingest.supplier_folder import SupplierFolder, quick_folder
+from tests.ingest.supplier_folder import SupplierFolder, open_fast_folder
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def supplier(clock: ManualClock) -> Iterator[SupplierFolder]:
-    with quick_folder() as folder:
+    with open_fast_folder() as folder:
         supplier = SupplierFolder(folder, clock)
         supplier.tree = LaterTree(folder)
         supplier.configure(window=WINDOW)

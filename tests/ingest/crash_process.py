@@ -1,4 +1,4 @@
-"""Ingest runs in forked processes that die at a step or at the nth disk call, or are killed by the test."""
+"""Runs in forked processes that kill themselves at a step or at the nth disk call, or are killed by the test."""
 
 import ctypes
 import os
@@ -23,33 +23,33 @@ from tests.support.fork_server import FORKED
 
 SUPPLIER = "acme"
 _CAPABILITIES_V3 = 0x20080522
-WITHIN = 60.0  # seconds; only a broken promise takes so long
+TIMEOUT = 60.0  # seconds
 DISK_CALLS = ("rename", "replace", "unlink", "rmdir", "link", "symlink", "mkdir", "fsync", "open", "chmod")
 
-code_commit()  # asks git, once for all of them
+code_commit()  # runs git once for all processes
 
 
 def run_until(root: Path, step: PublishStep | None) -> None:
-    """One run, dead at *step*."""
+    """Run once; kill the process at *step*."""
     hooks = RunHooks(on_step=call_at(step, kill_self))
     Ingestion(FolderTree(root), "crashing", hooks).run(SUPPLIER, waits=False)
 
 
 def run_until_call(root: Path, number: int) -> None:
-    """One run, dead before the *number*-th call that changes something on the disk."""
+    """Run once; kill the process before the *number*-th call that changes the disk."""
     _count_calls(number)
     Ingestion(FolderTree(root), "crashing").run(SUPPLIER, waits=False)
 
 
 def sweep_until_call(root: Path, number: int, forward: timedelta) -> None:
-    """What is too old goes, on a clock that was put *forward*; dead before the *number*-th call."""
+    """Delete expired files on a clock that is moved *forward*; kill the process before the *number*-th call."""
     _count_calls(number)
     delete_expired(FolderTree(root), IngestRetentionSection(), ManualClock(SystemClock().now() + forward), "crashing")
 
 
-def run_without_power(root: Path, pipe: Pipe) -> None:
-    """One run by somebody who may only do what the modes of the files say; how it ended goes to *pipe*."""
-    _give_up_power()
+def run_without_capabilities(root: Path, pipe: Pipe) -> None:
+    """Run once with only the rights that the modes of the files give; send the outcome to *pipe*."""
+    _drop_capabilities()
     try:
         outcome = Ingestion(FolderTree(root), "crashing").run(SUPPLIER, waits=False)
     except PenstockError as error:
@@ -59,8 +59,8 @@ def run_without_power(root: Path, pipe: Pipe) -> None:
         pipe.send((0, failure.code.value if failure else None, None))
 
 
-def _give_up_power() -> None:
-    """root without its capabilities is an owner like any other."""
+def _drop_capabilities() -> None:
+    """Drop the capabilities of root, which then has the rights of an ordinary owner."""
     if os.getuid() == 0:
         header, none = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0), (ctypes.c_uint32 * 6)()
         assert ctypes.CDLL(None).capset(header, none) == 0
@@ -69,42 +69,43 @@ def _give_up_power() -> None:
 def _count_calls(number: int) -> None:
     count = KillAtCall(number)
 
-    def counted(call: Callable[..., object]) -> Callable[..., object]:
-        def called(*args: object, **options: object) -> object:
+    def count_calls(call: Callable[..., object]) -> Callable[..., object]:
+        def counted(*args: object, **options: object) -> object:
             count()
             return call(*args, **options)
 
-        return called
+        return counted
 
     for name in DISK_CALLS:
-        setattr(os, name, counted(getattr(os, name)))
+        setattr(os, name, count_calls(getattr(os, name)))
 
 
-def started(target: Callable[..., None], *args: object) -> ForkServerProcess:
+def start_process(target: Callable[..., None], *args: object) -> ForkServerProcess:
     process = FORKED.Process(target=target, args=args, daemon=True)
     process.start()
     return process
 
 
-def answered(target: Callable[..., None], *args: object) -> tuple[int, str | None, str | None]:
-    """What a process sent that was to tell how it ended."""
-    ours, theirs = FORKED.Pipe(duplex=False)
-    with ours:
-        with theirs:
-            process = started(target, *args, theirs)
+def run_and_receive(target: Callable[..., None], *args: object) -> tuple[int, str | None, str | None]:
+    """Run a process, and return the outcome that it sent."""
+    receiver, sender = FORKED.Pipe(duplex=False)
+    with receiver:
+        with sender:
+            process = start_process(target, *args, sender)
         assert not was_killed(process)
-        answer: tuple[int, str | None, str | None] = ours.recv()
-    return answer
+        outcome: tuple[int, str | None, str | None] = receiver.recv()
+    return outcome
 
 
 def was_killed(process: ForkServerProcess) -> bool:
-    """Whether it died, once it has ended; when it was not killed, it has done all it was to do."""
-    process.join(WITHIN)
+    """Wait for the end of a process, and return whether it was killed; otherwise it must have succeeded."""
+    process.join(TIMEOUT)
     code = process.exitcode
     process.close()
     assert code in (0, -signal.SIGKILL), code
     return code != 0
 
 
-def killed_at(target: Callable[..., None], *args: object) -> bool:
-    return was_killed(started(target, *args))
+def run_and_die(target: Callable[..., None], *args: object) -> bool:
+    """Run a process, and return whether it was killed."""
+    return was_killed(start_process(target, *args))

@@ -27,12 +27,12 @@ QUICK = {"poll": 0.1}
 
 
 def make_clock() -> ManualClock:
-    """A clock to be moved: files are dated by the disk, so it starts with today."""
+    """Return a clock that starts now, because the disk dates the files."""
     return ManualClock(datetime.now(UTC))
 
 
 def snapshot(prices: Mapping[str, object] | Iterable[tuple[str, object]]) -> bytes:
-    """A file of sku and price."""
+    """Return a file with the columns sku and price."""
     out = io.StringIO()
     rows = prices.items() if isinstance(prices, Mapping) else prices
     csv.writer(out, lineterminator="\n").writerows([("sku", "price"), *rows])
@@ -40,7 +40,7 @@ def snapshot(prices: Mapping[str, object] | Iterable[tuple[str, object]]) -> byt
 
 
 class IngestHarness:
-    """The tree below *root*; a supplier is configured as soon as it is named."""
+    """The tree below *root* with methods for suppliers and readers."""
 
     def __init__(self, root: Path, config: Json | None = None) -> None:
         self.root = root
@@ -61,21 +61,21 @@ class IngestHarness:
         return file
 
     def drop(self, content: bytes, name: str = "price.csv", supplier: str = SUPPLIER) -> Path:
-        """As a supplier does; each file is newer than the one before."""
+        """Put a file into the inbox; each file is newer than the one before."""
         file = self.put(f"{paths.inbox(supplier)}/{name}", content)
         self._age -= 10
-        then = time.time() - self._age
-        os.utime(file, (then, then))
+        modified = time.time() - self._age
+        os.utime(file, (modified, modified))
         return file
 
     def run(self, content: bytes | None = None, supplier: str = SUPPLIER, hooks: RunHooks | None = None) -> RunOutcome:
-        """One run, of a file that is dropped before when there is *content*."""
+        """Run once; with *content*, put it into the inbox first."""
         if content is not None:
             self.drop(content, supplier=supplier)
         return Ingestion(self.tree, "test", hooks).run(supplier)
 
     def publish(self, content: bytes, supplier: str = SUPPLIER) -> str:
-        """A run that passes; its id."""
+        """Publish a file, and return the id of the run."""
         outcome = self.run(content, supplier)
         assert outcome.manifest is not None
         assert outcome.manifest.failure is None, outcome.manifest.failure
@@ -86,25 +86,25 @@ class IngestHarness:
         return pointer.run_id if pointer else None
 
     def facts(self, supplier: str = SUPPLIER) -> list[Json]:
-        """The facts of the current state."""
+        """Return the facts of the published state."""
         return self.lines(paths.state(supplier, self.current(supplier) or "", paths.FACTS))
 
     def lines(self, path: str) -> list[Json]:
         return [json.loads(line) for line in (self.root / path).read_text().splitlines()]
 
     def read_json(self, path: str) -> Json:
-        found: Json = json.loads((self.root / path).read_bytes())
-        return found
+        document: Json = json.loads((self.root / path).read_bytes())
+        return document
 
     def names(self, folder: str) -> list[str]:
-        """The files in a folder and below it, without its name."""
+        """Return the paths of the files below a folder, relative to it."""
         return sorted(file.path.removeprefix(f"{folder}/") for file in self.tree.list_files(folder))
 
     def all_files(self) -> dict[str, bytes]:
-        """Everything there is, ledgers and locks left out."""
+        """Return the contents of all files except ledgers and locks."""
         files = [file for file in self.root.rglob("*") if file.is_file() and ".work" not in file.parts]
-        known = {file.relative_to(self.root).as_posix(): file.read_bytes() for file in files}
-        return {path: content for path, content in known.items() if not path.startswith(paths.LEDGERS)}
+        contents = {file.relative_to(self.root).as_posix(): file.read_bytes() for file in files}
+        return {path: content for path, content in contents.items() if not path.startswith(paths.LEDGERS)}
 
 
 def failure(outcome: RunOutcome) -> FailureCode | None:

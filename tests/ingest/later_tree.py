@@ -1,4 +1,4 @@
-"""A disk whose clock is put on or back by a test."""
+"""A tree on a disk whose clock a test can move."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -14,7 +14,7 @@ NEW: Facts = {"A": 2}
 
 
 class LaterTree(FolderTree):
-    """A disk whose clock is put on or back by a test; what is written then is dated so."""
+    """A tree on a disk whose clock a test can move; files are dated by that clock."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

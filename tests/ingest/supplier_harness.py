@@ -36,12 +36,12 @@ class SupplierHarness:
         self.configure()
 
     def configure(self, **settings: Any) -> None:
-        """Quality is asked for, and three columns are mapped, unless told otherwise."""
+        """Write a configuration with quality limits and three columns; *settings* override it."""
         with (self.root / paths.config(self.supplier)).open("w") as file:
             YAML().dump({**QUALITY, "columns": dict(COLUMNS), "key": ["sku"], **settings}, file)
 
     def drop(self, name: str, content: str | bytes, at: float | None = None) -> Path:
-        """A file arrives, with an mtime of its own if need be."""
+        """Put a file into the inbox, with the mtime *at* if it is given."""
         file = self.root / paths.inbox(self.supplier) / name
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
         if at is not None:
@@ -52,9 +52,9 @@ class SupplierHarness:
         return Ingestion(self.tree, "test", hooks, clock).run(self.supplier, waits=False)
 
     def files(self, folder: str) -> list[str]:
-        """The names of the files in *folder*."""
-        place = self.root / folder
-        return sorted(file.name for file in place.iterdir() if file.is_file()) if place.is_dir() else []
+        """Return the names of the files in *folder*."""
+        path = self.root / folder
+        return sorted(file.name for file in path.iterdir() if file.is_file()) if path.is_dir() else []
 
     def json(self, path: str) -> Any:
         return orjson.loads((self.root / path).read_bytes())
@@ -64,5 +64,5 @@ class SupplierHarness:
 
 
 def price_list(*rows: tuple[str, object, object]) -> str:
-    """A small CSV."""
+    """Return a small CSV file."""
     return "sku;qty;price\n" + "".join(f"{sku};{qty};{price}\n" for sku, qty, price in rows)

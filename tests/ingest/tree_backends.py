@@ -1,4 +1,4 @@
-"""Backends of the ingest tree: a folder, an S3 bucket, and a bucket on a folder; with what suppliers do to them."""
+"""Backends of the ingest tree: a folder, an S3 bucket, and a bucket on a folder."""
 
 import os
 import time
@@ -26,12 +26,12 @@ SUPPLIER = "acme"
 
 
 class TreeBackend(Protocol):
-    """A tree, and what others than Penstock do to it."""
+    """A tree, and the actions of other programs on it."""
 
     tree: FileTree
 
     def put(self, path: str, content: bytes, age: float = 0) -> None:
-        """As a supplier or a person would, so many seconds ago."""
+        """Write a file as a supplier does, *age* seconds ago."""
 
     def delete(self, path: str) -> None: ...
 
@@ -41,7 +41,7 @@ def drop(backend: TreeBackend, name: str, content: bytes, age: float = 0) -> Non
 
 
 def stored_paths(tree: FileTree, folder: str) -> list[str]:
-    """What is in *folder*, at any depth, without the folder's name."""
+    """Return the paths of the files below *folder*, relative to it."""
     return sorted(file.path.removeprefix(f"{folder}/") for file in tree.list_files(folder))
 
 
@@ -56,8 +56,8 @@ class FolderBackend:
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-        then = time.time() - age
-        os.utime(file, (then, then))
+        modified = time.time() - age
+        os.utime(file, (modified, modified))
 
     def delete(self, path: str) -> None:
         (self.root / path).unlink()
@@ -75,7 +75,7 @@ class BucketBackend:
         self.tree: FileTree = self.machine()
 
     def machine(self, storage: Storage | None = None, name: str = "") -> BucketTree:
-        """The tree as another machine sees it, or again the one of that *name*."""
+        """Return the tree of another machine, or of the machine *name*."""
         tree = BucketTree(storage or self.storage, self._url, self._machines / (name or uuid.uuid4().hex))
         self._trees.append(tree)
         return tree
@@ -83,7 +83,7 @@ class BucketBackend:
     def put(self, path: str, content: bytes, age: float = 0) -> None:
         self._bridge.call(self.storage.put(path, content))
         if age:
-            self._date_back(path, datetime.fromtimestamp(time.time() - age, UTC))
+            self._set_time(path, datetime.fromtimestamp(time.time() - age, UTC))
 
     def delete(self, path: str) -> None:
         self._bridge.call(self.storage.delete(path))
@@ -92,13 +92,15 @@ class BucketBackend:
         for tree in self._trees:
             tree.close()
 
-    def _date_back(self, path: str, then: datetime) -> None:
+    def _set_time(self, path: str, time_of_change: datetime) -> None:
         parts = self.storage.uri(path).partition("://")[2]
         if isinstance(self.storage, FolderStorage):
-            os.utime(f"/{parts.lstrip('/')}", (then.timestamp(), then.timestamp()))
+            os.utime(f"/{parts.lstrip('/')}", (time_of_change.timestamp(), time_of_change.timestamp()))
             return
         bucket, _, key = parts.partition("/")
-        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[bucket].keys[key].last_modified = then.replace(tzinfo=None)
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[bucket].keys[key].last_modified = time_of_change.replace(
+            tzinfo=None
+        )
 
 
 @contextmanager
@@ -113,7 +115,7 @@ def s3_backend(s3: S3Bucket, machines: Path) -> Iterator[BucketBackend]:
 
 @contextmanager
 def stored_backend(root: Path, machines: Path) -> Iterator[BucketBackend]:
-    """The bucket's tree on a folder's storage: the port's conditions without a network."""
+    """Yield a bucket tree on the storage of a folder: conditional writes without a network."""
     with (
         closing(AsyncBridge()) as bridge,
         closing(BucketBackend(FolderStorage(root), str(root), machines, bridge)) as backend,

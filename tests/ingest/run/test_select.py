@@ -158,7 +158,7 @@ def test_temporary_name_is_never_processed(supplier: SupplierFolder, name: str, 
     for seconds in (0, 10 * WINDOW, 1_000_000):
         advance(supplier, seconds)
         assert run_and_list(supplier) == []
-    assert supplier.standing().unfinished == [name]
+    assert supplier.read_status().unfinished == [name]
     assert supplier.inbox(name).exists()
 
 
@@ -289,12 +289,12 @@ def test_clock_of_the_host_goes_back(supplier: SupplierFolder, clock: ManualCloc
         pointer = supplier.pointer()
         assert pointer is not None
         assert pointer.fence == number
-        age = supplier.standing().age_seconds
+        age = supplier.read_status().age_seconds
         assert age is not None
         assert age >= 0
         clock.advance(-back)
-        age = supplier.standing().age_seconds
+        age = supplier.read_status().age_seconds
         assert age is not None
         assert age >= 0
     assert supplier.facts() == {"A": 4}
-    supplier.check_all_is_well()
+    supplier.check_consistency()

@@ -1,4 +1,4 @@
-"""Whole runs on a bucket: what is published, and what two machines, a paused one and a killed one do to it."""
+"""Runs on a bucket: publications by one machine, and by two machines, paused machines and killed machines."""
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -51,8 +51,8 @@ WAIT = 30
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Bucket]:
-    with open_s3_bucket() as place:
-        yield place
+    with open_s3_bucket() as bucket:
+        yield bucket
 
 
 @pytest.fixture
@@ -74,79 +74,79 @@ def has_published(outcome: RunOutcome) -> bool:
     return outcome.manifest is not None and outcome.manifest.status is IngestRunStatus.PASS
 
 
-def told(tree: FileTree, path: str) -> dict[str, Any]:
+def read_json(tree: FileTree, path: str) -> dict[str, Any]:
     content = tree.read(path)
     assert content is not None, path
     data: dict[str, Any] = orjson.loads(content)
     return data
 
 
-def whole_state(tree: FileTree) -> CurrentPointer | None:
-    """I11: what is current, and that all of it is there and is what the pointer says."""
+def read_complete_state(tree: FileTree) -> CurrentPointer | None:
+    """I11: return the pointer, and check that its state is complete and has its hash."""
     pointer = tree.read_pointer(SUPPLIER)
     if pointer is None:
         return None
     with tree.open(paths.state(SUPPLIER, pointer.run_id, paths.FACTS)) as facts:
         assert sha256(facts.read()).hexdigest() == pointer.sha256
-    assert told(tree, paths.state(SUPPLIER, pointer.run_id, paths.POINTER)) == pointer.as_dict()
-    manifest = told(tree, paths.state(SUPPLIER, pointer.run_id, paths.MANIFEST))
+    assert read_json(tree, paths.state(SUPPLIER, pointer.run_id, paths.POINTER)) == pointer.as_dict()
+    manifest = read_json(tree, paths.state(SUPPLIER, pointer.run_id, paths.MANIFEST))
     assert (manifest["status"], manifest["fence"]) == ("PASS", pointer.fence)
     return pointer
 
 
-def is_of(tree: FileTree, content: bytes) -> bool:
-    """Whether the current state was made of *content*."""
-    pointer = whole_state(tree)
+def has_published_content(tree: FileTree, content: bytes) -> bool:
+    """Return whether the published state was made of *content*."""
+    pointer = read_complete_state(tree)
     assert pointer is not None
-    manifest = told(tree, paths.state(SUPPLIER, pointer.run_id, paths.MANIFEST))
+    manifest = read_json(tree, paths.state(SUPPLIER, pointer.run_id, paths.MANIFEST))
     return bool(manifest["input_sha256"] == sha256(content).hexdigest())
 
 
-def places(tree: FileTree, content: bytes) -> set[str]:
-    """The folders that hold a file of this content."""
+def find_folders(tree: FileTree, content: bytes) -> set[str]:
+    """Return the folders with a file of this content."""
     folders = {
         "inbox": paths.inbox(SUPPLIER),
         "obsolete": paths.obsolete(SUPPLIER),
         "duplicates": paths.duplicates(SUPPLIER),
         "broken": paths.broken(SUPPLIER),
     }
-    found = {name for name, folder in folders.items() if content in _contents(tree, folder)}
+    names = {name for name, folder in folders.items() if content in _read_contents(tree, folder)}
     archived = [file.path for file in tree.list_files(paths.archive(SUPPLIER)) if "/obsolete/" not in file.path]
-    return found | ({"archive"} if content in [tree.read(path) for path in archived] else set())
+    return names | ({"archive"} if content in [tree.read(path) for path in archived] else set())
 
 
-def _contents(tree: FileTree, folder: str) -> list[bytes | None]:
+def _read_contents(tree: FileTree, folder: str) -> list[bytes | None]:
     return [tree.read(file.path) for file in tree.list_files(folder)]
 
 
 def assert_settled(tree: FileTree) -> None:
-    """I10, I16: the inbox is empty, and what is current is known as accepted and as passed."""
+    """I10, I16: check that the inbox is empty, and that the published run has passed and is accepted."""
     assert tree.list_arrivals(SUPPLIER) == []
-    pointer = whole_state(tree)
+    pointer = read_complete_state(tree)
     assert pointer is not None
-    manifest = told(tree, paths.run(pointer.run_id, paths.MANIFEST))
+    manifest = read_json(tree, paths.run(pointer.run_id, paths.MANIFEST))
     assert manifest["status"] == "PASS"
-    assert told(tree, paths.accepted(SUPPLIER, manifest["input_sha256"]))["run_id"] == pointer.run_id
+    assert read_json(tree, paths.accepted(SUPPLIER, manifest["input_sha256"]))["run_id"] == pointer.run_id
 
 
-def assert_goes_on(backend: BucketBackend, fence: int) -> None:
-    """I16: whatever happened, the next file is published."""
+def assert_next_file_is_published(backend: BucketBackend, fence: int) -> None:
+    """I16: check that the next file is published."""
     drop(backend, "last.csv", LAST)
     assert has_published(run(backend.machine()))
-    assert is_of(backend.tree, LAST)
-    assert whole_state(backend.tree).fence == fence  # type: ignore[union-attr]
+    assert has_published_content(backend.tree, LAST)
+    assert read_complete_state(backend.tree).fence == fence  # type: ignore[union-attr]
     assert_settled(backend.tree)
 
 
 # One machine.
 
 
-def test_a_file_is_published(backend: BucketBackend) -> None:
-    """I10, I11: the state is whole, the file is archived and known, the pointer is an object of its own."""
+def test_file_is_published(backend: BucketBackend) -> None:
+    """I10, I11: the state is complete, the file is archived and accepted, and the pointer is an object."""
     drop(backend, "price.csv", FIRST)
     outcome = run(backend.tree)
     assert has_published(outcome)
-    pointer = whole_state(backend.tree)
+    pointer = read_complete_state(backend.tree)
     assert pointer is not None
     assert outcome.manifest is not None
     assert (pointer.run_id, pointer.fence) == (outcome.manifest.run_id, 1)
@@ -156,8 +156,8 @@ def test_a_file_is_published(backend: BucketBackend) -> None:
     assert_settled(backend.tree)
 
 
-def test_the_next_publication_replaces_it(backend: BucketBackend) -> None:
-    """I11, I14, I21: the fence grows, the old state is still there unchanged, and what changed is told."""
+def test_next_publication_replaces_the_state(backend: BucketBackend) -> None:
+    """I11, I14, I21: the fence grows, the old state is unchanged, and the changes are recorded."""
     drop(backend, "price.csv", FIRST)
     first = run(backend.tree).manifest
     drop(backend, "price.csv", NEW)
@@ -166,27 +166,27 @@ def test_the_next_publication_replaces_it(backend: BucketBackend) -> None:
     assert second is not None
     assert second.changes is not None
     assert (second.fence, second.previous_run, second.changes.changed) == (2, first.run_id, 1)
-    assert is_of(backend.tree, NEW)
+    assert has_published_content(backend.tree, NEW)
     assert backend.tree.list_states(SUPPLIER) == sorted([first.run_id, second.run_id])
     assert stored_paths(backend.tree, paths.archive(SUPPLIER)) == ["price.csv", "price.csv.1"]
 
 
-def test_a_broken_file_is_set_aside(backend: BucketBackend) -> None:
-    """I6: it fails with a code, goes to broken, leaves a manifest, and the state is untouched."""
+def test_rejected_file_goes_to_quarantine(backend: BucketBackend) -> None:
+    """I6: a rejected file goes to broken with a code in the manifest, and the state stays."""
     drop(backend, "price.csv", FIRST)
     run(backend.tree)
-    before = whole_state(backend.tree)
+    before = read_complete_state(backend.tree)
     drop(backend, "price.csv", BROKEN)
     outcome = run(backend.tree)
     assert failure(outcome) is FailureCode.DQ_TOO_FEW_FACTS or failure(outcome) is FailureCode.DQ_TOO_MANY_BAD_ROWS
-    assert places(backend.tree, BROKEN) == {"broken"}
-    assert whole_state(backend.tree) == before
+    assert find_folders(backend.tree, BROKEN) == {"broken"}
+    assert read_complete_state(backend.tree) == before
     assert outcome.manifest is not None
-    assert told(backend.tree, paths.run(outcome.manifest.run_id, paths.MANIFEST))["status"] == "FAIL"
+    assert read_json(backend.tree, paths.run(outcome.manifest.run_id, paths.MANIFEST))["status"] == "FAIL"
 
 
-def test_the_newest_unique_file_wins(backend: BucketBackend) -> None:
-    """I2: what is known goes to duplicates, what is older to obsolete, by the bucket's own times."""
+def test_newest_unique_file_wins(backend: BucketBackend) -> None:
+    """I2: known content goes to duplicates, older files go to obsolete, by the times of the bucket."""
     drop(backend, "price.csv", FIRST)
     run(backend.tree)
     drop(backend, "a-old.csv", OLD, age=200)
@@ -194,24 +194,24 @@ def test_the_newest_unique_file_wins(backend: BucketBackend) -> None:
     drop(backend, "z-new.csv", NEW, age=50)
     drop(backend, "unfinished.csv.tmp", LAST)
     assert has_published(run(backend.tree))
-    assert is_of(backend.tree, NEW)
-    assert places(backend.tree, OLD) == {"obsolete"}
-    assert places(backend.tree, FIRST) == {"archive", "duplicates"}
+    assert has_published_content(backend.tree, NEW)
+    assert find_folders(backend.tree, OLD) == {"obsolete"}
+    assert find_folders(backend.tree, FIRST) == {"archive", "duplicates"}
     assert [arrival.name for arrival in backend.tree.list_arrivals(SUPPLIER)] == ["unfinished.csv.tmp"]
     again = run(backend.tree)
     assert (again.manifest, again.reason) == (None, "the inbox is empty")
 
 
-def test_a_machine_runs_once_at_a_time(backend: BucketBackend) -> None:
-    """I4: the second run of the same machine is refused while the first is under way."""
+def test_machine_runs_a_supplier_once_at_a_time(backend: BucketBackend) -> None:
+    """I4: a second run on the same machine is refused while the first is active."""
     drop(backend, "price.csv", FIRST)
 
-    def again(step: PublishStep) -> None:
+    def run_again(step: PublishStep) -> None:
         if step is PublishStep.CHECKED:
             with pytest.raises(Conflict):
                 run(backend.tree)
 
-    assert has_published(run(backend.tree, again))
+    assert has_published(run(backend.tree, run_again))
 
 
 # Two machines.
@@ -230,7 +230,7 @@ def test_a_machine_runs_once_at_a_time(backend: BucketBackend) -> None:
     ],
 )
 @pytest.mark.parametrize("has_state", [False, True])
-def test_of_two_machines_one_publishes(backend: BucketBackend, step: PublishStep, has_state: bool) -> None:
+def test_one_of_two_machines_publishes(backend: BucketBackend, step: PublishStep, has_state: bool) -> None:
     """I4, I11: without a common lock the pointer decides; the file is neither lost nor blocked."""
     if has_state:
         drop(backend, "first.csv", FIRST)
@@ -254,19 +254,19 @@ def test_of_two_machines_one_publishes(backend: BucketBackend, step: PublishStep
     winners = [outcome for outcome in outcomes if has_published(outcome)]
     assert len(winners) == 1
     [loser] = [outcome for outcome in outcomes if not has_published(outcome)]
-    ends = [FailureCode.SUPERSEDED]
-    if step in (PublishStep.LOCKED, PublishStep.RECOVERED):  # there is nothing to wait for: the other may have ended
-        ends += [FailureCode.FILE_MISSING]
-    assert loser.reason is not None or failure(loser) in ends
-    assert is_of(backend.tree, NEW)
-    assert places(backend.tree, NEW) <= {"archive", "duplicates"}
+    codes = [FailureCode.SUPERSEDED]
+    if step in (PublishStep.LOCKED, PublishStep.RECOVERED):  # no barrier in the run: the other may have ended already
+        codes += [FailureCode.FILE_MISSING]
+    assert loser.reason is not None or failure(loser) in codes
+    assert has_published_content(backend.tree, NEW)
+    assert find_folders(backend.tree, NEW) <= {"archive", "duplicates"}
     assert_settled(backend.tree)
-    assert_goes_on(backend, fence=2 + has_state)
+    assert_next_file_is_published(backend, fence=2 + has_state)
 
 
 @contextmanager
-def paused(tree: FileTree, step: PublishStep) -> Iterator[tuple[threading.Event, "Future[RunOutcome]"]]:
-    """A run that stands at *step* until the event is set."""
+def pause_at(tree: FileTree, step: PublishStep) -> Iterator[tuple[threading.Event, "Future[RunOutcome]"]]:
+    """Run in a thread that waits at *step* until the event is set."""
     reached, go = threading.Event(), threading.Event()
 
     def wait(at: PublishStep) -> None:
@@ -290,59 +290,61 @@ def paused(tree: FileTree, step: PublishStep) -> Iterator[tuple[threading.Event,
     ("step", "has_state"),
     [*((step, True) for step in PublishStep), (PublishStep.SWITCHING, False), (PublishStep.SWITCHED, False)],
 )
-def test_a_paused_machine_cannot_switch_back(backend: BucketBackend, step: PublishStep, has_state: bool) -> None:
-    """I11, I16: another publishes what is newer while it sleeps; when it wakes up, that stays."""
+def test_paused_machine_cannot_restore_an_older_state(
+    backend: BucketBackend, step: PublishStep, has_state: bool
+) -> None:
+    """I11, I16: a machine that wakes up after a newer publication does not replace it."""
     if has_state:
         drop(backend, "first.csv", FIRST)
         run(backend.tree)
     drop(backend, "price.csv", OLD, age=100)
-    with paused(backend.machine(), step) as (go, running):
+    with pause_at(backend.machine(), step) as (go, running):
         drop(backend, "newer.csv", NEW)
         assert has_published(run(backend.machine()))
-        newest = whole_state(backend.tree)
-        assert is_of(backend.tree, NEW)
+        newest = read_complete_state(backend.tree)
+        assert has_published_content(backend.tree, NEW)
         go.set()
-        late = running.result(WAIT)
-    assert whole_state(backend.tree) == newest
+        outcome = running.result(WAIT)
+    assert read_complete_state(backend.tree) == newest
     assert newest is not None
     is_switched = step in (PublishStep.SWITCHED, PublishStep.RECORDED, PublishStep.ACCEPTED, PublishStep.MOVED)
     assert newest.fence == 1 + has_state + is_switched
-    assert has_published(late) == is_switched
-    assert (failure(late) is FailureCode.SUPERSEDED) == (step in BEFORE_SWITCH)
-    assert places(backend.tree, OLD) == ({"archive"} if is_switched else {"obsolete"})
+    assert has_published(outcome) == is_switched
+    assert (failure(outcome) is FailureCode.SUPERSEDED) == (step in BEFORE_SWITCH)
+    assert find_folders(backend.tree, OLD) == ({"archive"} if is_switched else {"obsolete"})
     assert_settled(backend.tree)
-    assert_goes_on(backend, fence=newest.fence + 1)
+    assert_next_file_is_published(backend, fence=newest.fence + 1)
 
 
-def test_a_machine_that_publishes_while_it_is_given_up_has_passed(
+def test_machine_that_publishes_during_its_recovery_has_passed(
     backend: BucketBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I10: another takes it for dead, and notes so after it has ended: what is current has passed all the same."""
+    """I10: a run that publishes while another machine records it as failed has passed."""
     drop(backend, "price.csv", NEW)
-    note = publish.write_manifest
-    with paused(backend.machine(), PublishStep.SWITCHING) as (go, running):
+    write_manifest = publish.write_manifest
+    with pause_at(backend.machine(), PublishStep.SWITCHING) as (go, running):
 
-        def late(tree: FileTree, manifest: RunManifest) -> None:
+        def write_late(tree: FileTree, manifest: RunManifest) -> None:
             monkeypatch.undo()
             go.set()
             assert has_published(running.result(WAIT))
-            note(tree, manifest)
+            write_manifest(tree, manifest)
 
-        monkeypatch.setattr(publish, "write_manifest", late)
+        monkeypatch.setattr(publish, "write_manifest", write_late)
         assert run(backend.machine()).reason is not None
     assert_settled(backend.tree)
-    assert_goes_on(backend, fence=2)
+    assert_next_file_is_published(backend, fence=2)
 
 
 # A machine that dies.
 
 
 class CrashingObjectStorage:
-    """The storage as a machine sees it that dies: before so many writings, or when it is told to."""
+    """The storage of a machine that dies before a number of writes, or when `die` is called."""
 
-    def __init__(self, inner: Storage, writings: int = 1_000_000) -> None:
+    def __init__(self, inner: Storage, writes: int = 1_000_000) -> None:
         self._inner = inner
-        self._left = writings
+        self._left = writes
 
     def die(self) -> None:
         self._left = -1
@@ -391,12 +393,12 @@ class CrashingObjectStorage:
         await self._read().check()
 
 
-def kill(backend: BucketBackend, step: PublishStep, waits: OnStep = lambda _step: None) -> None:
-    """A run of a machine that is gone at *step*."""
+def kill(backend: BucketBackend, step: PublishStep, before: OnStep = lambda _step: None) -> None:
+    """Run on a machine that dies at *step*."""
     storage = CrashingObjectStorage(backend.storage)
 
     def at_step(at: PublishStep) -> None:
-        waits(at)
+        before(at)
         if at is step:
             storage.die()
             raise Killed
@@ -407,57 +409,57 @@ def kill(backend: BucketBackend, step: PublishStep, waits: OnStep = lambda _step
 
 @pytest.mark.full
 @pytest.mark.parametrize("step", PublishStep)
-def test_a_machine_killed_at_any_step_does_no_harm(backend: BucketBackend, step: PublishStep) -> None:
-    """I10, I16: the state is as it was or complete, and the next run, elsewhere, ends what was begun."""
+def test_machine_killed_at_any_step(backend: BucketBackend, step: PublishStep) -> None:
+    """I10, I16: the state is unchanged or complete, and the next run on another machine completes the killed run."""
     drop(backend, "first.csv", FIRST)
     run(backend.tree)
-    before = whole_state(backend.tree)
+    before = read_complete_state(backend.tree)
     drop(backend, "price.csv", NEW)
     kill(backend, step)
-    assert whole_state(backend.tree) == before or is_of(backend.tree, NEW)
+    assert read_complete_state(backend.tree) == before or has_published_content(backend.tree, NEW)
     run(backend.machine())
-    assert is_of(backend.tree, NEW)
-    assert places(backend.tree, NEW) == {"archive"}
+    assert has_published_content(backend.tree, NEW)
+    assert find_folders(backend.tree, NEW) == {"archive"}
     assert_settled(backend.tree)
-    assert_goes_on(backend, fence=3)
+    assert_next_file_is_published(backend, fence=3)
 
 
-def test_a_machine_given_up_that_publishes_after_all_and_dies(backend: BucketBackend) -> None:
-    """I10: what is current has passed, whatever another machine noted of its run meanwhile."""
+def test_machine_that_publishes_after_its_recovery_and_dies(backend: BucketBackend) -> None:
+    """I10: the run of the published state has passed, whatever another machine recorded before."""
     drop(backend, "price.csv", NEW)
     given_up = threading.Event()
 
-    def doze(at: PublishStep) -> None:
+    def wait_there(at: PublishStep) -> None:
         if at is PublishStep.SWITCHING:
-            asleep.set()
+            waiting.set()
             assert given_up.wait(WAIT)
 
-    asleep = threading.Event()
+    waiting = threading.Event()
     with ThreadPoolExecutor(1) as machine:
-        dying = machine.submit(kill, backend, PublishStep.SWITCHED, doze)
-        assert asleep.wait(WAIT)
-        with paused(backend.machine(), PublishStep.STATE_STORED) as (go, running):
+        dying = machine.submit(kill, backend, PublishStep.SWITCHED, wait_there)
+        assert waiting.wait(WAIT)
+        with pause_at(backend.machine(), PublishStep.STATE_STORED) as (go, running):
             given_up.set()
             dying.result(WAIT)
             go.set()
             assert failure(running.result(WAIT)) is FailureCode.SUPERSEDED
     run(backend.machine())
     assert_settled(backend.tree)
-    assert places(backend.tree, NEW) <= {"archive", "duplicates"}
-    assert_goes_on(backend, fence=2)
+    assert find_folders(backend.tree, NEW) <= {"archive", "duplicates"}
+    assert_next_file_is_published(backend, fence=2)
 
 
-def _one(backend: BucketBackend) -> None:
+def _drop_one(backend: BucketBackend) -> None:
     drop(backend, "price.csv", NEW)
 
 
-def _many(backend: BucketBackend) -> None:
+def _drop_many(backend: BucketBackend) -> None:
     drop(backend, "again.csv", FIRST, age=300)
     drop(backend, "old.csv", OLD, age=200)
     drop(backend, "price.csv", NEW, age=100)
 
 
-def _broken(backend: BucketBackend) -> None:
+def _drop_broken(backend: BucketBackend) -> None:
     drop(backend, "price.csv", BROKEN)
 
 
@@ -465,32 +467,32 @@ def _broken(backend: BucketBackend) -> None:
 @pytest.mark.parametrize(
     ("deliver", "expected"),
     [
-        (_one, {NEW: {"archive"}}),
-        (_many, {NEW: {"archive"}, OLD: {"obsolete"}, FIRST: {"archive", "duplicates"}}),
-        (_broken, {BROKEN: {"broken"}}),
+        (_drop_one, {NEW: {"archive"}}),
+        (_drop_many, {NEW: {"archive"}, OLD: {"obsolete"}, FIRST: {"archive", "duplicates"}}),
+        (_drop_broken, {BROKEN: {"broken"}}),
     ],
 )
-def test_a_machine_killed_before_any_writing_does_no_harm(
+def test_machine_killed_before_any_write(
     tmp_path: Path, deliver: Callable[[BucketBackend], None], expected: dict[bytes, set[str]]
 ) -> None:
-    """I2, I10, I16: as above, but between any two writings, and it comes back itself; no input is ever lost."""
-    writings, is_killed = 0, True
+    """I2, I10, I16: a machine that is killed between any two writes loses no file; its next run completes the work."""
+    writes, is_killed = 0, True
     while is_killed:
-        with stored_backend(tmp_path / f"{writings}", tmp_path / "machines") as backend:
+        with stored_backend(tmp_path / f"{writes}", tmp_path / "machines") as backend:
             backend.put(paths.config(SUPPLIER), CONFIG)
             drop(backend, "first.csv", FIRST)
             run(backend.tree)
-            before = whole_state(backend.tree)
+            before = read_complete_state(backend.tree)
             deliver(backend)
             try:
-                run(backend.machine(CrashingObjectStorage(backend.storage, writings), "again"))
+                run(backend.machine(CrashingObjectStorage(backend.storage, writes), "again"))
                 is_killed = False
             except Killed:
                 pass
-            assert whole_state(backend.tree) == before or is_of(backend.tree, NEW)
-            assert all(places(backend.tree, content) for content in expected), writings
+            assert read_complete_state(backend.tree) == before or has_published_content(backend.tree, NEW)
+            assert all(find_folders(backend.tree, content) for content in expected), writes
             run(backend.machine(name="again"))
-            assert {content: places(backend.tree, content) for content in expected} == expected, writings
+            assert {content: find_folders(backend.tree, content) for content in expected} == expected, writes
             assert_settled(backend.tree)
-            writings += 1
-    assert writings > 10
+            writes += 1
+    assert writes > 10

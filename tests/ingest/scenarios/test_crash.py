@@ -1,4 +1,4 @@
-"""kill -9 at every step of a run, before every change it makes on the disk, and at any moment."""
+"""Runs killed with SIGKILL at every step, before every change of the disk, and at random times."""
 
 import itertools
 import random
@@ -16,8 +16,15 @@ from penstock.ingest.run.hooks import RunOutcome
 from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.tree import paths
 from penstock.kernel.clock import ManualClock
-from tests.ingest.crash_process import killed_at, run_until, run_until_call, started, sweep_until_call, was_killed
-from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, digest, quick_folder
+from tests.ingest.crash_process import (
+    run_and_die,
+    run_until,
+    run_until_call,
+    start_process,
+    sweep_until_call,
+    was_killed,
+)
+from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, hash_bytes, open_fast_folder
 from tests.support.soak import Campaign, examples
 
 FIRST: Facts = {"A": 1, "B": 2, "C": 3}
@@ -37,15 +44,15 @@ GATE_STEPS = (
     PublishStep.MOVED,
 )
 QUALITY_STEPS = (*GATE_STEPS, PublishStep.PROCESSED)
-FILES = 40  # how many one supplier sends in a campaign
+FILES = 40  # files of one supplier in a campaign
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What lies in the inbox, and what has to come of it."""
+    """The files of the inbox, and the expected result."""
 
-    drops: list[tuple[str, bytes, float]]  # name, content, when
-    ends: dict[str, list[bytes]]  # which contents end where
+    drops: list[tuple[str, bytes, float]]  # name, content, time
+    ends: dict[str, list[bytes]]  # contents by the folder in which they end
     old: Facts | None = None
     new: Facts | None = None
     code: FailureCode | None = None
@@ -57,7 +64,7 @@ class Scenario:
         return self.new if self.code is None else self.old
 
     def prepare(self, root: Path) -> SupplierFolder:
-        """The place before the run: with a state if there is to be one, and some failures before it."""
+        """Return the folder before the run: with the old state, if any, and a failed run."""
         root.mkdir()
         supplier = SupplierFolder(root)
         if self.old is not None:
@@ -70,11 +77,11 @@ class Scenario:
             supplier.drop(name, content, at)
         return supplier
 
-    def ended(self) -> dict[str, Counter[str]]:
-        """Where all files have to be in the end, those from before among them."""
+    def expected_contents(self) -> dict[str, Counter[str]]:
+        """Return the expected contents of all folders at the end."""
         before = {"archive": [csv(self.old)] if self.old is not None else [], "broken": [NO_COLUMNS + b"C,3\n"]}
-        places = ("inbox", "archive", "obsolete", "duplicates", "broken")
-        return {name: Counter(map(digest, [*before.get(name, []), *self.ends.get(name, [])])) for name in places}
+        folders = ("inbox", "archive", "obsolete", "duplicates", "broken")
+        return {name: Counter(map(hash_bytes, [*before.get(name, []), *self.ends.get(name, [])])) for name in folders}
 
 
 CROWD: list[tuple[str, bytes, float]] = [
@@ -119,28 +126,28 @@ SCENARIOS = {
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with quick_folder() as folder:
+    with open_fast_folder() as folder:
         yield folder
 
 
 @contextmanager
-def told(where: str) -> Iterator[None]:
-    """A promise that was broken, with the place where the run died."""
+def annotate(note: str) -> Iterator[None]:
+    """Add *note* to a failed assertion."""
     try:
         yield
     except AssertionError as error:
-        error.add_note(where)
+        error.add_note(note)
         raise
 
 
-def code_of(outcome: RunOutcome) -> FailureCode | None:
+def read_code(outcome: RunOutcome) -> FailureCode | None:
     return outcome.manifest.failure.code if outcome.manifest and outcome.manifest.failure else None
 
 
 def check_the_crash(supplier: SupplierFolder, scenario: Scenario) -> bool:
-    """I16: the state is the old or the new one, whole, and every file is somewhere; whether it is the new one."""
-    supplier.check_nothing_is_half()
-    supplier.check_nothing_is_lost()
+    """I16: check that no file is lost and that the state is complete; return whether it is the new one."""
+    supplier.check_states_are_complete()
+    supplier.check_no_file_is_lost()
     fence_before = 0 if scenario.old is None else 1
     pointer = supplier.pointer()
     is_switched = pointer is not None and pointer.fence > fence_before
@@ -149,78 +156,78 @@ def check_the_crash(supplier: SupplierFolder, scenario: Scenario) -> bool:
 
 
 def check_the_next_run(supplier: SupplierFolder, scenario: Scenario, runs_before: int) -> None:
-    """I10, I16: the next run simply works, ends what the killed one began, and leaves nothing to do."""
+    """I10, I16: check that the next run completes the killed run, and leaves nothing to do."""
     is_switched = check_the_crash(supplier, scenario)
     was_moved = not any(supplier.inbox().iterdir())
     outcome = supplier.run()
-    assert code_of(outcome) is (None if was_moved else scenario.code)
+    assert read_code(outcome) is (None if was_moved else scenario.code)
     assert (outcome.manifest is None) == (was_moved or is_switched)
     check_the_end(supplier, scenario)
-    runs = [manifest for manifest in supplier.manifests().values() if manifest is not None]
+    runs = [manifest for manifest in supplier.read_manifests().values() if manifest is not None]
     killed = {run["failure_code"] for run in runs if run["status"] == "FAIL"}
     assert killed <= {"INTERRUPTED", scenario.code and scenario.code.value, "COLUMNS_MISSING"}
     assert len(runs) <= runs_before + 2
-    known = supplier.ledger()
+    memory = supplier.ledger()
     if scenario.code is None:
-        assert (known.failed_runs, known.unchanged_files) == (0, 0)
+        assert (memory.failed_runs, memory.unchanged_files) == (0, 0)
     else:
-        assert known.failed_runs == 1 + len(runs) - runs_before  # the one before, and each of these
-    assert known.last_run is not None
-    assert known.last_run["run_id"] in {run["run_id"] for run in runs}
-    assert known.last_run["status"] == ("PASS" if scenario.code is None else "FAIL")
+        assert memory.failed_runs == 1 + len(runs) - runs_before  # the earlier run, and each of these
+    assert memory.last_run is not None
+    assert memory.last_run["run_id"] in {run["run_id"] for run in runs}
+    assert memory.last_run["status"] == ("PASS" if scenario.code is None else "FAIL")
 
 
 def check_the_end(supplier: SupplierFolder, scenario: Scenario) -> None:
-    supplier.check_all_is_well()
+    supplier.check_consistency()
     assert supplier.facts() == scenario.expected
-    assert supplier.everywhere() == scenario.ended()
-    check_why(supplier, scenario)
+    assert supplier.count_all_contents() == scenario.expected_contents()
+    check_manifests(supplier, scenario)
     pointer = supplier.pointer()
-    published = [one for one in (scenario.old, scenario.new) if one is not None]
+    published = [facts for facts in (scenario.old, scenario.new) if facts is not None]
     assert (pointer.fence if pointer else 0) == len(published)
     further = supplier.run()
     assert (further.manifest, further.moved) == (None, {})
-    assert supplier.everywhere() == scenario.ended()
+    assert supplier.count_all_contents() == scenario.expected_contents()
 
 
-def check_why(supplier: SupplierFolder, scenario: Scenario) -> None:
-    """I6: a file that was published or put aside as broken has a run that tells so."""
-    noted = {
+def check_manifests(supplier: SupplierFolder, scenario: Scenario) -> None:
+    """I6: check that every published or rejected file has a run with its code."""
+    recorded = {
         (manifest["input_sha256"], manifest["failure_code"])
-        for manifest in supplier.manifests().values()
+        for manifest in supplier.read_manifests().values()
         if manifest is not None
     }
     for folder, code in (("archive", None), ("broken", scenario.code and scenario.code.value)):
         for content in scenario.ends.get(folder, []):
-            assert (digest(content), code) in noted
+            assert (hash_bytes(content), code) in recorded
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_run_may_die_at_every_step(folder: Path, name: str) -> None:
-    """I10, I16: killed after each step; the state is the old or the new one, nothing is lost, the next run works."""
+def test_run_killed_at_every_step(folder: Path, name: str) -> None:
+    """I10, I16: the state is the old or the new one, nothing is lost, and the next run works."""
     scenario = SCENARIOS[name]
     before = scenario.prepare(folder / "before")
-    died = []
+    killed = []
     for step in PublishStep:
         supplier = before.copy(folder / step.value)
-        with told(f"killed at {step.value}"):
-            if killed_at(run_until, supplier.root, step):
-                died.append(step)
+        with annotate(f"killed at {step.value}"):
+            if run_and_die(run_until, supplier.root, step):
+                killed.append(step)
                 assert check_the_crash(supplier, scenario) == (scenario.code is None and step in AFTER_SWITCH)
-                check_the_next_run(supplier, scenario, len(before.manifests()))
-                assert supplier.drafts() == []
+                check_the_next_run(supplier, scenario, len(before.read_manifests()))
+                assert supplier.list_drafts() == []
             else:
                 check_the_end(supplier, scenario)
-    assert set(died) == set(scenario.steps)
+    assert set(killed) == set(scenario.steps)
 
 
 @pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_run_may_die_before_every_change(folder: Path, name: str, campaign: Campaign) -> None:
-    """I2, I16: killed before each rename, link, sync, … of the disk: between two of them nothing is lost."""
+def test_run_killed_before_every_change_of_the_disk(folder: Path, name: str, campaign: Campaign) -> None:
+    """I2, I16: between any two renames, links, syncs … of the disk nothing is lost."""
     campaign.counts_items = True
     scenario = SCENARIOS[name]
     before = scenario.prepare(folder / "before")
@@ -228,15 +235,15 @@ def test_a_run_may_die_before_every_change(folder: Path, name: str, campaign: Ca
     number = random.randint(1, stride)
     while True:
         supplier = before.copy(folder / str(number))
-        with told(f"killed before change {number}"):
-            if not killed_at(run_until_call, supplier.root, number):
+        with annotate(f"killed before change {number}"):
+            if not run_and_die(run_until_call, supplier.root, number):
                 check_the_end(supplier, scenario)
                 return
-            check_the_next_run(supplier, scenario, len(before.manifests()))
+            check_the_next_run(supplier, scenario, len(before.read_manifests()))
             supplier.clock = ManualClock(supplier.clock.now() + timedelta(days=8))
             supplier.sweep()
-            assert supplier.drafts() == []
-            supplier.check_all_is_well()
+            assert supplier.list_drafts() == []
+            supplier.check_consistency()
         campaign.end_round(faults=1)
         number += stride
 
@@ -244,36 +251,36 @@ def test_a_run_may_die_before_every_change(folder: Path, name: str, campaign: Ca
 @pytest.mark.parametrize(
     "step", [PublishStep.STARTED, PublishStep.STATE_STORED, PublishStep.SWITCHED, PublishStep.ACCEPTED]
 )
-def test_a_run_may_die_again_and_again(folder: Path, step: PublishStep) -> None:
-    """I16: a run that ends what a killed one began may be killed, too; every run is noted all the same."""
+def test_runs_killed_repeatedly(folder: Path, step: PublishStep) -> None:
+    """I16: a run that recovers a killed run may be killed too; every run is recorded."""
     scenario = SCENARIOS["crowd"]
-    supplier = scenario.prepare(folder / "place")
+    supplier = scenario.prepare(folder / "tree")
     for again in (step, PublishStep.RECOVERED, step, PublishStep.STARTED):
-        killed_at(run_until, supplier.root, again)
+        run_and_die(run_until, supplier.root, again)
         check_the_crash(supplier, scenario)
     supplier.run()
     check_the_end(supplier, scenario)
 
 
-def test_what_changed_after_a_crash_is_another_file(folder: Path) -> None:
-    """I10: a file that has the name of the one that was published before the crash is not taken for it."""
+def test_file_replaced_after_a_crash_is_processed(folder: Path) -> None:
+    """I10: a new file with the name of the file that was published before the crash is processed."""
     scenario = SCENARIOS["second"]
-    supplier = scenario.prepare(folder / "place")
-    assert killed_at(run_until, supplier.root, PublishStep.SWITCHED)
+    supplier = scenario.prepare(folder / "tree")
+    assert run_and_die(run_until, supplier.root, PublishStep.SWITCHED)
     supplier.inbox("first.csv").rename(supplier.inbox("another.csv"))
     supplier.drop("first.csv", csv(OLDER), at=99)
     outcome = supplier.run()
     assert outcome.is_pass
     assert supplier.facts() == OLDER
-    supplier.check_all_is_well()
-    assert supplier.everywhere()["inbox"] == Counter()
+    supplier.check_consistency()
+    assert supplier.count_all_contents()["inbox"] == Counter()
 
 
 @pytest.mark.parametrize("runs_again", [True, False])
-def test_a_file_that_came_back_stays_accepted(folder: Path, runs_again: bool) -> None:
-    """I10, I12, I22: accepted again by a run that was killed after the switch, its mark is not swept as the old one.
+def test_marker_of_a_file_sent_again_does_not_expire(folder: Path, runs_again: bool) -> None:
+    """I10, I12, I22: the marker of a file that was accepted again by a killed run does not expire with the old run.
 
-    The sweep may come before the next run, which would renew the mark.
+    Expired files may be deleted before the next run, which would write the marker again.
     """
     supplier = SupplierFolder(folder)
     supplier.configure(dedup="current")
@@ -281,45 +288,45 @@ def test_a_file_that_came_back_stays_accepted(folder: Path, runs_again: bool) ->
         supplier.drop(f"{number}.csv", csv(facts), at=number)
         supplier.run()
     supplier.drop("back.csv", csv(FIRST), at=9)
-    assert killed_at(run_until, supplier.root, PublishStep.SWITCHED)
+    assert run_and_die(run_until, supplier.root, PublishStep.SWITCHED)
     if runs_again:
         supplier.run()
     supplier.clock = ManualClock(supplier.clock.now() + timedelta(days=400))
     supplier.sweep()
-    supplier.sent = Counter() if runs_again else Counter([digest(csv(FIRST))])  # the file is still in the inbox
-    marks = supplier.tree.list_files(f"{paths.ACCEPTED}/{SUPPLIER}")
-    assert [Path(mark.path).stem for mark in marks] == [digest(csv(FIRST))]
+    supplier.sent = Counter() if runs_again else Counter([hash_bytes(csv(FIRST))])  # the file is still in the inbox
+    markers = supplier.tree.list_files(f"{paths.ACCEPTED}/{SUPPLIER}")
+    assert [Path(marker.path).stem for marker in markers] == [hash_bytes(csv(FIRST))]
     supplier.run()
-    supplier.check_all_is_well()
+    supplier.check_consistency()
     assert supplier.facts() == FIRST
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
-def test_a_sweep_may_die_before_every_change(folder: Path, campaign: Campaign) -> None:
-    """I12, I16: what a killed gc leaves is whole or gone; the next one ends it, and the current state stays."""
+def test_gc_killed_before_every_change_of_the_disk(folder: Path, campaign: Campaign) -> None:
+    """I12, I16: a killed gc leaves complete or deleted files; the next gc completes it; the state stays."""
     scenario = SCENARIOS["crowd"]
     before = scenario.prepare(folder / "before")
-    assert killed_at(run_until, before.root, PublishStep.STATE_STORED)  # a state that nobody will publish
+    assert run_and_die(run_until, before.root, PublishStep.STATE_STORED)  # a state that is never published
     before.run()
     campaign.counts_items, forward = True, timedelta(days=400)
     stride = examples(random.randint(5, 9), soak=1)
     number = random.randint(1, stride)
     while True:
         supplier = before.copy(folder / str(number))
-        was_cut = killed_at(sweep_until_call, supplier.root, number, forward)
-        with told(f"killed before change {number}"):
-            supplier.check_nothing_is_half()
+        was_cut = run_and_die(sweep_until_call, supplier.root, number, forward)
+        with annotate(f"killed before change {number}"):
+            supplier.check_states_are_complete()
             assert supplier.facts() == scenario.new
-            assert not killed_at(sweep_until_call, supplier.root, 0, forward)
+            assert not run_and_die(sweep_until_call, supplier.root, 0, forward)
             pointer = supplier.pointer()
             assert pointer is not None
             assert supplier.tree.list_states(SUPPLIER) == supplier.tree.list_runs(SUPPLIER) == [pointer.run_id]
-            assert not sum(supplier.everywhere().values(), Counter())
+            assert not sum(supplier.count_all_contents().values(), Counter())
             supplier.drop("old.csv", csv(OLDER))
             assert supplier.run().is_pass
-            supplier.sent = Counter([digest(csv(OLDER))])
-            supplier.check_all_is_well()
+            supplier.sent = Counter([hash_bytes(csv(OLDER))])
+            supplier.check_consistency()
         if not was_cut:
             return
         campaign.end_round(faults=1)
@@ -328,8 +335,8 @@ def test_a_sweep_may_die_before_every_change(folder: Path, campaign: Campaign) -
 
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
-def test_a_run_may_die_at_any_moment(folder: Path, campaign: Campaign) -> None:
-    """I16: killed from outside, whatever it is doing; round after round the state is that of one whole file."""
+def test_run_killed_at_random_times(folder: Path, campaign: Campaign) -> None:
+    """I16: after every kill the state is that of one complete file."""
     campaign.counts_items = True
     kills, folders = examples(4, soak=300), itertools.count()
     while campaign.faults < kills:  # a run that ended before the kill is a round, but no fault
@@ -338,30 +345,30 @@ def test_a_run_may_die_at_any_moment(folder: Path, campaign: Campaign) -> None:
 
 
 def kill_runs(supplier: SupplierFolder, campaign: Campaign, kills: int) -> None:
-    """Kill runs of one supplier and run again after each; FILES of them, because every round reads all that is kept."""
+    """Kill FILES runs of one supplier and run again after each; more would be slow, as every round reads all files."""
     published: dict[int, Facts] = {}
     for number in range(FILES):
         facts = {f"S{row}": row * number for row in range(30_000)}
         name = f"{random.choice(['price', 'stock'])}.csv"
         supplier.drop(name, csv(facts), at=number)
         supplier.drop("again.csv", csv(facts), at=number - 1)
-        process = started(run_until, supplier.root, None)
+        process = start_process(run_until, supplier.root, None)
         process.join(random.uniform(0.0, 0.9))
         process.kill()
         was_cut = was_killed(process)
-        with told(f"round {number}, killed: {was_cut}"):
-            supplier.check_nothing_is_half()
-            supplier.check_nothing_is_lost()
+        with annotate(f"round {number}, killed: {was_cut}"):
+            supplier.check_states_are_complete()
+            supplier.check_no_file_is_lost()
             assert supplier.facts() in (facts, published.get(number - 1))
             supplier.run()
             published[number] = facts
             assert supplier.facts() == facts
-            supplier.check_all_is_well()
+            supplier.check_consistency()
             pointer = supplier.pointer()
             assert pointer is not None
             assert pointer.fence == number + 1
-            assert supplier.everywhere()["archive"][digest(csv(facts))] == 1
-            assert supplier.everywhere()["inbox"] == Counter()
+            assert supplier.count_all_contents()["archive"][hash_bytes(csv(facts))] == 1
+            assert supplier.count_all_contents()["inbox"] == Counter()
         campaign.end_round(faults=was_cut)
         if campaign.faults >= kills:
             return

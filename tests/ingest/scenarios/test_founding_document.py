@@ -1,4 +1,4 @@
-"""The founding document's contract: names of folders, files and fields, to the letter."""
+"""The contract of the founding document: exact names of folders, files and fields."""
 
 import hashlib
 import json
@@ -10,6 +10,7 @@ import pytest
 import rfc8785
 
 from penstock.ingest.contract import FailureCode, IngestRunStatus
+from penstock.ingest.state import reader
 from penstock.ingest.tree import paths
 from penstock.kernel.errors import NotFound
 from tests.ingest.supplier_harness import SUPPLIER, SupplierHarness, price_list
@@ -24,8 +25,8 @@ def harness(tmp_path: Path) -> SupplierHarness:
     return SupplierHarness(tmp_path)
 
 
-def test_a_run_leaves_everything_in_its_place(harness: SupplierHarness) -> None:
-    """I1, §3: every file of a run that passed is where the document says."""
+def test_run_writes_the_documented_files(harness: SupplierHarness) -> None:
+    """I1, §3: every file of a run that passed is at the documented path."""
     harness.drop("price.csv", GOOD)
     manifest = harness.run().manifest
     assert manifest is not None
@@ -41,7 +42,7 @@ def test_a_run_leaves_everything_in_its_place(harness: SupplierHarness) -> None:
     assert (harness.root / "etl_ops" / "config" / f"{SUPPLIER}.yaml").is_file()
 
 
-def test_facts_have_the_documents_fields(harness: SupplierHarness) -> None:
+def test_facts_have_the_documented_fields(harness: SupplierHarness) -> None:
     """I8, §9.1, §9.2: a fact is self-contained, and its row_id is the sha256 of the canonical payload."""
     harness.drop("price.csv", GOOD)
     manifest = harness.run().manifest
@@ -57,8 +58,8 @@ def test_facts_have_the_documents_fields(harness: SupplierHarness) -> None:
         assert fact["row_id"] == hashlib.sha256(rfc8785.dumps(fact["payload"])).hexdigest()
 
 
-def test_bad_rows_and_stats_have_the_documents_fields(harness: SupplierHarness) -> None:
-    """I8, §9.3, §9.4: what was bad, and how much."""
+def test_bad_rows_and_stats_have_the_documented_fields(harness: SupplierHarness) -> None:
+    """I8, §9.3, §9.4: bad rows and statistics have the documented fields."""
     harness.drop("price.csv", GOOD)
     manifest = harness.run().manifest
     assert manifest is not None
@@ -73,37 +74,37 @@ def test_bad_rows_and_stats_have_the_documents_fields(harness: SupplierHarness) 
     assert stats["bad_ratio"] == pytest.approx(1 / 3, abs=1e-6)
 
 
-def test_a_manifest_has_the_documents_fields(harness: SupplierHarness) -> None:
-    """§10, I8: and the hash and size of every artifact, which are right."""
+def test_manifest_has_the_documented_fields(harness: SupplierHarness) -> None:
+    """§10, I8: a manifest has the documented fields, and the hash and size of every artifact."""
     harness.drop("price.csv", GOOD)
     manifest = harness.run().manifest
     assert manifest is not None
     folder = f"{DATA}/runs/{manifest.run_id}"
-    told = harness.json(f"{folder}/manifest.json")
-    asked = {"run_id", "supplier", "input_filename", "input_sha256", "started_at", "finished_at", "good_rows"}
-    assert asked | {"bad_rows", "status", "code_commit"} <= set(told)
-    assert set(told["artifacts"]) == {"facts.ndjson", "bad.ndjson", "stats.json"}
-    for name, known in told["artifacts"].items():
+    document = harness.json(f"{folder}/manifest.json")
+    required = {"run_id", "supplier", "input_filename", "input_sha256", "started_at", "finished_at", "good_rows"}
+    assert required | {"bad_rows", "status", "code_commit"} <= set(document)
+    assert set(document["artifacts"]) == {"facts.ndjson", "bad.ndjson", "stats.json"}
+    for name, artifact in document["artifacts"].items():
         content = (harness.root / folder / name).read_bytes()
-        assert known == {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+        assert artifact == {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
     config = (harness.root / paths.config(SUPPLIER)).read_bytes()
-    assert told["config_sha256"] == hashlib.sha256(config).hexdigest()
-    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|v[\d.]+", told["code_commit"])
+    assert document["config_sha256"] == hashlib.sha256(config).hexdigest()
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|v[\d.]+", document["code_commit"])
 
 
-def test_an_accepted_run_has_the_documents_fields(harness: SupplierHarness) -> None:
-    """I10, §11: what was accepted, when, and where its manifest is."""
+def test_accepted_run_has_the_documented_fields(harness: SupplierHarness) -> None:
+    """I10, §11: a marker names the run, the time, the file and the manifest."""
     harness.drop("price.csv", GOOD)
     manifest = harness.run().manifest
     assert manifest is not None
-    told = harness.json(paths.accepted(SUPPLIER, manifest.input_sha256 or ""))
-    assert set(told) == {"run_id", "accepted_at", "input_filename", "manifest_path"}
-    assert told["run_id"] == manifest.run_id
-    assert harness.json(told["manifest_path"])["run_id"] == manifest.run_id
+    marker = harness.json(paths.accepted(SUPPLIER, manifest.input_sha256 or ""))
+    assert set(marker) == {"run_id", "accepted_at", "input_filename", "manifest_path"}
+    assert marker["run_id"] == manifest.run_id
+    assert harness.json(marker["manifest_path"])["run_id"] == manifest.run_id
 
 
-def test_a_published_state_cannot_be_written(harness: SupplierHarness) -> None:
-    """§12, I11: the state is read-only, its folder too."""
+def test_published_state_is_read_only(harness: SupplierHarness) -> None:
+    """§12, I11: the state and its folder are read-only."""
     harness.drop("price.csv", GOOD)
     manifest = harness.run().manifest
     assert manifest is not None
@@ -112,8 +113,8 @@ def test_a_published_state_cannot_be_written(harness: SupplierHarness) -> None:
     assert all(file.stat().st_mode & 0o222 == 0 for file in state.iterdir())
 
 
-def test_a_file_that_fails_the_gate_is_set_aside(harness: SupplierHarness) -> None:
-    """I6, §7: FAIL, the file in broken under its name, a manifest that says why, and the state untouched."""
+def test_file_that_fails_the_gate_is_quarantined(harness: SupplierHarness) -> None:
+    """I6, §7: FAIL, the file in broken, a manifest with the code, and the state unchanged."""
     harness.drop("price.csv", GOOD)
     before = harness.run().manifest
     harness.drop("next.csv", "a;b\n1;2\n")
@@ -124,27 +125,27 @@ def test_a_file_that_fails_the_gate_is_set_aside(harness: SupplierHarness) -> No
     assert manifest.failure is not None
     assert manifest.failure.code is FailureCode.COLUMNS_MISSING
     assert harness.files(f"{DATA}/quarantine/{SUPPLIER}/broken") == ["next.csv"]
-    told = harness.json(f"{DATA}/runs/{manifest.run_id}/manifest.json")
-    assert (told["status"], told["failure_code"]) == ("FAIL", "COLUMNS_MISSING")
-    assert told["moved_to"] == f"{DATA}/quarantine/{SUPPLIER}/broken/next.csv"
+    document = harness.json(f"{DATA}/runs/{manifest.run_id}/manifest.json")
+    assert (document["status"], document["failure_code"]) == ("FAIL", "COLUMNS_MISSING")
+    assert document["moved_to"] == f"{DATA}/quarantine/{SUPPLIER}/broken/next.csv"
     pointer = harness.tree.read_pointer(SUPPLIER)
     assert pointer is not None
     assert pointer.run_id == before.run_id
 
 
-def test_a_name_that_is_taken_is_not_taken_away(harness: SupplierHarness) -> None:
-    """I2, I6: clashes get .failed, and then numbers; nothing is overwritten."""
+def test_moved_files_never_overwrite_others(harness: SupplierHarness) -> None:
+    """I2, I6: an existing name gets .failed, then a number."""
     for number in range(4):
         harness.drop("next.csv", f"a;b\n{number};2\n")
         harness.run()
     broken = f"{DATA}/quarantine/{SUPPLIER}/broken"
     assert harness.files(broken) == ["next.csv", "next.csv.failed", "next.csv.failed.1", "next.csv.failed.2"]
-    kept = {(harness.root / broken / name).read_text() for name in harness.files(broken)}
-    assert len(kept) == 4
+    contents = {(harness.root / broken / name).read_text() for name in harness.files(broken)}
+    assert len(contents) == 4
 
 
-def test_the_newest_unique_file_wins(harness: SupplierHarness) -> None:
-    """I2, §4.1: known content to duplicates, older files to obsolete, one file processed."""
+def test_newest_unique_file_wins(harness: SupplierHarness) -> None:
+    """I2, §4.1: known content goes to duplicates, older files go to obsolete, and one file is processed."""
     first = GOOD
     harness.drop("first.csv", first, at=1_000)
     harness.run()
@@ -161,8 +162,8 @@ def test_the_newest_unique_file_wins(harness: SupplierHarness) -> None:
     assert harness.files(f"{DATA}/inbox/{SUPPLIER}") == []
 
 
-def test_a_file_that_was_accepted_is_never_processed_again(harness: SupplierHarness) -> None:
-    """§15, I10: and there is nothing to do, which is said."""
+def test_accepted_file_is_never_processed_again(harness: SupplierHarness) -> None:
+    """§15, I10: an accepted file is a duplicate, and the run reports that there was nothing to do."""
     harness.drop("price.csv", GOOD)
     harness.run()
     harness.drop("price.csv", GOOD)
@@ -172,7 +173,7 @@ def test_a_file_that_was_accepted_is_never_processed_again(harness: SupplierHarn
     assert outcome.is_pass
 
 
-def test_a_file_without_rows_fails_unless_that_is_allowed(harness: SupplierHarness) -> None:
+def test_file_without_rows_needs_permission(harness: SupplierHarness) -> None:
     """I7, §8: an empty snapshot needs allow_empty_snapshot."""
     harness.drop("price.csv", price_list())
     failed = harness.run().manifest
@@ -187,8 +188,8 @@ def test_a_file_without_rows_fails_unless_that_is_allowed(harness: SupplierHarne
     assert json.loads((harness.root / paths.run(passed.run_id, paths.STATS)).read_bytes())["bad_ratio"] == 0
 
 
-def test_a_document_config_of_three_keys_is_enough(tmp_path: Path) -> None:
-    """I18, §8: with nothing but the quality configured, every column is a text under its own name."""
+def test_three_keys_are_a_configuration(tmp_path: Path) -> None:
+    """I18, §8: with only the quality limits, every column is a text under its own name."""
     harness = SupplierHarness(tmp_path)
     harness.configure(columns={}, key=[])
     harness.drop("price.csv", "Артикул;Цена;Цена\nA1;5;6\n")
@@ -198,8 +199,8 @@ def test_a_document_config_of_three_keys_is_enough(tmp_path: Path) -> None:
     assert fact["payload"] == {"Артикул": "A1", "Цена": "5", "Цена_2": "6"}
 
 
-def test_columns_may_be_called_anything(harness: SupplierHarness) -> None:
-    """I8, I18, I21: a name that means something to a library, or to us, is a name all the same."""
+def test_columns_may_have_any_name(harness: SupplierHarness) -> None:
+    """I8, I18, I21: column names that mean something to a library or to Penstock are ordinary names."""
     harness.configure(columns={}, key=["*", "change", "row_id"])
     header = "*;^.*$;change;row_id;row_number;payload;category_key"
     harness.drop("price.csv", f"{header}\nA;1;x;r;9;p;1\n")
@@ -214,8 +215,8 @@ def test_columns_may_be_called_anything(harness: SupplierHarness) -> None:
     assert changed == {"change": "changed", "key": {"*": "A", "change": "x", "row_id": "r"}}
 
 
-def test_a_name_in_another_encoding_blocks_nothing(harness: SupplierHarness) -> None:
-    """I2, I16: written out it is longer than a file's name may be, and is cut."""
+def test_file_name_in_another_encoding(harness: SupplierHarness) -> None:
+    """I2, I16: a name that is not UTF-8 is escaped and cut, and the file is processed."""
     name = ("я" * 120).encode("cp1251") + b".csv"
     Path(os.fsdecode(os.fsencode(harness.root / paths.inbox(SUPPLIER)) + b"/" + name)).write_text(GOOD)
     manifest = harness.run().manifest
@@ -229,9 +230,7 @@ def test_a_name_in_another_encoding_blocks_nothing(harness: SupplierHarness) -> 
 @pytest.mark.parametrize(
     "run_id", ["", "..", "brinex", "../../etc_20260101T000000Z_abcdef", "brinex_20260101T000000Z_abcdeg"]
 )
-def test_a_run_that_cannot_be_is_not_looked_for(harness: SupplierHarness, run_id: str) -> None:
-    """I5: nor does a run id lead anywhere else."""
-    from penstock.ingest.state import reader
-
+def test_invalid_run_id_is_not_found(harness: SupplierHarness, run_id: str) -> None:
+    """I5: an invalid run id is not found, and does not lead to another path."""
     with pytest.raises(NotFound):
         reader.read_manifest(harness.tree, run_id)

@@ -1,4 +1,4 @@
-"""How much memory a run takes, whatever the size of its file."""
+"""The memory usage of a run, which does not depend on the size of the file."""
 
 import shutil
 import subprocess
@@ -10,16 +10,16 @@ import pytest
 
 from penstock.ingest.tree import paths
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness
-from tests.ingest.supplier_folder import unlocked
+from tests.ingest.supplier_folder import make_writable
 
-# The program; its last word is the most memory it had, in kilobytes.
+# The program; it prints its peak memory in kilobytes at the end.
 MEASURED = """
 import atexit
 from pathlib import Path
 from penstock.cli.main import run
 
 @atexit.register
-def tell():
+def print_peak_memory():
     print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 
 run()
@@ -32,24 +32,25 @@ FORMATS: dict[str, tuple[str, Callable[[int], str]]] = {
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Iterator[Path]:
+def large_folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
-    unlocked(tmp_path)
-    shutil.rmtree(tmp_path)  # it is large
+    make_writable(tmp_path)
+    shutil.rmtree(tmp_path)  # pytest would keep the large files
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_larger_file_takes_no_more_memory(room: Path, form: str) -> None:
-    """I19: of 120 MB more to read, and more than that to write, hardly anything is held."""
-    small, few = published(IngestHarness(room / "small", KEYED), form, 150_000)
-    large, many = published(IngestHarness(room / "large", KEYED), form, 450_000)
+def test_larger_file_needs_no_more_memory(large_folder: Path, form: str) -> None:
+    """I19: 120 MB more to read, and more to write, need hardly more memory."""
+    small, small_peak = measure_run(IngestHarness(large_folder / "small", KEYED), form, 150_000)
+    large, large_peak = measure_run(IngestHarness(large_folder / "large", KEYED), form, 450_000)
     assert large - small > 120_000_000
-    assert many - few < (large - small) / 2, f"{few >> 20} MB for {small >> 20} MB, {many >> 20} for {large >> 20}"
+    message = f"{small_peak >> 20} MB for {small >> 20} MB, {large_peak >> 20} for {large >> 20}"
+    assert large_peak - small_peak < (large - small) / 2, message
 
 
-def published(harness: IngestHarness, form: str, rows: int) -> tuple[int, int]:
-    """The size of a file of so many rows, and the most memory that its run had."""
+def measure_run(harness: IngestHarness, form: str, rows: int) -> tuple[int, int]:
+    """Return the size of a file with *rows* rows, and the peak memory of its run, in bytes."""
     head, row = FORMATS[form]
     file = harness.root / paths.inbox(SUPPLIER) / f"{rows}.{form}"
     with file.open("w") as out:
@@ -57,6 +58,6 @@ def published(harness: IngestHarness, form: str, rows: int) -> tuple[int, int]:
         out.writelines(map(row, range(rows)))
     size = file.stat().st_size
     command = [sys.executable, "-c", MEASURED, "ingest", "run", SUPPLIER, "--root", str(harness.root)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout.split()
-    assert said[0] == "PASS"
-    return size, int(said[-1]) * 1024
+    words = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout.split()
+    assert words[0] == "PASS"
+    return size, int(words[-1]) * 1024

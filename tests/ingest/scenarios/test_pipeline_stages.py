@@ -1,4 +1,4 @@
-"""I15: the parts of §16, each by itself."""
+"""I15: the independence of the parts of §16."""
 
 import subprocess
 import sys
@@ -22,23 +22,23 @@ INGESTION = ["transform.pipeline", *RUN, *TREE, "state.reader", "workspace"]
     [
         (EXTRACTOR, GATE + EMITTER + DQ),
         (GATE, EXTRACTOR + EMITTER + DQ),
-        (EMITTER, DQ),  # it is given tables and their headers
+        (EMITTER, DQ),  # its input is tables and their headers
         (DQ, EXTRACTOR + GATE + EMITTER),
     ],
     ids=["extractor", "gate", "emitter", "dq"],
 )
-def test_a_part_knows_no_other(part: list[str], others: list[str]) -> None:
-    """I15: loaded by itself it brings none that it does not work on, and nobody but the run knows where states are."""
+def test_part_imports_no_other(part: list[str], others: list[str]) -> None:
+    """I15: importing a part does not import the parts that it must not know, nor the location of states."""
     lines = [f"import penstock.ingest.{name}" for name in part] + ["import sys", "print(*sys.modules)"]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, text=True)
-    loaded = set(done.stdout.split())
+    result = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, text=True)
+    loaded = set(result.stdout.split())
     assert {f"penstock.ingest.{name}" for name in part} <= loaded
     foreign = {f"penstock.ingest.{name}" for name in others + INGESTION}
     assert all(map(find_spec, foreign))
     assert loaded & foreign == set()
 
 
-def test_the_extractor_reads_and_judges_nothing(tmp_path: Path) -> None:
-    """I15: what stands in a cell comes out of it, be it a number or not."""
+def test_extractor_does_not_validate(tmp_path: Path) -> None:
+    """I15: the extractor returns the text of every cell, whether it is valid or not."""
     (batch,) = sent(tmp_path).batches
     assert [trimmed(row) for row in batch.frame.rows()] == [line.split(",") for line in SENT.splitlines()]

@@ -1,6 +1,8 @@
-"""Faults around a run: unusable files, bad configuration, damaged state, errors in our own code."""
+"""Faults of a run: unusable files, invalid configurations, damaged states, and bugs."""
 
+import io
 import os
+import zipfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,31 +33,31 @@ def harness(tmp_path: Path) -> SupplierHarness:
     return SupplierHarness(tmp_path)
 
 
-def failure(harness: SupplierHarness) -> FailureCode:
+def run_and_read_failure(harness: SupplierHarness) -> FailureCode:
     manifest = harness.run().manifest
     assert manifest is not None
     assert manifest.failure is not None
     return manifest.failure.code
 
 
-def test_a_file_with_none_of_the_columns_empties_nothing(harness: SupplierHarness) -> None:
-    """I6, §7: whatever is required, and even where an empty snapshot is allowed."""
+def test_file_without_any_column_is_rejected(harness: SupplierHarness) -> None:
+    """I6, §7: a file without any of the columns is rejected, even if an empty snapshot is allowed."""
     harness.configure(columns={"sku": {"from": "sku"}, "qty": {"from": "qty"}}, key=[], allow_empty_snapshot=True)
     harness.drop("price.csv", ONE)
     assert harness.run().is_pass
     harness.drop("other.csv", "zzz,yyy\nA,1\n")
-    assert failure(harness) is FailureCode.HEADER_MISMATCH
+    assert run_and_read_failure(harness) is FailureCode.HEADER_MISMATCH
     harness.drop("other.json", '[{"zzz": 1}, {"zzz": 2}]')
-    assert failure(harness) is FailureCode.HEADER_MISMATCH
+    assert run_and_read_failure(harness) is FailureCode.HEADER_MISMATCH
 
 
-def test_a_file_that_kills_every_run_is_set_aside(harness: SupplierHarness) -> None:
-    """I16: nothing is blocked for ever; a few kills are no reason."""
+def test_file_that_kills_every_run_is_quarantined(harness: SupplierHarness) -> None:
+    """I16: a file during which ten runs in a row were killed is quarantined; fewer kills are not a reason."""
     harness.drop("poison.csv", ONE)
     for _ in range(10):
         with pytest.raises(Killed):
             harness.run(RunHooks(on_step=call_at(PublishStep.PROCESSED)))
-    assert failure(harness) is FailureCode.FILE_CRASHES_RUNS
+    assert run_and_read_failure(harness) is FailureCode.FILE_CRASHES_RUNS
     harness.drop("poison.csv", TWO)
     for _ in range(9):
         with pytest.raises(Killed):
@@ -63,34 +65,32 @@ def test_a_file_that_kills_every_run_is_set_aside(harness: SupplierHarness) -> N
     assert harness.run().is_pass
 
 
-def test_a_mistake_of_ours_is_a_failure_with_a_reason(
-    harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I6: the manifest says so, diag tells where, and the file is set aside rather than tried for ever."""
+def test_bug_is_a_failure_with_a_traceback(harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I6: a bug fails the run with INTERNAL, its traceback is in diag, and the file is quarantined."""
 
-    def broken(*_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise ZeroDivisionError("boom")
 
-    monkeypatch.setattr("penstock.ingest.run.run.settle_repeated_keys", broken)
+    monkeypatch.setattr("penstock.ingest.run.run.settle_repeated_keys", fail)
     harness.drop("price.csv", ONE)
     manifest = harness.run().manifest
     assert manifest is not None
     assert manifest.failure is not None
     assert manifest.failure.code is FailureCode.INTERNAL
-    told = (harness.root / paths.run(manifest.run_id, paths.ERROR)).read_text()
-    assert "ZeroDivisionError: boom" in told
+    trace = (harness.root / paths.run(manifest.run_id, paths.ERROR)).read_text()
+    assert "ZeroDivisionError: boom" in trace
     assert harness.files(paths.broken(SUPPLIER)) == ["price.csv"]
 
 
-def test_a_mistake_behind_the_switch_is_no_failure(harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I10, I16: what is current has passed, and the next run finishes it; its file is not called broken."""
+def test_bug_after_the_switch_does_not_fail_the_run(harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I10, I16: a published run has passed; the next run completes it, and its file is archived."""
 
-    def broken(*_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise ZeroDivisionError("boom")
 
     harness.drop("price.csv", ONE)
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.ingest.run.publish.mark_accepted", broken)
+        patched.setattr("penstock.ingest.run.publish.mark_accepted", fail)
         with pytest.raises(ZeroDivisionError):
             harness.run()
     harness.run()
@@ -100,7 +100,7 @@ def test_a_mistake_behind_the_switch_is_no_failure(harness: SupplierHarness, mon
 
 
 @pytest.mark.parametrize(
-    ("settings", "where"),
+    ("settings", "key"),
     [
         ({"key": ["sku", "sku"]}, "key"),
         ({"source": {"quote": "é"}}, "source.quote"),
@@ -115,24 +115,22 @@ def test_a_mistake_behind_the_switch_is_no_failure(harness: SupplierHarness, mon
         ),
     ],
 )
-def test_a_configuration_that_cannot_work_is_refused(
-    harness: SupplierHarness, settings: dict[str, Any], where: str
-) -> None:
-    """I18: before a file meets it, and with the place."""
+def test_invalid_configuration_is_refused(harness: SupplierHarness, settings: dict[str, Any], key: str) -> None:
+    """I18: an invalid configuration is refused with the key, before a file is read."""
     harness.configure(**settings)
-    with pytest.raises(RunFailed, match=where) as failed:
+    with pytest.raises(RunFailed, match=key) as failed:
         load_supplier(harness.root / paths.config(SUPPLIER))
     assert failed.value.code is FailureCode.CONFIG_INVALID
 
 
-def test_what_means_nothing_may_be_said_twice() -> None:
-    """I18: texts that mean an empty cell are a set."""
+def test_repeated_empty_texts_are_allowed() -> None:
+    """I18: the texts that mean an empty cell are a set."""
     columns = {"sku": {"from": "sku", "empty": ["", "-", "-"]}}
     assert Supplier.model_validate({**QUALITY, "columns": columns}).columns["sku"].empty == ["-"]
 
 
-def test_two_targets_are_two() -> None:
-    """I23: the same dictionary on two servers, and webhooks that differ in their query, which is not shown."""
+def test_targets_are_distinguished() -> None:
+    """I23: a dictionary on two servers is two targets; webhooks that differ in the hidden query are too."""
     both = [{"dictionary": {"tenant": "t", "code": "C", "url": f"http://localhost:{port}"}} for port in (1, 2)]
     hooks = [{"webhook": {"url": f"http://localhost/hook?id={number}"}} for number in (1, 2)]
     supplier = Supplier.model_validate({**QUALITY, "key": ["sku"], "targets": [*both, *hooks]})
@@ -140,8 +138,8 @@ def test_two_targets_are_two() -> None:
     assert all("id=" not in target.name for target in supplier.targets)
 
 
-def test_the_fence_grows_though_the_state_was_lost(harness: SupplierHarness) -> None:
-    """I11: what was published before counts, also when the symlink had to be removed."""
+def test_fence_grows_after_the_state_is_lost(harness: SupplierHarness) -> None:
+    """I11: earlier publications count, even if the symlink had to be removed."""
     for content in (ONE, TWO):
         harness.drop("price.csv", content)
         harness.run()
@@ -152,12 +150,10 @@ def test_the_fence_grows_though_the_state_was_lost(harness: SupplierHarness) -> 
     assert manifest.fence == 3
 
 
-def test_a_category_that_lost_all_its_facts_has_vanished(harness: SupplierHarness) -> None:
-    """I20: a sheet that is there and holds nothing is no category."""
-    import io
-    import zipfile
+def test_category_without_facts_has_vanished(harness: SupplierHarness) -> None:
+    """I20: a sheet without facts is a missing category."""
 
-    def archive(**files: str) -> bytes:
+    def make_archive(**files: str) -> bytes:
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as packed:
             for name, content in files.items():
@@ -165,15 +161,15 @@ def test_a_category_that_lost_all_its_facts_has_vanished(harness: SupplierHarnes
         return out.getvalue()
 
     harness.configure(guards={"vanished_categories": "fail"}, key=["category_key", "sku"])
-    harness.drop("a.zip", archive(x=ONE, y=TWO))
+    harness.drop("a.zip", make_archive(x=ONE, y=TWO))
     assert harness.run().is_pass
-    harness.drop("b.zip", archive(x=TWO, y=price_list()))
-    assert failure(harness) is FailureCode.GUARD_CATEGORIES_VANISHED
+    harness.drop("b.zip", make_archive(x=TWO, y=price_list()))
+    assert run_and_read_failure(harness) is FailureCode.GUARD_CATEGORIES_VANISHED
 
 
 @pytest.mark.parametrize("content", [ONE, "a;b\n1;2\n"])
-def test_where_a_file_went_is_known_though_its_run_was_killed(harness: SupplierHarness, content: str) -> None:
-    """I16: killed after the move, before that was noted: the next run notes it."""
+def test_move_of_a_killed_run_is_recorded(harness: SupplierHarness, content: str) -> None:
+    """I16: the next run records the move of a run that was killed before it could."""
     harness.drop("price.csv", content)
     with pytest.raises(Killed):
         harness.run(RunHooks(on_step=call_at(PublishStep.MOVED)))
@@ -181,57 +177,53 @@ def test_where_a_file_went_is_known_though_its_run_was_killed(harness: SupplierH
     (run_id,) = harness.tree.list_runs(SUPPLIER)
     moved_to = harness.json(paths.run(run_id, paths.MANIFEST))["moved_to"]
     assert (harness.root / moved_to).read_text() == content
-    assert all(one["reason"] for one in list_quarantine(harness.tree, SUPPLIER))
+    assert all(file["reason"] for file in list_quarantine(harness.tree, SUPPLIER))
 
 
-def test_a_file_that_cannot_be_moved_does_not_undo_its_publication(
-    harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I16: the state is switched, so the run has passed; the file is known by its content."""
+def test_file_that_cannot_be_moved_is_published(harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I16: the state is published, so the run has passed; the next run finds a duplicate."""
 
-    def refused(*_: Any, **__: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise Transient("STORAGE_DOWN", "no")
 
     harness.drop("price.csv", ONE)
     with monkeypatch.context() as patched:
-        patched.setattr(harness.tree, "move", refused)
+        patched.setattr(harness.tree, "move", refuse)
         manifest = harness.run().manifest
     assert manifest is not None
     assert manifest.status is IngestRunStatus.PASS
     assert harness.run().reason == "all files were accepted before"
 
 
-def test_one_file_that_cannot_be_read_does_not_stop_gc(
-    harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I12: what we may not read, nobody reads by our ways, and it goes."""
+def test_unreadable_file_expires(harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I12: gc deletes expired files that it cannot read."""
     harness.drop("price.csv", "a;b\n1;2\n")
     harness.run()
-    opened = os.open
+    open_file = os.open
 
-    def refusing(path: Any, *args: Any, **kwargs: Any) -> int:
+    def refuse_open(path: Any, *args: Any, **kwargs: Any) -> int:
         if str(path).endswith("price.csv"):
             raise PermissionError
-        return opened(path, *args, **kwargs)
+        return open_file(path, *args, **kwargs)
 
-    monkeypatch.setattr(os, "open", refusing)
+    monkeypatch.setattr(os, "open", refuse_open)
     clock = ManualClock(SystemClock().now() + timedelta(days=31))
-    swept = delete_expired(harness.tree, IngestRetentionSection(), clock, "test")
-    assert any(one.path.endswith("price.csv") and one.is_deleted for one in swept.expired)
+    result = delete_expired(harness.tree, IngestRetentionSection(), clock, "test")
+    assert any(entry.path.endswith("price.csv") and entry.is_deleted for entry in result.expired)
 
 
-def test_verify_looks_at_the_file_itself(harness: SupplierHarness) -> None:
-    """I24: its hash is in the manifest too."""
+def test_verify_checks_the_archived_file(harness: SupplierHarness) -> None:
+    """I24: the hash of the archived file is in the manifest too."""
     harness.drop("price.csv", ONE)
     harness.run()
     (harness.root / paths.archive(SUPPLIER) / "price.csv").write_text(TWO)
-    assert [one.path for one in verify_suppliers(harness.tree, [SUPPLIER]) if one.problem] == [
+    assert [check.path for check in verify_suppliers(harness.tree, [SUPPLIER]) if check.problem] == [
         f"{paths.archive(SUPPLIER)}/price.csv"
     ]
 
 
-def test_a_damaged_state_is_told_as_one(harness: SupplierHarness) -> None:
-    """I14: not as a mistake of ours."""
+def test_damaged_state_is_an_error_of_its_own(harness: SupplierHarness) -> None:
+    """I14: a damaged state is an error with a code, not a bug."""
     harness.drop("price.csv", ONE)
     manifest = harness.run().manifest
     assert manifest is not None
@@ -242,8 +234,8 @@ def test_a_damaged_state_is_told_as_one(harness: SupplierHarness) -> None:
         publish.read_current_state(harness.tree, SUPPLIER)
 
 
-def test_a_ledger_that_makes_no_sense_is_none(harness: SupplierHarness) -> None:
-    """I16: what is only remembered may be lost."""
+def test_invalid_ledger_is_ignored(harness: SupplierHarness) -> None:
+    """I16: the ledger may be lost."""
     harness.tree.write(
         paths.ledger(SUPPLIER), b'{"seen": {"a": {"signature": 1, "since": "q"}}, "failed_runs": "many"}'
     )

@@ -1,4 +1,4 @@
-"""Whole runs: from the inbox to the published state, or to quarantine, in several formats."""
+"""Runs by format: from the inbox to the published state, or to quarantine."""
 
 import gzip
 import json
@@ -35,14 +35,14 @@ def run(root: Path, name: str, content: bytes) -> RunManifest:
     return manifest
 
 
-def published(root: Path) -> list[Any]:
+def read_payloads(root: Path) -> list[Any]:
     facts = (root / "etl_data/raw_v1/state/current/acme/facts.ndjson").read_text().splitlines()
     return [json.loads(line)["payload"] for line in facts]
 
 
 @pytest.mark.parametrize("name", ["stock.csv", "stock.csv.gz", "stock.json", "stock.xlsx", "stock.xlsb"])
-def test_a_good_file_is_published(root: Path, tmp_path: Path, name: str) -> None:
-    """I17: whatever its format, the state has the same payloads."""
+def test_valid_file_is_published(root: Path, tmp_path: Path, name: str) -> None:
+    """I17: the state has the same payloads in every format."""
     contents = {
         "stock.csv": PLAIN,
         "stock.csv.gz": gzip.compress(PLAIN),
@@ -52,7 +52,7 @@ def test_a_good_file_is_published(root: Path, tmp_path: Path, name: str) -> None
     content = contents.get(name) or WRITERS[kind](tmp_path / "w", {"s": ROWS}).read_bytes()
     manifest = run(root, name, content)
     assert manifest.status is IngestRunStatus.PASS, manifest.failure
-    assert published(root) == EXPECTED
+    assert read_payloads(root) == EXPECTED
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_a_good_file_is_published(root: Path, tmp_path: Path, name: str) -> None
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_bad_file_is_put_aside(root: Path, name: str, content: bytes, code: FailureCode) -> None:
-    """I6: the file is in quarantine, the manifest says why and what to do, and the state is what it was."""
+def test_invalid_file_is_quarantined(root: Path, name: str, content: bytes, code: FailureCode) -> None:
+    """I6: the file is in quarantine, the manifest has the reason and a hint, and the state is unchanged."""
     run(root, "good.csv", PLAIN)
     manifest = run(root, name, content)
     assert manifest.status is IngestRunStatus.FAIL
@@ -79,4 +79,4 @@ def test_a_bad_file_is_put_aside(root: Path, name: str, content: bytes, code: Fa
     assert name in failure.message
     assert failure.hint
     assert (root / "etl_data/raw_v1/quarantine/acme/broken" / f"{name}").exists()
-    assert published(root) == EXPECTED
+    assert read_payloads(root) == EXPECTED

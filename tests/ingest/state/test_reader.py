@@ -16,9 +16,9 @@ from penstock.ingest.state.reader import find_pointer
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.errors import Corrupt, NotFound
-from tests.ingest.crash_process import started, was_killed
+from tests.ingest.crash_process import start_process, was_killed
 from tests.ingest.state.reader_process import READERS, count_facts, read_once, read_until_stopped
-from tests.ingest.supplier_folder import SUPPLIER, SupplierFolder, csv, quick_folder
+from tests.ingest.supplier_folder import SUPPLIER, SupplierFolder, csv, open_fast_folder
 from tests.support.soak import Campaign, examples
 
 AT_ONCE = IngestRetentionSection(state_retention_hours=0)
@@ -26,7 +26,7 @@ AT_ONCE = IngestRetentionSection(state_retention_hours=0)
 
 @pytest.fixture
 def supplier() -> Iterator[SupplierFolder]:
-    with quick_folder() as folder:
+    with open_fast_folder() as folder:
         yield SupplierFolder(folder)
 
 
@@ -62,13 +62,13 @@ def test_readers_in_other_processes(supplier: SupplierFolder, campaign: Campaign
         assert last == states + 1
     supplier.sweep(AT_ONCE)
     assert len(supplier.tree.list_states(SUPPLIER)) == 1
-    supplier.check_all_is_well()
+    supplier.check_consistency()
 
 
 def start_reader(root: Path, reader: str) -> tuple[Connection, ForkServerProcess]:
     """Start a reader, and wait for its first message."""
     ours, theirs = Pipe()
-    process = started(read_until_stopped, root, reader, theirs)
+    process = start_process(read_until_stopped, root, reader, theirs)
     theirs.close()
     assert ours.recv() == "reading"
     return ours, process

@@ -24,7 +24,7 @@ def test_clock_that_goes_back_deletes_nothing(supplier: SupplierFolder, clock: M
     supplier.run()
     clock.advance(jump)
     assert supplier.sweep().expired == []
-    supplier.check_all_is_well()
+    supplier.check_consistency()
     assert supplier.facts() == {"A": 2}
 
 
@@ -46,7 +46,7 @@ def test_published_state_stays_at_any_time(supplier: SupplierFolder, clock: Manu
     assert [file.path for file in supplier.tree.list_files(f"{paths.ACCEPTED}/{SUPPLIER}")] != []
     assert supplier.facts() == {"A": 2}
     supplier.sent.clear()
-    supplier.check_all_is_well()
+    supplier.check_consistency()
 
 
 def test_state_replaced_under_a_wrong_clock_has_its_retention(supplier: SupplierFolder, clock: ManualClock) -> None:
