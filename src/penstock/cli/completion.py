@@ -15,7 +15,7 @@ from penstock.cli.terminal.output import emit
 if TYPE_CHECKING:
     from penstock.cli.server_client import ServerClient
 
-_NAME_TIMEOUT = 0.3  # seconds that the Tab key waits for a server
+_NAME_TIMEOUT = 1.0  # seconds that the Tab key waits for a server
 _PROGRAMS = ("penstock", "pipeline-apid")
 
 
@@ -60,7 +60,7 @@ def prepare(program: str) -> None:
 def names_from_server(
     client: "Callable[[], ServerClient[Any]]", call: Callable[[Any, Any], Any], names: Callable[[Any], list[str]]
 ) -> Callable[[typer.Context, str], list[str]]:
-    """Return a completion of names that a server knows; empty if it does not answer within 300 ms.
+    """Return a completion of names that a server knows; empty if it does not answer within a second.
 
     *call* gets the client and the parsing context, so that one argument can depend on another.
     """

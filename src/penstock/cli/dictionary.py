@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 import typer
 
+from penstock.cli.completion import names_from_server
 from penstock.cli.server_client import ask_pod, ask_refdata, poll_until
 from penstock.cli.suggestion import pasteable
 from penstock.cli.terminal.command_group import CommandGroup
@@ -23,7 +24,14 @@ if TYPE_CHECKING:
 
 app = CommandGroup(help="Change and read dictionaries, and manage their versions.")
 TenantArgument = Annotated[str, typer.Argument(help="Tenant that owns the dictionary.", metavar="TENANT")]
-CodeArgument = Annotated[str, typer.Argument(help="Code of the dictionary.", metavar="DICT")]
+_complete_code = names_from_server(
+    lambda: ask_refdata,
+    lambda client, context: client.dictionaries(context.params["tenant"]),
+    lambda found: [dictionary["dictCode"] for dictionary in found["dictionaries"]],
+)
+CodeArgument = Annotated[
+    str, typer.Argument(help="Code of the dictionary.", metavar="DICT", autocompletion=_complete_code)
+]
 KeyArgument = Annotated[str, typer.Argument(help="Key of the item.", metavar="KEY")]
 VersionArgument = Annotated[int, typer.Argument(help="A retained version.", metavar="VERSION", min=0)]
 RevisionOption = Annotated[

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from penstock.cli.completion import names_from_server
 from penstock.cli.server_client import ask_flows, wait_for_run
 from penstock.cli.suggestion import pasteable
 from penstock.cli.terminal.command_group import CommandGroup
@@ -38,8 +39,13 @@ schedule_app = CommandGroup(help="List, pause and resume the schedules of flows.
 app.add_typer(artifact_app, name="artifact")
 app.add_typer(schedule_app, name="schedule")
 _TARGET = "a YAML or JSON file, a folder of them, a Python file, or a module"
-FlowArgument = Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW")]
-RunOrFlowArgument = Annotated[str, typer.Argument(help="Id of a run, or name of a flow.", metavar="RUN|FLOW")]
+_complete_flow = names_from_server(
+    lambda: ask_flows, lambda client, _: client.flows(), lambda found: [flow["name"] for flow in found["flows"]]
+)
+FlowArgument = Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW", autocompletion=_complete_flow)]
+RunOrFlowArgument = Annotated[
+    str, typer.Argument(help="Id of a run, or name of a flow.", metavar="RUN|FLOW", autocompletion=_complete_flow)
+]
 StepArgument = Annotated[str, typer.Argument(help="Id of the step.", metavar="STEP")]
 _FLOW_SUFFIXES = {".yaml", ".yml", ".json", ".py"}
 _RUNS_SHOWN = 10  # runs of one flow
@@ -127,7 +133,9 @@ def show(
 
 @app.command("runs")
 def list_runs(
-    flow: Annotated[str | None, typer.Argument(help="Only runs of this flow.", metavar="FLOW")] = None,
+    flow: Annotated[
+        str | None, typer.Argument(help="Only runs of this flow.", metavar="FLOW", autocompletion=_complete_flow)
+    ] = None,
     status: Annotated[FlowRunStatus | None, typer.Option(help="Only runs with this status.")] = None,
     since: Annotated[
         datetime | None, typer.Option(metavar="TIME", help="Only runs created since, e.g. 2026-01-31T00:00:00Z.")

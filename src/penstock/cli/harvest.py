@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import simulator
+from penstock.cli.completion import names_from_server
 from penstock.cli.server_client import ask_harvest, wait_for_run
 from penstock.cli.suggestion import pasteable
 from penstock.cli.terminal.command_group import CommandGroup
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from penstock.harvest.client import HarvestClient
 
 app = CommandGroup(help="Synchronise paged APIs.")
-FeedArgument = Annotated[str, typer.Argument(help="Name of the feed.", metavar="FEED")]
+_complete_feed = names_from_server(
+    lambda: ask_harvest, lambda client, _: client.feeds(), lambda found: [feed["feed"] for feed in found["feeds"]]
+)
+FeedArgument = Annotated[str, typer.Argument(help="Name of the feed.", metavar="FEED", autocompletion=_complete_feed)]
 
 
 @app.command("ls")

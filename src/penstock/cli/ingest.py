@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.completion import names_from_server
 from penstock.cli.server_client import ask_ingest
 from penstock.cli.suggestion import pasteable
 from penstock.cli.terminal.command_group import CommandGroup
@@ -56,8 +57,17 @@ ReadUrlOption = Annotated[
         show_default="the folder, else the server of PENSTOCK_URL or of the configuration",
     ),
 ]
-SupplierArgument = Annotated[str, typer.Argument(help="Name of the supplier.", metavar="SUPPLIER")]
-OptionalSupplierArgument = Annotated[str | None, typer.Argument(help="Only this supplier.", metavar="SUPPLIER")]
+_complete_supplier = names_from_server(
+    lambda: ask_ingest,
+    lambda client, _: client.suppliers(),
+    lambda found: [supplier["supplier"] for supplier in found["suppliers"]],
+)
+SupplierArgument = Annotated[
+    str, typer.Argument(help="Name of the supplier.", metavar="SUPPLIER", autocompletion=_complete_supplier)
+]
+OptionalSupplierArgument = Annotated[
+    str | None, typer.Argument(help="Only this supplier.", metavar="SUPPLIER", autocompletion=_complete_supplier)
+]
 _RUNS_SHOWN = 10  # runs of one supplier
 
 
