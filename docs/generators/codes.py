@@ -12,7 +12,7 @@ from docs.generators.text import code, describe, page, table
 from ruamel.yaml import YAML
 
 import penstock
-from penstock.flows.kinds.market.renderers import PictureFailed
+from penstock.flows.kinds.market.renderers import RenderFailed
 from penstock.flows.step import StepFailed
 from penstock.harvest.sources.port import SourceFailed
 from penstock.kernel import errors
@@ -33,7 +33,7 @@ _WHERE = {
 _INSIDE: Mapping[type, str] = {
     CommandRefusal: "update",
     StepFailed: "step",
-    PictureFailed: "picture",
+    RenderFailed: "picture",
     SourceFailed: "source",
 }
 _CODE = re.compile(r"[A-Z][A-Z0-9_]+")

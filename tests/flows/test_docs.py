@@ -40,7 +40,7 @@ EXAMPLE = ROOT / "examples" / "market-report"
 CHECKS = open_catalogue(FlowsSection()).input_checks
 KINDS = {*CHECKS, *contract.ENGINE_KINDS}
 ERRORS = {
-    *("StepFailed", "StepError", "PictureFailed"),
+    *("StepFailed", "StepError", "RenderFailed"),
     *("Invalid", "Conflict", "NotFound", "TooLarge", "BadConfig", "Forbidden"),
 }
 

@@ -11,7 +11,7 @@ from penstock.flows.definition.catalogue import FlowCatalogue
 from penstock.flows.engine.engine import MOVES, FlowEngine
 from penstock.flows.engine.operations import RunOperations
 from penstock.flows.kinds import http, python
-from penstock.flows.kinds.query import read_only
+from penstock.flows.kinds.query import make_query
 from penstock.flows.kinds.registry import WAITING, open_catalogue
 from penstock.flows.maintenance import FlowMaintenance
 from penstock.flows.metrics import FlowMetrics
@@ -101,7 +101,7 @@ async def _open_workers(
     platform: FlowsPlatform, others: Workers, queries: Database | None, stack: AsyncExitStack
 ) -> Workers:
     section, opened = platform.section, Workers()
-    query = read_only(queries) if queries is not None else None
+    query = make_query(queries) if queries is not None else None
     from_modules = platform.catalogue.make_workers(KindContext(section, query, platform.db.clock))
     opened.worker(http.KIND)(await stack.enter_async_context(http.http_worker(section.http)))
     opened.worker(python.KIND)(python.python_worker(section.python))

@@ -280,7 +280,7 @@ async def test_a_secret_that_is_not_there_is_told_by_its_name(
         ({"headers": {"A b": "c"}}, "inputs.headers"),
         ({"headers": {"A": "b\r\nC: d"}}, "inputs.headers"),
         ({"headers": {"host": "other"}}, "headers"),
-        ({"json": None, "body": ""}, "json or body"),
+        ({"json": None, "body": ""}, "`json` or `body`"),
         ({"expect": [99]}, "inputs.expect.0"),
         ({"timeoutSeconds": 0}, "inputs.timeoutSeconds"),
         ({"proxy": "x"}, "inputs.proxy"),

@@ -70,7 +70,7 @@ def failed_charts(run: Json) -> Json:
     return error
 
 
-def candles_of(symbol: str) -> list[list[float]]:
+def parse_candles(symbol: str) -> list[list[float]]:
     """Open, high, low and close of the rows that are good, read without any help of ours."""
     good = []
     with (EXAMPLE / "candles.csv").open() as file:
@@ -85,7 +85,7 @@ def candles_of(symbol: str) -> list[list[float]]:
 
 async def test_the_example_from_candles_to_report(database_url: str, tmp_path: Path) -> None:
     """F13: with no internet it succeeds, and leaves candles, charts, their manifest and a report of what they show."""
-    candles = candles_of("TIDE")
+    candles = parse_candles("TIDE")
     async with market(database_url, tmp_path) as found:
         run = await found.done()
         assert (run["status"], run["scope"]) == ("SUCCEEDED", {"symbol": "TIDE", "theme": "light"})
@@ -188,7 +188,7 @@ async def test_too_few_pictures_fail_the_run(
         run = await found.done(**example())
         error, charts = failed_charts(run), run["steps"]["charts"]
         assert (error["code"], error["details"]["minImages"]) == ("TOO_FEW_IMAGES", 2)
-        assert "1 of 3 pictures came, 2 are needed" in error["message"]
+        assert "1 of 3 charts were rendered; minImages is 2" in error["message"]
         assert [each["id"] for each in error["details"]["failures"]] == ["days", "hours"]
         assert charts["outputs"] == {MANIFEST_OUTPUT: found.storage.uri("charts/r1/charts/manifest.json")}
         assert await found.manifest() == (["four-hours"], {"days": code, "hours": code})
@@ -303,7 +303,7 @@ async def test_more_pictures_than_requested_by_reference(database_url: str, tmp_
         run = await found.done(**{**written, "scope": {**written["scope"], "least": 4}})
         error = failed_charts(run)
         assert (error["code"], run["steps"]["charts"]["attempts"]) == ("BAD_INPUTS", 0)
-        assert "minImages: 4 is more than the 3 requested" in error["message"]
+        assert "minImages: 4 is greater than the number of requests, 3" in error["message"]
         fine = await found.done("r2", **{**written, "scope": {**written["scope"], "least": 3}})
         assert fine["status"] == "SUCCEEDED"
 
@@ -454,7 +454,7 @@ async def test_a_model_writes_the_report(api: ScriptedMarketServer, database_url
     assert (path, headers["Authorization"]) == ("/v1/chat/completions", f"Bearer {TOKEN}")
     content = asked["messages"][1]["content"]
     figures = orjson.loads(content.removeprefix("Be brief."))
-    candles = candles_of("TIDE")
+    candles = parse_candles("TIDE")
     assert [each["timeframe"] for each in figures["timeframes"]] == ["1h", "4h", "1d"]
     assert {each["high"] for each in figures["timeframes"]} == {max(each[1] for each in candles)}
 

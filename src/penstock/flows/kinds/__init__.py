@@ -1,1 +1,1 @@
-"""The kinds of steps that come with Penstock."""
+"""The built-in step kinds."""

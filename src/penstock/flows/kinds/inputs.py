@@ -1,4 +1,4 @@
-"""What steps of the built-in kinds are given: read when they run, and looked over when their flow is written."""
+"""Inputs of the built-in step kinds: parsed when a step runs, and checked when its flow is validated."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -12,26 +12,29 @@ from penstock.kernel.errors import Invalid
 from penstock.kernel.validation import describe_error
 
 M = TypeVar("M", bound=SpecModel)
-_CERTAIN = frozenset({"missing", "extra_forbidden"})  # whatever is referred to
+_CERTAIN = frozenset({"missing", "extra_forbidden"})  # errors that do not depend on the value of a reference
 
 
-def read(model: type[M], inputs: Mapping[str, Any]) -> M:
-    """*inputs* with all references filled in, as *model* has them; StepFailed BAD_INPUTS names what is wrong."""
+def read_inputs(model: type[M], inputs: Mapping[str, Any]) -> M:
+    """Return resolved *inputs* as *model*; StepFailed BAD_INPUTS with all errors."""
     try:
         return parse_inputs(model, inputs)
     except Invalid as error:
         raise StepFailed(error.code, error.message, retryable=False) from None
 
 
-def checks(model: type[SpecModel]) -> CheckInputs:
-    """How inputs of *model* are looked over before their run: Invalid BAD_INPUTS, unless a reference is in the way."""
+def make_input_check(model: type[SpecModel]) -> CheckInputs:
+    """Return a check of unresolved inputs: it raises Invalid BAD_INPUTS for errors outside of references."""
 
     def check(inputs: Mapping[str, Any]) -> None:
         try:
             model.model_validate(dict(inputs))
         except ValidationError as error:
-            wrong = [one for one in error.errors() if one["type"] in _CERTAIN or not _has_reference(one["input"])]
-            problems = [f"{'.'.join(map(str, ('inputs', *one['loc'])))}: {describe_error(one)}" for one in wrong]
+            problems = [
+                f"{'.'.join(map(str, ('inputs', *details['loc'])))}: {describe_error(details)}"
+                for details in error.errors()
+                if details["type"] in _CERTAIN or not _has_reference(details["input"])
+            ]
             if problems:
                 raise inputs_error(*problems) from None
 
@@ -39,7 +42,7 @@ def checks(model: type[SpecModel]) -> CheckInputs:
 
 
 def _has_reference(value: Any) -> bool:
-    """Whether nobody can know yet what it will be."""
+    """Return whether a value contains a reference that is resolved later."""
     if isinstance(value, str):
         return "${" in value
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()

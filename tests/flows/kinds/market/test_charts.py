@@ -12,7 +12,7 @@ from penstock.flows.contract import CHART_EXPORT
 from penstock.flows.kinds.market.candles import CandleSeries
 from penstock.flows.kinds.market.charts import worker_charts
 from penstock.flows.kinds.market.manifest import ChartRequest
-from penstock.flows.kinds.market.renderers import ChartRenderer, LocalRenderer, Picture
+from penstock.flows.kinds.market.renderers import ChartImage, ChartRenderer, LocalRenderer
 from penstock.flows.step import Workers
 from penstock.kernel.errors import Transient
 from tests.flows.kinds.market.chart_steps import FILES, HERE, asked, drawn_by, told
@@ -83,12 +83,12 @@ async def test_inputs_that_make_no_sense(step_io: RunStepIO) -> None:
 
 
 class _Stubborn:
-    """A painter that crashes, hangs, or draws."""
+    """A renderer that crashes, hangs, or draws."""
 
     def __init__(self) -> None:
         self.hanging = asyncio.Event()
 
-    async def draw(self, request: ChartRequest, series: CandleSeries | None) -> Picture:
+    async def draw(self, request: ChartRequest, series: CandleSeries | None) -> ChartImage:
         if request.id == "crash":
             raise ZeroDivisionError("at line 7 of something private")
         if request.id == "hang":
@@ -97,10 +97,10 @@ class _Stubborn:
         return await LocalRenderer().draw(request, series)
 
 
-def _done_by(painter: ChartRenderer) -> Workers:
+def _done_by(renderer: ChartRenderer) -> Workers:
     @asynccontextmanager
     async def opened() -> AsyncIterator[ChartRenderer]:
-        yield painter
+        yield renderer
 
     workers = Workers()
     workers.worker(CHART_EXPORT)(worker_charts(opened))
@@ -116,9 +116,9 @@ async def test_a_crash_costs_one_picture(step_io: RunStepIO) -> None:
 
 async def test_a_step_that_is_stopped_leaves_its_manifest(step_io: RunStepIO) -> None:
     """F12: even when the time is up half-way, what is known is written."""
-    painter = _Stubborn()
-    doing = asyncio.create_task(step_io.do(_done_by(painter), CHART_EXPORT, asked("fine", "hang")))
-    await painter.hanging.wait()
+    renderer = _Stubborn()
+    doing = asyncio.create_task(step_io.do(_done_by(renderer), CHART_EXPORT, asked("fine", "hang")))
+    await renderer.hanging.wait()
     await step_io.wrote["fine.svg"].wait()
     doing.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""F13: candles from CSV, Parquet and SQL, resampled; what cannot be a candle is counted and told."""
+"""F13: candles from CSV, Parquet and SQL, resample; what cannot be a candle is counted and told."""
 
 import os
 import random
@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.kinds.market.candles import candles_of, read_series
-from penstock.flows.kinds.market.ohlcv import OHLCV_EXPORT, resampled
+from penstock.flows.kinds.market.candles import parse_candles, read_series
+from penstock.flows.kinds.market.ohlcv import OHLCV_EXPORT, resample
 from penstock.flows.kinds.market.workers import kinds, make_workers
-from penstock.flows.kinds.query import read_only
+from penstock.flows.kinds.query import make_query
 from penstock.flows.model import StepError
 from penstock.flows.step import KindContext, Workers
 from penstock.kernel.db.database import Database
@@ -125,7 +125,7 @@ async def test_rows_that_are_no_candles_are_counted(tmp_path: Path, workers: Wor
     assert outputs["rejected"]["examples"][1] == {"row": 6, "reason": "BAD_TIME"}
     assert outputs["rows"] == 17
     assert step_io.document("ohlcv", "1h.json")["candles"][-1] == ["2026-01-12T09:00:00Z", 9, 9.5, 8.75, 9.5, 20]
-    assert any("12 of 17 rows are no candles" in line for line in step_io.logs["ohlcv"])
+    assert any("12 of 17 rows were rejected" in line for line in step_io.logs["ohlcv"])
 
 
 async def test_volumes_have_no_noise(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
@@ -232,7 +232,7 @@ async def test_a_link_inside_the_folder_is_followed(tmp_path: Path, workers: Wor
         ({"source": {}, "timeframes": ["1h"]}, "either `file` or `sql`"),
         ({"source": {"file": "a.csv", "sql": "SELECT 1"}, "timeframes": ["1h"]}, "either `file` or `sql`"),
         (asked("7m"), "inputs.timeframes.0"),
-        (asked("1h", "1h"), "one comes twice"),
+        (asked("1h", "1h"), "must be unique"),
         ({"source": {"file": "a.csv"}, "timeframes": []}, "inputs.timeframes"),
         (asked("1h", symbol=""), "inputs.symbol"),
         (asked("1h", colour="red"), "inputs.colour"),
@@ -280,13 +280,13 @@ async def test_without_a_folder_or_a_database(step_io: RunStepIO) -> None:
 
 
 async def _asked(db: Database, step_io: RunStepIO, sql: str, *params: Any) -> Json:
-    workers = make_workers(KindContext(FlowsSection(), read_only(db)))
+    workers = make_workers(KindContext(FlowsSection(), make_query(db)))
     inputs = {"source": {"sql": sql, "params": list(params)}, "timeframes": ["1h"]}
     return await step_io.do(workers, OHLCV_EXPORT, inputs)
 
 
 async def _refused(db: Database, step_io: RunStepIO, sql: str, *params: Any) -> StepError:
-    workers = make_workers(KindContext(FlowsSection(), read_only(db)))
+    workers = make_workers(KindContext(FlowsSection(), make_query(db)))
     inputs = {"source": {"sql": sql, "params": list(params)}, "timeframes": ["1h"]}
     return await step_io.fail(workers, OHLCV_EXPORT, inputs)
 
@@ -359,7 +359,7 @@ def test_resampling_agrees_with_a_plain_model(rows: list[tuple[int, float, float
             "volume": [row[3] for row in rows],
         }
     )
-    series = read_series(resampled(candles_of(table, None), timeframe).as_bytes())
+    series = read_series(resample(parse_candles(table, None), timeframe).as_bytes())
     assert [tuple(candle) for candle in series.candles] == [
         (
             begin + timedelta(minutes=place * size),

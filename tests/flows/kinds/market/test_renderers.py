@@ -8,14 +8,14 @@ import pytest
 
 from penstock.flows.contract import CHART_EXPORT
 from penstock.flows.kinds.market import renderers
-from penstock.flows.kinds.market.manifest import verdict
+from penstock.flows.kinds.market.manifest import check_manifest
 from tests.flows.kinds.market.chart_steps import BEGIN, FILES, HERE, asked, drawn_by, told
 from tests.flows.kinds.market.run_step_io import RunStepIO
 from tests.flows.market_servers import PNG, TOKEN, Answer, ScriptedMarketServer, make_answer, never_answer, picture
 
 
 async def test_without_candles_there_is_nothing_to_draw(step_io: RunStepIO) -> None:
-    """F13: the local painter says so; it does not draw an empty chart."""
+    """F13: the local renderer says so; it does not draw an empty chart."""
     await step_io.fail(HERE, CHART_EXPORT, {"requests": [{"id": "a"}]})
     assert told(step_io) == ([], [("a", "NO_CANDLES")])
 
@@ -106,7 +106,7 @@ async def test_a_picture_beyond_all_measure(
     api: ScriptedMarketServer, step_io: RunStepIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F13: an answer over the limit is not read to its end."""
-    monkeypatch.setattr(renderers, "PICTURE_LIMIT", 1_000)
+    monkeypatch.setattr(renderers, "IMAGE_LIMIT", 1_000)
     api.script(make_answer(PNG + bytes(2_000)))
     await step_io.fail(drawn_by(api), CHART_EXPORT, asked("a"))
     assert told(step_io) == ([], [("a", "IMAGE_TOO_LARGE")])
@@ -126,7 +126,7 @@ async def test_fewer_pictures_than_asked_for(api: ScriptedMarketServer, step_io:
         (name, ["", "", "IMAGE_REFUSED", "IMAGE_BAD_ANSWER"][n % 4]) for n, name in enumerate(names) if n % 4 > 1
     ]
     written = [name for step, name in step_io.artifacts if step == "chart"]
-    found = verdict(step_io.artifacts["chart", "manifest.json"], asked(*names, minImages=20), written)
+    found = check_manifest(step_io.artifacts["chart", "manifest.json"], asked(*names, minImages=20), written)
     assert found == {"requested": 40, "received": 20, "partial": True}
 
 

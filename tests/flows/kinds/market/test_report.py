@@ -13,10 +13,10 @@ from penstock.flows.config import FlowsSection
 from penstock.flows.contract import CHART_EXPORT
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.kinds.market.candles import Candle, CandleSeries
-from penstock.flows.kinds.market.manifest import verdict
+from penstock.flows.kinds.market.manifest import check_manifest
 from penstock.flows.kinds.market.ohlcv import OHLCV_EXPORT
 from penstock.flows.kinds.market.report import LLM_REPORT
-from penstock.flows.kinds.market.summary import plain
+from penstock.flows.kinds.market.summary import escape_markdown
 from penstock.flows.kinds.market.workers import kinds, make_workers
 from penstock.flows.step import KindContext, Workers
 from penstock.settings import load_settings
@@ -77,7 +77,7 @@ async def test_odd_prices_have_facts_too(step_io: RunStepIO, price: float) -> No
     candles = [Candle(BEGIN + n * DAY, price, price, price, price, 0.0) for n in range(60)]
     step_io.artifacts["ohlcv", "1d.json"] = CandleSeries("", "1d", candles).as_bytes()
     await step_io.do(TEMPLATE, LLM_REPORT, INPUTS, "report")
-    assert "stood still" in report(step_io)
+    assert "did not change" in report(step_io)
 
 
 async def test_the_template_writes_without_a_model(step_io: RunStepIO) -> None:
@@ -88,11 +88,14 @@ async def test_the_template_writes_without_a_model(step_io: RunStepIO) -> None:
     assert text.startswith("# TIDE market report\n\nTIDE fell 1.00 % from 5 January 2026 to 7 January 2026: ")
     assert "it opened at 100.0 and closed at **99.0**." in text
     assert (
-        "from 80.5 (6 January 2026) to 112.0 (5 January 2026); the deepest fall from an earlier close was 20.00 %"
+        "from 80.5 (6 January 2026) to 112.0 (5 January 2026); the largest fall from an earlier close was 20.00 %"
         in text
     )
-    assert "2 of 3 candles of 1d rose; from one to the next the price varied by 24.11 %." in text
-    assert "6K in all, 2K a candle; most on 6 January 2026 (3K); the last candle had 1.00 times the mean." in text
+    assert "2 of 3 candles of 1d rose; the volatility per candle was 24.11 %." in text
+    assert (
+        "6K in total, 2K per candle; the largest on 6 January 2026 (3K); the last candle had 1.00 times the mean."
+        in text
+    )
     assert "| Volatility per candle | 24.11 % |" in text
     assert "| Volume | 6K |" in text
     assert "![days](../../../charts/run-1/charts/days.svg)" in text
@@ -197,7 +200,7 @@ async def test_no_symbol_can_break_the_report(step_io: RunStepIO) -> None:
     await step_io.do(TEMPLATE, LLM_REPORT, {"files": FILES, "charts": charts}, "report")
     assert report(step_io).splitlines()[0] == r"# \<b\>\|x\| \# y market report"
     assert "a%29%20%21%5Bx%5D%28http.svg)" in report(step_io)
-    assert plain("a*b_c") == r"a\*b\_c"
+    assert escape_markdown("a*b_c") == r"a\*b\_c"
 
 
 def flow() -> FlowSpec:
@@ -229,7 +232,7 @@ async def test_the_example_works_without_internet(step_io: RunStepIO, symbol: st
     known["${steps.charts.outputs.items}"] = charts["items"]
     assert (charts["received"], charts["partial"]) == (3, False)
     names = [name for step, name in step_io.artifacts if step == "charts"]
-    assert verdict(step_io.artifacts["charts", "manifest.json"], inputs, names) == {
+    assert check_manifest(step_io.artifacts["charts", "manifest.json"], inputs, names) == {
         "requested": 3,
         "received": 3,
         "partial": False,

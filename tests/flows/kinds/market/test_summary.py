@@ -5,13 +5,13 @@ import math
 import pytest
 
 from penstock.flows.kinds.market.candles import CandleSeries
-from penstock.flows.kinds.market.summary import facts_of
+from penstock.flows.kinds.market.summary import compute_summary
 from tests.flows.kinds.market.test_report import BEGIN, CANDLES, DAY
 
 
 def test_facts_are_what_the_candles_say() -> None:
     """F13: range, change, volatility, volume, and the deepest fall."""
-    facts = facts_of(CandleSeries("TIDE", "1d", CANDLES))
+    facts = compute_summary(CandleSeries("TIDE", "1d", CANDLES))
     assert (facts.open, facts.close, facts.high, facts.low) == (100, 99, 112, 80.5)
     assert (facts.change, facts.change_percent) == (-1, -1)
     assert (facts.high_at, facts.low_at) == (BEGIN, BEGIN + DAY)

@@ -67,7 +67,7 @@ def ingesting(attempt: int = 1) -> FlowStep:
 
 
 def worker_in(place: IngestWorkspace | CrashingWorkplace) -> Handler:
-    return ingest_worker(IngestAdapter(place), at_once=1)  # type: ignore[arg-type]
+    return ingest_worker(IngestAdapter(place), concurrency=1)  # type: ignore[arg-type]
 
 
 def passed(ingest: IngestHarness) -> list[str]:
@@ -149,7 +149,7 @@ async def test_another_run_of_the_supplier_may_be_quicker(ingest: IngestHarness,
     thread.start()
     until(holds.is_set, "the other run is under way")
     suppliers = Refusals(place)
-    async with under_way(ingest_worker(suppliers, at_once=1), ingesting()) as task:
+    async with under_way(ingest_worker(suppliers, concurrency=1), ingesting()) as task:
 
         async def was_refused() -> bool:
             return suppliers.refused > 0
@@ -193,7 +193,7 @@ async def test_no_more_files_are_read_at_once_than_there_is_room_for(
     for name in names:
         ingest.configure(KEYED, name)
         ingest.drop(snapshot({"A": 1}), supplier=name)
-    worker = ingest_worker(CountingSuppliers(place), at_once=1)
+    worker = ingest_worker(CountingSuppliers(place), concurrency=1)
     ended = await asyncio.gather(*(run_step(worker, make_step("ingest.run", {"supplier": name})) for name in names))
     assert ([one["status"] for one in ended], most) == (["PASS"] * 4, 1)
 

@@ -1,4 +1,4 @@
-"""F12: what CHART_EXPORT asks for, the manifest of what came of it, and whether that is enough."""
+"""F12: the inputs of CHART_EXPORT, the manifest of its charts, and the check whether there are enough charts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,35 +17,35 @@ from penstock.kernel.errors import Invalid
 from penstock.kernel.validation import describe_error
 
 MANIFEST = "manifest.json"
-MANIFEST_OUTPUT = "outputsManifestGcsUri"  # the document's name for it, whichever store is used
+MANIFEST_OUTPUT = "outputsManifestGcsUri"  # the name in the founding document, for every object store
 MANIFEST_MISSING, MANIFEST_INVALID = "MANIFEST_MISSING", "MANIFEST_INVALID"
 TOO_FEW_IMAGES, ARTIFACT_MISSING = "TOO_FEW_IMAGES", "ARTIFACT_MISSING"
-REQUEST_LIMIT = ARTIFACT_LIMIT - 1  # the manifest is an artifact too
+REQUEST_LIMIT = ARTIFACT_LIMIT - 1  # the manifest is an artifact, too
 MANIFEST_LIMIT = 8_000_000  # bytes
 DEFAULT_TEMPLATE = "candles"
-_TOLD = 50  # failures in an error's details
+_DETAILS_LIMIT = 50  # failures in the details of an error
 _REFERENCE = "${"
 
 RequestId = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,89}\z")
-]  # its picture adds a suffix
+]  # the name of the image has a suffix, too
 
 
 class ChartRequest(SpecModel):
-    """One picture that is asked for."""
+    """One requested chart."""
 
     id: RequestId
     template: Name = DEFAULT_TEMPLATE
-    timeframe: str | None = Field(None, pattern=TIMEFRAME, description="Of the candles; the first there are, if none.")
+    timeframe: str | None = Field(None, pattern=TIMEFRAME, description="Timeframe of the candles.")
     title: str | None = Field(None, max_length=200)
     theme: Literal["light", "dark"] | None = None
     width: int = Field(1200, ge=320, le=4096)
     height: int = Field(675, ge=240, le=4096)
-    last: int | None = Field(None, ge=1, le=1_000_000, description="Only so many candles, the latest.")
-    params: Json = Field(default_factory=dict, description="For an image API: sent as it is.")
+    last: int | None = Field(None, ge=1, le=1_000_000, description="Number of candles to show, the latest.")
+    params: Json = Field(default_factory=dict, description="Parameters that are sent to an image API unchanged.")
 
     def as_dict(self) -> Json:
-        """As it is kept in the manifest and sent to an image API."""
+        """Return the request as it is stored in the manifest and sent to an image API."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
@@ -61,58 +61,58 @@ class _ChartInputs(SpecModel):
 
 @dataclass(frozen=True, slots=True)
 class ChartInputs:
-    """What a step of the kind CHART_EXPORT is to do."""
+    """The parsed inputs of a CHART_EXPORT step."""
 
     requests: Sequence[ChartRequest]
     min_images: int
     files: Sequence[CandleFile]
 
 
-def chart_inputs(inputs: Mapping[str, Any]) -> ChartInputs:
-    """The *inputs* with all references filled in; Invalid BAD_INPUTS that names what is wrong."""
-    read = parse_inputs(_ChartInputs, inputs)
-    if (read.requests is None) == (read.chart_template_id is None):
-        raise inputs_error("inputs: give either `requests` or `chartTemplateId`")
-    requests = read.requests or _of_template(str(read.chart_template_id), read.timeframes)
-    if twice := _twice([request.id for request in requests]):
-        raise inputs_error(*(f"inputs.requests: the id {name!r} comes twice" for name in twice))
-    least = len(requests) if read.min_images is None else read.min_images
-    if least > len(requests):
-        raise inputs_error(f"inputs.minImages: {least} is more than the {len(requests)} requested")
-    return ChartInputs(tuple(requests), least, tuple(read.files))
+def parse_chart_inputs(inputs: Mapping[str, Any]) -> ChartInputs:
+    """Return resolved *inputs* of CHART_EXPORT; Invalid BAD_INPUTS with the errors."""
+    parsed = parse_inputs(_ChartInputs, inputs)
+    if (parsed.requests is None) == (parsed.chart_template_id is None):
+        raise inputs_error("inputs: either `requests` or `chartTemplateId` is required, but not both")
+    requests = parsed.requests or _expand_template(str(parsed.chart_template_id), parsed.timeframes)
+    if duplicates := _find_duplicates([request.id for request in requests]):
+        raise inputs_error(*(f"inputs.requests: the id {name!r} is not unique" for name in duplicates))
+    min_images = len(requests) if parsed.min_images is None else parsed.min_images
+    if min_images > len(requests):
+        raise inputs_error(f"inputs.minImages: {min_images} is greater than the number of requests, {len(requests)}")
+    return ChartInputs(tuple(requests), min_images, tuple(parsed.files))
 
 
-def check_written(inputs: Mapping[str, Any]) -> None:
-    """Invalid BAD_INPUTS when *inputs* as written cannot be right; what is referred to is judged when it is known."""
-    known = {name: value for name, value in inputs.items() if name == "requests" or not _refers(value)}
+def check_unresolved_inputs(inputs: Mapping[str, Any]) -> None:
+    """Raise Invalid BAD_INPUTS for errors in unresolved *inputs*; references are checked after their resolution."""
+    checked = {name: value for name, value in inputs.items() if name == "requests" or not _has_reference(value)}
     requests = inputs.get("requests")
     if isinstance(requests, list):
-        known["requests"] = [_without_references(n, request) for n, request in enumerate(requests)]
-    elif _refers(requests):
-        known = {**known, "requests": [{"id": f"request-{n}"} for n in range(REQUEST_LIMIT)]}
-    if _refers(inputs.get("chartTemplateId")) or _refers(inputs.get("timeframes")):
-        known.pop("minImages", None)
-        known["chartTemplateId"] = DEFAULT_TEMPLATE
-    chart_inputs(known)
+        checked["requests"] = [_remove_references(n, request) for n, request in enumerate(requests)]
+    elif _has_reference(requests):
+        checked = {**checked, "requests": [{"id": f"request-{n}"} for n in range(REQUEST_LIMIT)]}
+    if _has_reference(inputs.get("chartTemplateId")) or _has_reference(inputs.get("timeframes")):
+        checked.pop("minImages", None)
+        checked["chartTemplateId"] = DEFAULT_TEMPLATE
+    parse_chart_inputs(checked)
 
 
-def _without_references(n: int, request: Any) -> Any:
+def _remove_references(n: int, request: Any) -> Any:
     if not isinstance(request, dict):
-        return {"id": f"request-{n}"} if _refers(request) else request
-    known = {name: value for name, value in request.items() if not _refers(value)}
-    return known if "id" in known or "id" not in request else {**known, "id": f"request-{n}"}
+        return {"id": f"request-{n}"} if _has_reference(request) else request
+    literal = {name: value for name, value in request.items() if not _has_reference(value)}
+    return literal if "id" in literal or "id" not in request else {**literal, "id": f"request-{n}"}
 
 
-def _refers(value: Any) -> bool:
-    """Whether a reference is somewhere in *value*."""
+def _has_reference(value: Any) -> bool:
+    """Return whether *value* contains a reference."""
     if isinstance(value, str):
         return _REFERENCE in value
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(map(_refers, inner))
+    return any(map(_has_reference, inner))
 
 
-def _of_template(template: str, timeframes: Sequence[str]) -> list[ChartRequest]:
-    """One picture per timeframe, or the one there is."""
+def _expand_template(template: str, timeframes: Sequence[str]) -> list[ChartRequest]:
+    """Return one request per timeframe, or a single request without timeframes."""
     if not timeframes:
         return [parse_inputs(ChartRequest, {"id": template, "template": template})]
     return [
@@ -120,25 +120,25 @@ def _of_template(template: str, timeframes: Sequence[str]) -> list[ChartRequest]
     ]
 
 
-def _twice(names: Sequence[str]) -> list[str]:
+def _find_duplicates(names: Sequence[str]) -> list[str]:
     seen: set[str] = set()
     return sorted({name for name in names if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
 
 
 class _ManifestPart(BaseModel):
-    """A part of the manifest: other workers may add to it."""
+    """A part of the manifest, which other workers may extend with own fields."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="allow", frozen=True)
 
 
 class RequestedChart(_ManifestPart):
-    """What was asked for."""
+    """A requested chart in the manifest."""
 
     id: RequestId
 
 
 class ChartItem(_ManifestPart):
-    """A picture that came: the artifact *name* of the step."""
+    """A rendered chart: the artifact *name* of the step."""
 
     id: RequestId
     name: Name
@@ -149,7 +149,7 @@ class ChartItem(_ManifestPart):
 
 
 class ChartFailure(_ManifestPart):
-    """A picture that did not come, and why."""
+    """A chart that was not rendered, and its error."""
 
     id: RequestId
     code: Code
@@ -159,102 +159,110 @@ class ChartFailure(_ManifestPart):
 
 
 class ChartsManifest(_ManifestPart):
-    """The ChartsOutputsManifest."""
+    """The ChartsOutputsManifest of the founding document."""
 
     requested: list[RequestedChart]
     items: list[ChartItem]
     failures: list[ChartFailure]
 
     def as_bytes(self) -> bytes:
-        """As it is written."""
+        """Return the content of the artifact."""
         return orjson.dumps(self.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2)
 
 
-def manifest_of(
+def make_manifest(
     requests: Sequence[ChartRequest], items: Sequence[ChartItem], failures: Sequence[ChartFailure]
 ) -> ChartsManifest:
-    """The manifest of what was asked for and what came of it, in the order it was asked for."""
-    place = {request.id: n for n, request in enumerate(requests)}
+    """Return the manifest of requests and their results, in the order of the requests."""
+    order = {request.id: n for n, request in enumerate(requests)}
     return ChartsManifest(
         requested=[RequestedChart.model_validate(request.as_dict()) for request in requests],
-        items=sorted(items, key=lambda item: place[item.id]),
-        failures=sorted(failures, key=lambda failure: place[failure.id]),
+        items=sorted(items, key=lambda item: order[item.id]),
+        failures=sorted(failures, key=lambda failure: order[failure.id]),
     )
 
 
 def read_manifest(data: bytes | None) -> ChartsManifest | StepError:
-    """The manifest as it was written; or why it cannot be believed."""
+    """Return the parsed manifest, or the error that makes it invalid."""
     if data is None:
-        return StepError(MANIFEST_MISSING, "the step wrote no manifest")
+        return StepError(MANIFEST_MISSING, f"the step wrote no artifact {MANIFEST}")
     if len(data) > MANIFEST_LIMIT:
-        return StepError(MANIFEST_INVALID, f"the manifest is over {MANIFEST_LIMIT} bytes")
+        return StepError(MANIFEST_INVALID, f"the manifest has more than {MANIFEST_LIMIT} bytes")
     try:
         manifest = ChartsManifest.model_validate(orjson.loads(data))
     except orjson.JSONDecodeError as error:
-        return StepError(MANIFEST_INVALID, f"the manifest is no JSON: {error}")
+        return StepError(MANIFEST_INVALID, f"the manifest is not JSON: {error}")
     except ValidationError as error:
-        told = error.errors()[0]
-        return StepError(MANIFEST_INVALID, f"the manifest: {'.'.join(map(str, told['loc']))}: {describe_error(told)}")
-    problems = _contradictions(manifest)
-    return StepError(MANIFEST_INVALID, f"the manifest: {problems[0]}", problems[:_TOLD]) if problems else manifest
+        first = error.errors()[0]
+        path = ".".join(map(str, first["loc"]))
+        return StepError(MANIFEST_INVALID, f"the manifest is invalid: {path}: {describe_error(first)}")
+    problems = _find_problems(manifest)
+    return (
+        StepError(MANIFEST_INVALID, f"the manifest is invalid: {problems[0]}", problems[:_DETAILS_LIMIT])
+        if problems
+        else manifest
+    )
 
 
-def _contradictions(manifest: ChartsManifest) -> list[str]:
-    requested, items = [each.id for each in manifest.requested], [each.id for each in manifest.items]
-    failures, names = [each.id for each in manifest.failures], [each.name for each in manifest.items]
+def _find_problems(manifest: ChartsManifest) -> list[str]:
+    requested, items = [chart.id for chart in manifest.requested], [item.id for item in manifest.items]
+    failures, artifacts = [failure.id for failure in manifest.failures], [item.name for item in manifest.items]
     return [
-        *(f"{each!r} is requested twice" for each in _twice(requested)),
-        *(f"{each!r} is among items twice" for each in _twice(items)),
-        *(f"{each!r} is among failures twice" for each in _twice(failures)),
-        *(f"two items are the artifact {each!r}" for each in _twice(names)),
-        *(f"{each!r} is no picture" for each in names if each == MANIFEST),
-        *(f"{each!r} is an item and a failure" for each in sorted({*items} & {*failures})),
-        *(f"{each!r} was not requested" for each in sorted({*items, *failures} - {*requested})),
+        *(f"{name!r} is in `requested` twice" for name in _find_duplicates(requested)),
+        *(f"{name!r} is in `items` twice" for name in _find_duplicates(items)),
+        *(f"{name!r} is in `failures` twice" for name in _find_duplicates(failures)),
+        *(f"two items have the artifact {name!r}" for name in _find_duplicates(artifacts)),
+        *(f"{name!r} is the manifest, not a chart" for name in artifacts if name == MANIFEST),
+        *(f"{name!r} is in both `items` and `failures`" for name in sorted({*items} & {*failures})),
+        *(f"{name!r} was not requested" for name in sorted({*items, *failures} - {*requested})),
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedManifest:
-    """F12: whether the pictures are enough, and whether some are missing."""
+    """F12: whether a manifest has enough charts, and whether some are missing."""
 
     is_enough: bool
     partial: bool
 
 
-def judged(manifest: ChartsManifest, min_images: int) -> CheckedManifest:
-    """What a manifest comes to."""
+def evaluate_manifest(manifest: ChartsManifest, min_images: int) -> CheckedManifest:
+    """Return whether a manifest has at least *min_images* charts, and whether some are missing."""
     received = len(manifest.items)
     return CheckedManifest(received >= min_images, received < len(manifest.requested))
 
 
-def verdict(data: bytes | None, inputs: Mapping[str, Any], artifacts: Collection[str]) -> StepError | Mapping[str, Any]:
-    """What the manifest of a step comes to, whatever its worker said: outputs to add, or the error it ends with."""
+def check_manifest(
+    data: bytes | None, inputs: Mapping[str, Any], artifacts: Collection[str]
+) -> StepError | Mapping[str, Any]:
+    """Check the manifest of a step, whatever its worker reported; return outputs to add, or the error of the step."""
     try:
-        asked = chart_inputs(inputs)
+        parsed = parse_chart_inputs(inputs)
     except Invalid as error:
         return StepError(error.code, error.message)
     manifest = read_manifest(data)
     if isinstance(manifest, StepError):
         return manifest
-    if untrue := _untrue(manifest, asked, artifacts):
-        return untrue
-    found = judged(manifest, asked.min_images)
+    if contradiction := _find_contradiction(manifest, parsed, artifacts):
+        return contradiction
+    result = evaluate_manifest(manifest, parsed.min_images)
     counts = {"requested": len(manifest.requested), "received": len(manifest.items)}
-    if found.is_enough:
-        return {**counts, "partial": found.partial}
-    said = f"{counts['received']} of {counts['requested']} pictures came, {asked.min_images} are needed"
-    failures = [failure.model_dump(mode="json", by_alias=True) for failure in manifest.failures[:_TOLD]]
-    return StepError(TOO_FEW_IMAGES, said, {**counts, "minImages": asked.min_images, "failures": failures})
+    if result.is_enough:
+        return {**counts, "partial": result.partial}
+    message = f"{counts['received']} of {counts['requested']} charts were rendered; minImages is {parsed.min_images}"
+    failures = [failure.model_dump(mode="json", by_alias=True) for failure in manifest.failures[:_DETAILS_LIMIT]]
+    return StepError(TOO_FEW_IMAGES, message, {**counts, "minImages": parsed.min_images, "failures": failures})
 
 
-def _untrue(manifest: ChartsManifest, asked: ChartInputs, artifacts: Collection[str]) -> StepError | None:
-    """What the manifest says that is not so."""
-    requested, wanted = {each.id for each in manifest.requested}, {request.id for request in asked.requests}
-    if requested != wanted:
-        odd = sorted(requested ^ wanted)[:_TOLD]
-        return StepError(MANIFEST_INVALID, "the manifest: `requested` is not what the inputs ask for", odd)
+def _find_contradiction(manifest: ChartsManifest, inputs: ChartInputs, artifacts: Collection[str]) -> StepError | None:
+    """Return the error of a manifest that contradicts the inputs or the artifacts of its step."""
+    requested, expected = {chart.id for chart in manifest.requested}, {request.id for request in inputs.requests}
+    if requested != expected:
+        difference = sorted(requested ^ expected)[:_DETAILS_LIMIT]
+        message = "the manifest is invalid: `requested` differs from the inputs of the step"
+        return StepError(MANIFEST_INVALID, message, difference)
     missing = [item.name for item in manifest.items if item.name not in artifacts]
     if missing:
-        said = f"the manifest names {len(missing)} artifacts that were not written, e.g. {missing[0]}"
-        return StepError(ARTIFACT_MISSING, said, {"missing": missing[:_TOLD]})
+        message = f"the manifest names {len(missing)} artifacts that were not written, e.g. {missing[0]}"
+        return StepError(ARTIFACT_MISSING, message, {"missing": missing[:_DETAILS_LIMIT]})
     return None

@@ -1,1 +1,1 @@
-"""Step kinds that call the other parts."""
+"""Step kinds that call other parts of Penstock."""

@@ -1,6 +1,6 @@
-"""F14: what steps have in common that leave the work to another part of Penstock, and wait for it.
+"""F14: common functions of the steps that start work in another part of Penstock, and wait for its end.
 
-Each may be tried again after its worker died: what the attempt before began is found again, and not begun twice.
+A step may be retried after its worker died: it finds the work of the earlier attempt, and does not start it twice.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,31 +12,31 @@ from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.wait import wait_event
 
 T = TypeVar("T")
-LOOK = 0.5  # seconds between two looks at what goes on elsewhere
-_NAMES = UUID("5b1f7f0e-6a3c-4d52-9a38-1f0c6f2f9d11")
+POLL = 0.5  # seconds between two requests to another part
+_NAMESPACE = UUID("5b1f7f0e-6a3c-4d52-9a38-1f0c6f2f9d11")
 
 
 def derive_id(step: FlowStep, *parts: object) -> UUID:
-    """What a step calls something elsewhere: the same at every attempt."""
-    return uuid5(_NAMES, "/".join(map(str, (step.run_id, step.step_id, *parts))))
+    """Return an id for the work of a step in another part: the same id at every attempt."""
+    return uuid5(_NAMESPACE, "/".join(map(str, (step.run_id, step.step_id, *parts))))
 
 
-def requester(step: FlowStep) -> str:
-    """Who wants it, for those who look at it there."""
+def describe_requester(step: FlowStep) -> str:
+    """Return the name of the step that other parts record as the requester."""
     return f"flows:{step.run_id}/{step.step_id}"
 
 
-async def pause(step: FlowStep, seconds: float = LOOK) -> None:
-    """Let some time pass; StepFailed CANCELLED as soon as the step is to stop."""
+async def pause(step: FlowStep, seconds: float = POLL) -> None:
+    """Wait; raise StepFailed CANCELLED as soon as the step must stop."""
     if await wait_event(step.cancelled, seconds):
-        raise stopped()
+        raise cancelled_error()
 
 
-async def call_until_available(step: FlowStep, ask: Callable[[], Awaitable[T]]) -> T:
-    """What *ask* gives; asked again while the other part is away, StepFailed under its code when it refuses."""
+async def call_until_available(step: FlowStep, call: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of *call*; retry while the other part is unavailable, and raise StepFailed if it refuses."""
     while True:
         try:
-            return await ask()
+            return await call()
         except Transient:
             await pause(step)
         except PenstockError as error:
@@ -44,6 +44,6 @@ async def call_until_available(step: FlowStep, ask: Callable[[], Awaitable[T]]) 
             raise StepFailed(error.code, f"{error.message}{hint}", retryable=False) from error
 
 
-def stopped() -> StepFailed:
-    """What becomes of a step that was told to stop, and did."""
-    return StepFailed("CANCELLED", "the step was told to stop", retryable=False)
+def cancelled_error() -> StepFailed:
+    """Return the error of a step that stopped on request."""
+    return StepFailed("CANCELLED", "the step was cancelled", retryable=False)

@@ -1,4 +1,4 @@
-"""F14: steps that harvest a feed: they have a run of it planned, and wait for its end."""
+"""F14: steps that harvest a feed: they start a run of harvest, and wait for its end."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,8 +10,8 @@ from uuid import UUID
 from pydantic import StringConstraints
 
 from penstock.flows.definition.spec import SpecModel
-from penstock.flows.kinds.inputs import read
-from penstock.flows.kinds.platform.common import call_until_available, derive_id, pause, requester
+from penstock.flows.kinds.inputs import read_inputs
+from penstock.flows.kinds.platform.common import call_until_available, derive_id, describe_requester, pause
 from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.harvest.contract import NAME, HarvestRunState, PlanState
 
@@ -20,7 +20,7 @@ _FAILED = (PlanState.FAILED.value, HarvestRunState.FAILED.value, HarvestRunState
 
 
 class HarvestInputs(SpecModel):
-    """Which feed, and how much of it."""
+    """The feed, and whether the run is full or incremental."""
 
     feed: Annotated[str, StringConstraints(pattern=NAME[:-1] + r"\z")]
     full: bool = False
@@ -28,7 +28,7 @@ class HarvestInputs(SpecModel):
 
 @dataclass(frozen=True, slots=True)
 class HarvestOutputs:
-    """A run of harvest, as far as a step needs to know it."""
+    """The state and the result of a harvest run."""
 
     state: str
     records: int
@@ -47,28 +47,28 @@ class HarvestOutputs:
 
 
 class HarvestService(Protocol):
-    """What is needed of harvest."""
+    """The functions of harvest that the steps use."""
 
     async def start(self, feed: str, by: str, *, full: bool, run_id: UUID) -> UUID | None:
-        """Have a run planned, unless that was done; None, or the run that is under way instead."""
+        """Start a run, unless it was started before; return the id of another active run of the feed, or None."""
 
     async def run(self, run_id: UUID) -> HarvestOutputs | None:
-        """How a run stands; None when there is none."""
+        """Return a run, or None if it does not exist."""
 
 
 def harvest_worker(feeds: HarvestService) -> Handler:
-    """The worker that has feeds harvested."""
+    """Return the handler of steps that harvest feeds."""
 
     async def work(step: FlowStep) -> Outputs:
-        given = read(HarvestInputs, step.inputs)
-        run_id = await _next_name(step, feeds)
-        start = partial(feeds.start, given.feed, requester(step), full=given.full, run_id=run_id)
+        inputs = read_inputs(HarvestInputs, step.inputs)
+        run_id = await _find_run_id(step, feeds)
+        start = partial(feeds.start, inputs.feed, describe_requester(step), full=inputs.full, run_id=run_id)
         while (other := await call_until_available(step, start)) is not None:
-            await step.log(f"run {other} of {given.feed} is under way: it comes first")
-            await _ended(step, feeds, other)
-        run = await _ended(step, feeds, run_id)
+            await step.log(f"waiting for run {other} of feed {inputs.feed}, which is active")
+            await _wait_for_end(step, feeds, other)
+        run = await _wait_for_end(step, feeds, run_id)
         if run is None or not run.is_completed:
-            raise _failure(given.feed, run_id, run)
+            raise _make_failure(inputs.feed, run_id, run)
         return {
             "runId": str(run_id),
             "state": run.state,
@@ -81,18 +81,18 @@ def harvest_worker(feeds: HarvestService) -> Handler:
     return work
 
 
-async def _next_name(step: FlowStep, feeds: HarvestService) -> UUID:
-    """The id of the run that is, or will be, this step's; whoever tries it again does not want one that failed."""
+async def _find_run_id(step: FlowStep, feeds: HarvestService) -> UUID:
+    """Return the id of the run of this step: the first derived id whose run has not failed."""
     for failures in count():
         run_id = derive_id(step, *([failures] if failures else []))
-        known = await call_until_available(step, partial(feeds.run, run_id))
-        if known is None or not known.is_failed:
+        run = await call_until_available(step, partial(feeds.run, run_id))
+        if run is None or not run.is_failed:
             return run_id
-    raise AssertionError("there is always another name")
+    raise AssertionError("there is always another id")
 
 
-async def _ended(step: FlowStep, feeds: HarvestService, run_id: UUID) -> HarvestOutputs | None:
-    """The run once nothing is done for it any more; None when it is forgotten."""
+async def _wait_for_end(step: FlowStep, feeds: HarvestService, run_id: UUID) -> HarvestOutputs | None:
+    """Return the run when it has ended; None if it was deleted."""
     while True:
         run = await call_until_available(step, partial(feeds.run, run_id))
         if run is None or run.is_completed or run.is_failed:
@@ -100,8 +100,8 @@ async def _ended(step: FlowStep, feeds: HarvestService, run_id: UUID) -> Harvest
         await pause(step)
 
 
-def _failure(feed: str, run_id: UUID, run: HarvestOutputs | None) -> StepFailed:
-    state = run.state if run else "forgotten"
-    because = f": {run.error}" if run and run.error else ""
+def _make_failure(feed: str, run_id: UUID, run: HarvestOutputs | None) -> StepFailed:
+    state = run.state if run else "deleted"
+    error = f": {run.error}" if run and run.error else ""
     details = {"runId": str(run_id), "state": state, "error": run.error if run else None}
-    return StepFailed("HARVEST_FAILED", f"run {run_id} of {feed} is {state}{because}", details, retryable=True)
+    return StepFailed("HARVEST_FAILED", f"run {run_id} of feed {feed} is {state}{error}", details, retryable=True)

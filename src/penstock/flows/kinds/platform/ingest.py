@@ -1,4 +1,4 @@
-"""F14: steps that take a supplier's newest file through to its published state."""
+"""F14: steps that ingest and publish the newest file of a supplier."""
 
 import asyncio
 import threading
@@ -10,26 +10,26 @@ from typing import Annotated, Protocol
 from pydantic import StringConstraints
 
 from penstock.flows.definition.spec import SpecModel
-from penstock.flows.kinds.inputs import read
-from penstock.flows.kinds.platform.common import call_until_available, pause, requester, stopped
+from penstock.flows.kinds.inputs import read_inputs
+from penstock.flows.kinds.platform.common import call_until_available, cancelled_error, describe_requester, pause
 from penstock.flows.kinds.python import run_in_thread
 from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.ingest.contract import SUPPLIER, FailureCode, IngestRunStatus
 from penstock.kernel.errors import Conflict
 
 KIND = "ingest.run"
-_MAY_GO_LATER = (FailureCode.FILE_MISSING.value, FailureCode.SUPERSEDED.value, FailureCode.INTERRUPTED.value)
+_RETRYABLE = (FailureCode.FILE_MISSING.value, FailureCode.SUPERSEDED.value, FailureCode.INTERRUPTED.value)
 
 
 class IngestInputs(SpecModel):
-    """Whose file."""
+    """The supplier."""
 
     supplier: Annotated[str, StringConstraints(pattern=rf"^{SUPPLIER}\z")]
 
 
 @dataclass(frozen=True, slots=True)
 class IngestOutputs:
-    """A run of ingest that has ended, as far as a step needs to know it."""
+    """The result of an ingest run."""
 
     run_id: str
     status: str
@@ -41,67 +41,64 @@ class IngestOutputs:
 
 
 class IngestService(Protocol):
-    """What is needed of ingest; it blocks."""
+    """The functions of ingest that the steps use; they block."""
 
     def last(self, supplier: str) -> str | None:
-        """The run of a supplier that ended last."""
+        """Return the run of a supplier that ended last."""
 
     def run(
         self, supplier: str, requester: str, after: str | None, should_stop: Callable[[], bool]
     ) -> IngestOutputs | None:
-        """One run, or the one that was asked for before; None when there is no file. Conflict LOCKED, as ingest has it.
+        """Return a new run, or the run of an earlier attempt; None without a file; Conflict LOCKED during another run.
 
-        Without a file a run counts that ended after the run *after*: somebody else was quicker.
+        Without a file, a run that ended after the run *after* counts: another process ingested the file.
         """
 
 
-def ingest_worker(suppliers: IngestService, at_once: int) -> Handler:
-    """The worker that has files of suppliers published, so many at a time: it is this process that reads them."""
-    room = asyncio.Semaphore(at_once)
+def ingest_worker(suppliers: IngestService, concurrency: int) -> Handler:
+    """Return the handler of steps that ingest files: up to *concurrency* at a time, because this process reads them."""
+    slots = asyncio.Semaphore(concurrency)
 
     async def work(step: FlowStep) -> Outputs:
-        supplier = read(IngestInputs, step.inputs).supplier
-
+        supplier = read_inputs(IngestInputs, step.inputs).supplier
         after = await call_until_available(step, lambda: run_in_thread(lambda: suppliers.last(supplier), KIND))
-        run = await call_until_available(step, lambda: _run(step, suppliers, supplier, after, room))
+        run = await call_until_available(step, lambda: _run(step, suppliers, supplier, after, slots))
         if step.cancelled.is_set() and (run is None or run.status != IngestRunStatus.PASS):
-            raise stopped()
+            raise cancelled_error()
         if run is None:
-            said = f"the inbox of {supplier} holds no file that is ready and new"
-            raise StepFailed(FailureCode.FILE_MISSING.value, said, retryable=True)
-        return _outputs(run)
+            message = f"the inbox of supplier {supplier} contains no new file that is ready"
+            raise StepFailed(FailureCode.FILE_MISSING.value, message, retryable=True)
+        return _make_outputs(run)
 
     return work
 
 
 async def _run(
-    step: FlowStep, suppliers: IngestService, supplier: str, after: str | None, room: asyncio.Semaphore
+    step: FlowStep, suppliers: IngestService, supplier: str, after: str | None, slots: asyncio.Semaphore
 ) -> IngestOutputs | None:
-    """One run; waits while another one has the supplier."""
-    given_up = threading.Event()  # the thread outlives whoever stops waiting for it, but not for long
+    """Execute a run; wait while another run of the supplier is active."""
+    abandoned = threading.Event()  # stops the thread soon after this coroutine was cancelled
 
     def should_stop() -> bool:
-        return step.cancelled.is_set() or given_up.is_set()
+        return step.cancelled.is_set() or abandoned.is_set()
 
+    run = partial(suppliers.run, supplier, describe_requester(step), after, should_stop)
     try:
         while True:
             try:
-                async with room:
-                    return await run_in_thread(
-                        partial(suppliers.run, supplier, requester(step), after, should_stop), KIND
-                    )
+                async with slots:
+                    return await run_in_thread(run, KIND)
             except Conflict as error:
                 if error.code != "LOCKED":
                     raise
             await pause(step)
     finally:
-        given_up.set()
+        abandoned.set()
 
 
-def _outputs(run: IngestOutputs) -> Outputs:
-    told = {"runId": run.run_id, "status": run.status, "file": run.input_filename}
+def _make_outputs(run: IngestOutputs) -> Outputs:
+    outputs = {"runId": run.run_id, "status": run.status, "file": run.input_filename}
     if run.status == IngestRunStatus.PASS:
-        return {**told, "published": run.good_rows, "rejected": run.bad_rows}
+        return {**outputs, "published": run.good_rows, "rejected": run.bad_rows}
     code = run.failure_code or FailureCode.INTERNAL.value
-    said = f"run {run.run_id}: {run.failure}"
-    raise StepFailed(code, said, told, retryable=code in _MAY_GO_LATER)
+    raise StepFailed(code, f"run {run.run_id}: {run.failure}", outputs, retryable=code in _RETRYABLE)

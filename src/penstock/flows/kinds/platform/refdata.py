@@ -1,4 +1,4 @@
-"""F14: steps that publish a dictionary, from their inputs or from an artifact of a step before."""
+"""F14: steps that publish a dictionary, from their inputs or from an artifact of an earlier step."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import msgspec
 from pydantic import Field, StringConstraints, model_validator
 
 from penstock.flows.definition.spec import Name, SpecModel
-from penstock.flows.kinds.inputs import read
+from penstock.flows.kinds.inputs import read_inputs
 from penstock.flows.kinds.platform.common import call_until_available, derive_id, pause
 from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.kernel.errors import Invalid, NotFound
@@ -29,38 +29,38 @@ from penstock.refdata.contract import (
 )
 
 KIND = "refdata.publish"
-_WAIT = timedelta(seconds=2)  # for a commit that is told; after that it is looked for
+_WAIT = timedelta(seconds=2)  # for the commit of a command; after this time the step polls
 _ITEMS = msgspec.json.Decoder(list[CommandItem])
 _ITEM = msgspec.json.Decoder(CommandItem)
 _Named = Annotated[str, StringConstraints(pattern=NAME[:-1] + r"\z")]
 
 
-class ArtifactOf(SpecModel):
-    """Where the items are: JSON lines, or a JSON list."""
+class ArtifactSource(SpecModel):
+    """An artifact with the items: JSON lines, or a JSON list."""
 
     step: Name
     artifact: Annotated[str, Field(min_length=1, max_length=1_000)]
 
 
 class RefdataInputs(SpecModel):
-    """Which dictionary, and what becomes of it."""
+    """The dictionary, and the items to publish."""
 
     tenant: _Named
     dictionary: _Named
     mode: EventType
     items: list[Any] | None = None
-    from_: ArtifactOf | None = Field(None, alias="from")
+    from_: ArtifactSource | None = Field(None, alias="from")
 
     @model_validator(mode="after")
     def _has_one_source(self) -> "RefdataInputs":
         if (self.items is None) == (self.from_ is None):
-            raise ValueError("give items or from, one of the two")
+            raise ValueError("either `items` or `from` is required, but not both")
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class RefdataOutputs:
-    """How a command stands."""
+    """The status of a command."""
 
     status: UpdateState
     version: int | None
@@ -69,100 +69,102 @@ class RefdataOutputs:
 
 
 class RefdataService(Protocol):
-    """What is needed of refdata."""
+    """The functions of refdata that the steps use."""
 
     async def submit(self, tenant: str, command: Command, wait: timedelta | None) -> RefdataOutputs:
-        """Take a command in, or find the one with its id; how it stands after *wait*."""
+        """Submit a command, or find the command with its id; return its status after *wait*."""
 
     async def update(self, tenant: str, event_id: UUID) -> RefdataOutputs | None:
-        """How a command stands; None when nobody knows it."""
+        """Return the status of a command, or None if it does not exist."""
 
 
 def refdata_worker(dictionaries: RefdataService) -> Handler:
-    """The worker that publishes dictionaries."""
+    """Return the handler of steps that publish dictionaries."""
 
     async def work(step: FlowStep) -> Outputs:
-        given = read(RefdataInputs, step.inputs)
-        items = await _items(step, given)
-        publishing = _CommandBatch(step, dictionaries, given, list(chunk_items(items)))
-        version = await (publishing.snapshot() if given.mode is EventType.SNAPSHOT else publishing.deltas())
-        return {"tenantId": given.tenant, "dictCode": given.dictionary, "version": version, "items": len(items)}
+        inputs = read_inputs(RefdataInputs, step.inputs)
+        items = await _read_items(step, inputs)
+        batch = _CommandBatch(step, dictionaries, inputs, list(chunk_items(items)))
+        version = await (batch.publish_snapshot() if inputs.mode is EventType.SNAPSHOT else batch.publish_deltas())
+        return {"tenantId": inputs.tenant, "dictCode": inputs.dictionary, "version": version, "items": len(items)}
 
     return work
 
 
-async def _items(step: FlowStep, given: RefdataInputs) -> list[CommandItem]:
-    if given.from_ is None:
-        return _decoded(msgspec.json.encode(given.items), "inputs.items")
+async def _read_items(step: FlowStep, inputs: RefdataInputs) -> list[CommandItem]:
+    if inputs.from_ is None:
+        return _decode_items(msgspec.json.encode(inputs.items), "inputs.items")
     try:
-        content = await step.read(given.from_.step, given.from_.artifact)
+        content = await step.read(inputs.from_.step, inputs.from_.artifact)
     except NotFound as error:
         raise StepFailed("ARTIFACT_MISSING", error.message, retryable=False) from error
-    return _decoded(content, f"{given.from_.step}/{given.from_.artifact}")
+    return _decode_items(content, f"{inputs.from_.step}/{inputs.from_.artifact}")
 
 
-def _decoded(content: bytes, where: str) -> list[CommandItem]:
-    """The items, their payloads left as the text they are, so that no digit is lost."""
+def _decode_items(content: bytes, source: str) -> list[CommandItem]:
+    """Return the items with their payloads as text, so that numbers keep all digits."""
     try:
         if content.lstrip()[:1] == b"[":
             return _ITEMS.decode(content)
         return [_ITEM.decode(line) for line in content.splitlines() if line.strip()]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        said = f"{where} is no list of {{key, payload}}, nor a line of JSON for each: {error}"
-        raise StepFailed("BAD_ITEMS", said, retryable=False) from None
+        message = f"{source} must be a JSON list of {{key, payload}}, or one JSON object per line: {error}"
+        raise StepFailed("BAD_ITEMS", message, retryable=False) from None
 
 
 class _CommandBatch:
-    """What one step sends: under the same ids at every attempt, unless what was sent before has failed."""
+    """The commands of one step: they have the same ids at every attempt, unless an earlier command has failed."""
 
     def __init__(
-        self, step: FlowStep, dictionaries: RefdataService, given: RefdataInputs, chunks: Sequence[list[CommandItem]]
+        self, step: FlowStep, dictionaries: RefdataService, inputs: RefdataInputs, chunks: Sequence[list[CommandItem]]
     ) -> None:
         self._step = step
         self._dictionaries = dictionaries
-        self._given = given
+        self._inputs = inputs
         self._chunks = chunks
         self._digest = hashlib.sha256(b"\n".join(map(msgspec.json.encode, chunks))).hexdigest()
 
-    async def snapshot(self) -> int | None:
-        """All chunks, which become one version; that version."""
+    async def publish_snapshot(self) -> int | None:
+        """Send all chunks of a snapshot, and return its version."""
         total = len(self._chunks)
         for failures in count():
-            ids = [self._id(index, failures) for index in range(total)]
-            if not any([await self._has_failed(one) for one in ids]):
+            ids = [self._derive_id(index, failures) for index in range(total)]
+            if not any([await self._has_failed(event_id) for event_id in ids]):
                 break
-        place = {"snapshot_id": self._id("snapshot", failures), "chunks_total": total}
+        snapshot = {"snapshot_id": self._derive_id("snapshot", failures), "chunks_total": total}
         commands = [
-            self._command(event_id, items, chunk_index=index, **place)
+            self._make_command(event_id, items, chunk_index=index, **snapshot)
             for index, (event_id, items) in enumerate(zip(ids, self._chunks, strict=True), 1)
         ]
         for command in commands[:-1]:
             await call_until_available(self._step, partial(self._submit, command, None))
-        return await self._committed(commands[-1])
+        return await self._commit(commands[-1])
 
-    async def deltas(self) -> int | None:
-        """One after another, since a key may come twice; the version of the last."""
+    async def publish_deltas(self) -> int | None:
+        """Send the deltas in order, because a key may occur twice, and return the version of the last."""
         version = None
         for index, items in enumerate(self._chunks):
             for failures in count():
-                if not await self._has_failed(event_id := self._id(index, failures)):
+                if not await self._has_failed(event_id := self._derive_id(index, failures)):
                     break
-            version = await self._committed(self._command(event_id, items))
+            version = await self._commit(self._make_command(event_id, items))
         return version
 
-    async def _committed(self, command: Command) -> int | None:
-        told: RefdataOutputs | None = await call_until_available(self._step, partial(self._submit, command, _WAIT))
-        while told is None or told.status is UpdateState.PENDING:
+    async def _commit(self, command: Command) -> int | None:
+        """Submit a command, wait for its commit, and return the version."""
+        result: RefdataOutputs | None = await call_until_available(self._step, partial(self._submit, command, _WAIT))
+        while result is None or result.status is UpdateState.PENDING:
             await pause(self._step)
-            told = await self._update(command.event_id)
-        if told.status is UpdateState.FAILED:
-            details = {"eventId": str(command.event_id), "code": told.error_code}
-            raise StepFailed(told.error_code or "REFDATA_FAILED", told.error or "it was refused", details)
-        return told.version
+            result = await self._read_update(command.event_id)
+        if result.status is UpdateState.FAILED:
+            details = {"eventId": str(command.event_id), "code": result.error_code}
+            message = result.error or f"refdata refused command {command.event_id}"
+            raise StepFailed(result.error_code or "REFDATA_FAILED", message, details)
+        return result.version
 
-    def _command(self, event_id: UUID, items: list[CommandItem], **chunk: Any) -> Command:
+    def _make_command(self, event_id: UUID, items: list[CommandItem], **chunk: Any) -> Command:
         command = Command(
-            dict_code=self._given.dictionary, event_type=self._given.mode, items=items, event_id=event_id, **chunk
+            dict_code=self._inputs.dictionary, event_type=self._inputs.mode, items=items, event_id=event_id, **chunk
         )
         try:
             return decode_command(encode_command(command))
@@ -170,16 +172,17 @@ class _CommandBatch:
             raise StepFailed(error.code, error.message, retryable=False) from error
 
     async def _submit(self, command: Command, wait: timedelta | None) -> RefdataOutputs:
-        return await self._dictionaries.submit(self._given.tenant, command, wait)
+        return await self._dictionaries.submit(self._inputs.tenant, command, wait)
 
     async def _has_failed(self, event_id: UUID) -> bool:
-        known = await self._update(event_id)
-        return known is not None and known.status is UpdateState.FAILED
+        result = await self._read_update(event_id)
+        return result is not None and result.status is UpdateState.FAILED
 
-    async def _update(self, event_id: UUID | None) -> RefdataOutputs | None:
+    async def _read_update(self, event_id: UUID | None) -> RefdataOutputs | None:
         if event_id is None:
             return None
-        return await call_until_available(self._step, partial(self._dictionaries.update, self._given.tenant, event_id))
+        call = partial(self._dictionaries.update, self._inputs.tenant, event_id)
+        return await call_until_available(self._step, call)
 
-    def _id(self, place: object, failures: int) -> UUID:
-        return derive_id(self._step, self._digest, place, failures)
+    def _derive_id(self, part: object, failures: int) -> UUID:
+        return derive_id(self._step, self._digest, part, failures)

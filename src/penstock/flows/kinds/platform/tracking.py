@@ -1,4 +1,4 @@
-"""F14: steps that wait until a file has gone through a stage of the pipeline."""
+"""F14: steps that wait until a file has completed a stage of tracking."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from typing import Annotated, Protocol
 from pydantic import Field
 
 from penstock.flows.definition.spec import SpecModel
-from penstock.flows.kinds.inputs import read
+from penstock.flows.kinds.inputs import read_inputs
 from penstock.flows.kinds.platform.common import call_until_available, pause
 from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.tracking.contract import NAME_LIMIT, Stage
 
 KIND = "tracking.wait"
-_TOLD = 20  # shards an error names
+_NAMED_LIMIT = 20  # shards in the message of an error
 
 
 class TrackingInputs(SpecModel):
-    """Which file, and how far."""
+    """The file, and the stage to wait for."""
 
     filename: Annotated[str, Field(min_length=1, max_length=NAME_LIMIT)]
     stage: Stage = list(Stage)[-1]
@@ -27,7 +27,7 @@ class TrackingInputs(SpecModel):
 
 @dataclass(frozen=True, slots=True)
 class ShardInput:
-    """How one shard of a file stands: done with the stage that is asked for, or failed there or before, and why."""
+    """The status of a shard: whether it has completed the stage, or the reason why it failed there or before."""
 
     number: int
     is_done: bool
@@ -35,30 +35,31 @@ class ShardInput:
 
 
 class TrackingService(Protocol):
-    """What is needed of tracking."""
+    """The functions of tracking that the steps use."""
 
     async def shards(self, filename: str, stage: Stage) -> Sequence[ShardInput]:
-        """How the shards of a file stand; none when nobody registered it."""
+        """Return the status of the shards of a file; empty if the file is not registered."""
 
 
 def tracking_worker(files: TrackingService) -> Handler:
-    """The worker that waits for files."""
+    """Return the handler of steps that wait for files."""
 
     async def work(step: FlowStep) -> Outputs:
-        given = read(TrackingInputs, step.inputs)
+        inputs = read_inputs(TrackingInputs, step.inputs)
         while True:
-            shards = await call_until_available(step, partial(files.shards, given.filename, given.stage))
+            shards = await call_until_available(step, partial(files.shards, inputs.filename, inputs.stage))
             if failed := [shard for shard in shards if shard.failure is not None]:
-                raise _failure(given.filename, failed)
+                raise _make_failure(inputs.filename, failed)
             if shards and all(shard.is_done for shard in shards):
-                return {"filename": given.filename, "stage": given.stage.value, "shards": len(shards)}
-            await pause(step, given.poll_seconds)
+                return {"filename": inputs.filename, "stage": inputs.stage.value, "shards": len(shards)}
+            await pause(step, inputs.poll_seconds)
 
     return work
 
 
-def _failure(filename: str, failed: Sequence[ShardInput]) -> StepFailed:
-    told = {str(shard.number): shard.failure for shard in failed[:_TOLD]}
-    more = f"; and {len(failed) - _TOLD} more" if len(failed) > _TOLD else ""
-    said = "; ".join(f"shard {number}: {why}" for number, why in told.items())
-    return StepFailed("TRACKING_FAILED", f"{filename}: {said}{more}", {"shards": told}, retryable=True)
+def _make_failure(filename: str, failed: Sequence[ShardInput]) -> StepFailed:
+    reasons = {str(shard.number): shard.failure for shard in failed[:_NAMED_LIMIT]}
+    more = f"; and {len(failed) - _NAMED_LIMIT} more" if len(failed) > _NAMED_LIMIT else ""
+    listed = "; ".join(f"shard {number}: {reason}" for number, reason in reasons.items())
+    message = f"shards of file {filename} failed: {listed}{more}"
+    return StepFailed("TRACKING_FAILED", message, {"shards": reasons}, retryable=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.flows.kinds.market.svg.axes import form_of, ticks, time_labels
+from penstock.flows.kinds.market.svg.axes import choose_form, compute_ticks, select_time_labels
 from tests.flows.kinds.market.chart_steps import BEGIN
 from tests.support.soak import examples
 
@@ -20,12 +20,12 @@ from tests.support.soak import examples
 def test_ticks_are_round_and_few(low: float, span: float, most: int) -> None:
     """F13: ticks lie on the axis, are multiples of 1, 2, 2.5 or 5 times a power of ten, and can be told apart."""
     span = max(span, abs(low) * 1e-9)  # what a price scale has at least
-    found, step = ticks(low, low + span, most)
+    found, step = compute_ticks(low, low + span, most)
     assert len(found) <= most + 1
     lead = step / 10 ** math.floor(math.log10(step) + 1e-9)
     assert any(math.isclose(lead, known, rel_tol=1e-6) for known in (1, 2, 2.5, 5))
     assert all(low - step * 1e-6 <= tick <= low + span + step * 1e-6 for tick in found)
-    form = form_of(max(abs(low), abs(low + span)), step)
+    form = choose_form(max(abs(low), abs(low + span)), step)
     labels = [form.text(tick) for tick in found]
     assert len(set(labels)) == len(labels)
 
@@ -40,6 +40,6 @@ def test_ticks_are_round_and_few(low: float, span: float, most: int) -> None:
 )
 def test_time_labels_prefer_great_changes(apart: timedelta, number: int, texts: list[str]) -> None:
     """F13: years before months before days before hours, none too close to the next."""
-    labels = time_labels([BEGIN + n * apart for n in range(number)], 20)
-    assert all(after.place - before.place >= 20 for before, after in pairwise(labels))
+    labels = select_time_labels([BEGIN + n * apart for n in range(number)], 20)
+    assert all(after.index - before.index >= 20 for before, after in pairwise(labels))
     assert {*texts} <= {label.text for label in labels}

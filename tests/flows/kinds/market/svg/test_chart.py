@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from penstock.flows.kinds.market.candles import Candle, CandleSeries
-from penstock.flows.kinds.market.svg.axes import short
-from penstock.flows.kinds.market.svg.chart import draw
+from penstock.flows.kinds.market.svg.axes import format_short
+from penstock.flows.kinds.market.svg.chart import draw_chart
 from penstock.flows.kinds.market.svg.layout import THEMES, ChartStyle
 from tests.flows.kinds.market.chart_steps import BEGIN, HOUR, walk
 from tests.support.soak import examples
@@ -18,7 +18,7 @@ from tests.support.soak import examples
 def drawn(candles: Sequence[Candle], look: ChartStyle | None = None, symbol: str = "TIDE") -> etree._Element:
     """The chart as XML, which it must be; nothing lies outside it, and no number is missing."""
     look = look or ChartStyle()
-    text = draw(CandleSeries(symbol, "1h", candles), look)
+    text = draw_chart(CandleSeries(symbol, "1h", candles), look)
     assert "nan" not in text.lower()
     assert ">inf" not in text
     root = etree.fromstring(text.encode())
@@ -49,7 +49,7 @@ def test_a_chart_says_what_it_shows() -> None:
     assert f"Low {min(c.low for c in candles):.3f}" in said
     for period in (20, 50):
         assert f"MA {period}  {sum(c.close for c in candles[-period:]) / period:.3f}" in said
-    assert f"Volume{short(candles[-1].volume)}" in said
+    assert f"Volume{format_short(candles[-1].volume)}" in said
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -66,7 +66,7 @@ def test_candles_that_rise_and_fall_have_their_colours(theme: str) -> None:
 
 def test_the_same_candles_give_the_same_bytes() -> None:
     """F6, F13: a chart drawn again is the same chart."""
-    assert draw(CandleSeries("TIDE", "1h", walk(300)), ChartStyle()) == draw(
+    assert draw_chart(CandleSeries("TIDE", "1h", walk(300)), ChartStyle()) == draw_chart(
         CandleSeries("TIDE", "1h", walk(300)), ChartStyle()
     )
 
@@ -75,7 +75,7 @@ def test_the_same_candles_give_the_same_bytes() -> None:
 def test_any_number_of_candles_can_be_drawn(number: int) -> None:
     """F13: one candle or twenty thousand, which are joined until they can be told apart; the text stays small."""
     candles = walk(number, restless=0.002)
-    text = draw(CandleSeries("TIDE", "1h", candles), ChartStyle())
+    text = draw_chart(CandleSeries("TIDE", "1h", candles), ChartStyle())
     said = words(drawn(candles))
     assert len(text) < 60_000
     assert ("per candle" in said) is (number > 300)

@@ -1,4 +1,4 @@
-"""Axes: where round prices lie, how numbers are written, and which moments are worth a label."""
+"""Axes of charts: round prices, formats of numbers, and labels of times."""
 
 import math
 from bisect import bisect
@@ -9,16 +9,16 @@ from itertools import pairwise
 
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
-_LONGEST = 10  # decimals that are written out; smaller and larger numbers take an exponent
+_MAX_DECIMALS = 10  # smaller and larger numbers are written with an exponent
 _LARGEST = 1e12
-_SMALLEST = 1e-290  # what is below has not all its digits
-_AIR = 2.0  # times the least distance of two labels, on average, at most
+_SMALLEST = 1e-290  # smaller floats have fewer digits
+_MAX_SPACING = 2.0  # average distance of two labels, as a multiple of the minimum
 MINUS = "\N{MINUS SIGN}"
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values to heights: *low* is drawn at *bottom*, *high* at *top*."""
+    """A linear scale from values to pixels: *low* is drawn at *bottom*, *high* at *top*."""
 
     low: float
     high: float
@@ -26,26 +26,26 @@ class Scale:
     bottom: float
 
     def y(self, value: float) -> float:
-        """How far down *value* is drawn."""
+        """Return the vertical coordinate of *value*."""
         return self.bottom - (value - self.low) / (self.high - self.low) * (self.bottom - self.top)
 
 
-def price_scale(low: float, high: float, top: float, bottom: float) -> Scale:
-    """A scale with air above and below; one price alone gets air of its own size."""
-    air = (high - low) * 0.06 or abs(high) * 0.02 or 1.0
-    air = max(air, max(abs(low), abs(high)) * 1e-9, _SMALLEST)  # below, floats hardly tell prices apart
-    return Scale(low - air, high + air, top, bottom)
+def make_price_scale(low: float, high: float, top: float, bottom: float) -> Scale:
+    """Return a scale with a margin above and below the prices, also for a single price."""
+    margin = (high - low) * 0.06 or abs(high) * 0.02 or 1.0
+    margin = max(margin, max(abs(low), abs(high)) * 1e-9, _SMALLEST)  # a smaller margin exceeds the precision of floats
+    return Scale(low - margin, high + margin, top, bottom)
 
 
-def ticks(low: float, high: float, most: int) -> tuple[list[float], float]:
-    """Round values from *low* to *high*, no more than *most*, and the step between them."""
-    step = round_step((high - low) / max(most, 1))
+def compute_ticks(low: float, high: float, limit: int) -> tuple[list[float], float]:
+    """Return up to *limit* round values from *low* to *high*, and the step between them."""
+    step = compute_round_step((high - low) / max(limit, 1))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [n * step for n in range(first, last + 1)], step
 
 
-def round_step(least: float) -> float:
-    """The smallest step that is round, and not below *least*."""
+def compute_round_step(least: float) -> float:
+    """Return the smallest round step of at least *least*."""
     least = max(least, _SMALLEST)
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in _ROUND if factor * power >= least * (1 - 1e-9))
@@ -53,52 +53,52 @@ def round_step(least: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AxisForm:
-    """How numbers are written: with so many decimals, or, where that would be long, so many digits and an exponent."""
+    """A format of numbers: with *decimals*, or with *digits* and an exponent where decimals would be too long."""
 
     decimals: int
     digits: int | None = None
 
     def text(self, value: float) -> str:
-        """The number, with a true minus and separators."""
+        """Return the number with a typographic minus and thousands separators."""
         if self.digits is not None:
             return f"{value:.{self.digits - 1}e}".replace("-", MINUS)
         text = f"{value:,.{self.decimals}f}"
         return text.replace("-", MINUS) if text.strip("-0.,") else text.lstrip("-")
 
     def change(self, value: float) -> str:
-        """The number, with its sign."""
+        """Return the number with its sign."""
         return f"+{self.text(value)}" if value > 0 else self.text(value)
 
 
-def form_of(largest: float, step: float) -> AxisForm:
-    """How multiples of *step* up to *largest* are told apart."""
-    decimals = next((n for n in range(_LONGEST + 1) if _is_whole(step * 10**n)), None)
+def choose_form(largest: float, step: float) -> AxisForm:
+    """Return the shortest format that distinguishes the multiples of *step* up to *largest*."""
+    decimals = next((n for n in range(_MAX_DECIMALS + 1) if _is_whole(step * 10**n)), None)
     if decimals is None or largest >= _LARGEST:
         return AxisForm(0, max(2, min(12, math.ceil(math.log10(max(largest / step, 1))) + 2)))
     return AxisForm(decimals)
 
 
-def price_form(prices: Sequence[float], step: float) -> AxisForm:
-    """How prices are told: with the decimals they have, as far as they can be seen on an axis with such steps."""
-    axis = form_of(max(map(abs, prices)), step)
+def choose_price_form(prices: Sequence[float], step: float) -> AxisForm:
+    """Return a format with the decimals of the prices, up to those that are visible on an axis with this step."""
+    axis = choose_form(max(map(abs, prices)), step)
     if axis.digits is not None:
         return axis
-    useful = max(0, math.ceil(-math.log10(step / 1_000)))
-    present = max(_decimals(price) for price in prices)
-    return AxisForm(max(axis.decimals, min(useful, present, _LONGEST)))
+    visible = max(0, math.ceil(-math.log10(step / 1_000)))
+    present = max(_count_decimals(price) for price in prices)
+    return AxisForm(max(axis.decimals, min(visible, present, _MAX_DECIMALS)))
 
 
 def _is_whole(value: float) -> bool:
     return value >= 0.5 and abs(value - round(value)) < 1e-6 * value
 
 
-def _decimals(price: float) -> int:
+def _count_decimals(price: float) -> int:
     text = repr(price)
-    return _LONGEST if "e" in text else len(text.partition(".")[2].rstrip("0"))
+    return _MAX_DECIMALS if "e" in text else len(text.partition(".")[2].rstrip("0"))
 
 
-def short(value: float) -> str:
-    """A quantity in few characters, such as 12.5K."""
+def format_short(value: float) -> str:
+    """Return a quantity in a few characters, such as 12.5K."""
     if abs(value) >= _LARGEST:
         return f"{value:.3g}"
     for size, suffix in _SUFFIXES:
@@ -109,52 +109,52 @@ def short(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AxisLabel:
-    """A moment on the time axis."""
+    """A label of the time axis, at the candle *index*."""
 
-    place: int
+    index: int
     text: str
     is_strong: bool
 
 
-def time_labels(times: Sequence[datetime], room: int) -> list[AxisLabel]:
-    """Labels at least *room* places apart, the beginnings of years and months before those of days and hours."""
-    weights = [_weight(before, at) for before, at in pairwise(times)]
-    taken: list[int] = []
+def select_time_labels(times: Sequence[datetime], spacing: int) -> list[AxisLabel]:
+    """Return labels at least *spacing* candles apart; starts of years and months before those of days and hours."""
+    weights = [_rank_change(before, at) for before, at in pairwise(times)]
+    selected: list[int] = []
     for weight in sorted(set(weights), reverse=True):
-        for place in (n for n, own in enumerate(weights, start=1) if own == weight):
-            at = bisect(taken, place)
-            if all(abs(place - near) >= room for near in taken[max(0, at - 1) : at + 1]):
-                taken.insert(at, place)
-        if len(taken) * room * _AIR >= len(times):
-            break  # enough: hours between days, or days between months, would only be in the way
-    if not taken and times:
+        for index in (n for n, own in enumerate(weights, start=1) if own == weight):
+            at = bisect(selected, index)
+            if all(abs(index - near) >= spacing for near in selected[max(0, at - 1) : at + 1]):
+                selected.insert(at, index)
+        if len(selected) * spacing * _MAX_SPACING >= len(times):
+            break  # enough labels: smaller units, such as hours between days, would only distract
+    if not selected and times:
         return [AxisLabel(0, f"{times[0]:%d %b %Y %H:%M}", is_strong=False)]
-    return [_label(place, times[place - 1], times[place]) for place in taken]
+    return [_make_label(index, times[index - 1], times[index]) for index in selected]
 
 
-def _weight(before: datetime, at: datetime) -> int:
-    """How great a change it is from one moment to the next."""
+def _rank_change(before: datetime, at: datetime) -> int:
+    """Return the rank of the change from one time to the next: a new year has the highest."""
     if at.year != before.year:
         return 9
     if at.month != before.month:
         return 8
     if at.date() != before.date():
         return 7 if at.isocalendar()[1] != before.isocalendar()[1] else 6
-    return _hour_weight(before, at)
+    return _rank_hour_change(before, at)
 
 
-def _hour_weight(before: datetime, at: datetime) -> int:
+def _rank_hour_change(before: datetime, at: datetime) -> int:
     for weight, hours in ((5, 12), (4, 6), (3, 3), (2, 1)):
         if at.hour // hours != before.hour // hours:
             return weight
     return 1 if at.minute // 15 != before.minute // 15 else 0
 
 
-def _label(place: int, before: datetime, at: datetime) -> AxisLabel:
+def _make_label(index: int, before: datetime, at: datetime) -> AxisLabel:
     if at.year != before.year:
-        return AxisLabel(place, f"{at:%Y}", is_strong=True)
+        return AxisLabel(index, f"{at:%Y}", is_strong=True)
     if at.month != before.month:
-        return AxisLabel(place, f"{at:%b}", is_strong=True)
+        return AxisLabel(index, f"{at:%b}", is_strong=True)
     if at.date() != before.date():
-        return AxisLabel(place, f"{at.day} {at:%b}", is_strong=False)
-    return AxisLabel(place, f"{at:%H:%M}", is_strong=False)
+        return AxisLabel(index, f"{at.day} {at:%b}", is_strong=False)
+    return AxisLabel(index, f"{at:%H:%M}", is_strong=False)
