@@ -47,14 +47,14 @@ class Extracted:
         return [(fact["row_number"], fact["payload"]) for fact in self.facts if fact.get("category_key") == category]
 
 
-def supplier(columns: dict[str, Any] | None = None, **more: Any) -> Supplier:
+def make_supplier(columns: dict[str, Any] | None = None, **more: Any) -> Supplier:
     return Supplier.model_validate({**DQ, "columns": columns or {}, **more})
 
 
-def made(file: Path, config: Supplier | None = None) -> Extracted:
+def extract_file(file: Path, config: Supplier | None = None) -> Extracted:
     """Return the facts and bad rows of *file*, as a run produces them."""
     with TemporaryDirectory() as folder, closing(ProcessedFile(Path(folder))) as processed:
-        process_file(file, config or supplier(STOCK), NAMES, processed, lambda _rows, _part: None)
+        process_file(file, config or make_supplier(STOCK), NAMES, processed, lambda _rows, _part: None)
         processed.facts.flush()
         processed.bad.flush()
         facts, bad = (
@@ -64,10 +64,10 @@ def made(file: Path, config: Supplier | None = None) -> Extracted:
         return Extracted(facts, bad, processed.stats)
 
 
-def refused(file: Path, config: Supplier | None = None, code: FailureCode = FailureCode.FILE_UNREADABLE) -> str:
+def read_refusal(file: Path, config: Supplier | None = None, code: FailureCode = FailureCode.FILE_UNREADABLE) -> str:
     """Return the message and the hint of the refusal of *file*; the message names the file."""
     with pytest.raises(RunFailed) as caught:
-        made(file, config)
+        extract_file(file, config)
     failure = caught.value
     assert failure.code is code, failure.message
     assert file.name in failure.message
@@ -80,7 +80,7 @@ def read_tables(file: Path, **source: Any) -> dict[str, list[list[str]]]:
     limits = SupplierLimits()
     return {
         table.name: [
-            trimmed(row)
+            trim_row(row)
             for batch in table.batches
             for row in batch.frame.select(name for name in batch.frame.columns if name != MALFORMED).rows()
         ]
@@ -88,16 +88,16 @@ def read_tables(file: Path, **source: Any) -> dict[str, list[list[str]]]:
     }
 
 
-def trimmed(row: Any) -> list[str]:
+def trim_row(row: Any) -> list[str]:
     cells = list(row)
     while cells and not cells[-1]:
         cells.pop()
     return cells
 
 
-def sent(folder: Path) -> SourceTable:
+def open_sent_table(folder: Path) -> SourceTable:
     file = folder / "stock.csv"
     file.write_text(SENT)
-    config = supplier(STOCK)
+    config = make_supplier(STOCK)
     (table,) = open_tables(file, config.source, config.limits)
     return table

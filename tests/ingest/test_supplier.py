@@ -30,9 +30,9 @@ FLOW, OTHER_FLOW = "after-prices", "also-after-prices"
         ("", "cannot read a date"),
     ],
 )
-def test_a_format_that_reads_no_date_is_refused(form: str, said: str) -> None:
+def test_a_format_that_reads_no_date_is_refused(form: str, message: str) -> None:
     """I18: when the configuration is read, not when the file is; time zones are never converted unasked."""
-    with pytest.raises(ValidationError, match=re.escape(said)):
+    with pytest.raises(ValidationError, match=re.escape(message)):
         SupplierColumn.model_validate({"from": "cell", "type": "datetime", "formats": ["%d.%m.%Y", form]})
 
 

@@ -3,6 +3,6 @@
 from pathlib import Path
 
 
-def written(file: Path, text: str, encoding: str = "utf-8") -> Path:
+def write_file(file: Path, text: str, encoding: str = "utf-8") -> Path:
     file.write_bytes(text.encode(encoding))
     return file

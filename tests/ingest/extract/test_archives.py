@@ -1,4 +1,4 @@
-"""What is packed: gzip and zip, one file or several, broken, locked, or made to burst."""
+"""Tests of packed files: gzip and zip, with one or several files, damaged, encrypted, or with an excessive size."""
 
 import gzip
 import io
@@ -13,7 +13,7 @@ from penstock.ingest.extract import archives
 from penstock.ingest.supplier import Supplier
 from tests.ingest.extract.test_workbook import ROWS, WRITERS, A, B
 from tests.ingest.extract.workbooks import zipped
-from tests.ingest.extraction import STOCK, made, refused, supplier
+from tests.ingest.extraction import STOCK, extract_file, make_supplier, read_refusal
 
 PLAIN = b"sku,qty,price\nA,1,10.50\nB,2,7\n"
 MORE = b"sku;qty;price\nC;3;1\n"
@@ -26,194 +26,194 @@ def file(tmp_path: Path) -> Path:
 
 
 def in_zip(**sheets: object) -> Supplier:
-    return supplier(STOCK, source={"sheets": sheets})
+    return make_supplier(STOCK, source={"sheets": sheets})
 
 
 def test_a_gzip(tmp_path: Path) -> None:
-    """I17: it is read as it is unpacked; of two parts in a row both."""
+    """I17: A gzip file is unpacked while it is read; all members of a file with several are read."""
     file = tmp_path / "stock.csv.gz"
     file.write_bytes(gzip.compress(PLAIN))
-    assert made(file).rows == [(2, A), (3, B)]
+    assert extract_file(file).rows == [(2, A), (3, B)]
     file.write_bytes(gzip.compress(PLAIN[:20]) + gzip.compress(PLAIN[20:]))
-    assert made(file).rows == [(2, A), (3, B)]
+    assert extract_file(file).rows == [(2, A), (3, B)]
 
 
 @pytest.mark.parametrize("kept", [2, 9, 15, -1, -5])
 def test_a_gzip_that_was_cut(tmp_path: Path, kept: int) -> None:
-    """I6: half a download is not readable."""
+    """I6: A truncated gzip file is rejected."""
     file = tmp_path / "stock.csv.gz"
     file.write_bytes(gzip.compress(PLAIN * 100)[:kept])
-    refused(file)
+    read_refusal(file)
 
 
 def test_a_gzip_that_is_damaged(tmp_path: Path) -> None:
-    """I6: what does not add up is not published, wherever it breaks."""
+    """I6: A gzip file with a wrong checksum is rejected, wherever it is damaged."""
     file = tmp_path / "stock.json.gz"
     for content in (b"[" + b'{"sku":"A","qty":1,"price":1},' * 9000 + b"{}]", PLAIN + b"C,1,1\n" * 50_000):
         packed = bytearray(gzip.compress(content))
         packed[-6] ^= 0xFF
         file.write_bytes(packed)
-        assert "CRC" in refused(file)
+        assert "CRC" in read_refusal(file)
 
 
 def test_a_gzip_of_nothing(tmp_path: Path) -> None:
-    """I6: nothing, packed, is empty."""
+    """I6: A gzip file of an empty file is empty."""
     file = tmp_path / "stock.csv.gz"
     file.write_bytes(gzip.compress(b""))
-    refused(file, code=FailureCode.FILE_EMPTY)
+    read_refusal(file, code=FailureCode.FILE_EMPTY)
 
 
 def test_a_zip_of_one_file(file: Path) -> None:
-    """I17: it is that file; what systems pack beside it does not count."""
+    """I17: A zip of a file is read as that file; entries that an operating system adds are ignored."""
     beside = {"__MACOSX/._stock.csv": b"\0\1", "data/": b"", "data/.DS_Store": b"\0"}
-    found = made(zipped(file, {**beside, "data/stock.csv": PLAIN}))
+    found = extract_file(zipped(file, {**beside, "data/stock.csv": PLAIN}))
     assert found.rows == [(2, A), (3, B)]
     assert "category_key" not in found.facts[0]
 
 
 def test_a_zip_of_several_files(file: Path) -> None:
-    """I17: each is a category, whatever its format."""
+    """I17: Each file of a zip is a category, in any format."""
     records = b'[{"sku": "C", "qty": 3, "price": 1}]'
-    found = made(zipped(file, {"шины.csv": PLAIN, "диски.csv": MORE, "акб.json": records}))
+    found = extract_file(zipped(file, {"шины.csv": PLAIN, "диски.csv": MORE, "акб.json": records}))
     assert found.of("шины") == [(2, A), (3, B)]
     assert found.of("диски") == [(2, C)]
     assert found.of("акб") == [(1, C)]
 
 
-def test_files_are_chosen_as_sheets_are(file: Path) -> None:
-    """I17: only, skip and the numbers of categories hold for the files of an archive."""
+def test_files_are_selected_like_sheets(file: Path) -> None:
+    """I17: `only`, `skip` and `category: number` also apply to the files of an archive."""
     zipped(file, {"a.csv": PLAIN, "b.csv": MORE, "readme.txt": b"call us"})
-    assert [fact["category_key"] for fact in made(file, in_zip(skip=["readme"])).facts] == ["a", "a", "b"]
-    assert [fact["category_key"] for fact in made(file, in_zip(only=["b.csv"])).facts] == ["b"]
-    numbered = made(file, in_zip(only=["b"], category="number"))
+    assert [fact["category_key"] for fact in extract_file(file, in_zip(skip=["readme"])).facts] == ["a", "a", "b"]
+    assert [fact["category_key"] for fact in extract_file(file, in_zip(only=["b.csv"])).facts] == ["b"]
+    numbered = extract_file(file, in_zip(only=["b"], category="number"))
     assert numbered.of("sheet2") == [(2, C)]
     for sheets in ({"only": ["c"]}, {"skip": ["a", "b", "readme"]}):
-        assert "a.csv, b.csv" in refused(file, in_zip(**sheets), FailureCode.FORMAT_UNKNOWN)
-    refused(file, in_zip(), FailureCode.COLUMNS_MISSING)
+        assert "a.csv, b.csv" in read_refusal(file, in_zip(**sheets), FailureCode.FORMAT_UNKNOWN)
+    read_refusal(file, in_zip(), FailureCode.COLUMNS_MISSING)
 
 
 def test_files_of_one_name_in_several_folders(file: Path) -> None:
-    """I17: two files are two categories, also when they are called alike."""
-    found = made(zipped(file, {"msk/stock.csv": PLAIN, "spb/stock.csv": MORE}))
+    """I17: Files with the same name in different folders are different categories."""
+    found = extract_file(zipped(file, {"msk/stock.csv": PLAIN, "spb/stock.csv": MORE}))
     assert found.of("msk/stock.csv") == [(2, A), (3, B)]
     assert found.of("spb/stock.csv") == [(2, C)]
 
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_workbook_in_a_zip(tmp_path: Path, file: Path, kind: str) -> None:
-    """I17: a workbook is one, packed once more too; of several, each sheet of each is a category."""
+    """I17: A packed workbook is read as a workbook; of several workbooks, each sheet of each is a category."""
     inner = WRITERS[kind](tmp_path / "price", {"s": ROWS, "t": ROWS}).read_bytes()
-    assert made(zipped(file, {f"price.{kind}": inner}), in_zip(only=["t"])).of("t") == [(2, A), (3, B)]
-    found = made(zipped(file, {f"a.{kind}": inner, f"b.{kind}": inner}))
+    assert extract_file(zipped(file, {f"price.{kind}": inner}), in_zip(only=["t"])).of("t") == [(2, A), (3, B)]
+    found = extract_file(zipped(file, {f"a.{kind}": inner, f"b.{kind}": inner}))
     assert found.of("b / s") == [(2, A), (3, B)]
     assert list(found.stats.categories) == ["a / s", "a / t", "b / s", "b / t"]
     file.write_bytes(gzip.compress(inner))
-    assert made(file).of("t") == [(2, A), (3, B)]
+    assert extract_file(file).of("t") == [(2, A), (3, B)]
 
 
 def test_a_zip_with_a_password(file: Path) -> None:
-    """I6: what is locked cannot be read."""
+    """I6: An encrypted archive is rejected."""
     content = bytearray(zipped(file, {"stock.csv": PLAIN}, zipfile.ZIP_STORED).read_bytes())
     for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         content[content.index(mark) + place] |= 1
     file.write_bytes(content)
-    assert "stock.csv" in refused(file)
-    assert "password" in refused(file)
+    assert "stock.csv" in read_refusal(file)
+    assert "password" in read_refusal(file)
 
 
-def test_a_zip_packed_in_a_way_nobody_knows(file: Path) -> None:
-    """I6: an unknown way of packing is told of."""
+def test_a_zip_with_an_unknown_compression(file: Path) -> None:
+    """I6: An unknown compression method is rejected."""
     content = bytearray(zipped(file, {"stock.csv": PLAIN}, zipfile.ZIP_STORED).read_bytes())
     for mark, place in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
         content[content.index(mark) + place] = 97
     file.write_bytes(content)
-    refused(file)
+    read_refusal(file)
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, zipfile.ZIP_STORED])
-def test_ways_of_packing(file: Path, method: int) -> None:
-    """I17: all that zips are made with; and damage is noticed in each."""
+def test_compression_methods(file: Path, method: int) -> None:
+    """I17: All common compression methods of zip are supported, and damage is detected in each."""
     whole = zipped(file, {"stock.csv": PLAIN + b"C,1,1\n" * 20_000}, method).read_bytes()
-    assert len(made(file).facts) == 20_002
+    assert len(extract_file(file).facts) == 20_002
     damaged = bytearray(whole)
     damaged[len(whole) // 2] ^= 0xFF
     file.write_bytes(damaged)
-    refused(file)
+    read_refusal(file)
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.95])
 def test_a_zip_that_was_cut(file: Path, part: float) -> None:
-    """I6: an archive without its end is not readable."""
+    """I6: An archive without its end is rejected."""
     whole = zipped(file, {"a.csv": PLAIN * 50, "b.csv": PLAIN}).read_bytes()
     file.write_bytes(whole[: int(len(whole) * part)])
-    refused(file)
+    read_refusal(file)
 
 
 def test_an_empty_zip(file: Path) -> None:
-    """I6: an archive of nothing, or of folders only, is told of."""
+    """I6: An archive without files, or with folders only, is rejected with a reason."""
     for contents in ({}, {"data/": b""}):
-        assert "without files" in refused(zipped(file, contents), code=FailureCode.FORMAT_UNKNOWN)
-    refused(zipped(file, {"stock.csv": b""}), code=FailureCode.FILE_EMPTY)
+        assert "without files" in read_refusal(zipped(file, contents), code=FailureCode.FORMAT_UNKNOWN)
+    read_refusal(zipped(file, {"stock.csv": b""}), code=FailureCode.FILE_EMPTY)
 
 
 def test_an_archive_in_an_archive(tmp_path: Path, file: Path) -> None:
-    """I6: what is packed twice is not unpacked twice."""
+    """I6: An archive inside an archive is not unpacked."""
     inner = zipped(tmp_path / "inner.zip", {"stock.csv": PLAIN}).read_bytes()
-    assert "inner.zip" in refused(zipped(file, {"inner.zip": inner}), code=FailureCode.FORMAT_UNKNOWN)
-    refused(zipped(file, {"a.csv.gz": gzip.compress(PLAIN)}), code=FailureCode.FORMAT_UNKNOWN)
-    refused(zipped(file, {"inner.zip": inner[:50]}), code=FailureCode.FORMAT_UNKNOWN)
+    assert "inner.zip" in read_refusal(zipped(file, {"inner.zip": inner}), code=FailureCode.FORMAT_UNKNOWN)
+    read_refusal(zipped(file, {"a.csv.gz": gzip.compress(PLAIN)}), code=FailureCode.FORMAT_UNKNOWN)
+    read_refusal(zipped(file, {"inner.zip": inner[:50]}), code=FailureCode.FORMAT_UNKNOWN)
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..\\..\\boot.csv", "a" * 300 + ".xlsx", "a:b|c*"])
-def test_names_that_lead_elsewhere(tmp_path: Path, file: Path, name: str) -> None:
-    """I17: a name in an archive is never a place on the disk."""
+def test_names_with_other_folders(tmp_path: Path, file: Path, name: str) -> None:
+    """I17: A name in an archive is never used as a path on the disk."""
     workbook = WRITERS["xlsx"](tmp_path / "price.xlsx", {"s": ROWS}).read_bytes()
     before = set(tmp_path.rglob("*"))
-    found = made(zipped(file, {name: workbook, "b.csv": PLAIN}))
+    found = extract_file(zipped(file, {name: workbook, "b.csv": PLAIN}))
     assert len(found.facts) == 4
     assert set(tmp_path.rglob("*")) - before == {file}
 
 
-def test_names_as_windows_writes_them(file: Path) -> None:
-    """I17: Explorer writes the names of an archive in the code page of its country."""
+def test_names_in_a_dos_code_page(file: Path) -> None:
+    """I17: Names in the DOS code page of Windows Explorer are decoded."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("XXXX.csv", PLAIN)
         archive.writestr("b.csv", MORE)
     file.write_bytes(buffer.getvalue().replace(b"XXXX", "Шины".encode("cp866")))
-    assert made(file).of("Шины") == [(2, A), (3, B)]
+    assert extract_file(file).of("Шины") == [(2, A), (3, B)]
 
 
 @pytest.mark.parametrize("kind", ["zip", "gz"])
 def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """I19: what unpacks to hundreds of times its size is stopped on the way."""
+    """I19: A file that unpacks to hundreds of times its size is rejected while it is read."""
     monkeypatch.setattr(archives, "_ALWAYS_ALLOWED", 1 << 20)
     file, content = tmp_path / f"bomb.{kind}", PLAIN + b"A" * (30 << 20)
     if kind == "zip":
         zipped(file, {"stock.csv": content})
     else:
         file.write_bytes(gzip.compress(content, 9))
-    refused(file, supplier(STOCK, limits={"max_ratio": 20}), FailureCode.FILE_TOO_LARGE)
+    read_refusal(file, make_supplier(STOCK, limits={"max_ratio": 20}), FailureCode.FILE_TOO_LARGE)
     workbook = b"PK\x03\x04" + content
     file.write_bytes(gzip.compress(workbook, 9))
-    refused(file, supplier(STOCK, limits={"max_ratio": 20}), FailureCode.FILE_TOO_LARGE)
+    read_refusal(file, make_supplier(STOCK, limits={"max_ratio": 20}), FailureCode.FILE_TOO_LARGE)
 
 
-def test_a_zip_that_lies_about_its_size(file: Path) -> None:
-    """I19: what an archive says of itself is not believed."""
+def test_a_zip_with_a_wrong_size(file: Path) -> None:
+    """I19: The size that an archive declares is not used."""
     content = bytearray(zipped(file, {"stock.csv": PLAIN * 1000}).read_bytes())
     size = len(PLAIN * 1000).to_bytes(4, "little")
     file.write_bytes(bytes(content).replace(size, (60).to_bytes(4, "little")))
-    refused(file)
+    read_refusal(file)
 
 
 @pytest.mark.parametrize("kind", ["plain", "gz"])
 def test_a_file_beyond_the_limit(tmp_path: Path, kind: str) -> None:
-    """I19: limits.max_bytes holds for every file, packed or not."""
+    """I19: `limits.max_bytes` applies to every file, packed or not."""
     file = tmp_path / "large.csv"
     file.write_bytes(PLAIN * 100 if kind == "plain" else gzip.compress(PLAIN * 100))
-    config = supplier(STOCK, limits={"max_bytes": 1000})
-    assert "1,000 bytes" in refused(file, config, FailureCode.FILE_TOO_LARGE)
+    config = make_supplier(STOCK, limits={"max_bytes": 1000})
+    assert "1,000 bytes" in read_refusal(file, config, FailureCode.FILE_TOO_LARGE)
 
 
 @pytest.mark.full
@@ -221,18 +221,20 @@ def test_a_file_beyond_the_limit(tmp_path: Path, kind: str) -> None:
 def test_the_files_of_an_archive_count_together(
     file: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
 ) -> None:
-    """I19: limits hold for what a file unpacks to; many files, none of them too large, are too much."""
+    """I19: The limits apply to the sum of all files of an archive."""
     monkeypatch.setattr(archives, "_ALWAYS_ALLOWED", 1 << 20)
     one = PLAIN + b"C,1,1\n" * 100_000
-    config = supplier(STOCK, limits=limits)
+    config = make_supplier(STOCK, limits=limits)
     zipped(file, {"a.csv": one})
-    assert len(made(file, config).facts) == 100_002
+    assert len(extract_file(file, config).facts) == 100_002
     zipped(file, {f"{name}.csv": one for name in "abcdef"})
-    said = refused(file, config, FailureCode.FILE_TOO_LARGE)
-    assert "stock.zip unpacks to more than" in said
+    message = read_refusal(file, config, FailureCode.FILE_TOO_LARGE)
+    assert "stock.zip unpacks to more than" in message
 
 
-def test_what_is_read_twice_counts_once(file: Path) -> None:
-    """I19: that records are looked for first makes a file no larger."""
+def test_content_that_is_read_twice_counts_once(file: Path) -> None:
+    """I19: The search for the records does not count towards the limits."""
     content = json.dumps({"none": ["x" * 100] * 5000, "items": [{"sku": "C", "qty": 3, "price": 1}]}).encode()
-    assert made(zipped(file, {"a.json": content}), supplier(STOCK, limits={"max_bytes": len(content)})).rows == [(1, C)]
+    assert extract_file(
+        zipped(file, {"a.json": content}), make_supplier(STOCK, limits={"max_bytes": len(content)})
+    ).rows == [(1, C)]

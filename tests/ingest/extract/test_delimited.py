@@ -1,4 +1,4 @@
-"""Delimited text as suppliers write it, and as it is when something is wrong with it."""
+"""Tests of delimited text, well-formed and damaged."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from penstock.ingest.extract import delimited
 from penstock.ingest.extract.files import open_tables
 from penstock.ingest.supplier import SupplierLimits, SupplierSource
 from penstock.ingest.transform.gate import bind_columns
-from tests.ingest.extract.delimited_files import written
-from tests.ingest.extraction import STOCK, made, read_tables, refused, supplier
+from tests.ingest.extract.delimited_files import write_file
+from tests.ingest.extraction import STOCK, extract_file, make_supplier, read_refusal, read_tables
 
 A = {"sku": "A", "qty": 1, "price_minor": 1050}
 B = {"sku": "B", "qty": 2, "price_minor": 700}
@@ -25,16 +25,16 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_the_delimiter_is_found_out(file: Path, delimiter: str) -> None:
-    """I17: comma, semicolon, tab or pipe, nobody has to say which."""
-    assert made(written(file, PLAIN.replace(",", delimiter))).rows == [(2, A), (3, B)]
+def test_the_delimiter_is_detected(file: Path, delimiter: str) -> None:
+    """I17: Comma, semicolon, tab or pipe is detected."""
+    assert extract_file(write_file(file, PLAIN.replace(",", delimiter))).rows == [(2, A), (3, B)]
 
 
-def test_decimal_commas_do_not_pass_for_delimiters(file: Path) -> None:
-    """I17: of two characters that cut all rows alike the semicolon is the delimiter."""
+def test_decimal_commas_are_not_delimiters(file: Path) -> None:
+    """I17: If two characters split all rows into equal numbers of cells, the semicolon is the delimiter."""
     text = "sku;Цена, руб;РРЦ, руб\nA;10,50;12,00\nB;7,00;8,50\n"
     columns = {"sku": {"from": "sku"}, "price": {"from": "Цена, руб", "type": "money"}}
-    assert made(written(file, text), supplier(columns)).rows == [
+    assert extract_file(write_file(file, text), make_supplier(columns)).rows == [
         (2, {"sku": "A", "price": 1050}),
         (3, {"sku": "B", "price": 700}),
     ]
@@ -42,16 +42,16 @@ def test_decimal_commas_do_not_pass_for_delimiters(file: Path) -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("is_ended", [True, False])
-def test_lines_end_as_they_do_anywhere(file: Path, end: str, is_ended: bool) -> None:
-    """I17: line feeds, carriage returns or both; the last line needs none."""
+def test_line_ends(file: Path, end: str, is_ended: bool) -> None:
+    """I17: Lines end with line feeds, carriage returns or both; the last line needs no end."""
     text = PLAIN.replace("\n", end)
-    assert made(written(file, text if is_ended else text[: -len(end)])).rows == [(2, A), (3, B)]
+    assert extract_file(write_file(file, text if is_ended else text[: -len(end)])).rows == [(2, A), (3, B)]
 
 
-def test_quotes_hold_delimiters_quotes_and_line_ends(file: Path) -> None:
-    """I17: a record over several lines is one record, and rows are counted by records."""
+def test_quotes_enclose_delimiters_quotes_and_line_ends(file: Path) -> None:
+    """I17: A record over several lines is a single record, and row numbers count records."""
     text = 'sku,name\r\nA,"one, ""two""\r\nthree"\r\n"B",""\r\n\r\nC,x\r\n'
-    found = made(written(file, text), supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}))
+    found = extract_file(write_file(file, text), make_supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}))
     assert found.rows == [
         (2, {"sku": "A", "name": 'one, "two"\r\nthree'}),
         (3, {"sku": "B", "name": None}),
@@ -62,20 +62,20 @@ def test_quotes_hold_delimiters_quotes_and_line_ends(file: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 1, LARGE // 2, LARGE - 1])
 def test_a_stray_quote_is_a_character(file: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
-    """I17: 5" in the middle of a cell means inches, wherever it is in a large file."""
+    """I17: A quote in the middle of a cell, such as 5", is a character, at any position of a large file."""
     monkeypatch.setattr(delimited, "PIECE", 4096)
     monkeypatch.setattr(delimited, "BATCH", 500)
     rows = [["name", "note"], *([f"n{number}", 'a "b" c' if number % 7 else ""] for number in range(LARGE))]
     rows[place + 1][1] = '5" tire'
     text = "".join(f"{name},{note}\n" for name, note in rows)
-    assert read_tables(written(file, text))[""] == [[cell for cell in row if cell] for row in rows]
+    assert read_tables(write_file(file, text))[""] == [[cell for cell in row if cell] for row in rows]
 
 
-def test_stray_quotes_beside_good_ones(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I17: rows behind a stray quote are read as those before it, and numbered on."""
+def test_stray_and_valid_quotes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I17: Rows after a stray quote are read and numbered like the rows before it."""
     monkeypatch.setattr(delimited, "PIECE", 64)
     text = 'sku,name\nA,"x, y"\nB,5" tire\nC,"two\nlines"\nD,6" tire\nE,"a ""b"""\n'
-    found = made(written(file, text), supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}))
+    found = extract_file(write_file(file, text), make_supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}))
     assert [(row, payload["name"]) for row, payload in found.rows] == [
         (2, "x, y"), (3, '5" tire'), (4, "two\nlines"), (5, '6" tire'), (6, 'a "b"'),
     ]  # fmt: skip
@@ -89,28 +89,28 @@ def test_stray_quotes_beside_good_ones(file: Path, monkeypatch: pytest.MonkeyPat
         'sku,name\nA,x\nB,"never closed\n' + "C,y\n" * 400_000,
     ],
 )
-def test_an_open_quote_does_not_swallow_rows(file: Path, text: str) -> None:
-    """I17: what makes one row of many fails, with the row; in a full snapshot a lost row would mean sold out."""
-    config = supplier({"sku": {"from": "sku"}, "name": {"from": "name"}})
-    assert "row 3: " in refused(written(file, text), config)
+def test_an_open_quote_does_not_join_rows(file: Path, text: str) -> None:
+    """I17: A quote that joins several rows fails the run and names the row, because a lost row would mean sold out."""
+    config = make_supplier({"sku": {"from": "sku"}, "name": {"from": "name"}})
+    assert "row 3: " in read_refusal(write_file(file, text), config)
 
 
-def test_quotes_may_mean_nothing(file: Path) -> None:
-    """I17: with source.quote empty, an open quote is a character."""
-    config = supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}, source={"quote": ""})
-    found = made(written(file, 'sku,name\nA,"x\nB,y"\n'), config)
+def test_quotes_can_be_disabled(file: Path) -> None:
+    """I17: With an empty `source.quote`, an open quote is a character."""
+    config = make_supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}, source={"quote": ""})
+    found = extract_file(write_file(file, 'sku,name\nA,"x\nB,y"\n'), config)
     assert found.rows == [(2, {"sku": "A", "name": '"x'}), (3, {"sku": "B", "name": 'y"'})]
 
 
-def test_an_open_quote_in_the_last_row_is_a_character_too_many(file: Path) -> None:
-    """I17: where nothing can be swallowed, the cell is what is behind the quote."""
-    assert made(written(file, 'sku,qty,price\nA,1,"10.50')).rows == [(2, A)]
+def test_an_open_quote_in_the_last_row(file: Path) -> None:
+    """I17: An open quote in the last row joins no rows and is dropped."""
+    assert extract_file(write_file(file, 'sku,qty,price\nA,1,"10.50')).rows == [(2, A)]
 
 
 def test_ragged_rows(file: Path) -> None:
-    """I9: a row that is too long is bad, a short one lacks what it lacks, and delimiters at the end are nothing."""
+    """I9: A long row is bad; in a short row the missing cells are empty; delimiters at the end are ignored."""
     text = "sku,qty,price\nA,1,10.50,\nB\nC,1,1,x\nD,1,1,,,\nE,1,1,,,,y\n,1,1\n"
-    found = made(written(file, text))
+    found = extract_file(write_file(file, text))
     assert found.rows == [
         (2, A),
         (3, {"sku": "B", "qty": None, "price_minor": None}),
@@ -121,36 +121,39 @@ def test_ragged_rows(file: Path) -> None:
     assert found.reasons[1:] == [(6, "ROW_TOO_LONG"), (7, "REQUIRED_MISSING")]
 
 
-def test_blank_rows_count_as_rows_of_the_file_only(file: Path) -> None:
-    """I8, §9: row numbers are those of the file; blank rows are neither good nor bad."""
-    found = made(written(file, "\n\nsku,qty,price\n\nA,1,10.50\n,,\n  \nB,2,7\n\n\n"))
+def test_blank_rows(file: Path) -> None:
+    """I8, §9: Row numbers count all rows of the file; blank rows are neither good nor bad."""
+    found = extract_file(write_file(file, "\n\nsku,qty,price\n\nA,1,10.50\n,,\n  \nB,2,7\n\n\n"))
     assert found.rows == [(5, A), (8, B)]
     assert (found.stats.bad_rows, found.stats.blank_rows) == (0, 5)
 
 
 def test_trailing_delimiters_in_all_rows(file: Path) -> None:
-    """I17: a delimiter at the end of every row makes no column."""
-    assert made(written(file, "sku;qty;price;\nA;1;10,50;\nB;2;7;\n")).rows == [(2, A), (3, B)]
+    """I17: A delimiter at the end of every row is not a column."""
+    assert extract_file(write_file(file, "sku;qty;price;\nA;1;10,50;\nB;2;7;\n")).rows == [(2, A), (3, B)]
 
 
-def test_columns_that_share_a_name(file: Path) -> None:
-    """I6: which of two is meant, nobody can tell; by its number it can be said, and unmapped they all stay."""
+def test_columns_with_the_same_name(file: Path) -> None:
+    """I6: A mapped name of several columns is an error with their numbers; without a mapping all are read."""
     text = "sku,qty,price,Price\nA,1,10.50,12\n"
-    assert "several columns 'price': 3, 4" in refused(written(file, text), code=FailureCode.HEADER_MISMATCH)
+    assert "several columns 'price': 3, 4" in read_refusal(write_file(file, text), code=FailureCode.HEADER_MISMATCH)
     by_number = {**STOCK, "price_minor": {"from": 3, "type": "money"}}
-    assert made(file, supplier(by_number)).rows == [(2, A)]
-    written(file, "sku,price,price\nA,1,2\n")
-    assert made(file, supplier()).rows == [(2, {"sku": "A", "price": "1", "price_2": "2"})]
+    assert extract_file(file, make_supplier(by_number)).rows == [(2, A)]
+    write_file(file, "sku,price,price\nA,1,2\n")
+    assert extract_file(file, make_supplier()).rows == [(2, {"sku": "A", "price": "1", "price_2": "2"})]
 
 
 def test_no_header(file: Path) -> None:
-    """I17: columns of a file without a header are called by their numbers."""
+    """I17: The columns of a file without a header are named by their numbers."""
     columns = {"sku": {"from": 1}, "qty": {"from": 2, "type": "integer"}}
-    config = supplier(columns, source={"header": "none"})
-    assert made(written(file, "A,1\nB,2"), config).rows == [(1, {"sku": "A", "qty": 1}), (2, {"sku": "B", "qty": 2})]
-    assert made(file, supplier(source={"header": "none"})).rows[0] == (1, {"1": "A", "2": "1"})
-    lacking = supplier({**columns, "price": {"from": 7, "required": True}}, source={"header": "none"})
-    assert "price (7)" in refused(file, lacking, FailureCode.COLUMNS_MISSING)
+    config = make_supplier(columns, source={"header": "none"})
+    assert extract_file(write_file(file, "A,1\nB,2"), config).rows == [
+        (1, {"sku": "A", "qty": 1}),
+        (2, {"sku": "B", "qty": 2}),
+    ]
+    assert extract_file(file, make_supplier(source={"header": "none"})).rows[0] == (1, {"1": "A", "2": "1"})
+    lacking = make_supplier({**columns, "price": {"from": 7, "required": True}}, source={"header": "none"})
+    assert "price (7)" in read_refusal(file, lacking, FailureCode.COLUMNS_MISSING)
 
 
 PREAMBLE = "ООО «Ромашка»;;\nПрайс от 01.02.2026;;\n;;\nsku;qty;price\nA;1;10,50\nB;2;7\nИтого;3;17,50\n"
@@ -158,15 +161,15 @@ PREAMBLE = "ООО «Ромашка»;;\nПрайс от 01.02.2026;;\n;;\nsku;q
 
 @pytest.mark.parametrize("header", ["auto", 4])
 def test_a_preamble_and_totals(file: Path, header: Any) -> None:
-    """I17: what is above the header is not data, and what is called a total is none either."""
-    config = supplier(STOCK, source={"header": header, "skip_rows": ["^Итого"]})
-    found = made(written(file, PREAMBLE, "windows-1251"), config)
+    """I17: Rows above the header are not data, and rows of totals are skipped."""
+    config = make_supplier(STOCK, source={"header": header, "skip_rows": ["^Итого"]})
+    found = extract_file(write_file(file, PREAMBLE, "windows-1251"), config)
     assert found.rows == [(5, A), (6, B)]
     assert found.stats.skipped_rows == 1
 
 
 def test_a_header_of_two_rows(file: Path) -> None:
-    """I17: a cell above stands for those right of it; names are joined."""
+    """I17: A cell of the upper row names the cells to its right; the names of both rows are joined."""
     text = "Артикул;Цена;;Остаток\n;розница;опт;\nA;10,50;7;1\n"
     columns = {
         "sku": {"from": "артикул"},
@@ -174,72 +177,72 @@ def test_a_header_of_two_rows(file: Path) -> None:
         "bulk": {"from": "цена / опт", "type": "money"},
         "qty": {"from": "остаток", "type": "integer"},
     }
-    found = made(written(file, text), supplier(columns, source={"header_rows": 2}))
+    found = extract_file(write_file(file, text), make_supplier(columns, source={"header_rows": 2}))
     assert found.rows == [(3, {"sku": "A", "retail": 1050, "bulk": 700, "qty": 1})]
 
 
-def test_one_column(file: Path) -> None:
-    """I17: a list is a table of one column."""
-    assert made(written(file, "sku\nA\nB\n"), supplier({"sku": {"from": "sku"}})).rows == [
+def test_a_single_column(file: Path) -> None:
+    """I17: A list is a table of a single column."""
+    assert extract_file(write_file(file, "sku\nA\nB\n"), make_supplier({"sku": {"from": "sku"}})).rows == [
         (2, {"sku": "A"}),
         (3, {"sku": "B"}),
     ]
 
 
-def test_a_header_and_nothing_else(file: Path) -> None:
-    """I7: no rows are no facts; whether that may be is asked elsewhere."""
+def test_a_header_without_rows(file: Path) -> None:
+    """I7: A file without rows has no facts, and extraction does not reject it."""
     for text in ("sku,qty,price\n", "sku,qty,price"):
-        assert made(written(file, text)).facts == []
+        assert extract_file(write_file(file, text)).facts == []
 
 
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\r\n \t\n", b"\n\0\n\0"])
-def test_nothing_at_all(file: Path, content: bytes) -> None:
-    """I6: a file that holds nothing but blanks is empty."""
+def test_a_blank_file(file: Path, content: bytes) -> None:
+    """I6: A file of blanks is empty."""
     file.write_bytes(content)
-    refused(file, code=FailureCode.FILE_EMPTY)
+    read_refusal(file, code=FailureCode.FILE_EMPTY)
 
 
-def test_columns_that_are_missing(file: Path) -> None:
-    """I6: the message says which column, how it may be spelled, and which ones are there."""
-    said = refused(written(file, "Код,qty,price\nA,1,2\n"), code=FailureCode.COLUMNS_MISSING)
-    assert "sku ('sku')" in said
-    assert "'Код', 'qty', 'price'" in said
+def test_missing_columns(file: Path) -> None:
+    """I6: The message names the missing column, its spellings and the columns of the file."""
+    text_of_error = read_refusal(write_file(file, "Код,qty,price\nA,1,2\n"), code=FailureCode.COLUMNS_MISSING)
+    assert "sku ('sku')" in text_of_error
+    assert "'Код', 'qty', 'price'" in text_of_error
 
 
-def test_columns_nobody_expects(file: Path) -> None:
-    """I6: where the header has to be exact, one more column is a mismatch."""
-    config = supplier(STOCK, source={"exact": True})
-    assert made(written(file, PLAIN), config).rows == [(2, A), (3, B)]
-    said = refused(written(file, "sku,qty,price,note\nA,1,2,x\n"), config, FailureCode.HEADER_MISMATCH)
-    assert "'note'" in said
+def test_columns_that_are_not_mapped(file: Path) -> None:
+    """I6: With `source.exact`, an additional column is a mismatch."""
+    config = make_supplier(STOCK, source={"exact": True})
+    assert extract_file(write_file(file, PLAIN), config).rows == [(2, A), (3, B)]
+    text_of_error = read_refusal(write_file(file, "sku,qty,price,note\nA,1,2,x\n"), config, FailureCode.HEADER_MISMATCH)
+    assert "'note'" in text_of_error
 
 
-def test_a_header_that_is_not_where_it_should_be(file: Path) -> None:
-    """I6: a header row beyond the file is a mismatch."""
-    config = supplier(STOCK, source={"header": 9})
-    assert "row 9" in refused(written(file, PLAIN), config, FailureCode.HEADER_MISMATCH)
+def test_a_header_row_beyond_the_file(file: Path) -> None:
+    """I6: A configured header row beyond the file is a mismatch."""
+    config = make_supplier(STOCK, source={"header": 9})
+    assert "row 9" in read_refusal(write_file(file, PLAIN), config, FailureCode.HEADER_MISMATCH)
 
 
 def test_zero_bytes_are_characters(file: Path) -> None:
-    """I17: a stray zero byte makes no UTF-16 of a text, and tears no row."""
+    """I17: A stray zero byte does not make a text UTF-16, and does not split a row."""
     for text in ("sku,qty,price\nA\0,1,10.50\nB,2,7\n", PLAIN + "C\0,1,1\n" * 2 + "D,1,1\n" * 1000):
-        rows = read_tables(written(file, text))[""]
+        rows = read_tables(write_file(file, text))[""]
         assert rows == [line.split(",") for line in text.splitlines()]
 
 
-def test_characters_python_would_cut_lines_at(file: Path) -> None:
-    """I17: only line ends end rows, not form feeds or other separators."""
+def test_other_line_separators(file: Path) -> None:
+    """I17: Only line ends end rows, not form feeds or other separators of Unicode."""
     strange = "a\x0bb\x0cc\x85e\u2028f"
-    assert read_tables(written(file, f"sku,{strange}\nA,{strange}\n"))[""] == [["sku", strange], ["A", strange]]
-    found = made(file, supplier({"sku": {"from": "sku"}}, source={"exact": False}))
+    assert read_tables(write_file(file, f"sku,{strange}\nA,{strange}\n"))[""] == [["sku", strange], ["A", strange]]
+    found = extract_file(file, make_supplier({"sku": {"from": "sku"}}, source={"exact": False}))
     assert found.rows == [(2, {"sku": "A"})]
 
 
 @pytest.mark.parametrize("quote", ["", '5" '])
-def test_returns_that_end_no_line(file: Path, quote: str) -> None:
-    """I17: a carriage return amid a line is a character of its cell, on either path."""
+def test_carriage_returns_inside_a_line(file: Path, quote: str) -> None:
+    """I17: A carriage return inside a line is a character of its cell, in both parsers."""
     text = f"sku,name\nA,one\rtwo\nB,{quote}x\r\r\nC,y\r\n"
-    assert read_tables(written(file, text))[""] == [
+    assert read_tables(write_file(file, text))[""] == [
         ["sku", "name"],
         ["A", "one\rtwo"],
         ["B", f"{quote}x\r"],
@@ -248,30 +251,34 @@ def test_returns_that_end_no_line(file: Path, quote: str) -> None:
 
 
 def test_a_very_long_cell(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I17: a cell may be larger than any piece that is read at once."""
+    """I17: A cell may be larger than the pieces in which the file is read."""
     long = "long, " * 30_000
     monkeypatch.setattr(delimited, "PIECE", 10_000)
-    assert read_tables(written(file, f'sku,name\nA,"{long}"\nB,x\n'))[""] == [["sku", "name"], ["A", long], ["B", "x"]]
+    assert read_tables(write_file(file, f'sku,name\nA,"{long}"\nB,x\n'))[""] == [
+        ["sku", "name"],
+        ["A", long],
+        ["B", "x"],
+    ]
 
 
-def test_texts_that_begin_like_something_else(file: Path) -> None:
-    """I17: a header may begin with the letters a program or an archive begins with."""
+def test_texts_that_start_like_other_formats(file: Path) -> None:
+    """I17: A header may start with the same letters as a program or an archive."""
     for start in ("MZ", "PK", "GIF8", "Rar!", "PAR1", "SQLite"):
-        assert read_tables(written(file, f"{start},qty\nA,1\n"))[""] == [[start, "qty"], ["A", "1"]]
+        assert read_tables(write_file(file, f"{start},qty\nA,1\n"))[""] == [[start, "qty"], ["A", "1"]]
 
 
 @pytest.mark.parametrize("text", ['A,5" ' + "x" * 3000, 'A,5" x\n' + 'B,"x\n",' * 300, "x" * 3000, '"x\n",' * 400])
 def test_a_record_without_end(file: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """I19: no line, and no record of many lines, may take all memory."""
+    """I19: An endless line, or an endless record of many lines, is rejected in bounded memory."""
     monkeypatch.setattr(delimited, "PIECE", 64)
     monkeypatch.setattr(delimited, "_RECORD_LIMIT", 1024)
-    assert "1,024" in refused(written(file, f"sku,qty,price\n{text}"))
+    assert "1,024" in read_refusal(write_file(file, f"sku,qty,price\n{text}"))
 
 
-def test_thousands_of_columns_that_share_a_name(file: Path) -> None:
-    """I19: each gets a number that is free, without looking at all before it once more."""
+def test_thousands_of_columns_with_the_same_name(file: Path) -> None:
+    """I19: Each column gets a free number, in linear time."""
     names = ["p", "p_3", "p", "p", *["p"] * 12_000]
-    [table] = open_tables(written(file, ",".join(names) + "\n1\n"), SupplierSource(), SupplierLimits())
-    fields = [field.name for field in bind_columns(table, supplier()).fields]
+    [table] = open_tables(write_file(file, ",".join(names) + "\n1\n"), SupplierSource(), SupplierLimits())
+    fields = [field.name for field in bind_columns(table, make_supplier()).fields]
     assert fields[:5] == ["p", "p_3", "p_2", "p_4", "p_5"]
     assert len(set(fields)) == len(names)

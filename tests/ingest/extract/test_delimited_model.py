@@ -1,4 +1,4 @@
-"""Any table, written by Python's csv module in any dialect, is read back cell by cell."""
+"""Tests with random tables: a table that the csv module writes in any dialect is read back with the same cells."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ from penstock.ingest.extract import delimited
 from penstock.ingest.extract.files import open_tables
 from penstock.ingest.model import RunFailed
 from penstock.ingest.supplier import SupplierLimits, SupplierSource
-from tests.ingest.extraction import trimmed
+from tests.ingest.extraction import trim_row
 
 # Not U+FEFF, which is a mark rather than a character, nor what ends lines of the files that are written here.
 CELLS = st.text(st.sampled_from("ab\",;|\t '\n\r1.Яж€😀\x0c\u2028#\\"), max_size=8)
@@ -34,7 +34,7 @@ ENCODINGS = st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-1
 def read(
     content: bytes, piece: int, *, by_rows: bool, cells: int = 1 << 19, **source: Any
 ) -> list[tuple[int, list[str]]]:
-    """Rows with their numbers, read *piece* bytes and *cells* at a time, on one of the two paths."""
+    """Return the rows with their numbers, read in pieces of *piece* bytes and *cells* cells by either parser."""
     paths: Any = {"_is_well_formed": lambda *_: False} if by_rows else {}
     with (
         TemporaryDirectory() as folder,
@@ -44,7 +44,7 @@ def read(
         file.write_bytes(content)
         [table] = open_tables(file, SupplierSource.model_validate({"format": "csv", **source}), SupplierLimits())
         return [
-            (batch.first_row + place, trimmed(row))
+            (batch.first_row + place, trim_row(row))
             for batch in table.batches
             for place, row in enumerate(batch.frame.rows())
         ]
@@ -55,10 +55,10 @@ def read(
     [["a", "b"], ["\r", ""], ["x\r\ny", '"']], {"delimiter": ",", "quoting": 0, "lineterminator": "\r\n"}, "utf-8", 1, 1
 )
 @settings(max_examples=150)
-def test_what_was_written_is_read_on_both_paths(
+def test_written_cells_are_read_by_both_parsers(
     table: list[list[str]], dialect: dict[str, Any], encoding: str, piece: int, cells: int
 ) -> None:
-    """I17: the same cells in the same rows, whatever is cut between two pieces."""
+    """I17: Both parsers return the same cells in the same rows, for any size of the pieces."""
     if dialect["lineterminator"] == "\n" and dialect["quoting"] == csv.QUOTE_MINIMAL:
         table = [[cell.replace("\r", "") for cell in row] for row in table]  # of which Python's writer takes no care
     out = io.StringIO(newline="")
@@ -66,7 +66,7 @@ def test_what_was_written_is_read_on_both_paths(
     content = out.getvalue().encode(encoding)
     source: dict[str, Any] = {"delimiter": dialect["delimiter"], "encoding": encoding.removesuffix("-sig")}
     columnar = read(content, piece, by_rows=False, cells=cells, **source)
-    expected = [trimmed(row) for row in [["start", "of", "it"], *table]]
+    expected = [trim_row(row) for row in [["start", "of", "it"], *table]]
     assert columnar == list(enumerate(expected, start=1))
     assert read(content, piece, by_rows=True, cells=cells, **source) == columnar
 
@@ -74,24 +74,24 @@ def test_what_was_written_is_read_on_both_paths(
 @given(st.lists(CELLS, min_size=1, max_size=25), st.integers(1, 40))
 @settings(max_examples=60)
 def test_without_quotes_lines_are_rows(lines: list[str], piece: int) -> None:
-    """I17: where quotes mean nothing, only line ends and delimiters do."""
+    """I17: Without quotes, only line ends and delimiters have a meaning."""
     kept = ["start", *(line.replace("\n", "").replace("\r", "") for line in lines)]
     source: dict[str, Any] = {"delimiter": ",", "quote": "", "encoding": "utf-8"}
     found = read("".join(f"{line}\n" for line in kept).encode(), piece, by_rows=False, **source)
-    assert found == [(n, trimmed(line.split(","))) for n, line in enumerate(kept, start=1)]
+    assert found == [(n, trim_row(line.split(","))) for n, line in enumerate(kept, start=1)]
 
 
 @given(st.text(st.sampled_from('ab",\n\r'), max_size=60), st.integers(1, 40), FEW)
 @settings(max_examples=150)
 def test_quotes_anywhere(text: str, piece: int, cells: int) -> None:
-    """I17: however quotes stray, the pieces a file is read in do not change what is read."""
+    """I17: With quotes at any positions, the size of the pieces does not change the result."""
 
     def outcome(size: int, cells: int) -> Any:
         try:
             content = f"start,of\n{text}".encode()
             rows = read(content, size, by_rows=False, cells=cells, delimiter=",", encoding="utf-8")
             # A return at the edge of a cell is a blank there, and goes with the others when the cell is read.
-            return [(number, trimmed(cell.strip("\r") for cell in row)) for number, row in rows]
+            return [(number, trim_row(cell.strip("\r") for cell in row)) for number, row in rows]
         except RunFailed as failed:
             return failed.code
 

@@ -1,4 +1,4 @@
-"""Any bytes at all: they become tables, or the file is refused; nothing else ever happens."""
+"""Tests with random bytes: a file becomes tables or is rejected, without any other error."""
 
 import gzip
 import io
@@ -30,8 +30,8 @@ NESTED = st.recursive(
 FORMATS = ["auto", "csv", "json", "ndjson", "xml"]
 
 
-def outcome(content: bytes, **source: Any) -> str:
-    """How a file of these bytes is read to its end."""
+def read_outcome(content: bytes, **source: Any) -> str:
+    """Return the result of reading a file of these bytes to its end."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "any.bin"
         file.write_bytes(content)
@@ -49,31 +49,31 @@ def outcome(content: bytes, **source: Any) -> str:
 @example(b"\xfe\xff", b"\xfe\xff", "auto")
 @settings(max_examples=150)
 def test_any_bytes(start: bytes, rest: bytes, form: str) -> None:
-    """I6: no bytes make anything but tables or a refusal that names the file, whatever format is asked for."""
-    assert outcome(start + rest, format=form) in ("read", "refused")
+    """I6: Any bytes become tables or a rejection that names the file, for any configured format."""
+    assert read_outcome(start + rest, format=form) in ("read", "refused")
 
 
 @given(st.text(st.sampled_from('{}[]":,0123456789.eE-+\\ubtrfalsn \n'), max_size=60), st.booleans())
 @settings(max_examples=100)
-def test_anything_like_json(text: str, is_lines: bool) -> None:
-    """I6: the same for what looks like JSON."""
-    assert outcome(text.encode(), format="ndjson" if is_lines else "json") in ("read", "refused")
+def test_text_like_json(text: str, is_lines: bool) -> None:
+    """I6: Text similar to JSON becomes tables or a rejection."""
+    assert read_outcome(text.encode(), format="ndjson" if is_lines else "json") in ("read", "refused")
 
 
 @given(NESTED)
 @settings(max_examples=60)
 def test_any_json(document: Any) -> None:
-    """I17: any document is read, or has no records in it."""
-    assert outcome(json.dumps(document).encode(), format="json") in ("read", "refused")
+    """I17: Any JSON document is read, or contains no records."""
+    assert read_outcome(json.dumps(document).encode(), format="json") in ("read", "refused")
 
 
 @given(
     st.lists(st.sampled_from(["<a>", "</a>", "<b x='1'>", "</b>", "t", "&amp;", "&x;", "<!-- c -->", "<c/>", "<?p?>"]))
 )
 @settings(max_examples=150)
-def test_anything_like_xml(parts: list[str]) -> None:
-    """I6: the same for what looks like XML."""
-    assert outcome(f"<r>{''.join(parts)}</r>".encode()) in ("read", "refused")
+def test_text_like_xml(parts: list[str]) -> None:
+    """I6: Text similar to XML becomes tables or a rejection."""
+    assert read_outcome(f"<r>{''.join(parts)}</r>".encode()) in ("read", "refused")
 
 
 def archives() -> list[bytes]:
@@ -90,19 +90,19 @@ DAMAGE = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 25
 @given(st.sampled_from(archives()), DAMAGE, st.floats(0.2, 1))
 @settings(max_examples=150)
 def test_damaged_archives(whole: bytes, damage: list[tuple[float, int]], kept: float) -> None:
-    """I6: the same for archives with wrong bytes, cut anywhere."""
+    """I6: Archives with wrong bytes, truncated at any position, become tables or a rejection."""
     content = bytearray(whole)
     for place, byte in damage:
         content[int(place * len(content))] = byte
-    assert outcome(bytes(content[: int(len(content) * kept)])) in ("read", "refused")
+    assert read_outcome(bytes(content[: int(len(content) * kept)])) in ("read", "refused")
 
 
 @given(st.sampled_from(sorted(WRITERS)), DAMAGE)
 @settings(max_examples=25)
 def test_damaged_workbooks(kind: str, damage: list[tuple[float, int]]) -> None:
-    """I6: the same for workbooks, whose reader may break without us."""
+    """I6: Damaged workbooks become tables or a rejection; a crash of the reader does not affect the process."""
     with TemporaryDirectory() as folder:
         content = bytearray(WRITERS[kind](Path(folder) / "w", {"s": ROWS}).read_bytes())
     for place, byte in damage:
         content[int(place * len(content))] = byte
-    assert outcome(bytes(content)) in ("read", "refused")
+    assert read_outcome(bytes(content)) in ("read", "refused")

@@ -1,4 +1,4 @@
-"""JSON documents read as a stream: what is none, how deep it goes, and how long a record may be."""
+"""Tests of JSON documents that are read as a stream: invalid documents, nesting, and the size of records."""
 
 import codecs
 import json
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.ingest.extract import json_stream
-from tests.ingest.extract.json_files import LIST, A, B, written
-from tests.ingest.extraction import STOCK, made, refused, supplier
+from tests.ingest.extract.json_files import LIST, A, B, write_file
+from tests.ingest.extraction import STOCK, extract_file, make_supplier, read_refusal
 
 
 @pytest.mark.parametrize(
@@ -22,21 +22,24 @@ from tests.ingest.extraction import STOCK, made, refused, supplier
 )
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_a_document_of_records(file: Path, document: Any, end: bytes) -> None:
-    """I17: the first list of objects is the records, numbered from 1; a line end behind it changes nothing."""
+    """I17: The first list of objects has the records, numbered from 1; a line end after the document is ignored."""
     for indent in (None, 2):
         content = json.dumps(document, indent=indent).encode() + end
-        assert made(written(file, content)).rows == [(1, A), (2, B)]
+        assert extract_file(write_file(file, content)).rows == [(1, A), (2, B)]
 
 
-def test_where_the_records_are_can_be_told(file: Path) -> None:
-    """I17: of several lists, the one that is configured."""
+def test_the_path_of_the_records_can_be_configured(file: Path) -> None:
+    """I17: Of several lists, the configured list is read."""
     document = {"brands": [{"sku": "no"}], "data": {"items": LIST}}
-    assert made(written(file, document), supplier(STOCK, source={"records": "data.items"})).rows == [(1, A), (2, B)]
+    assert extract_file(write_file(file, document), make_supplier(STOCK, source={"records": "data.items"})).rows == [
+        (1, A),
+        (2, B),
+    ]
 
 
 @pytest.mark.parametrize("is_lines", [True, False])
-def test_numbers_are_kept_as_they_are_written(file: Path, is_lines: bool) -> None:
-    """I8: no number passes through a float."""
+def test_numbers_keep_their_digits(file: Path, is_lines: bool) -> None:
+    """I8: Numbers are not converted to floats."""
     numbers = [
         "12345678901234567890123",
         "0.1",
@@ -49,7 +52,7 @@ def test_numbers_are_kept_as_they_are_written(file: Path, is_lines: bool) -> Non
     kept = [*numbers[:5], "1000", numbers[6]]
     lines = [f'{{"n": {number}}}' for number in numbers]
     content = "\n".join(lines) if is_lines else f"[{','.join(lines)}]"
-    found = made(written(file, content.encode()), supplier({"n": {"from": "n"}}))
+    found = extract_file(write_file(file, content.encode()), make_supplier({"n": {"from": "n"}}))
     assert [payload["n"] for _, payload in found.rows] == kept
 
 
@@ -70,26 +73,26 @@ def test_numbers_are_kept_as_they_are_written(file: Path, is_lines: bool) -> Non
         codecs.BOM_UTF16_LE + b"[\0{\0\x00\xd8",
     ],
 )
-def test_what_is_no_json(file: Path, content: bytes) -> None:
-    """I6: a document that breaks off, or never was one, is not readable: its records are not published."""
-    refused(written(file, content))
+def test_invalid_json(file: Path, content: bytes) -> None:
+    """I6: A truncated or invalid document is rejected, and its records are not published."""
+    read_refusal(write_file(file, content))
 
 
 def test_deep_nesting(file: Path) -> None:
-    """I19: however deep it goes, it ends in a text or in a refusal."""
+    """I19: Deep nesting becomes a text or a rejection."""
     nested: Any = "x"
     for _ in range(40):
         nested = {"a": nested}
-    found = made(written(file, [{"sku": "A", "deep": nested}]), supplier({"sku": {"from": "sku"}}))
+    found = extract_file(write_file(file, [{"sku": "A", "deep": nested}]), make_supplier({"sku": {"from": "sku"}}))
     assert found.rows == [(1, {"sku": "A"})]
-    refused(written(file, b'[{"sku": ' + b"[" * 100_000))
-    refused(written(file, b'[{"sku": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]"))
+    read_refusal(write_file(file, b'[{"sku": ' + b"[" * 100_000))
+    read_refusal(write_file(file, b'[{"sku": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]"))
 
 
-def test_half_characters(file: Path) -> None:
-    """I17: an escape that spells half a character is no reason to fall over."""
+def test_lone_surrogates(file: Path) -> None:
+    """I17: An escape of a lone surrogate is read without an error."""
     for content in (b'[{"sku": "\\ud83d"}]', b'{"sku": "\\ud83d"}\n{"sku": "\\ud83d\\ude00"}\n'):
-        found = made(written(file, content), supplier({"sku": {"from": "sku"}}))
+        found = extract_file(write_file(file, content), make_supplier({"sku": {"from": "sku"}}))
         assert len(found.facts) + len(found.bad) == content.count(b"sku")
 
 
@@ -105,15 +108,15 @@ LONG = [
 
 @pytest.mark.parametrize("record", LONG)
 def test_a_record_without_end(file: Path, monkeypatch: pytest.MonkeyPatch, record: bytes) -> None:
-    """I19: no text and no record of a document may take all memory, nor be read again and again."""
+    """I19: An endless text or record is rejected in bounded memory and linear time."""
     monkeypatch.setattr(json_stream, "LIMIT", 1 << 20)
-    said = refused(written(file, b'[{"sku": "A"}, ' + record + b"]"))
-    assert f"{1 << 20:,} bytes" in said
+    message = read_refusal(write_file(file, b'[{"sku": "A"}, ' + record + b"]"))
+    assert f"{1 << 20:,} bytes" in message
 
 
-def test_what_is_long_but_no_record(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I19: many records, and lists beside them, may be as long as they are."""
+def test_long_lists(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I19: The number of records, and the length of other lists, is not limited."""
     monkeypatch.setattr(json_stream, "LIMIT", 1 << 18)
     beside = [1] * (1 << 18)
     document = {"beside": beside, "texts": ['a\\"', "\\"] * (1 << 16), "items": [{"sku": 'a"' * 50_000}] * 20}
-    assert len(made(written(file, document), supplier({"sku": {"from": "sku"}})).facts) == 20
+    assert len(extract_file(write_file(file, document), make_supplier({"sku": {"from": "sku"}})).facts) == 20

@@ -1,4 +1,4 @@
-"""Workbooks of every kind, as people make them."""
+"""Tests of workbooks in all formats."""
 
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
@@ -9,8 +9,8 @@ import xlsxwriter  # type: ignore[import-untyped]
 import xlwt  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import FailureCode
-from tests.ingest.extract.workbooks import Sheets, ods, raw_ods, xlsb
-from tests.ingest.extraction import STOCK, made, read_tables, refused, supplier
+from tests.ingest.extract.workbooks import Sheets, ods, write_ods_xml, xlsb
+from tests.ingest.extraction import STOCK, extract_file, make_supplier, read_refusal, read_tables
 
 pytestmark = pytest.mark.server  # a workbook is read in a process of its own
 
@@ -47,13 +47,13 @@ WRITERS = {"xlsx": xlsx, "xls": xls, "xlsb": xlsb, "ods": ods}
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_every_kind_of_workbook(tmp_path: Path, kind: str) -> None:
-    """I17: the same facts from each, a category per sheet, rows numbered as a person sees them."""
+    """I17: Every format gives the same facts, with a category for each sheet and the row numbers of the sheet."""
     sheets: Sheets = {
         "Шины": ROWS,
         "Диски": [["Прайс"], [], HEADER, ["C", 3, 0.01], [None, None, None], ["00D", "", True]],
     }
     columns = {**STOCK, "price_minor": {"from": "price", "empty": ["true"], "type": "money"}}
-    found = made(WRITERS[kind](tmp_path / f"price.{kind}", sheets), supplier(columns))
+    found = extract_file(WRITERS[kind](tmp_path / f"price.{kind}", sheets), make_supplier(columns))
     assert found.of("Шины") == [(2, A), (3, B)]
     assert found.of("Диски") == [
         (4, {"sku": "C", "qty": 3, "price_minor": 1}),
@@ -63,24 +63,21 @@ def test_every_kind_of_workbook(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_the_name_of_a_file_says_nothing(tmp_path: Path, kind: str) -> None:
-    """I17: a workbook is known by what it holds."""
-    assert made(WRITERS[kind](tmp_path / "price.csv", {"s": ROWS})).of("s") == [(2, A), (3, B)]
+def test_the_name_of_a_file_is_not_used(tmp_path: Path, kind: str) -> None:
+    """I17: A workbook is detected by its content."""
+    assert extract_file(WRITERS[kind](tmp_path / "price.csv", {"s": ROWS})).of("s") == [(2, A), (3, B)]
 
 
-def test_a_configured_format_is_asked_for(tmp_path: Path) -> None:
-    """I6: where XLSX is said to come, CSV is not known."""
+def test_a_configured_format_is_required(tmp_path: Path) -> None:
+    """I6: A CSV file is rejected if XLSX is configured."""
     file = tmp_path / "price.xlsx"
     file.write_text("sku,qty,price\nA,1,1\n")
-    said = refused(file, supplier(STOCK, source={"format": "xlsx"}), FailureCode.FORMAT_UNKNOWN)
-    assert "is csv, but `source.format` is xlsx" in said
+    text_of_error = read_refusal(file, make_supplier(STOCK, source={"format": "xlsx"}), FailureCode.FORMAT_UNKNOWN)
+    assert "is csv, but `source.format` is xlsx" in text_of_error
 
 
-def test_cells_read_as_a_person_reads_them(tmp_path: Path) -> None:
-    """I17: in a form no locale changes: dates as ISO, numbers in all their digits, formulas by their values.
-
-    A cell with an error holds nothing.
-    """
+def test_cells_are_read_as_a_person_reads_them(tmp_path: Path) -> None:
+    """I17: Dates are ISO 8601, numbers have all digits, formulas are values, and a cell with an error is empty."""
     file = tmp_path / "cells.xlsx"
     with xlsxwriter.Workbook(file) as book:
         sheet = book.add_worksheet("s")
@@ -122,7 +119,7 @@ def test_cells_read_as_a_person_reads_them(tmp_path: Path) -> None:
 
 
 def test_dates_of_old_workbooks(tmp_path: Path) -> None:
-    """I17: XLS keeps days since 1900; they are dates all the same."""
+    """I17: XLS stores dates as days since 1900; they are read as dates."""
     book = xlwt.Workbook()
     sheet = book.add_sheet("s")
     sheet.write(0, 0, MOMENT, xlwt.easyxf(num_format_str="dd.mm.yyyy hh:mm"))
@@ -132,7 +129,7 @@ def test_dates_of_old_workbooks(tmp_path: Path) -> None:
 
 
 def test_merged_cells(tmp_path: Path) -> None:
-    """I17: a merged header names all below it, and a merged cell holds for the rows it spans."""
+    """I17: A merged header names all columns below it, and with `fill_down` a merged cell applies to all its rows."""
     file = tmp_path / "merged.xlsx"
     with xlsxwriter.Workbook(file) as book:
         sheet = book.add_worksheet("s")
@@ -148,7 +145,7 @@ def test_merged_cells(tmp_path: Path) -> None:
         "retail": {"from": "Цена / розница", "type": "money"},
         "bulk": {"from": "Цена / опт", "type": "money"},
     }
-    assert made(file, supplier(columns, source={"header_rows": 2})).rows == [
+    assert extract_file(file, make_supplier(columns, source={"header_rows": 2})).rows == [
         (3, {"brand": "Nokian", "retail": 1050, "bulk": 700}),
         (4, {"brand": "Nokian", "retail": 1100, "bulk": 800}),
         (5, {"brand": "Pirelli", "retail": 1200, "bulk": 900}),
@@ -157,30 +154,30 @@ def test_merged_cells(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_empty_rows_and_columns_before_the_table(tmp_path: Path, kind: str) -> None:
-    """I8, §9: a row has the number its row has on the screen, and a column too."""
+    """I8, §9: Row and column numbers are those of the sheet."""
     rows: list[list[Any]] = [[], [], *([None, None, *row] for row in ROWS)]
     file = WRITERS[kind](tmp_path / "shifted.bin", {"s": rows})
-    assert made(file).rows == [(4, A), (5, B)]
-    by_number = supplier({"sku": {"from": 3}}, source={"header": 3})
-    assert made(file, by_number).rows == [(4, {"sku": "A"}), (5, {"sku": "B"})]
+    assert extract_file(file).rows == [(4, A), (5, B)]
+    by_number = make_supplier({"sku": {"from": 3}}, source={"header": 3})
+    assert extract_file(file, by_number).rows == [(4, {"sku": "A"}), (5, {"sku": "B"})]
 
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_empty_sheets_are_no_tables(tmp_path: Path, kind: str) -> None:
-    """I17: the sheets a spreadsheet program adds by itself do not fail a run."""
-    found = made(WRITERS[kind](tmp_path / "price.bin", {"Sheet0": [], "s": ROWS, "Sheet2": []}))
+    """I17: Empty sheets are ignored."""
+    found = extract_file(WRITERS[kind](tmp_path / "price.bin", {"Sheet0": [], "s": ROWS, "Sheet2": []}))
     assert found.of("s") == [(2, A), (3, B)]
     assert list(found.stats.categories) == ["s"]
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_workbook_without_anything(tmp_path: Path, kind: str) -> None:
-    """I6: it is empty, as an empty file is."""
-    refused(WRITERS[kind](tmp_path / "price.bin", {"Sheet1": [], "Sheet2": []}), code=FailureCode.FILE_EMPTY)
+def test_an_empty_workbook(tmp_path: Path, kind: str) -> None:
+    """I6: A workbook without data is empty, like an empty file."""
+    read_refusal(WRITERS[kind](tmp_path / "price.bin", {"Sheet1": [], "Sheet2": []}), code=FailureCode.FILE_EMPTY)
 
 
-def test_hidden_sheets_count_when_they_are_asked_for(tmp_path: Path) -> None:
-    """I17: what a person does not see is not published by accident."""
+def test_hidden_sheets_are_read_if_configured(tmp_path: Path) -> None:
+    """I17: Hidden sheets are not read unless `source.sheets.only` names them."""
     file = tmp_path / "price.xlsx"
     with xlsxwriter.Workbook(file) as book:
         for name in ("seen", "hidden", "very hidden"):
@@ -193,28 +190,28 @@ def test_hidden_sheets_count_when_they_are_asked_for(tmp_path: Path) -> None:
                 sheet.very_hidden()
     assert list(read_tables(file)) == ["seen"]
     assert list(read_tables(file, sheets={"only": ["hidden", "very hidden"]})) == ["hidden", "very hidden"]
-    config = supplier(STOCK, source={"sheets": {"only": ["gone"]}})
-    assert "'gone'" in refused(file, config)
+    config = make_supplier(STOCK, source={"sheets": {"only": ["gone"]}})
+    assert "'gone'" in read_refusal(file, config)
 
 
 def test_forty_sheets(tmp_path: Path) -> None:
-    """I17: a category per sheet, by name or by number; some can be left out."""
+    """I17: Each sheet is a category, by name or by number; sheets can be skipped."""
     sheets: Sheets = {f"Лист {n}": [HEADER, [f"A{n}", n, 1]] for n in range(1, 41)}
     file = xlsx(tmp_path / "forty.xlsx", sheets)
-    found = made(file, supplier(STOCK, source={"sheets": {"category": "number", "skip": ["Лист 2"]}}))
+    found = extract_file(file, make_supplier(STOCK, source={"sheets": {"category": "number", "skip": ["Лист 2"]}}))
     assert [fact["category_key"] for fact in found.facts] == [f"sheet{n}" for n in range(1, 41) if n != 2]
     assert found.of("sheet14") == [(2, {"sku": "A14", "qty": 14, "price_minor": 100})]
 
 
 def test_a_sheet_that_lacks_a_column(tmp_path: Path) -> None:
-    """I6: the message names the sheet, and the hint how to leave it out."""
+    """I6: The message names the sheet, and the hint the setting that skips it."""
     file = xlsx(tmp_path / "price.xlsx", {"Шины": ROWS, "Условия": [["Доставка", "Срок"], ["да", "3 дня"]]})
-    assert "'Условия'" in refused(file, code=FailureCode.COLUMNS_MISSING)
-    assert made(file, supplier(STOCK, source={"sheets": {"skip": ["Условия"]}})).rows == [(2, A), (3, B)]
+    assert "'Условия'" in read_refusal(file, code=FailureCode.COLUMNS_MISSING)
+    assert extract_file(file, make_supplier(STOCK, source={"sheets": {"skip": ["Условия"]}})).rows == [(2, A), (3, B)]
 
 
-def test_cells_an_ods_repeats(tmp_path: Path) -> None:
-    """I17: an ODS says once what comes many times; blank repetitions at the end are not there."""
+def test_repeated_cells_of_ods(tmp_path: Path) -> None:
+    """I17: Repeated cells of ODS are expanded, except for blank cells at the end."""
     cell = '<table:table-cell office:value-type="string"{}><text:p>{}</text:p></table:table-cell>'
     repeat = ' table:number-columns-repeated="2"'
     tables_xml = (
@@ -225,5 +222,5 @@ def test_cells_an_ods_repeats(tmp_path: Path) -> None:
         '<table:table-row table:number-rows-repeated="1048000"><table:table-cell table:number-columns-repeated="1024"/>'
         "</table:table-row></table:table>"
     )
-    found = read_tables(raw_ods(tmp_path / "repeated.ods", tables_xml))["s"]
+    found = read_tables(write_ods_xml(tmp_path / "repeated.ods", tables_xml))["s"]
     assert found == [["a", "b", "c"], *[["x", "x", "y"]] * 3]

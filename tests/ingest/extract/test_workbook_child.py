@@ -1,4 +1,4 @@
-"""Workbooks that are broken, or made to take the machine down: only the process that reads them pays."""
+"""Tests of damaged and malicious workbooks, which affect only the child process that reads them."""
 
 import random
 import resource
@@ -20,8 +20,8 @@ from penstock.ingest.extract.tables import BATCH, CELLS, HEAD
 from penstock.ingest.model import RunFailed
 from penstock.ingest.supplier import SupplierLimits, SupplierSource
 from tests.ingest.extract.test_workbook import ROWS, WRITERS, A, B
-from tests.ingest.extract.workbooks import raw_ods, zipped
-from tests.ingest.extraction import STOCK, made, refused, supplier
+from tests.ingest.extract.workbooks import write_ods_xml, zipped
+from tests.ingest.extraction import STOCK, extract_file, make_supplier, read_refusal
 
 pytestmark = pytest.mark.server  # a workbook is read in a process of its own
 
@@ -29,8 +29,8 @@ SMALL = {"workbook_memory": 400_000_000, "workbook_seconds": 20}
 CELL = '<table:table-cell office:value-type="string"><text:p>x</text:p></table:table-cell>'
 
 
-def xlsx_of(file: Path, sheet: str) -> Path:
-    """An XLSX whose only sheet is this XML."""
+def write_xlsx(file: Path, sheet: str) -> Path:
+    """Write an XLSX whose only sheet is this XML."""
     with xlsxwriter.Workbook(file) as book:
         book.add_worksheet("s")
     with zipfile.ZipFile(file) as archive:
@@ -47,72 +47,74 @@ def row_of(number: int, *cells: str) -> str:
 
 
 def test_a_sheet_that_claims_a_million_rows(tmp_path: Path) -> None:
-    """I19: what a sheet says of its size is nothing; its rows are."""
+    """I19: The declared size of a sheet is not used, only its rows."""
     rows = row_of(1, "sku", "qty", "price") + "".join(row_of(n, f"A{n}", "1", "2") for n in range(2, 12))
-    file = xlsx_of(tmp_path / "claims.xlsx", f'<dimension ref="A1:XFD1048576"/><sheetData>{rows}</sheetData>')
-    found = made(file, supplier(STOCK, limits=SMALL))
+    file = write_xlsx(tmp_path / "claims.xlsx", f'<dimension ref="A1:XFD1048576"/><sheetData>{rows}</sheetData>')
+    found = extract_file(file, make_supplier(STOCK, limits=SMALL))
     assert [(number, payload["sku"]) for number, payload in found.rows] == [(n, f"A{n}") for n in range(2, 12)]
 
 
 def test_cells_in_opposite_corners(tmp_path: Path) -> None:
-    """I19: a sheet of seventeen thousand million cells is too large, and says so in time."""
+    """I19: A sheet of seventeen billion cells is rejected as too large, in time."""
     corner = '<row r="1048576"><c r="XFD1048576"><v>1</v></c></row>'
-    file = xlsx_of(tmp_path / "corners.xlsx", f"<sheetData>{row_of(1, 'sku', 'qty', 'price')}{corner}</sheetData>")
-    said = refused(file, supplier(STOCK, limits=SMALL), FailureCode.FILE_TOO_LARGE)
-    assert "400 MB" in said
+    file = write_xlsx(tmp_path / "corners.xlsx", f"<sheetData>{row_of(1, 'sku', 'qty', 'price')}{corner}</sheetData>")
+    message = read_refusal(file, make_supplier(STOCK, limits=SMALL), FailureCode.FILE_TOO_LARGE)
+    assert "400 MB" in message
 
 
 @pytest.mark.full
-def test_one_cell_a_million_rows_down(tmp_path: Path) -> None:
-    """I19: a narrow sheet with a stray cell at its very end is read, in its rows."""
+def test_a_cell_a_million_rows_down(tmp_path: Path) -> None:
+    """I19: A narrow sheet with a stray cell in its last row is read."""
     rows = row_of(1, "sku", "qty", "price") + row_of(2, "A", "1", "10.50") + row_of(1048576, "B", "2", "7")
-    file = xlsx_of(tmp_path / "stray.xlsx", f"<sheetData>{rows}</sheetData>")
-    found = made(file, supplier(STOCK))
+    file = write_xlsx(tmp_path / "stray.xlsx", f"<sheetData>{rows}</sheetData>")
+    found = extract_file(file, make_supplier(STOCK))
     assert found.rows == [(2, A), (1048576, B)]
     assert found.stats.blank_rows == 1048576 - 3
 
 
 @pytest.mark.parametrize("columns", [1, 1024])
-def test_rows_an_ods_repeats_a_million_times(tmp_path: Path, columns: int) -> None:
-    """I19: a thousand bytes that mean a thousand million cells are too large."""
+def test_repeated_rows_of_ods(tmp_path: Path, columns: int) -> None:
+    """I19: A small ODS that repeats rows to a billion cells is rejected as too large."""
     wide = CELL.replace("<table:table-cell", f'<table:table-cell table:number-columns-repeated="{columns}"')
     table = f'<table:table table:name="s"><table:table-row table:number-rows-repeated="1048576">{wide}</table:table-row></table:table>'  # noqa: E501
-    file = raw_ods(tmp_path / "million.ods", table * (1 if columns > 1 else 3))
+    file = write_ods_xml(tmp_path / "million.ods", table * (1 if columns > 1 else 3))
     if columns > 1:
-        refused(file, supplier(STOCK, limits=SMALL), FailureCode.FILE_TOO_LARGE)
+        read_refusal(file, make_supplier(STOCK, limits=SMALL), FailureCode.FILE_TOO_LARGE)
     else:
-        refused(file, supplier(STOCK, limits=SMALL), FailureCode.COLUMNS_MISSING)
+        read_refusal(file, make_supplier(STOCK, limits=SMALL), FailureCode.COLUMNS_MISSING)
 
 
 @pytest.mark.full
-def test_a_workbook_that_unpacks_without_end(tmp_path: Path) -> None:
-    """I19: an XLSX may be a bomb like any other archive."""
-    file = xlsx_of(tmp_path / "bomb.xlsx", f"<sheetData>{row_of(1, 'x' * 120_000_000)}</sheetData>")
+def test_a_workbook_with_an_excessive_size(tmp_path: Path) -> None:
+    """I19: The limits of unpacking apply to XLSX like to other archives."""
+    file = write_xlsx(tmp_path / "bomb.xlsx", f"<sheetData>{row_of(1, 'x' * 120_000_000)}</sheetData>")
     assert file.stat().st_size < 1_000_000
-    refused(file, supplier(STOCK, limits={**SMALL, "workbook_memory": 100_000_000}), FailureCode.FILE_TOO_LARGE)
+    read_refusal(
+        file, make_supplier(STOCK, limits={**SMALL, "workbook_memory": 100_000_000}), FailureCode.FILE_TOO_LARGE
+    )
 
 
 def test_a_workbook_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I19: nobody waits for a reader for ever."""
+    """I19: The time for reading a workbook is limited."""
     monkeypatch.setattr(workbook, "Timer", lambda _seconds, end: Timer(0, end))
     file = WRITERS["xlsx"](tmp_path / "slow.xlsx", {"s": ROWS * 10_000})
-    said = refused(file, supplier(STOCK, limits={"workbook_seconds": 7}), FailureCode.FILE_TOO_LARGE)
-    assert "7 s" in said
+    message = read_refusal(file, make_supplier(STOCK, limits={"workbook_seconds": 7}), FailureCode.FILE_TOO_LARGE)
+    assert "7 s" in message
 
 
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.95])
 def test_a_workbook_that_was_cut(tmp_path: Path, kind: str, part: float) -> None:
-    """I6: half an upload is not readable, and what there is of it is not published."""
+    """I6: A truncated workbook is rejected, and nothing of it is published."""
     file = WRITERS[kind](tmp_path / f"cut.{kind}", {"s": ROWS * 100})
     whole = file.read_bytes()
     file.write_bytes(whole[: int(len(whole) * part)])
-    refused(file)
+    read_refusal(file)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_workbook_with_wrong_bytes(tmp_path: Path, kind: str) -> None:
-    """I6: however it is damaged, it gives tables, or says that it cannot be read; the reader may break, we do not."""
+    """I6: A damaged workbook gives tables or a rejection; a crash of the reader does not affect the process."""
     file = WRITERS[kind](tmp_path / f"damaged.{kind}", {"s": ROWS})
     whole, chance = file.read_bytes(), random.Random(7)
     for _ in range(12):
@@ -121,11 +123,11 @@ def test_a_workbook_with_wrong_bytes(tmp_path: Path, kind: str) -> None:
             damaged[chance.randrange(len(damaged))] = chance.randrange(256)
         file.write_bytes(damaged)
         with suppress(RunFailed):
-            made(file, supplier(limits=SMALL))
+            extract_file(file, make_supplier(limits=SMALL))
 
 
 def ole(*names: str) -> bytes:
-    """A compound file as encrypted workbooks are, with empty streams of these names."""
+    """Return a compound file, like that of an encrypted workbook, with empty streams of these names."""
     head = struct.pack(
         "<8s16sHHHHH6sIIIIIIIIII", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", bytes(16), 0x3E, 3, 0xFFFE, 9, 6, bytes(6),
         0, 1, 1, 0, 4096, 0xFFFFFFFE, 0, 0xFFFFFFFE, 0, 0,
@@ -145,24 +147,24 @@ def _ole_entry(name: str, place: int) -> bytes:
 
 
 def test_a_workbook_with_a_password(tmp_path: Path) -> None:
-    """I6: an encrypted XLSX is a compound file of its own kind."""
+    """I6: An encrypted XLSX, which is a compound file, is rejected."""
     file = tmp_path / "secret.xlsx"
     file.write_bytes(ole("EncryptionInfo", "EncryptedPackage"))
-    assert "password" in refused(file).lower()
+    assert "password" in read_refusal(file).lower()
 
 
 def test_a_document_that_is_no_workbook(tmp_path: Path) -> None:
-    """I6: a letter renamed to .xlsx is told to be a document."""
+    """I6: A text document with the name of a workbook is rejected as a document."""
     parts: dict[str, dict[str, Any]] = {
         "letter.xlsx": {"[Content_Types].xml": "<Types/>", "word/document.xml": "<w/>"},
         "letter.ods": {"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": "<w/>"},
     }
     for name, contents in parts.items():
-        assert "not a workbook" in refused(zipped(tmp_path / name, contents), code=FailureCode.FORMAT_UNKNOWN)
+        assert "not a workbook" in read_refusal(zipped(tmp_path / name, contents), code=FailureCode.FORMAT_UNKNOWN)
 
 
 def test_the_reader_ends_with_the_file(tmp_path: Path) -> None:
-    """I19: whoever stops amid a workbook leaves no process behind."""
+    """I19: A caller that stops within a workbook leaves no child process."""
     file = WRITERS["xlsx"](tmp_path / "price.xlsx", {f"s{n}": ROWS for n in range(5)})
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
     tables = open_tables(file, SupplierSource(), SupplierLimits())
@@ -172,7 +174,7 @@ def test_the_reader_ends_with_the_file(tmp_path: Path) -> None:
 
 
 class Wide:
-    """A sheet as the reader gives it."""
+    """A sheet in the form of the reader library."""
 
     start, width = (0, 2), 3_000
 
@@ -181,7 +183,7 @@ class Wide:
 
 
 def test_a_wide_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I16, I19: of a wide sheet fewer rows are sent at once, but all in which a header is looked for."""
+    """I16, I19: Batches of wide sheets have fewer rows, but the first contains all rows searched for the header."""
     sheet: Any = Wide()
     sent = list(workbook_child._read_batches(sheet, BATCH))
     assert [(one["first_row"], len(one["columns"][0])) for one in sent] == [(1, HEAD), (201, HEAD), (401, 100)]

@@ -1,4 +1,4 @@
-"""Small writers of the workbooks nobody else writes for us: ODS and XLSB, and zips of any content."""
+"""Writers of ODS, XLSB and zip files, for which there is no library."""
 
 import struct
 import zipfile
@@ -22,11 +22,11 @@ def zipped(file: Path, contents: Mapping[str, bytes | str], method: int = zipfil
 
 
 def ods(file: Path, sheets: Sheets) -> Path:
-    return raw_ods(file, "".join(_ods_table(name, rows) for name, rows in sheets.items()))
+    return write_ods_xml(file, "".join(_ods_table(name, rows) for name, rows in sheets.items()))
 
 
-def raw_ods(file: Path, tables: str) -> Path:
-    """An ODS whose tables are XML already."""
+def write_ods_xml(file: Path, tables: str) -> Path:
+    """Write an ODS whose tables are given as XML."""
     names = {"office": "office", "table": "table", "text": "text"}
     spaces = " ".join(
         f'xmlns:{short}="urn:oasis:names:tc:opendocument:xmlns:{long}:1.0"' for short, long in names.items()
@@ -56,7 +56,7 @@ def _ods_cell(value: Value) -> str:
 
 
 def xlsb(file: Path, sheets: Sheets) -> Path:
-    """[MS-XLSB], as little of it as makes a workbook."""
+    """Write the parts of [MS-XLSB] that a workbook needs."""
     names = list(sheets)
     bundles = b"".join(
         _record(0x9C, struct.pack("<II", 0, n) + _wide(f"rId{n}") + _wide(name))
@@ -107,7 +107,7 @@ def _record(kind: int, body: bytes = b"") -> bytes:
 
 
 def _number(value: int) -> bytes:
-    """Seven bits a byte, the lowest first."""
+    """Encode an integer with seven bits per byte, the lowest first."""
     out = bytearray()
     while True:
         value, low = value >> 7, value & 0x7F

@@ -53,7 +53,7 @@ def test_a_workbook_without_a_table_says_so(tmp_path: Path) -> None:
 
 
 def test_a_header_alone_is_mapped_by_its_words(tmp_path: Path) -> None:
-    """I17: without rows only names tell what columns are, and that is said."""
+    """I17: without rows only names tell what columns are, and that is message."""
     file = tmp_path / "header.csv"
     file.write_text("Артикул;Цена;Остаток\n", encoding="utf-8")
     inspection = proposed(file)

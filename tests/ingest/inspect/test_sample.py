@@ -9,7 +9,7 @@ from tests.ingest.inspect.proposals import proposed
 
 
 def test_a_large_file_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I17: beyond what is cheap only the beginning is looked at, and that is said."""
+    """I17: beyond what is cheap only the beginning is looked at, and that is message."""
     monkeypatch.setattr(sample, "_CHEAP", 1_000_000)
     file = tmp_path / "large.csv"
     file.write_text("sku,name,price\n" + "".join(f"A{n:07},Item number {n},{n}.00\n" for n in range(150_000)))

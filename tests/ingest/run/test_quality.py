@@ -13,7 +13,7 @@ from penstock.ingest.contract import FailureCode, IngestReason
 from penstock.ingest.model import RunFailed, RunStats
 from penstock.ingest.run.quality import check_quality
 from penstock.ingest.tree import paths
-from tests.ingest.extraction import supplier
+from tests.ingest.extraction import make_supplier
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, failure, snapshot
 from tests.support.types import Json
 
@@ -271,7 +271,7 @@ def test_quality_check_needs_only_numbers() -> None:
     """I15: the quality check depends only on the numbers of good and bad rows."""
     stats = RunStats()
     stats.count(None, 9, {IngestReason.NOT_INTEGER.value: 1})
-    check_quality(stats, supplier(max_bad_ratio=0.1))
+    check_quality(stats, make_supplier(max_bad_ratio=0.1))
     with pytest.raises(RunFailed) as refused:
-        check_quality(stats, supplier(max_bad_ratio=0.09))
+        check_quality(stats, make_supplier(max_bad_ratio=0.09))
     assert refused.value.code is FailureCode.DQ_TOO_MANY_BAD_ROWS
