@@ -1,4 +1,4 @@
-"""The documents of ingest and the code agree."""
+"""Tests that the documentation of ingest agrees with the code."""
 
 import re
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_example_of_a_configuration_is_valid(tmp_path: Path) -> None:
     "section", [Supplier, SupplierColumn, SupplierSource, SheetSelection, PublishGuards, SupplierLimits]
 )
 def test_every_key_of_a_supplier_is_documented(section: type[BaseModel]) -> None:
-    """I18: docs/ingest.md names each key of the configuration of a supplier."""
+    """I18: docs/ingest.md names every key."""
     page = (DOCS / "ingest.md").read_text()
     keys = [field.alias or name for name, field in section.model_fields.items()]
     assert [key for key in keys if not re.search(rf"[`.{{ ]{key}[`:.]|^{key}:", page, re.MULTILINE)] == []

@@ -30,7 +30,7 @@ def in_zip(**sheets: object) -> Supplier:
 
 
 def test_a_gzip(tmp_path: Path) -> None:
-    """I17: A gzip file is unpacked while it is read; all members of a file with several are read."""
+    """I17: a gzip file is unpacked while it is read; all members of a file with several are read."""
     file = tmp_path / "stock.csv.gz"
     file.write_bytes(gzip.compress(PLAIN))
     assert extract_file(file).rows == [(2, A), (3, B)]
@@ -40,14 +40,14 @@ def test_a_gzip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [2, 9, 15, -1, -5])
 def test_a_gzip_that_was_cut(tmp_path: Path, kept: int) -> None:
-    """I6: A truncated gzip file is rejected."""
+    """I6: a truncated gzip file is rejected."""
     file = tmp_path / "stock.csv.gz"
     file.write_bytes(gzip.compress(PLAIN * 100)[:kept])
     read_refusal(file)
 
 
 def test_a_gzip_that_is_damaged(tmp_path: Path) -> None:
-    """I6: A gzip file with a wrong checksum is rejected, wherever it is damaged."""
+    """I6: a gzip file with a wrong checksum is rejected, wherever it is damaged."""
     file = tmp_path / "stock.json.gz"
     for content in (b"[" + b'{"sku":"A","qty":1,"price":1},' * 9000 + b"{}]", PLAIN + b"C,1,1\n" * 50_000):
         packed = bytearray(gzip.compress(content))
@@ -57,14 +57,14 @@ def test_a_gzip_that_is_damaged(tmp_path: Path) -> None:
 
 
 def test_a_gzip_of_nothing(tmp_path: Path) -> None:
-    """I6: A gzip file of an empty file is empty."""
+    """I6: a gzip file of an empty file is empty."""
     file = tmp_path / "stock.csv.gz"
     file.write_bytes(gzip.compress(b""))
     read_refusal(file, code=FailureCode.FILE_EMPTY)
 
 
 def test_a_zip_of_one_file(file: Path) -> None:
-    """I17: A zip of a file is read as that file; entries that an operating system adds are ignored."""
+    """I17: a zip of a file is read as that file; entries that an operating system adds are ignored."""
     beside = {"__MACOSX/._stock.csv": b"\0\1", "data/": b"", "data/.DS_Store": b"\0"}
     found = extract_file(zipped(file, {**beside, "data/stock.csv": PLAIN}))
     assert found.rows == [(2, A), (3, B)]
@@ -72,7 +72,7 @@ def test_a_zip_of_one_file(file: Path) -> None:
 
 
 def test_a_zip_of_several_files(file: Path) -> None:
-    """I17: Each file of a zip is a category, in any format."""
+    """I17: each file of a zip is a category, in any format."""
     records = b'[{"sku": "C", "qty": 3, "price": 1}]'
     found = extract_file(zipped(file, {"шины.csv": PLAIN, "диски.csv": MORE, "акб.json": records}))
     assert found.of("шины") == [(2, A), (3, B)]
@@ -93,7 +93,7 @@ def test_files_are_selected_like_sheets(file: Path) -> None:
 
 
 def test_files_of_one_name_in_several_folders(file: Path) -> None:
-    """I17: Files with the same name in different folders are different categories."""
+    """I17: files with the same name in different folders are different categories."""
     found = extract_file(zipped(file, {"msk/stock.csv": PLAIN, "spb/stock.csv": MORE}))
     assert found.of("msk/stock.csv") == [(2, A), (3, B)]
     assert found.of("spb/stock.csv") == [(2, C)]
@@ -101,7 +101,7 @@ def test_files_of_one_name_in_several_folders(file: Path) -> None:
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_workbook_in_a_zip(tmp_path: Path, file: Path, kind: str) -> None:
-    """I17: A packed workbook is read as a workbook; of several workbooks, each sheet of each is a category."""
+    """I17: a packed workbook is read as a workbook; of several workbooks, each sheet of each is a category."""
     inner = WRITERS[kind](tmp_path / "price", {"s": ROWS, "t": ROWS}).read_bytes()
     assert extract_file(zipped(file, {f"price.{kind}": inner}), in_zip(only=["t"])).of("t") == [(2, A), (3, B)]
     found = extract_file(zipped(file, {f"a.{kind}": inner, f"b.{kind}": inner}))
@@ -112,7 +112,7 @@ def test_a_workbook_in_a_zip(tmp_path: Path, file: Path, kind: str) -> None:
 
 
 def test_a_zip_with_a_password(file: Path) -> None:
-    """I6: An encrypted archive is rejected."""
+    """I6: an encrypted archive is rejected."""
     content = bytearray(zipped(file, {"stock.csv": PLAIN}, zipfile.ZIP_STORED).read_bytes())
     for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         content[content.index(mark) + place] |= 1
@@ -122,7 +122,7 @@ def test_a_zip_with_a_password(file: Path) -> None:
 
 
 def test_a_zip_with_an_unknown_compression(file: Path) -> None:
-    """I6: An unknown compression method is rejected."""
+    """I6: an unknown compression method is rejected."""
     content = bytearray(zipped(file, {"stock.csv": PLAIN}, zipfile.ZIP_STORED).read_bytes())
     for mark, place in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
         content[content.index(mark) + place] = 97
@@ -132,7 +132,7 @@ def test_a_zip_with_an_unknown_compression(file: Path) -> None:
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, zipfile.ZIP_STORED])
 def test_compression_methods(file: Path, method: int) -> None:
-    """I17: All common compression methods of zip are supported, and damage is detected in each."""
+    """I17: all common compression methods of zip are supported, and damage is detected in each."""
     whole = zipped(file, {"stock.csv": PLAIN + b"C,1,1\n" * 20_000}, method).read_bytes()
     assert len(extract_file(file).facts) == 20_002
     damaged = bytearray(whole)
@@ -143,21 +143,21 @@ def test_compression_methods(file: Path, method: int) -> None:
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.95])
 def test_a_zip_that_was_cut(file: Path, part: float) -> None:
-    """I6: An archive without its end is rejected."""
+    """I6: an archive without its end is rejected."""
     whole = zipped(file, {"a.csv": PLAIN * 50, "b.csv": PLAIN}).read_bytes()
     file.write_bytes(whole[: int(len(whole) * part)])
     read_refusal(file)
 
 
 def test_an_empty_zip(file: Path) -> None:
-    """I6: An archive without files, or with folders only, is rejected with a reason."""
+    """I6: an archive without files, or with folders only, is rejected with a reason."""
     for contents in ({}, {"data/": b""}):
         assert "without files" in read_refusal(zipped(file, contents), code=FailureCode.FORMAT_UNKNOWN)
     read_refusal(zipped(file, {"stock.csv": b""}), code=FailureCode.FILE_EMPTY)
 
 
 def test_an_archive_in_an_archive(tmp_path: Path, file: Path) -> None:
-    """I6: An archive inside an archive is not unpacked."""
+    """I6: an archive inside an archive is not unpacked."""
     inner = zipped(tmp_path / "inner.zip", {"stock.csv": PLAIN}).read_bytes()
     assert "inner.zip" in read_refusal(zipped(file, {"inner.zip": inner}), code=FailureCode.FORMAT_UNKNOWN)
     read_refusal(zipped(file, {"a.csv.gz": gzip.compress(PLAIN)}), code=FailureCode.FORMAT_UNKNOWN)
@@ -166,7 +166,7 @@ def test_an_archive_in_an_archive(tmp_path: Path, file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..\\..\\boot.csv", "a" * 300 + ".xlsx", "a:b|c*"])
 def test_names_with_other_folders(tmp_path: Path, file: Path, name: str) -> None:
-    """I17: A name in an archive is never used as a path on the disk."""
+    """I17: a name in an archive is never used as a path on the disk."""
     workbook = WRITERS["xlsx"](tmp_path / "price.xlsx", {"s": ROWS}).read_bytes()
     before = set(tmp_path.rglob("*"))
     found = extract_file(zipped(file, {name: workbook, "b.csv": PLAIN}))
@@ -175,7 +175,7 @@ def test_names_with_other_folders(tmp_path: Path, file: Path, name: str) -> None
 
 
 def test_names_in_a_dos_code_page(file: Path) -> None:
-    """I17: Names in the DOS code page of Windows Explorer are decoded."""
+    """I17: names in the DOS code page of Windows Explorer are decoded."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("XXXX.csv", PLAIN)
@@ -186,7 +186,7 @@ def test_names_in_a_dos_code_page(file: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["zip", "gz"])
 def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """I19: A file that unpacks to hundreds of times its size is rejected while it is read."""
+    """I19: a file that unpacks to hundreds of times its size is rejected while it is read."""
     monkeypatch.setattr(archives, "_ALWAYS_ALLOWED", 1 << 20)
     file, content = tmp_path / f"bomb.{kind}", PLAIN + b"A" * (30 << 20)
     if kind == "zip":
@@ -200,7 +200,7 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> No
 
 
 def test_a_zip_with_a_wrong_size(file: Path) -> None:
-    """I19: The size that an archive declares is not used."""
+    """I19: the size that an archive declares is not used."""
     content = bytearray(zipped(file, {"stock.csv": PLAIN * 1000}).read_bytes())
     size = len(PLAIN * 1000).to_bytes(4, "little")
     file.write_bytes(bytes(content).replace(size, (60).to_bytes(4, "little")))
@@ -221,19 +221,19 @@ def test_a_file_beyond_the_limit(tmp_path: Path, kind: str) -> None:
 def test_the_files_of_an_archive_count_together(
     file: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
 ) -> None:
-    """I19: The limits apply to the sum of all files of an archive."""
+    """I19: the limits apply to the sum of all files of an archive."""
     monkeypatch.setattr(archives, "_ALWAYS_ALLOWED", 1 << 20)
-    one = PLAIN + b"C,1,1\n" * 100_000
+    content = PLAIN + b"C,1,1\n" * 100_000
     config = make_supplier(STOCK, limits=limits)
-    zipped(file, {"a.csv": one})
+    zipped(file, {"a.csv": content})
     assert len(extract_file(file, config).facts) == 100_002
-    zipped(file, {f"{name}.csv": one for name in "abcdef"})
+    zipped(file, {f"{name}.csv": content for name in "abcdef"})
     message = read_refusal(file, config, FailureCode.FILE_TOO_LARGE)
     assert "stock.zip unpacks to more than" in message
 
 
 def test_content_that_is_read_twice_counts_once(file: Path) -> None:
-    """I19: The search for the records does not count towards the limits."""
+    """I19: the search for the records does not count towards the limits."""
     content = json.dumps({"none": ["x" * 100] * 5000, "items": [{"sku": "C", "qty": 3, "price": 1}]}).encode()
     assert extract_file(
         zipped(file, {"a.json": content}), make_supplier(STOCK, limits={"max_bytes": len(content)})

@@ -26,12 +26,12 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_the_delimiter_is_detected(file: Path, delimiter: str) -> None:
-    """I17: Comma, semicolon, tab or pipe is detected."""
+    """I17: comma, semicolon, tab or pipe is detected."""
     assert extract_file(write_file(file, PLAIN.replace(",", delimiter))).rows == [(2, A), (3, B)]
 
 
 def test_decimal_commas_are_not_delimiters(file: Path) -> None:
-    """I17: If two characters split all rows into equal numbers of cells, the semicolon is the delimiter."""
+    """I17: if two characters split all rows into equal numbers of cells, the semicolon is the delimiter."""
     text = "sku;Цена, руб;РРЦ, руб\nA;10,50;12,00\nB;7,00;8,50\n"
     columns = {"sku": {"from": "sku"}, "price": {"from": "Цена, руб", "type": "money"}}
     assert extract_file(write_file(file, text), make_supplier(columns)).rows == [
@@ -43,13 +43,13 @@ def test_decimal_commas_are_not_delimiters(file: Path) -> None:
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("is_ended", [True, False])
 def test_line_ends(file: Path, end: str, is_ended: bool) -> None:
-    """I17: Lines end with line feeds, carriage returns or both; the last line needs no end."""
+    """I17: lines end with line feeds, carriage returns or both; the last line needs no end."""
     text = PLAIN.replace("\n", end)
     assert extract_file(write_file(file, text if is_ended else text[: -len(end)])).rows == [(2, A), (3, B)]
 
 
 def test_quotes_enclose_delimiters_quotes_and_line_ends(file: Path) -> None:
-    """I17: A record over several lines is a single record, and row numbers count records."""
+    """I17: a record over several lines is a single record, and row numbers count records."""
     text = 'sku,name\r\nA,"one, ""two""\r\nthree"\r\n"B",""\r\n\r\nC,x\r\n'
     found = extract_file(write_file(file, text), make_supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}))
     assert found.rows == [
@@ -62,7 +62,7 @@ def test_quotes_enclose_delimiters_quotes_and_line_ends(file: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 1, LARGE // 2, LARGE - 1])
 def test_a_stray_quote_is_a_character(file: Path, monkeypatch: pytest.MonkeyPatch, place: int) -> None:
-    """I17: A quote in the middle of a cell, such as 5", is a character, at any position of a large file."""
+    """I17: a quote in the middle of a cell, such as 5", is a character, at any position of a large file."""
     monkeypatch.setattr(delimited, "PIECE", 4096)
     monkeypatch.setattr(delimited, "BATCH", 500)
     rows = [["name", "note"], *([f"n{number}", 'a "b" c' if number % 7 else ""] for number in range(LARGE))]
@@ -72,7 +72,7 @@ def test_a_stray_quote_is_a_character(file: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_stray_and_valid_quotes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I17: Rows after a stray quote are read and numbered like the rows before it."""
+    """I17: rows after a stray quote are read and numbered like the rows before it."""
     monkeypatch.setattr(delimited, "PIECE", 64)
     text = 'sku,name\nA,"x, y"\nB,5" tire\nC,"two\nlines"\nD,6" tire\nE,"a ""b"""\n'
     found = extract_file(write_file(file, text), make_supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}))
@@ -90,25 +90,25 @@ def test_stray_and_valid_quotes(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_an_open_quote_does_not_join_rows(file: Path, text: str) -> None:
-    """I17: A quote that joins several rows fails the run and names the row, because a lost row would mean sold out."""
+    """I17: a quote that joins several rows fails the run and names the row, because a lost row would mean sold out."""
     config = make_supplier({"sku": {"from": "sku"}, "name": {"from": "name"}})
     assert "row 3: " in read_refusal(write_file(file, text), config)
 
 
 def test_quotes_can_be_disabled(file: Path) -> None:
-    """I17: With an empty `source.quote`, an open quote is a character."""
+    """I17: with an empty `source.quote`, an open quote is a character."""
     config = make_supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}, source={"quote": ""})
     found = extract_file(write_file(file, 'sku,name\nA,"x\nB,y"\n'), config)
     assert found.rows == [(2, {"sku": "A", "name": '"x'}), (3, {"sku": "B", "name": 'y"'})]
 
 
 def test_an_open_quote_in_the_last_row(file: Path) -> None:
-    """I17: An open quote in the last row joins no rows and is dropped."""
+    """I17: an open quote in the last row joins no rows and is dropped."""
     assert extract_file(write_file(file, 'sku,qty,price\nA,1,"10.50')).rows == [(2, A)]
 
 
 def test_ragged_rows(file: Path) -> None:
-    """I9: A long row is bad; in a short row the missing cells are empty; delimiters at the end are ignored."""
+    """I9: a long row is bad; in a short row the missing cells are empty; delimiters at the end are ignored."""
     text = "sku,qty,price\nA,1,10.50,\nB\nC,1,1,x\nD,1,1,,,\nE,1,1,,,,y\n,1,1\n"
     found = extract_file(write_file(file, text))
     assert found.rows == [
@@ -122,19 +122,19 @@ def test_ragged_rows(file: Path) -> None:
 
 
 def test_blank_rows(file: Path) -> None:
-    """I8, §9: Row numbers count all rows of the file; blank rows are neither good nor bad."""
+    """I8, §9: row numbers count all rows of the file; blank rows are neither good nor bad."""
     found = extract_file(write_file(file, "\n\nsku,qty,price\n\nA,1,10.50\n,,\n  \nB,2,7\n\n\n"))
     assert found.rows == [(5, A), (8, B)]
     assert (found.stats.bad_rows, found.stats.blank_rows) == (0, 5)
 
 
 def test_trailing_delimiters_in_all_rows(file: Path) -> None:
-    """I17: A delimiter at the end of every row is not a column."""
+    """I17: a delimiter at the end of every row is not a column."""
     assert extract_file(write_file(file, "sku;qty;price;\nA;1;10,50;\nB;2;7;\n")).rows == [(2, A), (3, B)]
 
 
 def test_columns_with_the_same_name(file: Path) -> None:
-    """I6: A mapped name of several columns is an error with their numbers; without a mapping all are read."""
+    """I6: a mapped name of several columns is an error with their numbers; without a mapping all are read."""
     text = "sku,qty,price,Price\nA,1,10.50,12\n"
     assert "several columns 'price': 3, 4" in read_refusal(write_file(file, text), code=FailureCode.HEADER_MISMATCH)
     by_number = {**STOCK, "price_minor": {"from": 3, "type": "money"}}
@@ -144,7 +144,7 @@ def test_columns_with_the_same_name(file: Path) -> None:
 
 
 def test_no_header(file: Path) -> None:
-    """I17: The columns of a file without a header are named by their numbers."""
+    """I17: the columns of a file without a header are named by their numbers."""
     columns = {"sku": {"from": 1}, "qty": {"from": 2, "type": "integer"}}
     config = make_supplier(columns, source={"header": "none"})
     assert extract_file(write_file(file, "A,1\nB,2"), config).rows == [
@@ -161,7 +161,7 @@ PREAMBLE = "ООО «Ромашка»;;\nПрайс от 01.02.2026;;\n;;\nsku;q
 
 @pytest.mark.parametrize("header", ["auto", 4])
 def test_a_preamble_and_totals(file: Path, header: Any) -> None:
-    """I17: Rows above the header are not data, and rows of totals are skipped."""
+    """I17: rows above the header are not data, and rows of totals are skipped."""
     config = make_supplier(STOCK, source={"header": header, "skip_rows": ["^Итого"]})
     found = extract_file(write_file(file, PREAMBLE, "windows-1251"), config)
     assert found.rows == [(5, A), (6, B)]
@@ -169,7 +169,7 @@ def test_a_preamble_and_totals(file: Path, header: Any) -> None:
 
 
 def test_a_header_of_two_rows(file: Path) -> None:
-    """I17: A cell of the upper row names the cells to its right; the names of both rows are joined."""
+    """I17: a cell of the upper row names the cells to its right; the names of both rows are joined."""
     text = "Артикул;Цена;;Остаток\n;розница;опт;\nA;10,50;7;1\n"
     columns = {
         "sku": {"from": "артикул"},
@@ -182,7 +182,7 @@ def test_a_header_of_two_rows(file: Path) -> None:
 
 
 def test_a_single_column(file: Path) -> None:
-    """I17: A list is a table of a single column."""
+    """I17: a list is a table of a single column."""
     assert extract_file(write_file(file, "sku\nA\nB\n"), make_supplier({"sku": {"from": "sku"}})).rows == [
         (2, {"sku": "A"}),
         (3, {"sku": "B"}),
@@ -190,27 +190,27 @@ def test_a_single_column(file: Path) -> None:
 
 
 def test_a_header_without_rows(file: Path) -> None:
-    """I7: A file without rows has no facts, and extraction does not reject it."""
+    """I7: a file without rows has no facts, and extraction does not reject it."""
     for text in ("sku,qty,price\n", "sku,qty,price"):
         assert extract_file(write_file(file, text)).facts == []
 
 
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\r\n \t\n", b"\n\0\n\0"])
 def test_a_blank_file(file: Path, content: bytes) -> None:
-    """I6: A file of blanks is empty."""
+    """I6: a file of blanks is empty."""
     file.write_bytes(content)
     read_refusal(file, code=FailureCode.FILE_EMPTY)
 
 
 def test_missing_columns(file: Path) -> None:
-    """I6: The message names the missing column, its spellings and the columns of the file."""
+    """I6: the message names the missing column, its spellings and the columns of the file."""
     text_of_error = read_refusal(write_file(file, "Код,qty,price\nA,1,2\n"), code=FailureCode.COLUMNS_MISSING)
     assert "sku ('sku')" in text_of_error
     assert "'Код', 'qty', 'price'" in text_of_error
 
 
 def test_columns_that_are_not_mapped(file: Path) -> None:
-    """I6: With `source.exact`, an additional column is a mismatch."""
+    """I6: with `source.exact`, an additional column is a mismatch."""
     config = make_supplier(STOCK, source={"exact": True})
     assert extract_file(write_file(file, PLAIN), config).rows == [(2, A), (3, B)]
     text_of_error = read_refusal(write_file(file, "sku,qty,price,note\nA,1,2,x\n"), config, FailureCode.HEADER_MISMATCH)
@@ -218,20 +218,20 @@ def test_columns_that_are_not_mapped(file: Path) -> None:
 
 
 def test_a_header_row_beyond_the_file(file: Path) -> None:
-    """I6: A configured header row beyond the file is a mismatch."""
+    """I6: a configured header row beyond the file is a mismatch."""
     config = make_supplier(STOCK, source={"header": 9})
     assert "row 9" in read_refusal(write_file(file, PLAIN), config, FailureCode.HEADER_MISMATCH)
 
 
 def test_zero_bytes_are_characters(file: Path) -> None:
-    """I17: A stray zero byte does not make a text UTF-16, and does not split a row."""
+    """I17: a stray zero byte does not make a text UTF-16, and does not split a row."""
     for text in ("sku,qty,price\nA\0,1,10.50\nB,2,7\n", PLAIN + "C\0,1,1\n" * 2 + "D,1,1\n" * 1000):
         rows = read_tables(write_file(file, text))[""]
         assert rows == [line.split(",") for line in text.splitlines()]
 
 
 def test_other_line_separators(file: Path) -> None:
-    """I17: Only line ends end rows, not form feeds or other separators of Unicode."""
+    """I17: only line ends end rows, not form feeds or other separators of Unicode."""
     strange = "a\x0bb\x0cc\x85e\u2028f"
     assert read_tables(write_file(file, f"sku,{strange}\nA,{strange}\n"))[""] == [["sku", strange], ["A", strange]]
     found = extract_file(file, make_supplier({"sku": {"from": "sku"}}, source={"exact": False}))
@@ -240,7 +240,7 @@ def test_other_line_separators(file: Path) -> None:
 
 @pytest.mark.parametrize("quote", ["", '5" '])
 def test_carriage_returns_inside_a_line(file: Path, quote: str) -> None:
-    """I17: A carriage return inside a line is a character of its cell, in both parsers."""
+    """I17: a carriage return inside a line is a character of its cell, in both parsers."""
     text = f"sku,name\nA,one\rtwo\nB,{quote}x\r\r\nC,y\r\n"
     assert read_tables(write_file(file, text))[""] == [
         ["sku", "name"],
@@ -251,7 +251,7 @@ def test_carriage_returns_inside_a_line(file: Path, quote: str) -> None:
 
 
 def test_a_very_long_cell(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I17: A cell may be larger than the pieces in which the file is read."""
+    """I17: a cell may be larger than the pieces in which the file is read."""
     long = "long, " * 30_000
     monkeypatch.setattr(delimited, "PIECE", 10_000)
     assert read_tables(write_file(file, f'sku,name\nA,"{long}"\nB,x\n'))[""] == [
@@ -262,21 +262,21 @@ def test_a_very_long_cell(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_texts_that_start_like_other_formats(file: Path) -> None:
-    """I17: A header may start with the same letters as a program or an archive."""
+    """I17: a header may start with the same letters as a program or an archive."""
     for start in ("MZ", "PK", "GIF8", "Rar!", "PAR1", "SQLite"):
         assert read_tables(write_file(file, f"{start},qty\nA,1\n"))[""] == [[start, "qty"], ["A", "1"]]
 
 
 @pytest.mark.parametrize("text", ['A,5" ' + "x" * 3000, 'A,5" x\n' + 'B,"x\n",' * 300, "x" * 3000, '"x\n",' * 400])
 def test_a_record_without_end(file: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """I19: An endless line, or an endless record of many lines, is rejected in bounded memory."""
+    """I19: an endless line, or an endless record of many lines, is rejected in bounded memory."""
     monkeypatch.setattr(delimited, "PIECE", 64)
     monkeypatch.setattr(delimited, "_RECORD_LIMIT", 1024)
     assert "1,024" in read_refusal(write_file(file, f"sku,qty,price\n{text}"))
 
 
 def test_thousands_of_columns_with_the_same_name(file: Path) -> None:
-    """I19: Each column gets a free number, in linear time."""
+    """I19: each column gets a free number, in linear time."""
     names = ["p", "p_3", "p", "p", *["p"] * 12_000]
     [table] = open_tables(write_file(file, ",".join(names) + "\n1\n"), SupplierSource(), SupplierLimits())
     fields = [field.name for field in bind_columns(table, make_supplier()).fields]

@@ -58,7 +58,7 @@ def read(
 def test_written_cells_are_read_by_both_parsers(
     table: list[list[str]], dialect: dict[str, Any], encoding: str, piece: int, cells: int
 ) -> None:
-    """I17: Both parsers return the same cells in the same rows, for any size of the pieces."""
+    """I17: both parsers return the same cells in the same rows, for any size of the pieces."""
     if dialect["lineterminator"] == "\n" and dialect["quoting"] == csv.QUOTE_MINIMAL:
         table = [[cell.replace("\r", "") for cell in row] for row in table]  # of which Python's writer takes no care
     out = io.StringIO(newline="")
@@ -74,7 +74,7 @@ def test_written_cells_are_read_by_both_parsers(
 @given(st.lists(CELLS, min_size=1, max_size=25), st.integers(1, 40))
 @settings(max_examples=60)
 def test_without_quotes_lines_are_rows(lines: list[str], piece: int) -> None:
-    """I17: Without quotes, only line ends and delimiters have a meaning."""
+    """I17: without quotes, only line ends and delimiters have a meaning."""
     kept = ["start", *(line.replace("\n", "").replace("\r", "") for line in lines)]
     source: dict[str, Any] = {"delimiter": ",", "quote": "", "encoding": "utf-8"}
     found = read("".join(f"{line}\n" for line in kept).encode(), piece, by_rows=False, **source)
@@ -84,7 +84,7 @@ def test_without_quotes_lines_are_rows(lines: list[str], piece: int) -> None:
 @given(st.text(st.sampled_from('ab",\n\r'), max_size=60), st.integers(1, 40), FEW)
 @settings(max_examples=150)
 def test_quotes_anywhere(text: str, piece: int, cells: int) -> None:
-    """I17: With quotes at any positions, the size of the pieces does not change the result."""
+    """I17: with quotes at any positions, the size of the pieces does not change the result."""
 
     def outcome(size: int, cells: int) -> Any:
         try:

@@ -49,21 +49,21 @@ def read_outcome(content: bytes, **source: Any) -> str:
 @example(b"\xfe\xff", b"\xfe\xff", "auto")
 @settings(max_examples=150)
 def test_any_bytes(start: bytes, rest: bytes, form: str) -> None:
-    """I6: Any bytes become tables or a rejection that names the file, for any configured format."""
+    """I6: any bytes become tables or a rejection that names the file, for any configured format."""
     assert read_outcome(start + rest, format=form) in ("read", "refused")
 
 
 @given(st.text(st.sampled_from('{}[]":,0123456789.eE-+\\ubtrfalsn \n'), max_size=60), st.booleans())
 @settings(max_examples=100)
 def test_text_like_json(text: str, is_lines: bool) -> None:
-    """I6: Text similar to JSON becomes tables or a rejection."""
+    """I6: text similar to JSON becomes tables or a rejection."""
     assert read_outcome(text.encode(), format="ndjson" if is_lines else "json") in ("read", "refused")
 
 
 @given(NESTED)
 @settings(max_examples=60)
 def test_any_json(document: Any) -> None:
-    """I17: Any JSON document is read, or contains no records."""
+    """I17: any JSON document is read, or contains no records."""
     assert read_outcome(json.dumps(document).encode(), format="json") in ("read", "refused")
 
 
@@ -72,7 +72,7 @@ def test_any_json(document: Any) -> None:
 )
 @settings(max_examples=150)
 def test_text_like_xml(parts: list[str]) -> None:
-    """I6: Text similar to XML becomes tables or a rejection."""
+    """I6: text similar to XML becomes tables or a rejection."""
     assert read_outcome(f"<r>{''.join(parts)}</r>".encode()) in ("read", "refused")
 
 
@@ -90,7 +90,7 @@ DAMAGE = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 25
 @given(st.sampled_from(archives()), DAMAGE, st.floats(0.2, 1))
 @settings(max_examples=150)
 def test_damaged_archives(whole: bytes, damage: list[tuple[float, int]], kept: float) -> None:
-    """I6: Archives with wrong bytes, truncated at any position, become tables or a rejection."""
+    """I6: archives with wrong bytes, truncated at any position, become tables or a rejection."""
     content = bytearray(whole)
     for place, byte in damage:
         content[int(place * len(content))] = byte
@@ -100,7 +100,7 @@ def test_damaged_archives(whole: bytes, damage: list[tuple[float, int]], kept: f
 @given(st.sampled_from(sorted(WRITERS)), DAMAGE)
 @settings(max_examples=25)
 def test_damaged_workbooks(kind: str, damage: list[tuple[float, int]]) -> None:
-    """I6: Damaged workbooks become tables or a rejection; a crash of the reader does not affect the process."""
+    """I6: damaged workbooks become tables or a rejection; a crash of the reader does not affect the process."""
     with TemporaryDirectory() as folder:
         content = bytearray(WRITERS[kind](Path(folder) / "w", {"s": ROWS}).read_bytes())
     for place, byte in damage:

@@ -22,14 +22,14 @@ from tests.ingest.extraction import STOCK, extract_file, make_supplier, read_ref
 )
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_a_document_of_records(file: Path, document: Any, end: bytes) -> None:
-    """I17: The first list of objects has the records, numbered from 1; a line end after the document is ignored."""
+    """I17: the first list of objects has the records, numbered from 1; a line end after the document is ignored."""
     for indent in (None, 2):
         content = json.dumps(document, indent=indent).encode() + end
         assert extract_file(write_file(file, content)).rows == [(1, A), (2, B)]
 
 
 def test_the_path_of_the_records_can_be_configured(file: Path) -> None:
-    """I17: Of several lists, the configured list is read."""
+    """I17: of several lists, the configured list is read."""
     document = {"brands": [{"sku": "no"}], "data": {"items": LIST}}
     assert extract_file(write_file(file, document), make_supplier(STOCK, source={"records": "data.items"})).rows == [
         (1, A),
@@ -39,7 +39,7 @@ def test_the_path_of_the_records_can_be_configured(file: Path) -> None:
 
 @pytest.mark.parametrize("is_lines", [True, False])
 def test_numbers_keep_their_digits(file: Path, is_lines: bool) -> None:
-    """I8: Numbers are not converted to floats."""
+    """I8: numbers are not converted to floats."""
     numbers = [
         "12345678901234567890123",
         "0.1",
@@ -74,12 +74,12 @@ def test_numbers_keep_their_digits(file: Path, is_lines: bool) -> None:
     ],
 )
 def test_invalid_json(file: Path, content: bytes) -> None:
-    """I6: A truncated or invalid document is rejected, and its records are not published."""
+    """I6: a truncated or invalid document is rejected, and its records are not published."""
     read_refusal(write_file(file, content))
 
 
 def test_deep_nesting(file: Path) -> None:
-    """I19: Deep nesting becomes a text or a rejection."""
+    """I19: deep nesting becomes a text or a rejection."""
     nested: Any = "x"
     for _ in range(40):
         nested = {"a": nested}
@@ -90,7 +90,7 @@ def test_deep_nesting(file: Path) -> None:
 
 
 def test_lone_surrogates(file: Path) -> None:
-    """I17: An escape of a lone surrogate is read without an error."""
+    """I17: an escape of a lone surrogate is read without an error."""
     for content in (b'[{"sku": "\\ud83d"}]', b'{"sku": "\\ud83d"}\n{"sku": "\\ud83d\\ude00"}\n'):
         found = extract_file(write_file(file, content), make_supplier({"sku": {"from": "sku"}}))
         assert len(found.facts) + len(found.bad) == content.count(b"sku")
@@ -108,14 +108,14 @@ LONG = [
 
 @pytest.mark.parametrize("record", LONG)
 def test_a_record_without_end(file: Path, monkeypatch: pytest.MonkeyPatch, record: bytes) -> None:
-    """I19: An endless text or record is rejected in bounded memory and linear time."""
+    """I19: an endless text or record is rejected in bounded memory and linear time."""
     monkeypatch.setattr(json_stream, "LIMIT", 1 << 20)
     message = read_refusal(write_file(file, b'[{"sku": "A"}, ' + record + b"]"))
     assert f"{1 << 20:,} bytes" in message
 
 
 def test_long_lists(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I19: The number of records, and the length of other lists, is not limited."""
+    """I19: the number of records, and the length of other lists, is not limited."""
     monkeypatch.setattr(json_stream, "LIMIT", 1 << 18)
     beside = [1] * (1 << 18)
     document = {"beside": beside, "texts": ['a\\"', "\\"] * (1 << 16), "items": [{"sku": 'a"' * 50_000}] * 20}

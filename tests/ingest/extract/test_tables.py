@@ -17,7 +17,7 @@ from tests.ingest.extraction import extract_file, make_supplier, read_refusal, r
 @pytest.mark.parametrize("stray", ["", '5" tire\n'])
 @pytest.mark.parametrize("wide", [",", "x,"])
 def test_a_wide_header_above_many_short_rows(file: Path, stray: str, wide: str) -> None:
-    """I16, I19: A small file of millions of cells is read in small batches, by both parsers."""
+    """I16, I19: a small file of millions of cells is read in small batches, by both parsers."""
     commas = "a" + "," * 500 + "b\n"
     text = "sku" + wide * 500 + "\n" + stray + "a\n" * 60_000 + (commas + "a\n" * 100) * 20
     [table] = open_tables(write_file(file, text), SupplierSource(), SupplierLimits())
@@ -33,14 +33,14 @@ def test_a_wide_header_above_many_short_rows(file: Path, stray: str, wide: str) 
 
 
 def test_too_many_columns(file: Path) -> None:
-    """I19: A file with too many columns is rejected, and the message names the limit."""
+    """I19: a file with too many columns is rejected, and the message names the limit."""
     assert len(read_tables(write_file(file, "sku" + "," * (COLUMNS - 1) + "\na\n"))[""]) == 2
     text_of_error = read_refusal(write_file(file, "sku" + "," * COLUMNS + "\na\n"), code=FailureCode.FILE_TOO_LARGE)
     assert f"{COLUMNS:,} columns" in text_of_error
 
 
 def test_long_rows(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I16: Batches of long rows have fewer rows."""
+    """I16: batches of long rows have fewer rows."""
     monkeypatch.setattr(tables, "_TEXT", 10_000)
     text = 'sku,name\nA,5" tire\n' + f"B,{'x' * 1000}\n" * 100
     [table] = open_tables(write_file(file, text), SupplierSource(), SupplierLimits())

@@ -47,7 +47,7 @@ WRITERS = {"xlsx": xlsx, "xls": xls, "xlsb": xlsb, "ods": ods}
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_every_kind_of_workbook(tmp_path: Path, kind: str) -> None:
-    """I17: Every format gives the same facts, with a category for each sheet and the row numbers of the sheet."""
+    """I17: every format gives the same facts, with a category for each sheet and the row numbers of the sheet."""
     sheets: Sheets = {
         "Шины": ROWS,
         "Диски": [["Прайс"], [], HEADER, ["C", 3, 0.01], [None, None, None], ["00D", "", True]],
@@ -64,12 +64,12 @@ def test_every_kind_of_workbook(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_the_name_of_a_file_is_not_used(tmp_path: Path, kind: str) -> None:
-    """I17: A workbook is detected by its content."""
+    """I17: a workbook is detected by its content."""
     assert extract_file(WRITERS[kind](tmp_path / "price.csv", {"s": ROWS})).of("s") == [(2, A), (3, B)]
 
 
 def test_a_configured_format_is_required(tmp_path: Path) -> None:
-    """I6: A CSV file is rejected if XLSX is configured."""
+    """I6: a CSV file is rejected if XLSX is configured."""
     file = tmp_path / "price.xlsx"
     file.write_text("sku,qty,price\nA,1,1\n")
     text_of_error = read_refusal(file, make_supplier(STOCK, source={"format": "xlsx"}), FailureCode.FORMAT_UNKNOWN)
@@ -77,7 +77,7 @@ def test_a_configured_format_is_required(tmp_path: Path) -> None:
 
 
 def test_cells_are_read_as_a_person_reads_them(tmp_path: Path) -> None:
-    """I17: Dates are ISO 8601, numbers have all digits, formulas are values, and a cell with an error is empty."""
+    """I17: dates are ISO 8601, numbers have all digits, formulas are values, and a cell with an error is empty."""
     file = tmp_path / "cells.xlsx"
     with xlsxwriter.Workbook(file) as book:
         sheet = book.add_worksheet("s")
@@ -129,7 +129,7 @@ def test_dates_of_old_workbooks(tmp_path: Path) -> None:
 
 
 def test_merged_cells(tmp_path: Path) -> None:
-    """I17: A merged header names all columns below it, and with `fill_down` a merged cell applies to all its rows."""
+    """I17: a merged header names all columns below it, and with `fill_down` a merged cell applies to all its rows."""
     file = tmp_path / "merged.xlsx"
     with xlsxwriter.Workbook(file) as book:
         sheet = book.add_worksheet("s")
@@ -154,7 +154,7 @@ def test_merged_cells(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_empty_rows_and_columns_before_the_table(tmp_path: Path, kind: str) -> None:
-    """I8, §9: Row and column numbers are those of the sheet."""
+    """I8, §9: row and column numbers are those of the sheet."""
     rows: list[list[Any]] = [[], [], *([None, None, *row] for row in ROWS)]
     file = WRITERS[kind](tmp_path / "shifted.bin", {"s": rows})
     assert extract_file(file).rows == [(4, A), (5, B)]
@@ -164,7 +164,7 @@ def test_empty_rows_and_columns_before_the_table(tmp_path: Path, kind: str) -> N
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_empty_sheets_are_no_tables(tmp_path: Path, kind: str) -> None:
-    """I17: Empty sheets are ignored."""
+    """I17: empty sheets are ignored."""
     found = extract_file(WRITERS[kind](tmp_path / "price.bin", {"Sheet0": [], "s": ROWS, "Sheet2": []}))
     assert found.of("s") == [(2, A), (3, B)]
     assert list(found.stats.categories) == ["s"]
@@ -172,12 +172,12 @@ def test_empty_sheets_are_no_tables(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_an_empty_workbook(tmp_path: Path, kind: str) -> None:
-    """I6: A workbook without data is empty, like an empty file."""
+    """I6: a workbook without data is empty, like an empty file."""
     read_refusal(WRITERS[kind](tmp_path / "price.bin", {"Sheet1": [], "Sheet2": []}), code=FailureCode.FILE_EMPTY)
 
 
 def test_hidden_sheets_are_read_if_configured(tmp_path: Path) -> None:
-    """I17: Hidden sheets are not read unless `source.sheets.only` names them."""
+    """I17: hidden sheets are not read unless `source.sheets.only` names them."""
     file = tmp_path / "price.xlsx"
     with xlsxwriter.Workbook(file) as book:
         for name in ("seen", "hidden", "very hidden"):
@@ -195,7 +195,7 @@ def test_hidden_sheets_are_read_if_configured(tmp_path: Path) -> None:
 
 
 def test_forty_sheets(tmp_path: Path) -> None:
-    """I17: Each sheet is a category, by name or by number; sheets can be skipped."""
+    """I17: each sheet is a category, by name or by number; sheets can be skipped."""
     sheets: Sheets = {f"Лист {n}": [HEADER, [f"A{n}", n, 1]] for n in range(1, 41)}
     file = xlsx(tmp_path / "forty.xlsx", sheets)
     found = extract_file(file, make_supplier(STOCK, source={"sheets": {"category": "number", "skip": ["Лист 2"]}}))
@@ -204,14 +204,14 @@ def test_forty_sheets(tmp_path: Path) -> None:
 
 
 def test_a_sheet_that_lacks_a_column(tmp_path: Path) -> None:
-    """I6: The message names the sheet, and the hint the setting that skips it."""
+    """I6: the message names the sheet, and the hint the setting that skips it."""
     file = xlsx(tmp_path / "price.xlsx", {"Шины": ROWS, "Условия": [["Доставка", "Срок"], ["да", "3 дня"]]})
     assert "'Условия'" in read_refusal(file, code=FailureCode.COLUMNS_MISSING)
     assert extract_file(file, make_supplier(STOCK, source={"sheets": {"skip": ["Условия"]}})).rows == [(2, A), (3, B)]
 
 
 def test_repeated_cells_of_ods(tmp_path: Path) -> None:
-    """I17: Repeated cells of ODS are expanded, except for blank cells at the end."""
+    """I17: repeated cells of ODS are expanded, except for blank cells at the end."""
     cell = '<table:table-cell office:value-type="string"{}><text:p>{}</text:p></table:table-cell>'
     repeat = ' table:number-columns-repeated="2"'
     tables_xml = (

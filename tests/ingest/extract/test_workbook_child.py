@@ -47,7 +47,7 @@ def row_of(number: int, *cells: str) -> str:
 
 
 def test_a_sheet_that_claims_a_million_rows(tmp_path: Path) -> None:
-    """I19: The declared size of a sheet is not used, only its rows."""
+    """I19: the declared size of a sheet is not used, only its rows."""
     rows = row_of(1, "sku", "qty", "price") + "".join(row_of(n, f"A{n}", "1", "2") for n in range(2, 12))
     file = write_xlsx(tmp_path / "claims.xlsx", f'<dimension ref="A1:XFD1048576"/><sheetData>{rows}</sheetData>')
     found = extract_file(file, make_supplier(STOCK, limits=SMALL))
@@ -55,7 +55,7 @@ def test_a_sheet_that_claims_a_million_rows(tmp_path: Path) -> None:
 
 
 def test_cells_in_opposite_corners(tmp_path: Path) -> None:
-    """I19: A sheet of seventeen billion cells is rejected as too large, in time."""
+    """I19: a sheet of seventeen billion cells is rejected as too large, in time."""
     corner = '<row r="1048576"><c r="XFD1048576"><v>1</v></c></row>'
     file = write_xlsx(tmp_path / "corners.xlsx", f"<sheetData>{row_of(1, 'sku', 'qty', 'price')}{corner}</sheetData>")
     message = read_refusal(file, make_supplier(STOCK, limits=SMALL), FailureCode.FILE_TOO_LARGE)
@@ -64,7 +64,7 @@ def test_cells_in_opposite_corners(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_cell_a_million_rows_down(tmp_path: Path) -> None:
-    """I19: A narrow sheet with a stray cell in its last row is read."""
+    """I19: a narrow sheet with a stray cell in its last row is read."""
     rows = row_of(1, "sku", "qty", "price") + row_of(2, "A", "1", "10.50") + row_of(1048576, "B", "2", "7")
     file = write_xlsx(tmp_path / "stray.xlsx", f"<sheetData>{rows}</sheetData>")
     found = extract_file(file, make_supplier(STOCK))
@@ -74,7 +74,7 @@ def test_a_cell_a_million_rows_down(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("columns", [1, 1024])
 def test_repeated_rows_of_ods(tmp_path: Path, columns: int) -> None:
-    """I19: A small ODS that repeats rows to a billion cells is rejected as too large."""
+    """I19: a small ODS that repeats rows to a billion cells is rejected as too large."""
     wide = CELL.replace("<table:table-cell", f'<table:table-cell table:number-columns-repeated="{columns}"')
     table = f'<table:table table:name="s"><table:table-row table:number-rows-repeated="1048576">{wide}</table:table-row></table:table>'  # noqa: E501
     file = write_ods_xml(tmp_path / "million.ods", table * (1 if columns > 1 else 3))
@@ -86,7 +86,7 @@ def test_repeated_rows_of_ods(tmp_path: Path, columns: int) -> None:
 
 @pytest.mark.full
 def test_a_workbook_with_an_excessive_size(tmp_path: Path) -> None:
-    """I19: The limits of unpacking apply to XLSX like to other archives."""
+    """I19: the limits of unpacking apply to XLSX like to other archives."""
     file = write_xlsx(tmp_path / "bomb.xlsx", f"<sheetData>{row_of(1, 'x' * 120_000_000)}</sheetData>")
     assert file.stat().st_size < 1_000_000
     read_refusal(
@@ -95,7 +95,7 @@ def test_a_workbook_with_an_excessive_size(tmp_path: Path) -> None:
 
 
 def test_a_workbook_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I19: The time for reading a workbook is limited."""
+    """I19: the time for reading a workbook is limited."""
     monkeypatch.setattr(workbook, "Timer", lambda _seconds, end: Timer(0, end))
     file = WRITERS["xlsx"](tmp_path / "slow.xlsx", {"s": ROWS * 10_000})
     message = read_refusal(file, make_supplier(STOCK, limits={"workbook_seconds": 7}), FailureCode.FILE_TOO_LARGE)
@@ -105,7 +105,7 @@ def test_a_workbook_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.95])
 def test_a_workbook_that_was_cut(tmp_path: Path, kind: str, part: float) -> None:
-    """I6: A truncated workbook is rejected, and nothing of it is published."""
+    """I6: a truncated workbook is rejected, and nothing of it is published."""
     file = WRITERS[kind](tmp_path / f"cut.{kind}", {"s": ROWS * 100})
     whole = file.read_bytes()
     file.write_bytes(whole[: int(len(whole) * part)])
@@ -114,7 +114,7 @@ def test_a_workbook_that_was_cut(tmp_path: Path, kind: str, part: float) -> None
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_workbook_with_wrong_bytes(tmp_path: Path, kind: str) -> None:
-    """I6: A damaged workbook gives tables or a rejection; a crash of the reader does not affect the process."""
+    """I6: a damaged workbook gives tables or a rejection; a crash of the reader does not affect the process."""
     file = WRITERS[kind](tmp_path / f"damaged.{kind}", {"s": ROWS})
     whole, chance = file.read_bytes(), random.Random(7)
     for _ in range(12):
@@ -147,14 +147,14 @@ def _ole_entry(name: str, place: int) -> bytes:
 
 
 def test_a_workbook_with_a_password(tmp_path: Path) -> None:
-    """I6: An encrypted XLSX, which is a compound file, is rejected."""
+    """I6: an encrypted XLSX, which is a compound file, is rejected."""
     file = tmp_path / "secret.xlsx"
     file.write_bytes(ole("EncryptionInfo", "EncryptedPackage"))
     assert "password" in read_refusal(file).lower()
 
 
 def test_a_document_that_is_no_workbook(tmp_path: Path) -> None:
-    """I6: A text document with the name of a workbook is rejected as a document."""
+    """I6: a text document with the name of a workbook is rejected as a document."""
     parts: dict[str, dict[str, Any]] = {
         "letter.xlsx": {"[Content_Types].xml": "<Types/>", "word/document.xml": "<w/>"},
         "letter.ods": {"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": "<w/>"},
@@ -164,7 +164,7 @@ def test_a_document_that_is_no_workbook(tmp_path: Path) -> None:
 
 
 def test_the_reader_ends_with_the_file(tmp_path: Path) -> None:
-    """I19: A caller that stops within a workbook leaves no child process."""
+    """I19: a caller that stops within a workbook leaves no child process."""
     file = WRITERS["xlsx"](tmp_path / "price.xlsx", {f"s{n}": ROWS for n in range(5)})
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
     tables = open_tables(file, SupplierSource(), SupplierLimits())
@@ -183,10 +183,10 @@ class Wide:
 
 
 def test_a_wide_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I16, I19: Batches of wide sheets have fewer rows, but the first contains all rows searched for the header."""
+    """I16, I19: batches of wide sheets have fewer rows, but the first contains all rows searched for the header."""
     sheet: Any = Wide()
     sent = list(workbook_child._read_batches(sheet, BATCH))
-    assert [(one["first_row"], len(one["columns"][0])) for one in sent] == [(1, HEAD), (201, HEAD), (401, 100)]
+    assert [(batch["first_row"], len(batch["columns"][0])) for batch in sent] == [(1, HEAD), (201, HEAD), (401, 100)]
     assert len(sent[0]["columns"]) == 3_002
     monkeypatch.setattr(Wide, "width", 1_000)
     assert len(next(workbook_child._read_batches(sheet, BATCH))["columns"][0]) == min(500, CELLS // 1_002)

@@ -48,8 +48,8 @@ def _ods_cell(value: Value) -> str:
     if value is None:
         return "<table:table-cell/>"
     if isinstance(value, bool):
-        told = "true" if value else "false"
-        return f'<table:table-cell office:value-type="boolean" office:boolean-value="{told}"/>'
+        boolean = "true" if value else "false"
+        return f'<table:table-cell office:value-type="boolean" office:boolean-value="{boolean}"/>'
     if isinstance(value, str):
         return f'<table:table-cell office:value-type="string"><text:p>{escape(value)}</text:p></table:table-cell>'
     return f'<table:table-cell office:value-type="float" office:value="{value!r}"/>'

@@ -1,4 +1,4 @@
-"""Run ingest with a proposed configuration and return what it publishes."""
+"""Inspections in tests, and runs with the proposed configuration."""
 
 import json
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ SUPPLIER = "acme"
 
 @dataclass(frozen=True)
 class ProposalRun:
-    """What a run left behind."""
+    """The results of a run."""
 
     manifest: RunManifest
     facts: list[dict[str, Any]]
@@ -32,8 +32,8 @@ class ProposalRun:
         return {payload[field]: payload for payload in self.payloads}
 
 
-def proposed(file: Path) -> Inspection:
-    """An inspection of *file*, whose configuration is valid as a value and as a file."""
+def inspect_valid(file: Path) -> Inspection:
+    """Return the inspection of *file*; its configuration must be valid as a document and as a file."""
     inspection = inspect_file(file, SUPPLIER)
     written = file.parent / "proposed.yaml"
     written.write_text(inspection.format_yaml(), encoding="utf-8")
@@ -44,11 +44,11 @@ def proposed(file: Path) -> Inspection:
     return inspection
 
 
-def ran(file: Path, inspection: Inspection, root: Path) -> ProposalRun:
-    """A whole run over *file* with the configuration as it was proposed."""
+def run_proposal(file: Path, inspection: Inspection, root: Path) -> ProposalRun:
+    """Run ingest over *file* with the proposed configuration."""
     tree = FolderTree(root)
     tree.prepare(SUPPLIER)
-    # Nobody writes to the file any more, so that there is nothing to wait for.
+    # No process writes to the file, so that there is no need to wait.
     config = f"{inspection.format_yaml()}file_stability_window: 0\n"
     (root / paths.config(SUPPLIER)).write_text(config, encoding="utf-8")
     copyfile(file, root / paths.inbox(SUPPLIER) / file.name)

@@ -1,11 +1,11 @@
-"""Names and types, column by column."""
+"""Tests of the names of fields."""
 
 from penstock.ingest.inspect.fields import build_fields
 from penstock.ingest.inspect.vocabulary import to_snake_case
 
 
-def test_fields_never_share_a_name() -> None:
-    """I17: names are unique, and headers merge only when no table has both."""
+def test_field_names_are_unique() -> None:
+    """I17: field names are unique, and headers are merged only if no table has both."""
     fields, _ = build_fields(
         [["Артикул", "Код", "Артикул производителя"], ["Код товара", "Склад / Омск", "Склад / Тверь"]]
     )

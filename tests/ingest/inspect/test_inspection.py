@@ -1,4 +1,4 @@
-"""What is no price list: refused by the extractor, or told of."""
+"""Tests of files that are not price lists: they are rejected, or reported."""
 
 import json
 import random
@@ -10,7 +10,7 @@ import xlsxwriter  # type: ignore[import-untyped]
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.inspect.inspection import inspect_file
 from penstock.ingest.model import RunFailed
-from tests.ingest.inspect.proposals import proposed
+from tests.ingest.inspect.proposals import inspect_valid
 
 
 @pytest.mark.parametrize(
@@ -24,59 +24,59 @@ from tests.ingest.inspect.proposals import proposed
     ],
     ids=["noise", "pdf", "torn archive", "torn json", "torn xml"],
 )
-def test_what_the_extractor_refuses_is_refused(content: bytes, code: FailureCode, tmp_path: Path) -> None:
-    """I6, I17: Failed of the extractor comes through as it is."""
+def test_errors_of_the_extractor_are_raised(content: bytes, code: FailureCode, tmp_path: Path) -> None:
+    """I6, I17: RunFailed of the extractor is raised unchanged."""
     file = tmp_path / "rubbish"
     file.write_bytes(content)
-    with pytest.raises(RunFailed) as told:
+    with pytest.raises(RunFailed) as caught:
         inspect_file(file)
-    assert told.value.code is code
+    assert caught.value.code is code
 
 
 def test_prose_is_no_table(tmp_path: Path) -> None:
-    """I17: a text that is no table still gives a valid proposal, and says what is missing."""
+    """I17: a text without a table gives a valid proposal with warnings."""
     file = tmp_path / "letter.txt"
     file.write_text("Dear customer,\n\nprices will follow. Regards!\nThe supplier\n")
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert any("no header was found" in warning for warning in inspection.warnings)
 
 
-def test_a_workbook_without_a_table_says_so(tmp_path: Path) -> None:
-    """I17: sheets of prose are skipped, and still the configuration is valid."""
+def test_a_workbook_without_a_table(tmp_path: Path) -> None:
+    """I17: sheets of prose are skipped, and the proposal is valid."""
     file = tmp_path / "notes.xlsx"
     workbook = xlsxwriter.Workbook(file)
     sheet = workbook.add_worksheet("Заметки")
     sheet.write(3, 1, "Уважаемые клиенты! Прайс-лист будет позже.")
     workbook.close()
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert any("no header was found" in warning for warning in inspection.warnings)
 
 
 def test_a_header_alone_is_mapped_by_its_words(tmp_path: Path) -> None:
-    """I17: without rows only names tell what columns are, and that is message."""
+    """I17: without rows, types are guessed from the headers, with a warning."""
     file = tmp_path / "header.csv"
     file.write_text("Артикул;Цена;Остаток\n", encoding="utf-8")
-    inspection = proposed(file)
-    types = {name: one["type"] for name, one in inspection.config["columns"].items()}
+    inspection = inspect_valid(file)
+    types = {name: column["type"] for name, column in inspection.config["columns"].items()}
     assert types == {"sku": "string", "price_minor": "money", "qty": "integer"}
     assert any("no rows below the header" in warning for warning in inspection.warnings)
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_any_text_gives_a_valid_proposal(seed: int, tmp_path: Path) -> None:
-    """I17: whatever is in the cells, the proposal can be read back."""
+    """I17: the proposal is valid for any content of the cells."""
     chance = random.Random(seed)
     letters = "aя0 ,;\t\n\"'-.:#{}[]&*!|>%@`№\u00a0\\/()$€"
     file = tmp_path / "odd.csv"
     file.write_text("x;y\n" + "".join(chance.choice(letters) for _ in range(1_500)), encoding="utf-8")
     try:
-        proposed(file)
+        inspect_valid(file)
     except RunFailed as failed:
         assert failed.code in FailureCode  # noqa: PT017 - a refusal is as good
 
 
-def test_odd_names_survive_json_and_yaml(tmp_path: Path) -> None:
-    """I17: records with names of any kind are mapped under names that are plain."""
+def test_unusual_names_in_json_and_yaml(tmp_path: Path) -> None:
+    """I17: records with any names are mapped to plain names."""
     file = tmp_path / "odd.json"
     names = [
         "# a",
@@ -97,5 +97,5 @@ def test_odd_names_survive_json_and_yaml(tmp_path: Path) -> None:
         "price ",
     ]
     file.write_text(json.dumps([dict.fromkeys(names, f"v{n}") for n in range(5)]), encoding="utf-8")
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert all(name.isascii() and name for name in inspection.config["columns"])

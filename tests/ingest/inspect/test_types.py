@@ -1,4 +1,4 @@
-"""The type of a column, from its cells."""
+"""Tests of the type of a column."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ from penstock.ingest.inspect.vocabulary import ColumnHint
         (["10", "20", "звоните"] * 5, ColumnHint.MONEY, {"type": "money", "empty": ["звоните"]}),
     ],
 )  # fmt: skip
-def test_cells_tell_their_type(texts: list[str], hint: ColumnHint, options: dict[str, Any]) -> None:
-    """I18: the type is what reads the cells, with the options it needs."""
+def test_the_type_depends_on_the_cells(texts: list[str], hint: ColumnHint, options: dict[str, Any]) -> None:
+    """I18: the type is the one that reads the cells, with the options that it needs."""
     found = guess_type(CellTexts(pl.Series(texts)), KnownFormats(hint, is_english=False)).options
     assert found == options

@@ -1,4 +1,4 @@
-"""What usual words mean."""
+"""Tests of the vocabulary of headers."""
 
 import pytest
 
@@ -19,6 +19,6 @@ from penstock.ingest.inspect.vocabulary import find_meaning
         ("price.currency", "currency"), ("№ 1", "n1"), ("!!!", "column"),
     ],
 )  # fmt: skip
-def test_usual_words_have_usual_names(header: str, name: str) -> None:
-    """I17: words everybody uses get the names everybody uses; others are written in Latin letters."""
+def test_common_words_have_common_names(header: str, name: str) -> None:
+    """I17: common words get common field names; other words are transliterated."""
     assert find_meaning(header).name == name

@@ -3,11 +3,8 @@
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
-
-from tests.ingest.extraction import SENT, open_sent_table, trim_row
 
 EXTRACTOR = ["extract", *(f"extract.{name}" for name in ("delimited", "detect", "archives", "records", "workbook"))]
 GATE, EMITTER, DQ = ["transform.gate"], ["transform.emit"], ["run.quality"]
@@ -36,5 +33,3 @@ def test_part_imports_no_other(part: list[str], others: list[str]) -> None:
     foreign = {f"penstock.ingest.{name}" for name in others + INGESTION}
     assert all(map(find_spec, foreign))
     assert loaded & foreign == set()
-
-

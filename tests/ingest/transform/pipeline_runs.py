@@ -1,4 +1,4 @@
-"""Files through the whole pipeline for tests, and through the plain Python of `reference`."""
+"""Runs of the whole pipeline in tests, and of the reference implementation in plain Python."""
 
 import csv
 import hashlib
@@ -20,12 +20,12 @@ def supplier_of(columns: dict[str, dict[str, Any]], **more: Any) -> Supplier:
 
 
 def assert_as_expected(rows: list[list[str]], supplier: Supplier) -> None:
-    """*rows* through the pipeline and through the reference; the files must be the same."""
+    """Run *rows* through the pipeline and the reference; the files must be equal."""
     with tempfile.TemporaryDirectory() as folder:
         made = processed(rows, supplier, Path(folder))
-        wanted = reference.expected(rows, supplier, NAMES.run_id, NAMES.supplier)
+        wanted = reference.expect_files(rows, supplier, NAMES.run_id, NAMES.supplier)
         for lines, content in ((made.facts, wanted.facts), (made.bad, wanted.bad)):
-            text = reference.ndjson(content)
+            text = reference.encode_ndjson(content)
             assert lines.path.read_bytes().decode() == text.decode()
             assert (lines.artifact.sha256, lines.artifact.size) == (hashlib.sha256(text).hexdigest(), len(text))
         reasons: dict[str, int] = {}

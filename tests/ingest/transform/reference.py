@@ -1,4 +1,4 @@
-"""What ingest makes of a delimited file, said again in plain Python, a cell at a time: slow, and easy to believe."""
+"""A reference implementation of ingest for delimited files, in plain Python, a cell at a time."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ _UNREAD = {
 
 @dataclass
 class Expected:
-    """What shall be in the files of a run, and what its statistics shall say."""
+    """The expected files and statistics of a run."""
 
     facts: list[dict[str, Any]] = field(default_factory=list)
     bad: list[dict[str, Any]] = field(default_factory=list)
@@ -37,9 +37,9 @@ class Expected:
     skipped: int = 0
 
 
-def expected(rows: list[list[str]], supplier: Supplier, run_id: str, name: str) -> Expected:
-    """The facts and bad rows of *rows*, of which the first one is the header."""
-    found = Expected()
+def expect_files(rows: list[list[str]], supplier: Supplier, run_id: str, name: str) -> Expected:
+    """Return the facts and bad rows of *rows*, of which the first is the header."""
+    result = Expected()
     begin = {"run_id": run_id, "supplier": name}
     above: dict[str, str] = {}
     for number, row in enumerate(rows[1:], start=2):
@@ -47,84 +47,84 @@ def expected(rows: list[list[str]], supplier: Supplier, run_id: str, name: str) 
             name: row[rows[0].index(str(column.source))] if rows[0].index(str(column.source)) < len(row) else ""
             for name, column in supplier.columns.items()
         }
-        first = next((text for cell in row if (text := stripped(cell))), None)
+        first = next((text for cell in row if (text := strip_cell(cell))), None)
         if first and any(re.search(pattern, first) for pattern in supplier.source.skip_rows):
-            found.skipped += 1
+            result.skipped += 1
             continue
-        is_torn = any(stripped(cell) for cell in row[len(rows[0]) :])
-        if not is_torn and not any(stripped(cell) for cell in cells.values()):
-            found.blank += 1
+        is_too_long = any(strip_cell(cell) for cell in row[len(rows[0]) :])
+        if not is_too_long and not any(strip_cell(cell) for cell in cells.values()):
+            result.blank += 1
             continue
         for name in [name for name, column in supplier.columns.items() if column.fill_down]:
-            cells[name] = above[name] = stripped(cells[name]) or above.get(name, "")
-        payload, told = _judged(cells, supplier)
-        told = {"reason_code": "ROW_TOO_LONG", "column": None, "raw_value": None} if is_torn else told
-        if told:
-            kept = {name: told[name] for name in told if supplier.keep_raw or name != "raw_value"}
-            found.bad.append({**begin, "row_number": number, **kept})
+            cells[name] = above[name] = strip_cell(cells[name]) or above.get(name, "")
+        payload, bad_row = _validate_row(cells, supplier)
+        bad_row = {"reason_code": "ROW_TOO_LONG", "column": None, "raw_value": None} if is_too_long else bad_row
+        if bad_row:
+            visible = {name: bad_row[name] for name in bad_row if supplier.keep_raw or name != "raw_value"}
+            result.bad.append({**begin, "row_number": number, **visible})
         else:
-            row_id = hashlib.sha256(canonical(payload)).hexdigest()
-            found.facts.append({**begin, "row_id": row_id, "row_number": number, "payload": payload})
-    _settle(found, supplier, begin)
-    return found
+            row_id = hashlib.sha256(encode_canonical(payload)).hexdigest()
+            result.facts.append({**begin, "row_id": row_id, "row_number": number, "payload": payload})
+    _apply_duplicate_keys(result, supplier, begin)
+    return result
 
 
-def ndjson(lines: list[dict[str, Any]]) -> bytes:
+def encode_ndjson(lines: list[dict[str, Any]]) -> bytes:
     texts = []
     for line in lines:
         known = {key: value for key, value in line.items() if key != "payload"}
         text = json.dumps(known, ensure_ascii=False, separators=(",", ":")).encode()
-        payload = b',"payload":' + canonical(line["payload"]) + b"}" if "payload" in line else b"}"
+        payload = b',"payload":' + encode_canonical(line["payload"]) + b"}" if "payload" in line else b"}"
         texts.append(text[:-1] + payload + b"\n")
     return b"".join(texts)
 
 
-def canonical(payload: dict[str, Value]) -> bytes:
-    """As RFC 8785 has it: names sorted by UTF-16 code units."""
+def encode_canonical(payload: dict[str, Value]) -> bytes:
+    """Encode a payload as RFC 8785 does: names are sorted by UTF-16 code units."""
     names = sorted(payload, key=lambda name: name.encode("utf-16-be"))
     ordered = {name: payload[name] for name in names}
     return json.dumps(ordered, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def stripped(text: str) -> str:
+def strip_cell(text: str) -> str:
     return text.strip(_WHITE)
 
 
-def _settle(found: Expected, supplier: Supplier, begin: dict[str, str]) -> None:
+def _apply_duplicate_keys(result: Expected, supplier: Supplier, begin: dict[str, str]) -> None:
     if not supplier.key or supplier.duplicate_keys == "keep":
         return
-    kept: dict[tuple[Value, ...], dict[str, Any]] = {}
-    for fact in found.facts if supplier.duplicate_keys == "first" else reversed(found.facts):
-        kept.setdefault(tuple(fact["payload"][name] for name in supplier.key), fact)
-    numbers = {fact["row_number"] for fact in kept.values()}
-    gone = [fact["row_number"] for fact in found.facts if fact["row_number"] not in numbers]
-    found.facts = [fact for fact in found.facts if fact["row_number"] in numbers]
+    unique: dict[tuple[Value, ...], dict[str, Any]] = {}
+    for fact in result.facts if supplier.duplicate_keys == "first" else reversed(result.facts):
+        unique.setdefault(tuple(fact["payload"][name] for name in supplier.key), fact)
+    numbers = {fact["row_number"] for fact in unique.values()}
+    gone = [fact["row_number"] for fact in result.facts if fact["row_number"] not in numbers]
+    result.facts = [fact for fact in result.facts if fact["row_number"] in numbers]
     bad = {"reason_code": "KEY_DUPLICATE", "column": ", ".join(supplier.key)}
-    found.bad += [{**begin, "row_number": number, **bad} for number in gone]
+    result.bad += [{**begin, "row_number": number, **bad} for number in gone]
 
 
-def _judged(cells: dict[str, str], supplier: Supplier) -> tuple[dict[str, Value], dict[str, Any] | None]:
+def _validate_row(cells: dict[str, str], supplier: Supplier) -> tuple[dict[str, Value], dict[str, Any] | None]:
     payload: dict[str, Value] = {}
-    told = None
+    bad_row = None
     for name, column in supplier.columns.items():
-        payload[name], reason = value_of(column, cells[name], is_required=column.required or name in supplier.key)
-        if reason and not told:
-            told = {"reason_code": reason, "column": name, "raw_value": cells[name][:200]}
-    return payload, told
+        payload[name], reason = read_value(column, cells[name], is_required=column.required or name in supplier.key)
+        if reason and not bad_row:
+            bad_row = {"reason_code": reason, "column": name, "raw_value": cells[name][:200]}
+    return payload, bad_row
 
 
-def value_of(column: SupplierColumn, raw: str, *, is_required: bool) -> tuple[Value, str | None]:
-    """What a cell becomes, and what is wrong with it."""
+def read_value(column: SupplierColumn, raw: str, *, is_required: bool) -> tuple[Value, str | None]:
+    """Return the value of a cell, and the reason if it is bad."""
     for pattern, by in column.replace.items():
         raw = re.sub(pattern, by, raw)
-    text = stripped(raw)
+    text = strip_cell(raw)
     if text in ("", *column.empty):
         return column.default, "REQUIRED_MISSING" if is_required and column.default is None else None
     if column.extract:
         match = re.search(column.extract, text)
         if not match:
             return None, "PATTERN_MISMATCH"
-        text = stripped(match.group(1 if match.re.groups else 0))
+        text = strip_cell(match.group(1 if match.re.groups else 0))
     if column.case:
         text = text.upper() if column.case == "upper" else text.lower()
     value = _read(column, text)
@@ -149,7 +149,7 @@ def _read(column: SupplierColumn, text: str) -> Value:
     if column.type is ColumnType.STRING:
         return text
     if column.type is ColumnType.ENUM:
-        values = column.values if isinstance(column.values, dict) else {one: one for one in column.values or []}
+        values = column.values if isinstance(column.values, dict) else {value: value for value in column.values or []}
         return {key.strip().lower(): value for key, value in values.items()}.get(text.lower())
     if column.type is ColumnType.DATE:
         return _date(column, text)
@@ -157,7 +157,7 @@ def _read(column: SupplierColumn, text: str) -> Value:
         return _datetime(column, text)
     scale = 0 if column.type is ColumnType.INTEGER else column.scale
     number = _number(column, text)
-    scaled = None if number is None else _scaled(number, scale, rounds=column.round)
+    scaled = None if number is None else _scale(number, scale, rounds=column.round)
     if scaled is None:
         return None
     if column.type is ColumnType.DECIMAL:
@@ -165,8 +165,8 @@ def _read(column: SupplierColumn, text: str) -> Value:
     return scaled if -(2**63) <= scaled < 2**63 else None
 
 
-def _scaled(number: Decimal, scale: int, *, rounds: bool) -> int | None:
-    """The integer of the last digits of *number*, or None when there would be more of them."""
+def _scale(number: Decimal, scale: int, *, rounds: bool) -> int | None:
+    """Return *number* as an integer with *scale* decimal places; None if it has more."""
     with localcontext() as context:
         context.prec = 200
         whole = number.scaleb(scale).to_integral_value(ROUND_HALF_UP)  # away from zero, in spite of its name
@@ -179,13 +179,13 @@ def _number(column: SupplierColumn, text: str) -> Decimal | None:
     if column.at_least:
         text = re.sub(rf"^(?:>=|>|≥|(?i:{'|'.join(_MORE)})\.?)", "", text).removesuffix("+")
     bare = text.strip(_BLANKS).replace("−", "-", 1)
-    digits = _unparted(bare[1:].lstrip(_BLANKS) if bare[:1] in ("-", "+") else bare)
-    plain = None if digits is None else _ungrouped(digits, column.decimal)
+    digits = _remove_blanks(bare[1:].lstrip(_BLANKS) if bare[:1] in ("-", "+") else bare)
+    plain = None if digits is None else _remove_groups(digits, column.decimal)
     return None if plain is None else Decimal(("-" if bare[0] == "-" else "") + plain)
 
 
-def _unparted(text: str) -> str | None:
-    """Without the blanks between thousands; None where blanks part anything else."""
+def _remove_blanks(text: str) -> str | None:
+    """Remove the blanks between groups of thousands; None if blanks separate anything else."""
     if not any(letter in _BLANKS for letter in text):
         return text
     whole, mark, behind = text.partition("," if "," in text else ".")
@@ -196,14 +196,14 @@ def _unparted(text: str) -> str | None:
 
 
 def _without(text: str, words: list[str]) -> str:
-    begun = max((word for word in words if text.lower().startswith(word)), key=len, default="")
-    text = text[len(begun) :]
+    prefix = max((word for word in words if text.lower().startswith(word)), key=len, default="")
+    text = text[len(prefix) :]
     ended = max((word for word in words if text.lower().endswith(word)), key=len, default="")
     return text[: len(text) - len(ended)]
 
 
-def _ungrouped(text: str, decimal: str | None) -> str | None:
-    """Digits with at most one point, or None for what is no number, or could be two."""
+def _remove_groups(text: str, decimal: str | None) -> str | None:
+    """Return the digits with at most a point; None if the text is not a number, or ambiguous."""
     marks = [letter for letter in text if letter in ".,"]
     if not text or any(letter not in "0123456789.," for letter in text) or text[-1] in ".,":
         return None
@@ -228,20 +228,20 @@ def _date(column: SupplierColumn, text: str) -> str | None:
     for form in column.formats:
         if moment := _moment(text, form):
             return moment.date().isoformat()
-    begun = re.match(r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[T ]|$)", text)
-    moment = _moment(begun.group(1), "%Y-%m-%d") if begun else None
+    match = re.match(r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[T ]|$)", text)
+    moment = _moment(match.group(1), "%Y-%m-%d") if match else None
     return moment.date().isoformat() if moment else None
 
 
 def _datetime(column: SupplierColumn, text: str) -> str | None:
     iso = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%d"]
     forms = [form.replace("%T", "%H:%M:%S").replace("%R", "%H:%M") for form in column.formats]
-    found = next((moment for form in [*forms, *iso] if (moment := _moment(text, form))), None)
+    result = next((moment for form in [*forms, *iso] if (moment := _moment(text, form))), None)
     exact = re.fullmatch(r"(.{10}[T ][0-9]{2}:[0-9]{2})(?:(:[0-9]{2})(?:\.[0-9]+)?)?Z?", text)
-    if not found and exact:
+    if not result and exact:
         cut = exact[1] + (exact[2] or "")
-        found = next((moment for form in iso if (moment := _moment(cut, form))), None)
-    return found.strftime("%Y-%m-%dT%H:%M:%S") if found else None
+        result = next((moment for form in iso if (moment := _moment(cut, form))), None)
+    return result.strftime("%Y-%m-%dT%H:%M:%S") if result else None
 
 
 def _moment(text: str, form: str) -> datetime | None:

@@ -1,4 +1,4 @@
-"""The gate judges a file by its header."""
+"""Tests of the gate."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from penstock.ingest.transform.gate import bind_columns
 from tests.ingest.extraction import STOCK, make_supplier, open_sent_table
 
 
-def test_the_gate_refuses_before_a_row_is_read(tmp_path: Path) -> None:
-    """I15: the header is enough to refuse a file; its rows are still to come."""
+def test_the_gate_rejects_before_a_row_is_read(tmp_path: Path) -> None:
+    """I15: a file is rejected by its header, before its rows are read."""
     table = open_sent_table(tmp_path)
     with pytest.raises(RunFailed) as refused:
         bind_columns(table, make_supplier({**STOCK, "ean": {"from": "ean", "required": True}}))

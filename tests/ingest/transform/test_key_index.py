@@ -1,4 +1,4 @@
-"""Repeated keys are found, and facts compared, with an index of many parts."""
+"""Tests of key indexes with several parts: repeated keys and the comparison of facts."""
 
 import tempfile
 from collections import Counter
@@ -15,14 +15,14 @@ from penstock.ingest.transform import ndjson as lines
 
 @given(st.lists(st.integers(0, 60), max_size=300), st.booleans())
 def test_repeated_keys_are_found_in_parts(keys: list[int], keeps_last: bool) -> None:
-    """I18, I19: an index of many parts finds the repeated keys that one of one part finds."""
+    """I18, I19: an index of several parts finds the same repeated keys as an index of a single part."""
     step = -1 if keeps_last else 1
     kept = set({key: place for place, key in [*enumerate(keys)][::-step]}.values())
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_index, "PART", 10)
         made = key_index.KeyIndex(Path(folder) / "index")
-        for begun in range(0, len(keys), 7):
-            numbers = pl.DataFrame({"key": keys[begun : begun + 7]}, schema={"key": pl.UInt64})
+        for start in range(0, len(keys), 7):
+            numbers = pl.DataFrame({"key": keys[start : start + 7]}, schema={"key": pl.UInt64})
             made.add(numbers.select(pl.col("key").hash(seed).alias(name) for seed, name in enumerate("abr")))
         found = key_index.find_repeated(made, keeps_last=keeps_last)
     assert found.to_list() == [place for place in range(len(keys)) if place not in kept]
@@ -32,10 +32,10 @@ _facts = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2)), max_size=40)
 
 
 @given(_facts, _facts, st.booleans())
-def test_repeated_facts_are_compared_with_their_number(
+def test_repeated_facts_are_counted(
     before: list[tuple[int, int]], after: list[tuple[int, int]], is_keyed: bool
 ) -> None:
-    """I21: equal facts pair off first, in any order, then those with the same key; the rest came or went."""
+    """I21: equal facts are matched first, in any order, then facts with the same key; the rest is added or removed."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_index, "PART", 10)
         old, new = (_indexed(Path(folder) / name, facts, is_keyed) for name, facts in (("old", before), ("new", after)))
@@ -46,8 +46,8 @@ def test_repeated_facts_are_compared_with_their_number(
     changed = (keys[0] & keys[1]).total() if is_keyed else 0
     counts = [sum(map(len, places)) for places in (found.added, found.removed, found.changed)]
     assert [*counts, found.unchanged] == [come.total() - changed, gone.total() - changed, changed, same.total()]
-    told = Counter(after[place] for place in key_index.merge_positions([*found.added, *found.changed]))
-    assert (told, Counter(before[place] for place in key_index.merge_positions(found.removed)) - gone) == (
+    changed_facts = Counter(after[place] for place in key_index.merge_positions([*found.added, *found.changed]))
+    assert (changed_facts, Counter(before[place] for place in key_index.merge_positions(found.removed)) - gone) == (
         come,
         Counter(),
     )
@@ -55,9 +55,9 @@ def test_repeated_facts_are_compared_with_their_number(
 
 def _indexed(folder: Path, facts: list[tuple[int, int]], is_keyed: bool) -> key_index.KeyIndex:
     made = key_index.KeyIndex(folder)
-    for begun in range(0, len(facts), 7):
+    for start in range(0, len(facts), 7):
         rows = pl.DataFrame(
-            facts[begun : begun + 7], schema={"key": pl.String, "content": pl.String}, orient="row", strict=False
+            facts[start : start + 7], schema={"key": pl.String, "content": pl.String}, orient="row", strict=False
         )
         made.add(
             rows.select(

@@ -1,4 +1,4 @@
-"""Facts as lines of canonical JSON, and the keys made of them."""
+"""Tests of the lines of facts in canonical JSON, and of their keys."""
 
 import hashlib
 import tempfile
@@ -25,8 +25,8 @@ _any_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=
 )
 @example({"\U0001f600": "a", "\uffee": "b", 'quo"te': "\x01\x1f\x7f", "\u2028": '\\/"\b\f\n\r\t'}, [0])
 def test_a_row_id_is_the_hash_of_canonical_json(texts: dict[str, str], numbers: list[int]) -> None:
-    """I8: row_id is the sha256 of what RFC 8785 makes of the payload, whatever is in it."""
-    payload: dict[str, Any] = {name: reference.stripped(text) or None for name, text in texts.items()}
+    """I8: row_id is the sha256 of the payload in the form of RFC 8785, for any content."""
+    payload: dict[str, Any] = {name: reference.strip_cell(text) or None for name, text in texts.items()}
     payload |= {f"number {place}": number for place, number in enumerate(numbers)}
     columns = {name: {"from": f"c{place}"} for place, name in enumerate(texts)}
     columns |= {f"number {place}": {"from": f"n{place}", "type": "integer"} for place in range(len(numbers))}
@@ -42,8 +42,8 @@ def test_a_row_id_is_the_hash_of_canonical_json(texts: dict[str, str], numbers: 
 
 @given(*(st.lists(st.text("a1\x1f", max_size=4), min_size=3, max_size=3) for _ in range(2)))
 @example(["a\x1f", "b", ""], ["a", "\x1fb", ""])
-def test_keys_of_different_fields_differ(one: list[str], other: list[str]) -> None:
-    """I18, I19: whatever stands in the fields of a key, other fields make another key."""
-    keys = pl.DataFrame([one, other], schema=["x", "y", "z"], orient="row")
+def test_keys_of_different_fields_differ(first: list[str], second: list[str]) -> None:
+    """I18, I19: keys with different fields have different hashes, for any content."""
+    keys = pl.DataFrame([first, second], schema=["x", "y", "z"], orient="row")
     made = keys.select(lines.hash_expressions([pl.col("x"), pl.col("y"), pl.col("z")], pl.lit("")))
-    assert (made.row(0) == made.row(1)) == (one == other)
+    assert (made.row(0) == made.row(1)) == (first == second)

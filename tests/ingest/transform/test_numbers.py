@@ -1,4 +1,4 @@
-"""Numbers as people write them, against a plain Python that reads them a cell at a time."""
+"""Tests of numbers as people write them, against the reference implementation."""
 
 import json
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def _number_columns(draw: st.DrawFn) -> dict[str, Any]:
 @given(_number_columns(), st.lists(_number_cells, min_size=1, max_size=40))
 @example({"from": "cell", "type": "money", "round": True}, ["0.00499999999", "-0.005", "1,005", "1.0050"])
 def test_numbers(column: dict[str, Any], cells: list[str]) -> None:
-    """I18: a number is what people mean by it, or bad; money is never off by the last digit."""
+    """I18: a number has the value that people mean, or is bad; money is exact to the last digit."""
     supplier = supplier_of({"id": {"from": "id"}, "value": column}, keep_raw=True)
     assert_as_expected([["id", "cell"], *([str(number), cell] for number, cell in enumerate(cells))], supplier)
 
@@ -105,13 +105,13 @@ def test_numbers(column: dict[str, Any], cells: list[str]) -> None:
         ("12\u00a05", None),
     ],
 )
-def test_blanks_part_thousands_and_nothing_else(kind: str, cell: str, value: int | None) -> None:
-    """I18: blanks inside a number are right between groups of three; two numbers in a cell are none."""
+def test_blanks_separate_only_thousands(kind: str, cell: str, value: int | None) -> None:
+    """I18: blanks are allowed only between groups of three digits; two numbers in a cell are bad."""
     column = SupplierColumn.model_validate({"from": "cell", "type": kind, "scale": 2})
     made = read_column(column, pl.Series([cell]), is_required=True)
     known = {"integer": value, "money": (value or 0) * 100, "decimal": f"{value}.00"}[kind]
     assert (made.value[0], made.is_bad[0]) == ((None, True) if value is None else (known, False))
-    assert reference.value_of(column, cell, is_required=True)[0] == (None if value is None else known)
+    assert reference.read_value(column, cell, is_required=True)[0] == (None if value is None else known)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def test_blanks_part_thousands_and_nothing_else(kind: str, cell: str, value: int
     ],
 )
 def test_money_with_blanks(cell: str, value: int | None) -> None:
-    """I18: a currency may stand apart, thousands may be parted by blanks."""
+    """I18: currencies and groups of thousands may be separated by blanks."""
     column = SupplierColumn.model_validate({"from": "cell", "type": "money"})
     assert read_column(column, pl.Series([cell]), is_required=True).value[0] == value
-    assert reference.value_of(column, cell, is_required=True)[0] == value
+    assert reference.read_value(column, cell, is_required=True)[0] == value
 
 
 NUMERIC: dict[str, dict[str, Any]] = {
@@ -157,10 +157,10 @@ def _ndjson(file: Path, rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("write", [_workbook, _json, _ndjson])
-def test_the_point_of_a_number_is_no_mark_of_thousands(
+def test_the_point_of_a_numeric_cell_is_decimal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, list[dict[str, Any]]], None]
 ) -> None:
-    """I8, I18: what is a number in the file stays that number, whatever its supplier's texts mean by a point."""
+    """I8, I18: a numeric cell keeps its value, whatever a point means in the texts of the supplier."""
     monkeypatch.setattr(records, "BATCH", 2)
     monkeypatch.setattr(workbook, "BATCH", 2)
     file = tmp_path / f"list.{'xlsx' if write is _workbook else write.__name__.strip('_')}"
@@ -183,15 +183,15 @@ def test_the_point_of_a_number_is_no_mark_of_thousands(
         (500, "5.000", "5", "5", 1235),
         (500, "5.000", "5", "5", 1234500),
     ]
-    # As a text it could be two weights; and of a number it is told what stood there.
-    assert [(one["reason_code"], one["column"], one["raw_value"]) for one in bad] == [
+    # As a text it is ambiguous; the raw value of a number is its text.
+    assert [(row["reason_code"], row["column"], row["raw_value"]) for row in bad] == [
         ("NOT_DECIMAL", "weight", "12.345"),
         ("NOT_IN_ENUM", "size", "99.875"),
     ]
 
 
-def test_who_replaces_in_a_number_has_a_text(tmp_path: Path) -> None:
-    """I18: a number in which something is replaced is read as the text that makes."""
+def test_a_number_changed_by_replace_is_a_text(tmp_path: Path) -> None:
+    """I18: a numeric cell that `replace` changes is read as a text."""
     file = tmp_path / "list.json"
     _json(file, [{"n": 12.345}])
     column = {"from": "n", "type": "money", "decimal": ".", "replace": {r"\.": ","}}

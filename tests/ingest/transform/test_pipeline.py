@@ -1,4 +1,4 @@
-"""I8, I18: files through the whole pipeline, against a plain Python that does the same a cell at a time."""
+"""I8, I18: tests of the whole pipeline against the reference implementation."""
 
 import tempfile
 from pathlib import Path
@@ -84,7 +84,7 @@ REPEATED = [["NOK-2", "R17", "", "1", "1"], ["NOK-1", "R18", "", "2", "2"], ["NO
 def test_every_type_option_and_kind_of_bad_row(
     monkeypatch: pytest.MonkeyPatch, duplicate_keys: str, *, is_cut: bool, keep_raw: bool
 ) -> None:
-    """I8, I18: facts, bad rows and statistics are what the reference says, however the file is cut into batches."""
+    """I8, I18: facts, bad rows and statistics equal those of the reference, for any size of batches."""
     if is_cut:
         monkeypatch.setattr(delimited, "PIECE", 1000)
         monkeypatch.setattr(emit, "ROWS", 5)
@@ -94,8 +94,8 @@ def test_every_type_option_and_kind_of_bad_row(
     assert_as_expected([HEADER, *GOOD, *OTHERS, *BAD, *GOOD[:3], *OTHERS, *REPEATED], supplier)
 
 
-def test_a_repeated_key_fails_a_run_that_wants_none() -> None:
-    """I18: `duplicate_keys: fail` refuses a file whose keys repeat."""
+def test_a_repeated_key_fails_the_run() -> None:
+    """I18: `duplicate_keys: fail` rejects a file with repeated keys."""
     supplier = supplier_of(EVERYTHING, key=["sku"], duplicate_keys="fail")
     with tempfile.TemporaryDirectory() as folder, pytest.raises(RunFailed) as failed:
         processed([HEADER, *GOOD, GOOD[0]], supplier, Path(folder))
@@ -104,7 +104,7 @@ def test_a_repeated_key_fails_a_run_that_wants_none() -> None:
 
 @given(st.lists(st.lists(st.sampled_from(["", " ", "a", "b", "Total"]), min_size=1, max_size=4), max_size=12))
 def test_rows_of_any_shape(rows: list[list[str]]) -> None:
-    """I18: blank, skipped, short, torn and filled rows in any order."""
+    """I18: blank, skipped, short, long and filled rows are handled in any order."""
     columns: dict[str, dict[str, Any]] = {
         "x": {"from": "x", "fill_down": True},
         "y": {"from": "y", "required": True},

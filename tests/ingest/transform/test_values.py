@@ -1,4 +1,4 @@
-"""Dates, texts and enums, against a plain Python that reads them a cell at a time."""
+"""Tests of dates, texts and enums, against the reference implementation."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ _forms = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(["date", "datetime"]), _forms, st.lists(_day_cells, min_size=1, max_size=20))
 def test_dates(kind: str, forms: list[str], cells: list[str]) -> None:
-    """I18: the first format that fits tells the day; a day that is none is bad."""
+    """I18: the first matching format gives the day; a day that does not exist is bad."""
     column = {"from": "cell", "type": kind, "formats": forms, "required": True}
     supplier = supplier_of({"id": {"from": "id"}, "value": column}, keep_raw=True)
     assert_as_expected([["id", "cell"], *([str(number), cell] for number, cell in enumerate(cells))], supplier)
@@ -58,8 +58,8 @@ def test_dates(kind: str, forms: list[str], cells: list[str]) -> None:
         (None, "2025-03-04Z", None),
     ],
 )
-def test_a_moment_keeps_its_time(form: str | None, cell: str, value: str | None) -> None:
-    """I18: however a format spells the time, it is kept, to the second; a time of another zone is bad."""
+def test_a_timestamp_keeps_its_time(form: str | None, cell: str, value: str | None) -> None:
+    """I18: the time of every format is read to the second; a time of another zone is bad."""
     column = {"from": "cell", "type": "datetime", "formats": [form] if form else []}
     made = read_column(SupplierColumn.model_validate(column), pl.Series([cell]), is_required=True)
     assert (made.value[0], made.is_bad[0]) == (value, value is None)
@@ -99,6 +99,6 @@ _words = st.text("abБб \t-\u00a0", max_size=6)
     st.lists(_words, min_size=1, max_size=20),
 )
 def test_texts_and_enums(column: dict[str, Any], cells: list[str]) -> None:
-    """I18: texts are trimmed, replaced, extracted, cased and checked in that order."""
+    """I18: texts are trimmed, replaced, extracted, converted to a case and checked, in this order."""
     supplier = supplier_of({"id": {"from": "id"}, "value": {"from": "cell", **column}}, keep_raw=True)
     assert_as_expected([["id", "cell"], *([str(number), cell] for number, cell in enumerate(cells))], supplier)

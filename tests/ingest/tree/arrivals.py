@@ -1,4 +1,4 @@
-"""Files that arrived and states that are stored, for tests of the tree."""
+"""Files in the inbox and stored states for tests of the tree."""
 
 import hashlib
 
@@ -17,7 +17,7 @@ def arrived(backend: TreeBackend, name: str = "price.csv", content: bytes = b"co
 
 
 def arrival(tree: FileTree, name: str) -> InboxFile:
-    [found] = [one for one in tree.list_arrivals(SUPPLIER) if one.name == name]
+    [found] = [arrival for arrival in tree.list_arrivals(SUPPLIER) if arrival.name == name]
     return found
 
 
@@ -26,7 +26,7 @@ def sha256(content: bytes) -> str:
 
 
 def published(backend: TreeBackend, run_id: str, fence: int = 1) -> CurrentPointer:
-    """A state that is stored, and not current yet."""
+    """Store a state that is not current yet, and return its pointer."""
     pointer = CurrentPointer(run_id, sha256(run_id.encode()), fence, "2026-01-01T00:00:00+00:00")
     with backend.tree.open_work_folder(SUPPLIER, run_id) as work:
         made = work / "state"

@@ -1,4 +1,4 @@
-"""The tree on a folder and on buckets."""
+"""Fixtures of the tree in a folder and in buckets."""
 
 from collections.abc import Iterator
 from pathlib import Path

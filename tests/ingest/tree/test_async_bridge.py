@@ -1,4 +1,4 @@
-"""Calls of one thread that run in the event loop of another."""
+"""Tests of calls from a thread into the event loop of another thread."""
 
 import asyncio
 import threading
@@ -9,8 +9,8 @@ import pytest
 from penstock.ingest.tree.async_bridge import AsyncBridge
 
 
-def test_a_bridge_ends_with_what_is_under_way() -> None:
-    """A call that waits when the bridge is closed is stopped; a call after that is refused; closing twice is fine."""
+def test_close_cancels_running_calls() -> None:
+    """Closing the bridge cancels waiting calls and rejects later calls; it can be closed twice."""
     bridge = AsyncBridge()
     waiting = threading.Event()
 

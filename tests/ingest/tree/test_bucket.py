@@ -1,4 +1,4 @@
-"""What the bucket alone promises: moves in parts, switches of the pointer, its lock."""
+"""Tests of the guarantees of the bucket: moves in parts, switches of the pointer, its lock."""
 
 import os
 import stat
@@ -26,8 +26,8 @@ def anywhere(request: pytest.FixtureRequest) -> BucketBackend:
     return chosen
 
 
-def test_what_comes_amid_a_move_stays(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I2: a file that takes the name of one that is being moved is not lost, and neither is that one."""
+def test_a_file_that_arrives_during_a_move_stays(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I2: a file that takes the name of a file during its move is not lost, and neither is the moved file."""
     found = arrived(anywhere, content=b"before")
     create = type(anywhere.storage).create
 
@@ -43,7 +43,7 @@ def test_what_comes_amid_a_move_stays(anywhere: BucketBackend, monkeypatch: pyte
 
 
 def test_a_large_file_moves_in_parts(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I2: what is too large to be written in one go overwrites nothing either."""
+    """I2: a large file that is written in parts does not overwrite a file either."""
     monkeypatch.setattr(bucket, "SMALL", 1000)
     for letter in (b"a", b"b"):
         assert anywhere.tree.move(arrived(anywhere, content=letter * 5000), BROKEN) is not None
@@ -55,7 +55,7 @@ def test_a_large_file_moves_in_parts(anywhere: BucketBackend, monkeypatch: pytes
 
 
 def test_a_failed_move_leaves_the_name_free(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I2: a move that could not be ended has moved nothing, and the next one takes the same name."""
+    """I2: a failed move has no effect, and the next move uses the same name."""
     monkeypatch.setattr(bucket, "SMALL", 1000)
     found = arrived(anywhere, content=b"a" * 5000)
 
@@ -70,8 +70,8 @@ def test_a_failed_move_leaves_the_name_free(anywhere: BucketBackend, monkeypatch
 
 
 @pytest.mark.parametrize("has_state", [False, True])
-def test_of_many_writers_one_switches(anywhere: BucketBackend, has_state: bool) -> None:
-    """I11: machines that hold no common lock switch at the same moment, and one of them wins."""
+def test_of_many_writers_a_single_one_switches(anywhere: BucketBackend, has_state: bool) -> None:
+    """I11: of several machines that switch at the same time, exactly one succeeds."""
     seen = published(anywhere, "before") if has_state else None
     if seen is not None:
         anywhere.tree.switch_pointer(SUPPLIER, seen, None)
@@ -94,10 +94,10 @@ def test_of_many_writers_one_switches(anywhere: BucketBackend, has_state: bool) 
 
 
 @pytest.mark.parametrize("call", ["create", "replace"])
-def test_a_writer_paused_amid_the_switch_is_late(
+def test_a_writer_paused_during_the_switch_is_superseded(
     anywhere: BucketBackend, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I11: between looking and writing another publishes; the writer that wakes up changes nothing."""
+    """I11: a writer that is overtaken between its read and its write changes nothing."""
     tree, seen = anywhere.tree, None
     if call == "replace":
         tree.switch_pointer(SUPPLIER, seen := published(anywhere, "before"), None)
@@ -119,8 +119,8 @@ def test_a_writer_paused_amid_the_switch_is_late(
     assert tree.read_pointer(SUPPLIER) == theirs
 
 
-def test_an_answer_that_was_lost_is_no_defeat(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I11: a client that asks again, because the answer was lost, is not superseded by itself."""
+def test_a_lost_response_is_not_a_conflict(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I11: a client that repeats a write after a lost response is not superseded by itself."""
     mine = published(anywhere, "mine")
     create = type(anywhere.storage).create
 
@@ -133,8 +133,8 @@ def test_an_answer_that_was_lost_is_no_defeat(anywhere: BucketBackend, monkeypat
     assert anywhere.tree.read_pointer(SUPPLIER) == mine
 
 
-def test_a_state_that_was_swept_is_not_switched_to(anywhere: BucketBackend) -> None:
-    """I12: a writer that slept until its state was removed publishes nothing."""
+def test_a_removed_state_does_not_become_current(anywhere: BucketBackend) -> None:
+    """I12: a writer whose state was removed by retention publishes nothing."""
     mine = published(anywhere, "mine")
     anywhere.tree.remove(paths.state(SUPPLIER, "mine"))
     with pytest.raises(RunFailed) as failed:
@@ -143,8 +143,8 @@ def test_a_state_that_was_swept_is_not_switched_to(anywhere: BucketBackend) -> N
     assert anywhere.tree.read_pointer(SUPPLIER) is None
 
 
-def test_a_pointer_comes_after_what_it_points_to(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I11: the facts are stored first, and the state's own pointer last."""
+def test_a_pointer_is_written_last(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I11: the facts are stored first, and the pointer of the state last."""
     stored: list[str] = []
     keep = BucketTree.store
 
@@ -157,8 +157,8 @@ def test_a_pointer_comes_after_what_it_points_to(anywhere: BucketBackend, monkey
     assert stored == [paths.FACTS, paths.POINTER]
 
 
-def test_the_lock_is_of_one_bucket(s3_bucket: BucketBackend, s3: S3Bucket, tmp_path: Path) -> None:
-    """I4: processes of one machine exclude each other by the bucket's url, however it ends."""
+def test_the_lock_depends_on_the_bucket(s3_bucket: BucketBackend, s3: S3Bucket, tmp_path: Path) -> None:
+    """I4: processes of a machine exclude each other by the URL of the bucket, with or without a slash at its end."""
     trees = [
         BucketTree(s3_bucket.storage, url, tmp_path / "locks") for url in ("s3://one/a", "s3://one/a/", "s3://one/b")
     ]
@@ -171,8 +171,10 @@ def test_the_lock_is_of_one_bucket(s3_bucket: BucketBackend, s3: S3Bucket, tmp_p
         tree.close()
 
 
-def test_the_lock_is_ours(stored: BucketBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I4: without a folder of its own the lock is among the temporary files, in a folder that only we enter."""
+def test_the_lock_folder_belongs_to_the_user(
+    stored: BucketBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I4: without a configured folder, locks are in a folder of the temporary files that only this user can enter."""
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     tree = BucketTree(stored.storage, "s3://one")
     with tree.lock(SUPPLIER, "first"):
@@ -186,8 +188,8 @@ def test_the_lock_is_ours(stored: BucketBackend, tmp_path: Path, monkeypatch: py
     tree.close()
 
 
-def test_a_dead_server_is_told(s3: S3Bucket, tmp_path: Path) -> None:
-    """I16: what fails below comes as STORAGE_DOWN, with a hint."""
+def test_an_unavailable_server_is_reported(s3: S3Bucket, tmp_path: Path) -> None:
+    """I16: an error of the store is raised as STORAGE_DOWN with a hint."""
     dead = {**s3.options, "endpoint": "http://127.0.0.1:1"}
     tree = BucketTree(ObjectStorage(s3.url, dead), s3.url, tmp_path)
     with pytest.raises(Transient) as down:

@@ -1,4 +1,4 @@
-"""What the folder alone promises: read-only states, links, open files."""
+"""Tests of the guarantees of the folder: read-only states, links, open files."""
 
 import os
 import stat
@@ -14,8 +14,8 @@ from tests.ingest.tree.arrivals import BROKEN, INBOX, arrived, published, sha256
 from tests.ingest.tree_backends import SUPPLIER, FolderBackend, drop, stored_paths
 
 
-def test_a_name_of_another_encoding_can_be_told(folder: FolderBackend) -> None:
-    """I2, I8: a name that is no UTF-8 is written so that JSON can hold it, and the file is found by it."""
+def test_a_name_of_another_encoding_is_escaped(folder: FolderBackend) -> None:
+    """I2, I8: a name that is not UTF-8 is escaped for JSON, and the file is found by the escaped name."""
     raw = os.fsdecode("Прайс.csv".encode("cp1251"))
     drop(folder, raw, b"x")
     [found] = folder.tree.list_arrivals(SUPPLIER)
@@ -26,7 +26,7 @@ def test_a_name_of_another_encoding_can_be_told(folder: FolderBackend) -> None:
 
 
 def test_a_published_state_is_read_only(folder: FolderBackend) -> None:
-    """I11: nobody changes a published state by mistake; the pointer is a relative link, so the tree can be moved."""
+    """I11: a published state is read-only; the pointer is a relative link, so that the tree can be moved."""
     folder.tree.switch_pointer(SUPPLIER, published(folder, "first"), None)
     state = folder.root / paths.state(SUPPLIER, "first")
     assert [stat.S_IMODE(path.stat().st_mode) for path in (state, *state.iterdir())] == [0o555, 0o444, 0o444]
@@ -36,8 +36,8 @@ def test_a_published_state_is_read_only(folder: FolderBackend) -> None:
     assert [path.name for path in link.parent.iterdir()] == [SUPPLIER]
 
 
-def test_what_is_being_read_stays(folder: FolderBackend) -> None:
-    """I12: a state goes when its last reader has ended, and not before."""
+def test_a_state_that_is_being_read_stays(folder: FolderBackend) -> None:
+    """I12: a state is removed only after its last reader has closed it."""
     published(folder, "first")
     path = paths.state(SUPPLIER, "first")
     with folder.tree.open(f"{path}/{paths.FACTS}") as facts:
@@ -57,8 +57,8 @@ def test_links_in_the_inbox(folder: FolderBackend, tmp_path: Path, make: Callabl
     )
 
 
-def test_what_became_a_link_is_not_followed(folder: FolderBackend, tmp_path: Path) -> None:
-    """I3: nor is one that took the place of a file since it was seen."""
+def test_a_file_that_becomes_a_link_is_not_followed(folder: FolderBackend, tmp_path: Path) -> None:
+    """I3: a symbolic link that replaces a listed file is not followed."""
     found = arrived(folder)
     (tmp_path / "secret").write_bytes(b"content")
     (folder.root / INBOX / "price.csv").unlink()
@@ -69,8 +69,8 @@ def test_what_became_a_link_is_not_followed(folder: FolderBackend, tmp_path: Pat
     assert stored_paths(folder.tree, BROKEN) == []
 
 
-def test_a_missing_root_is_told(tmp_path: Path) -> None:
-    """I1: a tree is never made in a place that was only mistyped."""
+def test_a_missing_root_is_an_error(tmp_path: Path) -> None:
+    """I1: a root that does not exist is not created, because its path may be mistyped."""
     with pytest.raises(NotFound) as missing:
         FolderBackend(tmp_path / "nowhere")
     assert missing.value.code == "ROOT_NOT_FOUND"

@@ -1,4 +1,4 @@
-"""The tree's promises, kept by the folder and by the bucket alike."""
+"""Tests of the guarantees of the tree, for the folder and the bucket."""
 
 import os
 import threading
@@ -37,42 +37,42 @@ ODD_NAMES = [
 # What comes in.
 
 
-def test_what_is_in_the_inbox_has_arrived(backend: TreeBackend) -> None:
-    """I3: the files of the inbox itself, unfinished ones too; neither those of folders in it nor of others."""
+def test_files_in_the_inbox_are_listed(backend: TreeBackend) -> None:
+    """I3: the files of the inbox are listed, including unfinished files, but not the files of inner folders."""
     for path in ("price.csv", "later.csv.tmp", ".hidden", "deeper/price.csv"):
         drop(backend, path, b"12345")
     backend.put(f"{paths.inbox('acme2')}/other.csv", b"")
     found = backend.tree.list_arrivals(SUPPLIER)
-    assert sorted(one.name for one in found) == [".hidden", "later.csv.tmp", "price.csv"]
-    assert {(one.supplier, one.size) for one in found} == {(SUPPLIER, 5)}
-    assert backend.tree.list_arrivals("nobody") == []
+    assert sorted(arrival.name for arrival in found) == [".hidden", "later.csv.tmp", "price.csv"]
+    assert {(arrival.supplier, arrival.size) for arrival in found} == {(SUPPLIER, 5)}
+    assert backend.tree.list_arrivals("unknown") == []
 
 
-def test_what_changes_has_another_signature(backend: TreeBackend) -> None:
-    """I3: a file that was written anew is not the one that was seen, be it as long as before."""
+def test_a_changed_file_has_another_signature(backend: TreeBackend) -> None:
+    """I3: a file that is written again has another signature, also with the same size."""
     before = arrived(backend, content=b"before")
     assert arrival(backend.tree, "price.csv").signature == before.signature
     assert arrived(backend, content=b"after!").signature != before.signature
 
 
 def test_a_file_is_hashed_while_it_is_copied(backend: TreeBackend, tmp_path: Path) -> None:
-    """I3: the private copy is what was hashed; without a copy the hash is the same."""
+    """I3: the hash is that of the private copy; without a copy the hash is the same."""
     content = os.urandom(3 << 20)
     found = arrived(backend, content=content)
     assert backend.tree.fetch(found, tmp_path / "copy") == backend.tree.fetch(found) == sha256(content)
     assert (tmp_path / "copy").read_bytes() == content
 
 
-def test_a_change_is_noticed(backend: TreeBackend, tmp_path: Path) -> None:
-    """I3: a file that is not the one that was looked at any more is not taken for it."""
+def test_a_change_is_detected(backend: TreeBackend, tmp_path: Path) -> None:
+    """I3: a file that has changed since it was listed is not fetched."""
     found = arrived(backend, content=b"before")
     drop(backend, "price.csv", b"after!")
     with pytest.raises(FileChanged):
         backend.tree.fetch(found, tmp_path / "copy")
 
 
-def test_a_change_amid_the_reading_is_noticed(backend: TreeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I3: nor is a file that is written while it is read."""
+def test_a_change_during_the_copy_is_detected(backend: TreeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I3: a file that is written while it is copied is not fetched."""
     found = arrived(backend, content=b"before")
     copied = disk.copy_pieces
 
@@ -86,8 +86,8 @@ def test_a_change_amid_the_reading_is_noticed(backend: TreeBackend, monkeypatch:
         backend.tree.fetch(found)
 
 
-def test_what_was_taken_back_is_missing(backend: TreeBackend) -> None:
-    """I6: a file that is gone fails with FILE_MISSING, and is not moved."""
+def test_a_removed_file_is_missing(backend: TreeBackend) -> None:
+    """I6: a removed file fails with FILE_MISSING and is not moved."""
     found = arrived(backend)
     backend.delete(f"{INBOX}/price.csv")
     with pytest.raises(RunFailed) as failed:
@@ -97,8 +97,8 @@ def test_what_was_taken_back_is_missing(backend: TreeBackend) -> None:
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_odd_names_are_names(backend: TreeBackend, name: str) -> None:
-    """I2: whatever a supplier calls a file, it is taken and moved, be its name taken already."""
+def test_unusual_names(backend: TreeBackend, name: str) -> None:
+    """I2: a file with any name is fetched and moved, also if its name is taken."""
     for number in range(3):
         found = arrived(backend, name, str(number).encode())
         assert backend.tree.fetch(found) == sha256(str(number).encode())
@@ -108,8 +108,8 @@ def test_odd_names_are_names(backend: TreeBackend, name: str) -> None:
     assert sorted(content for content in kept if content is not None) == [b"0", b"1", b"2"]
 
 
-def test_a_name_no_object_can_have_is_not_seen(folder: FolderBackend, stored: BucketBackend) -> None:
-    """A folder takes any name, with a line break too; a bucket takes what every store can name."""
+def test_a_name_that_objects_cannot_have(folder: FolderBackend, stored: BucketBackend) -> None:
+    """A folder lists any name, also with a line break; a bucket only the names that every store allows."""
     drop(folder, "two\nlines.csv", b"x")
     found = arrival(folder.tree, "two\nlines.csv")
     assert folder.tree.move(found, BROKEN) == f"{BROKEN}/two\nlines.csv"
@@ -123,14 +123,14 @@ def test_a_name_no_object_can_have_is_not_seen(folder: FolderBackend, stored: Bu
 
 
 def test_a_move_leaves_the_inbox_empty(backend: TreeBackend) -> None:
-    """I2: what was moved is in one place, whole."""
+    """I2: a moved file is complete, and is only in the target folder."""
     assert backend.tree.move(arrived(backend), BROKEN) == f"{BROKEN}/price.csv"
     assert backend.tree.list_arrivals(SUPPLIER) == []
     assert backend.tree.read(f"{BROKEN}/price.csv") == b"content"
 
 
-def test_a_clash_gets_another_name(backend: TreeBackend) -> None:
-    """I2, I6: nothing is ever overwritten; the names tell what happened."""
+def test_a_taken_name_gets_a_suffix(backend: TreeBackend) -> None:
+    """I2, I6: no file is overwritten; the suffix of the name shows the reason of the move."""
     for number in range(4):
         backend.tree.move(arrived(backend, content=str(number).encode()), BROKEN, ".failed")
     for number in range(3):
@@ -141,8 +141,8 @@ def test_a_clash_gets_another_name(backend: TreeBackend) -> None:
     assert stored_paths(backend.tree, paths.obsolete(SUPPLIER)) == ["price.csv", "price.csv.1", "price.csv.2"]
 
 
-def test_many_movers_overwrite_nothing(backend: TreeBackend) -> None:
-    """I2: files of one name that are moved at the same time are all kept."""
+def test_concurrent_moves_overwrite_nothing(backend: TreeBackend) -> None:
+    """I2: files with the same name that are moved at the same time are all stored."""
     barrier = threading.Barrier(4)
     suppliers = [f"s{number}" for number in range(4)]
     for name in suppliers:
@@ -159,8 +159,8 @@ def test_many_movers_overwrite_nothing(backend: TreeBackend) -> None:
     assert sorted(backend.tree.read(path or "") or b"" for path in moved) == [name.encode() for name in suppliers]
 
 
-def test_what_changed_is_not_moved(backend: TreeBackend) -> None:
-    """I2: a move is of the file that was looked at; another that has its name by now stays."""
+def test_a_changed_file_is_not_moved(backend: TreeBackend) -> None:
+    """I2: a file that has changed since it was listed is not moved."""
     found = arrived(backend, content=b"before")
     drop(backend, "price.csv", b"after!")
     assert backend.tree.move(found, BROKEN) is None
@@ -171,8 +171,8 @@ def test_what_changed_is_not_moved(backend: TreeBackend) -> None:
 # Files.
 
 
-def test_a_small_file_is_whole(backend: TreeBackend) -> None:
-    """I16: whoever reads while it is written sees one content or the other."""
+def test_a_small_file_is_written_atomically(backend: TreeBackend) -> None:
+    """I16: a reader sees the old or the new content, never a part."""
     contents = {letter * 300_000 for letter in (b"a", b"b")}
     path = paths.run("acme_1", paths.MANIFEST)
     backend.tree.write(path, min(contents))
@@ -195,8 +195,8 @@ def test_a_small_file_is_whole(backend: TreeBackend) -> None:
     assert backend.tree.read(paths.run("acme_1", "nothing")) is None
 
 
-def test_a_kept_file_is_read_anywhere(backend: TreeBackend, tmp_path: Path) -> None:
-    """I8: what a run keeps can be read from any place in it, and stays what it was."""
+def test_a_stored_file_is_read_at_any_offset(backend: TreeBackend, tmp_path: Path) -> None:
+    """I8: a stored file can be read from any offset, and does not change."""
     content = os.urandom(2 << 20)
     (tmp_path / "made").write_bytes(content)
     path = paths.run("acme_1", paths.FACTS)
@@ -211,8 +211,8 @@ def test_a_kept_file_is_read_anywhere(backend: TreeBackend, tmp_path: Path) -> N
     assert missing.value.code == "OBJECT_NOT_FOUND"
 
 
-def test_what_is_there_is_listed(backend: TreeBackend) -> None:
-    """I12: every file with its size, every folder that holds one; nothing where nothing is."""
+def test_files_and_folders_are_listed(backend: TreeBackend) -> None:
+    """I12: every file is listed with its size, and every folder that contains a file."""
     for path in ("b/2", "a", "b/c/1", "bc/x"):
         backend.put(f"{paths.RUNS}/{path}", b"123")
     assert stored_paths(backend.tree, paths.RUNS) == ["a", "b/2", "b/c/1", "bc/x"]
@@ -223,8 +223,8 @@ def test_what_is_there_is_listed(backend: TreeBackend) -> None:
     )
 
 
-def test_a_folder_goes_with_all_in_it(backend: TreeBackend) -> None:
-    """I12: a file or a folder, and nothing beside it; removing it twice is removing it once."""
+def test_a_folder_is_removed_with_its_content(backend: TreeBackend) -> None:
+    """I12: a file or a folder is removed, and nothing else; a second removal has no effect."""
     for path in ("a/1", "a/b/2", "ab/3", "c"):
         backend.put(f"{paths.RUNS}/{path}", b"")
     for _ in range(2):
@@ -233,8 +233,8 @@ def test_a_folder_goes_with_all_in_it(backend: TreeBackend) -> None:
     assert stored_paths(backend.tree, paths.RUNS) == ["ab/3"]
 
 
-def test_suppliers_are_found(backend: TreeBackend) -> None:
-    """I5: who has a configuration or an inbox is one; who cannot be called so is not."""
+def test_suppliers_are_listed(backend: TreeBackend) -> None:
+    """I5: a supplier has a configuration or an inbox, and a valid name."""
     for path in (
         paths.config("both"),
         paths.config("configured"),
@@ -249,8 +249,8 @@ def test_suppliers_are_found(backend: TreeBackend) -> None:
     assert set(backend.tree.list_suppliers()) - {SUPPLIER} == {"both", "configured", "sending"}
 
 
-def test_runs_and_states_are_told_apart_by_supplier(backend: TreeBackend) -> None:
-    """I5: a supplier whose name begins another's has only its own runs."""
+def test_runs_and_states_belong_to_a_supplier(backend: TreeBackend) -> None:
+    """I5: a supplier whose name is a prefix of another name has only its own runs."""
     run, other = "acme_20260101T000000Z_00000a", "acme_2_20260101T000000Z_00000b"
     for run_id in (run, other):
         backend.put(paths.run(run_id, paths.MANIFEST), b"{}")
@@ -260,7 +260,7 @@ def test_runs_and_states_are_told_apart_by_supplier(backend: TreeBackend) -> Non
 
 
 def test_a_configuration_is_a_local_file(backend: TreeBackend) -> None:
-    """I7: it can be loaded; and when it is missing, the message says where it should be."""
+    """I7: a configuration can be loaded; if it is missing, the message names its path."""
     with backend.tree.open_config(SUPPLIER) as file, pytest.raises(RunFailed) as failed:
         load_supplier(file)
     assert failed.value.code is FailureCode.CONFIG_DQ_MISSING
@@ -270,8 +270,8 @@ def test_a_configuration_is_a_local_file(backend: TreeBackend) -> None:
         assert load_supplier(file)[0].min_fact_count == 1
 
 
-def test_a_run_works_alone(backend: TreeBackend) -> None:
-    """I4: who comes second is told who is at work; another supplier's run goes on, and the next one may begin."""
+def test_a_supplier_is_locked(backend: TreeBackend) -> None:
+    """I4: a second process gets the name of the first; other suppliers are not locked, and the lock is released."""
     with backend.tree.lock(SUPPLIER, "first"):
         with pytest.raises(Conflict) as refused, backend.tree.lock(SUPPLIER, "second"):
             pass
@@ -283,8 +283,8 @@ def test_a_run_works_alone(backend: TreeBackend) -> None:
         pass
 
 
-def test_work_is_private_and_gone(backend: TreeBackend) -> None:
-    """I16: what a killed run left goes when the next begins, and nothing of it is in the tree."""
+def test_the_work_folder_is_private_and_removed(backend: TreeBackend) -> None:
+    """I16: leftovers of a killed run are removed by the next run, and are not in the tree."""
     killed = backend.tree.open_work_folder(SUPPLIER, "acme_1")
     (killed.__enter__() / "input").write_bytes(b"left behind")
     with backend.tree.open_work_folder(SUPPLIER, "acme_2") as folder:
@@ -296,7 +296,7 @@ def test_work_is_private_and_gone(backend: TreeBackend) -> None:
 
 
 def test_a_state_becomes_current_by_the_switch(backend: TreeBackend) -> None:
-    """I11: what is stored is not current before the switch, and is whole."""
+    """I11: a stored state is not current before the switch, and is complete."""
     assert backend.tree.read_pointer(SUPPLIER) is None
     first = published(backend, "first")
     assert backend.tree.read_pointer(SUPPLIER) is None
@@ -311,7 +311,7 @@ def test_a_state_becomes_current_by_the_switch(backend: TreeBackend) -> None:
 
 
 def test_a_late_writer_cannot_switch_back(backend: TreeBackend) -> None:
-    """I11: who saw nothing, or an older state, or one that is gone, is superseded, and the state stays."""
+    """I11: a writer that has seen no state, an older state or a removed state is superseded."""
     first, second, late = (
         published(backend, name, fence) for name, fence in (("first", 1), ("second", 2), ("late", 2))
     )
@@ -325,8 +325,8 @@ def test_a_late_writer_cannot_switch_back(backend: TreeBackend) -> None:
     assert backend.tree.read_pointer(SUPPLIER) == second
 
 
-def test_a_damaged_pointer_is_told(backend: TreeBackend) -> None:
-    """I14: what is no pointer is never taken for one."""
+def test_a_damaged_pointer_is_an_error(backend: TreeBackend) -> None:
+    """I14: a file that is not a valid pointer is never used as one."""
     first = published(backend, "first")
     backend.tree.switch_pointer(SUPPLIER, first, None)
     is_folder = isinstance(backend, FolderBackend)
@@ -338,7 +338,7 @@ def test_a_damaged_pointer_is_told(backend: TreeBackend) -> None:
 
 
 def test_a_pointer_of_a_later_release_is_read() -> None:
-    """R27: what it tells besides is left alone; what it does not tell makes it none."""
+    """R27: additional fields of a pointer are ignored; a missing field makes it invalid."""
     known = CurrentPointer("r1", "ab", 3, "2026-01-01T00:00:00Z")
     assert parse_pointer(orjson.dumps({**known.as_dict(), "region": "eu"}), "here") == known
     for content in (b"[]", b"3", orjson.dumps({"run_id": "r1"})):

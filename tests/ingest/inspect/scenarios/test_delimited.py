@@ -1,4 +1,4 @@
-"""Proposals for delimited texts, messy as suppliers make them."""
+"""Tests of proposals for delimited texts, also for untidy ones."""
 
 import csv
 import gzip
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.ingest.contract import IngestRunStatus
-from tests.ingest.inspect.proposals import columns, proposed, ran
+from tests.ingest.inspect.proposals import columns, inspect_valid, run_proposal
 
 MESSY_HEADER = [
     "№ п/п",
@@ -26,7 +26,7 @@ MESSY_HEADER = [
 
 
 def messy_rows() -> tuple[list[list[str]], dict[str, dict[str, Any]]]:
-    """Rows with sections between them, and the facts they hold."""
+    """Return rows with sections between them, and their facts."""
     random = Random(3)
     rows: list[list[str]] = []
     facts: dict[str, dict[str, Any]] = {}
@@ -57,12 +57,12 @@ def messy_csv() -> tuple[str, dict[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("encoding", ["windows-1251", "utf-8-sig", "utf-16"])
-def test_a_messy_semicolon_csv(encoding: str, tmp_path: Path) -> None:
-    """I17, I18: preamble, sections, totals, decimal commas and words for counts, in any usual encoding."""
+def test_an_untidy_semicolon_csv(encoding: str, tmp_path: Path) -> None:
+    """I17, I18: preamble, sections, totals, decimal commas and words for counts are handled, in any common encoding."""
     text, facts = messy_csv()
     file = tmp_path / "metiz.csv"
     file.write_bytes(text.encode(encoding))
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert inspection.delimiter == ";"
     assert inspection.encoding in (encoding, "utf-8", "utf-16-le")
     assert inspection.tables[0].header_rows == [4]
@@ -74,7 +74,7 @@ def test_a_messy_semicolon_csv(encoding: str, tmp_path: Path) -> None:
     assert found["date"]["formats"] == ["%d.%m.%Y"]
     assert found["qty"]["at_least"] is True
     assert any("'есть' is read as 1" in warning for warning in inspection.warnings)
-    result = ran(file, inspection, tmp_path)
+    result = run_proposal(file, inspection, tmp_path)
     assert result.manifest.status is IngestRunStatus.PASS
     assert result.by("sku") == facts
     assert result.manifest.bad_rows == 0
@@ -104,11 +104,11 @@ def english_csv(rows: int = 300) -> tuple[str, dict[str, dict[str, Any]]]:
 
 
 def test_an_english_csv(tmp_path: Path) -> None:
-    """I17, I18: months first where a day proves it, dollars, and barcodes that keep their zeros."""
+    """I17, I18: dates start with the month if a day proves it; dollars are money; barcodes keep their zeros."""
     text, facts = english_csv()
     file = tmp_path / "widgets.csv"
     file.write_text(text)
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     found = columns(inspection)
     assert found["date"] == {"from": "Last Updated", "type": "date", "formats": ["%m/%d/%Y"]}
     assert found["barcode"]["type"] == "string"
@@ -116,33 +116,33 @@ def test_an_english_csv(tmp_path: Path) -> None:
     assert inspection.config["key"] == ["sku"]
     assert "skip_rows" not in inspection.config["source"]  # Total Widget is no total
     assert inspection.warnings == []
-    result = ran(file, inspection, tmp_path)
+    result = run_proposal(file, inspection, tmp_path)
     assert result.by("barcode") == facts
 
 
-def test_dates_that_prove_nothing_are_told(tmp_path: Path) -> None:
-    """I17: where no day is beyond 12, which comes first is a guess, and said to be one."""
+def test_ambiguous_dates_are_reported(tmp_path: Path) -> None:
+    """I17: if no day is above 12, the order of day and month is a guess with a warning."""
     file = tmp_path / "dates.csv"
     file.write_text("sku,date,price\n" + "".join(f"A{n},0{n}/0{10 - n}/2026,{n}.50\n" for n in range(1, 10)))
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert columns(inspection)["date"]["formats"] == ["%m/%d/%Y"]
     assert any("the order is ambiguous" in warning for warning in inspection.warnings)
 
 
-def test_a_headerless_tsv(tmp_path: Path) -> None:
-    """I17: without a header columns are known by their numbers, and named by what they hold."""
+def test_a_tsv_without_a_header(tmp_path: Path) -> None:
+    """I17: columns without a header are read by their numbers and named by their content."""
     random = Random(9)
     rows = [(f"{n:08}", f"Фильтр масляный {n}", random.randrange(100, 99_999), n % 30) for n in range(1, 151)]
     file = tmp_path / "filters.tsv"
     lines = [f"{code}\t{name}\t{price // 100}.{price % 100:02}\t{qty}\n" for code, name, price, qty in rows]
     file.write_text("".join(lines), encoding="utf-8")
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert inspection.config["source"] == {"format": "csv", "delimiter": "\t", "header": "none"}
-    assert {name: one["from"] for name, one in columns(inspection).items()} == {
+    assert {name: column["from"] for name, column in columns(inspection).items()} == {
         "barcode": 1, "name": 2, "price_minor": 3, "column_4": 4,
     }  # fmt: skip
     assert any("no header was found" in warning for warning in inspection.warnings)
-    result = ran(file, inspection, tmp_path)
+    result = run_proposal(file, inspection, tmp_path)
     expected = [
         {"barcode": code, "name": name, "price_minor": price, "column_4": qty} for code, name, price, qty in rows
     ]
@@ -150,8 +150,8 @@ def test_a_headerless_tsv(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packing", ["gz", "zip"])
-def test_packed_files_are_looked_into(packing: str, tmp_path: Path) -> None:
-    """I17: gzip and zip are opened on the way."""
+def test_packed_files_are_inspected(packing: str, tmp_path: Path) -> None:
+    """I17: files packed with gzip and zip are unpacked."""
     text, facts = english_csv(60)
     file = tmp_path / f"widgets.csv.{packing}"
     if packing == "gz":
@@ -159,47 +159,51 @@ def test_packed_files_are_looked_into(packing: str, tmp_path: Path) -> None:
     else:
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("widgets.csv", text)
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert inspection.format == "csv"
-    assert ran(file, inspection, tmp_path).by("barcode") == facts
+    assert run_proposal(file, inspection, tmp_path).by("barcode") == facts
 
 
-def test_columns_of_the_same_name_are_told_apart_by_number(tmp_path: Path) -> None:
-    """I18: what two columns share is no name for either."""
+def test_columns_with_the_same_name_are_read_by_number(tmp_path: Path) -> None:
+    """I18: columns with the same header are read by their numbers."""
     file = tmp_path / "twice.csv"
     file.write_text("sku;price;price\n" + "".join(f"A-{n};{n}.10;{n}.20\n" for n in range(50)))
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     found = columns(inspection)
-    assert [(name, one["from"]) for name, one in found.items()] == [
+    assert [(name, column["from"]) for name, column in found.items()] == [
         ("sku", "sku"), ("price_minor", 2), ("price_2_minor", 3),
     ]  # fmt: skip
-    assert ran(file, inspection, tmp_path).payloads[1] == {"sku": "A-1", "price_minor": 110, "price_2_minor": 120}
+    assert run_proposal(file, inspection, tmp_path).payloads[1] == {
+        "sku": "A-1",
+        "price_minor": 110,
+        "price_2_minor": 120,
+    }
 
 
-def test_a_number_that_is_a_code_is_kept(tmp_path: Path) -> None:
-    """I17: a column called № is left out only when it counts rows."""
+def test_a_code_with_the_header_of_a_row_number(tmp_path: Path) -> None:
+    """I17: a column called № is dropped only if it numbers the rows."""
     file = tmp_path / "numbers.csv"
     file.write_text("№;Название;Цена\n" + "".join(f"K-{n};Товар {n};{n},50\n" for n in range(50)), encoding="utf-8")
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert columns(inspection)["number"] == {"from": "№", "type": "string", "required": True}
     assert inspection.config["key"] == ["number"]
 
 
 def test_without_a_unique_column_there_is_no_key(tmp_path: Path) -> None:
-    """I17: a key is proposed only where one is."""
+    """I17: a key is proposed only for a unique column."""
     file = tmp_path / "keyless.csv"
     file.write_text("brand,price\n" + "".join(f"{'XYZ'[n % 3]},{n % 7}.00\n" for n in range(60)))
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert "key" not in inspection.config
     assert any("no column is unique" in warning for warning in inspection.warnings)
 
 
 def test_keys_are_unique_beyond_the_sample(tmp_path: Path) -> None:
-    """I17: a column that repeats itself only behind the first rows is no key."""
+    """I17: a column that repeats values only after the first rows is not proposed as the key."""
     file = tmp_path / "late.csv"
     lines = [f"A{n % 4000},B{n:06},{n}.00\n" for n in range(10_000)]
     file.write_text("sku,barcode,price\n" + "".join(lines))
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert inspection.config["key"] == ["barcode"]
     assert inspection.config["min_fact_count"] == 5_000
     assert inspection.tables[0].rows_sampled < 4_001

@@ -1,11 +1,11 @@
-"""Proposals for JSON, NDJSON and XML."""
+"""Tests of proposals for JSON, NDJSON and XML."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from penstock.ingest.contract import IngestRunStatus
-from tests.ingest.inspect.proposals import columns, proposed, ran
+from tests.ingest.inspect.proposals import columns, inspect_valid, run_proposal
 
 
 def offers(number: int) -> list[dict[str, Any]]:
@@ -34,35 +34,35 @@ def expected(number: int) -> list[dict[str, Any]]:
 
 
 def test_nested_json(tmp_path: Path) -> None:
-    """I17: records are in the longest list, nested values have dotted names."""
+    """I17: the records are the longest list, and nested values have dotted names."""
     file = tmp_path / "offers.json"
     currencies = [{"code": "RUB"}, {"code": "USD"}]
     file.write_text(json.dumps({"meta": {"currencies": currencies}, "data": {"offers": offers(120)}}), encoding="utf-8")
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert inspection.config["source"] == {"format": "json", "records": "data.offers"}
     assert columns(inspection)["price_minor"]["from"] == "price.amount"
     assert columns(inspection)["active"]["values"] == {"true": True, "false": False}
     assert inspection.config["key"] == ["sku"]
-    result = ran(file, inspection, tmp_path)
+    result = run_proposal(file, inspection, tmp_path)
     assert result.manifest.status is IngestRunStatus.PASS
     assert result.payloads == expected(120)
 
 
-def test_ndjson_with_torn_lines(tmp_path: Path) -> None:
-    """I17: one record a line; lines that are none are told of."""
+def test_ndjson_with_malformed_lines(tmp_path: Path) -> None:
+    """I17: each line is a record; malformed lines are reported."""
     file = tmp_path / "offers.ndjson"
     lines = [json.dumps(offer) for offer in offers(80)]
     file.write_text("\n".join([*lines[:40], '{"vendorCode": "N-', *lines[40:]]), encoding="utf-8")
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert inspection.format == "ndjson"
     assert any(warning.startswith("1 line") for warning in inspection.warnings)
-    result = ran(file, inspection, tmp_path)
+    result = run_proposal(file, inspection, tmp_path)
     assert result.payloads == expected(80)
     assert result.manifest.bad_rows == 1
 
 
 def test_xml(tmp_path: Path) -> None:
-    """I17: the element that holds the most is the record, its attributes and children are its fields."""
+    """I17: the element with the most values is the record, with its attributes and children as fields."""
     categories = "".join(f'<category id="{n}">Раздел {n}</category>' for n in range(1, 4))
     products = "".join(
         f'<offer id="{n:05}" available="{"true" if n % 2 else "false"}"><name>Лампа {n}</name>'
@@ -75,9 +75,9 @@ def test_xml(tmp_path: Path) -> None:
         f"<offers>{products}</offers></shop></yml_catalog>",
         encoding="utf-8",
     )
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert inspection.config["source"] == {"format": "xml", "records": "offer"}
-    result = ran(file, inspection, tmp_path)
+    result = run_proposal(file, inspection, tmp_path)
     assert inspection.config["key"] == ["barcode"]
     assert result.payloads == [
         {

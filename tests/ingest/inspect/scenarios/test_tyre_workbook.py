@@ -1,4 +1,4 @@
-"""The proposal for a workbook of forty sheets."""
+"""Tests of the proposal for a workbook of forty sheets."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from penstock.ingest.contract import IngestRunStatus
 from penstock.ingest.inspect.report import Inspection
-from tests.ingest.inspect.proposals import columns, proposed, ran
+from tests.ingest.inspect.proposals import columns, inspect_valid, run_proposal
 from tests.ingest.inspect.scenarios.tyre_workbook import Truth, tyre_workbook
 
 
@@ -15,11 +15,11 @@ from tests.ingest.inspect.scenarios.tyre_workbook import Truth, tyre_workbook
 def workbook(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth, Inspection]:
     file = tmp_path_factory.mktemp("tyres") / "Прайс шины.xlsx"
     truth = tyre_workbook(file)
-    return file, truth, proposed(file)
+    return file, truth, inspect_valid(file)
 
 
 def test_headers_are_found_below_preambles_of_any_height(workbook: tuple[Path, Truth, Inspection]) -> None:
-    """I17: preamble rows and two-row headers are seen on every sheet, wherever they are."""
+    """I17: preambles and headers of two rows are detected on every sheet."""
     _, _, inspection = workbook
     tables = [table for table in inspection.tables if not table.is_skipped]
     assert [table.header_rows for table in tables] == [[6 + n % 6, 7 + n % 6] for n in range(39)]
@@ -30,14 +30,14 @@ def test_headers_are_found_below_preambles_of_any_height(workbook: tuple[Path, T
 
 
 def test_sheets_without_a_table_are_skipped(workbook: tuple[Path, Truth, Inspection]) -> None:
-    """I17: a sheet of contents is named in source.sheets.skip, and told of."""
+    """I17: a table of contents is added to `source.sheets.skip`, with a warning."""
     _, _, inspection = workbook
     assert inspection.config["source"]["sheets"] == {"skip": ["Содержание"]}
     assert any("'Содержание'" in warning and "skipped" in warning for warning in inspection.warnings)
 
 
-def test_spellings_become_one_field(workbook: tuple[Path, Truth, Inspection]) -> None:
-    """I18: columns that different sheets call differently, in another order, are one field with all spellings."""
+def test_spellings_become_a_single_field(workbook: tuple[Path, Truth, Inspection]) -> None:
+    """I18: columns with different headers for a field, in any order, become a field with all spellings."""
     _, _, inspection = workbook
     found = columns(inspection)
     assert found["sku"]["from"] == ["Артикул", "Код товара"]
@@ -52,8 +52,8 @@ def test_spellings_become_one_field(workbook: tuple[Path, Truth, Inspection]) ->
     assert inspection.config["key"] == ["sku"]
 
 
-def test_values_that_do_not_fit_are_told(workbook: tuple[Path, Truth, Inspection]) -> None:
-    """I17: a word among prices is a warning with the word in it."""
+def test_unreadable_values_are_reported(workbook: tuple[Path, Truth, Inspection]) -> None:
+    """I17: a word in a column of prices is a warning that contains the word."""
     _, truth, inspection = workbook
     warnings = [warning for warning in inspection.warnings if "звоните" in warning]
     assert len(warnings) == 1
@@ -61,9 +61,9 @@ def test_values_that_do_not_fit_are_told(workbook: tuple[Path, Truth, Inspection
 
 
 def test_a_run_with_the_proposal_gives_the_facts(workbook: tuple[Path, Truth, Inspection], tmp_path: Path) -> None:
-    """I17, I18: what is proposed turns every row of every sheet into the fact it was made from."""
+    """I17, I18: a run with the proposal publishes every row of every sheet as its expected fact."""
     file, truth, inspection = workbook
-    result = ran(file, inspection, tmp_path)
+    result = run_proposal(file, inspection, tmp_path)
     assert result.manifest.status is IngestRunStatus.PASS
     found = {(fact["category_key"], fact["payload"]["sku"]): fact["payload"] for fact in result.facts}
     expected = {key: fact for key, fact in truth.facts.items() if key not in truth.odd}
@@ -76,12 +76,12 @@ def test_a_run_with_the_proposal_gives_the_facts(workbook: tuple[Path, Truth, In
 
 
 @pytest.mark.full
-def test_a_large_workbook_is_looked_at_in_seconds(tmp_path: Path) -> None:
-    """I17: 39 sheets with 23,000 rows take seconds at most."""
+def test_a_large_workbook_is_inspected_in_seconds(tmp_path: Path) -> None:
+    """I17: the inspection of 39 sheets with 23,000 rows takes seconds."""
     file = tmp_path / "large.xlsx"
     tyre_workbook(file, rows=590)
-    begun = time.process_time()  # of this process alone: others may keep the machine busy
-    inspection = proposed(file)
-    assert time.process_time() - begun < 6
+    started = time.process_time()  # of this process alone: others may keep the machine busy
+    inspection = inspect_valid(file)
+    assert time.process_time() - started < 6
     assert inspection.config["min_fact_count"] == 11_000
     assert inspection.config["key"] == ["sku"]

@@ -1,4 +1,4 @@
-"""Forty sheets made by forty people: every header spelled, placed and shuffled by chance."""
+"""Tests of forty sheets with random spellings, positions and orders of the headers."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import xlsxwriter  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import IngestRunStatus
-from tests.ingest.inspect.proposals import columns, proposed, ran
+from tests.ingest.inspect.proposals import columns, inspect_valid, run_proposal
 
 _SPELLINGS = {
     "sku": ("Артикул", "Арт.", "Код", "Код товара", "Vendor code"),
@@ -33,7 +33,7 @@ _STOCK = ((5, 5), (">10", 10), ("есть", 1), ("нет", 0), ("10+", 10), ("б
 
 @dataclass
 class _Made:
-    """What was written, and the facts in it."""
+    """The rows of the sheets, and their facts."""
 
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     sections: int = 0
@@ -85,15 +85,15 @@ def _product(number: int, row: int, random: Random) -> tuple[dict[str, Any], dic
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(3))
-def test_sheets_of_many_hands_become_one_configuration(seed: int, tmp_path: Path) -> None:
-    """I17, I18: one proposal reads every row of every sheet; only sections become bad rows, and they are told of."""
+def test_varied_sheets_become_a_single_configuration(seed: int, tmp_path: Path) -> None:
+    """I17, I18: the proposal reads every row of every sheet; only sections become bad rows, with a warning."""
     file = tmp_path / "varied.xlsx"
     made = _workbook(file, Random(seed))
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert set(columns(inspection)) == set(_SPELLINGS)
     assert "sheets" not in inspection.config["source"]
     assert inspection.config["key"] == ["sku"]
-    result = ran(file, inspection, tmp_path)
+    result = run_proposal(file, inspection, tmp_path)
     assert result.manifest.status is IngestRunStatus.PASS
     assert result.by("sku") == made.facts
     assert any("rows with a single cell" in warning for warning in inspection.warnings)

@@ -1,4 +1,4 @@
-"""Proposals for workbooks with the habits of those who make them."""
+"""Tests of proposals for workbooks with various layouts."""
 
 import zipfile
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import xlsxwriter  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import IngestRunStatus
-from tests.ingest.inspect.proposals import columns, proposed, ran
+from tests.ingest.inspect.proposals import columns, inspect_valid, run_proposal
 
 Sheet = list[list[Any]]
 
@@ -23,7 +23,7 @@ def workbook(path: Path, sheets: dict[str, Sheet]) -> Path:
 
 
 def exported() -> tuple[Sheet, list[dict[str, Any]]]:
-    """As accounting programs export a price list: an empty first column, numbered columns, sections, signatures."""
+    """Return the rows of an accounting export: an empty first column, a numbered header, sections, signatures."""
     rows: Sheet = [["", "ИП Петров А.А."], ["", "ИНН 770123456789"], [], ["", "Прайс-лист на 14.02.2026"], [], []]
     header = ["Номенклатура", "Характеристика", "Артикул", "Ед.", "Цена (розничная), руб. с НДС", "Свободный остаток"]
     rows += [["", *header], ["", *"123456"]]
@@ -43,30 +43,30 @@ def exported() -> tuple[Sheet, list[dict[str, Any]]]:
 
 
 def test_an_export_with_numbered_columns_sections_and_notes(tmp_path: Path) -> None:
-    """I17: rows that are no data are told from data, and skipped by what they say."""
+    """I17: rows that are not data are detected, and skipped by their texts."""
     rows, facts = exported()
     file = workbook(tmp_path / "export.xlsx", {"TDSheet": rows})
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert inspection.tables[0].header_rows == [7, 8]
     skipped = inspection.config["source"]["skip_rows"]
     assert skipped[:2] == [r"(?i)^итого\b", "^Краски$"]
     assert any("as sections or notes" in warning for warning in inspection.warnings)
-    result = ran(file, inspection, tmp_path)
+    result = run_proposal(file, inspection, tmp_path)
     assert result.payloads == facts
     assert result.manifest.bad_rows == 0
 
 
-def test_sections_too_many_to_name_cannot_pass_for_data(tmp_path: Path) -> None:
-    """I17: what cannot safely be skipped is told of, and becomes a bad row, never a fact."""
+def test_many_sections_become_bad_rows(tmp_path: Path) -> None:
+    """I17: sections that cannot be skipped safely become bad rows, with a warning, and never facts."""
     rows: Sheet = [["Артикул", "Название", "Цена", "Остаток"]]
     for n in range(600):
         rows += [[f"Раздел {n // 15}"]] if n % 15 == 0 else []
         rows.append([f"A{n}", f"Товар {n}", n if n % 2 else "", n % 5])
     file = workbook(tmp_path / "sections.xlsx", {"Лист1": rows})
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert "skip_rows" not in inspection.config["source"]
     assert any("will be bad rows" in warning for warning in inspection.warnings)
-    result = ran(file, inspection, tmp_path)
+    result = run_proposal(file, inspection, tmp_path)
     assert result.manifest.status is IngestRunStatus.PASS
     assert len(result.facts) == 600
     assert result.manifest.bad_rows == 40
@@ -77,7 +77,7 @@ def products(start: int = 1) -> Sheet:
 
 
 def test_headers_of_different_heights(tmp_path: Path) -> None:
-    """I17: a low header below a blank row is read as a high one; one that cannot be is skipped, and told of."""
+    """I17: a low header below a blank row is read like a high one; other sheets are skipped with a warning."""
     low = ["Артикул", "Название", "Цена опт", "Цена розн", "Наличие"]
     high: Sheet = [["ООО Ромашка"], [], ["Артикул", "Название", "Цена", "", "Наличие"], ["", "", "опт", "розн."]]
     contents: Sheet = [["№", "Раздел", "Позиций"], [1, "Обои", 40], [2, "Клей", 40], [3, "Плитка", 40]]
@@ -90,40 +90,40 @@ def test_headers_of_different_heights(tmp_path: Path) -> None:
         "Контакты": [["Телефон", "+7 495 111"], ["E-mail", "a@b.ru"]],
     }
     file = workbook(tmp_path / "heights.xlsx", sheets)
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert sorted(inspection.config["source"]["sheets"]["skip"]) == ["Контакты", "Пол", "Содержание"]
     assert any("'Пол'" in warning and "another supplier" in warning for warning in inspection.warnings)
     assert columns(inspection)["wholesale_price_minor"]["from"] == ["Цена / опт", "Цена опт"]
     assert columns(inspection)["in_stock"]["values"] == {"+": True, "-": False}
     assert inspection.config["key"] == ["category_key", "sku"]
-    result = ran(file, inspection, tmp_path)
+    result = run_proposal(file, inspection, tmp_path)
     assert len(result.facts) == 120
     assert result.manifest.bad_rows == 0
     expected = {"sku": "A2", "name": "Товар 2", "wholesale_price_minor": 2100, "retail_price_minor": 2400}
     assert result.facts[1]["payload"] == {**expected, "in_stock": False}
 
 
-def test_a_sheet_with_a_column_twice_does_not_spoil_the_others(tmp_path: Path) -> None:
-    """I17: the few sheets on which a name is no name are skipped, and told of."""
+def test_a_sheet_with_a_repeated_column_is_skipped(tmp_path: Path) -> None:
+    """I17: the few sheets with an ambiguous header are skipped, with a warning."""
     header = ["Артикул", "Название", "Цена опт", "Цена розн", "Наличие"]
     sheets: dict[str, Sheet] = {f"S{n}": [header, *products(n * 100)] for n in range(4)}
     sheets["Двойной"] = [["Артикул", "Название", "Цена опт", "Цена опт", "Наличие"], *products(900)]
-    inspection = proposed(workbook(tmp_path / "twice.xlsx", sheets))
+    inspection = inspect_valid(workbook(tmp_path / "twice.xlsx", sheets))
     assert inspection.config["source"]["sheets"] == {"skip": ["Двойной"]}
     assert any("'Двойной' has a column twice" in warning for warning in inspection.warnings)
     assert columns(inspection)["wholesale_price_minor"]["from"] == "Цена опт"
 
 
-def test_cells_merged_downwards_are_filled(tmp_path: Path) -> None:
-    """I18: a category written once above all it applies to is filled down."""
+def test_cells_merged_vertically_are_filled(tmp_path: Path) -> None:
+    """I18: a category that is written once above its rows is filled down."""
     rows: Sheet = [["Категория", "Модель", "Цена, $", "Склад"]]
     rows += [
         [f"Кат {n // 10}" if n % 10 == 0 else "", f"M-{n}", f"${n}.50", ("много", "нет")[n % 2]] for n in range(60)
     ]
     file = workbook(tmp_path / "merged.xlsx", {"Лист1": rows})
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert columns(inspection)["category"] == {"from": "Категория", "type": "string", "fill_down": True}
-    assert ran(file, inspection, tmp_path).payloads[15] == {
+    assert run_proposal(file, inspection, tmp_path).payloads[15] == {
         "category": "Кат 1", "model": "M-15", "price_minor": 1550, "availability": "нет",
     }  # fmt: skip
 
@@ -133,23 +133,23 @@ def test_a_brand_called_total_is_no_total(tmp_path: Path) -> None:
     rows: Sheet = [["Brand", "Item", "SKU", "Price"]]
     rows += [[("Total", "Shell")[n % 2], f"Oil {n}", f"O{n}", n + 0.5] for n in range(100)]
     file = workbook(tmp_path / "oil.xlsx", {"Oils": [*rows, ["Total", "", "", 5000]]})
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert inspection.tables[0].totals == [102]
     assert "skip_rows" not in inspection.config["source"]
     assert any("look like totals, but a pattern would also match data" in warning for warning in inspection.warnings)
-    result = ran(file, inspection, tmp_path)
+    result = run_proposal(file, inspection, tmp_path)
     assert (len(result.facts), result.manifest.bad_rows) == (100, 1)
 
 
 def test_files_of_an_archive_are_tables(tmp_path: Path) -> None:
-    """I17: each file of an archive is a table; what is none is skipped."""
+    """I17: each file of an archive is a table; other files are skipped."""
     file = tmp_path / "cities.zip"
     with zipfile.ZipFile(file, "w") as archive:
         for city in ("moscow", "kazan"):
             lines = [f"{n};item {n};{n}.5;{n % 3}\n" for n in range(1, 50)]
             archive.writestr(f"{city}.csv", "sku;name;price;qty\n" + "".join(lines))
         archive.writestr("readme.txt", "Hello, this is a price list.\nThanks.\n")
-    inspection = proposed(file)
+    inspection = inspect_valid(file)
     assert inspection.config["source"]["sheets"] == {"skip": ["readme"]}
     assert inspection.config["key"] == ["category_key", "sku"]
-    assert len(ran(file, inspection, tmp_path).facts) == 98
+    assert len(run_proposal(file, inspection, tmp_path).facts) == 98

@@ -1,4 +1,4 @@
-"""A tyre price list as dealers send it: forty sheets, no two quite alike, and the truth it was made from."""
+"""A tyre price list of forty sheets with different layouts, and its expected facts."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,14 +23,14 @@ _TALL = tuple(_SPELLINGS)
 
 @dataclass
 class Truth:
-    """The facts the workbook holds, by category and article; and the categories that hold none."""
+    """The facts of the workbook by category and SKU, and the categories without facts."""
 
     facts: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     odd: set[tuple[str, str]] = field(default_factory=set)
 
 
 def tyre_workbook(path: Path, sheets: int = 39, rows: int = 25) -> Truth:
-    """*sheets* sheets of data and one of contents."""
+    """Write a workbook with *sheets* sheets of data and a table of contents."""
     random = Random(7)
     truth = Truth()
     workbook = xlsxwriter.Workbook(path)
@@ -46,7 +46,7 @@ def tyre_workbook(path: Path, sheets: int = 39, rows: int = 25) -> Truth:
 
 
 class _Layout:
-    """How one sheet is laid out."""
+    """The layout of a sheet."""
 
     def __init__(self, number: int, random: Random) -> None:
         self.number = number
