@@ -80,7 +80,7 @@ def test_feed_issues(changes: dict[str, Any], expected: list[tuple[str, str]]) -
     [
         (run("failed"), RETRY),
         (run("consolidation_skipped"), RETRY),
-        (run("failed", started_at=None), "fix the cause, then penstock harvest run stones"),
+        (run("failed", started_at=None), "fix the cause; penstock harvest run stones"),
     ],
 )
 def test_hint_for_a_failed_run(last: HarvestRun, hint: str) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli.server_address import find_server
 from penstock.cli.server_client import ask_overview
-from penstock.cli.suggestion import pasteable
+from penstock.cli.suggestion import split_hint
 from penstock.cli.terminal.options import JsonOption, UrlOption
 from penstock.cli.terminal.output import emit, printable, table, time_text
 from penstock.cli.terminal.style import style_status
@@ -39,8 +39,7 @@ def _status_text(report: Mapping[str, Any], url: str | None) -> str:
     for part, issue in issues:
         subject, problem = printable(issue["subject"]), printable(issue["problem"])
         lines += ["", f"{style_status(issue['severity'])}  {part}  {subject}: {problem}"]
-        if issue["hint"]:  # on a line of its own, to be copied
-            lines.append(f"        → {printable(pasteable(issue['hint'], url=url))}")
+        lines += [f"        → {printable(step)}" for step in split_hint(issue["hint"] or "", url=url)]
     return "\n".join(lines if issues else [*lines, "", "no problems"])
 
 

@@ -31,6 +31,12 @@ def pasteable(text: str, **options: str | None) -> str:
     return _SUGGESTED.sub(lambda found: f"`penstock {_complete(found[1], values)}`", text)
 
 
+def split_hint(hint: str, **options: str | None) -> list[str]:
+    """Return the steps of the hint of an issue, which semicolons separate; a step that is a command is pasteable."""
+    steps = [step.removeprefix("then ") for step in hint.split("; ") if step]
+    return [pasteable(f"`{step}`", **options)[1:-1] if step.startswith("penstock ") else step for step in steps]
+
+
 def _needed(name: str, value: str | None) -> str | None:
     if name not in _SERVERS:
         return value

@@ -49,7 +49,7 @@ def _failed_run_issue(feed: FeedView, run: HarvestRun) -> StatusIssue:
         problem += "; another run is active"
         hint = f"penstock harvest show {name}; penstock harvest alerts {name}"
     elif run.started_at is None:  # only a planned run can be retried
-        hint = f"fix the cause, then penstock harvest run {name}"
+        hint = f"fix the cause; penstock harvest run {name}"
     else:
         hint = f"penstock harvest partitions {run.run_id}; then penstock harvest retry {run.run_id}"
     return broken_issue(name, problem, hint, run.requested_at)

@@ -63,7 +63,7 @@ def _config_issue(supplier: SupplierStatus) -> StatusIssue:
     if supplier.inbox:
         sample = shlex.quote(f"{supplier.inbox_path}/{supplier.inbox[0]}")
         return broken_issue(name, problem, f"penstock ingest inspect {sample} > {config}; then review that file")
-    hint = f"rmdir {shlex.quote(supplier.inbox_path)}; or penstock ingest inspect FILE > {config}"
+    hint = f"rmdir {shlex.quote(supplier.inbox_path)}; or create {config}; penstock ingest inspect FILE > {config}"
     return late_issue(name, problem, hint)
 
 
@@ -90,7 +90,7 @@ def _failure_issue(supplier: SupplierStatus) -> StatusIssue:
 def _age_issue(supplier: SupplierStatus) -> StatusIssue:
     age = format_duration(timedelta(seconds=supplier.age_seconds or 0))
     problem = f"the published state is {age} old; {pluralize(len(supplier.inbox), 'file')} in the inbox"
-    hint = f"check that the supplier has sent a file: penstock ingest show {supplier.supplier}"
+    hint = f"check that the supplier has sent a file; penstock ingest show {supplier.supplier}"
     return late_issue(supplier.supplier, problem, hint, supplier.published_at)
 
 
@@ -103,7 +103,7 @@ def _unchanged_issue(supplier: SupplierStatus) -> StatusIssue:
 def _delivery_issue(supplier: SupplierStatus) -> StatusIssue:
     undelivered = supplier.undelivered
     problem = f"the published state has not reached {pluralize(len(undelivered), 'target')}: {'; '.join(undelivered)}"
-    hint = f"deliveries are retried; if this stays, check the target: penstock ingest show {supplier.supplier}"
+    hint = f"deliveries are retried; check the target if this stays; penstock ingest show {supplier.supplier}"
     return late_issue(supplier.supplier, problem, hint)
 
 
