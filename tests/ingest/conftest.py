@@ -42,11 +42,11 @@ def configured(harness: IngestHarness, database_url: str) -> Settings:
 
 
 @pytest.fixture
-def place(configured: Settings) -> Iterator[IngestWorkspace]:
-    with open_ingest_workspace(configured, uses_database=True) as place:
-        yield place
+def workspace(configured: Settings) -> Iterator[IngestWorkspace]:
+    with open_ingest_workspace(configured, uses_database=True) as workspace:
+        yield workspace
 
 
 @pytest.fixture
-def views(db: Database, place: IngestWorkspace, configured: Settings) -> IngestViews:
-    return IngestViews(db, place.tree, configured.ingest)
+def views(db: Database, workspace: IngestWorkspace, configured: Settings) -> IngestViews:
+    return IngestViews(db, workspace.tree, configured.ingest)

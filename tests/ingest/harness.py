@@ -115,5 +115,5 @@ def set_targets(harness: IngestHarness, *targets: Json) -> None:
     harness.configure({**KEYED, "targets": list(targets)})
 
 
-def run(place: IngestWorkspace, on_step: Callable[[PublishStep], None] = lambda _step: None) -> RunOutcome:
-    return place.run(SUPPLIER, RunHooks(on_step=on_step), waits=False)
+def run(workspace: IngestWorkspace, on_step: Callable[[PublishStep], None] = lambda _step: None) -> RunOutcome:
+    return workspace.run(SUPPLIER, RunHooks(on_step=on_step), waits=False)

@@ -20,18 +20,18 @@ BROKEN = snapshot({"A": "none"})
 
 
 async def test_old_runs_are_deleted(
-    harness: IngestHarness, place: IngestWorkspace, views: IngestViews, db: Database, configured: Settings
+    harness: IngestHarness, workspace: IngestWorkspace, views: IngestViews, db: Database, configured: Settings
 ) -> None:
     """I12: runs and moves that are older than their retention are deleted in batches; an active run stays."""
     ids = []
     for content in (ONE, TWO, THREE):
         harness.drop(content)
-        manifest = run(place).manifest
+        manifest = run(workspace).manifest
         assert manifest is not None
         ids.append(manifest.run_id)
     harness.drop(BROKEN)
     with pytest.raises(Killed):
-        run(place, call_at(PublishStep.STARTED))
+        run(workspace, call_at(PublishStep.STARTED))
     await db.execute("UPDATE ingest_run SET started_at = started_at - interval '40 days' WHERE run_id <> $1", ids[2])
     await db.execute("UPDATE ingest_move SET moved_at = moved_at - interval '40 days' WHERE run_id <> $1", ids[2])
     async with db.transaction() as tx:

@@ -24,15 +24,15 @@ ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
     ],
 )
 async def test_killed_run_is_ended_by_the_next_run(
-    harness: IngestHarness, place: IngestWorkspace, views: IngestViews, step: PublishStep, status: str
+    harness: IngestHarness, workspace: IngestWorkspace, views: IngestViews, step: PublishStep, status: str
 ) -> None:
     """I16: a killed run ends with FAIL INTERRUPTED before the switch, with PASS after it; until then it is RUNNING."""
     harness.drop(ONE)
     with pytest.raises(Killed):
-        run(place, call_at(step))
+        run(workspace, call_at(step))
     (running,) = (await views.runs(None, None, store.START, 10)).items
     assert (running.status, running.manifest) == (IngestRunState.RUNNING, None)
-    run(place)
+    run(workspace)
     row, _, history = await views.run(running.run_id)
     assert (row.status.value, row.failure_code) == (status, "INTERRUPTED" if status == "FAIL" else None)
     assert row.manifest == harness.read_json(paths.run(running.run_id, paths.MANIFEST))

@@ -40,16 +40,18 @@ async def test_status_column_allows_the_states_of_the_machine(db: Database) -> N
     assert await db.fetchval(definition, "ingest_run_status_check") == await db.fetchval(definition, "twin")
 
 
-async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: IngestWorkspace, views: IngestViews) -> None:
+async def test_runs_and_moves_are_recorded(
+    harness: IngestHarness, workspace: IngestWorkspace, views: IngestViews
+) -> None:
     """I4, I8: each run is recorded with its manifest and history, each moved file with its target and the reason."""
     harness.drop(ONE, "one.csv")
-    first = run(place).manifest
+    first = run(workspace).manifest
     harness.drop(ONE, "again.csv")
     harness.drop(THREE, "older.csv")
     harness.drop(TWO, "two.csv")
-    second = run(place).manifest
+    second = run(workspace).manifest
     harness.drop(BROKEN, "broken.csv")
-    third = run(place).manifest
+    third = run(workspace).manifest
     assert first is not None
     assert second is not None
     assert third is not None
@@ -94,7 +96,7 @@ def disable_flock() -> Iterator[None]:
         yield
 
 
-def test_two_hosts_take_turns(harness: IngestHarness, place: IngestWorkspace, configured: Settings) -> None:
+def test_two_hosts_take_turns(harness: IngestHarness, workspace: IngestWorkspace, configured: Settings) -> None:
     """I4: of the hosts that share a tree one runs at a time; the other gets LOCKED with the owner."""
     harness.drop(ONE)
     started, go_on = threading.Event(), threading.Event()
@@ -104,7 +106,7 @@ def test_two_hosts_take_turns(harness: IngestHarness, place: IngestWorkspace, co
         assert go_on.wait(WAIT)
 
     with disable_flock(), ThreadPoolExecutor(1) as pool, open_ingest_workspace(configured, uses_database=True) as other:
-        first = pool.submit(run, place, call_at(PublishStep.PROCESSED, wait))
+        first = pool.submit(run, workspace, call_at(PublishStep.PROCESSED, wait))
         assert started.wait(WAIT)
         with pytest.raises(Conflict, match=r"supplier acme is locked by ingest.* \(run acme_") as refused:
             run(other)
@@ -131,13 +133,13 @@ def end_connections(url: str) -> None:
 
 
 def test_failover_of_the_database_loses_nothing(
-    harness: IngestHarness, place: IngestWorkspace, database_url: str
+    harness: IngestHarness, workspace: IngestWorkspace, database_url: str
 ) -> None:
     """I16: a failover may end a run; after the next run, the file is published and recorded."""
     harness.drop(ONE)
     with suppress(Transient):
-        run(place, call_at(PublishStep.PROCESSED, lambda: end_connections(database_url)))
-    assert run(place).is_pass
+        run(workspace, call_at(PublishStep.PROCESSED, lambda: end_connections(database_url)))
+    assert run(workspace).is_pass
     assert [fact["payload"]["price"] for fact in harness.facts()] == [1, 2]
 
     async def list_recorded() -> list[str]:
@@ -159,7 +161,7 @@ def test_failover_of_the_database_loses_nothing(
 )
 async def test_database_that_goes_down_during_a_run(
     harness: IngestHarness,
-    place: IngestWorkspace,
+    workspace: IngestWorkspace,
     views: IngestViews,
     db: Database,
     step: PublishStep,
@@ -175,12 +177,12 @@ async def test_database_that_goes_down_during_a_run(
     writes = ("insert_run", "insert_move", "end_run")
     with mock.patch.multiple(store, **{name: _refuse_if(is_down, getattr(store, name), refuse) for name in writes}):
         with pytest.raises(Transient) as refused:
-            run(place, call_at(step, is_down.set))
+            run(workspace, call_at(step, is_down.set))
         assert refused.value.exit_code == 7
         is_down.clear()
         unrecorded = ledger.load(harness.tree, SUPPLIER).running
         assert unrecorded is not None
-        again = run(place)
+        again = run(workspace)
     row, _, _ = await views.run(unrecorded)
     if status is None:  # the run was not started, so the next run takes the file
         assert (row.status, row.failure_code) == (IngestRunState.FAIL, "INTERRUPTED")
@@ -222,10 +224,10 @@ def test_root_option_needs_no_database(harness: IngestHarness, tmp_path: Path) -
     assert penstock("ingest", "run", SUPPLIER, "--root", "root", cwd=tmp_path).code == 0
 
 
-async def test_end_of_a_run_is_recorded_once(harness: IngestHarness, place: IngestWorkspace, db: Database) -> None:
+async def test_end_of_a_run_is_recorded_once(harness: IngestHarness, workspace: IngestWorkspace, db: Database) -> None:
     """I16: a second end of a run changes nothing."""
     harness.drop(ONE)
-    manifest = run(place).manifest
+    manifest = run(workspace).manifest
     assert manifest is not None
     async with db.transaction() as tx:
         other = {**manifest.as_dict(), "status": "FAIL", "failure_code": "INTERRUPTED"}
@@ -234,4 +236,4 @@ async def test_end_of_a_run_is_recorded_once(harness: IngestHarness, place: Inge
         stored = await store.find_run(connection, manifest.run_id)
     assert stored is not None
     assert (stored[0].status, len(stored[1])) == (IngestRunState.PASS, 2)
-    assert failure(run(place)) is None
+    assert failure(run(workspace)) is None

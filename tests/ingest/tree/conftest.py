@@ -11,8 +11,8 @@ from tests.services.s3 import S3Bucket, open_s3_bucket
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Bucket]:
-    with open_s3_bucket() as place:
-        yield place
+    with open_s3_bucket() as workspace:
+        yield workspace
 
 
 @pytest.fixture
