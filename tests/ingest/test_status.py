@@ -99,8 +99,8 @@ async def test_failed_run_is_an_issue(views: IngestViews, harness: IngestHarness
     for number in (1, 2):
         harness.run(REJECTED + b"C,%d\n" % number)
         issue = await read_issue(views)
-        runs = "1 run" if number == 1 else "2 runs"
-        problem = f"{runs} failed, the last with DQ_TOO_MANY_BAD_ROWS; the state before is served"
+        runs = "the last run" if number == 1 else "the last 2 runs"
+        problem = f"{runs} failed: DQ_TOO_MANY_BAD_ROWS; the state before is served"
         assert show(issue) == ("BROKEN", SUPPLIER, problem)
         last = ledger.load(harness.tree, SUPPLIER).last_run or {}
         assert issue.hint == f"penstock ingest quarantine ls {SUPPLIER}; penstock ingest bad-rows {last['run_id']}"

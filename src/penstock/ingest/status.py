@@ -78,7 +78,8 @@ def _has_failed(supplier: SupplierStatus) -> bool:
 
 def _failure_issue(supplier: SupplierStatus) -> StatusIssue:
     name, run = supplier.supplier, supplier.last_run or {}
-    problem = f"{pluralize(supplier.failed_runs, 'run')} failed, the last with {run.get('failure_code')}"
+    runs = f"the last {supplier.failed_runs:,} runs" if supplier.failed_runs > 1 else "the last run"
+    problem = f"{runs} failed: {run.get('failure_code')}"
     served = "the state before is served" if supplier.run_id else "nothing is published yet"
     hint = f"penstock ingest quarantine ls {name}"
     if run.get("run_id"):

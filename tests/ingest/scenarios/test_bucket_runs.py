@@ -18,7 +18,7 @@ from penstock.ingest.run.hooks import RunHooks, RunOutcome
 from penstock.ingest.run.publish import OnStep, PublishStep
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.tree import paths
-from penstock.ingest.tree.port import FileTree
+from penstock.ingest.tree.port import STRAY_FILE, STRAY_FOLDER, FileTree
 from penstock.kernel.errors import Conflict
 from penstock.kernel.storage import ObjectInfo, Storage, StoredObject
 from tests.ingest.tree_backends import SUPPLIER, BucketBackend, drop, s3_backend, stored_backend, stored_paths
@@ -200,6 +200,20 @@ def test_newest_unique_file_wins(backend: BucketBackend) -> None:
     assert [arrival.name for arrival in backend.tree.list_arrivals(SUPPLIER)] == ["unfinished.csv.tmp"]
     again = run(backend.tree)
     assert (again.manifest, again.reason) == (None, "the inbox is empty")
+
+
+def test_ignored_entries_of_a_bucket_are_listed(backend: BucketBackend) -> None:
+    """Status: folders in an inbox, and entries beside the inboxes, are listed with their location."""
+    drop(backend, "price.csv", FIRST)
+    assert (backend.tree.list_ignored(SUPPLIER), backend.tree.list_ignored()) == ([], [])
+    drop(backend, "old/price.csv", OLD)
+    backend.put(f"{paths.INBOX}/acme corp/price.csv", NEW)
+    backend.put(f"{paths.INBOX}/price.csv", NEW)
+    (folder,) = backend.tree.list_ignored(SUPPLIER)
+    assert (folder.name, folder.kind) == ("old", "folder")
+    assert folder.path == backend.tree.uri(f"{paths.inbox(SUPPLIER)}/old")
+    strays = [(entry.name, entry.kind) for entry in backend.tree.list_ignored()]
+    assert strays == [("acme corp", STRAY_FOLDER), ("price.csv", STRAY_FILE)]
 
 
 def test_machine_runs_a_supplier_once_at_a_time(backend: BucketBackend) -> None:

@@ -16,8 +16,8 @@ from penstock.kernel.http.app import require_operator, service
 
 NDJSON = "application/x-ndjson"
 routes = APIRouter(prefix=PREFIX, tags=["ingest"], dependencies=[Depends(require_operator("suppliers"))])
-Supplier = Annotated[str, Path(max_length=64)]
-RunId = Annotated[str, Path(max_length=128)]
+Supplier = Annotated[str, Path(max_length=64, description="Name of the supplier.")]
+RunId = Annotated[str, Path(max_length=128, description="Id of the run.")]
 
 
 async def _views(request: Request) -> IngestViews:

@@ -24,7 +24,7 @@ class InboxEntry(Camel):
 
     name: str
     kind: str = Field(description="E.g. `folder`, `symbolic link` or `unfinished file`.")
-    path: str
+    path: str = Field(description="Location of the entry.")
 
 
 class SupplierView(Camel):
@@ -33,11 +33,11 @@ class SupplierView(Camel):
     supplier: str
     run_id: str | None = Field(description="The run whose state is published; null before the first publication.")
     fence: int | None = Field(description="Grows with every publication.")
-    published_at: datetime | None
+    published_at: datetime | None = Field(description="Time of the last publication.")
     age_seconds: float | None = Field(description="Age of the published state in seconds.")
     facts: int | None = Field(description="Facts in the published state.")
     inbox: list[str] = Field(description="Names of the files in the inbox.")
-    inbox_path: str
+    inbox_path: str = Field(description="Location of the inbox.")
     unfinished: list[str] = Field(description="Files in the inbox with a temporary name; runs ignore them.")
     ignored: list[InboxEntry] = Field(
         description="Entries of the inbox that are not files, and unfinished files that do not change any more."
@@ -45,14 +45,14 @@ class SupplierView(Camel):
     broken: int = Field(description="Files in quarantine because their run failed.")
     failed_runs: int = Field(description="Failed runs since the last run that passed.")
     unchanged_files: int = Field(description="Files in a row with the same content as the published file.")
-    last_run: LastRun | None
-    config_path: str
+    last_run: LastRun | None = Field(description="The last run that ended.")
+    config_path: str = Field(description="Location of the configuration.")
     has_config: bool = Field(description="Whether the configuration of the supplier exists.")
     config_error: str | None = Field(
         description="Why the configuration of the supplier is invalid; null if it is valid."
     )
     undelivered: list[str] = Field(description="Targets that have not received the published state, with the error.")
-    alerts: list[str]
+    alerts: list[str] = Field(description="Active alerts, e.g. `STATE_OLD`.")
 
     @classmethod
     def of(cls, status: SupplierStatus) -> "SupplierView":
