@@ -32,10 +32,11 @@ async def report_status(views: FlowViews) -> PartReport:
 
 
 def _file_issue(path: str, error: FlowFileError, folder: Path | None) -> StatusIssue:
+    quoted = shlex.quote(str(Path(path).absolute()))  # the hint is pasted in another folder
     if path == str(folder):
-        hint = f"mkdir -p {shlex.quote(path)}; or correct `flows.folder` in penstock.yaml and restart"
+        hint = f"mkdir -p {quoted}; or correct `flows.folder` in penstock.yaml and restart"
         return broken_issue("flows.folder", error.message, hint)
-    hint = f"fix the file; penstock flow validate {shlex.quote(path)}"
+    hint = f"fix the file; penstock flow validate {quoted}"
     return broken_issue(Path(path).name, error.message.partition("\n")[0], hint)
 
 
