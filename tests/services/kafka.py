@@ -1,4 +1,4 @@
-"""Kafka for tests: a real broker when the run names one, else librdkafka's own mock cluster in this process."""
+"""Kafka for tests: the real broker of PENSTOCK_TEST_KAFKA, else the mock cluster of librdkafka in this process."""
 
 import ctypes
 import os
@@ -18,21 +18,21 @@ _JOIN_DELAY = 50  # milliseconds a new group waits for more members; Kafka's own
 
 @dataclass(frozen=True)
 class Kafka:
-    """Where it is, and what a bus must know to use it."""
+    """The address and the options of a broker."""
 
     bootstrap: str
     is_real: bool
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def needs_real(self, why: str) -> None:
-        """Skip a test the mock cannot serve."""
+        """Skip a test that the mock does not support."""
         if not self.is_real:
             require("kafka", f"librdkafka's mock cluster {why}; `make kafka` brings a broker, {ADDRESS} names it")
 
 
 @contextmanager
 def kafka() -> Iterator[Kafka]:
-    """The broker the run names, else a mock; where the run insists on Kafka a mock will not do."""
+    """Yield the broker of the run, else a mock; fail with a mock if the run requires Kafka."""
     if address := os.environ.get(ADDRESS):
         yield Kafka(address, is_real=True)
     elif is_required("kafka"):
@@ -43,7 +43,7 @@ def kafka() -> Iterator[Kafka]:
 
 
 class MockCluster:
-    """librdkafka's mock of one broker. Reached by its C interface: a setting gives no way to tune it or to break it."""
+    """The mock broker of librdkafka, through its C interface, because the settings cannot tune or break it."""
 
     def __init__(self) -> None:
         self._library = library = ctypes.CDLL(
@@ -63,8 +63,9 @@ class MockCluster:
 
     @property
     def kafka(self) -> Kafka:
-        """Topics are created when a client asks for them, not by CreateTopics. Groups rebalance for as long as the
-        session less a second, so sessions are short."""
+        """Return the address and the options of the mock."""
+        # The mock creates topics at the first request of a client and has no CreateTopics. A rebalance takes the
+        # session timeout minus one second, so sessions are short.
         session = {"session.timeout.ms": 1_500, "heartbeat.interval.ms": 200}
         bootstrap = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
         return Kafka(bootstrap, is_real=False, options={"creates_topics": False, "consumer_config": session})

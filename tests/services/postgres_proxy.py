@@ -38,11 +38,11 @@ class PostgresProxy(AbstractAsyncContextManager["PostgresProxy"]):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def open(self) -> None:
-        """Let new connections in."""
+        """Accept new connections."""
         self._server = await asyncio.start_unix_server(self._pass, self._folder / _NAME)
 
     async def shut(self) -> None:
-        """The server is down: its connections break, new ones are refused."""
+        """Simulate a server that is down: break its connections and refuse new ones."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -53,14 +53,14 @@ class PostgresProxy(AbstractAsyncContextManager["PostgresProxy"]):
             await asyncio.wait(list(self._lines))
 
     def freeze(self) -> None:
-        """The server is stopped: it takes connections, and says nothing on any."""
+        """Simulate a frozen server: accept connections, but send nothing."""
         self._flows.clear()
 
     def thaw(self) -> None:
         self._flows.set()
 
     def lose(self) -> None:
-        """The server moved elsewhere without a word: connections of before stay silent for ever, new ones are well."""
+        """Simulate a server that moved: existing connections stay silent forever, new ones work."""
         self._lost.update(self._lines)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -72,15 +72,17 @@ class PostgresProxy(AbstractAsyncContextManager["PostgresProxy"]):
             with contextlib.suppress(OSError):
                 inner, outer = await asyncio.open_unix_connection(self._behind)
                 try:
-                    await self._both(task, (reader, outer), (inner, writer))
+                    await self._forward_both(task, (reader, outer), (inner, writer))
                 finally:
                     outer.close()
         finally:
             writer.close()
             del self._lines[task]
 
-    async def _both(self, line: "asyncio.Task[None]", *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
-        tasks = [asyncio.create_task(self._one(line, *way)) for way in ways]
+    async def _forward_both(
+        self, line: "asyncio.Task[None]", *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    ) -> None:
+        tasks = [asyncio.create_task(self._forward(line, *way)) for way in ways]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -88,7 +90,7 @@ class PostgresProxy(AbstractAsyncContextManager["PostgresProxy"]):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(
+    async def _forward(
         self, line: "asyncio.Task[None]", reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         while data := await reader.read(65_536):

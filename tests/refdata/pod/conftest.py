@@ -1,4 +1,4 @@
-"""A pod in this process, on a database of the test's own; signals go over PostgreSQL."""
+"""Fixtures of a pod in this process on a database per test; signals go over PostgreSQL."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -23,7 +23,7 @@ Pods = Callable[..., AbstractAsyncContextManager[PodHarness]]
 
 @pytest.fixture
 async def pods(database_url: str, tmp_path: Path) -> Pods:
-    """Pods with settings of their own, beside what is usual here."""
+    """Return a function that opens pods with additional query settings."""
     await create_schemas(database_url)
 
     @asynccontextmanager
@@ -48,7 +48,7 @@ async def pod(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodHarnes
 
 @pytest.fixture
 async def proxy(database_url: str) -> AsyncIterator[PostgresProxy]:
-    """The way to the primary, which can be shut."""
+    """Yield a proxy to the primary that can be shut."""
     await create_schemas(database_url)
     async with PostgresProxy(database_url) as proxy:
         yield proxy
@@ -56,7 +56,7 @@ async def proxy(database_url: str) -> AsyncIterator[PostgresProxy]:
 
 @pytest.fixture
 async def writer(database_url: str, proxy: PostgresProxy) -> AsyncIterator[RefdataHarness]:
-    """Somebody for whom the primary is always there."""
+    """Yield refdata whose connection to the primary does not pass the proxy."""
     async with opened(refdata_settings(database_url)) as harness:
         yield harness
 

@@ -1,4 +1,4 @@
-"""Harness of a pod: its loader and one server in this process, over real sockets, beside a refdata harness."""
+"""A pod for tests: its loader and one server in this process, over real sockets, with refdata that writes to it."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ from tests.support.wait import becomes
 
 
 class PodHarness:
-    """One pod and the refdata that feeds it, with short methods for what tests do."""
+    """A pod and the refdata that writes its dictionaries, with short methods for tests."""
 
     def __init__(
         self,
@@ -46,19 +46,19 @@ class PodHarness:
         self.session = session
 
     async def put(self, code: str, items: Mapping[str, Any], tenant: str = "acme") -> int:
-        """Commit a DELTA; its version. Pods are not told until `relay`."""
+        """Commit a DELTA, and return its version. Pods are not notified until `relay`."""
         await self.harness.send(code, *(upsert(key, payload) for key, payload in items.items()), tenant=tenant)
         await self.harness.apply()
         return await self.harness.version(code, tenant)
 
-    async def hold(self, code: str, items: Mapping[str, Any], tenant: str = "acme") -> int:
-        """Commit a DELTA and have it in memory, however long the load takes; its version."""
+    async def put_and_load(self, code: str, items: Mapping[str, Any], tenant: str = "acme") -> int:
+        """Commit a DELTA, wait until it is loaded, and return its version."""
         version = await self.put(code, items, tenant)
-        await self.holds(code, version, tenant)
+        await self.load(code, version, tenant)
         return version
 
-    async def holds(self, code: str, version: int, tenant: str = "acme") -> None:
-        """Return when *version* is in memory."""
+    async def load(self, code: str, version: int, tenant: str = "acme") -> None:
+        """Load *version*, and return when it is in memory."""
         assert self.pod._loader is not None
         state = self.pod._loader.ensure_state(DictionaryKey(tenant, code))
         state.request_version(version, immediately=True)
@@ -72,7 +72,7 @@ class PodHarness:
         min_version: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> "PodResponse":
-        """GET `…/dictionaries/{path}` of *tenant*, from version *least* on."""
+        """GET `…/dictionaries/{path}` of *tenant* with *min_version*."""
         given = {**({} if min_version is None else {"X-Min-Version": str(min_version)}), **(headers or {})}
         url = f"{self.address}/v1/tenants/{tenant}/dictionaries/{path}"
         async with self.session.get(url, headers=given) as response:
@@ -114,7 +114,7 @@ class PodResponse:
 async def running_pod(
     settings: Settings, folder: Path, authenticator: Authenticator | None = None, *, follows: bool = True
 ) -> AsyncIterator[PodHarness]:
-    """A pod on the database of *settings*; one that does not *follow* never reaches its primary."""
+    """Yield a pod on the database of *settings*; without *follows* it never reaches its primary."""
     telemetry = Telemetry()
     async with opened(settings) as harness, aiohttp.ClientSession() as session:
         with pod_folder(folder, folder, "test") as place, bind_listener("127.0.0.1", 0) as sock:

@@ -19,7 +19,7 @@ _NO_BODY = (204, 304)
 
 
 class RawReply(NamedTuple):
-    """One response."""
+    """A response."""
 
     status: int
     headers: dict[str, str]  # by name in lower case
@@ -31,7 +31,7 @@ class RawReply(NamedTuple):
 
     @property
     def code(self) -> str:
-        """The code of a problem."""
+        """Return the code of a problem."""
         assert self.headers["content-type"] == "application/problem+json"
         return str(self.json["code"])
 
@@ -41,7 +41,7 @@ class RawReply(NamedTuple):
 
     @property
     def meaning(self) -> tuple[int, dict[str, str], Any]:
-        """All of it but what is never the same twice."""
+        """Return the response without its values that differ every time."""
         unlike = ("date", "x-request-id", "x-data-age")
         headers = {name: value for name, value in self.headers.items() if name not in unlike}
         is_problem = headers.get("content-type") == "application/problem+json" and self.body
@@ -49,7 +49,7 @@ class RawReply(NamedTuple):
 
 
 class RawConnection:
-    """One connection."""
+    """A connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -58,19 +58,19 @@ class RawConnection:
         self.writer.write(request)
         return await self.reply(is_head=request.startswith(b"HEAD"))
 
-    def read_on(self) -> None:
-        """Read what a narrow connection did not read so far."""
+    def resume_reading(self) -> None:
+        """Resume reading on a narrow connection."""
         self.writer.transport.resume_reading()  # type: ignore[attr-defined] # a stream's
 
-    async def drip(self, pieces: Iterable[bytes]) -> None:
-        """Send *pieces* so that each is received alone: the pod is in this loop, and reads once in two turns of it."""
+    async def send_pieces(self, pieces: Iterable[bytes]) -> None:
+        """Send *pieces* so that the pod receives each separately: it runs in this loop and reads once in two turns."""
         for piece in pieces:
             self.writer.write(piece)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
     async def reply(self, *, is_head: bool = False) -> RawReply:
-        """The next response."""
+        """Read the next response."""
         async with asyncio.timeout(_PATIENCE):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
@@ -83,7 +83,7 @@ class RawConnection:
             return RawReply(status, headers, body)
 
     async def chunk(self) -> bytes:
-        """The next chunk of a stream; empty at its end."""
+        """Read the next chunk of a stream; it is empty at the end."""
         async with asyncio.timeout(_PATIENCE):
             size = int(await self.reader.readline(), 16)
             data = await self.reader.readexactly(size + 2)
@@ -91,12 +91,12 @@ class RawConnection:
             return data[:-2]
 
     async def rest(self) -> bytes:
-        """Everything until the pod hangs up."""
+        """Read until the pod closes the connection."""
         async with asyncio.timeout(_PATIENCE):
             return await self.reader.read()
 
     async def head(self) -> bytes:
-        """The head of a response whose body is read by chunks."""
+        """Read the headers of a response with a chunked body."""
         async with asyncio.timeout(_PATIENCE):
             return await self.reader.readuntil(b"\r\n\r\n")
 
@@ -114,7 +114,7 @@ class RawConnection:
 
 @asynccontextmanager
 async def connected(address: str, *, is_narrow: bool = False) -> AsyncIterator[RawConnection]:
-    """A connection to the pod at *address*; a narrow one holds little that is not read."""
+    """Open a connection to the pod at *address*; a narrow one has a small receive buffer."""
     host, _, port = address.removeprefix("http://").partition(":")
     sock = socket.socket()
     if is_narrow:
@@ -130,20 +130,20 @@ async def connected(address: str, *, is_narrow: bool = False) -> AsyncIterator[R
         writer.transport.abort()
 
 
-def asking(path: str, *headers: str, method: str = "GET", http: str = "1.1", body: bytes = b"") -> bytes:
-    """A request; without any *headers* it has a good Host."""
+def make_request(path: str, *headers: str, method: str = "GET", http: str = "1.1", body: bytes = b"") -> bytes:
+    """Return a request; without *headers* it has a valid Host."""
     lines = "".join(f"{line}\r\n" for line in headers or (LOCAL,))
     return f"{method} {path} HTTP/{http}\r\n{lines}\r\n".encode("latin-1") + body
 
 
-async def once(address: str, request: bytes) -> RawReply:
-    """The answer to *request* on a connection of its own."""
+async def send_once(address: str, request: bytes) -> RawReply:
+    """Return the response to *request* on a new connection."""
     async with connected(address) as raw:
         return await raw.ask(request)
 
 
-async def stuck(pod: PodHarness) -> asyncio.Transport:
-    """The pod's end of the one connection whose client does not read what it is told."""
+async def wait_until_blocked(pod: PodHarness) -> asyncio.Transport:
+    """Return the transport of the only connection whose client does not read, when the pod cannot write to it."""
     found: list[asyncio.Transport] = []
 
     async def is_stuck() -> bool:
@@ -157,7 +157,7 @@ async def stuck(pod: PodHarness) -> asyncio.Transport:
 
 
 class SlowPage:
-    """A page of the pod that is answered when a test lets it be."""
+    """A document of the pod whose response waits for the test."""
 
     path = "/slow"
 

@@ -1,4 +1,4 @@
-"""R21: whoever names a version never sees less, and nobody overloads the primary by naming many."""
+"""R21: the version barrier, and the bound on the load of the primary."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ COUNTRY = {"name": "Ruritania"}
 
 @pytest.fixture
 def may_load(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """While it is not set, loads are held up."""
+    """Return an event; loads are blocked while it is not set."""
     is_open, load = asyncio.Event(), DictionaryLoader.__call__
 
     async def held_up(self: DictionaryLoader, state: DictionaryState, *, full: bool) -> VersionStamp:
@@ -37,8 +37,8 @@ def may_load(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return is_open
 
 
-class HeldQuestions:
-    """The questions for a version that reached the primary, each held up while it may not be answered."""
+class BlockedQueries:
+    """Counts the queries for a version in the primary, and blocks them while *may_answer* is not set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -62,10 +62,10 @@ def refusal(answer: PodResponse) -> tuple[int, str, int]:
     return answer.status, answer.json["code"], answer.version
 
 
-async def test_absurd_versions_are_few_questions(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R21: hundreds of readers get their 409, all from a few questions for the version."""
+async def test_readers_of_absurd_versions_share_queries(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R21: hundreds of readers get 409 from a few queries for the version."""
     version = await pod.put("LOOSE", {"a": 1})
-    asked, began = HeldQuestions(monkeypatch), time.monotonic()
+    asked, began = BlockedQueries(monkeypatch), time.monotonic()
     readers = [pod.get("LOOSE/items/a", min_version=ABSURD + number) for number in range(400)]
     found = [refusal(answer) for answer in await asyncio.gather(*readers)]
     assert found == [(409, "VERSION_NOT_COMMITTED", version)] * 400
@@ -75,7 +75,7 @@ async def test_absurd_versions_are_few_questions(pod: PodHarness, monkeypatch: p
 
 @pytest.mark.parametrize("min_version", [2**63 - 1, 2**63, 2**64, 10**30, 10**400])
 async def test_a_version_beyond_all_numbers_is_refused(pod: PodHarness, min_version: int) -> None:
-    """R21: as not committed, or as no version at all, but not as a failure of ours."""
+    """R21: a version beyond 64 bits is refused with 400 or 409, never with 500."""
     version = await pod.put("LOOSE", {"a": 1})
     for path in ("LOOSE/items/a", "LOOSE/items?keys=a", "LOOSE/all", "LOOSE/version"):
         answer = await pod.get(path, min_version=min_version)
@@ -84,11 +84,11 @@ async def test_a_version_beyond_all_numbers_is_refused(pod: PodHarness, min_vers
     assert (await pod.get("LOOSE/items/a", min_version=version)).json == 1
 
 
-async def test_more_waiters_than_there_may_be_are_sent_away(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R21: 503 at once; those who wait get their answer, and then there is room again."""
+async def test_the_number_of_waiters_is_limited(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R21: readers above the limit get 503 at once; waiting readers are answered and free their places."""
     async with pods(barrierWaiters=3, barrierWaitMs=1000, fallbackTimeoutMs=60_000) as pod:
-        version = await pod.hold("LOOSE", {"a": 1})
-        asked = HeldQuestions(monkeypatch)
+        version = await pod.put_and_load("LOOSE", {"a": 1})
+        asked = BlockedQueries(monkeypatch)
         asked.may_answer.clear()
         readers = [asyncio.create_task(pod.get("LOOSE/items/a", min_version=ABSURD)) for _ in range(3)]
         await pod.wait_for_readers(3)
@@ -96,7 +96,7 @@ async def test_more_waiters_than_there_may_be_are_sent_away(pods: Pods, monkeypa
             answer = await pod.get(path, min_version=ABSURD)
             assert (answer.status, answer.json["code"]) == (503, "TOO_MANY_WAITERS")
             assert {"X-Dict-Version", "X-Data-Source", "Retry-After"} <= set(answer.headers)
-        assert (await pod.get("LOOSE/items/a", min_version=version)).json == 1  # whoever need not wait is not sent away
+        assert (await pod.get("LOOSE/items/a", min_version=version)).json == 1  # a loaded version is served
         asked.may_answer.set()
         for reader in readers:
             assert refusal(await reader) == (409, "VERSION_NOT_COMMITTED", version)
@@ -104,7 +104,7 @@ async def test_more_waiters_than_there_may_be_are_sent_away(pods: Pods, monkeypa
 
 
 async def test_a_version_committed_before_the_read_is_never_refused(pod: PodHarness) -> None:
-    """R21: though others just learned that it was not there, and nobody told the pod of it since."""
+    """R21: a committed version is found, even if an earlier query did not find it and no notification was sent."""
     is_over = asyncio.Event()
 
     async def ask_for_too_much() -> None:
@@ -124,19 +124,25 @@ async def test_a_version_committed_before_the_read_is_never_refused(pod: PodHarn
 
 
 @pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
-async def test_while_a_load_is_held_up_the_primary_answers(pod: PodHarness, may_load: asyncio.Event, code: str) -> None:
-    """R21: with what it has, under its version and marked as its own; then memory has it too, to the letter."""
-    before = await pod.hold(code, {"a": COUNTRY, "b": COUNTRY})
+async def test_the_primary_answers_during_a_blocked_load(pod: PodHarness, may_load: asyncio.Event, code: str) -> None:
+    """R21: a fallback has the version and content that memory has after the load, and is marked as a fallback."""
+    before = await pod.put_and_load(code, {"a": COUNTRY, "b": COUNTRY})
     assert (await pod.get(f"{code}/items/a", min_version=before)).source == "memory"
     may_load.clear()
     await pod.put(code, {"a": COUNTRY | {"name": "Syldavia"}})
     version = await pod.put(code, {"c": COUNTRY})
     paths = [f"{code}/items/a", f"{code}/items/c", f"{code}/items?keys=c,x,b", f"{code}/items?key=x", f"{code}/items/x"]
     found = [await pod.get(path, min_version=before + 1) for path in paths]
-    told = await pod.get(f"{code}/version", min_version=version)
-    assert [(one.version, one.source) for one in [*found, told]] == [(version, "postgres_fallback")] * 6
-    assert [one.status for one in [*found, told]] == [200, 200, 200, 200, 404, 200]
-    assert (found[0].json["name"], found[2].json["missing"], told.json["version"]) == ("Syldavia", ["x"], version)
+    version_response = await pod.get(f"{code}/version", min_version=version)
+    assert [(response.version, response.source) for response in [*found, version_response]] == [
+        (version, "postgres_fallback")
+    ] * 6
+    assert [response.status for response in [*found, version_response]] == [200, 200, 200, 200, 404, 200]
+    assert (found[0].json["name"], found[2].json["missing"], version_response.json["version"]) == (
+        "Syldavia",
+        ["x"],
+        version,
+    )
     assert found[4].json["code"] == "UNKNOWN_KEY"
     assert fallbacks(pod, code) == 6
     unhurried = await pod.get(f"{code}/items/a")
@@ -155,9 +161,9 @@ async def test_while_a_load_is_held_up_the_primary_answers(pod: PodHarness, may_
 
 
 async def test_all_items_wait_for_the_load(pods: Pods, may_load: asyncio.Event) -> None:
-    """R21: all of a dictionary is not read from the primary for one reader: it waits, or is told to come again."""
+    """R21: `all` is not read from the primary: it waits for the load, or gets 503."""
     async with pods(fallbackTimeoutMs=1000, barrierWaitMs=50) as pod:
-        before = await pod.hold("LOOSE", {"a": 1})
+        before = await pod.put_and_load("LOOSE", {"a": 1})
         may_load.clear()
         version = await pod.put("LOOSE", {"b": 2})
         late = await pod.get("LOOSE/all", min_version=version)
@@ -175,10 +181,10 @@ async def test_all_items_wait_for_the_load(pods: Pods, may_load: asyncio.Event) 
         assert [item["key"] for item in answer.json["items"]] == ["a", "b", "c"]
 
 
-async def test_fallbacks_at_once_are_capped(
+async def test_simultaneous_fallbacks_are_limited(
     pods: Pods, may_load: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R21: the primary reads for a few at a time; the others wait their turn, and all are answered."""
+    """R21: only a limited number of fallbacks reads from the primary; the others wait, and all are answered."""
     running: list[int] = [0]
     may_read, only = asyncio.Event(), DictionarySnapshot.read_keys
 
@@ -206,9 +212,9 @@ async def test_fallbacks_at_once_are_capped(
         assert (max(running), fallbacks(pod, "LOOSE")) == (2, 20)
 
 
-async def test_a_dictionary_the_primary_forgot(pod: PodHarness, may_load: asyncio.Event) -> None:
-    """R21, R24: its row gone, it stands at version 0: nothing above is there, and the pod comes to that by itself."""
-    version = await pod.hold("LOOSE", {"a": 1})
+async def test_a_dictionary_that_the_primary_lost(pod: PodHarness, may_load: asyncio.Event) -> None:
+    """R21, R24: without its row a dictionary has version 0: higher versions are refused, and the pod follows."""
+    version = await pod.put_and_load("LOOSE", {"a": 1})
     assert (await pod.get("LOOSE/items/a", min_version=version)).json == 1
     may_load.clear()
     await pod.harness.db.execute("DELETE FROM dictionary_meta WHERE tenant_id = 'acme' AND dict_code = 'LOOSE'")
@@ -223,11 +229,11 @@ async def test_a_dictionary_the_primary_forgot(pod: PodHarness, may_load: asynci
     assert refusal(await pod.get("LOOSE/items/a", min_version=version)) == (409, "VERSION_NOT_COMMITTED", 0)
 
 
-async def test_a_fallback_that_finds_less_gives_nothing(
+async def test_a_fallback_with_an_older_version_is_refused(
     pod: PodHarness, may_load: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R21, R24: a primary restored between the question for its version and the read has the last word."""
-    version = await pod.hold("LOOSE", {"a": 1})
+    """R21, R24: if the primary is restored between the query for the version and the read, the read is refused."""
+    version = await pod.put_and_load("LOOSE", {"a": 1})
     may_load.clear()
 
     async def was_there(connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
@@ -239,11 +245,11 @@ async def test_a_fallback_that_finds_less_gives_nothing(
     assert fallbacks(pod, "LOOSE") == 0
 
 
-async def test_a_reader_that_goes_leaves_its_place(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R21: the question others wait for goes on without it."""
+async def test_a_cancelled_reader_frees_its_place(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R21: the shared query continues for the other readers."""
     async with pods(barrierWaiters=2, barrierWaitMs=1000, fallbackTimeoutMs=60_000) as pod:
         version = await pod.put("LOOSE", {"a": 1})
-        asked = HeldQuestions(monkeypatch)
+        asked = BlockedQueries(monkeypatch)
         asked.may_answer.clear()
         first, second = (asyncio.create_task(barrier_read(pod)) for _ in range(2))
         await pod.wait_for_readers(2)
@@ -255,7 +261,7 @@ async def test_a_reader_that_goes_leaves_its_place(pods: Pods, monkeypatch: pyte
 
 
 async def barrier_read(pod: PodHarness) -> None:
-    """Wait at the barrier itself, for a version that never comes."""
+    """Wait at the barrier for a version that is never committed."""
     assert pod.pod.request_handler._services is not None
     with pytest.raises(Conflict):
         await pod.pod.request_handler._services[1].reach(BarrierRequest("acme", "LOOSE", ABSURD, "items", ["a"]))

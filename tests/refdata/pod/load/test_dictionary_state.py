@@ -1,4 +1,4 @@
-"""R19: when a dictionary is loaded: one load at a time, never too often, never too late."""
+"""R19: the schedule of loads: one at a time, not too often, not too late."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,13 +13,13 @@ from penstock.refdata.pod.load import dictionary_state as states
 from penstock.refdata.pod.load.dictionary_state import DictionaryState, LoadLimits
 
 FOREVER = 3600.0
-PATIENCE = 30.0
+TIMEOUT = 30.0
 DOWN = Transient("DATABASE_DOWN", "down")
-TURNS = 50  # of the loop: enough for whatever is about to happen without waiting
+TURNS = 50  # of the event loop: enough for everything that happens without waiting
 
 
 class Call:
-    """One load under way, ended as the test says."""
+    """A running load; the test decides its result."""
 
     def __init__(self, state: DictionaryState, *, full: bool) -> None:
         self.state = state
@@ -27,166 +27,166 @@ class Call:
         self.began_at = asyncio.get_running_loop().time()
         self.end: asyncio.Future[VersionStamp] = asyncio.get_running_loop().create_future()
 
-    def held(self, version: int) -> None:
+    def succeed(self, version: int) -> None:
         self.end.set_result(VersionStamp(version, version))
 
     def fail(self, error: PenstockError = DOWN) -> None:
         self.end.set_exception(error)
 
 
-class Script:
-    """A load function that waits for its test."""
+class ControlledLoad:
+    """A load function controlled by its test."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.begun: asyncio.Queue[Call] = asyncio.Queue()
+        self.started: asyncio.Queue[Call] = asyncio.Queue()
         self.running = 0
         self.most_running = 0
-        self.parts = False  # whether a load lets the pods part first, as a full one does
+        self.has_jitter = False  # whether a load waits for the jitter first, like a full load
 
     async def __call__(self, state: DictionaryState, *, full: bool) -> VersionStamp:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            if self.parts:
+            if self.has_jitter:
                 await state.wait_jitter()
             call = Call(state, full=full)
             self.calls.append(call)
-            self.begun.put_nowait(call)
+            self.started.put_nowait(call)
             return await call.end
         finally:
             self.running -= 1
 
     async def next(self) -> Call:
-        async with asyncio.timeout(PATIENCE):
-            return await self.begun.get()
+        async with asyncio.timeout(TIMEOUT):
+            return await self.started.get()
 
-    async def nothing_begins(self) -> bool:
+    async def starts_nothing(self) -> bool:
         for _ in range(TURNS):
             await asyncio.sleep(0)
-        return self.begun.empty()
+        return self.started.empty()
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
+def script() -> ControlledLoad:
+    return ControlledLoad()
 
 
-def made(script: Script, *, debounce: float = 0.0, jitter: float = 0.0) -> DictionaryState:
+def make_state(script: ControlledLoad, *, debounce: float = 0.0, jitter: float = 0.0) -> DictionaryState:
     return DictionaryState(DictionaryKey("acme", "LOOSE"), LoadLimits(debounce, jitter, asyncio.Semaphore(1)), script)
 
 
 @pytest.fixture
-async def held(script: Script) -> AsyncIterator[DictionaryState]:
-    """Loaded at version 1, with nothing to wait for between loads."""
-    state = made(script)
+async def loaded(script: ControlledLoad) -> AsyncIterator[DictionaryState]:
+    """Yield a dictionary at version 1, without delays between loads."""
+    state = make_state(script)
     await load_first(state, script)
     yield state
     await state.stop()
 
 
-async def load_first(state: DictionaryState, script: Script) -> None:
+async def load_first(state: DictionaryState, script: ControlledLoad) -> None:
     state.request_version(1)
     call = await script.next()
     assert call.full
-    call.held(1)
+    call.succeed(1)
     await idle(state)
 
 
 async def idle(state: DictionaryState) -> None:
-    """Return when nothing is wanted that is not held."""
-    async with asyncio.timeout(PATIENCE):
+    """Return when the requested version is loaded."""
+    async with asyncio.timeout(TIMEOUT):
         while state._task is not None:
             await asyncio.wait([state._task])
 
 
-async def test_one_load_at_a_time(held: DictionaryState, script: Script) -> None:
-    """R19: whatever is wanted meanwhile is one more load, not many."""
-    held.request_version(2)
+async def test_one_load_at_a_time(loaded: DictionaryState, script: ControlledLoad) -> None:
+    """R19: all requests during a load cause one more load."""
+    loaded.request_version(2)
     first = await script.next()
     for version in range(3, 50):
-        held.request_version(version, immediately=version % 2 == 0)
-    assert await script.nothing_begins()
-    first.held(2)
+        loaded.request_version(version, immediately=version % 2 == 0)
+    assert await script.starts_nothing()
+    first.succeed(2)
     second = await script.next()
-    second.held(49)
-    await idle(held)
-    held.request_version(49, immediately=True)  # it is held
-    assert await script.nothing_begins()
-    assert (script.most_running, len(script.calls), held.version, held.lag) == (1, 3, 49, 0)
+    second.succeed(49)
+    await idle(loaded)
+    loaded.request_version(49, immediately=True)  # already loaded
+    assert await script.starts_nothing()
+    assert (script.most_running, len(script.calls), loaded.version, loaded.lag) == (1, 3, 49, 0)
 
 
-async def test_a_load_begun_before_a_version_is_not_taken_for_it(held: DictionaryState, script: Script) -> None:
-    """R19: whoever waits for a version sees no load that began before it, even if nobody else wants another."""
-    held.request_version(2)
+async def test_a_load_that_started_before_a_request_does_not_satisfy_it(
+    loaded: DictionaryState, script: ControlledLoad
+) -> None:
+    """R19: a reader waits for a load that started after its request."""
+    loaded.request_version(2)
     early = await script.next()
-    held.request_version(3, immediately=True)
-    waiting = asyncio.create_task(held.wait_for_version(3))
-    early.held(2)
+    loaded.request_version(3, immediately=True)
+    waiting = asyncio.create_task(loaded.wait_for_version(3))
+    early.succeed(2)
     late = await script.next()
-    assert (waiting.done(), held.version) == (False, 2)
-    late.held(3)
-    async with asyncio.timeout(PATIENCE):
+    assert (waiting.done(), loaded.version) == (False, 2)
+    late.succeed(3)
+    async with asyncio.timeout(TIMEOUT):
         await waiting
 
 
-async def test_a_version_wanted_again_during_a_load_is_not_lost(held: DictionaryState, script: Script) -> None:
-    """R19: a load begun before a version was committed does not settle the wish for it, though its number is known."""
-    held.request_version(3)  # somebody told of it too early
+async def test_a_repeated_request_during_a_load_is_not_lost(loaded: DictionaryState, script: ControlledLoad) -> None:
+    """R19: a load that started before a commit does not satisfy a request for it, even with the same number."""
+    loaded.request_version(3)  # announced before its commit
     early = await script.next()
-    held.request_version(3, immediately=True)  # now it is committed
-    early.held(2)
-    assert not await script.nothing_begins()
-    (await script.next()).held(3)
-    await held.wait_for_version(3)
+    loaded.request_version(3, immediately=True)  # committed now
+    early.succeed(2)
+    assert not await script.starts_nothing()
+    (await script.next()).succeed(3)
+    await loaded.wait_for_version(3)
 
 
-async def test_a_version_the_primary_does_not_have_is_not_waited_for_for_ever(
-    held: DictionaryState, script: Script
-) -> None:
-    """R19, R24: the primary has the last word, and the lag says so."""
-    held.request_version(10**15)
-    assert held.lag == 10**15 - 1
-    (await script.next()).held(2)
-    await idle(held)
-    assert (held.version, held.requested, held.lag, len(script.calls)) == (2, 2, 0, 2)
+async def test_a_missing_version_is_not_waited_for(loaded: DictionaryState, script: ControlledLoad) -> None:
+    """R19, R24: a requested version that the primary does not have is dropped, and the lag returns to 0."""
+    loaded.request_version(10**15)
+    assert loaded.lag == 10**15 - 1
+    (await script.next()).succeed(2)
+    await idle(loaded)
+    assert (loaded.version, loaded.requested, loaded.lag, len(script.calls)) == (2, 2, 0, 2)
 
 
-async def test_the_first_load_is_at_once_and_the_next_waits(script: Script) -> None:
-    """R19: the debounce comes after a load; a hurry cancels it, once."""
-    state = made(script, debounce=FOREVER)
+async def test_the_debounce_delays_all_loads_but_the_first(script: ControlledLoad) -> None:
+    """R19: the debounce follows a load; an immediate request skips it once."""
+    state = make_state(script, debounce=FOREVER)
     await load_first(state, script)
     for version in range(2, 100):
         state.request_version(version)
-    assert await script.nothing_begins()
+    assert await script.starts_nothing()
     state.load_now()
-    (await script.next()).held(99)
+    (await script.next()).succeed(99)
     await idle(state)
-    state.load_now()  # there is nothing to hurry with: it is forgotten
+    state.load_now()  # without effect, because nothing is to be loaded
     state.request_version(100)
-    assert await script.nothing_begins()
+    assert await script.starts_nothing()
     state.request_version(101, immediately=True)
-    (await script.next()).held(101)
+    (await script.next()).succeed(101)
     await idle(state)
     state.request_version(102)
-    await state.stop()  # an end does not wait for the debounce
-    assert (await script.nothing_begins(), len(script.calls)) == (True, 3)
+    await state.stop()  # a stop does not wait for the debounce
+    assert (await script.starts_nothing(), len(script.calls)) == (True, 3)
 
 
-async def test_many_changes_are_few_loads(script: Script) -> None:
-    """R19: one per window, however many there are, and the last of them is among them."""
+async def test_many_changes_cause_few_loads(script: ControlledLoad) -> None:
+    """R19: there is one load per debounce interval, and the last change is loaded."""
     debounce = 0.1
-    state = made(script, debounce=debounce)
+    state = make_state(script, debounce=debounce)
     loop = asyncio.get_running_loop()
     version, until = 0, loop.time() + 5 * debounce
     while loop.time() < until:
         version += 1
         state.request_version(version)
         await asyncio.sleep(0)
-        while not script.begun.empty():
-            script.begun.get_nowait().held(version)
+        while not script.started.empty():
+            script.started.get_nowait().succeed(version)
     while state.version < version:
-        (await script.next()).held(version)
+        (await script.next()).succeed(version)
         await idle(state)
     began = [call.began_at for call in script.calls]
     assert all(after - before > debounce * 0.9 for before, after in pairwise(began))
@@ -195,41 +195,41 @@ async def test_many_changes_are_few_loads(script: Script) -> None:
 
 
 @pytest.mark.parametrize("is_before", [False, True])
-async def test_a_hurry_cancels_the_jitter(script: Script, is_before: bool) -> None:
-    """R19: whoever waits does not wait for the pods to part, whether it came before the load began or since."""
-    state = made(script, jitter=10**9)
-    script.parts = True
-    await load_first(state, script)  # nothing is held: it does not part
+async def test_a_waiting_reader_skips_the_jitter(script: ControlledLoad, is_before: bool) -> None:
+    """R19: the jitter is skipped for a reader that waits before the load or joins during it."""
+    state = make_state(script, jitter=10**9)
+    script.has_jitter = True
+    await load_first(state, script)  # the first load has no jitter
     state.request_version(2, immediately=is_before)
-    assert is_before or await script.nothing_begins()
+    assert is_before or await script.starts_nothing()
     if not is_before:
         state.load_now()
-    has_begun = not await script.nothing_begins()
+    has_started = not await script.starts_nothing()
     await state.stop()
-    assert has_begun
+    assert has_started
 
 
-async def test_a_failed_load_is_tried_again_after_a_while(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R19, R23: what is held stays, the error is kept until it works again; a hurry cancels the back-off."""
+async def test_a_failed_load_is_retried_with_back_off(script: ControlledLoad, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R19, R23: the loaded version stays, the error is kept until a success, and a reader skips the back-off."""
     monkeypatch.setattr(states, "_FIRST_RETRY", timedelta(hours=1))
     monkeypatch.setattr(states, "_LAST_RETRY", timedelta(hours=2))
-    state = made(script, debounce=FOREVER)
+    state = make_state(script, debounce=FOREVER)
     await load_first(state, script)
     state.request_version(2, immediately=True)
     for number in range(5):
         (await script.next()).fail(Transient("DATABASE_DOWN", f"failure {number}"))
-        assert await script.nothing_begins()
+        assert await script.starts_nothing()
         assert state.error is not None
         assert (state.error.message, state.version) == (f"failure {number}", 1)
         state.load_now()
-    (await script.next()).held(2)
+    (await script.next()).succeed(2)
     await idle(state)
     assert (state.version, state.error) == (2, None)
 
 
-async def test_what_never_was_loaded_is_tried_until_it_is(script: Script) -> None:
-    """R23: not ready until it is held or only a person can mend it; a load anew that failed is anew again."""
-    state = made(script)
+async def test_the_first_load_is_retried_until_it_succeeds(script: ControlledLoad) -> None:
+    """R23: a dictionary settles when it is loaded or fails permanently; a failed full load is repeated in full."""
+    state = make_state(script)
     settling = asyncio.create_task(state.wait_until_loaded())
     state.request_version(0)
     for error in (DOWN, DOWN, Corrupt("LOAD_SQL_NULL_KEY", "a key twice")):
@@ -237,14 +237,14 @@ async def test_what_never_was_loaded_is_tried_until_it_is(script: Script) -> Non
         call = await script.next()
         assert call.full
         call.fail(error)
-        await script.nothing_begins()
+        await script.starts_nothing()
     assert (settling.done(), state.mark, state.version) == (True, None, -1)
-    (await script.next()).held(0)
+    (await script.next()).succeed(0)
     await state.wait_for_version(0)
 
 
-async def test_no_more_loads_at_once_than_there_are_slots(script: Script) -> None:
-    """R19: over all dictionaries; those that wait after a failure take no slot."""
+async def test_simultaneous_loads_are_limited(script: ControlledLoad) -> None:
+    """R19: the limit applies to all dictionaries; a back-off does not take a slot."""
     pace = LoadLimits(0.0, 0.0, asyncio.Semaphore(3))
     many = [DictionaryState(DictionaryKey("acme", str(number)), pace, script) for number in range(40)]
     for state in many:
@@ -254,46 +254,46 @@ async def test_no_more_loads_at_once_than_there_are_slots(script: Script) -> Non
         call = await script.next()
         assert script.running <= 3
         if call.state in failed or len(failed) >= 10:
-            call.held(1)
+            call.succeed(1)
         else:
             failed.add(call.state)
             call.fail()
         await asyncio.wait([call.end])
-        await script.nothing_begins()
+        await script.starts_nothing()
     assert (script.most_running, len(script.calls)) == (3, 50)
 
 
-async def test_anew_during_a_load_is_one_more_load(held: DictionaryState, script: Script) -> None:
-    """R24: what is under way builds on what cannot be built upon; the next does not."""
-    held.request_version(2)
+async def test_a_full_load_requested_during_a_load_follows_it(loaded: DictionaryState, script: ControlledLoad) -> None:
+    """R24: the running load is a delta; one full load follows."""
+    loaded.request_version(2)
     first = await script.next()
-    held.request_version(0, full=True)
-    held.request_version(0, full=True, immediately=True)
-    first.held(2)
+    loaded.request_version(0, full=True)
+    loaded.request_version(0, full=True, immediately=True)
+    first.succeed(2)
     second = await script.next()
     assert (first.full, second.full) == (False, True)
-    second.held(1)
-    await idle(held)
-    assert (held.version, held.requested, len(script.calls)) == (1, 1, 3)
+    second.succeed(1)
+    await idle(loaded)
+    assert (loaded.version, loaded.requested, len(script.calls)) == (1, 1, 3)
 
 
-async def test_the_end_of_a_load_under_way(script: Script) -> None:
-    """R19: it is cancelled, gives its slot back, and nothing begins again."""
+async def test_stop_cancels_a_running_load(script: ControlledLoad) -> None:
+    """R19: the load is cancelled, its slot is released, and no other load starts."""
     pace = LoadLimits(0.0, 0.0, asyncio.Semaphore(1))
     first, second = (DictionaryState(DictionaryKey("acme", code), pace, script) for code in "AB")
     first.request_version(1)
     second.request_version(1)
     call = await script.next()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await first.stop()
     assert (call.end.cancelled(), first.mark) == (True, None)
-    (await script.next()).held(1)
+    (await script.next()).succeed(1)
     await second.wait_for_version(1)
     await idle(second)
     await second.stop()
     assert script.running == 0
     second.request_version(2)
     (await script.next()).fail()
-    await script.nothing_begins()
-    await second.stop()  # in its back-off
-    assert await script.nothing_begins()
+    await script.starts_nothing()
+    await second.stop()  # during its back-off
+    assert await script.starts_nothing()

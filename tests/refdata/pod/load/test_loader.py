@@ -1,4 +1,4 @@
-"""What is late, in doubt or at odds: loads that cannot keep up, deletes of nothing, pins against retention."""
+"""Loads that are slow, deletions of missing keys, and pins during retention."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,19 +23,14 @@ LOOSE = DictionaryKey("acme", "LOOSE")
 
 
 def loaded(pod: PodHarness, code: str, kind: str) -> float:
-    """How many loads of a kind there were."""
+    """Return the number of loads of a kind."""
     labels = {"dict_code": code, "kind": kind}
     return pod.pod._telemetry.registry.get_sample_value("cache_reload_duration_seconds_count", labels) or 0.0
 
 
-async def test_keys_that_cannot_be_looked_up_in_time_are_loaded_with_all(
-    pod: PodHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """R20, R23: a statement that takes no key filter is not tried again and again: everything is loaded.
-
-    Once in a while the primary is merely slow: that makes no dictionary slow for long.
-    """
-    await pod.hold("LOOSE", {"a": 1})
+async def test_slow_key_lookups_cause_full_loads(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R20, R23: after two timeouts of key lookups a dictionary is loaded in full; one has no lasting effect."""
+    await pod.put_and_load("LOOSE", {"a": 1})
     tries = 0
 
     async def never(_snapshot: DictionarySnapshot, _keys: Sequence[str]) -> Rows | None:
@@ -48,56 +43,56 @@ async def test_keys_that_cannot_be_looked_up_in_time_are_loaded_with_all(
     monkeypatch.setattr(DictionarySnapshot, "read_keys", never)
     with monkeypatch.context() as impatient:
         impatient.setattr(loader, "_CHANGES_TIMEOUT", 0.05)
-        await pod.hold("LOOSE", {"a": "once"})
+        await pod.put_and_load("LOOSE", {"a": "once"})
     monkeypatch.setattr(DictionarySnapshot, "read_keys", only)
     before = loaded(pod, "LOOSE", "delta")
-    await pod.hold("LOOSE", {"a": "quick again"})
+    await pod.put_and_load("LOOSE", {"a": "quick again"})
     assert (tries, loaded(pod, "LOOSE", "delta")) == (1, before + 1)
     monkeypatch.setattr(loader, "_CHANGES_TIMEOUT", 0.05)
     monkeypatch.setattr(DictionarySnapshot, "read_keys", never)
     for number in range(4):
-        await pod.hold("LOOSE", {"a": number})
+        await pod.put_and_load("LOOSE", {"a": number})
         assert (await pod.get("LOOSE/items/a")).json == number
     assert tries == 1 + 2  # then it is known
 
 
-async def test_who_deletes_what_is_not_there_changes_nothing(pod: PodHarness) -> None:
-    """R20, R29: in our own table keys are just as they were told, so nothing has to be loaded to be sure."""
-    await pod.hold("LOOSE", {"a": 1})
+async def test_the_deletion_of_a_missing_key_is_a_delta(pod: PodHarness) -> None:
+    """R20, R29: in the table of Penstock keys are spelled exactly, so no full load is needed."""
+    await pod.put_and_load("LOOSE", {"a": 1})
     before = loaded(pod, "LOOSE", "full")
     for _ in range(3):
         await pod.harness.send("LOOSE", delete("never"))
         await pod.harness.apply()
-        await pod.holds("LOOSE", await pod.harness.version("LOOSE"))
+        await pod.load("LOOSE", await pod.harness.version("LOOSE"))
     assert (loaded(pod, "LOOSE", "full"), loaded(pod, "LOOSE", "delta") >= 3) == (before, True)
     assert (await pod.get("LOOSE/all")).json["items"] == [{"key": "a", "value": 1}]
 
 
-async def test_a_load_that_does_not_get_on_makes_old_data(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R23: also while every look succeeds, what cannot be loaded is told to be old."""
-    version = await pod.hold("LOOSE", {"a": 1})
+async def test_a_load_without_progress_marks_old_data(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R23: a dictionary whose load does not end is marked as old while the primary is reachable."""
+    version = await pod.put_and_load("LOOSE", {"a": 1})
     assert pod.pod._loader is not None
     pod.pod._loader._stale_after = 0.1
     may_load = asyncio.Event()
     load = DictionaryLoader.__call__
 
-    async def stuck(self: DictionaryLoader, state: Any, *, full: bool) -> Any:
+    async def wait_until_blocked(self: DictionaryLoader, state: Any, *, full: bool) -> Any:
         await may_load.wait()
         return await load(self, state, full=full)
 
-    monkeypatch.setattr(DictionaryLoader, "__call__", stuck)
+    monkeypatch.setattr(DictionaryLoader, "__call__", wait_until_blocked)
     await pod.put("LOOSE", {"a": 2})
     while "X-Data-Age" not in (found := await pod.get("LOOSE/items/a")).headers:
         assert (found.json, found.version) == (1, version)
         await pod.pod._loader.reconcile()
     may_load.set()
-    await pod.holds("LOOSE", version + 1)
+    await pod.load("LOOSE", version + 1)
     found = await pod.get("LOOSE/items/a")
     assert (found.json, "X-Data-Age" in found.headers) == (2, False)
 
 
-async def test_nobody_pins_what_is_just_let_go(pod: PodHarness) -> None:
-    """R30: a version that is being removed cannot be pinned, and one that is pinned is not removed."""
+async def test_a_version_being_deleted_cannot_be_pinned(pod: PodHarness) -> None:
+    """R30: a version that is being deleted cannot be pinned, and a pinned version is not deleted."""
     await pod.put("LOOSE", {"a": 1})
     await pod.harness.refdata.retention.retain(LOOSE)
     await pod.put("LOOSE", {"a": 2})
@@ -114,15 +109,15 @@ async def test_nobody_pins_what_is_just_let_go(pod: PodHarness) -> None:
     await pod.harness.refdata.retention.retain(LOOSE)
     async with db.transaction() as tx:
         await retained_versions.prune_retained(tx, catalogue.all())
-    assert [one.version for one in await pod.harness.refdata.retention.list_retained(LOOSE)] == [2]
+    assert [row.version for row in await pod.harness.refdata.retention.list_retained(LOOSE)] == [2]
     assert await db.fetchval("SELECT count(*) FROM retained_item WHERE version = 2") == 1
 
 
 async def test_readers_of_a_pinned_dictionary_do_not_load_the_primary(
     pod: PodHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R21, R30: however many ask for a version above the pin, one question answers all of them."""
-    await pod.harness.refdata.retention.pin(LOOSE, await pod.hold("LOOSE", {"a": 1}))
+    """R21, R30: all readers of a version above the pin share the queries, and no items are read."""
+    await pod.harness.refdata.retention.pin(LOOSE, await pod.put_and_load("LOOSE", {"a": 1}))
     version = await pod.put("LOOSE", {"a": 2})
     ask, asked, read = store.read_visible_version, 0, DictionarySnapshot.read_existing
 
@@ -141,9 +136,9 @@ async def test_readers_of_a_pinned_dictionary_do_not_load_the_primary(
     assert asked < 100
 
 
-async def test_a_page_of_a_quicker_pod_is_waited_for(pod: PodHarness) -> None:
-    """R17: a cursor of a version that this pod has yet to load is not gone, but to come."""
-    await pod.hold("LOOSE", {"a": 1, "b": 2})
+async def test_a_cursor_of_a_later_version_waits_for_the_load(pod: PodHarness) -> None:
+    """R17: a cursor of a version that this pod has not loaded yet is served after the load."""
+    await pod.put_and_load("LOOSE", {"a": 1, "b": 2})
     version = await pod.put("LOOSE", {"c": 3})
     query = "SELECT updated_at FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2"
     at = await pod.harness.db.fetchval(query, *LOOSE)
@@ -153,8 +148,8 @@ async def test_a_page_of_a_quicker_pod_is_waited_for(pod: PodHarness) -> None:
 
 
 async def test_one_audit_at_a_time(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R32: it reads everything: who asks for another meanwhile is told to come again."""
-    await pod.hold("LOOSE", {"a": 1})
+    """R32: a second audit is refused while another one is running."""
+    await pod.put_and_load("LOOSE", {"a": 1})
     request_handler = pod.pod.request_handler._services
     assert request_handler is not None
     async with request_handler[2]._lock:

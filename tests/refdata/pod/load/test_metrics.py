@@ -1,4 +1,4 @@
-"""R26: what Prometheus, a collector of traces and the log are told of a pod."""
+"""R26: the metrics, traces and log entries of a pod."""
 
 import asyncio
 import json
@@ -38,16 +38,16 @@ async def shows(pod: PodHarness, name: str, labels: tuple[str, ...], value: floa
 
 @pytest.fixture
 async def quiet_settings(database_url: str) -> Settings:
-    """Nothing is looked at but what is told."""
+    """Return settings with rare reconciliation and without a barrier wait."""
     await create_schemas(database_url)
     return refdata_settings(database_url, query={**SELDOM, "barrierWaitMs": 0})
 
 
 async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: Path) -> None:
-    """R26: every load is in `cache_reload_duration_seconds`, by dictionary and kind; every version in the freshness."""
+    """R26: every load is in `cache_reload_duration_seconds` by dictionary and kind, every version in the freshness."""
     name = "cache_reload_duration_seconds_count"
     async with running_pod(quiet_settings, tmp_path) as pod:
-        await pod.hold("LOOSE", {"a": 0})
+        await pod.put_and_load("LOOSE", {"a": 0})
         for number in range(1, 4):
             await pod.put("LOOSE", {"a": number})
             await pod.harness.relay()
@@ -71,7 +71,7 @@ async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: P
 
 
 async def test_a_load_that_fails_is_counted_and_seen_as_lag(pod: PodHarness) -> None:
-    """R26: with its table gone a dictionary falls behind, by its name and with the reason; then it catches up."""
+    """R26: failed loads are counted by dictionary and error, and the lag grows until a load succeeds."""
     await pod.harness.db.execute("ALTER VIEW all_products RENAME TO no_products")
     for sku in (1, 2):
         await pod.put("PRODUCT", {str(sku): {"brand": 1, "price": 1}})
@@ -90,7 +90,7 @@ async def test_a_load_that_fails_is_counted_and_seen_as_lag(pod: PodHarness) -> 
 
 
 async def test_reads_from_the_primary_are_counted(quiet_settings: Settings, tmp_path: Path) -> None:
-    """R26: each answer from the primary is one in `postgres_fallback_reads_total`; those from memory are none."""
+    """R26: `postgres_fallback_reads_total` counts the responses of the primary, and only those."""
     name = "postgres_fallback_reads_total"
     async with running_pod(quiet_settings, tmp_path) as pod:
         fallbacks = 0
@@ -108,7 +108,7 @@ async def test_reads_from_the_primary_are_counted(quiet_settings: Settings, tmp_
 async def test_the_slowest_pod_is_the_lag_of_the_stream(
     database_url: str, cluster: RedisCluster, tmp_path: Path
 ) -> None:
-    """R26: `redis_stream_lag` is what the slowest group has yet to be handed, and 0 when there is none behind."""
+    """R26: `redis_stream_lag` is the number of entries that the slowest group has not received, and 0 without lag."""
     await create_schemas(database_url)
     settings = refdata_settings(database_url, query=OFTEN, redis={"nodes": cluster.addresses})
     stream, group = settings.refdata.redis.stream_key, f"{settings.refdata.redis.consumer_group}:slow"
@@ -125,7 +125,7 @@ async def test_the_slowest_pod_is_the_lag_of_the_stream(
 
 @pytest.mark.full
 async def test_a_trace_and_the_log_go_from_the_request_to_the_swap(database_url: str, tmp_path: Path) -> None:
-    """R26, R27: four processes, one trace; the pod's stage and its line in the log tell what was swapped."""
+    """R26, R27: one trace spans four processes, and the span and the log entry of the pod identify the version."""
     environment(database_url, tmp_path)
     with ExitStack() as stack:
         collector = stack.enter_context(Collector())
@@ -153,7 +153,7 @@ async def test_a_trace_and_the_log_go_from_the_request_to_the_swap(database_url:
         written = "POST /v1/tenants/{tenantId}/updates"
         whole = {span.id: span for span in await asyncio.to_thread(collector.of, trace, written)}
         roots = {span.name for span in whole.values() if span.parent not in whole}
-        assert roots == {written}  # nobody asked for the trace: it begins with the request, and all else is below it
+        assert roots == {written}  # the client sends no trace: the request is the only root
         swap = next(span for span in spans if span.name == "refdata.swap")
         about = {"tenantId": "acme", "dictCode": "LOOSE", "eventId": event_id, "version": 2, "source": "REST"}
         assert swap.about == {**about, "kind": "delta"}
@@ -172,7 +172,7 @@ async def test_log_entries_of_loads_identify_the_version(pod: PodHarness, monkey
         with capture_logs() as logs:
             event_id = await pod.harness.send("LOOSE", upsert("a", version))
             await pod.harness.apply()
-            await pod.holds("LOOSE", version)
+            await pod.load("LOOSE", version)
         fields = {
             "eventId": str(event_id),
             "dictCode": "LOOSE",
@@ -194,7 +194,7 @@ async def test_frequent_loads_are_logged_at_debug(pod: PodHarness, monkeypatch: 
     monkeypatch.setattr(loader, "_LOG_INTERVAL", 3600.0)
     with capture_logs() as logs:
         for number in range(4):
-            await pod.hold("LOOSE", {"a": number})
+            await pod.put_and_load("LOOSE", {"a": number})
     loads = [(entry["kind"], entry["log_level"]) for entry in logs if entry["event"] == "dictionary_loaded"]
     assert loads[-2:] == [("delta", "debug")] * 2
     assert [level for _, level in loads].count("info") <= 2

@@ -1,4 +1,4 @@
-"""Fixtures of tests of the memory of a pod."""
+"""Fixtures of the memory of a pod."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from penstock.refdata.pod.memory.reader import MemoryView
 from penstock.refdata.pod.memory.writer import MemoryWriter
-from tests.refdata.pod.memory.held_memory import LIMIT
+from tests.refdata.pod.memory.memory_content import LIMIT
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The folders of pods: what dead ones left is removed, and nothing else."""
+"""R29: the folders of pods, and the removal of abandoned ones."""
 
 import fcntl
 import subprocess
@@ -22,9 +22,9 @@ with pod_folder(Path(sys.argv[1]), Path(sys.argv[1]), "dying") as made:
 """
 
 
-def test_what_dead_pods_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    """R29: the memory of a pod that was killed is given back by the next one; that of a living one is its own."""
-    other = tmp_path / "somebody-elses"
+def test_only_folders_of_dead_pods_are_removed(tmp_path: Path) -> None:
+    """R29: the next pod removes the folder of a killed pod, and keeps those of living pods."""
+    other = tmp_path / "foreign"
     other.mkdir()
     command = [sys.executable, "-c", DYING_POD, str(tmp_path)]
     with (
@@ -34,7 +34,7 @@ def test_what_dead_pods_left_is_removed_and_nothing_else(tmp_path: Path) -> None
         assert dying.stdout is not None
         left = Path(dying.stdout.readline().strip())
         with pod_folder(tmp_path, tmp_path, "third") as third:
-            assert all(one.is_dir() for one in (left, living, third))
+            assert all(path.is_dir() for path in (left, living, third))
         assert not third.exists()
         dying.kill()
         dying.communicate()
@@ -44,10 +44,8 @@ def test_what_dead_pods_left_is_removed_and_nothing_else(tmp_path: Path) -> None
     assert {*tmp_path.iterdir()} == {other}
 
 
-def test_pods_that_start_at_once_do_not_take_each_other_for_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """R29: a folder that is just being locked is nobody's leftover."""
+def test_simultaneous_starts_do_not_remove_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R29: a folder that is being locked is not removed."""
     lock, calls = fcntl.flock, []
 
     def flock(descriptor: int, operation: int) -> None:

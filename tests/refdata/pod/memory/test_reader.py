@@ -1,4 +1,4 @@
-"""What a reader of the memory of a pod sees: one version throughout, page by page."""
+"""R18: readers of the memory see one version, also over pages."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from penstock.refdata.model import DictionaryKey, VersionStamp
 from penstock.refdata.pod.memory import layout
 from penstock.refdata.pod.memory.reader import MemoryView, PageCursor
 from penstock.refdata.pod.memory.writer import MemoryWriter
-from tests.refdata.pod.memory.held_memory import LIMIT, TARGET, load, numbered
+from tests.refdata.pod.memory.memory_content import LIMIT, TARGET, load, numbered
 
 READER = """
 import sys
@@ -42,8 +42,8 @@ with MemoryView.open(folder, limit) as view:
 """
 
 
-def test_a_view_stays_as_it_was_until_it_is_renewed(held: MemoryWriter, view: MemoryView) -> None:
-    """R18: a request sees one version throughout, of a change, of a full load, and of a drop."""
+def test_a_view_is_stable_until_refreshed(held: MemoryWriter, view: MemoryView) -> None:
+    """R18: a view does not see changes, full loads or drops before it is refreshed."""
     load(held, VersionStamp(1, 1), {"a": "1", "b": "1"})
     view.refresh()
     header = view.header(TARGET)
@@ -55,13 +55,13 @@ def test_a_view_stays_as_it_was_until_it_is_renewed(held: MemoryWriter, view: Me
         pass
     assert view.header(TARGET) == header
     found = [view.get(header, key) for key in (b"a", b"b")]
-    assert [one and layout.read_body(one) for one in found] == [b"1", b"1"]
+    assert [response and layout.read_body(response) for response in found] == [b"1", b"1"]
     view.refresh()
     assert view.header(TARGET) is None
 
 
 def test_another_process_never_sees_a_mixture(tmp_path: Path) -> None:
-    """R18, R29: full loads and changes of every item, hundreds of them: each look finds one version, and all of it."""
+    """R18, R29: during full loads and changes, each view of another process has all items of one version."""
     last = 10**9
     held = MemoryWriter(tmp_path, limit=LIMIT, page_retention=0.0)
     load(held, VersionStamp(1, 1), numbered(100, "1"))
@@ -81,8 +81,8 @@ def test_another_process_never_sees_a_mixture(tmp_path: Path) -> None:
     held.close()
 
 
-def test_pages_of_another_dictionary_are_gone(held: MemoryWriter, view: MemoryView) -> None:
-    """R17: a cursor that was made elsewhere, or by nobody, leads nowhere."""
+def test_a_cursor_of_another_dictionary_is_refused(held: MemoryWriter, view: MemoryView) -> None:
+    """R17: a foreign or forged cursor returns no page."""
     load(held, VersionStamp(1, 1), {"a": "1"})
     load(held, VersionStamp(2, 2), {"b": "1"}, DictionaryKey("globex", "LOOSE"))
     view.refresh()
@@ -95,4 +95,4 @@ def test_pages_of_another_dictionary_are_gone(held: MemoryWriter, view: MemoryVi
         VersionStamp(2**62, 1),
     ):
         assert view.read_page(TARGET, PageCursor(mark), 10, 10) is None
-    assert view.read_page(DictionaryKey("nobody", "LOOSE"), PageCursor(VersionStamp(1, 1)), 10, 10) is None
+    assert view.read_page(DictionaryKey("unknown", "LOOSE"), PageCursor(VersionStamp(1, 1)), 10, 10) is None

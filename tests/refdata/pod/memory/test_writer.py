@@ -1,4 +1,4 @@
-"""R18, R29: a pod's memory: swapped as a whole, never lost when it is full, freed in small pieces."""
+"""R18, R29: the memory of a pod: atomic changes, recovery from a full memory, freeing in pieces."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,18 +18,18 @@ from penstock.refdata.pod.serve.handlers import StreamResponse
 from penstock.refdata.pod.serve.request import parse_path
 from penstock.refdata.pod.serve.router import Router
 from penstock.refdata.pod.serve.streams import ActiveStreams
-from tests.refdata.pod.memory.held_memory import LIMIT, TARGET, Items, load, numbered
+from tests.refdata.pod.memory.memory_content import LIMIT, TARGET, Items, load, numbered
 
 LONG_KEY = "k" * 500
 
 
-def items_of(view: MemoryView, target: DictionaryKey = TARGET) -> Items:
-    """Everything that is there now."""
+def read_items(view: MemoryView, target: DictionaryKey = TARGET) -> Items:
+    """Return all current items."""
     with view.open_all(target) as found:
         assert found is not None
         return {
-            layout.decode_key(*one).decode(): layout.read_body(layout.decode_response(*one)).decode()
-            for one in found[1]
+            layout.decode_key(*item).decode(): layout.read_body(layout.decode_response(*item)).decode()
+            for item in found[1]
         }
 
 
@@ -38,7 +38,7 @@ def entries(held: MemoryWriter) -> int:
 
 
 def test_a_key_that_comes_twice_is_counted_once(held: MemoryWriter) -> None:
-    """R3: whoever loads can tell that keys were repeated, in one batch or in two, long ones too."""
+    """R3: a repeated key is detected, in one batch or several, also a long one."""
     generation = held.begin_generation()
     assert held.fill(generation, [("a", "1"), ("b", "2"), ("a", "3"), (LONG_KEY, "4"), (LONG_KEY, "5")]) == 3
     assert held.fill(generation, [("b", "2"), (LONG_KEY, "4"), ("c", "6")]) == 1
@@ -47,7 +47,7 @@ def test_a_key_that_comes_twice_is_counted_once(held: MemoryWriter) -> None:
 
 @pytest.mark.parametrize(("batch", "size"), [(1, 10), (1, 30_000), (50, 1_000), (5_000, 10), (5_000, 600)])
 def test_a_full_memory_goes_on_serving_and_recovers(tmp_path: Path, batch: int, size: int) -> None:
-    """R18, R23: a load that does not fit is refused; what is served stays, and changes again once that is freed."""
+    """R18, R23: a load that does not fit is refused; the old version stays, and changes work again after freeing."""
     items, payload = numbered(100, '"there"'), '"' + "x" * size + '"'
     with ExitStack() as closing:
         held = MemoryWriter(tmp_path, limit=LIMIT if batch == 5_000 else 2 * 1024 * 1024)
@@ -60,7 +60,7 @@ def test_a_full_memory_goes_on_serving_and_recovers(tmp_path: Path, batch: int, 
         assert (refused.value.code, "memoryLimitMb" in str(refused.value.hint)) == ("MEMORY_FULL", True)
         view = held.open_view()
         closing.callback(lambda: view.txn.abort())
-        assert items_of(view) == items
+        assert read_items(view) == items
         held.discard(generation)
         while held.free():
             view.refresh()
@@ -68,11 +68,11 @@ def test_a_full_memory_goes_on_serving_and_recovers(tmp_path: Path, batch: int, 
         assert entries(held) == len(items) + 2
         assert held.change(TARGET, VersionStamp(2, 2), {"k0": '"new"'}, []) == ["k0"]
         load(held, VersionStamp(3, 3), items | {"k1": '"new"'})
-        assert items_of(view) == items | {"k1": '"new"'}
+        assert read_items(view) == items | {"k1": '"new"'}
 
 
 def test_a_change_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
-    """R18: neither what is read nor what is known of it, however far the change came."""
+    """R18: a failed change leaves the items and the header unchanged."""
     held = MemoryWriter(tmp_path, limit=1024 * 1024)
     load(held, VersionStamp(1, 1), numbered(10))
     header = held.header(TARGET)
@@ -80,14 +80,14 @@ def test_a_change_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         held.change(TARGET, VersionStamp(2, 2), numbered(2_500, '"' + "x" * 20_000 + '"'), ["k1"])
     view = held.open_view()
     assert refused.value.code == "MEMORY_FULL"
-    assert (held.header(TARGET), view.header(TARGET), items_of(view)) == (header, header, numbered(10))
+    assert (held.header(TARGET), view.header(TARGET), read_items(view)) == (header, header, numbered(10))
     assert held.change(TARGET, VersionStamp(2, 2), {"k1": "2"}, []) == ["k1"]
     view.txn.abort()
     held.close()
 
 
 def test_old_generations_are_freed_in_pieces(held: MemoryWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R29: a piece at a time, and not before those who page through it had their time."""
+    """R29: old generations are freed in pieces, and not before the retention of pages."""
     now = 1_000.0
     monkeypatch.setattr(writer, "monotonic", lambda: now)
     monkeypatch.setattr(writer, "_FREE_BATCH", 100)
@@ -106,8 +106,8 @@ def test_old_generations_are_freed_in_pieces(held: MemoryWriter, monkeypatch: py
     assert (entries(held), held.free()) == (30 + 2, False)
 
 
-def test_a_long_key_that_came_and_went_is_told_by_its_name(held: MemoryWriter, view: MemoryView) -> None:
-    """R31: what changed is told by key, also when neither what was there before nor what is there now tells it."""
+def test_changes_of_long_keys_contain_the_key(held: MemoryWriter, view: MemoryView) -> None:
+    """R31: a change contains the key even if the item did not exist before or does not exist now."""
     load(held, VersionStamp(1, 1), {"a": "1"})
     held.change(TARGET, VersionStamp(2, 2), {LONG_KEY: "1"}, [])
     held.change(TARGET, VersionStamp(3, 3), {}, [LONG_KEY])
@@ -118,8 +118,8 @@ def test_a_long_key_that_came_and_went_is_told_by_its_name(held: MemoryWriter, v
     assert view.read_changes(header, 1) == [VersionChange(1, 2, [key]), VersionChange(2, 3, [key])]
 
 
-async def test_who_follows_is_told_when_versions_were_lost(held: MemoryWriter, view: MemoryView) -> None:
-    """R24, R31: a primary restored from a backup has a lower version: whoever follows has to read anew."""
+async def test_a_lower_version_resets_the_stream(held: MemoryWriter, view: MemoryView) -> None:
+    """R24, R31: after a restore of the primary the version is lower, and the stream of changes sends `reset`."""
     load(held, VersionStamp(9, 9), {"a": "9"})
     changed = asyncio.Event()
     router = Router(view, held.counters, TenantSection(), None, stale_after=60.0)
@@ -127,7 +127,7 @@ async def test_who_follows_is_told_when_versions_were_lost(held: MemoryWriter, v
     async with aclosing(ActiveStreams(router, lambda: changed).open(StreamResponse(address, responses.EVENTS))) as feed:
         assert b"X-Dict-Version: 9" in await anext(feed)
         assert await anext(feed) == b": 9\n\n"
-        event = asyncio.create_task(told(feed))
+        event = asyncio.create_task(read_event(feed))
         await asyncio.sleep(0)
         load(held, VersionStamp(5, 5), {"a": "5"})
         router.refresh()
@@ -137,5 +137,5 @@ async def test_who_follows_is_told_when_versions_were_lost(held: MemoryWriter, v
             assert (await event).startswith(b"event: reset\nid: 5\n")
 
 
-async def told(feed: AsyncIterator[bytes]) -> bytes:
+async def read_event(feed: AsyncIterator[bytes]) -> bytes:
     return await anext(feed)

@@ -1,4 +1,4 @@
-"""R21, R28: three real pods, those who write and those who read, all noted in one history."""
+"""R21, R28: three pods with concurrent writers and readers, recorded in one history."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ _PLAIN = ("Accept", "Accept-Encoding", "User-Agent")  # left out, so that the sh
 
 
 def tabled(code: str, reload: str) -> Json:
-    """A dictionary in a table of its user's."""
+    """Return a dictionary in a table of the user."""
     mine = f"code = '{code}' and tenant_id = :tenantId"
     put = "on conflict (code, tenant_id, key) do update set v = excluded.v"
     new = "select item ->> 'key' as key, item -> 'payload' as v from jsonb_array_elements(:snapshotJson) item"
@@ -78,7 +78,7 @@ def document(url: str, redis: RedisCluster) -> Json:
 
 
 class CampaignPod:
-    """`penstock serve query-api`, always on the port it had first."""
+    """`penstock serve query-api` with a constant port."""
 
     def __init__(self, number: int, folder: Path, document: Json) -> None:
         self.number = number
@@ -92,7 +92,7 @@ class CampaignPod:
         self._server: QueryApi | None = None
 
     async def start(self) -> None:
-        """Back when it is ready: every dictionary is loaded."""
+        """Start the pod and return when it is ready."""
         self._server = QueryApi(self._folder, "--processes", str(self.processes), port=self._port)
         await asyncio.to_thread(self.server.__enter__)
         self._port = self.server.port
@@ -112,7 +112,7 @@ class CampaignPod:
 
 
 class ReadRequest(NamedTuple):
-    """What a reader is about to ask."""
+    """The next request of a reader."""
 
     pod: CampaignPod
     target: DictionaryKey
@@ -121,7 +121,7 @@ class ReadRequest(NamedTuple):
 
 @dataclass
 class BarrierCampaign:
-    """The stage, and all that happened on it."""
+    """The servers, pods and history of a campaign."""
 
     random: Random
     harness: RefdataHarness
@@ -141,7 +141,7 @@ class BarrierCampaign:
 
     @contextmanager
     def hold(self, pod: CampaignPod) -> Iterator[None]:
-        """A time in which nobody can blame *pod* for no answer."""
+        """Record a time in which *pod* may fail to answer."""
         hold = Hold(pod.number, time.monotonic())
         self.history.holds.append(hold)
         yield  # not in a finally: what broke the campaign leaves the pod as it is
@@ -151,7 +151,7 @@ class BarrierCampaign:
         await self.relay.enter_async_context(ROLES["relay"](self.harness.platform))
 
     async def write(self) -> None:
-        """Write, one command after the other, each until its version is known."""
+        """Send commands one after the other, each until its version is known."""
         while not self.ending.is_set():
             write = self._command()
             self.history.writes.append(write)
@@ -188,7 +188,7 @@ class BarrierCampaign:
         news.set()
 
     async def read(self) -> None:
-        """Read, whenever something was committed and also otherwise."""
+        """Read after every commit, and also in between."""
         async with aiohttp.ClientSession(timeout=_PATIENCE, skip_auto_headers=_PLAIN) as session:
             reader, ways = (
                 CampaignReader(self, session),
@@ -212,7 +212,7 @@ class BarrierCampaign:
 
 
 class CampaignReader:
-    """Asks, and notes what was answered."""
+    """A reader that records its requests and responses."""
 
     def __init__(self, campaign: BarrierCampaign, session: aiohttp.ClientSession) -> None:
         self._campaign = campaign
@@ -225,7 +225,7 @@ class CampaignReader:
         await self._get(asked, "item", f"items/{quote(key, safe='')}", (key,))
 
     async def again(self, asked: ReadRequest) -> None:
-        """R31: read an item, and then ask whether it is still good."""
+        """R31: read an item, then send its entity tag."""
         key = self._random.choice(KEYS)
         path = f"items/{quote(key, safe='')}"
         first, headers = await self._get(asked, "item", path, (key,))
@@ -243,7 +243,7 @@ class CampaignReader:
         await self._get(asked, "all", "all", headers={"Accept": "application/x-ndjson"})
 
     async def page(self, asked: ReadRequest) -> None:
-        """Page after page, to the end; any of them may be asked of another pod, and of a later version."""
+        """Read all pages, each possibly from another pod and with a later version."""
         self._walk = next(self._campaign.walks)
         page = f"all?limit={self._random.randint(1, 5)}"
         read, _ = await self._get(asked, "page", page)
@@ -268,22 +268,22 @@ class CampaignReader:
         read = Read(
             asked.pod.number, asked.target, what, asked.min_version, now, now, keys, holds=holds, walk=self._walk
         )
-        told: Mapping[str, str] = {}
+        headers_received: Mapping[str, str] = {}
         try:
             async with self._session.get(
                 URL(url, encoded=True), headers={**min_version, **(headers or {})}
             ) as response:
-                raw, told = await response.read(), response.headers
+                raw, headers_received = await response.read(), response.headers
         except (aiohttp.ClientError, TimeoutError, OSError):
             read = replace(read, ended=time.monotonic())
         else:
-            read = read.answered(time.monotonic(), response.status, told, raw)
+            read = read.answered(time.monotonic(), response.status, headers_received, raw)
         self._campaign.history.reads.append(read)
         if read.status is None:
-            await wait_event(self._campaign.ending, 0.2)  # as a client does that finds nobody there
+            await wait_event(self._campaign.ending, 0.2)  # like a client whose server is unreachable
         elif asked.min_version is not None:
             self._campaign.barriers += 1
-        return read, told
+        return read, headers_received
 
 
 async def _a_moment() -> None:
@@ -292,16 +292,16 @@ async def _a_moment() -> None:
 
 @asynccontextmanager
 async def staged(folder: Path, redis: RedisCluster, random: Random) -> AsyncIterator[BarrierCampaign]:
-    """Everything running and nothing written yet."""
+    """Yield a campaign with running servers and no writes."""
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_postgres(folder / "postgres", settings=SERVER))
         connection = await asyncpg.connect(url)
         await connection.execute(TABLE)
         await connection.close()
-        said = document(url, redis)
-        harness = await stack.enter_async_context(opened(Settings.model_validate(said)))
+        settings = document(url, redis)
+        harness = await stack.enter_async_context(opened(Settings.model_validate(settings)))
         await stack.enter_async_context(ROLES["apply"](harness.platform))
-        pods = [CampaignPod(number, folder, said) for number in range(len(PROCESSES))]
+        pods = [CampaignPod(number, folder, settings) for number in range(len(PROCESSES))]
         for pod in pods:
             stack.callback(pod.close)
         await asyncio.gather(*(pod.start() for pod in pods))

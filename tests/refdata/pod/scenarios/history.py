@@ -1,4 +1,4 @@
-"""R21: what was written, what was read and who was held down meanwhile; and which of the answers are lies."""
+"""R21: the history of writes, reads and outages of pods, and the check of every response."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ import orjson
 
 from penstock.refdata.model import DictionaryKey
 
-SLOWEST_RESPONSE = 15.0  # seconds for an answer of a pod that nobody holds
+SLOWEST_RESPONSE = 15.0  # seconds; for a pod without an outage
 SOURCES = ("memory", "postgres_fallback")
 Content = Mapping[str, Any]
 _MISSING = object()
@@ -19,7 +19,7 @@ DATA = (200, 304, 404)
 
 @dataclass
 class Write:
-    """A command: what it puts and deletes, when it was sent, and when its version was known."""
+    """A command: its puts and deletes, the time when it was sent, and the time when its version was known."""
 
     target: DictionaryKey
     puts: Content
@@ -29,18 +29,18 @@ class Write:
     version: int = 0
     known_at: float = inf
 
-    def upon(self, content: Content) -> Content:
-        """The content after it."""
+    def apply_to(self, content: Content) -> Content:
+        """Return the content after this command."""
         kept = {} if self.is_snapshot else {key: value for key, value in content.items() if key not in self.deletes}
         return {**kept, **self.puts}
 
 
 @dataclass(frozen=True)
 class Read:
-    """A question to a pod and its answer; status None when there came none.
+    """A request to a pod and its response; *status* is None without a response.
 
-    *what* is `item`, `items`, `version`, `all` or `page`. Pages of one *walk* are parts of one answer. Whoever *holds*
-    a value already asks only whether it is still good.
+    *what* is `item`, `items`, `version`, `all` or `page`. Pages with the same *walk* belong together. *holds* is the
+    value whose entity tag was sent.
     """
 
     pod: int
@@ -57,9 +57,9 @@ class Read:
     holds: Any = None
     walk: int = 0
 
-    def answered(self, ended: float, status: int, told: Mapping[str, str], raw: bytes) -> "Read":
-        """With its answer: the status, the headers and the body."""
-        version, source = told.get("X-Dict-Version"), told.get("X-Data-Source")
+    def answered(self, ended: float, status: int, headers: Mapping[str, str], raw: bytes) -> "Read":
+        """Return the read with its response: status, headers and body."""
+        version, source = headers.get("X-Dict-Version"), headers.get("X-Data-Source")
         lines = raw.splitlines() if self.what == "all" and status == 200 else None
         body = [orjson.loads(line) for line in lines] if lines is not None else orjson.loads(raw or b"null")
         named = None if version is None else int(version)
@@ -68,7 +68,7 @@ class Read:
 
 @dataclass
 class Hold:
-    """A time in which a pod may fail to answer: its serving processes are frozen, dead or just being started."""
+    """A time in which a pod may fail to answer, because its processes are frozen, dead or starting."""
 
     pod: int
     since: float
@@ -77,14 +77,14 @@ class Hold:
 
 @dataclass
 class History:
-    """All that happened; `lies` is what must be empty."""
+    """All events of a campaign; `lies` must be empty."""
 
     writes: list[Write] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     holds: list[Hold] = field(default_factory=list)
 
     def figures(self) -> Mapping[str, Any]:
-        """How many commits, and answers of each kind, with and without a barrier."""
+        """Return the number of commits, and of responses by kind, with and without a barrier."""
         kinds = Counter((read.min_version is not None, read.status, read.source) for read in self.reads)
         return {
             "commits": len(self.writes),
@@ -93,9 +93,9 @@ class History:
             "slowest": max((read.ended - read.began for read in self.reads), default=0.0),
         }
 
-    def lies(self) -> list[str]:
-        """Every answer that no honest pod could have given, and why."""
-        return list(_Checker(self).lies())
+    def violations(self) -> list[str]:
+        """Return every response that violates a guarantee, with the reason."""
+        return list(_Checker(self).violations())
 
 
 class _Checker:
@@ -108,7 +108,7 @@ class _Checker:
         self._begun = {page.walk: page.version or 0 for page in reversed(pages)}  # in which version
         self._contents = {target: _contents(writes) for target, writes in self._writes.items()}
 
-    def lies(self) -> Iterator[str]:
+    def violations(self) -> Iterator[str]:
         yield from self._gaps()
         walks: dict[int, list[Read]] = defaultdict(list)
         for read in self._history.reads:
@@ -116,7 +116,7 @@ class _Checker:
             if read.what == "page" and read.status == 200:
                 walks[read.walk].append(read)
         for pages in walks.values():
-            yield from (f"{why}: {pages}" for why in self._lies_in_walk(pages))
+            yield from (f"{why}: {pages}" for why in self._check_walk(pages))
 
     def _gaps(self) -> Iterator[str]:
         for target, writes in self._writes.items():
@@ -126,16 +126,16 @@ class _Checker:
 
     def _lies_in(self, read: Read) -> Iterator[str]:
         if not self._was_held(read):
-            yield from _lies_of_the_free(read)
+            yield from _check_availability(read)
         if read.status in DATA:
-            yield from self._lies_in_data(read)
+            yield from self._check_data(read)
         elif read.status == 409:
-            yield from self._lies_in_refusal(read)
+            yield from self._check_refusal(read)
         elif read.status not in (None, 503) and (read.status, read.what) != (410, "page"):
             yield f"status {read.status} is no answer"
 
-    def _lies_in_data(self, read: Read) -> Iterator[str]:
-        """Of which version it is, and whether it is what was written."""
+    def _check_data(self, read: Read) -> Iterator[str]:
+        """Check that a response has a version and the content of that version."""
         if read.version is None or read.source not in SOURCES:
             yield "it does not tell its version and source"
             return
@@ -144,11 +144,11 @@ class _Checker:
         content = self._at(read.target, read.version)
         if content is None or self._sent_at(read.target, read.version) > read.ended:
             yield "a version that was not committed"
-        elif not _is_told(read, content):
+        elif not _has_content(read, content):
             yield f"not what version {read.version} is: {content}"
 
-    def _lies_in_refusal(self, read: Read) -> Iterator[str]:
-        """R21: 409 is for versions that nobody could know of, and tells how far the primary is; or for old cursors."""
+    def _check_refusal(self, read: Read) -> Iterator[str]:
+        """R21: check that a 409 is for a version not known to be committed, or for a cursor that is too old."""
         if read.body.get("code") == "CURSOR_TOO_OLD":
             if read.min_version is None or self._begun.get(read.walk, read.min_version) >= read.min_version:
                 yield "a cursor that is not too old"
@@ -159,8 +159,8 @@ class _Checker:
         elif read.version < (known := self._known_before(read)):
             yield f"R21: version {known} was known to be committed before the question"
 
-    def _lies_in_walk(self, pages: Sequence[Read]) -> Iterator[str]:
-        """R17, R18: pages together are one version, from its beginning, and all of it when they say so."""
+    def _check_walk(self, pages: Sequence[Read]) -> Iterator[str]:
+        """R17, R18: check that the pages of a walk belong to one version, and are complete at the end."""
         if len({page.version for page in pages}) > 1:
             yield "pages of several versions"
             return
@@ -176,14 +176,14 @@ class _Checker:
         return contents[version] if 0 <= version < len(contents) else None
 
     def _sent_at(self, target: DictionaryKey, version: int) -> float:
-        """When the command was sent that made *version*: it cannot have been committed before."""
+        """Return the time when the command of *version* was sent; it cannot have been committed before."""
         writes = self._writes.get(target, ())
         if not 0 <= version <= len(writes):
             return inf
         return writes[version - 1].sent_at if version else -inf
 
     def _known_before(self, read: Read) -> int:
-        """The last version whose commit somebody had been told of when *read* began."""
+        """Return the last version whose commit was known when *read* started."""
         known = [write.version for write in self._writes.get(read.target, ()) if write.known_at <= read.began]
         return max(known, default=0)
 
@@ -195,27 +195,27 @@ class _Checker:
 
 
 def _contents(writes: Sequence[Write]) -> list[Content]:
-    """What a dictionary is, version by version; 0 is empty."""
+    """Return the content of a dictionary at each version; version 0 is empty."""
     contents: list[Content] = [{}]
     for write in writes:
-        contents.append(write.upon(contents[-1]))
+        contents.append(write.apply_to(contents[-1]))
     return contents
 
 
-def _lies_of_the_free(read: Read) -> Iterator[str]:
-    """What is excused only while somebody holds the pod."""
+def _check_availability(read: Read) -> Iterator[str]:
+    """Check a read of a pod that had no outage."""
     if read.status is None:
-        yield "no answer, though nobody held the pod"
+        yield "no response without an outage of the pod"
     elif read.ended - read.began > SLOWEST_RESPONSE:
         yield f"an answer after {read.ended - read.began:.1f} s"
     if read.status == 503 and read.min_version is None:
-        yield "R23: no data for somebody who named no version"
+        yield "R23: no data for a read without a version"
 
 
-def _is_told(read: Read, content: Content) -> bool:
-    """Whether the body of an answer is what it must be in the version it names."""
+def _has_content(read: Read, content: Content) -> bool:
+    """Return whether the body of a response equals the content of its version."""
     if read.what == "item":
-        return _is_item_told(read, content.get(read.keys[0], _MISSING))
+        return _has_item(read, content.get(read.keys[0], _MISSING))
     if read.status != 200:
         return False
     if read.what == "items":
@@ -223,19 +223,19 @@ def _is_told(read: Read, content: Content) -> bool:
         missing = [key for key in read.keys if key not in content]
         return bool(read.body == {"version": read.version, "items": found, "missing": missing})
     if read.what == "version":
-        return _is_version_told(read, content)
+        return _has_version(read, content)
     if read.what == "all":
         return [(line["key"], line["value"]) for line in read.body] == _in_order(content)
     return bool(read.body["version"] == read.version)  # the rest is seen in its walk
 
 
-def _is_item_told(read: Read, value: Any) -> bool:
+def _has_item(read: Read, value: Any) -> bool:
     if read.status == 404:
         return value is _MISSING and read.body["code"] == "UNKNOWN_KEY"
     return bool(value == (read.holds if read.status == 304 else read.body))
 
 
-def _is_version_told(read: Read, content: Content) -> bool:
+def _has_version(read: Read, content: Content) -> bool:
     named = {"tenantId": read.target.tenant_id, "dictCode": read.target.dict_code, "version": read.version}
     counted = {"items": len(content)} if read.source == "memory" else {}
     return bool({**read.body, **named, **counted} == read.body)

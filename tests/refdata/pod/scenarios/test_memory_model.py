@@ -1,4 +1,4 @@
-"""R18, R29: random loads, changes and freeing of a pod's memory while readers page, against plain dicts."""
+"""R18, R29: random loads, changes and freeing of memory with concurrent readers, compared with plain dicts."""
 
 import tempfile
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ ACTS: dict[str, tuple[st.SearchStrategy[Any], ...]] = {
     "change": (TARGET, FEW_ITEMS, SOME_KEYS, st.sampled_from([1, 1, 1, 2, 3])),
     "change_nothing": (TARGET, SOME_KEYS),
     "load_all": (TARGET, ITEMS, st.integers(0, 6)),
-    "load_all_of_a_mark_again": (TARGET, NUMBER),
+    "reload_an_earlier_version": (TARGET, NUMBER),
     "fail_a_load": (ITEMS,),
     "mark_stale": (TARGET,),
     "drop": (st.sampled_from(TARGETS[1:]),),
@@ -43,19 +43,19 @@ ACTS: dict[str, tuple[st.SearchStrategy[Any], ...]] = {
     "free_everything": (),
     "renew": (),
     "begin_pages": (TARGET, NUMBER),
-    "read_on": (NUMBER, st.integers(1, 6), st.sampled_from([1, 600, 6_000, 10**6]), st.integers(1, 9)),
+    "read_next_page": (NUMBER, st.integers(1, 6), st.sampled_from([1, 600, 6_000, 10**6]), st.integers(1, 9)),
     "forge_pages": (TARGET, TARGET, NUMBER, st.binary(max_size=4)),
     "begin_all": (TARGET,),
     "read_all": (NUMBER,),
     "follow": (TARGET, st.integers(-2, 12)),
 }
-OFTEN = ["change"] * 3 + ["renew", "begin_pages", "read_on", "follow"]
+OFTEN = ["change"] * 3 + ["renew", "begin_pages", "read_next_page", "follow"]
 ACT = st.one_of([st.tuples(st.just(name), *ACTS[name]) for name in [*ACTS, *OFTEN]])
 
 
 @dataclass
 class Moment:
-    """What a dictionary was at one mark, since which of its full loads, and when something else came."""
+    """The content of a dictionary at one version, with its generation and the time of its replacement."""
 
     items: Items
     load: int
@@ -70,8 +70,8 @@ class Step(NamedTuple):
 
 
 @dataclass
-class Kept:
-    """What must be in memory of one dictionary."""
+class ExpectedDictionary:
+    """The expected state of one dictionary in memory."""
 
     moments: dict[VersionStamp, Moment] = field(default_factory=dict)
     loads: int = 0
@@ -98,12 +98,12 @@ class MemoryRead:
 
 def shown(found: list[StoredItem]) -> list[tuple[str, str]]:
     return [
-        (layout.decode_key(*one).decode(), layout.read_body(layout.decode_response(*one)).decode()) for one in found
+        (layout.decode_key(*item).decode(), layout.read_body(layout.decode_response(*item)).decode()) for item in found
     ]
 
 
 def in_order(items: Items) -> list[tuple[str, str]]:
-    """Items by the bytes of their keys; those with long ones at the end, in an order of their own."""
+    """Return items in the order of their keys; long keys are at the end, in their own order."""
     return sorted(items.items(), key=lambda item: layout.make_stored_key(item[0].encode()))
 
 
@@ -121,8 +121,8 @@ class MemoryLifecycle(RuleBasedStateMachine):
         self.closing.callback(self.memory.close)
         self.view = self.memory.open_view()
         self.closing.callback(lambda: self.view.txn.abort())
-        self.kept = {target: Kept() for target in TARGETS}
-        self.seen = {target: Kept() for target in TARGETS}
+        self.expected_state = {target: ExpectedDictionary() for target in TARGETS}
+        self.seen = {target: ExpectedDictionary() for target in TARGETS}
         self.reads: list[MemoryRead] = []
         self.load_all(TARGETS[0], {}, 1)
         self.streams: list[tuple[Iterator[StoredItem], list[tuple[str, str]]]] = []
@@ -140,13 +140,13 @@ class MemoryLifecycle(RuleBasedStateMachine):
             getattr(self, name)(*given)
 
     def load_all(self, whose: DictionaryKey, items: Items, version: int) -> None:
-        """A full load; its version may be lower than the one before."""
-        held = self.kept[whose].mark or VersionStamp(1, 0)
+        """Load a dictionary in full; the version may be lower than before."""
+        held = self.expected_state[whose].mark or VersionStamp(1, 0)
         self.publish(whose, self.new_mark(max(held.version - 1, 0) + version), items)
 
-    def load_all_of_a_mark_again(self, whose: DictionaryKey, which: int) -> None:
-        """A full load of what was there at that mark: a primary restored, or loaded anew without a change."""
-        moments = list(self.kept[whose].moments.items())
+    def reload_an_earlier_version(self, whose: DictionaryKey, which: int) -> None:
+        """Load the content of an earlier version in full, as after a restore or a reload without a change."""
+        moments = list(self.expected_state[whose].moments.items())
         for mark, moment in moments[which % (len(moments) or 1) :][:1]:
             self.publish(whose, mark, moment.items)
 
@@ -154,41 +154,45 @@ class MemoryLifecycle(RuleBasedStateMachine):
         generation, pairs = self.memory.begin_generation(), list(items.items())
         assert self.memory.fill(generation, pairs[:3]) + self.memory.fill(generation, pairs[2:]) == len(items)
         self.memory.publish(target, generation, mark, len(items))
-        kept = self.kept[target]
-        kept.replace(self.now)
-        kept.loads += 1
-        kept.mark, kept.stale_since, kept.steps = mark, 0.0, []
-        kept.moments[mark] = Moment(dict(items), kept.loads)
+        expected_state = self.expected_state[target]
+        expected_state.replace(self.now)
+        expected_state.loads += 1
+        expected_state.mark, expected_state.stale_since, expected_state.steps = mark, 0.0, []
+        expected_state.moments[mark] = Moment(dict(items), expected_state.loads)
 
     def change(self, whose: DictionaryKey, puts: Items, deletes: list[str], jump: int) -> None:
-        kept = self.kept[whose]
-        if kept.mark is None:
+        expected_state = self.expected_state[whose]
+        if expected_state.mark is None:
             return
         deletes = [key for key in deletes if key not in puts]
-        items = {key: payload for key, payload in {**kept.items, **puts}.items() if key not in deletes}
-        changed = [key for key in KEYS if kept.items.get(key) != items.get(key)]
-        mark = self.new_mark(kept.mark.version + jump)
+        items = {key: payload for key, payload in {**expected_state.items, **puts}.items() if key not in deletes}
+        changed = [key for key in KEYS if expected_state.items.get(key) != items.get(key)]
+        mark = self.new_mark(expected_state.mark.version + jump)
         assert sorted(self.memory.change(whose, mark, puts, deletes)) == sorted(changed)
-        kept.replace(self.now)
-        step = Step(self.now, kept.mark.version, mark.version, changed)
-        kept.steps = [one for one in kept.steps if one.at >= self.now - PAGE_RETENTION] + [step]
-        kept.mark, kept.stale_since, kept.moments[mark] = mark, 0.0, Moment(items, kept.loads)
+        expected_state.replace(self.now)
+        step = Step(self.now, expected_state.mark.version, mark.version, changed)
+        expected_state.steps = [old for old in expected_state.steps if old.at >= self.now - PAGE_RETENTION] + [step]
+        expected_state.mark, expected_state.stale_since, expected_state.moments[mark] = (
+            mark,
+            0.0,
+            Moment(items, expected_state.loads),
+        )
 
     def change_nothing(self, whose: DictionaryKey, keys: list[str]) -> None:
-        kept = self.kept[whose]
-        if kept.mark is not None:
-            puts = {key: kept.items[key] for key in keys if key in kept.items}
-            assert self.memory.change(whose, kept.mark, puts, [key for key in keys if key not in puts]) == []
-            kept.stale_since = 0.0
+        expected_state = self.expected_state[whose]
+        if expected_state.mark is not None:
+            puts = {key: expected_state.items[key] for key in keys if key in expected_state.items}
+            assert self.memory.change(whose, expected_state.mark, puts, [key for key in keys if key not in puts]) == []
+            expected_state.stale_since = 0.0
 
     def mark_stale(self, whose: DictionaryKey) -> None:
         self.memory.mark_stale(whose, self.now)
-        if self.kept[whose].mark is not None:
-            self.kept[whose].stale_since = self.kept[whose].stale_since or self.now
+        if self.expected_state[whose].mark is not None:
+            self.expected_state[whose].stale_since = self.expected_state[whose].stale_since or self.now
 
     def drop(self, whose: DictionaryKey) -> None:
         self.memory.drop(whose)
-        self.kept[whose] = Kept()
+        self.expected_state[whose] = ExpectedDictionary()
 
     def fail_a_load(self, items: Items) -> None:
         self.memory.fill(generation := self.memory.begin_generation(), items.items())
@@ -200,27 +204,29 @@ class MemoryLifecycle(RuleBasedStateMachine):
             self.memory.free()
 
     def free_everything(self) -> None:
-        """R29: what nobody can read any more is really gone."""
+        """R29: check that everything that no reader can read is freed."""
         self.now += PAGE_RETENTION + 1
         while self.memory.free():
             pass
-        there = [kept for kept in self.kept.values() if kept.mark is not None]
-        expected = sum(2 + len(kept.items) + len(kept.steps) for kept in there)  # the shelf and whose it is
+        there = [expected_state for expected_state in self.expected_state.values() if expected_state.mark is not None]
+        expected = sum(
+            2 + len(expected_state.items) + len(expected_state.steps) for expected_state in there
+        )  # the header and the generation
         assert self.memory._env.stat()["entries"] == expected
 
     def renew(self) -> None:
         self.view.refresh()
         self.looked_at = self.now
-        self.seen = {target: deepcopy(kept) for target, kept in self.kept.items()}
+        self.seen = {target: deepcopy(expected_state) for target, expected_state in self.expected_state.items()}
 
     def begin_pages(self, whose: DictionaryKey, which: int) -> None:
-        """Read page by page at a mark that there is or was."""
+        """Start to read pages at a version that exists or existed."""
         moments = list(self.seen[whose].moments.items())
         for mark, moment in moments[which % (len(moments) or 1) :][:1]:
             self.reads.append(MemoryRead(whose, mark, moment.items))
 
-    def read_on(self, which: int, limit: int, size: int, pages: int) -> None:
-        """R17, R18: pages together are the dictionary at their mark, or it is gone, but not too early."""
+    def read_next_page(self, which: int, limit: int, size: int, pages: int) -> None:
+        """R17, R18: read the next page; the version must be consistent, and must not expire too early."""
         if not self.reads:
             return
         read = self.reads.pop(which % len(self.reads))
@@ -247,17 +253,17 @@ class MemoryLifecycle(RuleBasedStateMachine):
         return moment is not None and seen.loads <= moment.load + 1 and not is_late
 
     def forge_pages(self, whose: DictionaryKey, other: DictionaryKey, which: int, after: bytes) -> None:
-        """A mark of another dictionary, or of none, leads nowhere."""
+        """Read a page with a foreign or forged cursor, which must be refused."""
         marks = list(self.seen[other].moments)
         mark = marks[which % len(marks)] if marks and other != whose else VersionStamp(which, -1)
         assert self.view.read_page(whose, PageCursor(mark, after), 5, 1_000) is None
 
     def begin_all(self, whose: DictionaryKey) -> None:
-        """R17: whoever reads everything sees one version, whatever comes meanwhile."""
+        """R17: start to read all items, which must stay at one version."""
         found = self.closing.enter_context(self.view.open_all(whose))
-        assert (found and found[0].mark) == self.kept[whose].mark
+        assert (found and found[0].mark) == self.expected_state[whose].mark
         if found is not None:
-            self.streams.append((found[1], in_order(self.kept[whose].items)))
+            self.streams.append((found[1], in_order(self.expected_state[whose].items)))
 
     def read_all(self, which: int) -> None:
         if self.streams:
@@ -265,7 +271,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
             assert shown(list(items)) == expected
 
     def follow(self, whose: DictionaryKey, back: int) -> None:
-        """R31: every change after a version, or that they are not all remembered."""
+        """R31: read all changes after a version; they must be complete, or unavailable."""
         seen, header = self.seen[whose], self.view.header(whose)
         if seen.mark is None or header is None:
             return
@@ -273,34 +279,42 @@ class MemoryLifecycle(RuleBasedStateMachine):
         steps = [step for step in seen.steps if step.version > since]
         is_known = steps[0].since <= since if steps else seen.mark.version == since
         found = self.view.read_changes(header, since)
-        told = [(one.since, one.version, {key.decode() for key in one.keys}) for one in found or ()]
-        assert told == [(one.since, one.version, set(one.keys)) for one in steps if is_known]
+        steps_found = [(change.since, change.version, {key.decode() for key in change.keys}) for change in found or ()]
+        assert steps_found == [(change.since, change.version, set(change.keys)) for change in steps if is_known]
         assert (found is not None) == is_known
 
     @invariant()
     def the_writer_knows_what_there_is(self) -> None:
-        assert set(self.memory.headers()) == {target for target, kept in self.kept.items() if kept.mark is not None}
+        assert set(self.memory.headers()) == {
+            target for target, expected_state in self.expected_state.items() if expected_state.mark is not None
+        }
         for target, header in self.memory.headers().items():
-            kept = self.kept[target]
-            assert (header.mark, header.items, header.stale_since) == (kept.mark, len(kept.items), kept.stale_since)
-            assert {key for key in KEYS if self.memory.has_item(target, key)} == kept.items.keys()
+            expected_state = self.expected_state[target]
+            assert (header.mark, header.items, header.stale_since) == (
+                expected_state.mark,
+                len(expected_state.items),
+                expected_state.stale_since,
+            )
+            assert {key for key in KEYS if self.memory.has_item(target, key)} == expected_state.items.keys()
 
     @invariant()
-    def a_reader_sees_what_was_there_when_it_looked(self) -> None:
-        """R18: one state of everything, until it looks again."""
+    def a_view_is_consistent(self) -> None:
+        """R18: check that a view contains one state of all dictionaries until it is refreshed."""
         for target, seen in self.seen.items():
             header = self.view.header(target)
             assert (header and header.mark) == seen.mark
             if header is not None:
                 assert (header.items, header.stale_since) == (len(seen.items), seen.stale_since)
                 found = {key: self.view.get(header, key.encode()) for key in KEYS}
-                there = {key: layout.read_body(one).decode() for key, one in found.items() if one is not None}
+                there = {
+                    key: layout.read_body(response).decode() for key, response in found.items() if response is not None
+                }
                 assert there == seen.items
 
 
 @pytest.mark.soak
 def test_memory_behaves_like_plain_dicts(campaign: Campaign) -> None:
-    """R18, R20, R29: whatever is written and freed in whatever order, every reader sees one version, and all of it."""
+    """R18, R20, R29: after any sequence of writes and frees, every reader sees all items of one version."""
     rounds, steps = model_examples(40, soak=3_000), examples(12, soak=40)
     campaign.rounds = rounds
     run_state_machine_as_test(

@@ -1,4 +1,4 @@
-"""R27: what a pod answers is what its OpenAPI document says, and the document leaves nothing out."""
+"""R27: the responses of a pod conform to its OpenAPI document, and the document is complete."""
 
 import asyncio
 import json
@@ -35,9 +35,9 @@ KNOWN = {"tenantId": "acme", "dictCode": "LOOSE"}
 ITEMS = {"a": {"n": 1}, "b/ö": [2], "c,d": "text", "long" * 128: 4}
 SECRET = "a secret of thirty-two bytes or more"
 SENSE, NONSENSE = 5, 8  # examples of each operation
-# A cursor can be well spelt and still be none of ours; what nobody looks at is not refused; names decide by 404.
+# A well-formed cursor can be foreign, unused parameters are ignored, and unknown names are 404.
 UNDECIDABLE: Any = [positive_data_acceptance, negative_data_rejection]
-# Of loads alone: a reader is told NOT_LOADED.
+# Errors of loads: a reader gets NOT_LOADED.
 INSIDE = {"MEMORY_FULL", "LOAD_FAILED", "DATABASE_SLOW"}
 
 Operation = APIOperation[Any, Any, Any, Any]
@@ -49,8 +49,8 @@ pytestmark = [
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A request by what the document calls its parts, and the status it must be answered with."""
+class DeclaredRequest:
+    """A request with the parameters of the document, and the expected status."""
 
     status: int
     path: str
@@ -60,37 +60,39 @@ class Ask:
 
 
 ASKED = [
-    Ask(200, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a"}),
-    Ask(200, f"{BASE}/items/{{key}}", {**KNOWN, "key": "b/ö"}, {}, {"X-Min-Version": "1", "X-Request-Id": "mine"}),
-    Ask(200, f"{BASE}/items/{{key}}", {**KNOWN, "key": "long" * 128}),
-    Ask(304, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a"}, {}, {"If-None-Match": "*"}),
-    Ask(400, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a"}, {}, {"X-Min-Version": "soon"}),
-    Ask(400, f"{BASE}/items/{{key}}", {**KNOWN, "key": "k" * 513}),
-    Ask(403, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a", "tenantId": "globex"}),
-    Ask(404, f"{BASE}/items/{{key}}", {**KNOWN, "key": "none"}),
-    Ask(409, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a"}, {}, {"X-Min-Version": "1000"}),
-    Ask(200, f"{BASE}/items", KNOWN, {"keys": ["a", "none"], "key": ["c,d", "b/ö"]}),
-    Ask(304, f"{BASE}/items", KNOWN, {"key": ["a"]}, {"If-None-Match": "*"}),
-    Ask(422, f"{BASE}/items", KNOWN),
-    Ask(422, f"{BASE}/items", KNOWN, {"keys": [str(number) for number in range(KEYS_LIMIT + 1)]}),
-    Ask(200, f"{BASE}/all", KNOWN, {"limit": 2}),
-    Ask(200, f"{BASE}/all", KNOWN, {}, {"Accept": "application/x-ndjson"}),
-    Ask(400, f"{BASE}/all", KNOWN, {"limit": 10_001}),
-    Ask(422, f"{BASE}/all", KNOWN, {"cursor": "bm90aGluZw"}),
-    Ask(410, f"{BASE}/all", KNOWN, {"cursor": paging.encode_cursor([1, 1, False, "00"])}),
-    Ask(200, f"{BASE}/version", KNOWN),
-    Ask(404, f"{BASE}/version", {**KNOWN, "dictCode": "NONE"}),
-    Ask(409, f"{BASE}/version", KNOWN, {}, {"X-Min-Version": "1000"}),
-    Ask(400, FEED, KNOWN, {"since": "soon"}),
-    Ask(400, FEED, KNOWN, {}, {"Last-Event-ID": "-1"}),
-    Ask(200, f"{BASE}/audit", KNOWN),
-    Ask(200, "/actuator/health"),
-    Ask(200, "/actuator/health/liveness"),
-    Ask(200, "/actuator/health/readiness"),
-    Ask(200, "/actuator/prometheus"),
-    Ask(200, "/healthz"),
-    Ask(200, "/readyz"),
-    Ask(200, "/metrics"),
+    DeclaredRequest(200, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a"}),
+    DeclaredRequest(
+        200, f"{BASE}/items/{{key}}", {**KNOWN, "key": "b/ö"}, {}, {"X-Min-Version": "1", "X-Request-Id": "mine"}
+    ),
+    DeclaredRequest(200, f"{BASE}/items/{{key}}", {**KNOWN, "key": "long" * 128}),
+    DeclaredRequest(304, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a"}, {}, {"If-None-Match": "*"}),
+    DeclaredRequest(400, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a"}, {}, {"X-Min-Version": "soon"}),
+    DeclaredRequest(400, f"{BASE}/items/{{key}}", {**KNOWN, "key": "k" * 513}),
+    DeclaredRequest(403, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a", "tenantId": "globex"}),
+    DeclaredRequest(404, f"{BASE}/items/{{key}}", {**KNOWN, "key": "none"}),
+    DeclaredRequest(409, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a"}, {}, {"X-Min-Version": "1000"}),
+    DeclaredRequest(200, f"{BASE}/items", KNOWN, {"keys": ["a", "none"], "key": ["c,d", "b/ö"]}),
+    DeclaredRequest(304, f"{BASE}/items", KNOWN, {"key": ["a"]}, {"If-None-Match": "*"}),
+    DeclaredRequest(422, f"{BASE}/items", KNOWN),
+    DeclaredRequest(422, f"{BASE}/items", KNOWN, {"keys": [str(number) for number in range(KEYS_LIMIT + 1)]}),
+    DeclaredRequest(200, f"{BASE}/all", KNOWN, {"limit": 2}),
+    DeclaredRequest(200, f"{BASE}/all", KNOWN, {}, {"Accept": "application/x-ndjson"}),
+    DeclaredRequest(400, f"{BASE}/all", KNOWN, {"limit": 10_001}),
+    DeclaredRequest(422, f"{BASE}/all", KNOWN, {"cursor": "bm90aGluZw"}),
+    DeclaredRequest(410, f"{BASE}/all", KNOWN, {"cursor": paging.encode_cursor([1, 1, False, "00"])}),
+    DeclaredRequest(200, f"{BASE}/version", KNOWN),
+    DeclaredRequest(404, f"{BASE}/version", {**KNOWN, "dictCode": "NONE"}),
+    DeclaredRequest(409, f"{BASE}/version", KNOWN, {}, {"X-Min-Version": "1000"}),
+    DeclaredRequest(400, FEED, KNOWN, {"since": "soon"}),
+    DeclaredRequest(400, FEED, KNOWN, {}, {"Last-Event-ID": "-1"}),
+    DeclaredRequest(200, f"{BASE}/audit", KNOWN),
+    DeclaredRequest(200, "/actuator/health"),
+    DeclaredRequest(200, "/actuator/health/liveness"),
+    DeclaredRequest(200, "/actuator/health/readiness"),
+    DeclaredRequest(200, "/actuator/prometheus"),
+    DeclaredRequest(200, "/healthz"),
+    DeclaredRequest(200, "/readyz"),
+    DeclaredRequest(200, "/metrics"),
 ]
 
 
@@ -101,17 +103,17 @@ def token(**claims: object) -> dict[str, str]:
 
 @pytest.fixture
 async def guarded(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodHarness]:
-    """A pod that wants tokens, with something to read."""
-    keeper = JwtAuthenticator(SharedSecret(SECRET), algorithms=["HS256"])
-    async with running_pod(pod_settings, tmp_path, keeper) as harness:
-        await harness.hold("LOOSE", ITEMS)
+    """Yield a pod with authentication and some items."""
+    authenticator = JwtAuthenticator(SharedSecret(SECRET), algorithms=["HS256"])
+    async with running_pod(pod_settings, tmp_path, authenticator) as harness:
+        await harness.put_and_load("LOOSE", ITEMS)
         yield harness
 
 
 def operations(address: str) -> list[Operation]:
-    """What the document of the pod at *address* names."""
+    """Return the operations in the document of the pod at *address*."""
     found = schemathesis.openapi.from_url(f"{address}/openapi.json").get_all_operations()
-    return [one.ok() for one in found if isinstance(one, Ok)]
+    return [result.ok() for result in found if isinstance(result, Ok)]
 
 
 def probe(operation: Operation, mode: GenerationMode, examples: int, **fixed: Any) -> None:
@@ -125,7 +127,7 @@ def probe(operation: Operation, mode: GenerationMode, examples: int, **fixed: An
 
 @pytest.mark.full
 async def test_whatever_is_sent_is_answered_as_declared(guarded: PodHarness) -> None:
-    """R27: no 5xx, every status, header and body as declared, for sense and nonsense; without a token 401."""
+    """R27: for any request the status, headers and body are declared and not 5xx, and 401 without a token."""
     for operation in await asyncio.to_thread(operations, guarded.address):
         if (operation.path, operation.method) == (FEED, "get"):  # it has no end to wait for
             continue
@@ -137,8 +139,11 @@ async def test_whatever_is_sent_is_answered_as_declared(guarded: PodHarness) -> 
 
 
 async def test_every_route_answers_as_declared(guarded: PodHarness) -> None:
-    """R17, R27: every route of the document, by GET and HEAD, with the status, the headers and the body it says."""
-    known = {(one.path, one.method): one for one in await asyncio.to_thread(operations, guarded.address)}
+    """R17, R27: every route of the document answers GET and HEAD with the declared status, headers and body."""
+    known = {
+        (operation.path, operation.method): operation
+        for operation in await asyncio.to_thread(operations, guarded.address)
+    }
     for asked in ASKED:
         for method in ("get", "head"):
             operation, status = known[asked.path, method], asked.status
@@ -154,8 +159,8 @@ async def test_every_route_answers_as_declared(guarded: PodHarness) -> None:
     assert {asked.path for asked in ASKED} == set(DOCUMENT["paths"])
 
 
-async def test_the_feed_is_as_declared(guarded: PodHarness) -> None:
-    """R27, R31: the change feed has the declared headers, and its events the declared fields."""
+async def test_the_change_stream_is_as_declared(guarded: PodHarness) -> None:
+    """R27, R31: the stream of changes has the declared headers, and its events the declared fields."""
     path = FEED.format(**KNOWN)
     async with guarded.session.get(guarded.address + path, params={"since": "0"}, headers=token()) as feed:
         declared = resolved(DOCUMENT["paths"][FEED]["get"]["responses"]["200"])
@@ -165,15 +170,15 @@ async def test_the_feed_is_as_declared(guarded: PodHarness) -> None:
         assert [feed.content_type] == list(declared["content"])
         comment, _, kind, number, data = [await feed.content.readline() for _ in range(5)]
     assert (comment, number) == (b": 1\n", b"id: 1\n")
-    told = json.loads(data.removeprefix(b"data: "))
-    assert (kind, told) in [
+    change = json.loads(data.removeprefix(b"data: "))
+    assert (kind, change) in [
         (b"event: reset\n", {"version": 1}),
         (b"event: change\n", {"version": 1, "since": 0, "keys": sorted(ITEMS)}),
     ]
 
 
 async def test_the_document_is_served(guarded: PodHarness) -> None:
-    """R27: `/openapi.json` is the document, and `/docs` a page of our own that shows it; neither needs a token."""
+    """R27: `/openapi.json` and `/docs` are served without a token and without foreign assets."""
     async with guarded.session.get(f"{guarded.address}/openapi.json") as answer:
         assert (answer.status, answer.content_type) == (200, "application/json")
         assert await answer.json() == DOCUMENT
@@ -190,14 +195,14 @@ async def test_the_document_is_served(guarded: PodHarness) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 async def test_other_methods_are_refused_as_declared(guarded: PodHarness, method: str) -> None:
-    """R17, R27: 405 with what is allowed instead, before anybody asks for a token."""
+    """R17, R27: other methods get 405 with the allowed methods, without authentication."""
     async with guarded.session.request(method, guarded.address + f"{BASE}/version".format(**KNOWN)) as answer:
         assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
         assert (await answer.json(content_type="application/problem+json"))["code"] == "METHOD_NOT_ALLOWED"
 
 
 def test_every_code_is_declared() -> None:
-    """R27: a client finds every code it can be told in the document."""
+    """R27: the document contains every error code that a pod can return."""
     raised = re.compile(r"\b[A-Z]\w+\(\s*\"([A-Z][A-Z_]+)\"")
     codes = {code for module in HERE.rglob("*.py") for code in raised.findall(module.read_text())}
     assert len(codes) > 15
@@ -206,14 +211,14 @@ def test_every_code_is_declared() -> None:
 
 
 def test_every_reference_leads_somewhere() -> None:
-    """R27: nothing is referred to that is not there, and nothing is there that nobody refers to."""
+    """R27: every reference in the document exists, and every component is used."""
     referred = set(re.findall(r'"\$ref": "#/components/(\w+/\w+)"', json.dumps(DOCUMENT)))
     kept = {f"{kind}/{name}" for kind, parts in DOCUMENT["components"].items() for name in parts}
     assert referred == kept - {"securitySchemes/bearer"}
 
 
 def undeclared(answer: Response, operation: Operation) -> set[str]:
-    """Headers of ours and fields of *answer* that the document does not have."""
+    """Return the headers and fields of *response* that the document does not declare."""
     declared = resolved(DOCUMENT["paths"][operation.path][operation.method]["responses"][str(answer.status_code)])
     headers = {name for name in answer.headers if name.startswith(("x-d", "x-request"))}
     unknown = headers - {name.lower() for name in declared.get("headers", {})}
@@ -225,7 +230,7 @@ def undeclared(answer: Response, operation: Operation) -> set[str]:
 
 
 def resolved(part: dict[str, Any]) -> dict[str, Any]:
-    """*part*, or what it refers to."""
+    """Return *part* with its reference resolved."""
     found: Any = part
     if "$ref" in part:
         found = DOCUMENT

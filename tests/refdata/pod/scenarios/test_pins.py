@@ -1,4 +1,4 @@
-"""R30: readers of a dictionary that is pinned."""
+"""R30: readers of a pinned dictionary."""
 
 from penstock.refdata.model import DictionaryKey
 from tests.refdata.pod.harness import PodHarness
@@ -7,10 +7,10 @@ from tests.support.wait import becomes
 LOOSE = DictionaryKey("acme", "LOOSE")
 
 
-async def test_readers_get_what_is_pinned(pod: PodHarness) -> None:
-    """R30: the pinned version is read, whatever is committed, until it is unpinned; nobody takes it for a restore."""
+async def test_readers_get_the_pinned_version(pod: PodHarness) -> None:
+    """R30: readers get the pinned version until it is unpinned, and the pin is not reported as a history reset."""
     first = await pod.put("LOOSE", {"a": 1})
-    await pod.holds("LOOSE", first)
+    await pod.load("LOOSE", first)
     await pod.harness.refdata.retention.pin(LOOSE, first)
     later = await pod.put("LOOSE", {"a": 2, "b": 2})
     await pod.harness.relay()
@@ -34,8 +34,8 @@ async def test_readers_get_what_is_pinned(pod: PodHarness) -> None:
     assert "penstock_refdata_history_resets_total{" not in exposition
 
 
-async def test_the_barrier_does_not_pretend(pod: PodHarness) -> None:
-    """R21, R30: who asks for a version above the pinned one is refused: its content is not given."""
+async def test_a_version_above_the_pin_is_refused(pod: PodHarness) -> None:
+    """R21, R30: a read of a version above the pinned one is refused without data."""
     first = await pod.put("LOOSE", {"a": 1})
     await pod.harness.refdata.retention.pin(LOOSE, first)
     later = await pod.put("LOOSE", {"a": 2})

@@ -1,4 +1,4 @@
-"""R17–R32: promises of a pod that hang on one line each, found by changing that line and seeing no test fail."""
+"""R17–R32: guarantees of a pod that each depend on a single line, found by mutation of that line."""
 
 import asyncio
 import subprocess
@@ -52,8 +52,8 @@ with MemoryView.open(Path(sys.argv[1]), int(sys.argv[2])):
 """
 
 
-async def test_an_answer_under_way_is_none_to_who_comes_later(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R21: what the primary said before a version was committed refuses nobody who comes after, though told later."""
+async def test_a_running_query_does_not_answer_later_readers(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R21: the result of a query that started before a commit does not refuse readers that arrive after it."""
     has_read, may_tell, ask = asyncio.Event(), asyncio.Event(), store.read_visible_version
 
     async def slow(connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
@@ -75,8 +75,8 @@ async def test_an_answer_under_way_is_none_to_who_comes_later(pods: Pods, monkey
         assert (await early).status == 409
 
 
-async def test_one_reader_after_the_other_is_few_questions(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R21: nor is the primary overloaded by whoever asks again as soon as it is answered."""
+async def test_sequential_readers_cause_few_queries(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R21: repeated reads of a missing version do not overload the primary."""
     count = 0
 
     async def quick(connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
@@ -93,8 +93,8 @@ async def test_one_reader_after_the_other_is_few_questions(pod: PodHarness, monk
     assert count <= (time.monotonic() - began) / barrier._QUERY_INTERVAL + 2
 
 
-async def test_a_fallback_has_the_version_loaded(pods: Pods) -> None:
-    """R21: though nobody told the pod of it and there was no time to wait, memory has it then."""
+async def test_a_fallback_triggers_a_load(pods: Pods) -> None:
+    """R21: after a fallback the version is loaded into memory, even without a notification."""
     async with pods(**SELDOM, barrierWaitMs=0) as pod:
         version = await pod.put("LOOSE", {"a": 1})
         assert (await pod.get("LOOSE/items/a", min_version=version)).version == version
@@ -105,9 +105,9 @@ async def test_a_fallback_has_the_version_loaded(pods: Pods) -> None:
         await becomes(is_held, "the load that the fallback forced", within=15)
 
 
-async def test_what_cannot_be_loaded_says_how_old_it_is(pod: PodHarness) -> None:
-    """R23: though the primary is seen: by its own age and the metric, until it is loaded again; others are not old."""
-    await pod.hold("PRODUCT", {"1": {"brand": 1, "price": 1}})
+async def test_a_dictionary_that_cannot_be_loaded_has_an_age(pod: PodHarness) -> None:
+    """R23: the age is in the responses and in the metric until a load succeeds; other dictionaries have no age."""
+    await pod.put_and_load("PRODUCT", {"1": {"brand": 1, "price": 1}})
     await pod.harness.db.execute("ALTER VIEW all_products RENAME TO no_products")
     await pod.put("PRODUCT", {"2": {"brand": 1, "price": 1}})
 
@@ -143,8 +143,8 @@ def memory(tmp_path: Path) -> Iterator[MemoryWriter]:
     made.close()
 
 
-def test_what_is_stale_is_so_since_the_first_failure(memory: MemoryWriter) -> None:
-    """R23: a load that fails again makes nothing younger, and every process is told of the first."""
+def test_the_age_starts_at_the_first_failure(memory: MemoryWriter) -> None:
+    """R23: later failures do not reset the age, and every process is notified of the first one."""
     before = memory.counters.sequence
     memory.mark_stale(LOOSE, 10.0)
     assert memory.counters.sequence > before
@@ -152,16 +152,16 @@ def test_what_is_stale_is_so_since_the_first_failure(memory: MemoryWriter) -> No
     assert memory.headers()[LOOSE].stale_since == 10.0
 
 
-def test_a_primary_that_nobody_looks_at_is_out_of_sight(memory: MemoryWriter) -> None:
-    """R23: also a loader that hangs, and says nothing of the primary, makes what is read old."""
+def test_a_loader_without_progress_makes_data_old(memory: MemoryWriter) -> None:
+    """R23: if the loader reports nothing about the primary, the data counts as old."""
     memory.counters.set_primary_seen()
     memory.counters.cells[1] -= 100_000
     assert memory.counters.primary_unseen_seconds(200.0) == 0
     assert 100 <= memory.counters.primary_unseen_seconds(50.0) < 110
 
 
-def test_what_is_dropped_is_gone_for_every_process(memory: MemoryWriter) -> None:
-    """R1, R29: those that serve it are told, and its room is given back."""
+def test_a_dropped_dictionary_is_removed_everywhere(memory: MemoryWriter) -> None:
+    """R1, R29: the serving processes are notified, and the memory is freed."""
     before = memory.counters.sequence
     memory.drop(LOOSE)
     assert memory.counters.sequence > before
@@ -170,8 +170,8 @@ def test_what_is_dropped_is_gone_for_every_process(memory: MemoryWriter) -> None
     assert memory._env.stat()["entries"] == 0
 
 
-def test_a_reader_that_was_killed_holds_nothing(memory: MemoryWriter, tmp_path: Path) -> None:
-    """R29: else what changes from then on could never be freed."""
+def test_a_killed_reader_does_not_block_freeing(memory: MemoryWriter, tmp_path: Path) -> None:
+    """R29: memory is freed even if a reader was killed."""
     reading = [sys.executable, "-c", HOLD, str(tmp_path), str(LIMIT)]
     with subprocess.Popen(reading, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout is not None
@@ -183,15 +183,15 @@ def test_a_reader_that_was_killed_holds_nothing(memory: MemoryWriter, tmp_path: 
 
 
 async def test_a_grant_ends_with_its_token(pod: PodHarness) -> None:
-    """R25: who is known for a moment is not known for longer than its token is good."""
+    """R25: a stored grant does not outlive its token."""
     router = pod.server.router
     end = router.now + 0.5
-    router.grant(b"x", Principal("somebody", "acme", {"exp": end}))
+    router.grant(b"x", Principal("reader", "acme", {"exp": end}))
     assert router.grants[b"x"].until == end
 
 
-async def test_an_audit_that_fails_is_told_and_stops_no_other(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R32: each dictionary is compared, whatever became of those before it, and each result counted."""
+async def test_a_failed_audit_does_not_stop_others(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R32: every dictionary is compared, and each result is counted."""
     compare = PodAuditor._compare
 
     async def broken(self: PodAuditor, state: DictionaryState) -> AuditResult:
@@ -202,30 +202,30 @@ async def test_an_audit_that_fails_is_told_and_stops_no_other(pod: PodHarness, m
     monkeypatch.setattr(PodAuditor, "_compare", broken)
     assert pod.pod.request_handler._services is not None
     await pod.pod.request_handler._services[2].audit_all()
-    held = [state.target for state in pod.pod._states()]
-    for code in {target.dict_code for target in held}:
+    targets = [state.target for state in pod.pod._states()]
+    for code in {target.dict_code for target in targets}:
         labels = {"dict_code": code, "result": "failed" if code == "COUNTRY" else "match"}
-        told = pod.pod._telemetry.registry.get_sample_value("penstock_refdata_audits_total", labels)
-        assert told == len([target for target in held if target.dict_code == code]), code
+        count_of_audits = pod.pod._telemetry.registry.get_sample_value("penstock_refdata_audits_total", labels)
+        assert count_of_audits == len([target for target in targets if target.dict_code == code]), code
 
 
-async def test_audits_come_by_themselves(pods: Pods) -> None:
-    """R32: what was changed behind everybody's back is found and mended, though nobody asks."""
+async def test_audits_run_periodically(pods: Pods) -> None:
+    """R32: changes without a version are found and fixed by the periodic audit."""
     async with pods(**SELDOM, auditEvery="PT1S") as pod:
-        await pod.hold("LOOSE", {"a": 1})
+        await pod.put_and_load("LOOSE", {"a": 1})
         await pod.harness.db.execute("UPDATE dictionary_item SET payload = '2' WHERE item_key = 'a'")
 
-        async def is_mended() -> bool:
+        async def is_fixed() -> bool:
             return bool((await pod.get("LOOSE/items/a")).json == 2)
 
-        await becomes(is_mended, "an audit", within=20)
+        await becomes(is_fixed, "an audit", within=20)
 
 
 TWICE = "select * from (values ('a', '1'::jsonb), ('a', '2'::jsonb)) as t (k, v) where :tenantId <> ''"
 
 
 async def test_a_key_that_comes_twice_is_not_served(database_url: str, tmp_path: Path) -> None:
-    """R3, R29: neither of the two is chosen: it is not loaded, and what came of it is freed."""
+    """R3, R29: a dictionary with a repeated key is not loaded, and its memory is freed."""
     settings = refdata_settings(
         database_url, dictionaries=[{"code": "TWICE", "loadSql": TWICE}], tenants=["acme"], query=SELDOM
     )
@@ -241,12 +241,14 @@ async def test_a_key_that_comes_twice_is_not_served(database_url: str, tmp_path:
 
 
 @pytest.fixture
-async def keeping(database_url: str) -> AsyncIterator[RefdataHarness]:
-    """Refdata that keeps two versions of every dictionary, and does not let more than half of its items go."""
+async def retaining(database_url: str) -> AsyncIterator[RefdataHarness]:
+    """Yield refdata that retains two versions of every dictionary and has a row-drop guard of 50 %."""
     await create_schemas(database_url)
     known = [*dictionaries(DOCUMENT), *dictionaries(OTHER)]
     options = {"retainVersions": 2, "maxDropPercent": 50}
-    async with opened(refdata_settings(database_url, dictionaries=[{**one, **options} for one in known])) as harness:
+    async with opened(
+        refdata_settings(database_url, dictionaries=[{**dictionary, **options} for dictionary in known])
+    ) as harness:
         yield harness
 
 
@@ -257,21 +259,21 @@ async def _snapshot(harness: RefdataHarness, keys: str, tenant: str = "acme") ->
     assert (await harness.update(update.event_id, tenant)).status is UpdateState.COMMITTED
 
 
-async def test_going_back_to_few_items_is_meant(keeping: RefdataHarness) -> None:
-    """R30: the row-drop guard is for accidents."""
-    await _snapshot(keeping, "a")
-    await _snapshot(keeping, "abcdef")
-    update = await keeping.refdata.roll_back(LOOSE, 1, timedelta(0))
-    await keeping.apply()
-    assert (await keeping.update(update.event_id)).status is UpdateState.COMMITTED
-    assert sorted(await keeping.items("LOOSE")) == ["a"]
+async def test_a_rollback_passes_the_row_drop_guard(retaining: RefdataHarness) -> None:
+    """R30: the row-drop guard does not apply to rollbacks."""
+    await _snapshot(retaining, "a")
+    await _snapshot(retaining, "abcdef")
+    update = await retaining.refdata.roll_back(LOOSE, 1, timedelta(0))
+    await retaining.apply()
+    assert (await retaining.update(update.event_id)).status is UpdateState.COMMITTED
+    assert sorted(await retaining.items("LOOSE")) == ["a"]
 
 
-async def test_tenants_get_their_own_items_back(keeping: RefdataHarness) -> None:
-    """R25, R30: what is kept of one tenant's dictionary is kept for it, and is what it goes back to."""
+async def test_tenants_get_their_own_items_back(retaining: RefdataHarness) -> None:
+    """R25, R30: a rollback restores the retained items of the tenant, not those of others."""
     for tenant, keys in (("acme", "a"), ("globex", "b")):
-        await _snapshot(keeping, keys, tenant)
-        await _snapshot(keeping, "xy", tenant)
+        await _snapshot(retaining, keys, tenant)
+        await _snapshot(retaining, "xy", tenant)
     for tenant, keys in (("acme", "a"), ("globex", "b")):
-        await keeping.refdata.retention.pin(DictionaryKey(tenant, "LOOSE"), 1)
-        assert await keeping.items("LOOSE", tenant) == {keys: {"of": tenant}}
+        await retaining.refdata.retention.pin(DictionaryKey(tenant, "LOOSE"), 1)
+        assert await retaining.items("LOOSE", tenant) == {keys: {"of": tenant}}

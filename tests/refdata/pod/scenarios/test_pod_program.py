@@ -1,4 +1,4 @@
-"""R17, R23, R29: a pod as it is run: processes that share one copy, and what happens when one of them dies."""
+"""R17, R23, R29: a pod as a program: processes with one copy of the data, and the death of each of them."""
 
 import json
 import os
@@ -33,7 +33,7 @@ OTHER_ONE = {**ONE, "loadSql": "select 'a' as k, '2'::jsonb as v where :tenantId
 
 
 class PodProgramHarness:
-    """A folder with a configuration in it, and its pod's memory beside it."""
+    """A folder with a configuration and the memory of a pod."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url, self.memory = folder, url, folder / "memory"
@@ -48,7 +48,7 @@ class PodProgramHarness:
 
     def logged(self, server: QueryApi, event: str) -> list[Json]:
         lines = server.log_file.read_text().split("\n")[:-1]
-        return [told for line in lines if line.startswith("{") and (told := json.loads(line))["event"] == event]
+        return [result for line in lines if line.startswith("{") and (result := json.loads(line))["event"] == event]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def at(address: str, path: str) -> str:
 
 
 def counted(client: httpx.Client, pod: QueryApi) -> float:
-    """Good answers so far, of all processes."""
+    """Return the number of successful responses of all processes."""
     text = client.get(f"{pod.api}/actuator/prometheus").text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     named = [
@@ -79,7 +79,7 @@ def counted(client: httpx.Client, pod: QueryApi) -> float:
 
 
 def own_memory(pid: int) -> int:
-    """Bytes a process has written for itself; what it maps of the pod's memory is everybody's."""
+    """Return the private memory of a process in bytes, without the shared memory of the pod."""
     return sum(mapped.private_dirty for mapped in psutil.Process(pid).memory_maps(grouped=False))
 
 
@@ -92,7 +92,7 @@ def connections(pid: int) -> int:
 
 @pytest.mark.full
 def test_processes_share_one_copy(harness: PodProgramHarness, client: httpx.Client) -> None:
-    """R29: both serve, from one memory that one loader filled; reading all of it costs neither memory of its own."""
+    """R29: both processes serve from one memory, and reading all items needs no private copy."""
     harness.write(BIG)
     with QueryApi(harness.folder, "--processes", "2") as pod, ExitStack() as stack:
         (folder,) = harness.pods()
@@ -101,17 +101,17 @@ def test_processes_share_one_copy(harness: PodProgramHarness, client: httpx.Clie
         assert len(pod.serving_pids) == 2
         before = {pid: own_memory(pid) for pid in pod.serving_pids}
         while not all(connections(pid) for pid in pod.serving_pids):
-            one = stack.enter_context(httpx.Client(timeout=30))
-            answer = one.get(at(pod.api, "BIG/all"), headers={"Accept": "application/x-ndjson"})
+            client = stack.enter_context(httpx.Client(timeout=30))
+            answer = client.get(at(pod.api, "BIG/all"), headers={"Accept": "application/x-ndjson"})
             assert answer.text.count("\n") == MANY
-            assert one.get(at(pod.api, f"BIG/items/{MANY}")).json()["n"] == MANY
+            assert client.get(at(pod.api, f"BIG/items/{MANY}")).json()["n"] == MANY
         for pid in pod.serving_pids:
             assert own_memory(pid) - before[pid] < size / 4
         assert harness.pods() == [folder]
 
 
 def test_a_serving_process_that_dies_is_replaced(harness: PodProgramHarness, client: httpx.Client) -> None:
-    """R17: kill -9 of one of two: every request is answered, another takes its place, counters only grow."""
+    """R17: after kill -9 of one of two processes every request is answered, it is replaced, and counters only grow."""
     harness.write(ONE)
     with QueryApi(harness.folder, "--processes", "2") as pod:
         for _ in range(10):
@@ -125,13 +125,13 @@ def test_a_serving_process_that_dies_is_replaced(harness: PodProgramHarness, cli
         until(lambda: len({*pod.serving_pids} - {first}) == 2, "another process")
         assert other in pod.serving_pids
         until(lambda: counted(client, pod) >= before + 20, "all are counted")
-        assert [told["exit_code"] for told in harness.logged(pod, "serving_process_died")] == [-signal.SIGKILL]
+        assert [result["exit_code"] for result in harness.logged(pod, "serving_process_died")] == [-signal.SIGKILL]
         assert pod.stop() == 0
 
 
 @pytest.mark.full
-def test_without_a_loader_nobody_serves(harness: PodProgramHarness, client: httpx.Client) -> None:
-    """R23, R29: kill -9 of the loader: its serving processes end, whoever is connected; the next start tidies up."""
+def test_serving_processes_end_with_the_loader(harness: PodProgramHarness, client: httpx.Client) -> None:
+    """R23, R29: after kill -9 of the loader its serving processes end, and the next start removes the folder."""
     harness.write(ONE)
     with QueryApi(harness.folder, "--processes", "2") as pod, httpx.Client() as idle:
         assert idle.get(at(pod.api, "ONE/items/a")).status_code == 200
@@ -149,7 +149,7 @@ def test_without_a_loader_nobody_serves(harness: PodProgramHarness, client: http
 
 @pytest.mark.full
 def test_a_stop_lets_readers_finish(harness: PodProgramHarness) -> None:
-    """R17: SIGTERM in the middle of a stream: a slow reader gets every line; nothing is left of the pod."""
+    """R17: after SIGTERM a slow reader gets its complete stream, and nothing remains of the pod."""
     harness.write(BIG)
     with QueryApi(harness.folder) as pod:
         accept = {"Accept": "application/x-ndjson"}
@@ -164,31 +164,31 @@ def test_a_stop_lets_readers_finish(harness: PodProgramHarness) -> None:
 
 
 @pytest.mark.full
-def test_what_cannot_be_used_is_said(harness: PodProgramHarness, tmp_path: Path) -> None:
-    """R17: a port that is taken, and a folder that cannot be made, end the program with their code and a hint."""
+def test_unusable_settings_are_errors(harness: PodProgramHarness, tmp_path: Path) -> None:
+    """R17: a used port and a folder that cannot be created end the program with an exit code and a hint."""
     harness.write(ONE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        told = penstock("serve", "query-api", "--port", str(taken.getsockname()[1]), cwd=tmp_path)
-    assert told.code == 6
-    assert "cannot listen on 127.0.0.1:" in told.err
+        result = penstock("serve", "query-api", "--port", str(taken.getsockname()[1]), cwd=tmp_path)
+    assert result.code == 6
+    assert "cannot listen on 127.0.0.1:" in result.err
     harness.write(ONE, memoryDir="/proc/no-such/place")
-    told = penstock("serve", "query-api", "--port", "0", cwd=tmp_path)
-    assert told.code == 3
-    assert "/proc/no-such/place" in told.err
-    assert "Traceback" not in told.err
+    result = penstock("serve", "query-api", "--port", "0", cwd=tmp_path)
+    assert result.code == 3
+    assert "/proc/no-such/place" in result.err
+    assert "Traceback" not in result.err
 
 
 @pytest.mark.full
 def test_a_dictionary_that_does_not_fit_harms_no_other(
     harness: PodProgramHarness, client: httpx.Client, tmp_path: Path
 ) -> None:
-    """R23: what is too big for the memory is not served, and said to be; others are, and go on changing."""
+    """R23: a dictionary that exceeds the memory limit is not served and reported; others are served and updated."""
     harness.write(LITTLE, memoryLimitMb=16)
     with Up(tmp_path) as up:
         submit(up, "LITTLE", 0)
         harness.write(LITTLE, BIG, memoryLimitMb=16)
         until(lambda: client.get(at(up.query, "BIG/items/1")).status_code == 503, "BIG is known")
-        until(lambda: "MEMORY_FULL" in up.log_file.read_text(), "it is said")
+        until(lambda: "MEMORY_FULL" in up.log_file.read_text(), "the error is logged")
         for value in range(1, 6):
             version = submit(up, "LITTLE", value)
             assert visible(client, up, "LITTLE", version) == value
@@ -202,7 +202,7 @@ def submit(up: Up, code: str, value: int) -> int:
 
 
 def visible(client: httpx.Client, up: Up, code: str, version: int) -> Any:
-    """The item `a`, once *version* is in memory."""
+    """Return the item `a` when *version* is in memory."""
 
     def is_there() -> bool:
         answer = client.get(at(up.query, f"{code}/items/a"))
@@ -213,7 +213,7 @@ def visible(client: httpx.Client, up: Up, code: str, version: int) -> Any:
 
 
 def answers(client: httpx.Client, url: str, status: int, body: Any = None) -> None:
-    """Back when *url* is answered so."""
+    """Return when *url* has the expected response."""
 
     def is_so() -> bool:
         answer = client.get(url)
@@ -226,7 +226,7 @@ def answers(client: httpx.Client, url: str, status: int, body: Any = None) -> No
 def test_dictionaries_come_and_change_while_a_pod_runs(
     harness: PodProgramHarness, client: httpx.Client, tmp_path: Path
 ) -> None:
-    """R1: in `up` and in a pod alone: one added to the file is served, one read another way is served so."""
+    """R1: in `up` and in a separate pod, added and changed dictionaries of the file are served without a restart."""
     harness.write(ONE)
     with Up(tmp_path) as up, QueryApi(tmp_path) as alone:
         queries = (up.query, alone.api)

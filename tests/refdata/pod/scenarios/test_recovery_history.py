@@ -1,4 +1,4 @@
-"""R20, R24: what is loaded when something changed, and when the primary has another past than the pod."""
+"""R20, R24: the loads after a change, and after a reset of the history of the primary."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -38,7 +38,7 @@ async def back_up(writer: RefdataHarness) -> None:
 
 
 async def restore(writer: RefdataHarness) -> None:
-    """Put the tables back as they were: in one moment, as a server that comes up from a backup."""
+    """Restore the tables in one transaction, like a backup."""
     async with writer.db.transaction() as tx:
         for table in TABLES:
             await tx.execute(f"DELETE FROM {table}")
@@ -46,7 +46,7 @@ async def restore(writer: RefdataHarness) -> None:
 
 
 async def names(pod: PodHarness, code: str) -> tuple[int, dict[str, str]]:
-    """The version and the names of its items, as one answer tells them."""
+    """Return the version and the names of the items of one response."""
     found = await pod.get(f"{code}/all")
     assert found.status == 200
     return found.version, {item["key"]: item["value"]["name"] for item in found.json["items"]}
@@ -60,11 +60,11 @@ async def shows(pod: PodHarness, code: str, version: int, **items: str) -> None:
 
 
 async def samples(pod: PodHarness, name: str, code: str) -> dict[str, float]:
-    """The values of a metric of one dictionary, by their kind."""
+    """Return the values of a metric of one dictionary by kind."""
     async with pod.session.get(f"{pod.address}/actuator/prometheus") as response:
         families = list(text_string_to_metric_families(await response.text()))
     found = [sample for family in families for sample in family.samples if sample.name == name]
-    return {one.labels.get("kind", ""): one.value for one in found if one.labels.get("dict_code") == code}
+    return {sample.labels.get("kind", ""): sample.value for sample in found if sample.labels.get("dict_code") == code}
 
 
 async def loads(pod: PodHarness, code: str) -> dict[str, float]:
@@ -73,10 +73,10 @@ async def loads(pod: PodHarness, code: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("later", [(), ("b",), ("b", "c")], ids=["lower", "the same", "higher"])
-async def test_a_primary_with_another_past_has_the_last_word(
+async def test_a_reset_of_the_history_is_followed(
     proxy: PostgresProxy, writer: RefdataHarness, pod: PodHarness, code: str, later: tuple[str, ...]
 ) -> None:
-    """R24: restored from a backup, and perhaps written to since: its content is served, and it is said loudly."""
+    """R24: after a restore, with or without later writes, the primary is followed and the reset is logged."""
     await put(writer, code, a="kept")
     await back_up(writer)
     lost = await put(writer, code, a="lost", x="lost")
@@ -89,10 +89,12 @@ async def test_a_primary_with_another_past_has_the_last_word(
         await proxy.open()
         version = 1 + len(later)
         await shows(pod, code, version, a="kept", **dict.fromkeys(later, "later"))
-    told = [log for log in logs if log["event"] == "history_reset_detected"]
+    resets = [log for log in logs if log["event"] == "history_reset_detected"]
     about = ("acme", code, version, lost)
-    assert [(one["tenantId"], one["dictCode"], one["version"], one["previousVersion"]) for one in told] == [about]
-    assert told[0]["log_level"] == "error"
+    assert [(entry["tenantId"], entry["dictCode"], entry["version"], entry["previousVersion"]) for entry in resets] == [
+        about
+    ]
+    assert resets[0]["log_level"] == "error"
     assert await samples(pod, "penstock_refdata_history_resets_total", code) == {"": 1}
     refused = await pod.get(f"{code}/items/a", min_version=version + 1)
     assert (refused.status, refused.json["code"]) == (409, "VERSION_NOT_COMMITTED")
@@ -102,10 +104,8 @@ async def test_a_primary_with_another_past_has_the_last_word(
 
 
 @pytest.mark.parametrize("code", CODES)
-async def test_a_primary_that_forgot_a_dictionary_is_followed(
-    writer: RefdataHarness, pod: PodHarness, code: str
-) -> None:
-    """R24: a backup of before its first version, while the pod looks on: empty it is, and its new first one counts."""
+async def test_a_dictionary_missing_in_a_backup_is_emptied(writer: RefdataHarness, pod: PodHarness, code: str) -> None:
+    """R24: restored to a time before its first version a dictionary is empty, and new versions are served."""
     await back_up(writer)
     await shows(pod, code, await put(writer, code, a="lost"), a="lost")
     with capture_logs() as logs:
@@ -116,8 +116,8 @@ async def test_a_primary_that_forgot_a_dictionary_is_followed(
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The keys that were looked up on the primary, each time."""
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return the keys of each lookup in the primary."""
     seen: list[list[str]] = []
     only = DictionarySnapshot.read_keys
 
@@ -129,16 +129,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
-async def test_only_what_changed_is_loaded(writer: RefdataHarness, pod: PodHarness, asked: list[list[str]]) -> None:
-    """R20, R29: a change of a few keys costs a look-up of these keys, whatever else there is."""
+async def test_only_changed_keys_are_loaded(
+    writer: RefdataHarness, pod: PodHarness, looked_up: list[list[str]]
+) -> None:
+    """R20, R29: a change of a few keys looks up only these keys."""
     await shows(pod, "LOOSE", await put(writer, "LOOSE", **{f"k{n}": "x" for n in range(50)}), **_many(50, "x"))
     before = await loads(pod, "LOOSE")
-    asked.clear()
+    looked_up.clear()
     await writer.send("LOOSE", upsert("k1", {"name": "y"}), delete("k2"), upsert("new", {"name": "z"}))
     await writer.apply()
     left = {key: name for key, name in _many(50, "x").items() if key != "k2"}
     await shows(pod, "LOOSE", 2, **{**left, "k1": "y", "new": "z"})
-    assert asked == [["k1", "k2", "new"]]
+    assert looked_up == [["k1", "k2", "new"]]
     assert await loads(pod, "LOOSE") == {**before, "delta": before.get("delta", 0) + 1}
 
 
@@ -150,12 +152,12 @@ async def test_only_what_changed_is_loaded(writer: RefdataHarness, pod: PodHarne
         ("LOOSE", 2, "DELETE FROM outbox_event WHERE version = 2", "full"),
         ("COUNTRY", 2, None, "full"),
     ],
-    ids=["as many keys as are told", "more than are told", "a gap in the history", "reloadOnEvent FULL"],
+    ids=["as many keys as are announced", "more than are announced", "a gap in the history", "reloadOnEvent FULL"],
 )
-async def test_everything_is_loaded_where_not_all_is_told(
+async def test_unknown_changes_cause_a_full_load(
     proxy: PostgresProxy, writer: RefdataHarness, pod: PodHarness, code: str, many: int, spoil: str | None, kind: str
 ) -> None:
-    """R20: what changed is loaded alone only while every commit since tells its keys, and the dictionary wants it."""
+    """R20: a delta needs the keys of every commit, and `reloadOnEvent: DELTA`."""
     await shows(pod, code, await put(writer, code, a="1"), a="1")
     before = await loads(pod, code)
     await proxy.shut()
@@ -187,23 +189,26 @@ UUIDS = ("0AF76519-16CD-43DD-8448-EB211C80319C", "0af76519-16cd-43dd-8448-eb211c
 
 
 @pytest.mark.parametrize(("kind", "key", "spelt"), SPELT, ids=[kind for kind, _, _ in SPELT])
-async def test_keys_that_tables_spell_another_way(
+async def test_tables_may_spell_keys_differently(
     database_url: str, tmp_path: Path, kind: str, key: str, spelt: Callable[[str], str]
 ) -> None:
-    """R20: a command names a key one way, its table another: written, changed and deleted, it ends up as there."""
+    """R20: if the table spells keys differently than commands, pods have the keys of the table."""
     settings = refdata_settings(database_url, dictionaries=[_own(kind, key)], query=OFTEN)
     async with opened(settings) as writer:
         await writer.db.execute(f"CREATE TABLE own (tenant_id text, k {kind}, v jsonb, PRIMARY KEY (tenant_id, k))")
         async with running_pod(settings, tmp_path) as pod:
-            one, two = KEYS.get(kind, UUIDS)
+            first, second = KEYS.get(kind, UUIDS)
             await shows(
-                pod, "OWN", await put(writer, "OWN", **{one: "1", two: "1"}), **{spelt(one): "1", spelt(two): "1"}
+                pod,
+                "OWN",
+                await put(writer, "OWN", **{first: "1", second: "1"}),
+                **{spelt(first): "1", spelt(second): "1"},
             )
-            await shows(pod, "OWN", await put(writer, "OWN", **{one: "2"}), **{spelt(one): "2", spelt(two): "1"})
-            await writer.send("OWN", delete(one))
+            await shows(pod, "OWN", await put(writer, "OWN", **{first: "2"}), **{spelt(first): "2", spelt(second): "1"})
+            await writer.send("OWN", delete(first))
             await writer.apply()
-            await shows(pod, "OWN", 3, **{spelt(two): "1"})
-            found = await pod.get(f"OWN/items/{spelt(two)}", min_version=3)
+            await shows(pod, "OWN", 3, **{spelt(second): "1"})
+            found = await pod.get(f"OWN/items/{spelt(second)}", min_version=3)
             assert (found.status, found.json) == (200, {"name": "1"})
 
 

@@ -1,4 +1,4 @@
-"""R22, R23, R28: what happens to Redis, and what readers of a pod notice of it: nothing, or not for long."""
+"""R22, R23, R28: failures of Redis, which readers do not notice for long."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ EVERYTHING = ("on", "nopass", "allkeys", "allchannels", "+@all")
 
 
 class RedisRecoveryHarness:
-    """A database, a channel in Redis, somebody who writes, and pods as they are opened."""
+    """A database, a channel in Redis, a writer, and the opened pods."""
 
     def __init__(self, url: str, folder: Path, cluster: RedisCluster, writer: RefdataHarness, route: Json) -> None:
         self.url, self.folder, self.cluster, self.writer, self.route = url, folder, cluster, writer, route
@@ -38,12 +38,12 @@ class RedisRecoveryHarness:
         self.allow(*EVERYTHING)
 
     def allow(self, *rules: str) -> None:
-        """Change what pods may do; the writer may do everything."""
+        """Change the rights of pods in Redis; the writer has all rights."""
         for number in range(len(self.cluster.addresses)):
             self.cluster.node(number).execute_command("ACL", "SETUSER", self.user, *rules)  # type: ignore[no-untyped-call]
 
     def cut(self) -> int:
-        """Close every connection of pods; how many there were."""
+        """Close the connections of all pods, and return their number."""
         nodes = [self.cluster.node(number) for number in range(len(self.cluster.addresses))]
         return sum(node.execute_command("CLIENT", "KILL", "USER", self.user) for node in nodes)  # type: ignore[no-untyped-call]
 
@@ -51,7 +51,7 @@ class RedisRecoveryHarness:
     async def pod(self, every: str = SELDOM, **sections: Any) -> AsyncIterator[PodHarness]:
         async with running_pod(self.settings(every, **sections), self.folder) as pod:
             if not sections:
-                await becomes(lambda: self.listens(1), "the pod listens")
+                await becomes(lambda: self.listen(1), "the pod listens")
             yield pod
 
     def settings(self, every: str, **sections: Any) -> Settings:
@@ -61,7 +61,7 @@ class RedisRecoveryHarness:
         )
 
     async def put(self, value: Any, *, tells: bool = True, code: str = "LOOSE") -> int:
-        """Commit a version, and tell the pods of it."""
+        """Commit a version and notify the pods."""
         await self.writer.send(code, upsert("a", value))
         await self.writer.apply()
         if tells:
@@ -73,15 +73,15 @@ class RedisRecoveryHarness:
         return found
 
     async def have_read_all(self, count: int) -> bool:
-        """Whether *count* groups were handed the last entry of the stream and have settled everything.
+        """Return whether *count* groups have received and acknowledged the last entry of the stream.
 
-        By position: Redis 6.2 knows neither `lag` nor `entries-read`.
+        Positions are compared, because Redis 6.2 has neither `lag` nor `entries-read`.
         """
         last = self.cluster.holder(self.stream).xinfo_stream(self.stream)["last-generated-id"]
         return [(group["last-delivered-id"], group["pending"]) for group in self.groups()] == [(last, 0)] * count
 
-    async def listens(self, count: int) -> bool:
-        """Whether so many pods are on both paths."""
+    async def listen(self, count: int) -> bool:
+        """Return whether *count* pods listen on both paths."""
         holder = self.cluster.holder(self.stream)
         subscribers = dict(holder.pubsub_numsub(self.route["pubChannel"]))
         consumers = sum(group["consumers"] for group in self.groups()) if holder.exists(self.stream) else 0
@@ -105,8 +105,8 @@ async def recovery_harness(url: str, folder: Path, cluster: RedisCluster) -> Asy
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[PodLoader]:
-    """Every look at the primary's versions, as it ends."""
+def reconciliations(monkeypatch: pytest.MonkeyPatch) -> list[PodLoader]:
+    """Return the list of completed reconciliations."""
     seen: list[PodLoader] = []
     look = PodLoader.reconcile
 
@@ -119,7 +119,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[PodLoader]:
 
 
 async def shows(pod: PodHarness, version: int, value: Any) -> None:
-    """Back when *pod* answers so from memory, asked without a version."""
+    """Return when *pod* answers from memory with *version* without a barrier."""
 
     async def is_so() -> bool:
         found = await pod.get("LOOSE/items/a")
@@ -129,34 +129,36 @@ async def shows(pod: PodHarness, version: int, value: Any) -> None:
     await becomes(is_so, f"version {version}")
 
 
-async def handle_invalidation(harness: RedisRecoveryHarness, looks: list[PodLoader], *pods: PodHarness) -> None:
-    """Back when a version came to *pods* by word alone: those of before may have caused a look that was still due."""
+async def wait_for_notification(
+    harness: RedisRecoveryHarness, reconciliations: list[PodLoader], *pods: PodHarness
+) -> None:
+    """Return when a version reached *pods* by a notification, without a reconciliation."""
     values = count(100)
 
     async def hear_one() -> bool:
-        seen, value = len(looks), next(values)
+        seen, value = len(reconciliations), next(values)
         version = await harness.put(value)
         for pod in pods:
             await shows(pod, version, value)
-        return len(looks) == seen
+        return len(reconciliations) == seen
 
     await becomes(hear_one, "a version comes without a look")
 
 
-async def test_without_pubsub_the_stream_tells(harness: RedisRecoveryHarness, looks: list[PodLoader]) -> None:
-    """R22, R28: a pod that loses Pub/Sub for good hears from the stream, and looks at nothing else."""
+async def test_the_stream_replaces_pubsub(harness: RedisRecoveryHarness, reconciliations: list[PodLoader]) -> None:
+    """R22, R28: a pod without Pub/Sub receives notifications over the stream, without reconciliation."""
     async with harness.pod() as pod:
         await shows(pod, await harness.put(1), 1)
         harness.allow("-subscribe")
         assert harness.cluster.client_kill_pubsub() == 1
-        await handle_invalidation(harness, looks, pod)
+        await wait_for_notification(harness, reconciliations, pod)
         harness.allow("+subscribe")
-        await becomes(lambda: harness.listens(1), "Pub/Sub is back")
-        await handle_invalidation(harness, looks, pod)
+        await becomes(lambda: harness.listen(1), "Pub/Sub is back")
+        await wait_for_notification(harness, reconciliations, pod)
 
 
-async def test_a_pod_that_was_away_catches_up(harness: RedisRecoveryHarness) -> None:
-    """R22: what was announced while a pod had no connection at all is there once it has one; reads never stop."""
+async def test_a_disconnected_pod_catches_up(harness: RedisRecoveryHarness) -> None:
+    """R22: changes during a disconnection are loaded after the reconnect, and reads continue."""
     async with harness.pod() as pod:
         await shows(pod, await harness.put(1), 1)
         harness.allow("off")
@@ -166,12 +168,12 @@ async def test_a_pod_that_was_away_catches_up(harness: RedisRecoveryHarness) -> 
         harness.allow("on")
         await shows(pod, version, 4)
         (group,) = harness.groups()
-        await becomes(lambda: harness.listens(1), "the pod listens again")
+        await becomes(lambda: harness.listen(1), "the pod listens again")
         assert group["name"].startswith(f"{harness.route['consumerGroup']}:")
 
 
-async def test_a_pod_whose_part_of_the_stream_is_gone_looks_at_everything(harness: RedisRecoveryHarness) -> None:
-    """R22: trimmed past the pod's position: every dictionary is compared, told of or not."""
+async def test_a_trimmed_stream_causes_reconciliation(harness: RedisRecoveryHarness) -> None:
+    """R22: if the stream is trimmed past the position of a pod, all dictionaries are compared."""
     async with harness.pod() as pod:
         await shows(pod, await harness.put(1), 1)
         harness.allow("off")
@@ -185,12 +187,14 @@ async def test_a_pod_whose_part_of_the_stream_is_gone_looks_at_everything(harnes
         async def has_come() -> bool:
             return (await pod.get("COUNTRY/items/a")).status == 200
 
-        await becomes(has_come, "the dictionary that nobody told of")
+        await becomes(has_come, "the dictionary without a notification")
         assert (await pod.get("COUNTRY/items/a")).json["name"] == "Norway"
 
 
-async def test_a_redis_that_lost_everything_is_no_loss(harness: RedisRecoveryHarness, looks: list[PodLoader]) -> None:
-    """R22: FLUSHALL, with a version announced before it and not heard: reconciled; later ones are heard again."""
+async def test_a_flush_of_redis_loses_no_change(
+    harness: RedisRecoveryHarness, reconciliations: list[PodLoader]
+) -> None:
+    """R22: after FLUSHALL changes are found by reconciliation, and later notifications arrive again."""
     async with harness.pod() as pod:
         harness.allow("off")
         harness.cut()
@@ -198,15 +202,15 @@ async def test_a_redis_that_lost_everything_is_no_loss(harness: RedisRecoveryHar
         harness.cluster.wipe()
         harness.allow("on")
         await shows(pod, version, 1)
-        await becomes(lambda: harness.listens(1), "the pod listens again")
+        await becomes(lambda: harness.listen(1), "the pod listens again")
         harness.cluster.wipe()
-        await becomes(lambda: harness.listens(1), "the pod has a group again")
-        await handle_invalidation(harness, looks, pod)
+        await becomes(lambda: harness.listen(1), "the pod has a group again")
+        await wait_for_notification(harness, reconciliations, pod)
 
 
 @pytest.mark.full
-async def test_a_failover_is_no_loss(database_url: str, tmp_path: Path) -> None:
-    """R22, R23: the master with the stream dies and its replica takes over: reads go on, news arrive over it."""
+async def test_a_failover_of_redis_loses_no_change(database_url: str, tmp_path: Path) -> None:
+    """R22, R23: during a failover to the replica reads continue, and later notifications arrive."""
     cluster = await asyncio.to_thread(RedisCluster, redis_binary() or require("redis"), replicas=True)
     try:
         async with recovery_harness(database_url, tmp_path, cluster) as harness, harness.pod() as pod:
@@ -223,8 +227,8 @@ async def test_a_failover_is_no_loss(database_url: str, tmp_path: Path) -> None:
         await asyncio.to_thread(cluster.stop)
 
 
-async def test_without_redis_pods_stay_fresh(database_url: str, tmp_path: Path) -> None:
-    """R23: Redis wholly gone: reads go on and follow the primary by looking; once back, signals tell again."""
+async def test_pods_without_redis_stay_up_to_date(database_url: str, tmp_path: Path) -> None:
+    """R23: without Redis pods follow the primary by reconciliation; afterwards notifications arrive again."""
     cluster = await asyncio.to_thread(RedisCluster, redis_binary() or require("redis"))
     try:
         async with recovery_harness(database_url, tmp_path, cluster) as harness, harness.pod(OFTEN) as pod:
@@ -237,7 +241,7 @@ async def test_without_redis_pods_stay_fresh(database_url: str, tmp_path: Path) 
             assert "X-Data-Age" not in answer.headers
             await asyncio.gather(*(asyncio.to_thread(cluster.start, number) for number in range(MASTERS)))
             harness.allow(*EVERYTHING)
-            await becomes(lambda: harness.listens(1), "the pod listens again")
+            await becomes(lambda: harness.listen(1), "the pod listens again")
             assert await harness.writer.relay() == 2
             await shows(pod, await harness.put(4), 4)
 
@@ -247,7 +251,7 @@ async def test_without_redis_pods_stay_fresh(database_url: str, tmp_path: Path) 
 
 
 async def test_a_pod_needs_neither_redis_nor_kafka(harness: RedisRecoveryHarness) -> None:
-    """R23: with both out of reach a pod starts, is ready, serves, and follows the primary."""
+    """R23: without Redis and Kafka a pod starts, becomes ready, serves and follows the primary."""
     version = await harness.put(1)
     settings = harness.settings(OFTEN, redis={"nodes": [NOWHERE]}).model_dump(mode="json", by_alias=True)
     settings["bus"]["kafka"] = {"bootstrap": NOWHERE}
@@ -258,23 +262,23 @@ async def test_a_pod_needs_neither_redis_nor_kafka(harness: RedisRecoveryHarness
         await shows(pod, await harness.put(2), 2)
 
 
-async def test_every_pod_hears_everything_in_a_group_of_its_own(
-    harness: RedisRecoveryHarness, looks: list[PodLoader], monkeypatch: pytest.MonkeyPatch
+async def test_every_pod_has_its_own_consumer_group(
+    harness: RedisRecoveryHarness, reconciliations: list[PodLoader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R22: one group per pod under the configured prefix; each is handed every message; none outlives its pod."""
+    """R22: each pod has a group with the configured prefix, gets every message, and removes its group at the end."""
     numbers = count()
     monkeypatch.setattr(pods, "worker_name", lambda role: f"{role}@{next(numbers)}")  # else known by its process
     async with AsyncExitStack() as stack:
         three = [await stack.enter_async_context(harness.pod()) for _ in range(3)]
-        await becomes(lambda: harness.listens(3), "all pods listen")
-        await handle_invalidation(harness, looks, *three)
+        await becomes(lambda: harness.listen(3), "all pods listen")
+        await wait_for_notification(harness, reconciliations, *three)
         await becomes(lambda: harness.have_read_all(3), "each group is handed everything")
         assert all(str(group["name"]).startswith(f"{harness.route['consumerGroup']}:") for group in harness.groups())
     assert harness.groups() == []
 
 
-async def test_the_group_of_a_killed_pod_is_reaped(harness: RedisRecoveryHarness) -> None:
-    """R22: a pod that died without a word leaves a group; another pod removes it, and keeps those of the living."""
+async def test_the_group_of_a_killed_pod_is_removed(harness: RedisRecoveryHarness) -> None:
+    """R22: another pod removes the group of a killed pod, and keeps those of living pods."""
     holder, prefix = harness.cluster.holder(harness.stream), harness.route["consumerGroup"]
     for name in (f"{prefix}:dead", "foreign"):
         holder.xgroup_create(harness.stream, name, mkstream=True)

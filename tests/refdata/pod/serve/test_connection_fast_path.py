@@ -1,4 +1,4 @@
-"""R17: a head that was read before is not read again, and nobody can tell: same bytes, same answer."""
+"""R17: the fast path without the parser returns the same responses as the parser."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.refdata.pod.serve.connection import ParsedHeaders
 from tests.refdata.pod.harness import PodHarness
-from tests.refdata.pod.raw_client import ACME, LOCAL, asking, connected
+from tests.refdata.pod.raw_client import ACME, LOCAL, connected, make_request
 
 A, B = f"{ACME}/items/a", f"{ACME}/items/b"
 GLOBEX = ACME.replace("acme", "globex")
@@ -69,33 +69,33 @@ requests = st.tuples(methods, folders, st.just(b"/"), raw_keys, versions, heads)
 # What a client may send packet by packet; each is whole, or the beginning or the end of something.
 packets = st.sampled_from(
     [
-        *[asking(A), asking(B)] * 3,
-        asking(A) + asking(B),
-        asking(A) + asking(B)[:-2] + b"X: ",
-        asking(A) + asking(B, LOCAL, f"Content-Length: {len(asking(A))}"),
-        asking(A) + b"GET ",
+        *[make_request(A), make_request(B)] * 3,
+        make_request(A) + make_request(B),
+        make_request(A) + make_request(B)[:-2] + b"X: ",
+        make_request(A) + make_request(B, LOCAL, f"Content-Length: {len(make_request(A))}"),
+        make_request(A) + b"GET ",
         b"\r\n",
-        b"\r\n" + asking(A),
-        f"GET {B} HTTP/1.1\r\n".encode() + asking(A),
+        b"\r\n" + make_request(A),
+        f"GET {B} HTTP/1.1\r\n".encode() + make_request(A),
         f"GET {B} HTTP/1.1\r\n".encode(),
         f"GET {B} HTTP/1.1".encode(),
         b"\r\nHost: localhost\r\n\r\n",
         b"Host: localhost\r\n\r\n",
-        asking(A)[:-2],
+        make_request(A)[:-2],
         b"X: ",
-        asking(B, LOCAL, f"Content-Length: {len(asking(A))}"),
-        asking(B, LOCAL, "Transfer-Encoding: chunked"),
-        b"%x\r\n" % len(asking(A)),
+        make_request(B, LOCAL, f"Content-Length: {len(make_request(A))}"),
+        make_request(B, LOCAL, "Transfer-Encoding: chunked"),
+        b"%x\r\n" % len(make_request(A)),
         b"0\r\n\r\n",
-        asking(f"{ACME}/items/none"),
-        asking(A, LOCAL, "X-Min-Version: 1"),
-        asking(A, LOCAL, "Accept: */*", "Connection: keep-alive"),
+        make_request(f"{ACME}/items/none"),
+        make_request(A, LOCAL, "X-Min-Version: 1"),
+        make_request(A, LOCAL, "Accept: */*", "Connection: keep-alive"),
     ]
 )
 
 
-class Forgetful(dict[bytes, ParsedHeaders]):
-    """Heads that are never known again."""
+class NoParsedHeaders(dict[bytes, ParsedHeaders]):
+    """A dictionary of headers that never contains an entry."""
 
     def __setitem__(self, head: bytes, known: ParsedHeaders) -> None:
         pass
@@ -105,86 +105,86 @@ class Forgetful(dict[bytes, ParsedHeaders]):
 async def filled(pod: PodHarness) -> PodHarness:
     for tenant, items in (("acme", HELD), ("globex", {"a": "of globex"})):
         version = await pod.put("LOOSE", items, tenant)
-        await pod.holds("LOOSE", version, tenant)
+        await pod.load("LOOSE", version, tenant)
     return pod
 
 
-async def _said(pod: PodHarness, sent: Sequence[bytes]) -> bytes:
-    """All that comes back for what is *sent*, but for what is never the same twice."""
+async def _read_all(pod: PodHarness, sent: Sequence[bytes]) -> bytes:
+    """Return everything that the pod sends for *sent*, without values that differ every time."""
     async with connected(pod.address) as raw:
-        await raw.drip(sent)
+        await raw.send_pieces(sent)
         raw.writer.write_eof()
-        said = await raw.rest()
-    return re.sub(rb"[0-9a-f]{32}|Date: [^\r]*|X-Data-Age: \d+\r\n", b"", said)
+        data = await raw.rest()
+    return re.sub(rb"[0-9a-f]{32}|Date: [^\r]*|X-Data-Age: \d+\r\n", b"", data)
 
 
-async def _is_told_the_same(pod: PodHarness, sent: Sequence[bytes]) -> None:
-    pod.server.parsed_headers = Forgetful()
-    cold = await _said(pod, sent)
+async def _has_equal_responses(pod: PodHarness, sent: Sequence[bytes]) -> None:
+    pod.server.parsed_headers = NoParsedHeaders()
+    cold = await _read_all(pod, sent)
     pod.server.parsed_headers = {}
     while not pod.server.parsed_headers:  # so that the next may be answered straight
-        assert await _said(pod, [asking(A)])
-    assert await _said(pod, sent) == cold
-    assert await _said(pod, sent) == cold
+        assert await _read_all(pod, [make_request(A)])
+    assert await _read_all(pod, sent) == cold
+    assert await _read_all(pod, sent) == cold
 
 
 @plain
 @given(request=requests)
-@example(request=asking(A))
-@example(request=asking(f"{ACME}/items/" + "x" * 480))
-@example(request=asking(f"{ACME}/items/a.b"))
-@example(request=asking(f"{ACME}/items/%61"))
-@example(request=asking(f"{ACME}/items/a?b"))
-@example(request=asking(f"{ACME}/items/a b"))
-async def test_a_first_line_means_the_same_on_either_way(filled: PodHarness, request: bytes) -> None:
-    """R17: whatever stands in it: spaces, controls, another method or version, an absolute address, any key."""
-    await _is_told_the_same(filled, [request])
+@example(request=make_request(A))
+@example(request=make_request(f"{ACME}/items/" + "x" * 480))
+@example(request=make_request(f"{ACME}/items/a.b"))
+@example(request=make_request(f"{ACME}/items/%61"))
+@example(request=make_request(f"{ACME}/items/a?b"))
+@example(request=make_request(f"{ACME}/items/a b"))
+async def test_request_lines_are_equal_on_both_paths(filled: PodHarness, request: bytes) -> None:
+    """R17: spaces, controls, methods, versions, absolute addresses and keys have equal responses on both paths."""
+    await _has_equal_responses(filled, [request])
 
 
 @plain
 @given(sent=st.lists(packets, max_size=5))
-@example(sent=[asking(A) + asking(B)[:-2] + b"X: ", asking(B)])
-@example(sent=[asking(A) + asking(B, LOCAL, f"Content-Length: {len(asking(A))}"), asking(A)])
-@example(sent=[b"\r\n" + asking(A), f"GET {B} HTTP/1.1\r\n".encode() + asking(A)])
-async def test_packets_mean_the_same_on_either_way(filled: PodHarness, sent: list[bytes]) -> None:
-    """R17: the middle of a request is never taken for a whole one, nor anything for a head that is none."""
-    await _is_told_the_same(filled, sent)
+@example(sent=[make_request(A) + make_request(B)[:-2] + b"X: ", make_request(B)])
+@example(sent=[make_request(A) + make_request(B, LOCAL, f"Content-Length: {len(make_request(A))}"), make_request(A)])
+@example(sent=[b"\r\n" + make_request(A), f"GET {B} HTTP/1.1\r\n".encode() + make_request(A)])
+async def test_packets_are_equal_on_both_paths(filled: PodHarness, sent: list[bytes]) -> None:
+    """R17: a fragment of a request is never taken for a complete one, and other data never for known headers."""
+    await _has_equal_responses(filled, sent)
 
 
-async def test_an_empty_line_ahead_teaches_nothing_wrong(filled: PodHarness) -> None:
-    """R17: a request behind an empty line is good; one with a request for its first header is 400, before and after."""
+async def test_an_empty_line_does_not_confuse_the_fast_path(filled: PodHarness) -> None:
+    """R17: a request after an empty line is valid; a request line as first header is 400, before and after."""
     async with connected(filled.address) as raw:
-        assert (await raw.ask(b"\r\n" + asking(A))).status == 200
-        assert (await raw.ask(f"GET {B} HTTP/1.1\r\n".encode() + asking(A))).status == 400
+        assert (await raw.ask(b"\r\n" + make_request(A))).status == 200
+        assert (await raw.ask(f"GET {B} HTTP/1.1\r\n".encode() + make_request(A))).status == 400
 
 
-async def test_the_straight_way_is_taken(filled: PodHarness) -> None:
-    """R17: else the tests above would compare nothing."""
+async def test_the_fast_path_is_used(filled: PodHarness) -> None:
+    """R17: the requests of these tests use the fast path."""
     async with connected(filled.address) as raw:
-        first = await raw.ask(asking(A))
+        first = await raw.ask(make_request(A))
         before = filled.server.hits
-        assert (await raw.ask(asking(A))).meaning == first.meaning
+        assert (await raw.ask(make_request(A))).meaning == first.meaning
         assert filled.server.hits + filled.server._counters[0] > before
         assert b"\r\nHost: localhost\r\n\r\n" in filled.server.parsed_headers
 
 
 async def test_a_warm_connection_sees_every_version(filled: PodHarness) -> None:
-    """R18: what is committed is answered from the next request on; a version that is not yet held is waited for."""
+    """R18: a commit is visible from the next request on, and a version that is not loaded is waited for."""
     async with connected(filled.address) as raw:
         for number in range(5):
             version = await filled.put("LOOSE", {"a": number})
-            barrier = asking(A, LOCAL, f"X-Min-Version: {version}")
-            for request in (barrier, barrier, asking(A), asking(A)):
+            barrier = make_request(A, LOCAL, f"X-Min-Version: {version}")
+            for request in (barrier, barrier, make_request(A), make_request(A)):
                 answer = await raw.ask(request)
                 assert (answer.body, answer.headers["x-dict-version"]) == (b"%d" % number, str(version))
-        ahead = asking(A, LOCAL, f"X-Min-Version: {version + 1}")
+        ahead = make_request(A, LOCAL, f"X-Min-Version: {version + 1}")
         assert [(await raw.ask(ahead)).status for _ in range(3)] == [409] * 3
 
 
-async def test_more_heads_than_are_remembered(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R17: a client that sends another head each time makes the pod hold no more than so many."""
+async def test_the_number_of_remembered_headers_is_limited(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R17: a client that sends different headers each time uses a limited amount of memory."""
     monkeypatch.setattr("penstock.refdata.pod.serve.server._PARSED_HEADERS_LIMIT", 10)
     async with connected(filled.address) as raw:
         for number in range(50):
-            assert (await raw.ask(asking(A, LOCAL, f"X-Any: {number}"))).status == 200
+            assert (await raw.ask(make_request(A, LOCAL, f"X-Any: {number}"))).status == 200
             assert len(filled.server.parsed_headers) <= 10

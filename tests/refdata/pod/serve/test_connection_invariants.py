@@ -1,4 +1,4 @@
-"""R17–R25: what a connection keeps to also where requests are answered straight: order, limits, grants, versions."""
+"""R17–R25: order, limits, grants and versions on the fast path."""
 
 import asyncio
 from contextlib import suppress
@@ -16,22 +16,30 @@ from penstock.refdata.pod.serve.router import Router
 from penstock.refdata.sdk import Dictionaries
 from penstock.settings import Settings
 from tests.refdata.pod.harness import PodHarness, running_pod
-from tests.refdata.pod.raw_client import ACME, LOCAL, RawConnection, SlowPage, asking, connected, stuck
+from tests.refdata.pod.raw_client import (
+    ACME,
+    LOCAL,
+    RawConnection,
+    SlowPage,
+    connected,
+    make_request,
+    wait_until_blocked,
+)
 from tests.refdata.pod.serve.test_router import bearer, guard, token
 from tests.support.wait import becomes
 
-A = asking(f"{ACME}/items/a")
+A = make_request(f"{ACME}/items/a")
 LOOSE = DictionaryKey("acme", "LOOSE")
 
 
 async def warm(raw: RawConnection, request: bytes = A) -> None:
-    """Ask so often that the next answer is a straight one."""
+    """Send requests until the next one uses the fast path."""
     assert [(await raw.ask(request)).status for _ in range(3)] == [200] * 3
 
 
 @pytest.fixture
 async def filled(pod: PodHarness) -> PodHarness:
-    await pod.hold("LOOSE", {"a": 1})
+    await pod.put_and_load("LOOSE", {"a": 1})
     return pod
 
 
@@ -40,11 +48,11 @@ def _only(pod: PodHarness) -> PodConnection:
     return connection
 
 
-async def test_a_warm_connection_is_refused_what_was_taken_back(filled: PodHarness) -> None:
-    """R21, R30: a head that was good once is no leave to read less than it names, when readers are sent back."""
+async def test_the_fast_path_respects_the_barrier_after_a_pin(filled: PodHarness) -> None:
+    """R21, R30: known headers do not allow a version below their barrier after a pin."""
     first = await filled.harness.refdata.retention.retain(LOOSE)
-    version = await filled.hold("LOOSE", {"a": 2})
-    request = asking(f"{ACME}/items/a", LOCAL, f"X-Min-Version: {version}")
+    version = await filled.put_and_load("LOOSE", {"a": 2})
+    request = make_request(f"{ACME}/items/a", LOCAL, f"X-Min-Version: {version}")
     async with connected(filled.address) as raw:
         await warm(raw, request)
         await filled.harness.refdata.retention.pin(LOOSE, first)
@@ -58,23 +66,23 @@ async def test_a_warm_connection_is_refused_what_was_taken_back(filled: PodHarne
 
 
 async def test_a_warm_connection_sees_a_swap_at_once(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R18: the next request after a swap sees it, not the next after the pod looked at its clock."""
+    """R18: the next request after a load sees it, without a tick."""
     async with connected(filled.address) as raw:
         await warm(raw)
         monkeypatch.setattr(Router, "tick", lambda _router: None)
-        version = await filled.hold("LOOSE", {"a": 2})
+        version = await filled.put_and_load("LOOSE", {"a": 2})
         answer = await raw.ask(A)
         assert (answer.body, answer.headers["x-dict-version"]) == (b"2", str(version))
 
 
-async def test_a_grant_ends_though_others_read_on(
+async def test_a_grant_ends_on_the_fast_path(
     pod_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R25: a token that is good no more is looked at again on a warm connection, however busy its dictionary is."""
+    """R25: an expired grant is verified again on a warm connection, even if the dictionary is read by others."""
     async with running_pod(pod_settings, tmp_path, guard()) as pod:
-        await pod.hold("LOOSE", {"a": 1})
+        await pod.put_and_load("LOOSE", {"a": 1})
         authorization = bearer(token())
-        request = asking(f"{ACME}/items/a", LOCAL, authorization)
+        request = make_request(f"{ACME}/items/a", LOCAL, authorization)
         async with connected(pod.address) as raw:
             await warm(raw, request)
             given, grants = authorization.removeprefix("Authorization: ").encode(), pod.server.router.grants
@@ -87,21 +95,21 @@ async def test_a_grant_ends_though_others_read_on(
 
             monkeypatch.setattr(pod.server._authenticator, "authenticate", noted)
             grants[given] = grants[given]._replace(until=pod.server.router.now - 1)
-            assert pod.server.router.find_entry(LOOSE) is not None  # as whoever else reads it just now leaves it
+            assert pod.server.router.find_entry(LOOSE) is not None  # as after a read by another client
             assert (await raw.ask(request)).status == 200
             assert seen == [given.decode()]
 
 
-async def test_a_straight_answer_waits_for_its_turn(filled: PodHarness) -> None:
-    """R17: a request that comes alone, behind a slow one that is under way, is answered after it."""
+async def test_the_fast_path_keeps_the_order(filled: PodHarness) -> None:
+    """R17: a request behind a slow one is answered after it."""
     await filled.session.close()
     slow = SlowPage(filled)
     async with connected(filled.address) as raw:
         await warm(raw)
-        raw.writer.write(asking(slow.path))
+        raw.writer.write(make_request(slow.path))
         await slow.is_asked.wait()
         first, connection = asyncio.create_task(raw.reply()), _only(filled)
-        assert filled.server.router.find_entry(LOOSE) is not None  # so that there is a straight way
+        assert filled.server.router.find_entry(LOOSE) is not None  # so that the fast path is possible
         raw.writer.write(A)
 
         async def is_taken() -> bool:
@@ -112,8 +120,8 @@ async def test_a_straight_answer_waits_for_its_turn(filled: PodHarness) -> None:
         assert [(await first).body, (await raw.reply()).body] == [b"at last", b"1"]
 
 
-async def test_who_is_answered_straight_is_not_silent(filled: PodHarness) -> None:
-    """R17: a client that asks is not let go, though nobody reads its heads any more."""
+async def test_the_fast_path_counts_as_activity(filled: PodHarness) -> None:
+    """R17: a client on the fast path is not closed as idle."""
     await filled.session.close()
     async with connected(filled.address) as raw:
         await warm(raw)
@@ -124,37 +132,37 @@ async def test_who_is_answered_straight_is_not_silent(filled: PodHarness) -> Non
         assert (await raw.ask(A)).status == 200
 
 
-async def test_a_pod_that_stops_lets_warm_connections_go(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R17: the last straight answer says that it is the last, and is."""
-    monkeypatch.setattr("penstock.refdata.pod.serve.server._SWEEP_INTERVAL", 3600.0)  # nobody else lets them go
+async def test_a_drain_closes_warm_connections(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R17: the last response on the fast path has `Connection: close`, and the connection ends."""
+    monkeypatch.setattr("penstock.refdata.pod.serve.server._SWEEP_INTERVAL", 3600.0)  # no timeout closes them
     async with connected(filled.address) as raw, connected(filled.address) as other:
-        for one in (raw, other):
-            await warm(one)
+        for connection in (raw, other):
+            await warm(connection)
         filled.server.router.drain()
-        for one in (other, raw):
-            assert (await one.ask(A)).is_last
-            assert await one.rest() == b""
+        for connection in (other, raw):
+            assert (await connection.ask(A)).is_last
+            assert await connection.rest() == b""
 
 
-async def test_a_stream_is_no_quicker_than_its_reader(filled: PodHarness) -> None:
-    """R17: of all items the pod holds a piece for whoever does not read, not all of them."""
+async def test_a_stream_waits_for_its_reader(filled: PodHarness) -> None:
+    """R17: for a client that does not read, the pod buffers one piece of a stream."""
     for part in range(10):
         version = await filled.put("LOOSE", {f"k{part}.{number}": "x" * 4_000 for number in range(200)})
-    await filled.holds("LOOSE", version)
+    await filled.load("LOOSE", version)
     async with connected(filled.address, is_narrow=True) as raw:
-        raw.writer.write(asking(f"{ACME}/all", LOCAL, "Accept: application/x-ndjson"))
-        transport = await stuck(filled)
-        for _ in range(200):  # turns of the loop: enough for every piece, if nobody waits
+        raw.writer.write(make_request(f"{ACME}/all", LOCAL, "Accept: application/x-ndjson"))
+        transport = await wait_until_blocked(filled)
+        for _ in range(200):  # turns of the event loop: enough for all pieces
             await asyncio.sleep(0)
         assert transport.get_write_buffer_size() < 4_000_000
 
 
-async def test_requests_behind_a_slow_one_are_not_piled_up(filled: PodHarness) -> None:
-    """R17: while an answer is due, whoever sends on and on is not read on and on."""
+async def test_pipelined_requests_are_limited(filled: PodHarness) -> None:
+    """R17: while a response is pending, the pod stops reading after a number of requests."""
     await filled.session.close()
     slow = SlowPage(filled)
     async with connected(filled.address) as raw:
-        raw.writer.write(asking(slow.path))
+        raw.writer.write(make_request(slow.path))
         await slow.is_asked.wait()
         raw.writer.write(A * 1_000)
 
@@ -168,15 +176,15 @@ async def test_requests_behind_a_slow_one_are_not_piled_up(filled: PodHarness) -
 
 
 async def test_a_client_reads_no_older_than_it_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R31: whatever pod answers next: what was seen is asked for, by dictionary, and nothing forgets it."""
+    """R31: the Python client requires the versions it has seen, by dictionary, in every pod."""
     asked: list[int | None] = []
-    told = iter([5, 9, 7, 9])
+    versions = iter([5, 9, 7, 9])
 
     async def item(
         _pod: PodClient, _tenant: str, _code: str, _key: str, *, min_version: int | None = None
     ) -> HttpResponse:
         asked.append(min_version)
-        return HttpResponse(200, {"X-Dict-Version": str(next(told))}, b"1")
+        return HttpResponse(200, {"X-Dict-Version": str(next(versions))}, b"1")
 
     monkeypatch.setattr(PodClient, "item", item)
     client = Dictionaries("http://localhost", "http://localhost", "acme")
@@ -186,10 +194,10 @@ async def test_a_client_reads_no_older_than_it_read(monkeypatch: pytest.MonkeyPa
 
 
 async def test_pages_that_are_full_before_their_limit_go_on(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R17: a page may end at its size, too; whatever ends it, all pages together are all items."""
+    """R17: a page can end at its size; all pages together contain all items."""
     monkeypatch.setattr("penstock.refdata.pod.serve.handlers._PAGE_SIZE", 300)
     items = {f"k{number:02}": number for number in range(20)}
-    await pod.hold("LOOSE", items)
+    await pod.put_and_load("LOOSE", items)
     found: dict[str, int] = {}
     after, pages = "", 0
     while after is not None:
@@ -200,8 +208,8 @@ async def test_pages_that_are_full_before_their_limit_go_on(pod: PodHarness, mon
     assert pages > 3
 
 
-async def test_requests_are_counted_by_what_became_of_them(filled: PodHarness) -> None:
-    """R26: each answer is one, straight or not, under its status; who waits for a version is counted, too."""
+async def test_requests_are_counted_by_status(filled: PodHarness) -> None:
+    """R26: each response is counted by status on both paths, and waits for a version are counted."""
 
     def counted(name: str = "requests", **labels: str) -> float:
         found = filled.pod._telemetry.registry.get_sample_value(f"penstock_query_{name}_total", labels)
@@ -220,35 +228,35 @@ async def test_requests_are_counted_by_what_became_of_them(filled: PodHarness) -
             ("items/none", "Accept: */*", 404),
             ("items/a", "X-Min-Version: 99", 409),
         ]:
-            assert (await raw.ask(asking(f"{ACME}/{path}", LOCAL, header))).status == status
+            assert (await raw.ask(make_request(f"{ACME}/{path}", LOCAL, header))).status == status
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("penstock.refdata.pod.serve.streams._STREAM_LIMIT", 0)
-            assert (await raw.ask(asking(f"{ACME}/changes"))).status == 503
+            assert (await raw.ask(make_request(f"{ACME}/changes"))).status == 503
         filled.server._tick()
         after = [counted(status=status) for status in statuses]
         assert [now - then for now, then in zip(after, before, strict=True)] == [3, 1, 1, 1, 1, 1]
         assert counted("barrier_waits") == waits + 1
 
 
-async def test_a_stream_that_breaks_is_not_taken_for_all(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R17: half an answer ends with the connection, not as a whole one does; the next is told everything."""
-    request = asking(f"{ACME}/all", LOCAL, "Accept: application/x-ndjson")
+async def test_a_broken_stream_aborts_the_connection(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R17: an incomplete stream has no end of chunks; the next request gets all items."""
+    request = make_request(f"{ACME}/all", LOCAL, "Accept: application/x-ndjson")
     async with connected(filled.address) as raw:
         with monkeypatch.context() as patch:
             patch.setattr("penstock.refdata.pod.serve.streams._STREAM_TIMEOUT", -1.0)
             raw.writer.write(request)
-            said = b""
+            data = b""
             with suppress(ConnectionResetError):
                 async with asyncio.timeout(10):
                     while piece := await raw.reader.read(1):
-                        said += piece
-        assert not said.endswith(b"0\r\n\r\n")
+                        data += piece
+        assert not data.endswith(b"0\r\n\r\n")
     async with connected(filled.address) as raw:
         assert (await raw.ask(request)).body == b'{"key":"a","value":1}\n'
 
 
-async def test_what_goes_wrong_here_is_answered(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R17: 500 under an id, from the loader or from who serves, and the connection goes on."""
+async def test_internal_errors_are_answered(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R17: an exception in the loader or the server is 500 with a request id, and the connection continues."""
 
     async def broken(_given: object) -> None:
         raise RuntimeError("a mistake of ours")
@@ -257,13 +265,13 @@ async def test_what_goes_wrong_here_is_answered(filled: PodHarness, monkeypatch:
         for owner, name in ((filled.pod.request_handler, "_pages"), (filled.server, "handle")):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, broken)
-                refused = await raw.ask(asking("/docs"))
+                refused = await raw.ask(make_request("/docs"))
             assert (refused.status, refused.code) == (500, "INTERNAL")
         assert (await raw.ask(A)).status == 200
 
 
-async def test_who_left_is_counted_no_more(filled: PodHarness) -> None:
-    """R26: the connections that are open are those that are open now."""
+async def test_closed_connections_are_not_counted(filled: PodHarness) -> None:
+    """R26: the metric contains only open connections."""
 
     def count() -> float | None:
         return filled.pod._telemetry.registry.get_sample_value("penstock_query_connections")
@@ -279,13 +287,13 @@ async def test_who_left_is_counted_no_more(filled: PodHarness) -> None:
     await becomes(has_left, "one connection less", within=10)
 
 
-def test_one_generation_before_is_kept_and_no_more(tmp_path: Path) -> None:
-    """R29: however fast full loads follow each other, memory has the last two of them, not all of a minute."""
+def test_only_one_previous_generation_is_kept(tmp_path: Path) -> None:
+    """R29: during frequent full loads memory contains the last two generations."""
     memory = MemoryWriter(tmp_path, limit=16 * 1024 * 1024)
     for version in range(1, 6):
         generation = memory.begin_generation()
         memory.publish(LOOSE, generation, VersionStamp(version, version), memory.fill(generation, [("a", "1")]))
     while memory.free():
         pass
-    assert memory._env.stat()["entries"] == 1 + 2 * 2  # the shelf, and of each generation its record and its item
+    assert memory._env.stat()["entries"] == 1 + 2 * 2  # the header, and for each generation its record and its item
     memory.close()

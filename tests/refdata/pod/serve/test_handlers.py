@@ -1,4 +1,4 @@
-"""R17, R18, R21: what a pod answers."""
+"""R17, R18, R21: the responses of a pod."""
 
 import pytest
 
@@ -7,10 +7,10 @@ from tests.refdata.pod.harness import PodHarness
 
 
 async def test_an_item_is_read_as_it_was_written(pod: PodHarness) -> None:
-    """R17: an item, several, all of them and the version, each under the version it belongs to."""
-    version = await pod.hold("LOOSE", {"a": {"n": 1}, "b": {"n": 2}})
-    one = await pod.get("LOOSE/items/a", min_version=version)
-    assert (one.status, one.json, one.version, one.source) == (200, {"n": 1}, version, "memory")
+    """R17: an item, several items, all items and the version are returned under their version."""
+    version = await pod.put_and_load("LOOSE", {"a": {"n": 1}, "b": {"n": 2}})
+    item = await pod.get("LOOSE/items/a", min_version=version)
+    assert (item.status, item.json, item.version, item.source) == (200, {"n": 1}, version, "memory")
     several = await pod.get("LOOSE/items?keys=a,x")
     assert several.json == {"version": version, "items": {"a": {"n": 1}}, "missing": ["x"]}
     everything = await pod.get("LOOSE/all")
@@ -19,8 +19,8 @@ async def test_an_item_is_read_as_it_was_written(pod: PodHarness) -> None:
 
 
 @pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
-async def test_a_version_that_no_signal_told_of_is_reached(pod: PodHarness, code: str) -> None:
-    """R21: whoever names a version gets it, though nobody told the pod of it."""
+async def test_a_version_without_a_notification_is_reached(pod: PodHarness, code: str) -> None:
+    """R21: a read with a barrier gets its version, even without a notification."""
     payload = {"name": "Ruritania"}
     for number in range(5):
         version = await pod.put(code, {f"k{number}": payload})
@@ -29,14 +29,14 @@ async def test_a_version_that_no_signal_told_of_is_reached(pod: PodHarness, code
 
 
 async def test_a_version_that_is_not_committed_is_refused(pod: PodHarness) -> None:
-    """R21: 409 without data, and at which version the primary is."""
+    """R21: a version that is not committed is 409 without data, with the committed version."""
     version = await pod.put("LOOSE", {"a": 1})
     refused = await pod.get("LOOSE/items/a", min_version=version + 1)
     assert (refused.status, refused.json["code"], refused.version) == (409, "VERSION_NOT_COMMITTED", version)
 
 
-async def test_who_waits_does_not_wait_for_the_pace(pods: Pods) -> None:
-    """R19: with a debounce and a jitter of a second each, who names a version has it from memory before either ends."""
+async def test_a_waiting_reader_skips_debounce_and_jitter(pods: Pods) -> None:
+    """R19: a read with a barrier gets its version from memory before debounce and jitter end."""
     async with pods(debounceMs=1000, jitterMs=1000, barrierWaitMs=800, reconcileEvery="PT1M") as pod:
         for number in range(4):
             version = await pod.put("COUNTRY", {f"k{number}": {"name": "Ruritania"}})

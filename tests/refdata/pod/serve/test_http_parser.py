@@ -1,4 +1,4 @@
-"""R17: what is not HTTP, not asked rightly or too much is refused, once, and the refusal arrives."""
+"""R17: invalid, malformed and oversized requests are refused once, and the client receives the error."""
 
 from itertools import product
 
@@ -6,7 +6,7 @@ import pytest
 
 from penstock.refdata.pod.serve.http_parser import BODY_LIMIT, HEAD_LIMIT
 from tests.refdata.pod.harness import PodHarness
-from tests.refdata.pod.raw_client import ACME, LOCAL, asking, connected, once
+from tests.refdata.pod.raw_client import ACME, LOCAL, connected, make_request, send_once
 
 A = f"{ACME}/items/a"
 GARBAGE = {
@@ -34,15 +34,15 @@ GARBAGE = {
 @pytest.fixture
 async def filled(pod: PodHarness) -> PodHarness:
     version = await pod.put("LOOSE", {"a": {"n": 1}})
-    await pod.holds("LOOSE", version)
+    await pod.load("LOOSE", version)
     return pod
 
 
 async def test_garbage_is_refused(filled: PodHarness) -> None:
-    """R17: 400 as a problem, after the answers that were due before, and nothing after it."""
+    """R17: invalid HTTP is 400 as a problem, after the pending responses, and ends the connection."""
     for name, garbage in GARBAGE.items():
         async with connected(filled.address) as raw:
-            raw.writer.write(asking(A) + garbage + asking(A))
+            raw.writer.write(make_request(A) + garbage + make_request(A))
             good, refused = await raw.reply(), await raw.reply()
             assert (good.status, refused.status, refused.is_last) == (200, 400, True), name
             assert refused.code == "BAD_REQUEST"
@@ -50,11 +50,11 @@ async def test_garbage_is_refused(filled: PodHarness) -> None:
 
 
 async def test_a_request_names_its_host(filled: PodHarness) -> None:
-    """R17: HTTP/1.1 without Host is 400; the connection goes on."""
+    """R17: HTTP/1.1 without Host is 400; the connection continues."""
     async with connected(filled.address) as raw:
-        refused = await raw.ask(asking(A, "Accept: */*"))
+        refused = await raw.ask(make_request(A, "Accept: */*"))
         assert (refused.status, refused.code, refused.is_last) == (400, "HOST_MISSING", False)
-        assert (await raw.ask(asking(A))).status == 200
+        assert (await raw.ask(make_request(A))).status == 200
 
 
 TWICE = [
@@ -65,24 +65,24 @@ TWICE = [
 ]
 
 
-async def test_what_decides_comes_once(filled: PodHarness) -> None:
-    """R17: two of Host, Authorization or X-Min-Version are 400: somebody on the way may have read the other one."""
+async def test_unique_headers_must_not_repeat(filled: PodHarness) -> None:
+    """R17: a repeated Host, Authorization or X-Min-Version is 400, because a proxy may have used the other one."""
     for twice in TWICE:
         async with connected(filled.address) as raw:
-            raw.writer.write(asking(A) + asking(A, *twice) + asking(A))
+            raw.writer.write(make_request(A) + make_request(A, *twice) + make_request(A))
             assert (await raw.reply()).status == 200
             refused = await raw.reply()
             assert (refused.status, refused.code, refused.is_last) == (400, "DUPLICATE_HEADER", True), twice
             assert await raw.rest() == b""
 
 
-async def test_a_pod_is_only_read(filled: PodHarness) -> None:
-    """R17: another method is 405 and told which there are; its body is read past."""
+async def test_other_methods_are_refused(filled: PodHarness) -> None:
+    """R17: other methods are 405 with the allowed ones, and their body is skipped."""
     async with connected(filled.address) as raw:
         for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
-            refused = await raw.ask(asking(A, LOCAL, "Content-Length: 2", method=method, body=b"{}"))
+            refused = await raw.ask(make_request(A, LOCAL, "Content-Length: 2", method=method, body=b"{}"))
             assert (refused.status, refused.code, refused.headers["allow"]) == (405, "METHOD_NOT_ALLOWED", "GET, HEAD")
-            assert (await raw.ask(asking(A))).status == 200
+            assert (await raw.ask(make_request(A))).status == 200
 
 
 NOWHERE = [
@@ -101,34 +101,34 @@ NOWHERE = [
     "/v2/tenants/acme/dictionaries/LOOSE/items/a",
     "/V1/tenants/acme/dictionaries/LOOSE/items/a",
     "/v1/tenants/acme/dictionaries/NOSUCH/items/a",
-    "/v1/tenants/nobody/dictionaries/LOOSE/items/a",
+    "/v1/tenants/unknown/dictionaries/LOOSE/items/a",
     "/v1/tenants/acme/dictionaries/%4COOSE%25/items/a",
     "/v1/tenants/acme/dictionaries/%FF/items/a",
     "/actuator/env",
 ]
 
 
-async def test_nothing_is_where_nothing_is(filled: PodHarness) -> None:
-    """R17: an unknown path, dictionary or tenant is 404 as a problem under the caller's request id."""
+async def test_unknown_paths_are_not_found(filled: PodHarness) -> None:
+    """R17: an unknown path, dictionary or tenant is 404 as a problem with the request id of the client."""
     async with connected(filled.address) as raw:
         for path in NOWHERE:
-            refused = await raw.ask(asking(path, LOCAL, "X-Request-Id: mine-1"))
+            refused = await raw.ask(make_request(path, LOCAL, "X-Request-Id: mine-1"))
             assert (refused.status, refused.json["status"], refused.headers["x-request-id"]) == (404, 404, "mine-1"), (
                 path
             )
-            told = (refused.headers["content-type"], refused.json["request_id"])
-            assert told == ("application/problem+json", "mine-1"), path
+            problem = (refused.headers["content-type"], refused.json["request_id"])
+            assert problem == ("application/problem+json", "mine-1"), path
 
 
 async def test_a_head_over_the_limit_is_refused(filled: PodHarness) -> None:
-    """R17: 431, whether it comes in one packet or many, first or behind another; just below it is taken."""
-    over = asking(A, LOCAL, "X-Padding: " + "x" * HEAD_LIMIT)
-    fine = asking(A, LOCAL, "X-Padding: " + "x" * (HEAD_LIMIT - 200))
-    for ahead, step in product((b"", asking(A)), (len(over) * 2, 4_000)):
+    """R17: headers above the limit are 431, in one or more packets, first or pipelined; smaller ones pass."""
+    over = make_request(A, LOCAL, "X-Padding: " + "x" * HEAD_LIMIT)
+    fine = make_request(A, LOCAL, "X-Padding: " + "x" * (HEAD_LIMIT - 200))
+    for ahead, step in product((b"", make_request(A)), (len(over) * 2, 4_000)):
         for request, status in ((fine, 200), (over, 431)):
             data = ahead + request
             async with connected(filled.address) as raw:
-                await raw.drip(data[at : at + step] for at in range(0, len(data), step))
+                await raw.send_pieces(data[at : at + step] for at in range(0, len(data), step))
                 if ahead:
                     assert (await raw.reply()).status == 200
                 answer = await raw.reply()
@@ -136,27 +136,27 @@ async def test_a_head_over_the_limit_is_refused(filled: PodHarness) -> None:
 
 
 async def test_a_head_without_an_end_is_refused(filled: PodHarness) -> None:
-    """R17: 431 as soon as it is over the limit: an address, a header's name or value that never ends."""
-    for begins in (b"GET /", asking(A)[:-2] + b"X", asking(A)[:-2] + b"X: "):
+    """R17: an endless path, header name or value is 431 as soon as it exceeds the limit."""
+    for begins in (b"GET /", make_request(A)[:-2] + b"X", make_request(A)[:-2] + b"X: "):
         async with connected(filled.address) as raw:
-            await raw.drip([asking(A) + begins, *[b"y" * 1_000] * (HEAD_LIMIT // 1_000 + 1)])
+            await raw.send_pieces([make_request(A) + begins, *[b"y" * 1_000] * (HEAD_LIMIT // 1_000 + 1)])
             assert (await raw.reply()).status == 200
             refused = await raw.reply()
             assert (refused.status, refused.code) == (431, "HEAD_TOO_LARGE")
 
 
 async def test_a_body_over_the_limit_is_refused(filled: PodHarness) -> None:
-    """R17: 413, by what its length says or by what comes; the refusal reaches who is still sending."""
+    """R17: a body above the limit is 413, by length or by data, and a sending client receives the error."""
     chunk = b"%x\r\n%b\r\n" % (10_000, b"x" * 10_000)
-    chunked = [asking(A, LOCAL, "Transfer-Encoding: chunked"), *[chunk] * (BODY_LIMIT // 10_000 + 1)]
+    chunked = [make_request(A, LOCAL, "Transfer-Encoding: chunked"), *[chunk] * (BODY_LIMIT // 10_000 + 1)]
     for pieces in (
         chunked,
         [b"".join(chunked)],
-        [asking(A, LOCAL, f"Content-Length: {BODY_LIMIT + 1}")],
-        [asking(A, LOCAL, f"Content-Length: {10**18}")],
+        [make_request(A, LOCAL, f"Content-Length: {BODY_LIMIT + 1}")],
+        [make_request(A, LOCAL, f"Content-Length: {10**18}")],
     ):
         async with connected(filled.address) as raw:
-            await raw.drip([asking(A), *pieces, *[b"x" * 10_000] * 20])
+            await raw.send_pieces([make_request(A), *pieces, *[b"x" * 10_000] * 20])
             assert (await raw.reply()).status == 200
             refused = await raw.reply()
             assert (refused.status, refused.code, refused.is_last) == (413, "BODY_TOO_LARGE", True)
@@ -164,28 +164,28 @@ async def test_a_body_over_the_limit_is_refused(filled: PodHarness) -> None:
 
 
 UPGRADES = [
-    asking(A, LOCAL, "Connection: Upgrade", "Upgrade: websocket"),
-    asking(A, LOCAL, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAA"),
-    asking("localhost:80", LOCAL, method="CONNECT"),
+    make_request(A, LOCAL, "Connection: Upgrade", "Upgrade: websocket"),
+    make_request(A, LOCAL, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAA"),
+    make_request("localhost:80", LOCAL, method="CONNECT"),
 ]
 
 
 async def test_nothing_is_upgraded(filled: PodHarness) -> None:
-    """R17: whoever asks for another protocol gets one answer in this one, not two, the second time as the first."""
+    """R17: a request to upgrade gets exactly one response in HTTP/1.1, also when repeated."""
     for request in UPGRADES * 2:
         async with connected(filled.address) as raw:
             answer = await raw.ask(request)
             assert answer.status in (200, 400, 405)
             if not answer.is_last:
-                answer = await raw.ask(asking(f"{ACME}/items/x", LOCAL, "Connection: close"))
+                answer = await raw.ask(make_request(f"{ACME}/items/x", LOCAL, "Connection: close"))
                 assert answer.status == 404, request
             assert await raw.rest() == b"", request
 
 
 async def test_a_trailer_is_not_a_header(filled: PodHarness) -> None:
-    """R17: what comes behind a body decides nothing, neither the host nor the version nor whether it came twice."""
+    """R17: trailers have no effect on host, version or repeated headers."""
     for trailer, status in (("X-Min-Version: 999", 200), (LOCAL, 200), ("If-None-Match: *", 200)):
-        request = asking(A, LOCAL, "Transfer-Encoding: chunked", body=f"0\r\n{trailer}\r\n\r\n".encode())
-        assert (await once(filled.address, request)).status == status, trailer
-    hostless = asking(A, "Transfer-Encoding: chunked", body=f"0\r\n{LOCAL}\r\n\r\n".encode())
-    assert (await once(filled.address, hostless)).code == "HOST_MISSING"
+        request = make_request(A, LOCAL, "Transfer-Encoding: chunked", body=f"0\r\n{trailer}\r\n\r\n".encode())
+        assert (await send_once(filled.address, request)).status == status, trailer
+    hostless = make_request(A, "Transfer-Encoding: chunked", body=f"0\r\n{LOCAL}\r\n\r\n".encode())
+    assert (await send_once(filled.address, hostless)).code == "HOST_MISSING"

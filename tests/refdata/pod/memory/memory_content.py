@@ -1,4 +1,4 @@
-"""The memory of a pod for tests, and what is in it."""
+"""Functions to fill the memory of a pod."""
 
 from penstock.refdata.model import DictionaryKey, VersionStamp
 from penstock.refdata.pod.memory.writer import MemoryWriter
