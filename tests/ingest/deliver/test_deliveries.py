@@ -122,7 +122,7 @@ def test_unreachable_webhook_and_missing_secret_are_retried(
 ) -> None:
     """I23: each target is retried with its own error; one target does not delay another."""
     monkeypatch.delenv("HOOK_SECRET", raising=False)
-    down = "http://127.0.0.1:1/gone"
+    down = "http://127.0.0.1:1/hook"
     with WebhookServer() as hook:
         set_targets(harness, {"webhook": {"url": down}}, {"webhook": {"url": hook.url, "secret": "env:HOOK_SECRET"}})
         harness.publish(ONE)
@@ -219,10 +219,10 @@ def test_missing_flow_is_retried(harness: IngestHarness, up: Up, clock: ManualCl
 @pytest.mark.full
 def test_command_prints_its_deliveries(harness: IngestHarness, dictionary: Dictionary) -> None:
     """I23: `ingest run` delivers the state and prints the results; a failed delivery does not fail the run."""
-    set_targets(harness, dictionary.target, {"webhook": {"url": "http://127.0.0.1:1/gone"}})
+    set_targets(harness, dictionary.target, {"webhook": {"url": "http://127.0.0.1:1/hook"}})
     harness.drop(ONE)
     result = penstock("ingest", "run", SUPPLIER, "--root", str(harness.root), cwd=harness.root)
     assert result.code == 0
     assert f"delivery to {dictionary.name}: delivered\n" in result.out
-    assert "delivery to webhook http://127.0.0.1:1/gone: pending: " in result.out
+    assert "delivery to webhook http://127.0.0.1:1/hook: pending: " in result.out
     dictionary.wait_items(read_payloads(harness))

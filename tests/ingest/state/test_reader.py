@@ -53,11 +53,11 @@ def test_readers_in_other_processes(supplier: SupplierFolder, campaign: Campaign
     states = campaign.rounds = examples(24, soak=1000)
     readers = [start_reader(supplier.root, reader) for reader in (*READERS, *READERS)]
     publish_many(supplier, states)
-    for ours, process in readers:
-        ours.send("stop")
-        reads, seen, last = ours.recv()
+    for connection, process in readers:
+        connection.send("stop")
+        reads, seen, last = connection.recv()
         assert not was_killed(process)
-        ours.close()
+        connection.close()
         assert reads >= seen > 1
         assert last == states + 1
     supplier.sweep(AT_ONCE)
@@ -67,11 +67,11 @@ def test_readers_in_other_processes(supplier: SupplierFolder, campaign: Campaign
 
 def start_reader(root: Path, reader: str) -> tuple[Connection, ForkServerProcess]:
     """Start a reader, and wait for its first message."""
-    ours, theirs = Pipe()
-    process = start_process(read_until_stopped, root, reader, theirs)
-    theirs.close()
-    assert ours.recv() == "reading"
-    return ours, process
+    connection, child_connection = Pipe()
+    process = start_process(read_until_stopped, root, reader, child_connection)
+    child_connection.close()
+    assert connection.recv() == "reading"
+    return connection, process
 
 
 @pytest.mark.full

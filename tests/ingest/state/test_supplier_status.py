@@ -22,7 +22,7 @@ def read_status(harness: IngestHarness, clock: ManualClock, supplier: str = SUPP
 
 def test_old_state(harness: IngestHarness, clock: ManualClock) -> None:
     """I13, §14: STATE_OLD by the limit of the configuration, or of the supplier."""
-    assert read_status(harness, clock).alerts == []  # nothing is published: there is nothing to be old
+    assert read_status(harness, clock).alerts == []  # no state is published yet
     harness.publish(ONE)
     clock.advance(2 * DAY - HOUR)
     assert read_status(harness, clock).alerts == []
@@ -38,7 +38,7 @@ def test_unchanged_files(harness: IngestHarness, clock: ManualClock) -> None:
     """I13, §14: SAME_FILE_AGAIN after a number of equal files in a row; a publication ends it."""
     harness.publish(ONE)
     harness.publish(TWO)
-    harness.run(ONE)  # known, but not the current one
+    harness.run(ONE)  # a duplicate, but not of the published file
     for number in range(1, 6):
         assert IngestAlert.SAME_FILE_AGAIN not in read_status(harness, clock).alerts
         harness.run(TWO)

@@ -1,4 +1,4 @@
-"""The log of what runs do with files, and of deliveries.
+"""The log of files that were published, rejected or moved, and of deliveries.
 
 A run logs nothing itself. The process that caused the run logs its outcome, so every event is logged exactly once: the
 watcher for the processes that it starts, and a worker of flows for the runs in its own process.

@@ -12,7 +12,7 @@ from penstock.ingest.tree.port import FileTree
 from penstock.kernel.errors import Conflict, Corrupt, NotFound
 
 _MISSING = "the file is missing"
-_CHANGED = "the file is not what was written there"
+_CHANGED = "the file differs from what the run has written"
 
 
 @dataclass(frozen=True)
