@@ -25,12 +25,12 @@ def send_shard(folder: Path, name: str, shard: int) -> None:
 
 
 def list_sent_events(folder: Path, shards: int) -> list[str]:
-    """Return the ids of the events in all shards, sorted; an event that was sent twice is there twice."""
-    found: list[str] = []
+    """Return the ids of the events in all shards, sorted; an event that was sent twice occurs twice."""
+    ids: list[str] = []
     for shard in range(shards):
         with closing(sqlite3.connect(_database(folder, shard))) as database:
-            found += [name for (name,) in database.execute("SELECT event_id FROM event")]
-    return sorted(found)
+            ids += [name for (name,) in database.execute("SELECT event_id FROM event")]
+    return sorted(ids)
 
 
 def _database(folder: Path, shard: int) -> Path:

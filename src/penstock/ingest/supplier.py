@@ -26,7 +26,7 @@ LARGEST = 2**53 - 1
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 # A header, or the number of a column; the first column is 1.
-Place = Annotated[int, Field(ge=1, le=16_384)] | Name
+ColumnReference = Annotated[int, Field(ge=1, le=16_384)] | Name
 Encoding = Literal[
     "auto", "utf-8", "utf-16", "utf-16-le", "utf-16-be", "windows-1251", "windows-1252", "koi8-r", "cp866"
 ]
@@ -170,7 +170,7 @@ _DEFAULTS = {
 class SupplierColumn(Section):
     """A field of the payload."""
 
-    source: Place | Annotated[list[Place], Field(min_length=1)] = Field(
+    source: ColumnReference | Annotated[list[ColumnReference], Field(min_length=1)] = Field(
         alias="from", description="Header of the column, a list of its spellings, or the number of the column from 1."
     )
     type: ColumnType = Field(ColumnType.STRING, description="Type of the values.")
@@ -206,7 +206,7 @@ class SupplierColumn(Section):
         return list(dict.fromkeys(text for text in empty if text))
 
     @property
-    def places(self) -> list[Place]:
+    def references(self) -> list[ColumnReference]:
         return self.source if isinstance(self.source, list) else [self.source]
 
     def _is_possible(self, default: str | int | bool) -> bool:

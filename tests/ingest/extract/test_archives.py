@@ -74,10 +74,10 @@ def test_a_zip_of_one_file(file: Path) -> None:
 def test_a_zip_of_several_files(file: Path) -> None:
     """I17: each file of a zip is a category, in any format."""
     records = b'[{"sku": "C", "qty": 3, "price": 1}]'
-    found = extract_file(zipped(file, {"шины.csv": PLAIN, "диски.csv": MORE, "акб.json": records}))
-    assert found.of("шины") == [(2, A), (3, B)]
-    assert found.of("диски") == [(2, C)]
-    assert found.of("акб") == [(1, C)]
+    found = extract_file(zipped(file, {"tyres.csv": PLAIN, "rims.csv": MORE, "batteries.json": records}))
+    assert found.of("tyres") == [(2, A), (3, B)]
+    assert found.of("rims") == [(2, C)]
+    assert found.of("batteries") == [(1, C)]
 
 
 def test_files_are_selected_like_sheets(file: Path) -> None:

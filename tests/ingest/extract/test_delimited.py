@@ -32,8 +32,8 @@ def test_the_delimiter_is_detected(file: Path, delimiter: str) -> None:
 
 def test_decimal_commas_are_not_delimiters(file: Path) -> None:
     """I17: if two characters split all rows into equal numbers of cells, the semicolon is the delimiter."""
-    text = "sku;Цена, руб;РРЦ, руб\nA;10,50;12,00\nB;7,00;8,50\n"
-    columns = {"sku": {"from": "sku"}, "price": {"from": "Цена, руб", "type": "money"}}
+    text = "sku;Price, EUR;RRP, EUR\nA;10,50;12,00\nB;7,00;8,50\n"
+    columns = {"sku": {"from": "sku"}, "price": {"from": "Price, EUR", "type": "money"}}
     assert extract_file(write_file(file, text), make_supplier(columns)).rows == [
         (2, {"sku": "A", "price": 1050}),
         (3, {"sku": "B", "price": 700}),
@@ -170,12 +170,12 @@ def test_a_preamble_and_totals(file: Path, header: Any) -> None:
 
 def test_a_header_of_two_rows(file: Path) -> None:
     """I17: a cell of the upper row names the cells to its right; the names of both rows are joined."""
-    text = "Артикул;Цена;;Остаток\n;розница;опт;\nA;10,50;7;1\n"
+    text = "SKU;Price;;Stock\n;retail;wholesale;\nA;10,50;7;1\n"
     columns = {
-        "sku": {"from": "артикул"},
-        "retail": {"from": "Цена / розница", "type": "money"},
-        "bulk": {"from": "цена / опт", "type": "money"},
-        "qty": {"from": "остаток", "type": "integer"},
+        "sku": {"from": "sku"},
+        "retail": {"from": "Price / retail", "type": "money"},
+        "bulk": {"from": "price / wholesale", "type": "money"},
+        "qty": {"from": "stock", "type": "integer"},
     }
     found = extract_file(write_file(file, text), make_supplier(columns, source={"header_rows": 2}))
     assert found.rows == [(3, {"sku": "A", "retail": 1050, "bulk": 700, "qty": 1})]
@@ -204,9 +204,9 @@ def test_a_blank_file(file: Path, content: bytes) -> None:
 
 def test_missing_columns(file: Path) -> None:
     """I6: the message names the missing column, its spellings and the columns of the file."""
-    text_of_error = read_refusal(write_file(file, "Код,qty,price\nA,1,2\n"), code=FailureCode.COLUMNS_MISSING)
+    text_of_error = read_refusal(write_file(file, "Code,qty,price\nA,1,2\n"), code=FailureCode.COLUMNS_MISSING)
     assert "sku ('sku')" in text_of_error
-    assert "'Код', 'qty', 'price'" in text_of_error
+    assert "'Code', 'qty', 'price'" in text_of_error
 
 
 def test_columns_that_are_not_mapped(file: Path) -> None:

@@ -49,17 +49,17 @@ WRITERS = {"xlsx": xlsx, "xls": xls, "xlsb": xlsb, "ods": ods}
 def test_every_kind_of_workbook(tmp_path: Path, kind: str) -> None:
     """I17: every format gives the same facts, with a category for each sheet and the row numbers of the sheet."""
     sheets: Sheets = {
-        "Шины": ROWS,
-        "Диски": [["Прайс"], [], HEADER, ["C", 3, 0.01], [None, None, None], ["00D", "", True]],
+        "Tyres": ROWS,
+        "Rims": [["Price list"], [], HEADER, ["C", 3, 0.01], [None, None, None], ["00D", "", True]],
     }
     columns = {**STOCK, "price_minor": {"from": "price", "empty": ["true"], "type": "money"}}
     found = extract_file(WRITERS[kind](tmp_path / f"price.{kind}", sheets), make_supplier(columns))
-    assert found.of("Шины") == [(2, A), (3, B)]
-    assert found.of("Диски") == [
+    assert found.of("Tyres") == [(2, A), (3, B)]
+    assert found.of("Rims") == [
         (4, {"sku": "C", "qty": 3, "price_minor": 1}),
         (6, {"sku": "00D", "qty": None, "price_minor": None}),
     ]
-    assert found.stats.categories["Шины"] == {"good_rows": 2, "bad_rows": 0}
+    assert found.stats.categories["Tyres"] == {"good_rows": 2, "bad_rows": 0}
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -133,17 +133,17 @@ def test_merged_cells(tmp_path: Path) -> None:
     file = tmp_path / "merged.xlsx"
     with xlsxwriter.Workbook(file) as book:
         sheet = book.add_worksheet("s")
-        sheet.merge_range("A1:A2", "Бренд")
-        sheet.merge_range("B1:C1", "Цена")
-        sheet.write_row("B2", ["розница", "опт"])
+        sheet.merge_range("A1:A2", "Brand")
+        sheet.merge_range("B1:C1", "Price")
+        sheet.write_row("B2", ["retail", "wholesale"])
         sheet.merge_range("A3:A4", "Nokian")
         sheet.write_row("B3", [10.5, 7])
         sheet.write_row("B4", [11, 8])
         sheet.write_row("A5", ["Pirelli", 12, 9])
     columns = {
-        "brand": {"from": "Бренд", "fill_down": True},
-        "retail": {"from": "Цена / розница", "type": "money"},
-        "bulk": {"from": "Цена / опт", "type": "money"},
+        "brand": {"from": "Brand", "fill_down": True},
+        "retail": {"from": "Price / retail", "type": "money"},
+        "bulk": {"from": "Price / wholesale", "type": "money"},
     }
     assert extract_file(file, make_supplier(columns, source={"header_rows": 2})).rows == [
         (3, {"brand": "Nokian", "retail": 1050, "bulk": 700}),
@@ -196,18 +196,18 @@ def test_hidden_sheets_are_read_if_configured(tmp_path: Path) -> None:
 
 def test_forty_sheets(tmp_path: Path) -> None:
     """I17: each sheet is a category, by name or by number; sheets can be skipped."""
-    sheets: Sheets = {f"Лист {n}": [HEADER, [f"A{n}", n, 1]] for n in range(1, 41)}
+    sheets: Sheets = {f"Sheet {n}": [HEADER, [f"A{n}", n, 1]] for n in range(1, 41)}
     file = xlsx(tmp_path / "forty.xlsx", sheets)
-    found = extract_file(file, make_supplier(STOCK, source={"sheets": {"category": "number", "skip": ["Лист 2"]}}))
+    found = extract_file(file, make_supplier(STOCK, source={"sheets": {"category": "number", "skip": ["Sheet 2"]}}))
     assert [fact["category_key"] for fact in found.facts] == [f"sheet{n}" for n in range(1, 41) if n != 2]
     assert found.of("sheet14") == [(2, {"sku": "A14", "qty": 14, "price_minor": 100})]
 
 
 def test_a_sheet_that_lacks_a_column(tmp_path: Path) -> None:
     """I6: the message names the sheet, and the hint the setting that skips it."""
-    file = xlsx(tmp_path / "price.xlsx", {"Шины": ROWS, "Условия": [["Доставка", "Срок"], ["да", "3 дня"]]})
-    assert "'Условия'" in read_refusal(file, code=FailureCode.COLUMNS_MISSING)
-    assert extract_file(file, make_supplier(STOCK, source={"sheets": {"skip": ["Условия"]}})).rows == [(2, A), (3, B)]
+    file = xlsx(tmp_path / "price.xlsx", {"Tyres": ROWS, "Terms": [["Delivery", "Time"], ["yes", "3 days"]]})
+    assert "'Terms'" in read_refusal(file, code=FailureCode.COLUMNS_MISSING)
+    assert extract_file(file, make_supplier(STOCK, source={"sheets": {"skip": ["Terms"]}})).rows == [(2, A), (3, B)]
 
 
 def test_repeated_cells_of_ods(tmp_path: Path) -> None:

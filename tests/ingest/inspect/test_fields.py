@@ -15,7 +15,7 @@ def test_field_names_are_unique() -> None:
     }  # fmt: skip
     fields, warnings = build_fields([["Цена, USD", "Цена, RUB", "Цена 1", "Остаток на 14.02.2026"]])
     assert [field.name for field in fields] == ["price_usd", "price_rub", "price_1", "qty"]
-    assert fields[-1].places == [4]
+    assert fields[-1].references == [4]
     assert warnings == [
         "the header 'Остаток на 14.02.2026' contains a date and will change: column 4 is read by its number"
     ]

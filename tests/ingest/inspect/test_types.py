@@ -7,7 +7,7 @@ import pytest
 
 from penstock.ingest.inspect.cells import CellTexts
 from penstock.ingest.inspect.formats import PIECES
-from penstock.ingest.inspect.types import KnownFormats, guess_type
+from penstock.ingest.inspect.types import ColumnContext, guess_type
 from penstock.ingest.inspect.vocabulary import ColumnHint
 
 
@@ -47,5 +47,5 @@ from penstock.ingest.inspect.vocabulary import ColumnHint
 )  # fmt: skip
 def test_the_type_depends_on_the_cells(texts: list[str], hint: ColumnHint, options: dict[str, Any]) -> None:
     """I18: the type is the one that reads the cells, with the options that it needs."""
-    found = guess_type(CellTexts(pl.Series(texts)), KnownFormats(hint, is_english=False)).options
+    found = guess_type(CellTexts(pl.Series(texts)), ColumnContext(hint, is_english=False)).options
     assert found == options

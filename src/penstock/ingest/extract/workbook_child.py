@@ -85,8 +85,8 @@ def _collect_columns(rows: list[Sequence[Any]], before: int) -> dict[str, Any]:
             cell if cell.__class__ is str else _format_number(cell) if cell.__class__ is float else _format_cell(cell)
             for cell in cells
         ]
-        if found := [n for n, text in enumerate(texts) if text[-4:-3] == "." and cells[n].__class__ is float]:
-            numeric[str(len(columns))] = found
+        if ambiguous := [n for n, text in enumerate(texts) if text[-4:-3] == "." and cells[n].__class__ is float]:
+            numeric[str(len(columns))] = ambiguous
         columns.append(texts)
     return {"columns": columns, "numeric": numeric}
 

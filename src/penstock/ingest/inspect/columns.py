@@ -9,7 +9,7 @@ import polars as pl
 from penstock.ingest.inspect.cells import CellTexts
 from penstock.ingest.inspect.fields import InspectedField
 from penstock.ingest.inspect.tables import ShapedTable
-from penstock.ingest.inspect.types import KnownFormats, TypeGuess, guess_type
+from penstock.ingest.inspect.types import ColumnContext, TypeGuess, guess_type
 from penstock.ingest.inspect.vocabulary import ColumnHint
 from penstock.ingest.supplier import SupplierColumn
 from penstock.ingest.transform.values import read_column
@@ -99,7 +99,7 @@ def _type_field(field: InspectedField, tables: list[ShapedTable], *, is_english:
     )
     ends = pl.Series([len(slice_table) for slice_table in parts], dtype=pl.Int64).cum_sum().to_list()
     # Cells of tables without the column are empty and do not affect the guess.
-    guess = guess_type(CellTexts(texts), KnownFormats(field.hint, is_english))
+    guess = guess_type(CellTexts(texts), ColumnContext(field.hint, is_english))
     if _is_merged_down(field, texts):
         options = {**guess.options, "fill_down": True}
         doubts = (*guess.doubts, "an empty cell gets the value of the cell above it (`fill_down`)")

@@ -20,7 +20,7 @@ class InspectedField:
     columns: dict[int, int] = field(default_factory=dict)
 
     @property
-    def places(self) -> list[str | int]:
+    def references(self) -> list[str | int]:
         return [self.number] if self.number is not None else list(self.spellings)
 
     @property

@@ -86,20 +86,20 @@ class _Grid:
     def score(self, header: HeaderRows) -> float:
         """Return how well *header* names the data below it; 0 if it may be data itself."""
         named = {column for column, name in enumerate(header.names) if name}
-        known = sum(find_meaning(header.names[column]).is_known for column in named)
+        meaningful = sum(find_meaning(header.names[column]).is_known for column in named)
         data = self._select_data(header.end)
         used = {column for column in range(self._width) if _measure_share(data, column, Cell.BLANK) <= 0.7}
         if not used:
-            return known / 10 if known > 1 and known * 2 >= len(named) else 0.0
+            return meaningful / 10 if meaningful > 1 and meaningful * 2 >= len(named) else 0.0
         contrast = sum(self._has_contrast(header, column, data) for column in named & used)
         coverage = len(named & used) / len(used)
         different = len({header.names[column] for column in named}) / len(named)
-        if coverage < 0.5 or different < 0.6 or not (known or contrast):
+        if coverage < 0.5 or different < 0.6 or not (meaningful or contrast):
             return 0.0
         # A row that only numbers the columns belongs to the header; any other row must add names.
         is_counted = header.depth > 1 and _numbers_columns(self._head[header.end - 1])
         weight = 1.5 if is_counted else _ROW_PENALTY ** (header.depth - 1)
-        return weight * coverage * different * (len(named & used) + 3 * known + 2 * contrast)
+        return weight * coverage * different * (len(named & used) + 3 * meaningful + 2 * contrast)
 
     def _may_be_header(self, row: int) -> bool:
         kinds = [kind for kind in self._kinds[row] if kind is not Cell.BLANK]

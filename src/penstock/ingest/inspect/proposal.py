@@ -174,8 +174,8 @@ def _build_source(sample: FileSample, plan: TablePlan, skip_rows: list[str]) -> 
 
 
 def _build_column(column: TypedField, needed: set[str], plan: TablePlan) -> dict[str, Any]:
-    places = column.field.places
-    options = {"from": places if len(places) > 1 else places[0], **column.options}
+    references = column.field.references
+    options = {"from": references if len(references) > 1 else references[0], **column.options}
     is_everywhere = len(column.field.columns) == len(plan.tables)
     is_needed = column.name in needed and is_everywhere and len(column.texts) > 0
     return {**options, "required": True} if is_needed else options

@@ -136,8 +136,8 @@ def _skip_sections(texts: list[str], firsts: pl.Series) -> tuple[list[str], list
     return [], [f"{rows}: these will be bad rows; skip them with a pattern in `source.skip_rows`"]
 
 
-def _list_texts(found: list[dict[int, str]]) -> list[str]:
-    return list(dict.fromkeys(text for rows in found for text in rows.values()))
+def _list_texts(tables: list[dict[int, str]]) -> list[str]:
+    return list(dict.fromkeys(text for rows in tables for text in rows.values()))
 
 
 def _match_exactly(text: str) -> str:

@@ -49,34 +49,34 @@ class TypeGuess:
 
 
 @dataclass(frozen=True)
-class KnownFormats:
-    """The facts about a column that do not depend on its cells."""
+class ColumnContext:
+    """The properties of a column that do not depend on its cells."""
 
     hint: ColumnHint
     is_english: bool
 
 
-def guess_type(cells: CellTexts, known: KnownFormats) -> TypeGuess:
+def guess_type(cells: CellTexts, context: ColumnContext) -> TypeGuess:
     """Return the type of *cells* with its options."""
-    if (pair := _guess_boolean(cells, known)) is not None:
+    if (pair := _guess_boolean(cells, context)) is not None:
         return pair
     empty_texts = cells.empty_texts
     filled = cells.exclude(empty_texts)
     if filled.total == 0:
-        return _add_empty(TypeGuess({"type": _DEFAULT_TYPES.get(known.hint, "string")}), empty_texts)
+        return _add_empty(TypeGuess({"type": _DEFAULT_TYPES.get(context.hint, "string")}), empty_texts)
     for propose in _PROPOSERS:
-        guess = propose(filled, known)
+        guess = propose(filled, context)
         if guess is not None:
             return _add_empty_words(guess, filled, empty_texts)
     # The header suggests a type that the cells do not have.
-    expected = {ColumnHint.MONEY: "amounts", ColumnHint.MOMENT: "dates"}.get(known.hint)
+    expected = {ColumnHint.MONEY: "amounts", ColumnHint.MOMENT: "dates"}.get(context.hint)
     doubt = f"the header suggests {expected}, but the cells contain texts such as {filled.values[0]!r}"
     doubts = (doubt,) if expected else ()
     return _add_empty(TypeGuess({"type": "string"}, doubts), empty_texts)
 
 
-def _guess_boolean(cells: CellTexts, known: KnownFormats) -> TypeGuess | None:
-    if known.hint in (ColumnHint.CODE, ColumnHint.TEXT, ColumnHint.MONEY) or len(cells.values) > 4 or cells.total < 2:
+def _guess_boolean(cells: CellTexts, context: ColumnContext) -> TypeGuess | None:
+    if context.hint in (ColumnHint.CODE, ColumnHint.TEXT, ColumnHint.MONEY) or len(cells.values) > 4 or cells.total < 2:
         return None
     for pair, truth in _PAIRS:
         if cells.lowercase == pair:
@@ -85,11 +85,11 @@ def _guess_boolean(cells: CellTexts, known: KnownFormats) -> TypeGuess | None:
     return None
 
 
-def _guess_code(cells: CellTexts, known: KnownFormats) -> TypeGuess | None:
+def _guess_code(cells: CellTexts, context: ColumnContext) -> TypeGuess | None:
     """Guess a text for codes: as a number, a code would lose its leading zeros."""
-    if known.hint is ColumnHint.CODE:
+    if context.hint is ColumnHint.CODE:
         return TypeGuess({"type": "string"})
-    if known.hint is not ColumnHint.NONE:
+    if context.hint is not ColumnHint.NONE:
         return None
     digits = cells.measure_match("[0-9]+")
     is_code = digits > 0.8 and (cells.has_match(_LEADING_ZERO) or cells.measure_match(_CODES) > 0.8)
@@ -97,36 +97,36 @@ def _guess_code(cells: CellTexts, known: KnownFormats) -> TypeGuess | None:
     return TypeGuess({"type": "string"}) if is_code or is_mixed else None
 
 
-def _guess_moment(cells: CellTexts, known: KnownFormats) -> TypeGuess | None:
-    if known.hint not in (ColumnHint.MOMENT, ColumnHint.NONE):
+def _guess_moment(cells: CellTexts, context: ColumnContext) -> TypeGuess | None:
+    if context.hint not in (ColumnHint.MOMENT, ColumnHint.NONE):
         return None
-    return _make_guess(moment_options(cells, is_named=known.hint is ColumnHint.MOMENT, is_english=known.is_english))
+    return _make_guess(moment_options(cells, is_named=context.hint is ColumnHint.MOMENT, is_english=context.is_english))
 
 
-def _guess_money(cells: CellTexts, known: KnownFormats) -> TypeGuess | None:
-    if known.hint not in (ColumnHint.MONEY, ColumnHint.NONE):
+def _guess_money(cells: CellTexts, context: ColumnContext) -> TypeGuess | None:
+    if context.hint not in (ColumnHint.MONEY, ColumnHint.NONE):
         return None
-    return _make_guess(money_options(cells, is_named=known.hint is ColumnHint.MONEY))
+    return _make_guess(money_options(cells, is_named=context.hint is ColumnHint.MONEY))
 
 
-def _guess_quantity(cells: CellTexts, known: KnownFormats) -> TypeGuess | None:
-    if known.hint not in (ColumnHint.QUANTITY, ColumnHint.MEASURE, ColumnHint.NONE):
+def _guess_quantity(cells: CellTexts, context: ColumnContext) -> TypeGuess | None:
+    if context.hint not in (ColumnHint.QUANTITY, ColumnHint.MEASURE, ColumnHint.NONE):
         return None
     # Very few fractions are likely to be mistakes.
     if is_fractional(cells) and cells.measure_match(r"[+-]?[0-9]*[.,][0-9]*[1-9][0-9]*") >= 0.01:
         return None
-    return _make_guess(quantity_options(cells, is_named=known.hint is ColumnHint.QUANTITY))
+    return _make_guess(quantity_options(cells, is_named=context.hint is ColumnHint.QUANTITY))
 
 
-def _guess_measure(cells: CellTexts, known: KnownFormats) -> TypeGuess | None:
-    if known.hint not in (ColumnHint.QUANTITY, ColumnHint.MEASURE, ColumnHint.NONE):
+def _guess_measure(cells: CellTexts, context: ColumnContext) -> TypeGuess | None:
+    if context.hint not in (ColumnHint.QUANTITY, ColumnHint.MEASURE, ColumnHint.NONE):
         return None
-    return _make_guess(measure_options(cells, is_named=known.hint is not ColumnHint.NONE))
+    return _make_guess(measure_options(cells, is_named=context.hint is not ColumnHint.NONE))
 
 
-def _guess_enum(cells: CellTexts, known: KnownFormats) -> TypeGuess | None:
+def _guess_enum(cells: CellTexts, context: ColumnContext) -> TypeGuess | None:
     """Guess an enum for a few words that repeat; not for brands and categories, which get new values."""
-    if known.hint not in (ColumnHint.NONE, ColumnHint.QUANTITY) or cells.total < _ENUM_CELLS:
+    if context.hint not in (ColumnHint.NONE, ColumnHint.QUANTITY) or cells.total < _ENUM_CELLS:
         return None
     words: dict[str, str] = {}
     for text in cells.values.head(_ENUM_VALUES * 3):
@@ -136,7 +136,7 @@ def _guess_enum(cells: CellTexts, known: KnownFormats) -> TypeGuess | None:
     return TypeGuess({"type": "enum", "values": sorted(words.values())}) if is_few and is_short else None
 
 
-_PROPOSERS: tuple[Callable[[CellTexts, KnownFormats], TypeGuess | None], ...] = (
+_PROPOSERS: tuple[Callable[[CellTexts, ColumnContext], TypeGuess | None], ...] = (
     _guess_code,
     _guess_moment,
     _guess_money,

@@ -114,10 +114,10 @@ def find_meaning(header: str) -> ColumnMeaning:
     own = to_snake_case(text) or "column"
     if len(text) <= _LONGEST * 2:
         for rank, (pattern, name, other, hint) in enumerate(_COMPILED):
-            if found := pattern.search(text):
-                beside = f"{text[: found.start()]} {text[found.end() :]}"
+            if match := pattern.search(text):
+                rest = f"{text[: match.start()]} {text[match.end() :]}"
                 return ColumnMeaning(
-                    name, _transliterate(_NOISE.sub(" ", beside)), _transliterate(beside), other, hint, rank
+                    name, _transliterate(_NOISE.sub(" ", rest)), _transliterate(rest), other, hint, rank
                 )
     return ColumnMeaning(to_snake_case(_NOISE.sub(" ", text)) or own, "", "", own, ColumnHint.NONE, len(_COMPILED))
 

@@ -118,7 +118,7 @@ def _locate_header(table: "SourceTable", supplier: Supplier) -> tuple[int, list[
 def _find_header_row(head: list[list[str]], supplier: Supplier) -> int:
     """Return the number of the row with the most mapped names; without names, of the row most similar to a header."""
     mapped = [
-        [normalize_name(place) for place in column.places if isinstance(place, str)]
+        [normalize_name(reference) for reference in column.references if isinstance(reference, str)]
         for column in supplier.columns.values()
     ]
 
@@ -126,7 +126,7 @@ def _find_header_row(head: list[list[str]], supplier: Supplier) -> int:
         if not any(mapped):
             return score_header_row(head[row])
         names = {normalize_name(name) for name in join_header_rows(head[row : row + supplier.source.header_rows])}
-        return sum(any(place in names for place in places) for places in mapped)
+        return sum(any(reference in names for reference in references) for references in mapped)
 
     best, most = 0, 0
     for row in range(len(head)):
@@ -155,31 +155,33 @@ def _name_columns(names: list[str]) -> list[tuple[int, str]]:
 def _find_column(table: "SourceTable", names: list[str], column: SupplierColumn) -> int | None:
     if table.names is not None:
         # Later records may have names that the first records lack, so an absent name is the last choice.
-        places = [str(place) for place in column.places if str(place) in names]
-        places.sort(key=lambda place: place in table.absent)
-        return names.index(places[0]) if places else None
+        references = [str(reference) for reference in column.references if str(reference) in names]
+        references.sort(key=lambda reference: reference in table.absent)
+        return names.index(references[0]) if references else None
     compared = [normalize_name(name) for name in names]
-    for place in column.places:
-        if isinstance(place, int):
-            return place - 1
-        if compared.count(normalize_name(place)) > 1:
-            numbers = [str(number) for number, name in enumerate(compared, start=1) if name == normalize_name(place)]
-            message = f"{_describe_table(table)} has several columns {place!r}: {', '.join(numbers)}"
+    for reference in column.references:
+        if isinstance(reference, int):
+            return reference - 1
+        if compared.count(normalize_name(reference)) > 1:
+            numbers = [
+                str(number) for number, name in enumerate(compared, start=1) if name == normalize_name(reference)
+            ]
+            message = f"{_describe_table(table)} has several columns {reference!r}: {', '.join(numbers)}"
             hint = f"select one by its number, e.g. `from: {numbers[0]}`"
             raise RunFailed(FailureCode.HEADER_MISMATCH, message, hint)
-        if normalize_name(place) in compared:
-            return compared.index(normalize_name(place))
+        if normalize_name(reference) in compared:
+            return compared.index(normalize_name(reference))
     return None
 
 
 def _check_missing(table: "SourceTable", names: list[str], fields: list[BoundColumn], supplier: Supplier) -> None:
-    known = {field.name for field in fields}
-    if missing := [name for name in supplier.key if name not in known and name != CATEGORY]:
+    names_of_fields = {field.name for field in fields}
+    if missing := [name for name in supplier.key if name not in names_of_fields and name != CATEGORY]:
         raise _missing_error(table, names, missing)
     width = max([len(names), *(len(row) for row in table.head)], default=0)
     needed = [field for field in fields if field.column.required or field.name in supplier.key]
     missing = [
-        f"{field.name} ({' or '.join(repr(place) for place in field.column.places)})"
+        f"{field.name} ({' or '.join(repr(reference) for reference in field.column.references)})"
         for field in needed
         if field.index is None or field.index >= width or (table.absent and names[field.index] in table.absent)
     ]

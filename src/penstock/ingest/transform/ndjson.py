@@ -116,12 +116,12 @@ def build_repeated_lines(start: str, row_number: pl.Series, key: Sequence[str]) 
     return build_bad_lines(start, row_number.alias("row_number").to_frame().with_columns(columns))
 
 
-def build_held_lines(run_id: str, supplier: str, known: pl.DataFrame, payload: pl.Series, held_from: str) -> pl.Series:
+def build_held_lines(run_id: str, supplier: str, facts: pl.DataFrame, payload: pl.Series, held_from: str) -> pl.Series:
     """I20: return the lines of facts that this run repeats from an earlier run, with the id of that run."""
-    fields = known.select(
+    fields = facts.select(
         pl.lit(run_id).alias("run_id"),
         pl.lit(supplier).alias("supplier"),
-        *([pl.col(CATEGORY)] if known[CATEGORY].is_not_null().any() else []),
+        *([pl.col(CATEGORY)] if facts[CATEGORY].is_not_null().any() else []),
         pl.col("row_id"),
         pl.col("held_from").fill_null(held_from),
     )
@@ -132,13 +132,13 @@ def build_held_lines(run_id: str, supplier: str, known: pl.DataFrame, payload: p
     return _concatenate(parts, start, pl.lit(',"payload":'), "payload", pl.lit("}"))
 
 
-def build_changed_lines(change: str, known: pl.DataFrame, supplier: Supplier) -> pl.Series:
+def build_changed_lines(change: str, facts: pl.DataFrame, supplier: Supplier) -> pl.Series:
     """I21: return a line with the key of each added, removed or changed fact."""
     fields = [field.alias(name) for name, field in _key_fields(supplier).items() if name != CATEGORY]
     columns = [pl.lit(change).alias("change")]
-    columns += [pl.col(CATEGORY)] if known[CATEGORY].is_not_null().any() else []
+    columns += [pl.col(CATEGORY)] if facts[CATEGORY].is_not_null().any() else []
     columns += [pl.struct(fields).alias("key")] if fields else [pl.col("row_id")]
-    return known.select(pl.struct(columns).struct.json_encode().alias("line"))["line"]
+    return facts.select(pl.struct(columns).struct.json_encode().alias("line"))["line"]
 
 
 def parse_facts(lines: pl.Series, supplier: Supplier) -> pl.DataFrame:
@@ -158,10 +158,10 @@ def extract_payloads(lines: pl.Series) -> pl.Series:
     return lines.str.extract(r'"payload":(\{.*\})\}$', 1)
 
 
-def hash_keys(known: pl.DataFrame, supplier: Supplier) -> pl.DataFrame:
+def hash_keys(facts: pl.DataFrame, supplier: Supplier) -> pl.DataFrame:
     """Return the hashed keys of facts that were read, equal to the hashes of `RecordEmitter`."""
     parts = [field.fill_null("") for field in _key_fields(supplier).values()]
-    return known.select(hash_expressions(parts, pl.col("row_id")))
+    return facts.select(hash_expressions(parts, pl.col("row_id")))
 
 
 def _key_fields(supplier: Supplier) -> dict[str, pl.Expr]:

@@ -80,7 +80,7 @@ def process_file(file: Path, supplier: Supplier, names: RunNames, output: Proces
     """Write the facts and bad rows of *file* to *out*; RunFailed if the Gate rejects it."""
     position = ReadProgress(file.stat().st_size)
     # Of records only the mapped names are read, in all spellings; without a mapping all names are read.
-    wanted = [str(place) for column in supplier.columns.values() for place in column.places] or None
+    wanted = [str(reference) for column in supplier.columns.values() for reference in column.references] or None
     with ThreadPoolExecutor(_THREADS, "ingest-judge") as pool, _switch_threads_often():
         for table in open_tables(file, supplier.source, supplier.limits, wanted, position):
             emitter = RecordEmitter(names.run_id, names.supplier, supplier, bind_columns(table, supplier), table)

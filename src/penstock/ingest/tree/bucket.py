@@ -89,7 +89,7 @@ class BucketTree:
 
     def list_ignored(self, supplier: str | None = None) -> list[IgnoredEntry]:
         folder = paths.INBOX if supplier is None else paths.inbox(supplier)
-        entries = {found.path.removeprefix(f"{folder}/").partition("/")[:2] for found in self._objects(folder)}
+        entries = {item.path.removeprefix(f"{folder}/").partition("/")[:2] for item in self._objects(folder)}
         if supplier is not None:
             kinds = {name: "folder" for name, slash in entries if slash}
         else:
