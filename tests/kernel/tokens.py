@@ -1,4 +1,4 @@
-"""Tokens good and bad, the keys behind them, and the places keys come from: what tests of authentication stand on."""
+"""Valid and invalid tokens, their keys, and the sources of keys, for tests of authentication."""
 
 import base64
 import hashlib
@@ -41,7 +41,7 @@ HEADERS = st.fixed_dictionaries(
 
 
 def public(key: Any, kid: str | None) -> dict[str, Any]:
-    """The public half of *key* as a JWK."""
+    """Return the public key of *key* as a JWK."""
     algorithm = RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else ECAlgorithm
     return {**algorithm.to_jwk(key.public_key(), as_dict=True), **({"kid": kid} if kid else {})}
 
@@ -50,13 +50,13 @@ JWKS = {"keys": [public(RSA_KEY, "rsa"), public(EC_KEY, "ec")]}
 
 
 def signed(key: Any = SECRET, kid: str | None = None, algorithm: str = "HS256", **claims: Any) -> str:
-    """A token; a claim given as None is left out."""
+    """Return a token; a claim with the value None is left out."""
     chosen = {name: value for name, value in {**CLAIMS, **claims}.items() if value is not None}
     return jwt.encode(chosen, key, algorithm, headers={"kid": kid} if kid else None)
 
 
 def forged(header: Mapping[str, Any], claims: Any, secret: bytes | None = None) -> str:
-    """A token no library would make, signed by hand when there is a *secret*."""
+    """Return a token that no library creates, signed if there is a *secret*."""
     parts = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in (header, claims)]
     text = b".".join(parts)
     signature = hmac.digest(secret, text, hashlib.sha256) if secret else b""
@@ -82,14 +82,14 @@ async def refusal(authenticator: JwtAuthenticator, token: str) -> str:
 
 
 def write(path: Path, jwks: Any) -> Path:
-    """Put *jwks* in place at once, as whoever rotates keys should."""
+    """Replace the file by *jwks* atomically, as a rotation of keys should."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(jwks))
     return new.replace(path)
 
 
 class Hours:
-    """The wall clock and the monotonic one, moved by a test."""
+    """The wall clock and the monotonic clock, which a test advances."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead = 0.0
@@ -106,7 +106,7 @@ class Hours:
 
 
 class KeyServer:
-    """A JWKS address on the loopback, whose answer a test chooses."""
+    """A JWKS URL on loopback with a response that a test chooses."""
 
     def __init__(self) -> None:
         self.status, self.body, self.asked = 200, json.dumps(JWKS).encode(), 0

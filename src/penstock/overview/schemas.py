@@ -14,7 +14,7 @@ class _OverviewModel(BaseModel):
 
 
 class OverviewEvent(MoveSchema):
-    """One move of one subject of a part."""
+    """A move of one subject of a part."""
 
     part: Part = Field(description="The part that the subject belongs to.")
     machine: str = Field(description="The state machine, e.g. `flows.run`.")
@@ -40,7 +40,7 @@ class PartStatus(_OverviewModel):
 
 
 class StatusReport(_OverviewModel):
-    """What is late or broken in all parts."""
+    """The status of all parts, with everything that is late or broken."""
 
     status: str = Field(description="The worst severity of all issues, BROKEN or LATE; OK if there is no issue.")
     at: datetime = Field(description="When the report was made.")

@@ -1,4 +1,4 @@
-"""Each implementation of the bus port with what a test may do to it."""
+"""The implementations of the bus port, with operations for tests."""
 
 import itertools
 import os
@@ -24,18 +24,18 @@ _RUN = os.urandom(4).hex()
 
 
 class BusBackend(Protocol):
-    """A bus, and a topic nobody else uses."""
+    """A bus, and a topic that no other test uses."""
 
     bus: Bus
     db: Database
     topic: str
-    may_repeat: bool  # whether a change of workers may hand out again what a live one is handling
+    may_repeat: bool  # whether a change of workers may redeliver a message that a running worker handles
 
     async def relay(self) -> None:
-        """Send on what transactions published."""
+        """Send the messages of committed transactions."""
 
     def address(self) -> "Address":
-        """By which another process or event loop reaches the same bus."""
+        """Return the address of the same bus for another process or event loop."""
 
     def dead(self) -> AbstractAsyncContextManager[Bus]:
         """A bus whose server does not answer."""
@@ -43,7 +43,7 @@ class BusBackend(Protocol):
 
 @dataclass(frozen=True)
 class Address:
-    """How to open the same bus elsewhere; travels as JSON."""
+    """The address of a bus, which is passed to other processes as JSON."""
 
     dsn: str
     bootstrap: str | None = None
@@ -75,14 +75,14 @@ class PostgresBusBackend:
         self.topic = new_topic()
 
     async def relay(self) -> None:
-        """Nothing to do: a commit is all it takes."""
+        """Do nothing: a commit is enough."""
 
     def address(self) -> Address:
         return Address(self.db.dsn)
 
     @asynccontextmanager
     async def dead(self) -> AsyncIterator[Bus]:
-        dsn = f"postgresql://nobody@{NOWHERE}/none"
+        dsn = f"postgresql://user@{NOWHERE}/none"
         async with asyncpg.create_pool(dsn, min_size=0) as pool:
             yield PostgresBus(Database(dsn, pool, SystemClock()))
 

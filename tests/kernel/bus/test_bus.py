@@ -1,4 +1,4 @@
-"""The bus: keyed, ordered, handed out until settled; the same promises for every implementation."""
+"""The bus: ordered per key, redelivered until settled, with the same guarantees for every implementation."""
 
 import asyncio
 import signal
@@ -57,7 +57,7 @@ async def kafka_backend(db: Database, broker: Kafka) -> AsyncIterator[KafkaBusBa
 
 @pytest.fixture(params=["postgres", "kafka"])
 def backend(request: pytest.FixtureRequest) -> BusBackend:
-    """Every implementation in turn."""
+    """Every implementation."""
     found: BusBackend = request.getfixturevalue(f"{request.param}_backend")
     return found
 
@@ -66,12 +66,12 @@ def backend(request: pytest.FixtureRequest) -> BusBackend:
 
 
 async def publish(backend: BusBackend, *pairs: tuple[str, str]) -> None:
-    """Publish *pairs* of key and value, in one go."""
+    """Publish *pairs* of key and value in one call."""
     await backend.bus.publish([BusMessage(backend.topic, key, value.encode()) for key, value in pairs])
 
 
 async def take(subscription: Subscription, limit: int = 100) -> Sequence[BusDelivery]:
-    """Take, as soon as there is something."""
+    """Take messages as soon as there are any."""
     async with asyncio.timeout(WITHIN):
         while not (taken := await subscription.take(limit)):
             await subscription.wait(1)
@@ -79,10 +79,10 @@ async def take(subscription: Subscription, limit: int = 100) -> Sequence[BusDeli
 
 
 async def take_all(subscription: Subscription, count: int) -> list[BusDelivery]:
-    """Hold *count* messages at once.
+    """Claim *count* messages at once.
 
-    A partition hands out nothing more while some of its messages are held. So what is held goes back when nothing more
-    comes, as it does when a broker has sent only the first messages.
+    A partition delivers nothing more while some of its messages are claimed. So claimed messages are released if no
+    more arrive, which happens when a broker has sent only the first messages.
     """
     taken: list[BusDelivery] = []
     async with asyncio.timeout(WITHIN):
@@ -97,21 +97,21 @@ async def take_all(subscription: Subscription, count: int) -> list[BusDelivery]:
 
 
 async def settle(subscription: Subscription, taken: Sequence[BusDelivery], outcome: Outcome | None = Done()) -> int:  # noqa: B008
-    """Settle, as patiently as the work loop does it: a broker may be slow to answer."""
+    """Settle with retries, as the work loop does, because a broker may answer slowly."""
     async with asyncio.timeout(WITHIN):
         while True:
             with suppress(Transient):
                 return await subscription.settle([(delivery, outcome) for delivery in taken])
 
 
-async def finish(backend: BusBackend, subscription: Subscription, held: BusDelivery) -> None:
-    """Settle *held*. Where a change of workers may end the hold of a live worker, the message comes again."""
-    while await settle(subscription, [held]):
-        assert backend.may_repeat, "the hold was lost"
+async def finish(backend: BusBackend, subscription: Subscription, claimed: BusDelivery) -> None:
+    """Settle *claimed*, also if a change of workers ends the claim and the message is redelivered."""
+    while await settle(subscription, [claimed]):
+        assert backend.may_repeat, "the claim was lost"
         (again,) = await take(subscription, limit=1)
-        assert again.message.value == held.message.value
-        assert again.attempt > held.attempt
-        held = again
+        assert again.message.value == claimed.message.value
+        assert again.attempt > claimed.attempt
+        claimed = again
 
 
 def values(deliveries: Sequence[BusDelivery]) -> list[str]:
@@ -125,7 +125,7 @@ Handle = Callable[[BusDelivery], Awaitable[Outcome]]
 async def working(
     backend: BusBackend, handle: Handle, name: str = "w", policy: DeliveryPolicy = LONG
 ) -> AsyncIterator[None]:
-    """A worker at work; it stops and leaves at the end."""
+    """Run a worker until the end of the block."""
     async with backend.bus.subscribe(backend.topic, worker=name, policy=policy) as subscription:
         poll = timedelta(milliseconds=200)
         worker = Worker(subscription, handle_each(handle, subscription), Telemetry(), batch=10, poll=poll)
@@ -138,7 +138,7 @@ async def working(
 
 
 class Notes:
-    """What workers handled, in order; a test waits until enough of it happened."""
+    """The handled messages in order, for which a test can wait."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, BusDelivery]] = []
@@ -163,8 +163,8 @@ class Notes:
 # Order
 
 
-async def test_messages_of_a_key_come_in_order(backend: BusBackend) -> None:
-    """R9: in order per key, over any number of batches."""
+async def test_messages_of_a_key_are_delivered_in_order(backend: BusBackend) -> None:
+    """R9: messages of a key are in order over any number of batches."""
     keys = ["a", "b", "c"]
     await publish(backend, *[(key, f"{key}{n}") for n in range(20) for key in keys])
     seen: dict[str, list[str]] = defaultdict(list)
@@ -179,7 +179,7 @@ async def test_messages_of_a_key_come_in_order(backend: BusBackend) -> None:
 
 
 async def test_nothing_overtakes_a_message_that_is_retried(backend: BusBackend) -> None:
-    """R9, R11: a key goes on only after the message before was settled; a retry repeats it first."""
+    """R9, R11: a message is delivered only after the previous one of its key was settled; a retry repeats it first."""
     await publish(backend, *[("a", str(n)) for n in range(6)])
     notes = Notes()
 
@@ -194,8 +194,8 @@ async def test_nothing_overtakes_a_message_that_is_retried(backend: BusBackend) 
     assert [delivery.attempt for _, delivery in notes.seen] == [1, 1, 2, 3, 1, 1, 2, 3, 1, 1]
 
 
-async def test_what_is_out_is_not_handed_out_again(backend: BusBackend) -> None:
-    """A key's next message waits until the one before it is settled, also for the worker that holds it."""
+async def test_a_delivered_message_is_not_delivered_again(backend: BusBackend) -> None:
+    """The next message of a key waits until the previous one is settled, also for the same worker."""
     await publish(backend, ("a", "1"), ("a", "2"))
     async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
         first = await take(subscription, limit=1)
@@ -206,7 +206,7 @@ async def test_what_is_out_is_not_handed_out_again(backend: BusBackend) -> None:
 
 
 async def test_publishing_wakes_a_waiting_worker(backend: BusBackend) -> None:
-    """Nobody sleeps through a message."""
+    """A waiting worker is woken by a new message."""
     async with backend.bus.subscribe(backend.topic, worker="w") as subscription:
         await publish(backend, ("a", "first"))
         await settle(subscription, await take(subscription))
@@ -222,8 +222,8 @@ async def take_after_one_wait(subscription: Subscription) -> Sequence[BusDeliver
         return taken
 
 
-async def test_a_message_published_before_a_wait_ends_it(backend: BusBackend) -> None:
-    """What came between a take that found nothing and the wait after it is not waited for."""
+async def test_a_message_published_before_a_wait_ends_the_wait(backend: BusBackend) -> None:
+    """A message that arrives between an empty take and the wait after it ends the wait."""
     async with backend.bus.subscribe(backend.topic, worker="w") as subscription:
         assert await subscription.take(10) == []
         await publish(backend, ("a", "1"))
@@ -246,7 +246,7 @@ async def test_keys_are_spread_over_workers(backend: BusBackend) -> None:
 
         return handle
 
-    async with working(backend, await handler("one"), "one"), working(backend, await handler("two"), "two"):
+    async with working(backend, await handler("first"), "first"), working(backend, await handler("second"), "second"):
         rounds = 0
         while len({worker for worker, _ in notes.seen}) < 2:  # until both have joined
             await publish(backend, *[(f"k{n}", f"k{n} {rounds:03}") for n in range(20)])
@@ -256,7 +256,7 @@ async def test_keys_are_spread_over_workers(backend: BusBackend) -> None:
 
 
 async def test_workers_join_and_leave_and_every_message_is_handled(backend: BusBackend) -> None:
-    """R11: a change of workers neither loses nor doubles nor reorders anything."""
+    """R11: a change of workers neither loses nor duplicates nor reorders messages."""
     notes, total = Notes(), 0
 
     def handler(name: str) -> Handle:
@@ -297,20 +297,20 @@ def check_handled_in_order(backend: BusBackend, notes: Notes, total: int) -> Non
         assert first_times == sorted(first_times)
 
 
-async def test_leaving_gives_back_untouched_messages_at_once(backend: BusBackend) -> None:
-    """A worker that stops leaves the rest of its batch to the others: now, in order, and as if never taken."""
+async def test_a_leaving_worker_releases_untouched_messages_at_once(backend: BusBackend) -> None:
+    """The rest of the batch of a worker that stops is delivered to others at once, in order, as a first attempt."""
     await publish(backend, *[("a", str(n)) for n in range(5)])
     async with backend.bus.subscribe(backend.topic, worker="leaving", policy=LONG) as subscription:
-        held = await take_all(subscription, 5)
-        await subscription.settle([(held[0], Done()), *[(delivery, None) for delivery in held[1:]]])
+        claimed = await take_all(subscription, 5)
+        await subscription.settle([(claimed[0], Done()), *[(delivery, None) for delivery in claimed[1:]]])
     async with backend.bus.subscribe(backend.topic, worker="staying", policy=LONG) as subscription:
         given = await take_all(subscription, 4)
     assert values(given) == ["1", "2", "3", "4"]
     assert {delivery.attempt for delivery in given} == {1}
 
 
-async def test_leaving_gives_back_what_was_never_settled(backend: BusBackend) -> None:
-    """A worker that falls out of its loop still leaves nothing behind that others would have to wait for."""
+async def test_a_leaving_worker_releases_unsettled_messages(backend: BusBackend) -> None:
+    """Others do not wait for the messages of a worker whose loop ended with an error."""
     await publish(backend, ("a", "1"), ("b", "2"))
     with pytest.raises(LookupError):
         async with backend.bus.subscribe(backend.topic, worker="failing", policy=LONG) as subscription:
@@ -321,7 +321,7 @@ async def test_leaving_gives_back_what_was_never_settled(backend: BusBackend) ->
 
 
 async def test_several_event_loops_share_a_topic(backend: BusBackend) -> None:
-    """Each loop of a process may have a bus of its own; together they handle each message once."""
+    """Each event loop of a process may have its own bus; together they handle each message once."""
     await publish(backend, *[(f"k{n}", str(n)) for n in range(40)])
     handled: list[str] = []
     address = backend.address()
@@ -341,19 +341,19 @@ async def test_several_event_loops_share_a_topic(backend: BusBackend) -> None:
     assert backend.may_repeat or len(handled) == 40
 
 
-# Losing the hold
+# Losing a claim
 
 
-async def test_a_settle_after_the_hold_was_lost_changes_nothing(backend: BusBackend) -> None:
-    """R11: a worker whose lease ran out is told so; the message is still with the one that took it over."""
+async def test_a_settle_after_the_lease_expired_changes_nothing(backend: BusBackend) -> None:
+    """R11: a worker whose lease has expired gets the number of lost messages; another worker has them."""
     await publish(backend, ("a", "1"), ("a", "2"))
     short = DeliveryPolicy(lease_for=SHORT)
     async with backend.bus.subscribe(backend.topic, worker="slow", policy=short) as slow:
-        held = await take(slow, limit=1)
+        claimed = await take(slow, limit=1)
         async with backend.bus.subscribe(backend.topic, worker="quick", policy=LONG) as quick:
             taken = await take(quick)
-            assert await settle(slow, held) == 1
-            assert await settle(slow, held, Failed("no")) == 1
+            assert await settle(slow, claimed) == 1
+            assert await settle(slow, claimed, Failed("no")) == 1
             assert await backend.bus.backlog(backend.topic) == 2
             assert (values(taken), taken[0].attempt) == (["1"], 2)
             await finish(backend, quick, taken[0])
@@ -361,42 +361,42 @@ async def test_a_settle_after_the_hold_was_lost_changes_nothing(backend: BusBack
     assert await backend.bus.dead_letters(backend.topic) == []
 
 
-async def test_an_earlier_hold_of_the_same_worker_counts_for_nothing(backend: BusBackend) -> None:
-    """R11: who lost a message and got it again settles it under the new hold only."""
+async def test_an_earlier_claim_of_the_same_worker_does_not_count(backend: BusBackend) -> None:
+    """R11: a worker that lost a message and got it again can settle it only under the new claim."""
     await publish(backend, ("a", "1"))
     async with backend.bus.subscribe(backend.topic, worker="w", policy=DeliveryPolicy(lease_for=SHORT)) as subscription:
         lost = await take(subscription)
-        held = await take(subscription)  # the lease ran out
-        assert (values(held), held[0].attempt) == (["1"], 2)
-        assert held[0].fence > lost[0].fence
+        claimed = await take(subscription)  # the lease has expired
+        assert (values(claimed), claimed[0].attempt) == (["1"], 2)
+        assert claimed[0].fence > lost[0].fence
         assert await settle(subscription, lost, Failed("too late")) == 1
-        await finish(backend, subscription, held[0])
+        await finish(backend, subscription, claimed[0])
     assert await backend.bus.dead_letters(backend.topic) == []
 
 
-async def test_what_is_lost_comes_again_however_much_waits_behind_it(backend: BusBackend) -> None:
-    """R11: a worker that has fetched ahead as much as it may, and lets its hold run out, gets all of it again."""
+async def test_lost_messages_are_redelivered_however_many_wait(backend: BusBackend) -> None:
+    """R11: a worker with a full prefetch whose lease expires gets all messages again."""
     await publish(backend, *[("a", str(n)) for n in range(2_000)])
     async with backend.bus.subscribe(backend.topic, worker="w", policy=DeliveryPolicy(lease_for=SHORT)) as subscription:
         await take(subscription, limit=1)
-        held = await take(subscription, limit=1)  # the lease ran out
-        assert (values(held), held[0].attempt) == (["0"], 2)
-        await finish(backend, subscription, held[0])
+        claimed = await take(subscription, limit=1)  # the lease has expired
+        assert (values(claimed), claimed[0].attempt) == (["0"], 2)
+        await finish(backend, subscription, claimed[0])
         assert values(await take(subscription, limit=1)) == ["1"]
 
 
 async def test_a_batch_is_settled_once(backend: BusBackend) -> None:
-    """Saying it again says nothing new."""
+    """A second settlement of a batch changes nothing."""
     await publish(backend, ("a", "1"), ("a", "2"))
     async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
-        held = await take(subscription, limit=1)
-        assert await settle(subscription, held) == 0
-        assert await settle(subscription, held) == 1
+        claimed = await take(subscription, limit=1)
+        assert await settle(subscription, claimed) == 0
+        assert await settle(subscription, claimed) == 1
         assert values(await take(subscription)) == ["2"]
 
 
-async def test_a_worker_that_extends_keeps_what_it_holds(backend: BusBackend) -> None:
-    """R11: work may take longer than a lease, and others may join meanwhile: nobody else gets what is being handled."""
+async def test_a_worker_that_extends_its_lease_keeps_its_messages(backend: BusBackend) -> None:
+    """R11: work may take longer than a lease while others join: no other worker gets the messages."""
     await publish(backend, *[(f"k{n}", str(n)) for n in range(20)])
     notes, finish = Notes(), asyncio.Event()
 
@@ -424,8 +424,8 @@ async def test_a_worker_that_extends_keeps_what_it_holds(backend: BusBackend) ->
     assert backend.may_repeat or {delivery.attempt for _, delivery in notes.seen} == {1}
 
 
-async def test_a_worker_that_asks_for_nothing_holds_nobody_up(backend: BusBackend) -> None:
-    """A frozen worker keeps no messages from the others, also none that came after it froze."""
+async def test_an_inactive_worker_does_not_block_others(backend: BusBackend) -> None:
+    """The messages of a frozen worker are delivered to others, also those published after it froze."""
     async with backend.bus.subscribe(backend.topic, worker="silent", policy=DeliveryPolicy(lease_for=SHORT)) as silent:
         await publish(backend, ("a", "1"))
         await settle(silent, await take(silent))
@@ -439,11 +439,11 @@ async def test_a_worker_that_asks_for_nothing_holds_nobody_up(backend: BusBacken
     assert sorted(seen) == sorted(f"k{n}" for n in range(20))
 
 
-async def test_messages_of_a_killed_worker_are_handed_out_again(backend: BusBackend) -> None:
-    """A worker killed in mid-batch leaves all of it to another, in order, one by one: any may be what killed it."""
+async def test_messages_of_a_killed_worker_are_redelivered(backend: BusBackend) -> None:
+    """The batch of a killed worker is redelivered in order, one by one, because any message may have killed it."""
     await publish(backend, *[("a", f"a{n}") for n in range(3)], *[("b", f"b{n}") for n in range(3)])
-    async with child(backend, "hold", lease=SHORT) as dying:
-        held = await dying.taken()
+    async with child(backend, "claim", lease=SHORT) as dying:
+        claimed = await dying.taken()
         dying.send(signal.SIGKILL)
         await dying.ended()
     async with backend.bus.subscribe(backend.topic, worker="next", policy=LONG) as subscription:
@@ -451,7 +451,7 @@ async def test_messages_of_a_killed_worker_are_handed_out_again(backend: BusBack
         while len(seen) < 6:
             taken = await take(subscription)
             new = {value: delivery for value, delivery in zip(values(taken), taken, strict=True) if value not in seen}
-            suspects = [delivery for value, delivery in new.items() if value in held]
+            suspects = [delivery for value, delivery in new.items() if value in claimed]
             assert not suspects or (len(taken) == 1 and suspects[0].attempt == 2)
             assert backend.may_repeat or len(new) == len(taken)
             seen |= new
@@ -462,10 +462,10 @@ async def test_messages_of_a_killed_worker_are_handed_out_again(backend: BusBack
         assert [value for value in seen if value[0] == key] == [f"{key}{n}" for n in range(3)]
 
 
-async def test_a_frozen_worker_loses_its_messages_and_is_told(backend: BusBackend) -> None:
-    """R11: a worker stopped for longer than its lease cannot settle what another took over meanwhile."""
+async def test_a_frozen_worker_loses_its_messages(backend: BusBackend) -> None:
+    """R11: a worker that was frozen for longer than its lease cannot settle messages that another has claimed."""
     await publish(backend, ("a", "1"))
-    async with child(backend, "hold", lease=SHORT) as zombie:
+    async with child(backend, "claim", lease=SHORT) as zombie:
         assert await zombie.taken() == ["1"]
         zombie.send(signal.SIGSTOP)
         async with backend.bus.subscribe(backend.topic, worker="next", policy=LONG) as subscription:
@@ -479,13 +479,13 @@ async def test_a_frozen_worker_loses_its_messages_and_is_told(backend: BusBacken
 
 
 @pytest.mark.full
-async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(backend: BusBackend) -> None:
-    """R11: who loses its hold while the others wait for a dead worker takes part again, and nothing stays behind."""
+async def test_a_lease_that_expires_during_a_change_of_workers_blocks_nothing(backend: BusBackend) -> None:
+    """R11: a worker whose lease expires while others wait for a dead worker joins again, and no message is left."""
     async with backend.bus.subscribe(backend.topic, worker="late", policy=DeliveryPolicy(lease_for=2 * SHORT)) as late:
-        async with child(backend, "hold", lease=SHORT) as dying:
+        async with child(backend, "claim", lease=SHORT) as dying:
             await share(backend, late, dying)
-            await publish(backend, *[(f"k{n}", "held") for n in range(20)])
-            held = await take(late)
+            await publish(backend, *[(f"k{n}", "claimed") for n in range(20)])
+            claimed = await take(late)
             dying.send(signal.SIGKILL)
             await dying.ended()
         async with (
@@ -496,31 +496,31 @@ async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(backen
                 for worker in (late, other):
                     await settle(worker, await worker.take(100))
                     await worker.wait(0.1)
-        assert await settle(late, held) == len(held)
+        assert await settle(late, claimed) == len(claimed)
     assert await backend.bus.dead_letters(backend.topic) == []
 
 
-async def test_a_worker_at_work_loses_nothing_by_the_death_of_another(kafka_backend: KafkaBusBackend) -> None:
-    """R11: what is settled while the group waits for a dead worker is settled, however late the broker answers."""
+async def test_a_running_worker_loses_nothing_when_another_dies(kafka_backend: KafkaBusBackend) -> None:
+    """R11: a settlement while the group waits for a dead worker counts, however late the broker answers."""
     backend, bus, topic = kafka_backend, kafka_backend.bus, kafka_backend.topic
     async with bus.subscribe(topic, worker="alive", policy=DeliveryPolicy(lease_for=2 * SHORT)) as alive:
-        async with child(backend, "hold", lease=8 * SHORT) as dying:
+        async with child(backend, "claim", lease=8 * SHORT) as dying:
             await share(backend, alive, dying)
-            await publish(backend, *[(f"k{n}", "held") for n in range(20)])
-            held = await take(alive)
+            await publish(backend, *[(f"k{n}", "claimed") for n in range(20)])
+            claimed = await take(alive)
             dying.send(signal.SIGKILL)
             await dying.ended()
         async with bus.subscribe(topic, worker="next", policy=LONG):
             until = time.monotonic() + 2 * SHORT.total_seconds()  # by then it has asked to join again
             while time.monotonic() < until:
-                await alive.extend(held)
+                await alive.extend(claimed)
                 await alive.wait(0.1)
-            lost = await settle(alive, held)
+            lost = await settle(alive, claimed)
     assert backend.may_repeat or lost == 0
 
 
 async def share(backend: BusBackend, subscription: Subscription, other: BusWorkerProcess) -> None:
-    """Work on and on, until another process holds some of the messages."""
+    """Work until another process has claimed some of the messages."""
     holding = asyncio.create_task(other.taken())
     while not holding.done():
         await publish(backend, *[(f"k{n}", "shared") for n in range(20)])
@@ -530,8 +530,8 @@ async def share(backend: BusBackend, subscription: Subscription, other: BusWorke
 
 
 @pytest.mark.full
-async def test_a_message_that_kills_its_workers_is_set_aside_alone(backend: BusBackend) -> None:
-    """H6, R10: after so many deaths it is dead-lettered with the reason; what was with it is handled."""
+async def test_a_message_that_kills_its_workers_is_dead_lettered_alone(backend: BusBackend) -> None:
+    """H6, R10: after several deaths it is dead-lettered with the reason; the rest of its batch is handled."""
     others = [f"a{n}" for n in range(3)] + [f"b{n}" for n in range(3)]
     await publish(
         backend, ("b", "b0"), ("a", "a0"), ("a", "poison"), ("a", "a1"), ("b", "b1"), ("a", "a2"), ("b", "b2")
@@ -545,17 +545,17 @@ async def test_a_message_that_kills_its_workers_is_set_aside_alone(backend: BusB
     assert exits == [-signal.SIGKILL, -signal.SIGKILL, 0]
     assert handled.count("poison") == 2
     assert sorted({value for value in handled if value != "poison"}) == others
-    [letter] = await backend.bus.dead_letters(backend.topic)
-    assert (letter.message.key, letter.message.value) == ("a", b"poison")
-    assert letter.reason == "its workers died or froze 2 times"
+    [dead_letter] = await backend.bus.dead_letters(backend.topic)
+    assert (dead_letter.message.key, dead_letter.message.value) == ("a", b"poison")
+    assert dead_letter.reason == "its workers died or froze 2 times"
     assert await backend.bus.backlog(backend.topic) == 0
 
 
 # Retry and dead letters
 
 
-async def test_a_retry_is_handed_out_no_sooner_than_told(backend: BusBackend) -> None:
-    """Retry(after) holds its partition back for that long."""
+async def test_a_retry_is_delivered_after_its_delay(backend: BusBackend) -> None:
+    """Retry(after) delays its partition."""
     pause = timedelta(milliseconds=400)
     await publish(backend, ("a", "1"), ("a", "2"))
     async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
@@ -569,7 +569,7 @@ async def test_a_retry_is_handed_out_no_sooner_than_told(backend: BusBackend) ->
 
 
 async def test_attempts_and_delay_outlive_the_worker(backend: BusBackend) -> None:
-    """H6: how often a message was tried is known to whoever gets it next, and when it is due."""
+    """H6: the next worker of a message gets its number of attempts, and not before it is due."""
     pause = timedelta(milliseconds=400)
     await publish(backend, ("a", "1"))
     async with backend.bus.subscribe(backend.topic, worker="first", policy=LONG) as subscription:
@@ -583,8 +583,8 @@ async def test_attempts_and_delay_outlive_the_worker(backend: BusBackend) -> Non
     assert again.fence > taken[0].fence
 
 
-async def test_a_message_is_set_aside_after_so_many_attempts(backend: BusBackend) -> None:
-    """H6: redelivered at most so often, then dead-lettered with the error; the key goes on."""
+async def test_a_message_is_dead_lettered_after_its_attempts(backend: BusBackend) -> None:
+    """H6: after the maximum of attempts a message is dead-lettered with the error, and its key continues."""
     await backend.bus.publish(
         [
             BusMessage(backend.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"}),
@@ -602,15 +602,15 @@ async def test_a_message_is_set_aside_after_so_many_attempts(backend: BusBackend
         await notes.until_handled(2)
     assert sum(dead) == 1
     assert notes.of_key("a") == ["bad", "bad", "bad", "good"]
-    [letter] = await backend.bus.dead_letters(backend.topic)
-    assert letter.message == BusMessage(backend.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"})
-    assert letter.reason == "failed after 3 attempts: disk full"
-    assert letter.attempts == 3
-    assert abs(letter.died_at - backend.db.clock.now()) < timedelta(minutes=1)
+    [dead_letter] = await backend.bus.dead_letters(backend.topic)
+    assert dead_letter.message == BusMessage(backend.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"})
+    assert dead_letter.reason == "failed after 3 attempts: disk full"
+    assert dead_letter.attempts == 3
+    assert abs(dead_letter.died_at - backend.db.clock.now()) < timedelta(minutes=1)
 
 
-async def test_trouble_that_is_nobodys_fault_is_retried_without_end(backend: BusBackend) -> None:
-    """R11: a transient failure never ends a message, however often it comes; the attempts that count are its own."""
+async def test_a_transient_error_is_retried_without_limit(backend: BusBackend) -> None:
+    """R11: a Transient error never ends a message, however often it occurs, and does not count as an attempt."""
     await publish(backend, ("a", "1"))
     twice = DeliveryPolicy(max_attempts=2, lease_for=timedelta(minutes=5))
     async with backend.bus.subscribe(backend.topic, worker="w", policy=twice) as subscription:
@@ -623,8 +623,8 @@ async def test_trouble_that_is_nobodys_fault_is_retried_without_end(backend: Bus
     assert await backend.bus.backlog(backend.topic) == 0
 
 
-async def test_a_failure_is_set_aside_at_once_and_the_partition_goes_on(backend: BusBackend) -> None:
-    """R10, R11: what cannot be read is dead-lettered with the reason, whatever that says; the next is handled."""
+async def test_a_failure_is_dead_lettered_at_once_and_the_partition_continues(backend: BusBackend) -> None:
+    """R10, R11: an unreadable message is dead-lettered with any reason, and the next one is handled."""
     await publish(backend, *[("a", str(n)) for n in range(4)])
     reason = "no \0 JSON \ud800 ✗"
     async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
@@ -634,11 +634,13 @@ async def test_a_failure_is_set_aside_at_once_and_the_partition_goes_on(backend:
         assert await backend.bus.backlog(backend.topic) == 0
         await publish(backend, ("a", "next"))
         assert values(await take(subscription)) == ["next"]
-    letters = await backend.bus.dead_letters(backend.topic)
-    assert [letter.message.value for letter in letters] == [b"0", b"2"]
-    assert letters[0].reason == "no � JSON ? ✗"
-    assert letters[1].reason.startswith("xxx")
-    assert [letter.message.value for letter in await backend.bus.dead_letters(backend.topic, limit=1)] == [b"0"]
+    dead_letters = await backend.bus.dead_letters(backend.topic)
+    assert [dead_letter.message.value for dead_letter in dead_letters] == [b"0", b"2"]
+    assert dead_letters[0].reason == "no � JSON ? ✗"
+    assert dead_letters[1].reason.startswith("xxx")
+    assert [dead_letter.message.value for dead_letter in await backend.bus.dead_letters(backend.topic, limit=1)] == [
+        b"0"
+    ]
 
 
 async def test_recent_dead_letters_are_counted(backend: BusBackend) -> None:
@@ -661,8 +663,8 @@ async def test_recent_dead_letters_are_counted(backend: BusBackend) -> None:
 # Publishing
 
 
-async def test_what_a_transaction_publishes_is_seen_when_it_commits(backend: BusBackend) -> None:
-    """H4: the next message and the change that causes it are one; before the commit nobody sees it."""
+async def test_a_message_of_a_transaction_is_delivered_after_the_commit(backend: BusBackend) -> None:
+    """H4: a message and the change that causes it commit together; before the commit no worker gets it."""
     async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
         async with backend.db.transaction() as tx:
             await backend.bus.publish(
@@ -675,8 +677,8 @@ async def test_what_a_transaction_publishes_is_seen_when_it_commits(backend: Bus
         assert [(d.message.value, dict(d.message.headers)) for d in taken] == [(b"1", {"n": "1"}), (b"2", {})]
 
 
-async def test_what_a_rolled_back_transaction_published_is_never_seen(backend: BusBackend) -> None:
-    """H4: without the commit there is no message."""
+async def test_a_message_of_a_rolled_back_transaction_is_never_delivered(backend: BusBackend) -> None:
+    """H4: without a commit there is no message."""
     with pytest.raises(LookupError):
         async with backend.db.transaction() as tx:
             await backend.bus.publish([BusMessage(backend.topic, "a", b"never")], tx=tx)
@@ -687,8 +689,8 @@ async def test_what_a_rolled_back_transaction_published_is_never_seen(backend: B
         assert values(await take(subscription)) == ["after"]
 
 
-async def test_publishing_to_a_server_that_is_down_says_so(backend: BusBackend) -> None:
-    """R8: within seconds, as Transient with a hint; so the caller can answer 503."""
+async def test_publishing_to_a_server_that_is_down_fails(backend: BusBackend) -> None:
+    """R8: the error is Transient with a hint, within seconds, so that the caller can answer 503."""
     async with backend.dead() as bus, asyncio.timeout(10):
         with pytest.raises(Transient) as failure:
             await bus.publish([BusMessage(backend.topic, "a", b"1")])
@@ -699,12 +701,12 @@ async def test_publishing_to_a_server_that_is_down_says_so(backend: BusBackend) 
         assert failure.value.hint
 
 
-async def test_a_bus_that_is_up_says_so(backend: BusBackend) -> None:
+async def test_the_check_of_a_running_bus_passes(backend: BusBackend) -> None:
     await backend.bus.check()
 
 
-async def test_messages_arrive_as_they_were_published(backend: BusBackend) -> None:
-    """Keys of any script and of the full length, empty values, headers, bytes up to the limit."""
+async def test_messages_arrive_unchanged(backend: BusBackend) -> None:
+    """Keys of any script and of the full length, empty values, headers, and bytes up to the limit are unchanged."""
     messages = [
         BusMessage(backend.topic, "ключ/鍵:🔑", bytes(range(256)), {"traceId": "00-aß", "empty": ""}),
         BusMessage(backend.topic, "é" * (KEY_LIMIT // 2), b""),
@@ -735,16 +737,16 @@ async def test_messages_arrive_as_they_were_published(backend: BusBackend) -> No
         {"topic": "no/such topic"},
     ],
 )
-async def test_what_no_bus_could_carry_is_refused(backend: BusBackend, change: dict[str, Any]) -> None:
-    """R8: over a limit is the caller's mistake, told before anything is sent."""
+async def test_an_invalid_message_is_refused(backend: BusBackend, change: dict[str, Any]) -> None:
+    """R8: a message over a limit is an error of the caller, raised before anything is sent."""
     fine = BusMessage(backend.topic, "fine", b"")
     with pytest.raises(Invalid, match=r"key|bytes|header|topic"):
         await backend.bus.publish([fine, replace(fine, **change)])
     assert await backend.bus.backlog(backend.topic) == 0
 
 
-async def test_the_backlog_counts_what_is_not_settled(backend: BusBackend) -> None:
-    """What waits and what is out count; what is done or dead does not; an unknown topic has none."""
+async def test_the_backlog_counts_unsettled_messages(backend: BusBackend) -> None:
+    """Waiting and delivered messages count, settled ones do not; an unknown topic has no backlog."""
     assert await backend.bus.backlog(backend.topic) == 0
     assert await backend.bus.dead_letters(backend.topic) == []
     await publish(backend, *[(f"k{n}", str(n)) for n in range(10)])
@@ -754,12 +756,12 @@ async def test_the_backlog_counts_what_is_not_settled(backend: BusBackend) -> No
         assert await backend.bus.backlog(backend.topic) == 10
         outcomes = [Failed("no") if n < 3 else Done() if n < 7 else None for n in range(10)]
         await subscription.settle(list(zip(taken, outcomes, strict=True)))
-        kept = settled_before_first_open(taken, outcomes)
-        assert await backend.bus.backlog(backend.topic) == 10 - kept
+        settled = settled_before_first_open(taken, outcomes)
+        assert await backend.bus.backlog(backend.topic) == 10 - settled
 
 
 def settled_before_first_open(taken: Sequence[BusDelivery], outcomes: Sequence[Outcome | None]) -> int:
-    """How many ended: in each partition, those before its first that did not."""
+    """Return the number of settled messages: in each partition those before its first open message."""
     open_partitions: set[int] = set()
     ended = 0
     for delivery, outcome in zip(taken, outcomes, strict=True):

@@ -1,4 +1,4 @@
-"""What a partition's outcomes come to, as pure code: whatever they are, nothing overtakes what is not ended."""
+"""The settlement of a partition: whatever the outcomes are, no message overtakes an unsettled one."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -24,7 +24,7 @@ outcomes = st.one_of(st.none(), st.builds(Done), st.builds(Failed, st.text()), s
 
 @st.composite
 def batches(draw: st.DrawFn) -> Results:
-    """A batch as a take gives it: some partitions mixed, each in order, only its first tried before."""
+    """Draw a batch like that of a take: mixed partitions, each in order, only the first message tried before."""
     partitions = draw(st.lists(st.integers(0, 3), max_size=20))
     seen: set[int] = set()
     results: list[tuple[BusDelivery, Outcome | None]] = []
@@ -37,11 +37,11 @@ def batches(draw: st.DrawFn) -> Results:
 
 
 def ends(delivery: BusDelivery, outcome: Outcome | None) -> bool:
-    """Whether a message is over: done, failed, or tried often enough."""
+    """Return whether a message has ended: done, failed, or out of attempts."""
     return isinstance(outcome, Done | Failed) or (outcome is not None and delivery.attempt >= MAX_ATTEMPTS)
 
 
-def kept(lane: PartitionSettlement, results: Results) -> list[int]:
+def unfinished(lane: PartitionSettlement, results: Results) -> list[int]:
     of_lane = [delivery.position for delivery, _ in results if delivery.partition == lane.partition]
     return [position for position in of_lane if lane.head is not None and position >= lane.head]
 
@@ -49,20 +49,20 @@ def kept(lane: PartitionSettlement, results: Results) -> list[int]:
 @pytest.mark.soak
 @settings(max_examples=examples(200, soak=5_000))
 @given(batches())
-def test_every_message_is_either_finished_or_kept(results: Results) -> None:
-    """R9, R11: each message of a batch is one of the two, and each partition is settled once, under its fence."""
+def test_every_message_is_either_finished_or_unfinished(results: Results) -> None:
+    """R9, R11: each message of a batch is one of them, and each partition is settled once, under its fence."""
     lanes = settle(results, DELIVERING, NOW)
     assert sorted(lane.partition for lane in lanes) == sorted({delivery.partition for delivery, _ in results})
     assert all(lane.fence == lane.partition + 7 for lane in lanes)
-    told = [position for lane in lanes for position in [*lane.finished, *kept(lane, results)]]
-    assert sorted(told) == [delivery.position for delivery, _ in results]
+    positions = [position for lane in lanes for position in [*lane.finished, *unfinished(lane, results)]]
+    assert sorted(positions) == [delivery.position for delivery, _ in results]
 
 
 @pytest.mark.soak
 @settings(max_examples=examples(200, soak=5_000))
 @given(batches())
 def test_nothing_after_the_first_open_message_is_finished(results: Results) -> None:
-    """R9: a partition is finished exactly up to its first message that did not end."""
+    """R9: a partition is finished exactly up to its first message that has not ended."""
     for lane in settle(results, DELIVERING, NOW):
         of_lane = [(delivery, outcome) for delivery, outcome in results if delivery.partition == lane.partition]
         open_ones = [delivery.position for delivery, outcome in of_lane if not ends(delivery, outcome)]
@@ -74,28 +74,28 @@ def test_nothing_after_the_first_open_message_is_finished(results: Results) -> N
 @pytest.mark.soak
 @settings(max_examples=examples(200, soak=5_000))
 @given(batches())
-def test_the_dead_are_finished_and_have_a_reason_every_store_can_keep(results: Results) -> None:
-    """H6, R10: what failed, or was tried too often, is among the finished; its reason is text without surprises."""
-    told = {delivery.position: outcome for delivery, outcome in results}
+def test_dead_letters_are_finished_and_have_a_storable_reason(results: Results) -> None:
+    """H6, R10: failed messages and those out of attempts are finished; their reason is text that can be stored."""
+    outcomes = {delivery.position: outcome for delivery, outcome in results}
     for lane in settle(results, DELIVERING, NOW):
-        assert [d.position for d, _ in lane.dead] == [p for p in lane.finished if not isinstance(told[p], Done)]
+        assert [d.position for d, _ in lane.dead] == [p for p in lane.finished if not isinstance(outcomes[p], Done)]
         for delivery, reason in lane.dead:
             assert "\0" not in reason
             assert len(reason.encode()) <= 4 * REASON_LIMIT
-            assert isinstance(told[delivery.position], Failed) or reason.startswith("failed after")
+            assert isinstance(outcomes[delivery.position], Failed) or reason.startswith("failed after")
 
 
 @pytest.mark.soak
 @settings(max_examples=examples(200, soak=5_000))
 @given(batches())
-def test_the_head_remembers_its_attempts_and_when_it_is_due(results: Results) -> None:
-    """H6: a retry counts and waits; what was given back untouched counts for nothing and does not wait."""
-    told = {delivery.position: (delivery, outcome) for delivery, outcome in results}
+def test_the_head_has_its_attempts_and_its_due_time(results: Results) -> None:
+    """H6: a retry counts and has a delay; an untouched message does not count and has no delay."""
+    outcomes = {delivery.position: (delivery, outcome) for delivery, outcome in results}
     for lane in settle(results, DELIVERING, NOW):
         if lane.head is None:
             assert (lane.attempts, lane.due_at) == (0, None)
             continue
-        delivery, outcome = told[lane.head]
+        delivery, outcome = outcomes[lane.head]
         if outcome is None:
             assert (lane.attempts, lane.due_at) == (delivery.attempt - 1, None)
         else:

@@ -1,8 +1,8 @@
-"""A worker of the bus in a process of its own, to be killed or frozen. Says line by line what it did.
+"""A worker of the bus in its own process, to be killed or frozen. It prints what it does, line by line.
 
-    python -m tests.kernel.bus.worker ADDRESS TOPIC LEASE_SECONDS MAX_ATTEMPTS hold|work
+    python -m tests.kernel.bus.worker ADDRESS TOPIC LEASE_SECONDS MAX_ATTEMPTS claim|work
 
-`hold` takes what is there and keeps it until a line comes in, then settles it. `work` handles everything and ends when
+`claim` claims messages until it reads a line, then settles them. `work` handles everything and ends when
 nothing is left; a message that says `poison` kills it.
 """
 
@@ -19,26 +19,26 @@ from penstock.kernel.work.worker import Worker, handle_each
 from tests.kernel.bus.backends import Address
 
 
-def say(*words: object) -> None:
+def print_line(*words: object) -> None:
     print(*words, flush=True)  # noqa: T201 - how it talks to the test
 
 
-async def hold(subscription: Subscription) -> None:
-    while not (held := await subscription.take(100)):
+async def claim(subscription: Subscription) -> None:
+    while not (claimed := await subscription.take(100)):
         await subscription.wait(1)
-    for delivery in held:
-        say("took", delivery.message.value.decode())
-    say("holding")
-    told = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
-    while not told.done():
-        await asyncio.wait([told], timeout=subscription.lease_for.total_seconds() / 3)
-        await subscription.extend(held)
-    say("lost", await subscription.settle([(delivery, Done()) for delivery in held]), len(held))
+    for delivery in claimed:
+        print_line("took", delivery.message.value.decode())
+    print_line("holding")
+    stopping = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+    while not stopping.done():
+        await asyncio.wait([stopping], timeout=subscription.lease_for.total_seconds() / 3)
+        await subscription.extend(claimed)
+    print_line("lost", await subscription.settle([(delivery, Done()) for delivery in claimed]), len(claimed))
 
 
 async def work(bus: Bus, subscription: Subscription) -> None:
     async def handle(delivery: BusDelivery) -> Outcome:
-        say("handling", delivery.message.value.decode())
+        print_line("handling", delivery.message.value.decode())
         if delivery.message.value == b"poison":
             os.kill(os.getpid(), signal.SIGKILL)
         return Done()
@@ -54,7 +54,7 @@ async def main(address: str, topic: str, lease: str, max_attempts: str, mode: st
         Address.load(address).open() as bus,
         bus.subscribe(topic, worker=f"child {os.getpid()}", policy=policy) as subscription,
     ):
-        await (hold(subscription) if mode == "hold" else work(bus, subscription))
+        await (claim(subscription) if mode == "claim" else work(bus, subscription))
 
 
 if __name__ == "__main__":

@@ -21,21 +21,21 @@ class BusWorkerProcess:
         self._process = process
 
     async def line(self) -> str:
-        """What it says next; empty when it ended."""
+        """Return the next line of its output; an empty line at the end."""
         assert self._process.stdout is not None
         async with asyncio.timeout(WITHIN):
             return (await self._process.stdout.readline()).decode().strip()
 
     async def taken(self) -> list[str]:
-        """The messages it holds, once it holds them."""
+        """Wait for its claimed messages and return them."""
         taken = []
         while (line := await self.line()) != "holding":
-            assert line.startswith("took "), f"the worker said {line!r}"
+            assert line.startswith("took "), f"the worker printed {line!r}"
             taken.append(line.removeprefix("took "))
         return taken
 
     async def handled(self) -> list[str]:
-        """What it handled until it ended or died."""
+        """Return the messages that it handled until it ended or died."""
         handled = []
         while line := await self.line():
             handled.append(line.removeprefix("handling "))

@@ -1,4 +1,4 @@
-"""Configuration: every mistake is told with its place, and no mistake is told any other way."""
+"""Configuration: every error has its location, and every error is BadConfig."""
 
 import contextlib
 from datetime import timedelta
@@ -34,7 +34,7 @@ telemetry: {log_level: WARNING, otlp_endpoint: "http://collector:4318/v1/traces"
 
 
 class Config:
-    """A configuration file in a test's hand."""
+    """A configuration file that a test writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class Config:
         return load_settings(self.path, env or {}, overrides)
 
     def refused(self, content: str | bytes, env: dict[str, str] | None = None, **overrides: Any) -> str:
-        """What is told about a broken one, with FILE for its path."""
+        """Return the error of an invalid file, with FILE for its path."""
         with pytest.raises(BadConfig) as refused:
             self.load(content, env, **overrides)
         assert refused.value.exit_code == 3
@@ -56,7 +56,7 @@ def config(tmp_path: Path) -> Config:
     return Config(tmp_path / "penstock.yaml")
 
 
-def test_a_full_example_is_understood(config: Config) -> None:
+def test_a_full_example_is_loaded(config: Config) -> None:
     """Every section can be set, durations as seconds or as ISO 8601, hosts of PostgreSQL as a list."""
     found = config.load(EXAMPLE)
     assert (found.server.port, found.server.drain_timeout) == (80, timedelta(seconds=20))
@@ -67,12 +67,12 @@ def test_a_full_example_is_understood(config: Config) -> None:
 
 @pytest.mark.parametrize("content", ["", "# nothing yet\n", "---\n", "null", "{}", "\ufeff"])
 def test_an_empty_file_is_a_configuration(config: Config, content: str) -> None:
-    """Everything has a default."""
+    """Every key has a default."""
     assert config.load(content) == Settings()
 
 
-def test_no_file_at_all_is_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without --config the file beside the program is read when there is one."""
+def test_a_missing_default_file_is_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --config the file in the working directory is read if it exists."""
     monkeypatch.chdir(tmp_path)
     assert load_settings(None, {}) == Settings()
     (tmp_path / "penstock.yaml").write_text("server: {port: 99}")
@@ -80,14 +80,14 @@ def test_no_file_at_all_is_a_configuration(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         ("server: {port: 1\n", "FILE:2:1: not valid YAML: expected ',' or '}'"),
         ("a: b: c", "FILE:1:5: not valid YAML: mapping values are not allowed here"),
         ("server:\n\tport: 1", "FILE:2:1: not valid YAML: found character '\\t'"),
         ("server:\n  port: 1\n  port: 2\n", 'FILE:3:3: not valid YAML: found duplicate key "port"'),
         ("server: {port: 1}\n---\nbus: {}\n", "FILE:2:1: not valid YAML: but found another document"),
-        ("server: *nobody", "FILE:1:9: not valid YAML: found undefined alias 'nobody'"),
+        ("server: *missing", "FILE:1:9: not valid YAML: found undefined alias 'missing'"),
         ("- server\n- bus\n", "FILE:1:1: the file must contain keys with values"),
         ("just words", "FILE:1:1: the file must contain keys with values"),
         ("server: {port: 2001-99-99}", "FILE: not valid YAML: month must be in 1..12"),
@@ -99,13 +99,13 @@ def test_no_file_at_all_is_a_configuration(tmp_path: Path, monkeypatch: pytest.M
         (b"#" * 1_000_001, "FILE has more than 1000000 bytes"),
     ],
 )
-def test_what_is_no_yaml_is_told_with_its_place(config: Config, content: str | bytes, told: str) -> None:
-    """A file that cannot be read as a mapping says why, and where the parser knows it, the line and column."""
-    assert config.refused(content).startswith(told)
+def test_invalid_yaml_has_a_location(config: Config, content: str | bytes, expected: str) -> None:
+    """The error of a file that is not a mapping has the reason, and line and column if the parser knows them."""
+    assert config.refused(content).startswith(expected)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         ("sever: {}", ["FILE:1:1: sever: unknown key; did you mean 'server'?"]),
         ("server:\n  hots: x\n", ["FILE:2:3: server.hots: unknown key; did you mean 'host'?"]),
@@ -151,15 +151,15 @@ def test_what_is_no_yaml_is_told_with_its_place(config: Config, content: str | b
         ("server: {port: x}\nbus: {partitions: y}", ["FILE:1:10: server.port: ", "FILE:2:7: bus.partitions: "]),
     ],
 )
-def test_every_wrong_key_and_value_is_told_with_line_and_column(config: Config, content: str, told: list[str]) -> None:
-    """All mistakes are told at once, each where it is, and a misspelt key with the right one."""
+def test_every_wrong_key_and_value_has_line_and_column(config: Config, content: str, expected: list[str]) -> None:
+    """All errors are reported at once, each with its location, and a misspelt key with a suggestion."""
     lines = config.refused(content).splitlines()
-    assert len(lines) == len(told)
-    assert all(line.startswith(start) for line, start in zip(lines, told, strict=True)), lines
+    assert len(lines) == len(expected)
+    assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True)), lines
 
 
-def test_mistakes_come_as_data_too(config: Config) -> None:
-    """`--json` gets place, path and message apart."""
+def test_errors_are_also_data(config: Config) -> None:
+    """`--json` prints location, path and message separately."""
     with pytest.raises(BadConfig) as refused:
         config.load("server: {hots: x}")
     (problem,) = refused.value.as_dict()["problems"]
@@ -167,15 +167,15 @@ def test_mistakes_come_as_data_too(config: Config) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", "."])
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, name: str) -> None:
-    """A missing file or a folder in its place is a mistake in the configuration."""
+def test_an_unreadable_file_is_a_configuration_error(tmp_path: Path, name: str) -> None:
+    """A missing file, or a folder instead of a file, is BadConfig."""
     with pytest.raises(BadConfig) as refused:
         load_settings(tmp_path / name, {})
     assert refused.value.code == "CONFIG_UNREADABLE"
 
 
-def test_the_command_line_beats_the_environment_beats_the_file(config: Config) -> None:
-    """What is nearer to the caller wins, value by value."""
+def test_the_command_line_overrides_the_environment_and_the_file(config: Config) -> None:
+    """The command line overrides the environment, which overrides the file, value by value."""
     content = "server: {port: 1, query_port: 1, body_limit: 1001}"
     env = {"PENSTOCK__SERVER__PORT": "2", "PENSTOCK__SERVER__QUERY_PORT": "2", "OTHER": "x"}
     server = config.load(content, env, **{"server.port": 3, "server.host": None}).server
@@ -183,7 +183,7 @@ def test_the_command_line_beats_the_environment_beats_the_file(config: Config) -
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "expected"),
     [
         ("SERVER__PORT", "many", "server.port: must be a whole number"),
         ("SERVER__HOTS", "x", "server.hots: unknown key; did you mean 'host'?"),
@@ -197,15 +197,15 @@ def test_the_command_line_beats_the_environment_beats_the_file(config: Config) -
         ("", "1", ": unknown key"),
     ],
 )
-def test_a_wrong_variable_is_told_by_its_name(config: Config, name: str, value: str, told: str) -> None:
-    """What came from the environment is told as such, never as a line of the file."""
+def test_a_wrong_variable_is_reported_by_its_name(config: Config, name: str, value: str, expected: str) -> None:
+    """An error of a variable has the name of the variable, never a line of the file."""
     message = config.refused("server: {port: 1}", {f"PENSTOCK__{name}": value})
     assert "FILE" not in message
-    assert f"environment variable PENSTOCK__{name}: {told}".replace(": : ", ": ") in message
+    assert f"environment variable PENSTOCK__{name}: {expected}".replace(": : ", ": ") in message
 
 
-def test_variables_reach_sections_the_file_leaves_out(config: Config) -> None:
-    """A variable makes the sections on its way, and its text is read as YAML."""
+def test_variables_set_keys_of_missing_sections(config: Config) -> None:
+    """A variable creates the sections of its path, and its text is read as YAML."""
     found = config.load("signals:\n", {"PENSTOCK__SIGNALS__REDIS__NODES": "[a:1, b:2]"})
     assert found.signals.redis is not None
     assert found.signals.redis.nodes == ["a:1", "b:2"]
@@ -230,28 +230,28 @@ class Sources(Section):
 @pytest.mark.parametrize(
     "name", ["POSTGRES__JDBCURL", "POSTGRES__jdbcUrl", "MIRROR__READONLY__JDBCURL", "Mirror__readOnly__Jdbcurl"]
 )
-def test_variables_reach_keys_in_camel_case(name: str) -> None:
-    """R1: a variable finds its key and every section on the way, whatever their case; the model's spelling wins."""
+def test_variables_set_keys_in_camel_case(name: str) -> None:
+    """R1: the path of a variable matches keys in any case, and the key has the spelling of the model."""
     found = load(Sources, None, {f"PENSTOCK__{name}": "jdbc:x"})
     source = found.postgres if name.startswith("POSTGRES") else found.mirror.read_only
     assert source == SourceSection(jdbcUrl="jdbc:x")
 
 
-def test_a_variable_in_capitals_beats_the_camel_case_key_of_the_file(config: Config) -> None:
-    """R1: variable and file speak of the same key; what the variable leaves out stays, as do keys without an alias."""
+def test_a_variable_overrides_the_camel_case_key_of_the_file(config: Config) -> None:
+    """R1: the variable overrides the same key of the file; other keys remain, also those without an alias."""
     config.path.write_text("postgres: {jdbcUrl: file, fetchSize: 7}")
     env = {"PENSTOCK__POSTGRES__JDBCURL": "env", "PENSTOCK__POSTGRES__SCHEMA_NAME": "ref"}
     found = load(Sources, config.path, env)
     assert found.postgres == SourceSection(jdbcUrl="env", fetchSize=7, schema_name="ref")
 
 
-def test_keys_of_a_free_mapping_stay_in_lower_case() -> None:
-    """R1: where no model knows the keys, there is no other spelling to find."""
+def test_keys_of_a_free_mapping_remain_in_lower_case() -> None:
+    """R1: keys that no model defines have no other spelling."""
     assert load(Sources, None, {"PENSTOCK__MIRROR__OPTIONS__JDBCURL": "x"}).mirror.options == {"jdbcurl": "x"}
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "expected"),
     [
         ("POSTGRES__FETCHSIZE", "many", "postgres.fetchSize: must be a whole number"),
         ("POSTGRES__FETCHSIZES", "1", "postgres.fetchsizes: unknown key; did you mean 'fetchSize'?"),
@@ -260,11 +260,11 @@ def test_keys_of_a_free_mapping_stay_in_lower_case() -> None:
         ("POSTGRES__0__JDBCURL", "x", "postgres.0: unknown key; known keys: jdbcUrl"),
     ],
 )
-def test_a_wrong_variable_for_camel_case_is_told_by_its_name(name: str, value: str, told: str) -> None:
-    """R1: a value that does not fit is told by the model's spelling, a key nobody knows as it was read."""
+def test_a_wrong_variable_for_camel_case_is_reported_by_its_name(name: str, value: str, expected: str) -> None:
+    """R1: an invalid value is reported with the spelling of the model, an unknown key as it was given."""
     with pytest.raises(BadConfig) as refused:
         load(Sources, None, {f"PENSTOCK__{name}": value})
-    assert refused.value.message.startswith(f"environment variable PENSTOCK__{name}: {told}")
+    assert refused.value.message.startswith(f"environment variable PENSTOCK__{name}: {expected}")
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_wrong_variable_for_camel_case_is_told_by_its_name(name: str, value: s
     ],
 )
 def test_a_secret_in_the_file_is_refused_and_not_repeated(config: Config, content: str) -> None:
-    """A secret is given by reference only; the refusal, which ends in a log, does not say it once more."""
+    """A secret must be a reference; the error, which may be logged, does not contain it."""
     with pytest.raises(BadConfig) as refused:
         config.load(content)
     assert "hunter2" not in f"{refused.value.as_dict()}"
@@ -301,13 +301,13 @@ def test_a_secret_in_the_file_is_refused_and_not_repeated(config: Config, conten
 @pytest.mark.parametrize(
     "url", ["postgresql://h:x/d", "postgresql://h:1,i:x/d", "postgresql://h:70000/d", "http://[h/"]
 )
-def test_a_url_that_is_none_is_told(config: Config, url: str) -> None:
-    """A port that is no port is found before anything starts."""
+def test_an_invalid_url_is_refused(config: Config, url: str) -> None:
+    """An invalid port is an error before anything starts."""
     assert config.refused(f"database: {{url: '{url}'}}").startswith("FILE:1:12: database.url: ")
 
 
 def test_a_reference_is_resolved_when_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """env: and file: give the secret, a file without the newline an editor left."""
+    """env: and file: return the secret, a file without its final newline."""
     monkeypatch.setenv("A_SECRET", "s3cret\n")
     (tmp_path / "secret").write_text("s3cret two\n")
     assert resolve_secret("env:A_SECRET", "x") == "s3cret\n"
@@ -317,8 +317,8 @@ def test_a_reference_is_resolved_when_it_is_needed(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     "reference", ["env:NOT_SET_AT_ALL", "file:/no/such/file", "file:/", "file:/a\0b", "file:BINARY"]
 )
-def test_a_missing_secret_is_told_by_name(tmp_path: Path, reference: str) -> None:
-    """A reference to nothing names the setting and the reference."""
+def test_a_missing_secret_is_reported_by_name(tmp_path: Path, reference: str) -> None:
+    """The error of a missing secret names the setting and the reference."""
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     reference = reference.replace("BINARY", str(tmp_path / "binary"))
     with pytest.raises(BadConfig) as refused:
@@ -330,23 +330,23 @@ def test_a_missing_secret_is_told_by_name(tmp_path: Path, reference: str) -> Non
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
 @pytest.mark.parametrize("by", ["file", "environment variable PENSTOCK__SERVER__HOST", "command line"])
 def test_without_authentication_only_loopback_is_served(config: Config, host: str, by: str) -> None:
-    """R25: a host others can reach is refused while auth.jwt is not set, and told where the host was set."""
+    """R25: a host that others can reach is refused without auth.jwt, with the location of the host."""
     content = f"server: {{host: '{host}'}}" if by == "file" else ""
     env = {"PENSTOCK__SERVER__HOST": f"'{host}'"} if by.startswith("env") else {}
-    told = config.refused(content, env, **({"server.host": host} if by == "command line" else {}))
-    assert told.startswith(
+    message = config.refused(content, env, **({"server.host": host} if by == "command line" else {}))
+    assert message.startswith(
         f"{'FILE:1:10' if by == 'file' else by}: server.host: {host} accepts connections from other machines"
     )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_needs_no_authentication(config: Config, host: str) -> None:
-    """R25: on this machine it runs without any setting."""
+    """R25: without any setting the server accepts connections of this machine."""
     assert config.load(f"server: {{host: '{host}'}}").server.is_loopback
 
 
 @pytest.mark.parametrize(
-    ("jwt", "told"),
+    ("jwt", "expected"),
     [
         ("{}", "must have exactly one of"),
         ("{jwks_file: /k, jwks_url: 'https://h/k'}", "must have exactly one of"),
@@ -360,9 +360,9 @@ def test_loopback_needs_no_authentication(config: Config, host: str) -> None:
         ("{jwks_file: /k, leeway: -1}", "must be a duration of at least 0 seconds"),
     ],
 )
-def test_keys_and_algorithms_must_fit(config: Config, jwt: str, told: str) -> None:
-    """R25: one source of keys, and never a public key where a shared secret is expected."""
-    assert told in config.refused(f"auth: {{jwt: {jwt}}}")
+def test_keys_and_algorithms_must_match(config: Config, jwt: str, expected: str) -> None:
+    """R25: there is one source of keys, and never a public key for an algorithm with a shared secret."""
+    assert expected in config.refused(f"auth: {{jwt: {jwt}}}")
 
 
 @pytest.mark.parametrize(
@@ -370,15 +370,15 @@ def test_keys_and_algorithms_must_fit(config: Config, jwt: str, told: str) -> No
     ["{secret: 'env:S', algorithms: [HS256]}", "{jwks_file: /k}", "{jwks_url: 'https://h/k', algorithms: [ES256]}"],
 )
 def test_with_authentication_any_host_is_served(config: Config, jwt: str) -> None:
-    """R25: keys open the server to other machines."""
+    """R25: with keys the server accepts connections of other machines."""
     assert config.load(f"server: {{host: 0.0.0.0}}\nauth: {{jwt: {jwt}}}").auth.jwt is not None
 
 
 SCHEMA = jsonschema.Draft202012Validator(Settings.model_json_schema())
 
 
-def test_the_schema_takes_what_the_program_takes() -> None:
-    """An editor that checks by the JSON Schema marks neither the example nor the defaults."""
+def test_the_schema_accepts_valid_configurations() -> None:
+    """The JSON Schema accepts the example and the defaults."""
     from ruamel.yaml import YAML
 
     jsonschema.Draft202012Validator.check_schema(SCHEMA.schema)
@@ -398,8 +398,8 @@ def test_the_schema_takes_what_the_program_takes() -> None:
         [],
     ],
 )
-def test_the_schema_refuses_what_the_program_refuses(document: Any) -> None:
-    """Unknown keys, wrong types and missing ones are marked while they are typed."""
+def test_the_schema_refuses_invalid_configurations(document: Any) -> None:
+    """The JSON Schema refuses unknown keys, wrong types and missing keys."""
     assert list(SCHEMA.iter_errors(document))
 
 
@@ -415,15 +415,15 @@ YAML_LIKE = st.lists(st.tuples(st.sampled_from(TOKENS.split()), SPACES), max_siz
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(YAML_LIKE.map(str.encode) | st.text().map(str.encode) | st.binary())
-def test_no_file_breaks_anything_but_itself(config: Config, content: bytes) -> None:
-    """Whatever is in the file, it is a configuration or BadConfig."""
+def test_any_file_is_a_configuration_or_an_error(config: Config, content: bytes) -> None:
+    """Any content of the file is a configuration or BadConfig."""
     with contextlib.suppress(BadConfig):
         config.load(content)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(["SERVER", "SERVER__PORT", "DATA_DIR", "BUS__KAFKA__OPTIONS", "A__B"]), YAML_LIKE | st.text())
-def test_no_variable_breaks_anything_but_itself(name: str, value: str) -> None:
-    """Whatever is in the environment, it is a configuration or BadConfig."""
+def test_any_variable_is_a_configuration_or_an_error(name: str, value: str) -> None:
+    """Any content of the environment is a configuration or BadConfig."""
     with contextlib.suppress(BadConfig):
         load_settings(None, {f"PENSTOCK__{name}": value})

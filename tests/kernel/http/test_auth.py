@@ -1,4 +1,4 @@
-"""R25: who may come in, who may not, and what is remembered of both."""
+"""R25: authentication: accepted and refused tokens, and the cache of both."""
 
 import base64
 import contextlib
@@ -46,7 +46,7 @@ def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
 
 @dataclass
 class CountingKeys:
-    """Keys that count how often they are asked for."""
+    """Keys that count their lookups."""
 
     inner: KeySource = field(default_factory=lambda: SharedSecret(SECRET))
     asked: int = 0
@@ -57,14 +57,14 @@ class CountingKeys:
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-async def test_a_good_token_tells_who_is_asking(scheme: str) -> None:
-    """R25: subject, tenant and claims come from the token."""
+async def test_a_valid_token_identifies_the_caller(scheme: str) -> None:
+    """R25: subject, tenant and claims are those of the token."""
     caller = await shared().authenticate(f"{scheme} {signed(role='writer')}")
     assert (caller.subject, caller.tenant, caller.is_operator) == ("daemon-7", "acme", False)
     assert caller.claims["role"] == "writer"
 
 
-async def test_without_authentication_everybody_is_the_operator() -> None:
+async def test_without_authentication_every_caller_is_the_operator() -> None:
     """R25: on loopback without keys the caller may act for every tenant."""
     assert await NoAuthenticator().authenticate(None) is OPERATOR
     OPERATOR.require_tenant("acme")
@@ -74,8 +74,8 @@ async def test_without_authentication_everybody_is_the_operator() -> None:
     "header",
     [None, "", "Bearer", "Bearer ", "Basic dTpw", signed(), f"Bearer {'a' * (TOKEN_LIMIT + 1)}", "Bearer\t" + signed()],
 )
-async def test_without_a_token_nobody_comes_in(header: str | None) -> None:
-    """R25: no header, another scheme, no token or one beyond all measure is 401."""
+async def test_a_request_without_a_token_is_refused(header: str | None) -> None:
+    """R25: no header, another scheme, no token or a token that is too long is 401."""
     with pytest.raises(Unauthorized) as refused:
         await shared().authenticate(header)
     assert refused.value.code == "NO_TOKEN"
@@ -112,7 +112,7 @@ BAD_TOKENS = {
 
 
 @pytest.mark.parametrize("name", BAD_TOKENS)
-async def test_a_bad_token_does_not_come_in(name: str) -> None:
+async def test_an_invalid_token_is_refused(name: str) -> None:
     """R25: expired, early, unsigned, forged or broken tokens are 401."""
     token, code = BAD_TOKENS[name]
     assert await refusal(shared(), token) == code
@@ -126,7 +126,7 @@ async def test_a_bad_token_does_not_come_in(name: str) -> None:
         ({"audience": "penstock"}, {"aud": "other"}, False),
         ({"audience": "penstock"}, {"aud": 5}, False),
         ({"audience": "penstock"}, {}, False),
-        ({}, {"aud": "whoever"}, True),
+        ({}, {"aud": "other"}, True),
         ({"issuer": "https://idp"}, {"iss": "https://idp"}, True),
         ({"issuer": "https://idp"}, {"iss": "https://idp.evil"}, False),
         ({"issuer": "https://idp"}, {}, False),
@@ -134,8 +134,8 @@ async def test_a_bad_token_does_not_come_in(name: str) -> None:
         ({"leeway": timedelta(0)}, {"exp": NOW - 3600}, False),
     ],
 )
-async def test_audience_issuer_and_leeway_are_kept_to(wanted: Any, claims: Any, is_good: bool) -> None:
-    """R25: a token for somebody else, or by somebody else, is 401 where the settings name one."""
+async def test_audience_issuer_and_leeway_are_checked(wanted: Any, claims: Any, is_good: bool) -> None:
+    """R25: a token with another audience or issuer than the settings is 401."""
     if is_good:
         await come_in(shared(**wanted), signed(**claims))
     else:
@@ -143,14 +143,14 @@ async def test_audience_issuer_and_leeway_are_kept_to(wanted: Any, claims: Any, 
 
 
 @pytest.mark.parametrize("tenant", [5, True, 0, False, ["acme"], [], {"acme": 1}, {}])
-async def test_a_tenant_that_is_no_text_is_refused(tenant: Any) -> None:
-    """R25: it is meant for some tenant, so it must not pass for a token of the house."""
+async def test_a_tenant_that_is_not_text_is_refused(tenant: Any) -> None:
+    """R25: such a token is meant for a tenant, so it must not be accepted as a token of an operator."""
     assert await refusal(shared(), signed(tenant_id=tenant)) == "BAD_TOKEN"
 
 
 @pytest.mark.parametrize("tenant", [None, "", "ACME", "acme2"])
 async def test_a_token_acts_for_its_own_tenant_only(tenant: Any) -> None:
-    """R25: the claim must equal the path's tenant, as text and exactly; else 403."""
+    """R25: the claim must equal the tenant of the path exactly, as text; else 403."""
     caller = await come_in(shared(), signed(tenant_id=tenant))
     assert caller.tenant == tenant
     with pytest.raises(Forbidden) as refused:
@@ -160,7 +160,7 @@ async def test_a_token_acts_for_its_own_tenant_only(tenant: Any) -> None:
 
 
 async def test_the_claim_that_names_the_tenant_can_be_chosen() -> None:
-    """R25: where tokens carry the tenant under another name, that name is set, and no other counts."""
+    """R25: if the settings name another claim for the tenant, only this claim counts."""
     authenticator = shared(tenant_claim="org")
     assert (await come_in(authenticator, signed(org="globex"))).tenant == "globex"
     assert (await come_in(authenticator, signed())).tenant is None
@@ -168,7 +168,7 @@ async def test_the_claim_that_names_the_tenant_can_be_chosen() -> None:
 
 @pytest.mark.parametrize("secret", ["", "s" * 31, "é" * 15])
 def test_a_weak_secret_is_refused_at_the_start(secret: str) -> None:
-    """R25: an HS256 secret shorter than its hash does not start."""
+    """R25: an HS256 secret that is shorter than the hash is an error at the start."""
     with pytest.raises(BadConfig) as refused:
         SharedSecret(secret)
     assert refused.value.code == "WEAK_SECRET"
@@ -184,8 +184,8 @@ BODIES = st.fixed_dictionaries(
 
 @settings(deadline=None)
 @given(ANY_TEXT)
-async def test_any_header_gets_an_answer(header: str) -> None:
-    """R25: nothing but Unauthorized comes of whatever is sent."""
+async def test_any_header_is_accepted_or_unauthorized(header: str) -> None:
+    """R25: any header leads at worst to Unauthorized."""
     for value in (header, f"Bearer {header}", f"Bearer {header}.{header}.{header}"):
         with pytest.raises(Unauthorized):
             await shared().authenticate(value)
@@ -193,8 +193,8 @@ async def test_any_header_gets_an_answer(header: str) -> None:
 
 @settings(deadline=None)
 @given(st.just(HEADER) | HEADERS | JSON, BODIES | JSON, st.booleans())
-async def test_any_claims_get_an_answer(header: Any, claims: Any, strict: bool) -> None:
-    """R25: a well-signed token of any shape lets somebody in or is 401."""
+async def test_any_claims_are_accepted_or_unauthorized(header: Any, claims: Any, strict: bool) -> None:
+    """R25: a token with a valid signature and any claims is accepted or 401."""
     authenticator = shared(audience="penstock", issuer="idp") if strict else shared()
     with contextlib.suppress(Unauthorized):
         caller = await come_in(authenticator, forged(header, claims, SECRET.encode()))
@@ -202,21 +202,21 @@ async def test_any_claims_get_an_answer(header: Any, claims: Any, strict: bool) 
 
 
 @pytest.mark.parametrize("end", [10**400, "9" * 400, 1e308, 4e9, " 4000000000 "])
-async def test_an_end_however_written_is_an_end(end: Any) -> None:
-    """R25: a token that ends in some billion years is good, and is no reason to fail."""
+async def test_any_valid_expiry_is_accepted(end: Any) -> None:
+    """R25: a token that expires in billions of years is valid."""
     assert (await come_in(shared(), signed(exp=end))).subject == "daemon-7"
 
 
 async def test_a_token_is_verified_once() -> None:
-    """R25: a verified token is remembered; the keys are not asked again."""
+    """R25: a verified token is cached; the keys are not looked up again."""
     keys = CountingKeys()
     authenticator = JwtAuthenticator(keys, algorithms=["HS256"])
     assert [await come_in(authenticator, signed()) for _ in range(5)] == [await come_in(shared(), signed())] * 5
     assert keys.asked == 1
 
 
-async def test_a_remembered_token_ends_when_it_expires(hours: Hours) -> None:
-    """R25: memory does not outlive the token."""
+async def test_a_cached_token_expires(hours: Hours) -> None:
+    """R25: the cache does not outlive the token."""
     authenticator = shared(leeway=timedelta(seconds=5))
     token = signed(exp=int(time.time()) + 60)
     await come_in(authenticator, token)
@@ -224,8 +224,8 @@ async def test_a_remembered_token_ends_when_it_expires(hours: Hours) -> None:
     assert await refusal(authenticator, token) == "TOKEN_EXPIRED"
 
 
-async def test_a_refusal_is_remembered_briefly(hours: Hours) -> None:
-    """R25: a bad token is not verified again and again, but it is again a while later."""
+async def test_a_refusal_is_cached_briefly(hours: Hours) -> None:
+    """R25: an invalid token is verified again only after a while."""
     keys = CountingKeys()
     authenticator = JwtAuthenticator(keys, algorithms=["HS256"])
     assert {await refusal(authenticator, "bad") for _ in range(5)} == {"BAD_TOKEN"}
@@ -235,8 +235,8 @@ async def test_a_refusal_is_remembered_briefly(hours: Hours) -> None:
     assert keys.asked == 2
 
 
-async def test_a_remembered_refusal_keeps_no_request_alive() -> None:
-    """R25: each refusal is an error of its own; what is remembered carries no traceback, and so no request."""
+async def test_a_cached_refusal_keeps_no_request_alive() -> None:
+    """R25: each refusal is a new error; a cached error has no traceback, and so no request."""
     authenticator, raised = shared(), []
     for _ in range(2):
         with pytest.raises(Unauthorized) as refused:
@@ -248,8 +248,8 @@ async def test_a_remembered_refusal_keeps_no_request_alive() -> None:
     assert (remembered.__traceback__, remembered.__context__) == (None, None)
 
 
-async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R25: a flood of tokens pushes out the oldest, it does not fill the memory."""
+async def test_the_cache_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R25: many tokens evict the oldest, and do not fill the memory."""
     assert CACHE_SIZE <= 10_000
     monkeypatch.setattr(auth, "CACHE_SIZE", 10)
     authenticator = shared()
@@ -259,8 +259,8 @@ async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(authenticator._cache) == newest
 
 
-async def test_an_outage_is_not_remembered() -> None:
-    """R25: a token that could not be verified is verified when it comes again."""
+async def test_an_outage_is_not_cached() -> None:
+    """R25: a token that could not be verified is verified in the next request."""
 
     class Down:
         async def key_for(self, token: str) -> Any:

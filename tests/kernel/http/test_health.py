@@ -1,4 +1,4 @@
-"""How a process is: alive, ready, and what it depends on."""
+"""The health of a process: liveness, readiness, and its dependencies."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ def http(pulse: LivenessPulse) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost/actuator")
 
 
-async def test_a_lost_helper_does_not_take_the_process_out_of_service() -> None:
+async def test_an_optional_dependency_does_not_affect_readiness() -> None:
     """R23: with Redis down health says so, while readiness, which needs only the database, stays UP."""
     pulse = LivenessPulse({"database": well, "signals": down}, needs=["database"])
     pulse.is_serving = True
@@ -45,8 +45,8 @@ async def test_a_lost_helper_does_not_take_the_process_out_of_service() -> None:
     )
 
 
-async def test_without_what_it_needs_it_is_alive_but_not_ready() -> None:
-    """R23: a process whose database is away must not be restarted for it, and gets no requests."""
+async def test_without_a_required_dependency_a_process_is_alive_but_not_ready() -> None:
+    """R23: a process whose database is down must not be restarted, and gets no requests."""
     pulse = LivenessPulse({"database": down}, needs=["database"])
     pulse.is_serving = True
     async with http(pulse) as client:
@@ -54,8 +54,8 @@ async def test_without_what_it_needs_it_is_alive_but_not_ready() -> None:
         assert (await client.get("/health/liveness")).json() == {"status": "UP"}
 
 
-async def test_before_it_serves_it_is_not_ready() -> None:
-    """R23: not ready until all is loaded, and not while it drains."""
+async def test_a_process_that_does_not_serve_is_not_ready() -> None:
+    """R23: a process is not ready until everything is loaded, and not while it drains."""
     pulse = LivenessPulse({}, needs=[])
     assert (await pulse.readiness()).status == "DOWN"
     pulse.is_serving = True
@@ -63,14 +63,14 @@ async def test_before_it_serves_it_is_not_ready() -> None:
 
 
 async def test_a_dependency_that_hangs_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe is answered in time, whatever does not answer it."""
+    """A probe is answered in time, whichever dependency hangs."""
     monkeypatch.setattr(actuator, "CHECK_TIMEOUT", 0.01)
     health = await LivenessPulse({"bus": hanging}, needs=[]).health()
     assert health.components["bus"].code == "TIMED_OUT"
 
 
-async def test_many_probes_ask_once() -> None:
-    """Watchers do not become a load on what they watch."""
+async def test_many_probes_run_a_check_once() -> None:
+    """Probes do not become a load on the dependencies."""
     asked = 0
 
     async def count() -> None:
@@ -83,14 +83,14 @@ async def test_many_probes_ask_once() -> None:
 
 
 def samples(exposition: bytes, name: str) -> dict[str, float]:
-    """The values of one metric, by those of its labels."""
+    """Return the values of a metric by the values of its labels."""
     families = text_string_to_metric_families(exposition.decode())
     found = [sample for family in families for sample in family.samples if sample.name == name]
     return {",".join(sample.labels.values()): sample.value for sample in found}
 
 
-async def test_the_metrics_tell_how_the_process_is() -> None:
-    """R26, R27: readiness and each dependency as numbers an alert can be made of, as of this moment."""
+async def test_the_metrics_contain_the_health() -> None:
+    """R26, R27: readiness and each dependency are metrics for alerts, with their present values."""
     telemetry, pulse = Telemetry(), LivenessPulse({"database": well, "signals": down}, needs=["database"])
     before = await pulse.exposition(telemetry)
     pulse.is_serving = True
@@ -101,21 +101,21 @@ async def test_the_metrics_tell_how_the_process_is() -> None:
     assert samples(after, "process_start_time_seconds")
 
 
-async def test_two_servers_of_a_process_each_tell_their_own() -> None:
-    """R27: what one of them depends on is not told by the other, whoever was asked before."""
+async def test_two_servers_of_a_process_export_their_own_health() -> None:
+    """R27: a server does not export the dependencies of the other, in any order of requests."""
     telemetry = Telemetry()
     api, pod = LivenessPulse({"database": well}, needs=["database"]), LivenessPulse({"primary": down}, needs=[])
     api.is_serving = True
     assert samples(await pod.exposition(telemetry), "penstock_component_up") == {"primary": 0}
-    told = await api.exposition(telemetry)
-    assert samples(told, "penstock_component_up") == {"database": 1}
-    assert samples(told, "penstock_ready") == {"": 1}
+    text = await api.exposition(telemetry)
+    assert samples(text, "penstock_component_up") == {"database": 1}
+    assert samples(text, "penstock_ready") == {"": 1}
 
 
-async def test_a_server_that_drains_sends_its_clients_elsewhere() -> None:
-    """R23: it is not ready any more, answers all the same, and with each answer the connection ends."""
-    told: list[str] = []
-    pulse = LivenessPulse({}, needs=[], on_drain=lambda: told.append("drain"))
+async def test_a_draining_server_closes_connections() -> None:
+    """R23: a draining server is not ready, still answers, and closes the connection with each response."""
+    calls: list[str] = []
+    pulse = LivenessPulse({}, needs=[], on_drain=lambda: calls.append("drain"))
     pulse.is_serving = True
     app = FastAPI()
     app.include_router(actuator.make_router(pulse, Telemetry()))
@@ -124,12 +124,12 @@ async def test_a_server_that_drains_sends_its_clients_elsewhere() -> None:
         assert "connection" not in (await client.get("/health/readiness")).headers
         pulse.drain()
         ready, live = await client.get("/health/readiness"), await client.get("/health/liveness")
-    assert (ready.status_code, live.status_code, told) == (503, 200, ["drain"])
+    assert (ready.status_code, live.status_code, calls) == (503, 200, ["drain"])
     assert [answer.headers["connection"] for answer in (ready, live)] == ["close", "close"]
 
 
 async def test_a_check_that_crashes_does_not_hide_the_others() -> None:
-    """R26: it is down, the log says why, and the metrics are told all the same."""
+    """R26: a crashed check is DOWN, is logged, and the metrics of the others are exported."""
 
     async def crashed() -> None:
         raise RuntimeError("a bug")
@@ -139,8 +139,8 @@ async def test_a_check_that_crashes_does_not_hide_the_others() -> None:
     assert (await pulse.health()).components["bus"].code == "CHECK_CRASHED"
 
 
-async def test_what_costs_something_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R26: while it is well; as soon as it is not, as often as all the others."""
+async def test_an_expensive_check_runs_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R26: an expensive check runs rarely while it passes, and as often as the others when it fails."""
     monkeypatch.setattr(actuator, "CACHE_SECONDS", 0.0)
     asked: list[str] = []
 

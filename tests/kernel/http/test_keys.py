@@ -1,4 +1,4 @@
-"""R25: keys from a file and from an address, rotated, withdrawn, broken and out of reach."""
+"""R25: keys from a file and from a URL: rotated, revoked, invalid and unreachable."""
 
 import asyncio
 import json
@@ -55,20 +55,20 @@ def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
 
 
 @pytest.mark.parametrize(("key", "kid", "algorithm"), [(RSA_KEY, "rsa", "RS256"), (EC_KEY, "ec", "ES256")])
-async def test_public_keys_let_in_their_tokens(jwks_file: Path, key: Any, kid: str, algorithm: str) -> None:
+async def test_tokens_are_verified_with_public_keys(jwks_file: Path, key: Any, kid: str, algorithm: str) -> None:
     """R25: RS256 and ES256 tokens are verified with the key they name."""
     assert (await come_in(with_keys(KeyFile(jwks_file)), signed(key, kid, algorithm))).tenant == "acme"
 
 
-async def test_a_single_key_needs_no_name(tmp_path: Path) -> None:
-    """R25: where there is but one key, a token need not name it."""
+async def test_a_single_key_needs_no_id(tmp_path: Path) -> None:
+    """R25: with a single key, a token needs no key id."""
     keys = KeyFile(write(tmp_path / "jwks.json", {"keys": [public(RSA_KEY, None)]}))
     assert (await come_in(with_keys(keys), signed(RSA_KEY, None, "RS256"))).subject == "daemon-7"
 
 
 @pytest.mark.parametrize("algorithms", [["RS256", "ES256"], ["HS256", "RS256", "ES256"]])
 @pytest.mark.parametrize("source", ["file", "url"])
-async def test_a_public_key_is_no_secret(
+async def test_a_public_key_is_not_accepted_as_a_secret(
     jwks_file: Path, server: KeyServer, algorithms: list[str], source: str
 ) -> None:
     """R25: an HS256 token signed with the RSA public key is refused, even where HS256 was allowed by mistake."""
@@ -85,21 +85,21 @@ async def test_a_public_key_is_no_secret(
         (EC_KEY, "rsa", "ES256", "BAD_TOKEN"),
         (RSA_KEY, "ec", "RS256", "BAD_TOKEN"),
         (RSA_KEY, "rsa", "RS512", "BAD_TOKEN"),
-        (RSA_OTHER, "nobody", "RS256", "UNKNOWN_KEY"),
+        (RSA_OTHER, "missing", "RS256", "UNKNOWN_KEY"),
         (RSA_KEY, None, "RS256", "UNKNOWN_KEY"),
     ],
 )
 @pytest.mark.parametrize("source", ["file", "url"])
-async def test_only_the_named_key_and_its_algorithm_count(
+async def test_only_the_key_with_the_id_and_its_algorithm_count(
     jwks_file: Path, server: KeyServer, source: str, key: Any, kid: str | None, algorithm: str, code: str
 ) -> None:
-    """R25: another key's signature, another algorithm or an unknown name is 401."""
+    """R25: the signature of another key, another algorithm or an unknown key id is 401."""
     keys: KeySource = KeyFile(jwks_file) if source == "file" else KeyUrl(server.url)
     assert await refusal(with_keys(keys), signed(key, kid, algorithm)) == code
 
 
 async def test_keys_rotate_with_the_file(jwks_file: Path) -> None:
-    """R25: a new key works as soon as it is in the file."""
+    """R25: a new key is valid as soon as it is in the file."""
     authenticator = with_keys(KeyFile(jwks_file))
     await come_in(authenticator, signed(RSA_KEY, "rsa", "RS256"))
     write(jwks_file, {"keys": [public(RSA_OTHER, "rsa")]})
@@ -107,8 +107,8 @@ async def test_keys_rotate_with_the_file(jwks_file: Path) -> None:
     await come_in(authenticator, signed(RSA_OTHER, "rsa", "RS256"))
 
 
-async def test_a_withdrawn_key_stops_working(jwks_file: Path, hours: Hours) -> None:
-    """R25: a token whose key was withdrawn is let in no longer than memory lasts, whatever its end."""
+async def test_a_revoked_key_stops_working(jwks_file: Path, hours: Hours) -> None:
+    """R25: a token of a revoked key is accepted only as long as the cache lasts."""
     authenticator = with_keys(KeyFile(jwks_file))
     token = signed(RSA_KEY, "rsa", "RS256")
     await come_in(authenticator, token)
@@ -118,8 +118,8 @@ async def test_a_withdrawn_key_stops_working(jwks_file: Path, hours: Hours) -> N
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"keys": []}', "\udcff"])
-async def test_a_file_that_breaks_later_harms_nobody(jwks_file: Path, content: str | None) -> None:
-    """R25: while the file is gone or broken the keys at hand go on serving, and one warning says so."""
+async def test_a_file_that_becomes_invalid_keeps_the_old_keys(jwks_file: Path, content: str | None) -> None:
+    """R25: while the file is missing or invalid the loaded keys remain valid, with one warning."""
     authenticator = with_keys(KeyFile(jwks_file))
     if content is None:
         jwks_file.unlink()
@@ -149,7 +149,7 @@ async def test_a_file_that_breaks_later_harms_nobody(jwks_file: Path, content: s
     ],
 )
 def test_a_file_without_public_keys_does_not_start(tmp_path: Path, content: str) -> None:
-    """R25: a broken JWKS file, or one with private keys in it, is a mistake in the configuration."""
+    """R25: an invalid JWKS file, or a file with private keys, is BadConfig."""
     (tmp_path / "jwks.json").write_text(content)
     with pytest.raises(BadConfig) as refused:
         KeyFile(tmp_path / "jwks.json")
@@ -157,7 +157,7 @@ def test_a_file_without_public_keys_does_not_start(tmp_path: Path, content: str)
 
 
 def test_a_missing_file_does_not_start(tmp_path: Path) -> None:
-    """R25: keys that are not there are told at the start."""
+    """R25: a missing file of keys is an error at the start."""
     with pytest.raises(BadConfig):
         KeyFile(tmp_path / "jwks.json")
 
@@ -165,16 +165,16 @@ def test_a_missing_file_does_not_start(tmp_path: Path) -> None:
 RSA_TOKEN = signed(RSA_KEY, "rsa", "RS256")
 
 
-async def test_keys_are_fetched_once_for_all_who_wait(server: KeyServer) -> None:
-    """R25: many callers at once cost one request, and later ones none."""
+async def test_keys_are_fetched_once_for_concurrent_callers(server: KeyServer) -> None:
+    """R25: concurrent callers cause one request, and later callers none."""
     authenticator = with_keys(KeyUrl(server.url))
     tokens = [signed(RSA_KEY, "rsa", "RS256", jti=f"{n}") for n in range(8)] + [signed(EC_KEY, "ec", "ES256")]
     assert len(await asyncio.gather(*(come_in(authenticator, token) for token in tokens))) == 9
     assert server.asked == 1
 
 
-async def test_an_unknown_name_asks_again_but_not_at_once(server: KeyServer, hours: Hours) -> None:
-    """R25: a rotated key is found, yet made-up names do not hammer the address."""
+async def test_an_unknown_key_id_fetches_again_but_not_at_once(server: KeyServer, hours: Hours) -> None:
+    """R25: a rotated key is found, but forged key ids do not cause many requests."""
     authenticator = with_keys(KeyUrl(server.url))
     await come_in(authenticator, RSA_TOKEN)
     server.body = json.dumps({"keys": [public(RSA_OTHER, "new")]}).encode()
@@ -186,8 +186,8 @@ async def test_an_unknown_name_asks_again_but_not_at_once(server: KeyServer, hou
     assert server.asked == 2
 
 
-async def test_a_key_withdrawn_from_the_address_stops_working(server: KeyServer, hours: Hours) -> None:
-    """R25: keys are fetched anew when they are old, so that a withdrawn one is forgotten."""
+async def test_a_key_revoked_at_the_url_stops_working(server: KeyServer, hours: Hours) -> None:
+    """R25: old keys are fetched again, so that a revoked key is removed."""
     authenticator = with_keys(KeyUrl(server.url))
     await come_in(authenticator, RSA_TOKEN)
     server.body = json.dumps({"keys": [public(EC_KEY, "ec")]}).encode()
@@ -208,10 +208,10 @@ async def test_a_key_withdrawn_from_the_address_stops_working(server: KeyServer,
         (200, b'{"keys": [', True),
     ],
 )
-async def test_an_address_that_answers_nonsense_is_down(
+async def test_a_url_with_an_invalid_response_is_down(
     server: KeyServer, hours: Hours, status: int, body: bytes, cut: bool
 ) -> None:
-    """R25: without keys a good token is 503, not 401; those at hand serve through an outage; then all is well again."""
+    """R25: without keys a valid token is 503, not 401; loaded keys remain valid during an outage."""
     good, fresh, known = server.body, with_keys(KeyUrl(server.url)), with_keys(KeyUrl(server.url))
     await come_in(known, RSA_TOKEN)
     server.status, server.body, server.cut = status, body, cut
@@ -227,23 +227,23 @@ async def test_an_address_that_answers_nonsense_is_down(
     await come_in(fresh, RSA_TOKEN)
 
 
-async def test_an_address_nobody_serves_is_down(server: KeyServer) -> None:
-    """R25: when nobody answers, nobody is let in, and the caller is told to try again."""
+async def test_an_unreachable_url_is_down(server: KeyServer) -> None:
+    """R25: without a server at the URL requests are refused as Transient."""
     server.stop()
     with pytest.raises(Transient) as down:
         await come_in(with_keys(KeyUrl(server.url)), RSA_TOKEN)
     assert (down.value.code, down.value.status) == ("JWKS_UNAVAILABLE", 503)
 
 
-async def test_a_malformed_token_does_not_reach_the_address(server: KeyServer) -> None:
-    """R25: what is no token costs no request."""
+async def test_a_malformed_token_causes_no_request(server: KeyServer) -> None:
+    """R25: a malformed token does not fetch keys."""
     assert await refusal(with_keys(KeyUrl(server.url)), "a.b.c") == "BAD_TOKEN"
     assert server.asked == 0
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://h/k", "jwks.json", ""])
-def test_only_http_addresses_are_asked(url: str) -> None:
-    """R25: an address of another scheme is a mistake in the configuration."""
+def test_only_http_urls_are_allowed(url: str) -> None:
+    """R25: a URL with another scheme is BadConfig."""
     with pytest.raises(BadConfig) as refused:
         KeyUrl(url)
     assert refused.value.code == "BAD_JWKS"
@@ -256,8 +256,10 @@ def steady_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(header=HEADERS | JSON, junk=ANY_TEXT)
 @settings(max_examples=50, deadline=None)
-async def test_any_token_gets_an_answer_from_public_keys(steady_file: Path, header: Any, junk: str) -> None:
-    """R25: a key is looked for in whatever is sent, and nothing but Unauthorized comes of it."""
+async def test_any_token_is_valid_or_unauthorized_with_public_keys(
+    steady_file: Path, header: Any, junk: str
+) -> None:
+    """R25: any token leads at worst to Unauthorized."""
     authenticator = with_keys(KeyFile(steady_file))
     for token in (forged(header, CLAIMS, b"x"), f"{junk}.{junk}.", junk):
         with pytest.raises(Unauthorized):

@@ -11,7 +11,7 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 
 @pytest.mark.parametrize("path", ["/raw", "/items"])
 async def test_a_body_without_a_length_is_counted(http: httpx.AsyncClient, path: str) -> None:
-    """R8: a chunked body is cut off at the limit, however it is read."""
+    """R8: a chunked body is refused at the limit, however it is read."""
 
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(20):
@@ -26,13 +26,13 @@ async def test_a_body_at_the_limit_passes(http: httpx.AsyncClient) -> None:
     assert (await http.post("/raw", content=b"x" * 1000)).json() == 1000
 
 
-async def test_a_sane_request_id_is_kept_and_a_strange_one_replaced(http: httpx.AsyncClient) -> None:
-    """A caller's id joins its logs with ours; one that could forge a log line does not get in."""
+async def test_a_valid_request_id_is_used_and_an_invalid_one_replaced(http: httpx.AsyncClient) -> None:
+    """The id of a caller joins its logs with those of the server; an id that could forge a log line is replaced."""
     assert (await http.get("/nowhere", headers={"x-request-id": "abc-1"})).headers["x-request-id"] == "abc-1"
     assert (await http.get("/nowhere", headers={"x-request-id": 'a"b c'})).headers["x-request-id"] != 'a"b c'
 
 
-async def test_without_authentication_strangers_are_refused(http: httpx.AsyncClient) -> None:
+async def test_without_authentication_other_hosts_and_sites_are_refused(http: httpx.AsyncClient) -> None:
     """R25: on loopback without auth, names that are not local and pages of other sites get 403."""
     assert (await http.get("/nowhere", headers={"host": "evil.example"})).json()["code"] == "HOST_NOT_ALLOWED"
     assert (await http.get("/nowhere", headers={"sec-fetch-site": "cross-site"})).json()[

@@ -1,4 +1,4 @@
-"""What is told of an error: problems with a code and a hint, and nothing of our insides."""
+"""Error responses: problems with a code and a hint, without internal details."""
 
 import httpx
 import pytest
@@ -25,8 +25,8 @@ async def test_a_known_error_is_a_problem_with_code_and_hint(
     assert body["request_id"] == answer.headers["x-request-id"]
 
 
-async def test_a_bug_is_a_500_that_tells_nothing(http: httpx.AsyncClient) -> None:
-    """An unexpected error gives its request id, never its internals."""
+async def test_a_bug_is_a_500_without_details(http: httpx.AsyncClient) -> None:
+    """The response to an unexpected error has the request id, and no internal details."""
     answer = await http.get("/bug")
     assert answer.status_code == 500
     assert answer.json()["code"] == "INTERNAL"
@@ -50,7 +50,7 @@ async def test_a_bug_is_a_500_that_tells_nothing(http: httpx.AsyncClient) -> Non
 async def test_bad_requests_are_problems(
     http: httpx.AsyncClient, method: str, path: str, content: bytes, status: int, code: str
 ) -> None:
-    """T9: malformed, unknown and oversized requests are told what is wrong, as problems."""
+    """T9: the responses to malformed, unknown and oversized requests are problems."""
     answer = await http.request(method, path, content=content, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/problem+json"

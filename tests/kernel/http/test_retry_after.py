@@ -12,7 +12,7 @@ BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:
-    """F13: both forms, and rubbish is no wish."""
+    """F13: both forms are parsed, and invalid values are ignored."""
     later = format_datetime(BEGIN + timedelta(seconds=90))
     assert parse_retry_after("1.5", BEGIN) == timedelta(seconds=1.5)
     assert parse_retry_after(later, BEGIN) == timedelta(seconds=90)
@@ -38,5 +38,5 @@ def test_retry_after_is_seconds_or_a_date() -> None:
     ],
 )
 def test_both_forms_of_retry_after(clock: ManualClock, header: str | None, expected: timedelta | None) -> None:
-    """H15: seconds, or a date; one that is over means now, and one nobody understands means nothing."""
+    """H15: seconds or a date are parsed; a past date means now, and an invalid value is ignored."""
     assert parse_retry_after(header, clock.now()) == expected

@@ -1,4 +1,4 @@
-"""What all parts say over HTTP, they say alike."""
+"""The shared schemas of all parts."""
 
 import pytest
 from pydantic import BaseModel
@@ -13,10 +13,10 @@ MOVE = {"from", "to", "actor", "at", "reason", "fence"}
 
 
 @pytest.mark.parametrize(
-    "told", [tracking.TrackingEvent, flows.FlowMove, ingest.IngestMove, harvest.HarvestMove, overview.OverviewEvent]
+    "model", [tracking.TrackingEvent, flows.FlowMove, ingest.IngestMove, harvest.HarvestMove, overview.OverviewEvent]
 )
-def test_a_move_has_one_shape(told: type[BaseModel]) -> None:
-    """T17, F18, H13: from where to where, who, when, why and under which fence, whichever part tells it."""
-    fields = set(told.model_json_schema(mode="serialization")["properties"])
+def test_a_move_has_one_shape(model: type[BaseModel]) -> None:
+    """T17, F18, H13: a move of every part has source, target, actor, time, reason and fence."""
+    fields = set(model.model_json_schema(mode="serialization")["properties"])
     assert fields >= MOVE
     assert not fields & {"source", "target"}

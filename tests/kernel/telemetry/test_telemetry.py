@@ -1,4 +1,4 @@
-"""Telemetry: logs without secrets, metrics and traces that belong to one object."""
+"""Telemetry: logs without secrets, and metrics and traces per object."""
 
 import json
 import re
@@ -51,7 +51,7 @@ HIDDEN_URL = "postgresql://penstock:***@db:5432/penstock"
     ],
 )
 def test_secrets_are_hidden_by_name_and_in_urls(name: str, value: Any, shown: Any) -> None:
-    """R26: what a name gives away as secret is not logged, however deep, nor is a password in a URL; the rest is."""
+    """R26: values with the name of a secret are not logged, at any depth, nor are passwords in URLs."""
     assert redact(None, "info", {name: value}) == {name: shown}
 
 
@@ -64,8 +64,8 @@ VALUES = st.recursive(
 
 @settings(deadline=None)
 @given(st.dictionaries(st.text(), VALUES, max_size=4))
-def test_whatever_is_logged_can_be_written_as_json(event: dict[str, Any]) -> None:
-    """R26: redaction takes any value, and gives what a JSON line can hold."""
+def test_any_event_can_be_written_as_json(event: dict[str, Any]) -> None:
+    """R26: redaction accepts any value, and returns a value for JSON."""
     json.dumps(redact(None, "info", {f"x{name}": value for name, value in event.items()}))
 
 
@@ -92,7 +92,7 @@ with Telemetry().tracer.start_as_current_span("work"):
 
 
 def run_program(format_: str) -> str:
-    """What a program of its own writes to standard error; configuring logs is for a whole process."""
+    """Return the standard error of a separate program, because logging is configured per process."""
     command = [sys.executable, "-W", "error", "-c", PROGRAM, format_]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == ""
@@ -100,7 +100,7 @@ def run_program(format_: str) -> str:
 
 
 def test_logs_are_json_lines_on_standard_error() -> None:
-    """R26: ours and those of libraries alike: event, level, time, context, trace; one line each, without secrets."""
+    """R26: logs of Penstock and of libraries are one line each, with event, level, time, context and trace."""
     text = run_program("auto")
     hello, stdlib, crashed, library, traced = lines = [json.loads(line) for line in text.splitlines()]
     stamp = hello.pop("timestamp")
@@ -122,7 +122,7 @@ def test_logs_are_json_lines_on_standard_error() -> None:
 
 
 def test_logs_for_people_hide_secrets_too() -> None:
-    """R26: the console's form shows the same, tracebacks included, and no secret either."""
+    """R26: the console format shows the same, including tracebacks, without secrets."""
     text = run_program("console")
     assert all(word in text for word in ("hello", "tenant=acme", "stdlib says", "Traceback", "library crashed"))
     assert "not shown" not in text
@@ -130,7 +130,7 @@ def test_logs_for_people_hide_secrets_too() -> None:
 
 
 def test_work_is_counted_and_timed() -> None:
-    """R26: outcomes by queue and kind, and the time of batches, are in the exposition."""
+    """R26: outcomes by queue and kind, and the duration of batches, are metrics."""
     telemetry = Telemetry()
     telemetry.work.count("shards", [Done(), Done(), Failed("x"), None], lost=2)
     with pytest.raises(ZeroDivisionError), telemetry.work.time_batch("shards"):
@@ -141,17 +141,17 @@ def test_work_is_counted_and_timed() -> None:
     assert 'penstock_work_batch_seconds_count{queue="shards"} 1.0' in text
 
 
-def test_two_of_them_share_nothing() -> None:
-    """Two services in one process, as in tests, count each for itself."""
-    one, two = Telemetry(), Telemetry()
-    one.work.count("q", [Done()], lost=0)
-    assert 'outcome="done"' in one.exposition().decode()
-    assert 'outcome="done"' not in two.exposition().decode()
-    assert one.provider is not two.provider
+def test_two_telemetry_objects_share_nothing() -> None:
+    """Two services in one process have separate metrics."""
+    first, second = Telemetry(), Telemetry()
+    first.work.count("q", [Done()], lost=0)
+    assert 'outcome="done"' in first.exposition().decode()
+    assert 'outcome="done"' not in second.exposition().decode()
+    assert first.provider is not second.provider
 
 
 def test_spans_reach_their_exporter() -> None:
-    """R26: a span ends where the settings send it, with the service's name and version."""
+    """R26: a span is exported with the name and the version of the service."""
     memory, other = InMemorySpanExporter(), InMemorySpanExporter()
     telemetry = Telemetry("refdata", spans=[SimpleSpanProcessor(memory)])
     Telemetry(spans=[SimpleSpanProcessor(other)])

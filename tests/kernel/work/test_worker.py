@@ -1,4 +1,4 @@
-"""The work loop: outcomes are values, lanes keep order, a stop gives back what was not begun."""
+"""The work loop: outcomes are values, lanes are in order, and a stop releases items that were not started."""
 
 import asyncio
 from collections.abc import Hashable, Sequence
@@ -15,7 +15,7 @@ from penstock.kernel.work.worker import Worker, handle_each
 
 @dataclass
 class Numbers:
-    """A queue of plain numbers, a lane per tens digit, for the loop alone; real queues have their own tests."""
+    """A queue of numbers with a lane per tens digit; real queues have their own tests."""
 
     items: list[int]
     name: str = "numbers"
@@ -61,7 +61,7 @@ def worker(queue: Numbers, handle, telemetry: Telemetry | None = None, batch: in
 
 
 async def test_every_item_is_handled_and_settled() -> None:
-    """Each item taken gets its outcome back to the queue, batch by batch."""
+    """The outcome of each item is settled in the queue, batch by batch."""
     queue = Numbers([1, 2, 11, 12, 21])
 
     async def handle(item: int) -> Outcome:
@@ -72,7 +72,7 @@ async def test_every_item_is_handled_and_settled() -> None:
 
 
 async def test_a_lane_is_handled_in_order_one_at_a_time() -> None:
-    """R9: items of one lane never overlap; other lanes go on meanwhile."""
+    """R9: items of a lane never overlap; other lanes continue meanwhile."""
     queue, seen, busy = Numbers([1, 2, 3, 11, 12, 13]), [], set()
 
     async def handle(item: int) -> Outcome:
@@ -89,7 +89,7 @@ async def test_a_lane_is_handled_in_order_one_at_a_time() -> None:
 
 
 async def test_a_retry_stops_its_lane_and_only_its_lane() -> None:
-    """R9: what follows a retried item in its lane is given back untouched; other lanes finish."""
+    """R9: items after a retried item of a lane are released untouched; other lanes finish."""
     queue = Numbers([1, 2, 3, 11])
 
     async def handle(item: int) -> Outcome:
@@ -108,7 +108,7 @@ async def test_a_retry_stops_its_lane_and_only_its_lane() -> None:
     ],
 )
 async def test_an_exception_becomes_an_outcome(error: Exception, outcome: Outcome) -> None:
-    """R11: a transient error is tried again, a permanent one is set aside, a bug never stops the loop."""
+    """R11: a transient error is retried, a permanent one is dead-lettered, and a bug never stops the loop."""
     queue = Numbers([1, 11])
 
     async def handle(item: int) -> Outcome:
@@ -120,20 +120,20 @@ async def test_an_exception_becomes_an_outcome(error: Exception, outcome: Outcom
     assert queue.settled == {1: outcome, 11: Done()}
 
 
-async def test_a_stop_finishes_what_was_begun_and_gives_back_the_rest() -> None:
-    """A graceful stop: the item in hand ends, its successors return to the queue, the loop returns."""
-    queue, begun, go_on = Numbers([1, 2, 3]), asyncio.Event(), asyncio.Event()
+async def test_a_stop_finishes_started_items_and_releases_the_rest() -> None:
+    """After a stop the running item ends, the later ones are released, and the loop returns."""
+    queue, started, resume = Numbers([1, 2, 3]), asyncio.Event(), asyncio.Event()
 
     async def handle(item: int) -> Outcome:
-        begun.set()
-        await go_on.wait()
+        started.set()
+        await resume.wait()
         return Done()
 
     loop = worker(queue, handle)
     task = asyncio.create_task(loop.run())
-    await begun.wait()
+    await started.wait()
     loop.stop()
-    go_on.set()
+    resume.set()
     async with asyncio.timeout(5):
         await task
     assert queue.settled == {1: Done(), 2: None, 3: None}
@@ -154,8 +154,8 @@ async def test_an_idle_worker_stops_at_once() -> None:
         await task
 
 
-async def test_held_items_are_extended_while_they_are_worked_on() -> None:
-    """T14: work longer than the lease is kept by heartbeats."""
+async def test_leases_are_extended_during_the_work() -> None:
+    """T14: heartbeats extend the lease of work that takes longer."""
     queue = Numbers([1])
 
     async def handle(item: int) -> Outcome:
@@ -168,7 +168,7 @@ async def test_held_items_are_extended_while_they_are_worked_on() -> None:
 
 
 async def test_a_missed_heartbeat_is_followed_by_the_next() -> None:
-    """T14: whatever goes wrong with one heartbeat, the items are held on to."""
+    """T14: after a failed heartbeat the next one extends the lease."""
     queue = Numbers([1], extend_downs=2, failure=TimeoutError())
 
     async def handle(item: int) -> Outcome:
@@ -181,7 +181,7 @@ async def test_a_missed_heartbeat_is_followed_by_the_next() -> None:
 
 
 async def test_finished_work_waits_for_a_queue_that_is_down() -> None:
-    """R11: an outcome that cannot be told now is told later, not worked for again."""
+    """R11: an outcome that cannot be settled now is settled later, and the work is not repeated."""
     queue, calls = Numbers([1], lease_for=timedelta(seconds=30), settle_downs=2), 0
 
     async def handle(item: int) -> Outcome:
@@ -194,7 +194,7 @@ async def test_finished_work_waits_for_a_queue_that_is_down() -> None:
 
 
 async def test_a_cancellation_inside_a_handler_is_a_retry() -> None:
-    """A handler whose own helper was cancelled has tried, and it counts."""
+    """A handler that awaited a cancelled task has made an attempt, which counts."""
     queue = Numbers([1])
 
     async def handle(item: int) -> Outcome:
@@ -208,16 +208,16 @@ async def test_a_cancellation_inside_a_handler_is_a_retry() -> None:
 
 
 async def test_a_cancelled_worker_ends() -> None:
-    """Cancelling the loop ends it, even in the middle of a batch."""
-    queue, begun = Numbers([1]), asyncio.Event()
+    """Cancelling the loop ends it, also during a batch."""
+    queue, started = Numbers([1]), asyncio.Event()
 
     async def handle(item: int) -> Outcome:
-        begun.set()
+        started.set()
         await asyncio.Event().wait()
         return Done()
 
     task = asyncio.create_task(worker(queue, handle).run())
-    await begun.wait()
+    await started.wait()
     task.cancel()
     async with asyncio.timeout(5):
         with pytest.raises(asyncio.CancelledError):
@@ -225,8 +225,8 @@ async def test_a_cancelled_worker_ends() -> None:
 
 
 @pytest.mark.parametrize("failure", [Transient("DATABASE_DOWN", "no answer"), TimeoutError(), RuntimeError("a bug")])
-async def test_a_queue_that_fails_is_tried_again(failure: Exception) -> None:
-    """A database away for a while, or worse, costs time, not the worker."""
+async def test_a_queue_that_fails_is_retried(failure: Exception) -> None:
+    """The worker survives an outage of the database and a bug of its queue."""
     queue, handled = Numbers([7], downs=3, failure=failure), asyncio.Event()
 
     async def handle(item: int) -> Outcome:
@@ -242,8 +242,8 @@ async def test_a_queue_that_fails_is_tried_again(failure: Exception) -> None:
     assert queue.settled == {7: Done()}
 
 
-async def test_the_loop_counts_what_it_did() -> None:
-    """Outcomes show in the metrics by queue."""
+async def test_the_loop_counts_outcomes() -> None:
+    """The metrics have the outcomes by queue."""
     telemetry = Telemetry()
 
     async def handle(item: int) -> Outcome:

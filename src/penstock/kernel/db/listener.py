@@ -19,7 +19,7 @@ _PING_INTERVAL = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One notification with its payload."""
+    """A notification with its payload."""
 
     payload: str
 

@@ -45,7 +45,7 @@ _LOCK_TIMEOUT = "500ms"
 
 @dataclass(frozen=True)
 class Migration:
-    """One file; its number orders it within its part."""
+    """A file; its number orders it within its part."""
 
     part: str
     version: int

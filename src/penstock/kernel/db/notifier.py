@@ -22,7 +22,7 @@ FLUSH_INTERVAL = timedelta(milliseconds=50)  # a NOTIFY takes a lock that all co
 
 
 class Notifier:
-    """One NOTIFY channel, whose payloads are topics."""
+    """A NOTIFY channel, whose payloads are topics."""
 
     def __init__(self, db: Database, channel: str) -> None:
         self._db = db

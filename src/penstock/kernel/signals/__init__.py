@@ -17,7 +17,7 @@ BODY_LIMIT = 7_900  # the limit of a payload of PostgreSQL's NOTIFY, less its ov
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One signal with the text of its announcer."""
+    """A signal with the text of its announcer."""
 
     body: str
 
@@ -30,7 +30,7 @@ class Resync:
 
 
 class Signals(Protocol):
-    """One channel, from any announcer to all listeners."""
+    """A channel, from any announcer to all listeners."""
 
     async def announce(self, bodies: Sequence[str]) -> None:
         """Send signals to all listeners; after the return they are delivered, or replaced by a Resync."""

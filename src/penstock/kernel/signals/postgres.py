@@ -17,7 +17,7 @@ _QUEUE_PAGES = """
 
 
 class PostgresSignals:
-    """One NOTIFY channel of one database."""
+    """A NOTIFY channel of one database."""
 
     def __init__(self, db: Database, channel: str) -> None:
         if not 1 <= len(channel.encode()) <= CHANNEL_LIMIT:

@@ -21,7 +21,7 @@ _SCAN_LIMIT = 20_000  # latest entries in which past moves are searched
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One move of one subject. *source* is None for the move that created the subject."""
+    """A move of one subject. *source* is None for the move that created the subject."""
 
     machine: str
     subject: str

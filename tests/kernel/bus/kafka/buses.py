@@ -25,7 +25,7 @@ async def bus_on(
 
 
 async def handle_all(bus: KafkaBus, topic: str, count: int) -> list[str]:
-    """Handle *count* different messages, come what may; what was handled, in order."""
+    """Handle *count* different messages, with retries, and return them in order."""
     handled: list[str] = []
     async with bus.subscribe(topic, worker="w") as subscription, asyncio.timeout(WITHIN):
         while len(set(handled)) < count:

@@ -1,4 +1,4 @@
-"""The bus on Kafka: what only Kafka has. The promises of every bus are in test_bus."""
+"""Properties of the bus on Kafka only. The guarantees of every bus are in test_bus."""
 
 import asyncio
 from datetime import timedelta
@@ -17,8 +17,8 @@ from tests.services.kafka import Kafka, mock_cluster
 SECOND = timedelta(seconds=1)
 
 
-async def test_what_others_wrote_is_shown_and_kept_byte_for_byte(broker: Kafka) -> None:
-    """R10: keys, values and headers that are no text are delivered as far as they can be, and dead-lettered as is."""
+async def test_messages_of_other_producers_are_dead_lettered_byte_for_byte(broker: Kafka) -> None:
+    """R10: keys and headers that are not text are decoded lossily for delivery, and dead-lettered unchanged."""
     topic = new_topic()
     async with bus_on(broker) as bus, bus.subscribe(topic, worker="w") as subscription:
         foreign = Producer({"bootstrap.servers": broker.bootstrap})
@@ -29,14 +29,14 @@ async def test_what_others_wrote_is_shown_and_kept_byte_for_byte(broker: Kafka) 
                 await subscription.wait(1)
         assert taken[0].message == BusMessage(topic, "��", b"", {"h": "�", "none": ""})
         await subscription.settle([(taken[0], Failed("no JSON"))])
-        [letter] = await bus.dead_letters(topic)
-        assert (letter.message, letter.reason) == (taken[0].message, "no JSON")
+        [dead_letter] = await bus.dead_letters(topic)
+        assert (dead_letter.message, dead_letter.reason) == (taken[0].message, "no JSON")
     record = await asyncio.to_thread(first_record, broker, f"{topic}.dead")
     assert (record.key(), record.value()) == (b"\xff\xfe", None)
     headers = dict(record.headers() or [])
     assert (headers["h"], headers["none"]) == (b"\x80", None)
     assert (headers["penstock-reason"], headers["penstock-attempts"]) == (b"no JSON", b"1")
-    assert headers["penstock-died-at"] == letter.died_at.isoformat().encode()
+    assert headers["penstock-died-at"] == dead_letter.died_at.isoformat().encode()
 
 
 async def test_dead_letters_are_counted_from_an_offset(broker: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,9 +62,9 @@ async def test_dead_letters_are_counted_from_an_offset(broker: Kafka, monkeypatc
         first, second = await bus.dead_letters(topic)
         counts = [await bus.count_dead_letters(topic, first.died_at - SECOND) for _ in range(3)]
     assert [count.number for count in counts] == [2, 1, 0]
-    for count, letter in zip(counts, (first, second), strict=False):
+    for count, dead_letter in zip(counts, (first, second), strict=False):
         assert count.oldest is not None
-        assert abs(count.oldest - letter.died_at) < 60 * SECOND
+        assert abs(count.oldest - dead_letter.died_at) < 60 * SECOND
     assert counts[2].oldest is None
 
 
@@ -80,8 +80,8 @@ def first_record(broker: Kafka, topic: str) -> Record:
         reader.close()
 
 
-async def test_a_broker_that_goes_and_comes_back_costs_nothing() -> None:
-    """R8, R11: meanwhile publishing fails in time and leaving does not hang; afterwards every message is handled."""
+async def test_an_outage_of_the_broker_loses_no_message() -> None:
+    """R8, R11: during the outage publishing fails in time and leaving does not hang; then every message is handled."""
     topic = new_topic()
     with mock_cluster() as cluster:
         async with bus_on(cluster.kafka, timeout=2 * SECOND) as bus:

@@ -1,4 +1,4 @@
-"""A partition that is held: its mark, and what is planned of what was fetched."""
+"""The state of a partition: its commit metadata, and the plan of deliveries."""
 
 from datetime import UTC, datetime
 
@@ -21,47 +21,47 @@ marks = st.builds(
 
 
 @given(marks)
-def test_a_mark_is_read_as_it_was_written(mark: CommitMetadata) -> None:
-    """What the next holder learns is what the last one knew; and it fits into what a broker keeps, 4096 bytes."""
+def test_commit_metadata_is_preserved(mark: CommitMetadata) -> None:
+    """The next owner reads the metadata unchanged, and it fits into the limit of a broker, 4096 bytes."""
     assert CommitMetadata.load(mark.dump()) == mark
     assert len(mark.dump()) < 4_096
 
 
 @given(st.none() | st.text())
-def test_a_mark_of_somebody_else_means_nothing(text: str | None) -> None:
-    """Tools that move a group's position leave their own text; that is no death of a worker."""
+def test_metadata_of_other_programs_is_ignored(text: str | None) -> None:
+    """Tools that reset offsets write their own metadata, which does not mean that a worker died."""
     assert CommitMetadata.load(text) == CommitMetadata()
 
 
-def place(partition: int, count: int, mark: CommitMetadata | None = None) -> KafkaPartition:
-    """A partition with *count* messages fetched, its last holder's mark at the first."""
-    made = KafkaPartition(partition)
-    made.load_committed(0, (mark or CommitMetadata()).dump())
+def make_state(partition: int, count: int, mark: CommitMetadata | None = None) -> KafkaPartition:
+    """Return a partition with *count* fetched messages and the commit of its previous owner at the first."""
+    state = KafkaPartition(partition)
+    state.load_committed(0, (mark or CommitMetadata()).dump())
     for offset in range(count):
-        made.add(Record(topic="t", partition=partition, offset=offset, key=b"k", value=b"v"))
-    return made
+        state.add(Record(topic="t", partition=partition, offset=offset, key=b"k", value=b"v"))
+    return state
 
 
 def test_a_suspect_is_planned_alone() -> None:
-    """A message that was out when its worker died goes alone when it has waited longest; until then it waits."""
-    sound, suspect = place(0, 5), place(1, 5, CommitMetadata(out_upto=2))
+    """A message that was delivered when its worker died is delivered alone, when it has waited longest."""
+    sound, suspect = make_state(0, 5), make_state(1, 5, CommitMetadata(out_upto=2))
     assert plan([sound, suspect], 10, NOW) == [(sound, 5)]
     sound.taken_at = 1.0
     assert plan([sound, suspect], 10, NOW) == [(suspect, 1)]
 
 
 @given(st.lists(st.integers(1, 50), max_size=10), st.integers(1, 100))
-def test_a_plan_shares_out_what_was_asked_for(counts: list[int], limit: int) -> None:
-    """Nobody is given more than asked for, and nothing is left while there is room."""
-    shares = plan([place(number, count) for number, count in enumerate(counts)], limit, NOW)
+def test_a_plan_divides_the_limit(counts: list[int], limit: int) -> None:
+    """A plan never exceeds the limit, and leaves no message out below the limit."""
+    shares = plan([make_state(number, count) for number, count in enumerate(counts)], limit, NOW)
     taken = sum(share for _, share in shares)
     assert taken == min(limit, sum(counts))
-    assert all(0 < share <= len(held.waiting) for held, share in shares)
+    assert all(0 < share <= len(state.waiting) for state, share in shares)
 
 
-def test_what_is_fetched_ahead_is_bounded() -> None:
-    held = place(0, FULL_COUNT - 1)
-    assert not held.is_full
-    held.add(Record(offset=FULL_COUNT, value=b""))
-    assert held.is_full
-    assert not held.needs_messages
+def test_prefetched_messages_are_limited() -> None:
+    state = make_state(0, FULL_COUNT - 1)
+    assert not state.is_full
+    state.add(Record(offset=FULL_COUNT, value=b""))
+    assert state.is_full
+    assert not state.needs_messages

@@ -1,4 +1,4 @@
-"""What is sent to Kafka, now or by the outbox."""
+"""Sending to Kafka, directly and through the outbox."""
 
 from datetime import timedelta
 
@@ -14,8 +14,8 @@ from tests.services.kafka import Kafka
 SECOND = timedelta(seconds=1)
 
 
-async def test_the_outbox_keeps_what_could_not_be_sent(broker: Kafka, db: Database) -> None:
-    """R8: what a transaction published is sent, in order, when Kafka is back; it is sent once while nothing fails."""
+async def test_the_outbox_keeps_unsent_messages(broker: Kafka, db: Database) -> None:
+    """R8: messages of a transaction are sent in order when Kafka is back, and once if nothing fails."""
     topic = new_topic()
     messages = [BusMessage(topic, "a", str(n).encode(), {"n": str(n)}) for n in range(3)]
     async with bus_on(Kafka(NOWHERE, is_real=False), db, timeout=SECOND) as bus:
@@ -36,7 +36,7 @@ async def test_a_bus_without_a_database_has_nothing_to_relay(broker: Kafka) -> N
 
 
 async def test_a_message_is_measured_with_its_headers(broker: Kafka) -> None:
-    """R8: what Kafka would refuse later, and block the outbox with, is refused when it is published."""
+    """R8: a message that Kafka would refuse later, and that would block the outbox, is refused when published."""
     async with bus_on(broker) as bus:
         with pytest.raises(Invalid, match="with its key and headers"):
             await bus.publish([BusMessage(new_topic(), "a", b"", {"h": "x" * 1_000_000})])

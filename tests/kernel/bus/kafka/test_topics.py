@@ -1,4 +1,4 @@
-"""Topics: made with the partitions asked for, and their backlog."""
+"""Topics: created with the requested partitions, and their backlog."""
 
 import asyncio
 
@@ -12,17 +12,17 @@ from tests.services.kafka import Kafka
 from tests.support.wait import becomes
 
 
-def test_a_topic_just_made_has_a_backlog(broker: Kafka) -> None:
-    """R26: as long as its partitions have no leader the answer waits, and is no failure."""
+def test_a_new_topic_has_a_backlog(broker: Kafka) -> None:
+    """R26: while its partitions have no leader the call waits, and does not fail."""
     broker.needs_real("makes no topics when it is asked to")
     topics = Topics({"bootstrap.servers": broker.bootstrap}, timeout=WITHIN)
     for topic in [new_topic() for _ in range(15)]:
         assert topics.create(topic, 8)
-        assert topics.backlog(topic, "nobody") == 0
+        assert topics.backlog(topic, "other") == 0
 
 
-async def test_topics_are_made_with_the_partitions_asked_for(broker: Kafka) -> None:
-    """R9: the first to publish or subscribe makes the topic, and its dead letters keep one order."""
+async def test_topics_are_created_with_the_requested_partitions(broker: Kafka) -> None:
+    """R9: the first publisher or subscriber creates the topic, and its dead-letter topic has one partition."""
     broker.needs_real("does not make topics on request")
     topic = new_topic()
     bus = KafkaBus(broker.bootstrap, partitions=5)
@@ -38,6 +38,6 @@ async def test_topics_are_made_with_the_partitions_asked_for(broker: Kafka) -> N
     async def are_known() -> bool:
         return len(await partitions()) == 2
 
-    # The controller has made the topics; the broker that is asked may learn of them a moment later.
+    # The controller has created the topics; another broker may know them a moment later.
     await becomes(are_known, "the broker knows both topics", WITHIN)
     assert await partitions() == {topic: 5, f"{topic}.dead": 1}

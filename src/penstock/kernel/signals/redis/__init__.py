@@ -30,7 +30,7 @@ end
 
 
 class RedisSignals:
-    """One channel and its stream, in a Redis Cluster or on a single Redis; close it at the end.
+    """A channel and its stream, in a Redis Cluster or on a single Redis; close it at the end.
 
     A listener receives every signal twice while both of its paths work. A read of the stream waits for *poll*. A
     listener that does not read for *dead_after* is considered dead and loses its consumer group; if it is alive, it
