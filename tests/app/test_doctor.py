@@ -32,7 +32,7 @@ def test_doctor_changes_nothing_and_names_what_is_down(tmp_path: Path) -> None:
         == 0
     )
     assert list(tmp_path.iterdir()) == []
-    down = {"PENSTOCK__DATABASE__URL": "postgresql://nobody@127.0.0.1:1/none"}
+    down = {"PENSTOCK__DATABASE__URL": "postgresql://user@127.0.0.1:1/none"}
     done = penstock("doctor", "--json", cwd=tmp_path, env=down)
     database = next(check for check in json.loads(done.out) if check["name"] == "database")
     assert done.code == 7

@@ -1,4 +1,4 @@
-"""What pages show of a terminal: what is typed, how it ends, and what is to be seen."""
+"""The console examples of pages: commands, exit codes and outputs."""
 
 import re
 import shlex
@@ -29,7 +29,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Typed:
-    """A command of a page, the exit code it is said to have, and what is shown of its output."""
+    """A command of a page, its documented exit code, and its documented output."""
 
     line: str
     code: int
@@ -37,26 +37,26 @@ class Typed:
 
 
 def blocks_of(text: str) -> list[Block]:
-    """The examples of a page, in their order."""
+    """Return the examples of a page in order."""
     return [Block(language, example) for _, language, example in _BLOCK.findall(text)]
 
 
 def typed_in(console: str) -> Iterator[Typed]:
-    """The commands of a console block. `# ends with N` behind one says how it ends; without it, with 0."""
+    """Return the commands of a console block. `# ends with N` after a command is its exit code; the default is 0."""
     for typed in _TYPED.finditer(console):
         ends = _ENDS.search(typed["line"])
         yield Typed(typed["line"], int(ends[1]) if ends else 0, typed["shown"])
 
 
 def commands_of(text: str) -> list[list[str]]:
-    """Every `penstock …` that the console blocks of a page type, without what the shell does around it."""
+    """Return every `penstock …` in the console blocks of a page, without the syntax of the shell."""
     consoles = [block.text for block in blocks_of(text) if block.language == "console"]
     lines = [typed.line for console in consoles for typed in typed_in(console) if _RUNS_PENSTOCK.search(typed.line)]
     return [words for line in lines for words in penstock_words(line)]
 
 
 def penstock_words(line: str) -> Iterator[list[str]]:
-    """The arguments of every `penstock` in a line of the shell."""
+    """Return the arguments of every `penstock` in a line of the shell."""
     for words in simple_commands(line):
         while words and (_ASSIGNED.fullmatch(words[0]) or words[0] == "time"):
             words = words[1:]
@@ -65,7 +65,7 @@ def penstock_words(line: str) -> Iterator[list[str]]:
 
 
 def simple_commands(line: str) -> Iterator[list[str]]:
-    """The words of a line of the shell, between its operators."""
+    """Return the words of a line of the shell between its operators."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     words: list[str] = []

@@ -34,8 +34,8 @@ class ForkedProgram:
 
     def __init__(self, command: Sequence[str], folder: Path, env: Mapping[str, str], log: Path) -> None:
         ours, theirs = FORKED.Pipe(duplex=False)
-        told = (command, folder, dict(env), log, theirs)
-        self._process: ForkServerProcess = FORKED.Process(target=_become, args=told, daemon=True)
+        arguments = (command, folder, dict(env), log, theirs)
+        self._process: ForkServerProcess = FORKED.Process(target=_become, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
         with ours:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-# What differs from one time to the next; a name stays the same wherever it comes again.
+# What differs from run to run; a name is the same everywhere on a page.
 _NAME = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{8}T\d{6}Z_[0-9a-f]{6}"
 _MOMENT = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+Z)?"
 _AGE = r"\d+ seconds?"
@@ -16,24 +16,24 @@ _CUT = "…"
 
 @dataclass
 class Names:
-    """What a page calls runs and events, and what they are called this time."""
+    """The names of runs and events on a page, and their names in this run."""
 
     real: dict[str, str] = field(default_factory=dict)
 
     def here(self, text: str) -> str:
-        """*text* with the names of this time."""
+        """Return *text* with the names of this run."""
         for shown, real in self.real.items():
             text = text.replace(shown, real)
         return text
 
-    def are_in(self, shown: str, told: str) -> bool:
-        """Whether all that is *shown* was *told*, and more only where `…` stands; learns the names in it."""
+    def are_in(self, shown: str, output: str) -> bool:
+        """Return whether *output* is as *shown*, with more only at `…`; store the names in it."""
         groups: dict[str, str] = {}
         pattern = "".join(self._line(line, groups) for line in _plain(shown).splitlines())
-        found = re.fullmatch(pattern, _plain(told))
-        if found:
-            self.real.update({name: found[group] for name, group in groups.items()})
-        return found is not None
+        match = re.fullmatch(pattern, _plain(output))
+        if match:
+            self.real.update({name: match[group] for name, group in groups.items()})
+        return match is not None
 
     def _line(self, line: str, groups: dict[str, str]) -> str:
         if line == _CUT:
@@ -60,5 +60,5 @@ class Names:
 
 
 def _plain(text: str) -> str:
-    """Without what depends on how long names are, or on who ends a line."""
+    """Return *text* without padding, which depends on the length of names, and with uniform line ends."""
     return "".join(f"{re.sub(' {2,}', '  ', line.strip())}\n" for line in text.splitlines())

@@ -48,7 +48,7 @@ def penstock(*args: str, cwd: Path, env: Mapping[str, str] | None = None, timeou
 
 
 def penstock_from_scratch(*args: str, cwd: Path, env: Mapping[str, str] | None = None) -> Result:
-    """Run a command to its end in a new interpreter, as a user's shell does: where imports are the point."""
+    """Run a command to its end in a new interpreter, as a user's shell does, for tests of imports."""
     command = [*_COMMAND, *args]
     done = subprocess.run(
         command, cwd=cwd, env=_environment(env), capture_output=True, text=True, timeout=60, check=False
@@ -57,7 +57,7 @@ def penstock_from_scratch(*args: str, cwd: Path, env: Mapping[str, str] | None =
 
 
 def penstock_here(*args: str | bytes, cwd: Path | None = None, given: bytes = b"") -> Result:
-    """Run a command to its end in this process: it is as quick as what it asks for."""
+    """Run a command to its end in this process, which is faster."""
     out, err = io.BytesIO(), io.BytesIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["penstock", *map(os.fsdecode, args)])
@@ -80,7 +80,7 @@ class ServerCli:
     def run(self, *args: str) -> Result:
         done = penstock_here(self.group, *args, "--url", self.url)
         assert "Traceback" not in done.err
-        assert "mistake in Penstock" not in done.err
+        assert "bug in Penstock" not in done.err
         return done
 
     def text(self, *args: str, code: int = 0) -> str:
@@ -113,23 +113,23 @@ def penstock_on_a_terminal(*args: str) -> Result:
 
 
 def _shown_on(terminal: int) -> str:
-    """What is written to a terminal until nobody has it open any more."""
-    found = b""
+    """Return what is written to a terminal until no process has it open."""
+    output = b""
     try:
-        while read := os.read(terminal, 65536):
-            found += read
-    except OSError:  # how Linux says that the other end is closed
+        while data := os.read(terminal, 65536):
+            output += data
+    except OSError:  # Linux raises it when the other end is closed
         pass
     finally:
         os.close(terminal)
-    return found.decode()
+    return output.decode()
 
 
 class Server(AbstractContextManager["Server"]):
-    """A command that serves until it is told to stop, ready when entered; its log goes to a file beside its data.
+    """A command that serves until it is stopped, ready when entered; its log is a file in its folder.
 
-    The *command* is a module and its arguments. It is forked from a process that has loaded it, which saves the second
-    that takes; with *in_new_interpreter* it starts as from the shell of a user.
+    The *command* is a module and its arguments. It is forked from a process that has loaded it, which saves a second;
+    with *in_new_interpreter* it starts as from the shell of a user.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class Server(AbstractContextManager["Server"]):
         self._name = name
         self.log_file = folder / f"{name}.log"
         self.log_file.touch()
-        begin = _begin_anew if in_new_interpreter else ForkedProgram
-        self._process = begin(command, folder, _environment(env), self.log_file)
+        start = _start_interpreter if in_new_interpreter else ForkedProgram
+        self._process = start(command, folder, _environment(env), self.log_file)
         self.api = ""
 
     def __enter__(self) -> Self:
@@ -161,16 +161,16 @@ class Server(AbstractContextManager["Server"]):
     ) -> None:
         self.kill()
 
-    def _on_ready(self, said: Mapping[str, Any]) -> None:
-        self.api = said["api"]
+    def _on_ready(self, document: Mapping[str, Any]) -> None:
+        self.api = document["api"]
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """Ask it to stop; its exit code."""
+        """Stop it and return its exit code."""
         self._process.send_signal(how)
         return self.ended()
 
     def ended(self) -> int:
-        """Wait for its end; its exit code."""
+        """Wait for its end and return its exit code."""
         return self._process.wait(30)
 
     def kill(self) -> None:
@@ -188,7 +188,7 @@ class Server(AbstractContextManager["Server"]):
         return self._process.pid
 
     def _first_document(self) -> dict[str, Any]:
-        """What it prints with `--json` when it is ready; reading blocks until then or until it ends."""
+        """Return the document that it prints with `--json` when it is ready; wait until then or until it ends."""
         text = ""
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -209,9 +209,9 @@ class Up(Server):
         super().__init__("up", command, folder, env, in_new_interpreter=in_new_interpreter)
         self.query = ""
 
-    def _on_ready(self, said: Mapping[str, Any]) -> None:
-        super()._on_ready(said)
-        self.query = said["query"]
+    def _on_ready(self, document: Mapping[str, Any]) -> None:
+        super()._on_ready(document)
+        self.query = document["query"]
 
 
 class CommandApi(Server):
@@ -223,7 +223,7 @@ class CommandApi(Server):
 
 
 class QueryApi(Server):
-    """`penstock serve query-api`, on a free port unless one is given; `serving_pids` are those that answer."""
+    """`penstock serve query-api`, on a free port unless *port* is given; `serving_pids` are its serving processes."""
 
     def __init__(self, folder: Path, *args: str, port: int = 0, env: Mapping[str, str] | None = None) -> None:
         command = [PENSTOCK, "serve", "query-api", "--port", str(port), "--json", *args]
@@ -246,7 +246,7 @@ class Work(Server):
 
 
 class PipelineApid(Server):
-    """`pipeline-apid`, on a free port unless one is given."""
+    """`pipeline-apid`, on a free port unless *port* is given."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class PipelineApid(Server):
         super().__init__("pipeline-apid", command, folder, env, in_new_interpreter=in_new_interpreter)
 
 
-def _begin_anew(
+def _start_interpreter(
     command: Sequence[str], folder: Path, env: Mapping[str, str], log_file: Path
 ) -> "subprocess.Popen[bytes]":
     with log_file.open("ab") as log:
@@ -270,5 +270,5 @@ def _begin_anew(
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK")}
-    return {**kept, **(extra or {})}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK")}
+    return {**inherited, **(extra or {})}

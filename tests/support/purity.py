@@ -74,7 +74,7 @@ def forbid_processes() -> None:
 def _modules_of_fixtures(item: pytest.Item) -> set[ModuleType]:
     """Return the modules that define the fixtures of a test, but for those that every test may use."""
     defined = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009 - pytest has no public way
-    names = {one.func.__module__ for several in defined for one in several}
+    names = {fixture.func.__module__ for fixtures in defined for fixture in fixtures}
     return {sys.modules[name] for name in names if name.startswith("tests.") and name != "tests.conftest"}
 
 

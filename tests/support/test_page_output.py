@@ -1,4 +1,4 @@
-"""How a page's output is compared, so that a page that is wrong is found out."""
+"""The comparison of the output on a page with the output of a run."""
 
 import pytest
 
@@ -8,7 +8,7 @@ FIRST, OTHER, THIRD = "20261117T034130Z_837f2a", "20261117T034131Z_aaaaaa", "202
 
 
 @pytest.mark.parametrize(
-    ("shown", "told", "is_so"),
+    ("shown", "output", "is_equal"),
     [
         ("a\n", "a\n", True),
         ("a\n", "a\nb\n", False),
@@ -19,13 +19,13 @@ FIRST, OTHER, THIRD = "20261117T034130Z_837f2a", "20261117T034131Z_aaaaaa", "202
         ("3 rows\n", "4 rows\n", False),
     ],
 )
-def test_what_is_shown_is_compared_by_what_stays(shown: str, told: str, is_so: bool) -> None:
-    """Times and process numbers differ each time; all else must be as it is shown."""
-    assert Names().are_in(shown, told) is is_so
+def test_outputs_are_compared_without_variable_parts(shown: str, output: str, is_equal: bool) -> None:
+    """Times and process ids may differ; everything else must be equal."""
+    assert Names().are_in(shown, output) is is_equal
 
 
-def test_a_name_stays_the_same_all_along() -> None:
-    """What the page calls one run is one run, also when the page types it."""
+def test_a_name_is_the_same_everywhere_on_a_page() -> None:
+    """A name on the page means the same run everywhere, also in a command."""
     names = Names()
     assert names.are_in(f"PASS x_{FIRST}\nread x_{FIRST}\n", f"PASS x_{OTHER}\nread x_{OTHER}\n")
     assert names.here(f"bad-rows x_{FIRST}") == f"bad-rows x_{OTHER}"

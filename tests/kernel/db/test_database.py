@@ -208,7 +208,7 @@ async def test_a_serialization_failure_is_transient(db: Database) -> None:
 async def test_a_server_that_is_down_has_a_hint() -> None:
     """A port on which no server listens is Transient DATABASE_DOWN."""
     with pytest.raises(Transient) as caught:
-        async with Database.open("postgresql://nobody@127.0.0.1:1/none"):
+        async with Database.open("postgresql://user@127.0.0.1:1/none"):
             pass
     assert (caught.value.code, bool(caught.value.hint)) == ("DATABASE_DOWN", True)
 

@@ -144,7 +144,7 @@ async def test_missing_rights_are_an_error_with_the_grant(db: Database, restrict
 
 
 async def test_tables_of_another_user_are_an_error(db: Database, restricted_url: str) -> None:
-    """A user that may create tables, but not read those of another user, is told to connect as their owner."""
+    """A user without rights on existing tables gets the hint to connect as their owner."""
     await migrate.migrate(db, [FIRST])
     await db.execute("GRANT CREATE ON SCHEMA public TO public")
     async with Database.open(restricted_url) as restricted:

@@ -256,9 +256,7 @@ def steady_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(header=HEADERS | JSON, junk=ANY_TEXT)
 @settings(max_examples=50, deadline=None)
-async def test_any_token_is_valid_or_unauthorized_with_public_keys(
-    steady_file: Path, header: Any, junk: str
-) -> None:
+async def test_any_token_is_valid_or_unauthorized_with_public_keys(steady_file: Path, header: Any, junk: str) -> None:
     """R25: any token leads at worst to Unauthorized."""
     authenticator = with_keys(KeyFile(steady_file))
     for token in (forged(header, CLAIMS, b"x"), f"{junk}.{junk}.", junk):

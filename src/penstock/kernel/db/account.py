@@ -103,7 +103,7 @@ def _choose_account(folder: Path) -> pwd.struct_passwd:
             return pwd.getpwnam(name)
     raise BadConfig(
         "NO_ACCOUNT",
-        "PostgreSQL cannot run as root, and there is no account penstock, postgres or nobody",
+        "PostgreSQL cannot run as root, and this machine has no account without rights to run it as",
         hint="useradd penstock",
     )
 
