@@ -81,7 +81,7 @@ class RunOperations:
         self._storage = storage
 
     async def cancel(self, run_id: str, by: str, reason: str = "cancelled") -> FlowRunStatus:
-        """F9: cancel a run: waiting steps do not start, and running steps are told to stop at their next heartbeat.
+        """F9: cancel a run: waiting steps do not start, and running steps must stop at their next heartbeat.
 
         The run stays as it is if it was cancelled before; Conflict RUN_ENDED if it has succeeded or failed.
         """

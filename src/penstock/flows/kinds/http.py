@@ -140,7 +140,7 @@ def _resolve_secrets(inputs: HttpInputs, section: HttpSection, url: URL) -> dict
 
 
 class _Request:
-    """One request; its secrets are masked in the response and in errors."""
+    """A request; its secrets are masked in the response and in errors."""
 
     def __init__(self, inputs: HttpInputs, url: URL, secrets: Mapping[str, str]) -> None:
         self._inputs = inputs

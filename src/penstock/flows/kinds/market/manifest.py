@@ -32,7 +32,7 @@ RequestId = Annotated[
 
 
 class ChartRequest(SpecModel):
-    """One requested chart."""
+    """A requested chart."""
 
     id: RequestId
     template: Name = DEFAULT_TEMPLATE
