@@ -1,4 +1,4 @@
-"""What the maintenance of flows does by itself: it repairs counters and keeps schedules."""
+"""Maintenance of flows: repair of counters, schedules, and sub-runs."""
 
 from datetime import timedelta
 from typing import Any
@@ -12,13 +12,13 @@ from tests.flows.stepper import DIAMOND, FlowsStepper, flow_step, map_step, work
 
 
 @pytest.mark.parametrize("harm", ["unmet = unmet + 1", "unmet = 0"])
-async def test_the_sweep_repairs_counters(flows: FlowsStepper, harm: str) -> None:
-    """F3: what a crash, or a hand in the database, left wrong is set right, and the run goes on to its end."""
+async def test_repair_fixes_counters(flows: FlowsStepper, harm: str) -> None:
+    """F3: wrong counters after a crash or a manual change are repaired, and the run continues to its end."""
     await flows.start({**DIAMOND, "m": map_step([1, 2], "a"), "z": work("m", "d")})
     await flows.work()
     await flows.start({**DIAMOND, "m": map_step([1, 2], "a"), "z": work("m", "d")}, "other")
-    held = await flows.claim(1)
-    await flows.report(held["a"])
+    claimed = await flows.claim(1)
+    await flows.report(claimed["a"])
     await flows.db.execute(f"UPDATE flow_step SET {harm} WHERE status = 'PENDING' OR kind = 'map'")
     await flows.db.execute("UPDATE flow_step SET status = 'PENDING', unmet = 5 WHERE status = 'READY'")
     await flows.maintenance.repair()
@@ -33,8 +33,8 @@ async def test_the_sweep_repairs_counters(flows: FlowsStepper, harm: str) -> Non
     ("catch_up", "expected"),
     [("none", ["05"]), ("last", ["05"]), ("all", ["01", "02", "03", "04", "05"])],
 )
-async def test_a_schedule_catches_up_as_it_says(flows: FlowsStepper, catch_up: str, expected: list[str]) -> None:
-    """F16: of the times that passed unseen none, the last or all are made up for; the one that is now is kept."""
+async def test_schedule_catches_up(flows: FlowsStepper, catch_up: str, expected: list[str]) -> None:
+    """F16: of the missed times none, the last or all are caught up; the present time starts a run."""
     schedule = {"cron": "* * * * *", "catchUp": catch_up, "overlap": True}
     flows.catalogue.add("tick", {"a": work()}, schedule=schedule)
     await flows.maintenance.start_scheduled_runs()
@@ -46,8 +46,8 @@ async def test_a_schedule_catches_up_as_it_says(flows: FlowsStepper, catch_up: s
     assert [f"{row['scheduled_for']:%M}" for row in rows] == expected
 
 
-async def test_a_schedule_that_is_not_due_writes_nothing(flows: FlowsStepper) -> None:
-    """F3, F16: looking whether it is time leaves no trace, however often it is done."""
+async def test_schedule_that_is_not_due_writes_nothing(flows: FlowsStepper) -> None:
+    """F3, F16: an evaluation before the due time writes no row."""
     flows.catalogue.add("tick", {"a": work()}, schedule={"cron": "0 0 * * *"})
     await flows.maintenance.start_scheduled_runs()
     before = await flows.db.fetchrow("SELECT xmin, ctid FROM flow_schedule")
@@ -56,8 +56,8 @@ async def test_a_schedule_that_is_not_due_writes_nothing(flows: FlowsStepper) ->
     assert await flows.db.fetchrow("SELECT xmin, ctid FROM flow_schedule") == before
 
 
-async def test_a_schedule_does_not_overlap(flows: FlowsStepper) -> None:
-    """F16: while its last run is under way no other is started; afterwards it goes on."""
+async def test_scheduled_runs_do_not_overlap(flows: FlowsStepper) -> None:
+    """F16: no run starts while the previous run is active; afterwards the schedule continues."""
     flows.catalogue.add("tick", {"a": work()}, schedule={"cron": "* * * * *"})
     await flows.maintenance.start_scheduled_runs()
     for _ in range(3):
@@ -72,39 +72,37 @@ async def test_a_schedule_does_not_overlap(flows: FlowsStepper) -> None:
     assert names == ["tick-20260101T000100Z", "tick-20260101T000400Z"]
 
 
-async def test_a_flow_within_gives_no_more_than_a_step_may(
-    flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F14: what is more is left out, and it is told."""
+async def test_outputs_of_sub_runs_are_limited(flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: outputs above the limit are omitted, and `truncated` is true."""
     monkeypatch.setattr(maintenance, "DOCUMENT_LIMIT", 1_000)
     await flows.start({"f": flow_step({"a": work(), "b": work()}), "z": work("f")})
-    for one in (await flows.claim()).values():
-        await flows.report(one, outputs={"text": "x" * 600})
+    for step in (await flows.claim()).values():
+        await flows.report(step, outputs={"text": "x" * 600})
     await flows.settle_sub_runs()
     assert (await flows.step("f"))["outputs"] == {"runId": "r~f", "outputs": None, "truncated": True}
 
 
-async def test_an_inner_run_that_cannot_be_told_does_not_hold_up_the_others(
+async def test_failed_report_of_a_sub_run_does_not_delay_others(
     flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F14: the steps of the others end."""
+    """F14: the steps of the other sub-runs end."""
     for name in ("x", "y"):
         await flows.start({"f": flow_step({"a": work()})}, name)
     await flows.work()
     outcome = maintenance._make_parent_end
 
-    async def refused(tx: Any, row: Any, told: Any) -> Any:
-        if told["run_id"] == "x~f":
-            raise Invalid("BROKEN", "it cannot be told")
-        return await outcome(tx, row, told)
+    async def refuse(tx: Any, row: Any, sub_run: Any) -> Any:
+        if sub_run["run_id"] == "x~f":
+            raise Invalid("BROKEN", "it cannot be reported")
+        return await outcome(tx, row, sub_run)
 
-    monkeypatch.setattr(maintenance, "_make_parent_end", refused)
+    monkeypatch.setattr(maintenance, "_make_parent_end", refuse)
     await flows.maintenance.settle_sub_runs()
     assert [await flows.status(name) for name in ("x", "y")] == ["RUNNING", "SUCCEEDED"]
 
 
-async def test_a_flow_that_makes_no_sense_does_not_hold_up_the_others(flows: FlowsStepper) -> None:
-    """F16: the schedules after it are kept."""
+async def test_invalid_schedule_does_not_delay_others(flows: FlowsStepper) -> None:
+    """F16: the schedules of the other flows start their runs."""
     flows.catalogue.add("a" * 95, {"a": work()}, schedule=EVERY_MINUTE)
     flows.catalogue.add("b", {"a": work()}, schedule=EVERY_MINUTE)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""F17: the workers by the kind of step, with the checks of their kinds."""
+"""F17: the workers of step kinds, with the checks of the kinds."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,19 +14,19 @@ def accept(inputs: Mapping[str, Any]) -> None:
     """Accept any inputs."""
 
 
-def exporting() -> Workers:
-    """Workers of a kind with checks, and a kind that is only declared."""
+def make_export_workers() -> Workers:
+    """Return workers of a kind with checks, and of a declared kind."""
     workers = Workers()
     workers.worker(KIND, check_inputs=accept, check_report=REPORT_CHECK)(lambda step: None)
     workers.declare("MADE", check_inputs=accept)
     return workers
 
 
-def test_checks_go_with_their_kinds() -> None:
-    """F17: `add` and `only` keep the checks of the kinds they keep; a declared kind has no handler."""
+def test_checks_stay_with_their_kinds() -> None:
+    """F17: `add` and `only` copy the checks of the kinds; a declared kind has no handler."""
     both = Workers()
     both.worker("PLAIN")(lambda step: None)
-    both.add(exporting())
+    both.add(make_export_workers())
     chosen, plain = both.only([KIND]), both.only(["PLAIN"])
     assert (chosen.input_checks, chosen.report_checks) == ({KIND: accept}, {KIND: REPORT_CHECK})
     assert (plain.input_checks, plain.report_checks) == ({}, {})
@@ -34,10 +34,10 @@ def test_checks_go_with_their_kinds() -> None:
 
 
 def test_a_kind_has_one_worker() -> None:
-    """F17: a second worker of a kind is refused; the worker of a declared kind is not."""
-    workers = exporting()
+    """F17: a second worker of a kind is refused; the worker of a declared kind is accepted."""
+    workers = make_export_workers()
     workers.worker("MADE")(lambda step: None)
     with pytest.raises(ValueError, match="the step kind MADE has two workers"):
         workers.worker("MADE")(lambda step: None)
     with pytest.raises(ValueError, match="the step kind EXPORT_ROWS has two workers"):
-        workers.add(exporting())
+        workers.add(make_export_workers())

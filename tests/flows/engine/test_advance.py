@@ -1,4 +1,4 @@
-"""What follows from steps that ended: conditions, failures, maps and flows within."""
+"""The effects of ended steps: conditions, failures, maps and sub-runs."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from tests.flows.stepper import DIAMOND, FlowsStepper, flow_step, map_step, work
 
 
 async def test_only_advance_makes_a_step_ready(flows: FlowsStepper) -> None:
-    """F3: whatever workers, the reaper and people do, READY is advance's word alone; a report has no word for it."""
+    """F3: only the engine makes a step READY, never a worker, the reaper or a user; no report has this status."""
     assert "READY" not in set(StepReportKind)
     await flows.start({**DIAMOND, "e": work(retry={"maxAttempts": 3, "backoff": 0})})
-    held = await flows.claim()
-    await flows.report(held["e"], StepReportKind.FAILED)
-    await flows.report(held["a"], StepReportKind.RELEASED)
+    claimed = await flows.claim()
+    await flows.report(claimed["e"], StepReportKind.FAILED)
+    await flows.report(claimed["a"], StepReportKind.RELEASED)
     await flows.claim()
     await flows.expire_leases()
     await flows.operations.skip("r", "b", "tester")
@@ -24,31 +24,31 @@ async def test_only_advance_makes_a_step_ready(flows: FlowsStepper) -> None:
 
 
 async def test_a_failure_fails_the_run(flows: FlowsStepper) -> None:
-    """F7: what has not begun is cancelled; what is under way may end, and what it says is kept."""
+    """F7: steps that have not started are cancelled; running steps may end, and their outcome is stored."""
     await flows.start({"a": work(), "b": work(), "c": work("b"), "d": work()})
-    held = await flows.claim(2)
-    await flows.report(held["a"], StepReportKind.FAILED)
+    claimed = await flows.claim(2)
+    await flows.report(claimed["a"], StepReportKind.FAILED)
     assert await flows.steps() == {"a": "FAILED", "b": "RUNNING", "c": "CANCELLED", "d": "CANCELLED"}
     assert (await flows.step("c"))["reason"] == "upstream_failed"
     assert await flows.status() == "FAILED"
     assert await flows.engine.heartbeat([("r", "b", 1)]) == {("r", "b", 1): False}
-    assert await flows.report(held["b"]) is StepReportAnswer.SETTLED
+    assert await flows.report(claimed["b"]) is StepReportAnswer.SETTLED
     assert await flows.steps() == {"a": "FAILED", "b": "SUCCEEDED", "c": "CANCELLED", "d": "CANCELLED"}
 
 
-async def test_a_run_that_fails_fast_stops_the_others(flows: FlowsStepper) -> None:
-    """F7: with `failFast` what is under way is told to stop."""
+async def test_fail_fast_stops_running_steps(flows: FlowsStepper) -> None:
+    """F7: with `failFast` the workers of running steps must stop."""
     await flows.start({"a": work(), "b": work()}, policy={"failFast": True})
-    held = await flows.claim()
+    claimed = await flows.claim()
     assert await flows.engine.heartbeat([("r", "b", 1)]) == {("r", "b", 1): False}
-    await flows.report(held["a"], StepReportKind.FAILED)
+    await flows.report(claimed["a"], StepReportKind.FAILED)
     assert await flows.engine.heartbeat([("r", "b", 1)]) == {("r", "b", 1): True}
-    assert await flows.report(held["b"], StepReportKind.CANCELLED) is StepReportAnswer.SETTLED
+    assert await flows.report(claimed["b"], StepReportKind.CANCELLED) is StepReportAnswer.SETTLED
     assert await flows.steps() == {"a": "FAILED", "b": "CANCELLED"}
 
 
-async def test_what_is_not_required_may_fail(flows: FlowsStepper) -> None:
-    """F7, F8: its failure is a skip, with the error kept, and what comes after goes on."""
+async def test_optional_step_may_fail(flows: FlowsStepper) -> None:
+    """F7, F8: the failed step is SKIPPED, its error is stored, and the steps after it run."""
     await flows.start({"a": work(required=False), "b": work("a"), "c": work("a", onSkip="skip"), "d": work("c")})
     assert await flows.work("a") == ["a", "b", "d"]
     assert await flows.steps() == {"a": "SKIPPED", "b": "SUCCEEDED", "c": "SKIPPED", "d": "SUCCEEDED"}
@@ -57,8 +57,8 @@ async def test_what_is_not_required_may_fail(flows: FlowsStepper) -> None:
 
 
 @pytest.mark.parametrize(("v", "expected"), [(1, "READY"), (0, "SKIPPED")])
-async def test_a_condition_decides(flows: FlowsStepper, v: int, expected: str) -> None:
-    """F8: `when` is judged when all before has ended, over outputs and scope."""
+async def test_condition_decides(flows: FlowsStepper, v: int, expected: str) -> None:
+    """F8: `when` is evaluated over outputs and scope when all dependencies have ended."""
     steps = {"a": work(), "b": work("a", when="steps.a.outputs.v == scope.wanted"), "c": work("b")}
     await flows.start(steps, scope={"wanted": 1})
     await flows.report((await flows.claim())["a"], outputs={"v": v})
@@ -67,8 +67,8 @@ async def test_a_condition_decides(flows: FlowsStepper, v: int, expected: str) -
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_inputs_are_filled_in(flows: FlowsStepper) -> None:
-    """F8: a reference is what the step before gave; one to nothing fails the step, not the engine."""
+async def test_references_in_inputs_are_resolved(flows: FlowsStepper) -> None:
+    """F8: a reference is replaced by the output; an unresolved reference fails the step, not the engine."""
     await flows.start({"a": work(), "b": work("a", inputs={"v": "${steps.a.outputs.v}"})})
     await flows.report((await flows.claim())["a"], outputs={"v": [1, {"x": None}]})
     assert (await flows.claim())["b"].inputs == {"v": [1, {"x": None}]}
@@ -78,8 +78,8 @@ async def test_inputs_are_filled_in(flows: FlowsStepper) -> None:
     assert await flows.status("other") == "FAILED"
 
 
-async def test_a_map_does_the_same_with_each_item(flows: FlowsStepper) -> None:
-    """F14: items are known only at run time; the map gives what they gave, in order."""
+async def test_map_runs_a_step_per_item(flows: FlowsStepper) -> None:
+    """F14: items are created at run time; the map has their outputs in order."""
     steps = {
         "a": work(),
         "m": map_step("${steps.a.outputs.list}", "a"),
@@ -87,37 +87,37 @@ async def test_a_map_does_the_same_with_each_item(flows: FlowsStepper) -> None:
     }
     await flows.start(steps)
     await flows.report((await flows.claim())["a"], outputs={"list": ["x", {"y": 1}]})
-    held = await flows.claim()
-    assert [held[name].inputs for name in ("m[0]", "m[1]")] == [{"item": "x"}, {"item": {"y": 1}}]
-    await flows.report(held["m[1]"], outputs={"v": 1})
+    claimed = await flows.claim()
+    assert [claimed[name].inputs for name in ("m[0]", "m[1]")] == [{"item": "x"}, {"item": {"y": 1}}]
+    await flows.report(claimed["m[1]"], outputs={"v": 1})
     assert (await flows.steps())["m"] == "RUNNING"
-    await flows.report(held["m[0]"], outputs={"v": 0})
-    told = (await flows.claim())["z"].inputs["all"]
-    assert told == {"count": 2, "items": [{"v": 0}, {"v": 1}], "truncated": False}
+    await flows.report(claimed["m[0]"], outputs={"v": 0})
+    outputs = (await flows.claim())["z"].inputs["all"]
+    assert outputs == {"count": 2, "items": [{"v": 0}, {"v": 1}], "truncated": False}
 
 
-async def test_a_map_over_nothing_has_succeeded(flows: FlowsStepper) -> None:
-    """F14: and what comes after it has its turn."""
+async def test_map_over_an_empty_list_succeeds(flows: FlowsStepper) -> None:
+    """F14: the steps after a map without items run."""
     await flows.start({"m": map_step([]), "z": work("m"), "n": map_step([], "z")})
     assert await flows.work() == ["z"]
     assert (await flows.status(), (await flows.step("n"))["outputs"]["count"]) == ("SUCCEEDED", 0)
 
 
 @pytest.mark.parametrize("over", [3, "abc", {"a": 1}, None])
-async def test_a_map_over_what_is_no_list_fails(flows: FlowsStepper, over: Any) -> None:
-    """F14: the step fails, with a code that tells why."""
+async def test_map_over_another_type_fails(flows: FlowsStepper, over: Any) -> None:
+    """F14: the step fails with an error code."""
     await flows.start({"a": work(), "m": map_step("${steps.a.outputs.list}", "a")})
     await flows.report((await flows.claim())["a"], outputs={"list": over})
     assert (await flows.step("m"))["error"]["code"] == "NOT_A_LIST"
     assert await flows.status() == "FAILED"
 
 
-async def test_a_map_fails_with_an_item(flows: FlowsStepper) -> None:
-    """F14: what has not begun of it is cancelled, what is under way is told to stop; a retry does what is left."""
+async def test_failed_item_fails_its_map(flows: FlowsStepper) -> None:
+    """F14: waiting items are cancelled, running items must stop; a retry runs the rest."""
     await flows.start({"m": map_step([0, 1, 2, 3]), "z": work("m")})
-    held = await flows.claim(3)
-    await flows.report(held["m[0]"])
-    await flows.report(held["m[1]"], StepReportKind.FAILED)
+    claimed = await flows.claim(3)
+    await flows.report(claimed["m[0]"])
+    await flows.report(claimed["m[1]"], StepReportKind.FAILED)
     assert await flows.steps() == {
         "m": "FAILED",
         "z": "CANCELLED",
@@ -127,20 +127,20 @@ async def test_a_map_fails_with_an_item(flows: FlowsStepper) -> None:
         "m[3]": "CANCELLED",
     }
     assert await flows.engine.heartbeat([("r", "m[2]", 1)]) == {("r", "m[2]", 1): True}
-    await flows.report(held["m[2]"], StepReportKind.FAILED)
+    await flows.report(claimed["m[2]"], StepReportKind.FAILED)
     with pytest.raises(Conflict):
         await flows.operations.retry("r", "tester", "m[1]")
     await flows.operations.retry("r", "tester", "m")
     again = await flows.claim()
-    assert {name: one.inputs for name, one in again.items()} == {f"m[{n}]": {"item": n} for n in (1, 2, 3)}
-    for one in again.values():
-        await flows.report(one)
+    assert {name: step.inputs for name, step in again.items()} == {f"m[{n}]": {"item": n} for n in (1, 2, 3)}
+    for step in again.values():
+        await flows.report(step)
     await flows.work()
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_map_may_do_without_items_or_at_all(flows: FlowsStepper) -> None:
-    """F7, F14: an item that is not required is skipped; so is a map."""
+async def test_optional_items_and_maps_are_skipped(flows: FlowsStepper) -> None:
+    """F7, F14: a failed item that is not required is skipped; so is a map that is not required."""
     await flows.start(
         {"m": map_step([0, 1], do={"required": False}), "n": map_step([0], required=False), "z": work("m", "n")}
     )
@@ -150,13 +150,13 @@ async def test_a_map_may_do_without_items_or_at_all(flows: FlowsStepper) -> None
     assert (steps["z"], await flows.status()) == ("SUCCEEDED", "SUCCEEDED")
 
 
-async def test_an_item_of_a_map_that_is_over_is_not_begun_again(flows: FlowsStepper) -> None:
-    """F11, F14: given back or lost, nobody needs it any more; one that is done all the same is kept."""
+async def test_items_of_an_ended_map_do_not_start_again(flows: FlowsStepper) -> None:
+    """F11, F14: a released or lost item is cancelled; the result of a completed item is stored."""
     await flows.start({"m": map_step([0, 1, 2, 3, 4], required=False), "z": work("m")})
-    held = await flows.claim(4)
-    await flows.report(held["m[0]"], StepReportKind.FAILED)
-    await flows.report(held["m[1]"], StepReportKind.RELEASED)
-    await flows.report(held["m[2]"])
+    claimed = await flows.claim(4)
+    await flows.report(claimed["m[0]"], StepReportKind.FAILED)
+    await flows.report(claimed["m[1]"], StepReportKind.RELEASED)
+    await flows.report(claimed["m[2]"])
     assert await flows.expire_leases() == 1
     steps = await flows.steps()
     assert [steps[f"m[{n}]"] for n in range(5)] == ["FAILED", "CANCELLED", "SUCCEEDED", "CANCELLED", "CANCELLED"]
@@ -164,16 +164,16 @@ async def test_an_item_of_a_map_that_is_over_is_not_begun_again(flows: FlowsStep
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_retry_leaves_a_map_alone_that_was_done_without(flows: FlowsStepper) -> None:
-    """F10, F14: failed items of a map that was skipped are no failures of the run."""
+async def test_retry_ignores_a_skipped_map(flows: FlowsStepper) -> None:
+    """F10, F14: failed items of a skipped map are not failures of the run."""
     await flows.start({"m": map_step([0, 1], required=False), "b": work(), "z": work("m", "b")})
-    held = await flows.claim()
-    for name, said in (
+    claimed = await flows.claim()
+    for name, outcome in (
         ("m[0]", StepReportKind.FAILED),
         ("m[1]", StepReportKind.CANCELLED),
         ("b", StepReportKind.FAILED),
     ):
-        assert await flows.report(held[name], said) is StepReportAnswer.SETTLED
+        assert await flows.report(claimed[name], outcome) is StepReportAnswer.SETTLED
     await flows.operations.retry("r", "tester", "b")
     await flows.work()
     steps = await flows.steps()
@@ -181,23 +181,23 @@ async def test_a_retry_leaves_a_map_alone_that_was_done_without(flows: FlowsStep
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_flow_within_gives_what_its_last_steps_gave(flows: FlowsStepper) -> None:
-    """F14: its references are its own; the step around it ends as it does."""
+async def test_sub_run_returns_the_outputs_of_its_last_steps(flows: FlowsStepper) -> None:
+    """F14: references of the sub-run are local; the step ends with the status of the sub-run."""
     within = {"x": work(), "y": work("x", inputs={"v": "${steps.x.outputs.v}"})}
     await flows.start({"a": flow_step(within), "z": work("a")})
     await flows.report((await flows.claim())["x"], outputs={"v": 7})
-    held = (await flows.claim())["y"]
-    assert held.inputs == {"v": 7}
-    await flows.report(held, outputs={"w": 8})
+    claimed = (await flows.claim())["y"]
+    assert claimed.inputs == {"v": 7}
+    await flows.report(claimed, outputs={"w": 8})
     await flows.settle_sub_runs()
-    told = (await flows.step("a"))["outputs"]
-    assert told == {"runId": "r~a", "outputs": {"y": {"w": 8}}, "truncated": False}
+    outputs = (await flows.step("a"))["outputs"]
+    assert outputs == {"runId": "r~a", "outputs": {"y": {"w": 8}}, "truncated": False}
     await flows.work()
     assert (await flows.status(), await flows.status("r~a")) == ("SUCCEEDED", "SUCCEEDED")
 
 
-async def test_a_flow_within_fails_its_step_and_is_tried_anew(flows: FlowsStepper) -> None:
-    """F14: a retry of the step makes a run of its own."""
+async def test_failed_sub_run_fails_its_step(flows: FlowsStepper) -> None:
+    """F14: a retry of the step creates another sub-run."""
     await flows.start({"a": flow_step({"x": work()}), "z": work("a")})
     await flows.work("x")
     await flows.settle_sub_runs()
@@ -214,8 +214,8 @@ async def test_a_flow_within_fails_its_step_and_is_tried_anew(flows: FlowsSteppe
     )
 
 
-async def test_a_flow_within_is_cancelled_with_the_one_around_it(flows: FlowsStepper) -> None:
-    """F9, F14: and the other way round its step has failed."""
+async def test_sub_run_is_cancelled_with_its_run(flows: FlowsStepper) -> None:
+    """F9, F14: a cancelled sub-run fails its step."""
     await flows.start({"a": flow_step({"x": work()})})
     await flows.operations.cancel("r", "tester")
     await flows.settle_sub_runs()
@@ -226,8 +226,8 @@ async def test_a_flow_within_is_cancelled_with_the_one_around_it(flows: FlowsSte
     assert (await flows.step("a", "other"))["error"]["code"] == "INNER_RUN_CANCELLED"
 
 
-async def test_flows_within_flows_have_a_bottom(flows: FlowsStepper) -> None:
-    """F14: what is too deep fails, and all around it."""
+async def test_nesting_is_limited(flows: FlowsStepper) -> None:
+    """F14: a flow that is nested too deep fails, and with it all outer runs."""
     for n in range(DEPTH_LIMIT + 2):
         flows.catalogue.add(f"f{n}", {"a": {"kind": "flow", "inputs": {"flow": f"f{n + 1}"}}})
     await flows.start(None, flow="f0")
@@ -239,8 +239,8 @@ async def test_flows_within_flows_have_a_bottom(flows: FlowsStepper) -> None:
     assert await flows.db.fetchval("SELECT count(*) FROM flow_step WHERE error ->> 'code' = 'NESTING_TOO_DEEP'") == 1
 
 
-async def test_a_flow_does_not_run_within_itself(flows: FlowsStepper) -> None:
-    """F14: neither directly, nor inside others, nor among steps given inline; it fails before it has grown."""
+async def test_recursion_is_refused(flows: FlowsStepper) -> None:
+    """F14: directly, through other flows, or with inline steps; the run fails before further runs are created."""
     again = {"kind": "flow", "inputs": {"flow": "snake"}}
     flows.catalogue.add("snake", {"a": again, "b": again, "c": {"kind": "flow", "inputs": {"flow": "other"}}})
     flows.catalogue.add("other", {"d": flow_step({"e": again})})

@@ -1,4 +1,4 @@
-"""What a report, or a lost lease, does to a step."""
+"""The effect of a report, or of an expired lease, on a step."""
 
 from datetime import timedelta
 from typing import Any
@@ -13,27 +13,27 @@ FINAL = StepError("BAD_SYMBOL", "there is no such symbol")
 
 
 async def test_only_links_may_change_after_the_end(flows: FlowsStepper) -> None:
-    """F5: `signed_url` and `expires_at` are taken over later; anything else is a contradiction."""
+    """F5: `signed_url` and `expires_at` may change later; any other difference is a conflict."""
     await flows.start({"a": work()})
-    held = (await flows.claim())["a"]
-    await flows.report(held, outputs={"v": 1, "signed_url": "x"})
+    claimed = (await flows.claim())["a"]
+    await flows.report(claimed, outputs={"v": 1, "signed_url": "x"})
     assert (
-        await flows.report(held, outputs={"v": 1, "signed_url": "y", "expires_at": "soon"})
+        await flows.report(claimed, outputs={"v": 1, "signed_url": "y", "expires_at": "soon"})
         is StepReportAnswer.UNCHANGED
     )
     assert (await flows.step("a"))["outputs"] == {"v": 1, "signed_url": "y", "expires_at": "soon"}
-    assert await flows.report(held, outputs={"v": 2, "signed_url": "z"}) is StepReportAnswer.CONFLICT
+    assert await flows.report(claimed, outputs={"v": 2, "signed_url": "z"}) is StepReportAnswer.CONFLICT
     assert (await flows.step("a"))["outputs"]["signed_url"] == "y"
 
 
-async def test_of_two_reports_in_one_batch_the_first_counts(flows: FlowsStepper) -> None:
-    """F5: the same again is fine, another is a conflict, in a batch as anywhere."""
+async def test_first_of_two_reports_in_a_batch_counts(flows: FlowsStepper) -> None:
+    """F5: an equal second report is unchanged, a different one is a conflict."""
     await flows.start({"a": work()})
-    held = (await flows.claim())["a"]
+    claimed = (await flows.claim())["a"]
     batch = [
-        make_report(held, outputs={"v": 1}),
-        make_report(held, StepReportKind.FAILED),
-        make_report(held, outputs={"v": 1}),
+        make_report(claimed, outputs={"v": 1}),
+        make_report(claimed, StepReportKind.FAILED),
+        make_report(claimed, outputs={"v": 1}),
     ]
     assert await flows.engine.report(batch) == [
         StepReportAnswer.SETTLED,
@@ -43,8 +43,8 @@ async def test_of_two_reports_in_one_batch_the_first_counts(flows: FlowsStepper)
     assert (await flows.step("a"))["outputs"] == {"v": 1}
 
 
-async def test_an_error_is_kept_as_it_was_said(flows: FlowsStepper) -> None:
-    """F5: code, message and details."""
+async def test_error_is_stored_unchanged(flows: FlowsStepper) -> None:
+    """F5: the code, the message and the details are stored."""
     await flows.start({"a": work()})
     await flows.report(
         (await flows.claim())["a"], StepReportKind.FAILED, error=StepError("NO_DATA", "none", {"symbol": "X"})
@@ -52,8 +52,8 @@ async def test_an_error_is_kept_as_it_was_said(flows: FlowsStepper) -> None:
     assert (await flows.step("a"))["error"] == {"code": "NO_DATA", "message": "none", "details": {"symbol": "X"}}
 
 
-async def test_a_step_is_tried_again_after_a_while(flows: FlowsStepper) -> None:
-    """F10: up to maxAttempts, each time after a longer wait."""
+async def test_failed_step_is_retried_after_a_delay(flows: FlowsStepper) -> None:
+    """F10: a step has up to maxAttempts attempts, with increasing delays."""
     await flows.start({"a": work(retry={"maxAttempts": 3, "backoff": 10})})
     for first, most in ((5, 10), (10, 20)):
         await flows.report((await flows.claim())["a"], StepReportKind.FAILED)
@@ -62,9 +62,9 @@ async def test_a_step_is_tried_again_after_a_while(flows: FlowsStepper) -> None:
         flows.clock.advance(timedelta(seconds=most - first + 1))
     assert (await flows.claim())["a"].attempt == 3
     await flows.start({"a": work()}, "other")
-    held = await flows.step("a")
+    claimed = await flows.step("a")
     await flows.engine.report(
-        [StepReport("r", "a", held["fence"], StepReportKind.FAILED, error=StepError("BROKEN", "it broke"))]
+        [StepReport("r", "a", claimed["fence"], StepReportKind.FAILED, error=StepError("BROKEN", "it broke"))]
     )
     assert (await flows.status(), (await flows.steps())["a"]) == ("FAILED", "FAILED")
 
@@ -80,17 +80,17 @@ async def test_a_step_is_tried_again_after_a_while(flows: FlowsStepper) -> None:
         ({"retryable": ["BAD_SYMBOL"]}, False, "READY"),
     ],
 )
-async def test_an_error_may_be_final(
+async def test_retry_policy_of_the_step_has_priority(
     flows: FlowsStepper, retry: dict[str, Any], is_retryable: bool | None, expected: str
 ) -> None:
-    """F10: what the step says of a code comes before what the worker thinks of it."""
+    """F10: the error codes in the policy of the step override the opinion of the worker."""
     await flows.start({"a": work(retry={"maxAttempts": 2, "backoff": 0, **retry})})
     await flows.report((await flows.claim())["a"], StepReportKind.FAILED, error=FINAL, is_retryable=is_retryable)
     assert (await flows.steps())["a"] == expected
 
 
-async def test_a_lost_lease_is_tried_again_under_a_new_fence(flows: FlowsStepper) -> None:
-    """F11: READY again, until it has been tried often enough."""
+async def test_expired_lease_is_retried_under_a_new_fence(flows: FlowsStepper) -> None:
+    """F11: the step is READY again, until its last attempt."""
     await flows.start({"a": work(), "b": work(retry={"maxAttempts": 1}), "c": work(required=False)})
     first = await flows.claim()
     assert await flows.expire_leases() == 3

@@ -1,4 +1,4 @@
-"""The log of runs and steps: each change is logged once, whoever caused it, and only after its transaction."""
+"""The log of runs and steps: each change is logged once, whatever caused it, and only after its transaction."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""F10, F14, F19: what people do to runs that are under way, inside others, or over."""
+"""F10, F14, F19: operations of users on active runs, on sub-runs and on ended runs."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,15 +15,15 @@ from tests.support.wait import becomes
 
 @pytest.fixture
 async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
-    async with flows_stepper(database_url, tmp_path) as one:
-        yield one
+    async with flows_stepper(database_url, tmp_path) as stepper:
+        yield stepper
 
 
 @pytest.mark.parametrize("capacity", [0, 1])
-async def test_a_report_that_waited_for_a_skip_counts_as_it_does(flows: FlowsStepper, capacity: int) -> None:
-    """F3: the run ends with its last step, though who reports one saw it as it was before the skip."""
+async def test_report_that_waited_for_a_skip_counts_all_steps(flows: FlowsStepper, capacity: int) -> None:
+    """F3: the run ends with its last step, although the report read the run before the skip."""
     await flows.start({"a": work(), "b": work("a"), "x": work()})
-    held = await flows.claim(1)
+    claimed = await flows.claim(1)
     async with held_back(flows, "r", 2):
         skipping = asyncio.create_task(flows.operations.skip("r", "x", "tester"))
 
@@ -31,20 +31,20 @@ async def test_a_report_that_waited_for_a_skip_counts_as_it_does(flows: FlowsSte
             return bool(await flows.db.fetchval(WAITING) == 1)
 
         await becomes(waits, "the skip is the first to wait")
-        told = [(held["a"], make_report(held["a"]))]
-        settling = asyncio.create_task(flows.work_source.settle("w", told, ["work"], capacity))
+        batch = [(claimed["a"], make_report(claimed["a"]))]
+        settling = asyncio.create_task(flows.work_source.settle("w", batch, ["work"], capacity))
     await skipping
-    answers, handed = await settling
-    assert (answers, len(handed)) == ([StepReportAnswer.SETTLED], capacity)
-    for one in handed:
-        await flows.report(one)
+    answers, prefetched = await settling
+    assert (answers, len(prefetched)) == ([StepReportAnswer.SETTLED], capacity)
+    for step in prefetched:
+        await flows.report(step)
     await flows.work()
     assert await flows.status() == "SUCCEEDED"
     assert await flows.maintenance.repair() == 0
 
 
-async def test_to_skip_a_map_that_failed_begins_none_of_its_items(flows: FlowsStepper) -> None:
-    """F10, F14: it is done without, with all that is in it."""
+async def test_skipped_map_starts_no_items(flows: FlowsStepper) -> None:
+    """F10, F14: a failed map is skipped with all its items."""
     await flows.start({"m": map_step([1, 2, 3]), "z": work("m")})
     await flows.report((await flows.claim(1))["m[0]"], StepReportKind.FAILED)
     await flows.operations.skip("r", "m", "tester")
@@ -54,8 +54,8 @@ async def test_to_skip_a_map_that_failed_begins_none_of_its_items(flows: FlowsSt
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_the_same_request_is_the_same_after_its_flow_was_written_anew(flows: FlowsStepper) -> None:
-    """F2: a client that repeats itself after a deployment is answered with its run."""
+async def test_repeated_request_after_a_change_of_the_flow(flows: FlowsStepper) -> None:
+    """F2: a client that repeats its request after a deployment gets its run."""
     flows.catalogue.add("f", {"a": work()})
     await flows.start(None, flow="f", scope={"v": 1})
     flows.catalogue.add("f", {"a": work(), "b": work("a")})
@@ -65,20 +65,20 @@ async def test_the_same_request_is_the_same_after_its_flow_was_written_anew(flow
         await flows.start(None, flow="f", scope={"v": 2})
 
 
-async def test_who_stopped_for_a_run_that_goes_on_gives_its_step_back(flows: FlowsStepper) -> None:
-    """F9, F10: cancelled, stopped, and tried again before the worker said so: nothing waits for a lease."""
+async def test_stopped_step_of_a_retried_run_is_released(flows: FlowsStepper) -> None:
+    """F9, F10: a step that stopped after its run was retried is READY at once, without waiting for its lease."""
     await flows.start({"a": work(retry={"maxAttempts": 1}), "b": work("a")})
-    held = (await flows.claim())["a"]
+    claimed = (await flows.claim())["a"]
     await flows.operations.cancel("r", "tester")
-    assert await flows.engine.heartbeat([("r", "a", held.fence)]) == {("r", "a", held.fence): True}
+    assert await flows.engine.heartbeat([("r", "a", claimed.fence)]) == {("r", "a", claimed.fence): True}
     await flows.operations.retry("r", "tester")
-    assert await flows.report(held, StepReportKind.CANCELLED) is StepReportAnswer.SETTLED
+    assert await flows.report(claimed, StepReportKind.CANCELLED) is StepReportAnswer.SETTLED
     assert await flows.work() == ["a", "b"]
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_resume_does_without_what_was_done_without(flows: FlowsStepper) -> None:
-    """F19: a skipped step stays so, with its reason and its error, and what came after it is taken over."""
+async def test_resume_reuses_skipped_steps(flows: FlowsStepper) -> None:
+    """F19: a skipped step keeps its reason and its error, and the steps after it are reused."""
     await flows.start(
         {
             "judged": work(when="scope.wanted"),
@@ -97,8 +97,8 @@ async def test_resume_does_without_what_was_done_without(flows: FlowsStepper) ->
     assert await flows.status("again") == "SUCCEEDED"
 
 
-async def test_what_is_taken_over_is_in_the_history(flows: FlowsStepper) -> None:
-    """F18, F19: who took over what is told; a step that was taken over as skipped can be tried after all."""
+async def test_reused_steps_are_in_the_history(flows: FlowsStepper) -> None:
+    """F18, F19: the history names the user; a step that was reused as skipped can be retried."""
     await flows.start({"done": work(), "without": work(required=False), "last": work("done")})
     await flows.work("without", "last")
     await flows.operations.resume("r", "last", "tester", "again")
@@ -112,16 +112,16 @@ async def test_what_is_taken_over_is_in_the_history(flows: FlowsStepper) -> None
     assert sorted(await flows.work()) == ["last", "without"]
 
 
-async def test_resume_at_a_skipped_step_judges_it_anew(flows: FlowsStepper) -> None:
-    """F19: the step that is named is not taken over, nor what comes after it."""
+async def test_resume_at_a_skipped_step_evaluates_it_again(flows: FlowsStepper) -> None:
+    """F19: the named step and the steps after it are not reused."""
     await flows.start({"a": work(required=False), "b": work("a")})
     await flows.work("a")
     await flows.operations.resume("r", "a", "tester", "again")
     assert await flows.work() == ["a", "b"]
 
 
-async def test_what_is_inside_a_step_goes_on_with_the_step(flows: FlowsStepper) -> None:
-    """F10, F14: an inner run that has ended is neither tried again nor skipped in by itself."""
+async def test_ended_sub_run_continues_only_with_its_step(flows: FlowsStepper) -> None:
+    """F10, F14: retry and skip of an ended sub-run are refused; its step can be retried."""
     await flows.start({"f": flow_step({"x": work(), "y": work("x")})})
     await flows.work("y")
     await flows.settle_sub_runs()
@@ -137,8 +137,8 @@ async def test_what_is_inside_a_step_goes_on_with_the_step(flows: FlowsStepper) 
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_step_is_skipped_inside_a_run_that_goes_on(flows: FlowsStepper) -> None:
-    """F10, F14: what is under way can be done without, inside as anywhere."""
+async def test_step_of_an_active_sub_run_can_be_skipped(flows: FlowsStepper) -> None:
+    """F10, F14: a skip works in a sub-run as in any other run."""
     await flows.start({"f": flow_step({"x": work(), "y": work("x")})})
     await flows.operations.skip("r~f", "x", "tester")
     assert await flows.work() == ["y"]
@@ -146,8 +146,8 @@ async def test_a_step_is_skipped_inside_a_run_that_goes_on(flows: FlowsStepper) 
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_cancelled_run_is_not_taken_up_by_a_skip(flows: FlowsStepper) -> None:
-    """F9, F10: what somebody cancelled goes on when it is tried again, not by the way."""
+async def test_skip_does_not_reopen_a_cancelled_run(flows: FlowsStepper) -> None:
+    """F9, F10: a cancelled run continues only after a retry."""
     await flows.start({"a": work(), "b": work(), "c": work("b")})
     await flows.operations.cancel("r", "tester")
     with pytest.raises(Conflict) as refused:
@@ -158,8 +158,8 @@ async def test_a_cancelled_run_is_not_taken_up_by_a_skip(flows: FlowsStepper) ->
     assert await flows.work() == ["b", "c"]
 
 
-async def test_a_run_that_succeeded_is_not_tried_again(flows: FlowsStepper) -> None:
-    """F10, F19: not even what was skipped in it; who wants that is told of resume."""
+async def test_succeeded_run_cannot_be_retried(flows: FlowsStepper) -> None:
+    """F10, F19: also with skipped steps; the hint names resume."""
     await flows.start({"a": work(required=False), "b": work()})
     await flows.work("a")
     for step in ("a", None):
@@ -171,14 +171,14 @@ async def test_a_run_that_succeeded_is_not_tried_again(flows: FlowsStepper) -> N
         )
 
 
-async def test_cancel_stops_what_waits_and_tells_what_runs(flows: FlowsStepper) -> None:
-    """F9: waiting steps are cancelled, running ones told; the first end wins, in both directions."""
+async def test_cancel_stops_a_run(flows: FlowsStepper) -> None:
+    """F9: waiting steps are cancelled, running steps must stop; of two ends the first counts."""
     await flows.start({"a": work(), "b": work("a"), "c": work()})
-    held = await flows.claim(1)
+    claimed = await flows.claim(1)
     await flows.operations.cancel("r", "tester", "enough")
     assert await flows.steps() == {"a": "RUNNING", "b": "CANCELLED", "c": "CANCELLED"}
     assert await flows.engine.heartbeat([("r", "a", 1)]) == {("r", "a", 1): True}
-    assert await flows.report(held["a"]) is StepReportAnswer.SETTLED
+    assert await flows.report(claimed["a"]) is StepReportAnswer.SETTLED
     assert (await flows.status(), (await flows.steps())["a"]) == ("CANCELLED", "SUCCEEDED")
     before = await flows.fingerprint()
     await flows.operations.cancel("r", "tester")
@@ -189,8 +189,8 @@ async def test_cancel_stops_what_waits_and_tells_what_runs(flows: FlowsStepper) 
     assert await flows.status("done") == "SUCCEEDED"
 
 
-async def test_retry_goes_on_where_it_failed(flows: FlowsStepper) -> None:
-    """F10: the run is opened again with what was cancelled; what succeeded is not done again."""
+async def test_retry_continues_after_a_failure(flows: FlowsStepper) -> None:
+    """F10: the run is reopened with its cancelled steps; succeeded steps do not run again."""
     await flows.start({"a": work(), "b": work("a"), "c": work("b"), "d": work("a")})
     await flows.work("b")
     assert await flows.operations.retry("r", "tester", "b") == ["b", "c", "d"]
@@ -203,12 +203,12 @@ async def test_retry_goes_on_where_it_failed(flows: FlowsStepper) -> None:
         await flows.operations.retry("r", "tester", "b")
 
 
-async def test_a_retry_beside_another_failure_ends_failed(flows: FlowsStepper) -> None:
-    """F10: what also waits for another failure stays cancelled, and the run ends with what can be done."""
+async def test_retry_of_one_of_two_failures_ends_failed(flows: FlowsStepper) -> None:
+    """F10: steps after the other failure stay cancelled, and the run ends when the rest has ended."""
     await flows.start({"x": work(), "y": work(), "z": work("x", "y")})
-    held = await flows.claim()
-    for one in held.values():
-        await flows.report(one, StepReportKind.FAILED)
+    claimed = await flows.claim()
+    for step in claimed.values():
+        await flows.report(step, StepReportKind.FAILED)
     await flows.operations.retry("r", "tester", "x")
     assert await flows.steps() == {"x": "READY", "y": "FAILED", "z": "CANCELLED"}
     assert await flows.work() == ["x"]
@@ -221,37 +221,37 @@ async def test_a_retry_beside_another_failure_ends_failed(flows: FlowsStepper) -
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_cancelled_run_goes_on_after_a_retry(flows: FlowsStepper) -> None:
-    """F10: with all that was cancelled; what was under way all along goes on too."""
+async def test_retry_continues_a_cancelled_run(flows: FlowsStepper) -> None:
+    """F10: all cancelled steps run, and steps that were running all the time continue."""
     await flows.start(DIAMOND)
-    held = await flows.claim()
+    claimed = await flows.claim()
     await flows.operations.cancel("r", "tester")
     await flows.operations.retry("r", "tester")
     assert await flows.engine.heartbeat([("r", "a", 1)]) == {("r", "a", 1): False}
-    await flows.report(held["a"])
+    await flows.report(claimed["a"])
     await flows.work()
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_step_is_skipped_by_hand(flows: FlowsStepper) -> None:
-    """F10: before its turn, at it, or after it failed; not while it runs, nor once it is done."""
+async def test_users_skip_steps(flows: FlowsStepper) -> None:
+    """F10: a waiting, ready or failed step can be skipped, but not a running or succeeded one."""
     await flows.start({"a": work(), "b": work("a"), "c": work("b"), "d": work()})
     await flows.operations.skip("r", "c", "tester")
     await flows.operations.skip("r", "a", "tester")
     assert await flows.steps() == {"a": "SKIPPED", "b": "READY", "c": "SKIPPED", "d": "READY"}
-    held = await flows.claim()
+    claimed = await flows.claim()
     with pytest.raises(Conflict):
         await flows.operations.skip("r", "b", "tester")
-    await flows.report(held["d"])
-    await flows.report(held["b"], StepReportKind.FAILED)
+    await flows.report(claimed["d"])
+    await flows.report(claimed["b"], StepReportKind.FAILED)
     await flows.operations.skip("r", "b", "tester")
     assert await flows.status() == "SUCCEEDED"
     with pytest.raises(Conflict):
         await flows.operations.skip("r", "d", "tester")
 
 
-async def test_a_run_does_not_end_before_its_steps(flows: FlowsStepper) -> None:
-    """F10: to skip the last step ends nothing while those before it are open."""
+async def test_run_does_not_end_before_its_steps(flows: FlowsStepper) -> None:
+    """F10: a skip of the last step does not end the run while earlier steps are open."""
     await flows.start({"a": work(), "z": work("a")})
     await flows.operations.skip("r", "z", "tester")
     assert (await flows.status(), (await flows.steps())["a"]) == ("RUNNING", "READY")
@@ -259,18 +259,18 @@ async def test_a_run_does_not_end_before_its_steps(flows: FlowsStepper) -> None:
     assert await flows.status() == "SUCCEEDED"
 
 
-async def resumable(flows: FlowsStepper) -> None:
-    """a → b → c, with an artifact each; then d alone."""
+async def start_resumable_run(flows: FlowsStepper) -> None:
+    """Create a failed run: a → b → c, with an artifact each, and a separate d."""
     await flows.start({"a": work(), "b": work("a"), "c": work("b"), "d": work()})
-    while held := await flows.claim(1):
-        for one in held.values():
-            await flows.write(one)
-            await flows.report(one, outputs={"by": one.step_id}, artifacts=["out.txt"])
+    while claimed := await flows.claim(1):
+        for step in claimed.values():
+            await flows.write(step)
+            await flows.report(step, outputs={"by": step.step_id}, artifacts=["out.txt"])
 
 
-async def test_resume_does_again_what_comes_from_a_step(flows: FlowsStepper) -> None:
-    """F19: a new run; what was done before the step is taken over with outputs and artifacts."""
-    await resumable(flows)
+async def test_resume_repeats_a_step_and_its_descendants(flows: FlowsStepper) -> None:
+    """F19: a new run reuses the outputs and artifacts of the earlier steps."""
+    await start_resumable_run(flows)
     assert await flows.operations.resume("r", "b", "tester", "again") == "again"
     assert await flows.steps("again") == {"a": "SUCCEEDED", "d": "SUCCEEDED", "b": "READY", "c": "PENDING"}
     assert (await flows.step("a", "again"))["outputs"] == {"by": "a"}
@@ -280,9 +280,9 @@ async def test_resume_does_again_what_comes_from_a_step(flows: FlowsStepper) -> 
 
 
 @pytest.mark.parametrize("harm", ["changed", "removed"])
-async def test_resume_does_again_what_no_longer_holds(flows: FlowsStepper, harm: str) -> None:
-    """F19: an artifact whose checksum is another, or that is gone, is made again, with all that comes after."""
-    await resumable(flows)
+async def test_resume_repeats_steps_with_changed_artifacts(flows: FlowsStepper, harm: str) -> None:
+    """F19: a step whose artifact was changed or deleted runs again, with all steps after it."""
+    await start_resumable_run(flows)
     if harm == "changed":
         await flows.storage.put("runs/r/a/out.txt", b"r/a/2")
     else:
@@ -292,12 +292,12 @@ async def test_resume_does_again_what_no_longer_holds(flows: FlowsStepper, harm:
     assert await flows.work() == ["a", "b", "c"]
 
 
-async def test_resume_of_what_is_not_there_is_refused(flows: FlowsStepper) -> None:
-    """F19: neither an unknown step nor a name that is taken."""
-    await resumable(flows)
+async def test_resume_of_unknown_steps_and_used_ids_is_refused(flows: FlowsStepper) -> None:
+    """F19: an unknown step and an existing run id are refused."""
+    await start_resumable_run(flows)
     with pytest.raises(NotFound):
-        await flows.operations.resume("r", "nobody", "tester")
+        await flows.operations.resume("r", "unknown", "tester")
     with pytest.raises(NotFound):
-        await flows.operations.resume("nobody", "a", "tester")
+        await flows.operations.resume("unknown", "a", "tester")
     with pytest.raises(Conflict):
         await flows.operations.resume("r", "a", "tester", "r")

@@ -1,4 +1,4 @@
-"""Runs made of what was asked for."""
+"""F2: the creation of runs from requests."""
 
 import gc
 from typing import Any
@@ -12,8 +12,8 @@ from penstock.kernel.errors import Conflict, Invalid
 from tests.flows.stepper import DIAMOND, FlowsStepper, work
 
 
-async def test_the_same_request_makes_one_run(flows: FlowsStepper) -> None:
-    """F2: a runId is taken once; the same request is answered with it, another is refused."""
+async def test_repeated_request_creates_one_run(flows: FlowsStepper) -> None:
+    """F2: an equal request with a used runId returns its run; a different request is refused."""
     await flows.start(DIAMOND)
     before = await flows.fingerprint()
     await flows.start(dict(reversed(DIAMOND.items())))
@@ -28,33 +28,33 @@ async def test_the_same_request_makes_one_run(flows: FlowsStepper) -> None:
     [
         ({"a": work("b"), "b": work("a")}, "a"),
         ({"a": work("a")}, "a"),
-        ({"a": work(), "b": work("nobody")}, "nobody"),
+        ({"a": work(), "b": work("unknown")}, "unknown"),
     ],
 )
-async def test_what_is_no_flow_is_refused(flows: FlowsStepper, steps: dict[str, Any], named: str) -> None:
-    """F2: circles and unknown dependencies are named, and nothing is kept of them."""
+async def test_invalid_flows_are_refused(flows: FlowsStepper, steps: dict[str, Any], named: str) -> None:
+    """F2: cycles and unknown dependencies are named, and nothing is stored."""
     with pytest.raises(Invalid, match=named):
         await flows.start(steps)
     assert await flows.db.fetchval("SELECT count(*) FROM flow_run") == 0
 
 
-async def test_an_id_that_comes_twice_is_named() -> None:
-    """F2: in a list of steps each has an id of its own."""
+async def test_duplicate_step_ids_are_named() -> None:
+    """F2: the ids in a list of steps must be unique."""
     with pytest.raises(ValidationError, match="two steps have the id 'a'"):
         RunRequest.model_validate({"steps": [{"id": "a", "kind": "x"}, {"id": "a", "kind": "y"}]})
 
 
-async def test_an_empty_flow_has_succeeded(flows: FlowsStepper) -> None:
-    """F2: there is nothing to wait for."""
+async def test_empty_flow_succeeds(flows: FlowsStepper) -> None:
+    """F2: a run without steps has succeeded at once."""
     await flows.start({})
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_what_is_given_inline_is_not_remembered(flows: FlowsStepper) -> None:
-    """F2: it does not come again, and there may be much of it; a flow with a name is planned once."""
+async def test_plans_of_inline_steps_are_not_cached(flows: FlowsStepper) -> None:
+    """F2: inline steps rarely run again and may be large; a named flow is planned once."""
     flows.catalogue.add("again", {"named-step": work()})
     await flows.start({"inline-step": work()})
     await flows.start(None, "other", flow="again")
     gc.collect()
-    known = {get_object.step_id for get_object in gc.get_objects() if isinstance(get_object, NewStep)}
-    assert ("inline-step" in known, "named-step" in known) == (False, True)
+    cached = {step.step_id for step in gc.get_objects() if isinstance(step, NewStep)}
+    assert ("inline-step" in cached, "named-step" in cached) == (False, True)

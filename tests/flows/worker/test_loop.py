@@ -1,4 +1,4 @@
-"""How many steps a worker has under way at a time."""
+"""The number of steps that a worker executes at a time."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 KIND = "work"
-PLACES = 4
+CONCURRENCY = 4
 Name = tuple[str, str, int]
 
 
 class EndlessSource:
-    """A source with steps enough: whoever hands one in is handed the next of its chain, if there is capacity."""
+    """A source with a number of steps: each report prefetches a step, up to the capacity."""
 
     def __init__(self, steps: int, *, is_lost: bool = False) -> None:
         self._left = steps
@@ -28,89 +28,91 @@ class EndlessSource:
     async def claim(self, worker: str, capacities: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
         del worker, capacities, wait
         await asyncio.sleep(0)
-        return self._handed(limit)
+        return self._take(limit)
 
     async def settle(
         self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], capacity: int
     ) -> tuple[Sequence[StepReportAnswer], Sequence[ClaimedStep]]:
         del worker, kinds
         self.batches.append(len(done))
-        for _ in range(3):  # on its way, while claims are answered
+        for _ in range(3):  # the answer is delayed, while claims are answered
             await asyncio.sleep(0)
-        return [StepReportAnswer.SETTLED] * len(done), self._handed(min(capacity, len(done)))
+        return [StepReportAnswer.SETTLED] * len(done), self._take(min(capacity, len(done)))
 
-    async def heartbeat(self, held: Sequence[Name]) -> Mapping[Name, bool]:
-        return {} if self._is_lost else dict.fromkeys(held, False)
+    async def heartbeat(self, claimed: Sequence[Name]) -> Mapping[Name, bool]:
+        return {} if self._is_lost else dict.fromkeys(claimed, False)
 
     def wake(self) -> None:
-        """Nobody waits here."""
+        """Do nothing: no claim waits."""
 
-    async def log(self, held: ClaimedStep, level: str, message: str) -> None:
-        raise AssertionError("these steps leave nothing")
+    async def log(self, claimed: ClaimedStep, level: str, message: str) -> None:
+        raise AssertionError("these steps write nothing")
 
-    async def write(self, held: ClaimedStep, name: str, data: bytes) -> None:
-        raise AssertionError("these steps leave nothing")
+    async def write(self, claimed: ClaimedStep, name: str, data: bytes) -> None:
+        raise AssertionError("these steps write nothing")
 
     async def read(self, run_id: str, step_id: str, name: str) -> bytes:
-        raise AssertionError("these steps leave nothing")
+        raise AssertionError("these steps write nothing")
 
-    def _handed(self, count: int) -> list[ClaimedStep]:
-        handed = [_claimed(n) for n in range(self._left, max(0, self._left - count), -1)]
-        self._left -= len(handed)
+    def _take(self, count: int) -> list[ClaimedStep]:
+        prefetched = [_make_claim(n) for n in range(self._left, max(0, self._left - count), -1)]
+        self._left -= len(prefetched)
         if not self._left:
             self.is_empty.set()
-        return handed
+        return prefetched
 
 
-def _claimed(n: int) -> ClaimedStep:
+def _make_claim(n: int) -> ClaimedStep:
     return ClaimedStep(n, 0, f"run-{n}", "step", KIND, 1, 1, {}, {}, datetime.now(UTC), None, None, is_plain=True)
 
 
-def _worker(table: EndlessSource, handler: Any, places: int, lease_for: timedelta = timedelta(minutes=1)) -> StepWorker:
+def _make_worker(
+    source: EndlessSource, handler: Any, concurrency: int, lease_for: timedelta = timedelta(minutes=1)
+) -> StepWorker:
     workers = Workers()
     workers.worker(KIND)(handler)
-    return StepWorker(table, workers, Telemetry(), name="w", concurrency=places, lease_for=lease_for)
+    return StepWorker(source, workers, Telemetry(), name="w", concurrency=concurrency, lease_for=lease_for)
 
 
-async def test_a_worker_has_no_more_steps_under_way_than_it_may() -> None:
-    """F17: what a report is answered with takes the place of what was reported, and no claim takes it before."""
-    under_way, most = 0, 0
+async def test_running_steps_are_limited() -> None:
+    """F17: a prefetched step uses the slot of the reported step, and no claim uses it before."""
+    running, most = 0, 0
 
     async def handler(step: FlowStep) -> None:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        for _ in range(step.claimed.run % 7):  # they end one by one
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(step.claimed.run % 7):  # they end at different times
             await asyncio.sleep(0)
-        under_way -= 1
+        running -= 1
 
-    table = EndlessSource(steps=200)
-    async with _worker(table, handler, PLACES).run(), asyncio.timeout(10):
-        await table.is_empty.wait()
-    assert most == PLACES
+    source = EndlessSource(steps=200)
+    async with _make_worker(source, handler, CONCURRENCY).run(), asyncio.timeout(10):
+        await source.is_empty.wait()
+    assert most == CONCURRENCY
 
 
-async def test_many_reports_are_handed_in_by_halves() -> None:
-    """F17: while the database works on one half, the other is done; a few go together, for each commit costs."""
+async def test_reports_are_sent_in_two_batches() -> None:
+    """F17: while the database settles one batch, the worker fills the other; a few reports are sent together."""
 
     async def handler(_step: FlowStep) -> None: ...
 
     many, few = EndlessSource(steps=1_000), EndlessSource(steps=60)
-    for table, places in ((many, 100), (few, 6)):
-        async with _worker(table, handler, places).run(), asyncio.timeout(10):
-            await table.is_empty.wait()
+    for source, concurrency in ((many, 100), (few, 6)):
+        async with _make_worker(source, handler, concurrency).run(), asyncio.timeout(10):
+            await source.is_empty.wait()
     assert max(many.batches) == 50
     assert set(few.batches) == {6}
 
 
-async def test_a_step_that_is_lost_leaves_its_place() -> None:
-    """F4, F17: somebody else has it by now; the worker takes another."""
+async def test_lost_step_frees_its_slot() -> None:
+    """F4, F17: after its claim is lost, the worker claims another step."""
     never = asyncio.Event()
 
     async def handler(_step: FlowStep) -> None:
         await never.wait()
 
-    table = EndlessSource(steps=3, is_lost=True)
-    worker = _worker(table, handler, 1, timedelta(milliseconds=30))
+    source = EndlessSource(steps=3, is_lost=True)
+    worker = _make_worker(source, handler, 1, timedelta(milliseconds=30))
     async with worker.run(timedelta(0)), asyncio.timeout(10):
-        await table.is_empty.wait()
+        await source.is_empty.wait()

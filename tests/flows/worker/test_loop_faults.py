@@ -1,4 +1,4 @@
-"""F17: workers and handlers that go wrong: each step is told for itself, and nothing is done for ever."""
+"""F17: faulty workers and handlers: each step has its own outcome, and no step repeats without limit."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,23 +23,23 @@ AGAIN = {"maxAttempts": 2, "backoff": 0}
 
 @pytest.fixture
 async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
-    async with flows_stepper(database_url, tmp_path) as one:
-        yield one
+    async with flows_stepper(database_url, tmp_path) as stepper:
+        yield stepper
 
 
 @asynccontextmanager
-async def working(
+async def running_worker(
     flows: FlowsStepper, handler: Handler, concurrency: int = 4, work_source: Any = None
 ) -> AsyncIterator[None]:
-    known = Workers()
-    known.worker(WORK)(handler)
+    workers = Workers()
+    workers.worker(WORK)(handler)
     work_source = work_source or flows.work_source
-    worker = StepWorker(work_source, known, Telemetry(), name="w", concurrency=concurrency, lease_for=LEASE)
+    worker = StepWorker(work_source, workers, Telemetry(), name="w", concurrency=concurrency, lease_for=LEASE)
     async with worker.run():
         yield
 
 
-async def ended(flows: FlowsStepper) -> str:
+async def wait_for_end(flows: FlowsStepper) -> str:
     async def has_ended() -> bool:
         return await flows.status() != "RUNNING"
 
@@ -47,8 +47,8 @@ async def ended(flows: FlowsStepper) -> str:
     return await flows.status()
 
 
-async def test_what_others_cancel_is_no_word_to_the_worker(flows: FlowsStepper) -> None:
-    """F10, F11: a handler whose own task was cancelled under it has failed, and not more often than it may."""
+async def test_cancelled_subtask_is_a_failure(flows: FlowsStepper) -> None:
+    """F10, F11: a handler whose own task was cancelled has failed, and is retried up to maxAttempts."""
     calls = 0
 
     async def broken(_step: FlowStep) -> Mapping[str, Any]:
@@ -61,13 +61,13 @@ async def test_what_others_cancel_is_no_word_to_the_worker(flows: FlowsStepper) 
         return {}
 
     await flows.start({"a": work(retry=AGAIN)})
-    async with working(flows, broken):
-        assert await ended(flows) == "FAILED"
+    async with running_worker(flows, broken):
+        assert await wait_for_end(flows) == "FAILED"
     assert (calls, (await flows.step("a"))["error"]["code"]) == (2, "WORKER_ERROR")
 
 
-async def test_a_handlers_own_timeout_is_told_in_its_words(flows: FlowsStepper) -> None:
-    """F5: only a step that took longer than it may has timed out."""
+async def test_timeout_inside_a_handler_keeps_its_message(flows: FlowsStepper) -> None:
+    """F5: only a step that exceeds its own timeout has STEP_TIMEOUT."""
 
     async def late(step: FlowStep) -> Mapping[str, Any]:
         if step.step_id == "own":
@@ -76,16 +76,16 @@ async def test_a_handlers_own_timeout_is_told_in_its_words(flows: FlowsStepper) 
         return {}
 
     await flows.start({"own": work(required=False), "long": work(required=False, timeout=0.01)})
-    async with working(flows, late):
-        await ended(flows)
+    async with running_worker(flows, late):
+        await wait_for_end(flows)
     own, long = (await flows.step("own"))["error"], (await flows.step("long"))["error"]
     assert (own["code"], "the warehouse did not answer" in own["message"]) == ("WORKER_ERROR", True)
     assert long["code"] == "STEP_TIMEOUT"
 
 
 @pytest.mark.parametrize(("text", "is_kept"), [("\\u0000", True), ("\\\\u0000", True), ("\0", False), ("\\\0", False)])
-def test_only_the_character_nul_cannot_be_kept(text: str, is_kept: bool) -> None:
-    """F5: a text that spells it out is a text."""
+def test_only_the_character_nul_is_refused(text: str, is_kept: bool) -> None:
+    """F5: a text with the escape sequence of NUL is accepted."""
     if is_kept:
         assert check_outputs({"v": text}) == {"v": text}
     else:
@@ -94,28 +94,28 @@ def test_only_the_character_nul_cannot_be_kept(text: str, is_kept: bool) -> None
 
 
 class PeakSource(LocalWorkSource):
-    """Notes how many steps its worker holds at most."""
+    """A source that records the maximum number of steps its worker has claimed."""
 
-    held, most = 0, 0
+    claimed, most = 0, 0
 
     async def claim(self, worker: str, capacities: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
-        return self._noted(await super().claim(worker, capacities, limit, wait))
+        return self._count(await super().claim(worker, capacities, limit, wait))
 
     async def settle(
         self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], capacity: int
     ) -> tuple[Sequence[StepReportAnswer], Sequence[ClaimedStep]]:
-        answers, handed = await super().settle(worker, done, kinds, capacity)
-        self.held -= len(done)
-        return answers, self._noted(handed)
+        answers, prefetched = await super().settle(worker, done, kinds, capacity)
+        self.claimed -= len(done)
+        return answers, self._count(prefetched)
 
-    def _noted(self, held: Sequence[ClaimedStep]) -> Sequence[ClaimedStep]:
-        self.held += len(held)
-        self.most = max(self.most, self.held)
-        return held
+    def _count(self, claimed: Sequence[ClaimedStep]) -> Sequence[ClaimedStep]:
+        self.claimed += len(claimed)
+        self.most = max(self.most, self.claimed)
+        return claimed
 
 
-async def test_a_worker_holds_no_more_than_it_does_at_once(flows: FlowsStepper) -> None:
-    """F16, F17: what it claims and what its reports bring are counted together."""
+async def test_claimed_and_prefetched_steps_are_limited(flows: FlowsStepper) -> None:
+    """F16, F17: claimed and prefetched steps together do not exceed the concurrency."""
     work_source = PeakSource(flows.engine, flows.storage)
 
     async def nothing(_step: FlowStep) -> Mapping[str, Any]:
@@ -123,6 +123,6 @@ async def test_a_worker_holds_no_more_than_it_does_at_once(flows: FlowsStepper) 
 
     roots = {f"r{n}": work() for n in range(6)}
     await flows.start(roots | {f"{root}-{n}": work(root) for root in roots for n in range(10)})
-    async with working(flows, nothing, 4, work_source):
-        assert await ended(flows) == "SUCCEEDED"
+    async with running_worker(flows, nothing, 4, work_source):
+        assert await wait_for_end(flows) == "SUCCEEDED"
     assert work_source.most <= 4

@@ -1,4 +1,4 @@
-"""A worker that is told to go while a claim or a report is on its way: nothing of it waits for a lease."""
+"""F17: a worker that stops during a claim or a report: no step waits for its lease."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,39 +16,39 @@ from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, work
 
 
 class SlowSource(LocalWorkSource):
-    """One whose answers are on their way until the test lets them come."""
+    """A source whose answers are delayed until the test releases them."""
 
     def __init__(self, flows: FlowsStepper, slow: str) -> None:
         super().__init__(flows.engine, flows.storage)
         self._slow = slow
-        self.has_answered, self.may_come = asyncio.Event(), asyncio.Event()
+        self.has_answered, self.may_continue = asyncio.Event(), asyncio.Event()
 
     async def claim(self, worker: str, capacities: Mapping[str, int], limit: int, wait: float) -> Sequence[ClaimedStep]:
-        held = await super().claim(worker, capacities, limit, wait)
-        if held and self._slow == "claim":
-            await self._on_its_way()
-        return held
+        claimed = await super().claim(worker, capacities, limit, wait)
+        if claimed and self._slow == "claim":
+            await self._delay_answer()
+        return claimed
 
     async def settle(
         self, worker: str, done: Sequence[tuple[ClaimedStep, StepReport]], kinds: Sequence[str], capacity: int
     ) -> tuple[Sequence[StepReportAnswer], Sequence[ClaimedStep]]:
         answers = await super().settle(worker, done, kinds, capacity)
         if self._slow == "settle":
-            await self._on_its_way()
+            await self._delay_answer()
         return answers
 
-    async def _on_its_way(self) -> None:
+    async def _delay_answer(self) -> None:
         self.has_answered.set()
-        await self.may_come.wait()
+        await self.may_continue.wait()
 
 
 @asynccontextmanager
-async def told_to_go(flows: FlowsStepper, work_source: SlowSource) -> AsyncIterator[None]:
-    """A worker that is told to go as soon as an answer is on its way; gone at the end."""
+async def stopping_worker(flows: FlowsStepper, work_source: SlowSource) -> AsyncIterator[None]:
+    """Stop a worker as soon as an answer is delayed; wait for its end when the context ends."""
     go = asyncio.Event()
 
     async def serve() -> None:
-        worker = StepWorker(work_source, workers(), Telemetry(), name="w", concurrency=4, lease_for=LEASE)
+        worker = StepWorker(work_source, make_workers(), Telemetry(), name="w", concurrency=4, lease_for=LEASE)
         async with worker.run():
             await go.wait()
 
@@ -59,35 +59,35 @@ async def told_to_go(flows: FlowsStepper, work_source: SlowSource) -> AsyncItera
     await serving
 
 
-def workers() -> Workers:
-    known = Workers()
+def make_workers() -> Workers:
+    workers = Workers()
 
-    @known.worker(WORK)
+    @workers.worker(WORK)
     async def nothing(_step: FlowStep) -> Mapping[str, Any]:
         return {}
 
-    return known
+    return workers
 
 
-async def test_what_a_claim_brings_too_late_is_given_back(database_url: str, tmp_path: Path) -> None:
-    """F11, F17: granted, but not begun: another has it at once, and it cost no attempt."""
+async def test_late_claim_is_released(database_url: str, tmp_path: Path) -> None:
+    """F11, F17: the claimed steps are READY at once, and no attempt is counted."""
     async with flows_stepper(database_url, tmp_path) as flows:
         work_source = SlowSource(flows, "claim")
         await flows.start({"a": work(), "b": work("a")})
-        async with told_to_go(flows, work_source):
+        async with stopping_worker(flows, work_source):
             assert (await flows.steps())["a"] == "RUNNING"
-            work_source.may_come.set()
+            work_source.may_continue.set()
         step = await flows.step("a")
         assert (step["status"], step["attempts"], step["lease_until"]) == ("READY", 0, None)
 
 
-async def test_what_a_report_brings_too_late_is_given_back(database_url: str, tmp_path: Path) -> None:
-    """F5, F17: the report is waited for; the step that comes with its answer is another's at once."""
+async def test_late_prefetched_step_is_released(database_url: str, tmp_path: Path) -> None:
+    """F5, F17: the stop waits for the report, and the prefetched step is READY at once."""
     async with flows_stepper(database_url, tmp_path) as flows:
         work_source = SlowSource(flows, "settle")
         await flows.start({"a": work(), "b": work("a")})
-        async with told_to_go(flows, work_source):
+        async with stopping_worker(flows, work_source):
             assert await flows.steps() == {"a": "SUCCEEDED", "b": "RUNNING"}
-            work_source.may_come.set()
+            work_source.may_continue.set()
         step = await flows.step("b")
         assert (step["status"], step["attempts"], step["lease_until"]) == ("READY", 0, None)
