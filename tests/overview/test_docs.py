@@ -24,7 +24,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert format_duration(tracking.WAITS_TOO_LONG) in rows["tracking"]
     assert format_duration(flows.WAITS_TOO_LONG) in rows["flows"]
     assert format_duration(refdata.PENDING_TOO_LONG) in rows["refdata"]
-    assert refdata.UNTOLD_TOO_LONG.total_seconds() == 60
+    assert refdata.UNANNOUNCED_TOO_LONG.total_seconds() == 60
     assert refdata.FAILED_WITHIN.days == flows.FAILED_WITHIN.days == 1
     assert all(alert in rows["ingest"] for alert in IngestAlert)
     assert (disks.LOW_RATIO, disks.LOW_BYTES, disks.CRITICAL_SHARE) == (0.05, 1 << 30, 0.2)

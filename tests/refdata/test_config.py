@@ -159,7 +159,7 @@ def test_the_environment_overrides_the_file() -> None:
     assert found.postgres.dsn == "postgresql://app_user@elsewhere/app"
     assert (found.postgres.pool.max_size, found.consistency.wait_commit_timeout_ms) == (7, 500)
     name = "PENSTOCK__REFDATA__POSTGRES__JDBCURL"
-    with pytest.raises(BadConfig, match=f"environment variable {name}: refdata.postgres.jdbcUrl: expected jdbc:"):
+    with pytest.raises(BadConfig, match=f"environment variable {name}: refdata.postgres.jdbcUrl: must be jdbc:"):
         load_settings(DOCUMENT, {name: "jdbc:mysql://h/d"})
 
 
@@ -211,11 +211,11 @@ def test_an_unknown_key_is_told_with_line_and_column(file: Path, content: str, t
         ),
         (
             HEAD + LOAD + APPLY + "        snapshotReplaceSql: select f(:tenantId)\n",
-            "FILE:8:9: refdata.dictionaries.0.apply.snapshotReplaceSql: it must use ",
+            "FILE:8:9: refdata.dictionaries.0.apply.snapshotReplaceSql: must use ",
         ),
         (
             HEAD + LOAD + APPLY + FINALIZE + "        snapshotStageSql: select f(:tenantId)\n",
-            "FILE:9:9: refdata.dictionaries.0.apply.snapshotStageSql: it uses :snapshotJson, ",
+            "FILE:9:9: refdata.dictionaries.0.apply.snapshotStageSql: must use either :snapshotJson, ",
         ),
         (
             HEAD + LOAD + APPLY + STAGE + "        snapshotFinalizeSql: select f(:tenantId, :key)\n",
@@ -235,7 +235,7 @@ def test_a_bad_template_is_told_at_its_key(file: Path, content: str, told: str) 
 def test_there_is_one_way_to_write_a_snapshot(file: Path, ways: str) -> None:
     """R4: snapshotReplaceSql, or the pair; not neither, half a pair, or both."""
     (line,) = refused(file, HEAD + LOAD + APPLY + ways)
-    said = "give snapshotReplaceSql, or the pair snapshotStageSql and snapshotFinalizeSql"
+    said = "needs snapshotReplaceSql, or both snapshotStageSql and snapshotFinalizeSql"
     assert line == f"FILE:5:7: refdata.dictionaries.0.apply: {said}"
 
 
@@ -251,13 +251,13 @@ def test_either_way_will_do(file: Path, ways: str) -> None:
     ("content", "told"),
     [
         ("refdata: {dictionaries: [{code: A}, {code: B}, {code: A}]}",
-         "FILE:1:11: refdata.dictionaries: dictionary given twice: A"),
+         "FILE:1:11: refdata.dictionaries: duplicate dictionary: A"),
         ("refdata: {dictionaries: [{code: 'a:b'}]}", "FILE:1:27: refdata.dictionaries.0.code: must match"),
         ("refdata: {dictionaries: [{}]}", "FILE:1:26: refdata.dictionaries.0.code: is required"),
         ("refdata: {tenants: [ok, 'not:ok']}", "FILE:1:25: refdata.tenants.1: must match"),
         ("refdata:\n  kafka:\n    keyTemplate: '{dictCode}'\n",
-         "FILE:3:5: refdata.kafka.keyTemplate: only {tenantId}:{dictCode} keeps the order"),
-        (HEAD + APPLY + REPLACE, "FILE:3:7: refdata.dictionaries.0: what `apply` writes must be read by a loadSql"),
+         "FILE:3:5: refdata.kafka.keyTemplate: must be {tenantId}:{dictCode}"),
+        (HEAD + APPLY + REPLACE, "FILE:3:7: refdata.dictionaries.0: a dictionary with `apply` needs a loadSql"),
         ("refdata:\n  postgres: {jdbcUrl: 'jdbc:postgresql://h/d'}\n", "FILE:2:3: refdata.postgres.username: is "
         "required"),
         ("refdata:\n  postgres: {url: 'postgresql://h/d'}\n", "FILE:2:3: refdata.postgres.username: is required"),
@@ -266,13 +266,13 @@ def test_either_way_will_do(file: Path, ways: str) -> None:
         ("refdata:\n  postgres: {jdbcUrl: 'jdbc:postgresql://u@h/d', url: 'postgresql://u@h/d'}\n",
          "FILE:2:50: refdata.postgres.url: exactly one of `url` and `jdbcUrl` is required"),
         ("refdata:\n  postgres: {url: 'mysql://u@h/d'}\n",
-         "FILE:2:14: refdata.postgres.url: expected postgresql://host:5432/database"),
+         "FILE:2:14: refdata.postgres.url: must be postgresql://host:5432/database"),
         ("refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://u:pw@h/d'}\n",
          "FILE:2:27: refdata.postgres.jdbcUrl: must not contain a password"),
         ("refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://h:none/d'}\n",
          "FILE:2:27: refdata.postgres.jdbcUrl: must be a URL with a port"),
         ("refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://h'}\n",
-         "FILE:2:27: refdata.postgres.jdbcUrl: expected jdbc:"),
+         "FILE:2:27: refdata.postgres.jdbcUrl: must be jdbc:"),
         ("refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://h/d', passwordFromEnv: 'a b'}\n",
          "FILE:2:61: refdata.postgres.passwordFromEnv: must match"),
         ("refdata: {consistency: {waitCommitTimeoutMs: 5}}",
@@ -280,10 +280,10 @@ def test_either_way_will_do(file: Path, ways: str) -> None:
         ("refdata: {retention: {updates: P1D}}",
          "FILE:1:23: refdata.retention.updates: must not be shorter than processedEvents"),
         ("refdata: {kafka: {externalTopics: [{topic: t, tenantId: acme, dictCode: =B}]}}",
-         "FILE:1:47: refdata.kafka.externalTopics.0.tenantId: expected =text, "),
+         "FILE:1:47: refdata.kafka.externalTopics.0.tenantId: must be =text, "),
         ("refdata: {kafka: {externalTopics: [{topic: t, tenantId: =a, dictCode: =B},"
          " {topic: t, tenantId: =a, dictCode: =C}]}}",
-         "FILE:1:19: refdata.kafka.externalTopics: topic given twice: t"),
+         "FILE:1:19: refdata.kafka.externalTopics: duplicate topic: t"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_told_at_its_place(file: Path, content: str, told: str) -> None:

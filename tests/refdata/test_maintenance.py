@@ -146,13 +146,13 @@ async def test_incomplete_snapshots_end_and_are_told(database_url: str, clock: M
         event_id = await retention.send_chunk(uuid4(), 2, 4, upsert("a", 1))
         await retention.harness.apply()
         clock.advance(HOUR)
-        assert await retention.upkeep.expire() == 0
+        assert await retention.upkeep.expire_snapshots() == 0
         clock.advance(SECOND)
-        assert await retention.upkeep.expire() == 1
+        assert await retention.upkeep.expire_snapshots() == 1
         update = await retention.harness.update(event_id)
         assert (update.status, update.error_code) == (UpdateState.FAILED, "SNAPSHOT_INCOMPLETE")
-        assert "1, 3, 4 of 4 did not come within 60 minutes" in (update.error_message or "")
-        assert await retention.upkeep.expire() == 0
+        assert "1, 3, 4 of 4 did not arrive within 60 minutes" in (update.error_message or "")
+        assert await retention.upkeep.expire_snapshots() == 0
         assert await retention.harness.version("LOOSE") == 0
 
 
@@ -171,9 +171,9 @@ async def test_a_change_past_us_is_counted_and_nothing_else(retention: Retention
     for name in ("Krone", "Kroner"):
         await harness.send("CURRENCY", upsert("NOK", {"name": name, "digits": 2}))
         await harness.apply()
-        assert await retention.upkeep.look_for_drift() == 0
+        assert await retention.upkeep.check_drift() == 0
     await harness.db.execute("UPDATE mdm_currency SET version = 77")
-    assert [await retention.upkeep.look_for_drift() for _ in range(2)] == [1, 0]
+    assert [await retention.upkeep.check_drift() for _ in range(2)] == [1, 0]
     assert samples_of(harness)["penstock_refdata_drifts_total"] == [({"dict_code": "CURRENCY"}, 1)]
     assert await harness.version("CURRENCY") == 2
 
@@ -189,13 +189,13 @@ async def test_a_change_past_us_is_told_and_changes_nothing(harness: RefdataHarn
     known = harness.refdata.catalogue.all()
     await harness.send("COUNTRY", upsert("NO", {"name": "Norway"}))
     await harness.apply()
-    assert await watch.look(known) == 0  # the first look has nothing to compare with
+    assert await watch.check_all(known) == 0  # the first look has nothing to compare with
     await harness.send("COUNTRY", upsert("NO", {"name": "Noreg"}))
     await harness.apply()
-    assert await watch.look(known) == 0  # a change of ours has a version
+    assert await watch.check_all(known) == 0  # a change of ours has a version
     await harness.db.execute("UPDATE mdm_country SET updated_at_epoch = updated_at_epoch + 1")
-    assert await watch.look(known) == 1
-    assert await watch.look(known) == 0  # told once
+    assert await watch.check_all(known) == 1
+    assert await watch.check_all(known) == 0  # told once
     assert await harness.version("COUNTRY") == 2
     assert f"{DRIFTS} 1.0" in harness.platform.telemetry.exposition().decode()
 
@@ -207,4 +207,6 @@ async def test_a_drift_check_that_fails_stops_nothing(harness: RefdataHarness) -
     broken = {"code": "COUNTRY", "loadSql": load, "driftCheckSql": drift}
     await harness.send("COUNTRY", upsert("NO", {"name": "Norway"}))
     await harness.apply()
-    assert await watch.look(DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": [broken]})).all()) == 0
+    assert (
+        await watch.check_all(DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": [broken]})).all()) == 0
+    )

@@ -32,7 +32,7 @@ async def test_metrics_are_told_to_prometheus(retention: RetentionHarness) -> No
     await harness.apply()
     await harness.send("LOOSE", upsert("a", 2))
     retention.clock.advance(HOUR)
-    await retention.upkeep.show()
+    await retention.upkeep.update_metrics()
     for topic in (harness.topic, "somebody.elses"):
         _, show_lag, _ = make_lag_task(harness.bus, topic, harness.platform.metrics)
         await show_lag()
@@ -46,7 +46,7 @@ async def test_metrics_are_told_to_prometheus(retention: RetentionHarness) -> No
 
 async def test_metrics_are_there_before_anything_happened(retention: RetentionHarness) -> None:
     """R26: every result begins at 0, so that a rate is known from the first event on."""
-    await retention.upkeep.show()
+    await retention.upkeep.update_metrics()
     told = samples_of(retention.harness)
     assert {labels["result"] for labels, _ in told["penstock_refdata_events_total"]} == {
         "committed", "failed", "staged", "repeated",

@@ -98,7 +98,7 @@ async def test_the_journal_has_each_move_once(retention: RetentionHarness) -> No
     twice = [await retention.send_chunk(bad, index, 2, upsert("same", 1)) for index in (1, 2)]
     await retention.harness.apply()
     retention.clock.advance(2 * HOUR)
-    assert await retention.upkeep.expire() == 1
+    assert await retention.upkeep.expire_snapshots() == 1
     for event_id in (done, wrong, *chunks, late, *twice):  # told again, nothing moves
         body = b'{"dictCode":"LOOSE","eventType":"DELTA","items":[]}'
         await retention.harness.publish(*on_bus(body, event_id=event_id))

@@ -304,7 +304,7 @@ def _list_topics(platform: Platform, refdata: RefdataPlatform) -> list[BusTopic]
     """Return the topics whose dead letters are reported, with the next step for each."""
     kafka = refdata.section.kafka
     harvest = "penstock harvest status; penstock harvest retry RUN"
-    rejected = "penstock dict status TENANT --status FAILED"
+    rejected = "penstock dict updates TENANT"
     external = "fix the mapping in refdata.kafka.externalTopics or the sender, and have the message sent again"
     return [
         *(BusTopic(platform.bus, topic, harvest) for topic in (PLANS, WORK_ITEMS, CONSOLIDATIONS)),

@@ -1,4 +1,4 @@
-"""Refdata without I/O: states, the order of versions, and what is told of a change."""
+"""Refdata without I/O: states, versions, results of commands, and invalidations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from penstock.kernel.machine import StateMachine, Transition
 from penstock.kernel.text import make_storable
 from penstock.refdata.contract import Command, EventType, Invalidation, SnapshotEntry, UpdateState
 
-MAX_SENT_KEYS = 100  # changed keys an invalidation names; more, and the reader loads everything
-MAX_SENT_KEY_BYTES = 6_000  # a signal is short
+MAX_SENT_KEYS = 100  # in an invalidation; with more changed keys, pods load all items
+MAX_SENT_KEY_BYTES = 6_000  # a signal must be short
 ERROR_LIMIT = 1_000
 
 UPDATE = StateMachine(
@@ -23,13 +23,13 @@ UPDATE = StateMachine(
     initial=UpdateState.PENDING,
     moves=[
         Transition("commit", (UpdateState.PENDING,), UpdateState.COMMITTED),
-        Transition("refuse", (UpdateState.PENDING,), UpdateState.FAILED),
+        Transition("fail", (UpdateState.PENDING,), UpdateState.FAILED),
     ],
 )
 
 
 class SnapshotSetStatus(StrEnum):
-    """Where a snapshot that comes in chunks stands."""
+    """The state of a snapshot that is sent in chunks."""
 
     OPEN = "OPEN"
     COMMITTED = "COMMITTED"
@@ -42,29 +42,29 @@ SNAPSHOT = StateMachine(
     initial=SnapshotSetStatus.OPEN,
     moves=[
         Transition("complete", (SnapshotSetStatus.OPEN,), SnapshotSetStatus.COMMITTED),
-        Transition("refuse", (SnapshotSetStatus.OPEN,), SnapshotSetStatus.FAILED),
+        Transition("fail", (SnapshotSetStatus.OPEN,), SnapshotSetStatus.FAILED),
     ],
 )
 
 
 class DictionaryKey(NamedTuple):
-    """One dictionary of one tenant: what a version belongs to."""
+    """A dictionary of a tenant; each has its own versions."""
 
     tenant_id: str
     dict_code: str
 
 
 class DictionaryHead(NamedTuple):
-    """The last version of a dictionary, and the source's own last revision."""
+    """The last version of a dictionary, and the last revision of its source."""
 
     version: int = 0
     revision: int | None = None
 
 
 class VersionStamp(NamedTuple):
-    """R24: a version and when it was committed, in µs: after a restore the same number may be another commit.
+    """R24: a version and the time of its commit in µs. After a restore the same version may be another commit.
 
-    R30: one that is pinned is read in the place of the last; its stamp is when it was pinned.
+    R30: a pinned version is read instead of the last one; its stamp is the time of the pin.
     """
 
     version: int
@@ -73,7 +73,7 @@ class VersionStamp(NamedTuple):
 
 
 class RetainedVersion(NamedTuple):
-    """R30: a version that is kept."""
+    """R30: a version that can be pinned or restored."""
 
     version: int
     items: int
@@ -82,7 +82,7 @@ class RetainedVersion(NamedTuple):
 
 
 class CommitEntry(NamedTuple):
-    """One commit of a dictionary, as a pod that follows sees it; the keys where they are told."""
+    """A commit of a dictionary, with the changed keys if they are few."""
 
     mark: VersionStamp
     event_id: UUID
@@ -92,16 +92,16 @@ class CommitEntry(NamedTuple):
 
 
 class CommandRefusal(NamedTuple):
-    """Why a command is not applied; sending it again will not help."""
+    """The permanent reason why a command is not applied."""
 
     code: str
     message: str
 
 
 class CommandVerdict(NamedTuple):
-    """What became of a command: a version, a refusal, or neither as long as its snapshot is incomplete.
+    """The result of a command: a version, a refusal, or neither while its snapshot is incomplete.
 
-    One that is *repeated* was judged before; it is told again, and nothing is done.
+    A repeated command was processed before; it gets the same result and changes nothing.
     """
 
     version: int | None = None
@@ -116,7 +116,7 @@ class CommandVerdict(NamedTuple):
 
 
 class CommandEvent(NamedTuple):
-    """A command that can be judged: it is known whose it is."""
+    """A command with a known dictionary and event id."""
 
     target: DictionaryKey
     event_id: UUID
@@ -124,9 +124,23 @@ class CommandEvent(NamedTuple):
     command: Command
     trace: str | None = None
 
+    @property
+    def id(self) -> "CommandId":
+        """Return the identity of the command."""
+        return CommandId(self.target, self.event_id, self.source, self.trace)
+
+
+class CommandId(NamedTuple):
+    """The identity of a command, as its log line has it."""
+
+    target: DictionaryKey
+    event_id: UUID
+    source: str
+    trace: str | None = None
+
 
 class ItemChange(NamedTuple):
-    """A command that is applied, under the version it becomes."""
+    """A command that is applied, with the new version."""
 
     target: DictionaryKey
     event_id: UUID
@@ -136,7 +150,7 @@ class ItemChange(NamedTuple):
     applied_at: datetime
 
     def values(self) -> dict[str, Any]:
-        """What a template may use, but for the item."""
+        """Return the parameters of SQL templates, except those of an item."""
         return {
             "tenantId": self.target.tenant_id,
             "eventVersion": self.version,
@@ -147,7 +161,7 @@ class ItemChange(NamedTuple):
 
 
 class CommandCommit(NamedTuple):
-    """A new version of a dictionary, as it is written down and told."""
+    """A new version of a dictionary, as stored in the history and announced to pods."""
 
     target: DictionaryKey
     event_id: UUID
@@ -161,7 +175,7 @@ class CommandCommit(NamedTuple):
 
 
 class UpdateRecord(NamedTuple):
-    """R7: how an update stands."""
+    """R7: an update and its state."""
 
     tenant_id: str
     event_id: UUID
@@ -184,7 +198,7 @@ class DictionarySummary(NamedTuple):
 
 
 class VersionRecord(NamedTuple):
-    """One version of a dictionary, and what made it."""
+    """A version of a dictionary and the command that made it."""
 
     version: int
     event_id: UUID
@@ -196,9 +210,20 @@ class VersionRecord(NamedTuple):
     committed_at: datetime
 
 
+class DriftCheck(NamedTuple):
+    """R5: the value of a driftCheckSql at a version, and the unresolved changes of the value without a new version."""
+
+    check_hash: str
+    version: int
+    value: str | None
+    expected: str | None = None  # the value before the first unresolved change
+    drifts: int = 0
+    drifted_at: datetime | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotSet:
-    """A snapshot that comes in chunks, as far as it came."""
+    """The state of a snapshot that is sent in chunks."""
 
     status: SnapshotSetStatus
     chunks_total: int
@@ -207,46 +232,63 @@ class SnapshotSet:
     refusal: CommandRefusal | None = None
 
 
-def check_revision(target: DictionaryKey, revision: int | None, standing: DictionaryHead) -> CommandRefusal | None:
-    """R12: the refusal of a revision older than the last one; an equal one may pass."""
-    if revision is None or standing.revision is None or revision >= standing.revision:
+def check_revision(target: DictionaryKey, revision: int | None, head: DictionaryHead) -> CommandRefusal | None:
+    """R12: return the refusal of a revision lower than the last one; an equal one is accepted."""
+    if revision is None or head.revision is None or revision >= head.revision:
         return None
-    said = f"sourceRevision {revision} is older than {standing.revision}, the last of {target.dict_code}"
-    return CommandRefusal("STALE_REVISION", said)
+    message = f"sourceRevision {revision} is lower than {head.revision}, the last one of {target.dict_code}"
+    return CommandRefusal("STALE_REVISION", message)
 
 
-def next_head(standing: DictionaryHead, revision: int | None) -> DictionaryHead:
-    """How a dictionary stands after one more change."""
-    return DictionaryHead(standing.version + 1, standing.revision if revision is None else revision)
+def next_head(head: DictionaryHead, revision: int | None) -> DictionaryHead:
+    """Return the head of a dictionary after one more change."""
+    return DictionaryHead(head.version + 1, head.revision if revision is None else revision)
 
 
-def check_chunk(command: Command, known: SnapshotSet) -> CommandRefusal | None:
-    """R13: why a chunk does not belong to the set of its snapshotId."""
+def check_chunk(command: Command, chunks: SnapshotSet) -> CommandRefusal | None:
+    """R13: return the refusal of a chunk that does not fit the earlier chunks of its snapshot."""
     _, total = command.chunk_position
-    if total != known.chunks_total:
-        said = f"this chunk says it is one of {total}, those before it one of {known.chunks_total}"
-        return CommandRefusal("CHUNKS_TOTAL_DIFFERS", said)
-    if command.source_revision != known.source_revision:
-        said = f"this chunk has sourceRevision {command.source_revision}, those before it {known.source_revision}"
-        return CommandRefusal("SOURCE_REVISION_DIFFERS", said)
+    if total != chunks.chunks_total:
+        message = f"chunksTotal is {total}; the earlier chunks of the snapshot have {chunks.chunks_total}"
+        return CommandRefusal("CHUNKS_TOTAL_DIFFERS", message)
+    if command.source_revision != chunks.source_revision:
+        revisions = f"{command.source_revision}; the earlier chunks of the snapshot have {chunks.source_revision}"
+        return CommandRefusal("SOURCE_REVISION_DIFFERS", f"sourceRevision is {revisions}")
     return None
 
 
+def compare_drift(last: DriftCheck | None, check: DriftCheck, *, is_reloaded: bool, now: datetime) -> DriftCheck:
+    """R5: return *check* with the drift since *last*.
+
+    Drift is resolved when the value is as before, or when pods have loaded all items (*is_reloaded*).
+    """
+    if last is None or last.check_hash != check.check_hash:
+        return check
+    if last.version != check.version:
+        return check if is_reloaded else check._replace(drifts=last.drifts, drifted_at=last.drifted_at)
+    if last.value == check.value:
+        return last
+    if last.drifts and last.expected == check.value:
+        return check
+    expected = last.expected if last.drifts else last.value
+    return check._replace(expected=expected, drifts=last.drifts + 1, drifted_at=now)
+
+
 def encode_snapshot(entries: Sequence[SnapshotEntry]) -> str:
-    """R3: what `:snapshotJson` is: a list of objects with `key` and `payload`."""
+    """R3: return the value of `:snapshotJson`, a list of objects with `key` and `payload`."""
     return msgspec.json.encode([{"key": entry.key, "payload": entry.payload} for entry in entries]).decode()
 
 
 def encode_invalidation(commit: CommandCommit, committed_at: datetime) -> str:
-    """R15, §8.2: what the pods are told."""
-    told = Invalidation(
+    """R15, §8.2: return the invalidation of *commit* as JSON."""
+    invalidation = Invalidation(
         commit.event_id, *commit.target, commit.version, committed_at, commit.keys, traceparent=commit.trace
     )
-    return msgspec.json.encode(told).decode()
+    return msgspec.json.encode(invalidation).decode()
 
 
 def list_changed_keys(command: Command) -> list[str] | None:
-    """The keys a DELTA touches, when they are few enough to be told."""
+    """Return the keys that a DELTA changes, or None if they are too many for an invalidation."""
     if command.event_type is not EventType.DELTA:
         return None
     keys = list(dict.fromkeys(item.key for item in command.items))
@@ -255,19 +297,19 @@ def list_changed_keys(command: Command) -> list[str] | None:
 
 
 def format_error(text: str) -> str:
-    """*text* as it can be kept and shown."""
+    """Return *text* with its length limited and without characters that cannot be stored."""
     return make_storable(text, ERROR_LIMIT)
 
 
-def describe_missing_chunks(have: Sequence[int], total: int) -> str:
-    """Which chunks did not come, in words."""
-    missing = sorted(set(range(1, total + 1)) - set(have))
+def describe_missing_chunks(received: Sequence[int], total: int) -> str:
+    """Return the indexes of the missing chunks as text."""
+    missing = sorted(set(range(1, total + 1)) - set(received))
     shown = ", ".join(map(str, missing[:20]))
     return f"{shown} and {len(missing) - 20} more" if len(missing) > 20 else shown
 
 
 def group_runs(ops: Sequence[tuple[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Neighbours of one kind together, in order: what one prepared statement can do at a time."""
+    """Return runs of adjacent operations of the same kind, each for one prepared statement."""
     grouped: list[tuple[str, list[Any]]] = []
     for kind, args in ops:
         if grouped and grouped[-1][0] == kind:

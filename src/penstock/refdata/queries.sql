@@ -1,21 +1,21 @@
 -- name: open_updates
--- Note updates as under way, and what was asked where nobody knew; tells which are new.
+-- Store updates as pending, and the hash of the command if it was unknown; return whether each is new.
 INSERT INTO update_request AS u (tenant_id, event_id, dict_code, status, body_hash, created_at, updated_at)
 SELECT tenant_id, event_id, dict_code, {update.PENDING}, body_hash, $5, $5
-FROM unnest($1::text[], $2::uuid[], $3::text[], $4::bytea[]) AS asked (tenant_id, event_id, dict_code, body_hash)
+FROM unnest($1::text[], $2::uuid[], $3::text[], $4::bytea[]) AS given (tenant_id, event_id, dict_code, body_hash)
 ORDER BY tenant_id, event_id
 ON CONFLICT (tenant_id, event_id) DO UPDATE SET body_hash = excluded.body_hash WHERE u.body_hash IS NULL
 RETURNING u.tenant_id, u.event_id, u.xmax = 0 AS is_new;
 
 -- name: find_updates
--- How updates stand.
+-- The stored updates of some events.
 SELECT u.tenant_id, u.event_id, u.dict_code, u.status, u.committed_version, u.error_code, u.error_message, u.created_at,
        u.updated_at, u.body_hash
-FROM unnest($1::text[], $2::uuid[]) AS asked (tenant_id, event_id)
-JOIN update_request u ON u.tenant_id = asked.tenant_id AND u.event_id = asked.event_id;
+FROM unnest($1::text[], $2::uuid[]) AS given (tenant_id, event_id)
+JOIN update_request u ON u.tenant_id = given.tenant_id AND u.event_id = given.event_id;
 
 -- name: list_failed_updates
--- A tenant's failed updates, the latest first, before a moment and id.
+-- The failed updates of a tenant before a time and id, latest first.
 SELECT tenant_id, event_id, dict_code, status, committed_version, error_code, error_message, created_at, updated_at
 FROM update_request
 WHERE status = {update.FAILED} AND tenant_id = $1 AND ($2::text IS NULL OR dict_code = $2)
@@ -24,7 +24,7 @@ ORDER BY updated_at DESC, event_id DESC
 LIMIT $5;
 
 -- name: list_pending_updates
--- A tenant's updates under way, the latest first, before a moment and id.
+-- The pending updates of a tenant before a time and id, latest first.
 SELECT tenant_id, event_id, dict_code, status, committed_version, error_code, error_message, created_at, updated_at
 FROM update_request
 WHERE status = {update.PENDING} AND tenant_id = $1 AND ($2::text IS NULL OR dict_code = $2)
@@ -33,16 +33,16 @@ ORDER BY created_at DESC, event_id DESC
 LIMIT $5;
 
 -- name: lock_dictionaries
--- Where dictionaries stand, for nobody else to change until we are done; always in one order.
+-- Lock dictionaries, always in the same order, and return their heads.
 SELECT m.tenant_id, m.dict_code, m.version, m.last_source_revision
 FROM dictionary_meta m
-JOIN unnest($1::text[], $2::text[]) AS asked (tenant_id, dict_code)
-    ON m.tenant_id = asked.tenant_id AND m.dict_code = asked.dict_code
+JOIN unnest($1::text[], $2::text[]) AS given (tenant_id, dict_code)
+    ON m.tenant_id = given.tenant_id AND m.dict_code = given.dict_code
 ORDER BY m.tenant_id, m.dict_code
 FOR UPDATE OF m;
 
 -- name: create_dictionaries
--- Have dictionaries stand at version 0 that never stood anywhere.
+-- Insert the missing dictionaries at version 0.
 INSERT INTO dictionary_meta (tenant_id, dict_code, version, updated_at)
 SELECT tenant_id, dict_code, 0, $3
 FROM unnest($1::text[], $2::text[]) AS new (tenant_id, dict_code)
@@ -50,7 +50,7 @@ ORDER BY tenant_id, dict_code
 ON CONFLICT DO NOTHING;
 
 -- name: mark_processed
--- Take events as ours to judge; those judged before are not told back.
+-- Mark events as processed; return those that were not processed before.
 INSERT INTO processed_event (tenant_id, event_id, source, processed_at)
 SELECT tenant_id, event_id, source, $4
 FROM unnest($1::text[], $2::uuid[], $3::text[]) AS event (tenant_id, event_id, source)
@@ -59,23 +59,24 @@ ON CONFLICT DO NOTHING
 RETURNING tenant_id, event_id;
 
 -- name: advance_heads
--- Let dictionaries stand at their new versions.
+-- Store the new versions of dictionaries.
 UPDATE dictionary_meta m
-SET version = said.version, last_source_revision = said.revision, updated_at = $5
-FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[]) AS said (tenant_id, dict_code, version, revision)
-WHERE m.tenant_id = said.tenant_id AND m.dict_code = said.dict_code;
+SET version = head.version, last_source_revision = head.revision, updated_at = $5
+FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[]) AS head (tenant_id, dict_code, version, revision)
+WHERE m.tenant_id = head.tenant_id AND m.dict_code = head.dict_code;
 
 -- name: finish_updates
--- Say what became of updates, also of those nobody asked for by REST; what is final stays as it is.
-WITH said AS MATERIALIZED (
+-- Store the results of updates, also of commands that were sent directly to the bus; final results do not change.
+-- Return the events whose updates are final now.
+WITH result AS MATERIALIZED (
     SELECT *
     FROM unnest($1::text[], $2::uuid[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[])
-        AS said (tenant_id, event_id, dict_code, status, committed_version, error_code, error_message)
+        AS result (tenant_id, event_id, dict_code, status, committed_version, error_code, error_message)
 ), finished AS (
     INSERT INTO update_request AS u
         (tenant_id, event_id, dict_code, status, committed_version, error_code, error_message, created_at, updated_at)
     SELECT tenant_id, event_id, dict_code, status, committed_version, error_code, error_message, $8, $8
-    FROM said
+    FROM result
     ORDER BY tenant_id, event_id
     ON CONFLICT (tenant_id, event_id) DO UPDATE SET
         status = excluded.status,
@@ -85,35 +86,37 @@ WITH said AS MATERIALIZED (
         updated_at = excluded.updated_at
     WHERE u.status = {update.PENDING}
     RETURNING u.tenant_id, u.event_id, u.dict_code, u.status, u.error_code
+), noted AS (
+    INSERT INTO journal (machine, at, subjects, sources, targets, actors, reasons, fences)
+    SELECT 'refdata.update', $8, array_agg(concat_ws('/', tenant_id, dict_code, event_id)), ARRAY[{update.PENDING}],
+           array_agg(status), ARRAY[$9::text], array_agg(error_code), ARRAY[NULL::bigint]
+    FROM finished
+    WHERE status <> {update.PENDING}
+    HAVING count(*) > 0
 )
-INSERT INTO journal (machine, at, subjects, sources, targets, actors, reasons, fences)
-SELECT 'refdata.update', $8, array_agg(concat_ws('/', tenant_id, dict_code, event_id)), ARRAY[{update.PENDING}],
-       array_agg(status), ARRAY[$9::text], array_agg(error_code), ARRAY[NULL::bigint]
-FROM finished
-WHERE status <> {update.PENDING}
-HAVING count(*) > 0;
+SELECT tenant_id, event_id FROM finished WHERE status <> {update.PENDING};
 
 -- name: append_outbox
--- Write down what the relay is to announce, in the order of versions.
+-- Store commits for the relay, in the order of versions.
 INSERT INTO outbox_event
     (tenant_id, event_id, dict_code, version, payload, event_type, source, items, source_revision, created_at)
 SELECT tenant_id, event_id, dict_code, version, payload::jsonb, event_type, source, items, source_revision, $10
 -- Bind the payloads as text: a connection that encodes JSON itself would encode them a second time.
 FROM unnest($1::text[], $2::uuid[], $3::text[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::integer[],
             $9::bigint[]) WITH ORDINALITY
-    AS told (tenant_id, event_id, dict_code, version, payload, event_type, source, items, source_revision, n)
+    AS commits (tenant_id, event_id, dict_code, version, payload, event_type, source, items, source_revision, n)
 ORDER BY n;
 
 -- name: notify_commit
--- Wake whoever waits for the end of an update, and the relay, at the commit.
+-- Wake the relay and the waiting writers at the commit.
 SELECT pg_notify($1, '');
 
 -- name: read_committed_version
--- The version a dictionary stands at.
+-- The last version of a dictionary.
 SELECT coalesce((SELECT version FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2), 0);
 
 -- name: read_stamp
--- How a dictionary stands, how it is read now, and what is read in its place.
+-- The last version of a dictionary, the hash of its loadSql, and the pinned version.
 SELECT m.version, m.updated_at, (SELECT load_hash FROM dictionary_definition WHERE dict_code = $2) AS load_hash,
        p.version AS pinned, p.pinned_at
 FROM dictionary_meta m
@@ -121,14 +124,14 @@ LEFT JOIN dictionary_pin p ON p.tenant_id = m.tenant_id AND p.dict_code = m.dict
 WHERE m.tenant_id = $1 AND m.dict_code = $2;
 
 -- name: read_stamps
--- How all dictionaries of some codes stand, and what is read in their place.
+-- The last version of all dictionaries of some codes, and the pinned one.
 SELECT m.tenant_id, m.dict_code, m.version, m.updated_at, p.version AS pinned, p.pinned_at
 FROM dictionary_meta m
 LEFT JOIN dictionary_pin p ON p.tenant_id = m.tenant_id AND p.dict_code = m.dict_code
 WHERE m.dict_code = ANY ($1::text[]);
 
 -- name: list_commits
--- A version of a dictionary and those after it, each with the keys it changed where they are told.
+-- The commits of a dictionary from a version on, with the changed keys if they are few.
 SELECT version, event_id, source, created_at, payload -> 'keys' AS keys, payload ->> 'traceparent' AS trace
 FROM outbox_event
 WHERE tenant_id = $1 AND dict_code = $2 AND version >= $3::bigint
@@ -136,7 +139,7 @@ ORDER BY version
 LIMIT $4;
 
 -- name: list_versions
--- The versions of a dictionary, the latest first.
+-- The versions of a dictionary below a version, latest first.
 SELECT version, event_id, event_type, source, source_revision, items, payload -> 'keys' AS keys, created_at
 FROM outbox_event
 WHERE tenant_id = $1 AND dict_code = $2 AND version < $3::bigint
@@ -151,7 +154,7 @@ LEFT JOIN dictionary_pin p ON p.tenant_id = m.tenant_id AND p.dict_code = m.dict
 WHERE m.tenant_id = $1;
 
 -- name: upsert_items
--- Put items into the table of dictionaries that have none of their own.
+-- Insert or replace items of a dictionary without tables of its own.
 INSERT INTO dictionary_item AS i (tenant_id, dict_code, item_key, payload, updated_at)
 SELECT tenant_id, $1, item_key, payload, $5
 FROM unnest($2::text[], $3::text[], $4::jsonb[]) AS given (tenant_id, item_key, payload)
@@ -159,22 +162,22 @@ ON CONFLICT (tenant_id, dict_code, item_key) DO UPDATE
 SET payload = excluded.payload, deleted = false, updated_at = excluded.updated_at;
 
 -- name: delete_items
--- Leave tombstones where items were.
+-- Mark items as deleted.
 UPDATE dictionary_item i
 SET deleted = true, updated_at = $4
 FROM unnest($2::text[], $3::text[]) AS given (tenant_id, item_key)
 WHERE i.tenant_id = given.tenant_id AND i.dict_code = $1 AND i.item_key = given.item_key AND NOT i.deleted;
 
 -- name: create_incoming
--- A place for the items of a snapshot, gone with the transaction.
+-- A temporary table for the items of a snapshot, dropped at the end of the transaction.
 CREATE TEMP TABLE incoming_item (item_key text NOT NULL, payload jsonb NOT NULL) ON COMMIT DROP;
 
 -- name: analyze_incoming
--- Let the planner know how many there are.
+-- Give the planner the number of items.
 ANALYZE incoming_item;
 
 -- name: change_items
--- Take over what differs; what is the same stays untouched.
+-- Update the items that differ; equal ones are not written.
 UPDATE dictionary_item i
 SET payload = incoming.payload, deleted = false, updated_at = $3
 FROM incoming_item incoming
@@ -182,7 +185,7 @@ WHERE i.tenant_id = $1 AND i.dict_code = $2 AND i.item_key = incoming.item_key
   AND (i.deleted OR i.payload IS DISTINCT FROM incoming.payload);
 
 -- name: add_items
--- Take over what is new.
+-- Insert the new items.
 INSERT INTO dictionary_item (tenant_id, dict_code, item_key, payload, updated_at)
 SELECT $1, $2, incoming.item_key, incoming.payload, $3
 FROM incoming_item incoming
@@ -192,39 +195,39 @@ WHERE NOT EXISTS (
 ORDER BY incoming.item_key;
 
 -- name: remove_items
--- Leave tombstones for what is not there any more.
+-- Mark the items that the snapshot does not contain as deleted.
 UPDATE dictionary_item i
 SET deleted = true, updated_at = $3
 WHERE i.tenant_id = $1 AND i.dict_code = $2 AND NOT i.deleted
   AND NOT EXISTS (SELECT FROM incoming_item incoming WHERE incoming.item_key = i.item_key);
 
 -- name: open_set
--- Have a snapshot's set there, for its first chunk or its last.
+-- Insert the set of a snapshot unless it exists.
 INSERT INTO snapshot_set (tenant_id, dict_code, snapshot_id, status, chunks_total, source_revision, created_at, updated_at)
 VALUES ($1, $2, $3, {snapshot.OPEN}, $4, $5, $6, $6)
 ON CONFLICT (tenant_id, dict_code, snapshot_id) DO NOTHING;
 
 -- name: get_set
--- A snapshot's set as it stands.
+-- The set of a snapshot, locked.
 SELECT status, chunks_total, source_revision, committed_version, error_code, error_message
 FROM snapshot_set
 WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3
 FOR UPDATE;
 
 -- name: stage_chunk
--- Keep a chunk; one that is there already is not told back.
+-- Store a chunk; return a row unless that chunk is stored already.
 INSERT INTO snapshot_chunk (tenant_id, dict_code, snapshot_id, chunk_index, item_count, content_hash, items)
 VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT DO NOTHING
 RETURNING true;
 
 -- name: read_chunk_hash
--- What a chunk that is there was made of.
+-- The hash of the content of a stored chunk.
 SELECT content_hash FROM snapshot_chunk
 WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3 AND chunk_index = $4;
 
 -- name: join_set
--- Count an event among those of a snapshot, and the chunks and items that are there.
+-- Add an event to a snapshot, and return the number of its chunks and items.
 WITH joined AS (
     INSERT INTO snapshot_event (tenant_id, dict_code, snapshot_id, event_id) VALUES ($1, $2, $3, $4)
     ON CONFLICT DO NOTHING
@@ -242,15 +245,18 @@ WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3
 ORDER BY chunk_index;
 
 -- name: list_chunk_indexes
--- Which chunks of a snapshot came.
+-- The indexes of the stored chunks of a snapshot.
 SELECT chunk_index FROM snapshot_chunk WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3;
 
 -- name: list_set_events
--- The events of a snapshot.
-SELECT event_id FROM snapshot_event WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3;
+-- The events of a snapshot, with their sources.
+SELECT s.event_id, p.source
+FROM snapshot_event s
+JOIN processed_event p ON p.tenant_id = s.tenant_id AND p.event_id = s.event_id
+WHERE s.tenant_id = $1 AND s.dict_code = $2 AND s.snapshot_id = $3;
 
 -- name: close_set
--- End a snapshot, one way or the other, and let go of its content.
+-- End an open snapshot as committed or failed, and delete its content.
 WITH closed AS (
     UPDATE snapshot_set
     SET status = $4, committed_version = $5, error_code = $6, error_message = $7, updated_at = $8
@@ -266,7 +272,7 @@ SELECT 'refdata.snapshot', $8, ARRAY[concat_ws('/', tenant_id, dict_code, snapsh
 FROM closed;
 
 -- name: list_expired_sets
--- Snapshots that got no chunk for too long, the oldest first.
+-- Open snapshots without a new chunk since a time, oldest first.
 SELECT tenant_id, dict_code, snapshot_id, chunks_total
 FROM snapshot_set
 WHERE status = {snapshot.OPEN} AND updated_at < $1
@@ -274,14 +280,14 @@ ORDER BY updated_at
 LIMIT $2;
 
 -- name: is_expired
--- Whether a snapshot is still incomplete and got no chunk for too long.
+-- Whether a snapshot is open and has had no new chunk since a time.
 SELECT EXISTS (
     SELECT FROM snapshot_set
     WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3 AND status = {snapshot.OPEN} AND updated_at < $4
 );
 
 -- name: claim_late_updates
--- Updates that are under way for too long, and were not looked for of late.
+-- Pending updates that are too old and were not probed recently; set the time of the probe.
 UPDATE update_request u
 SET probed_at = $3
 FROM (
@@ -296,16 +302,16 @@ WHERE u.tenant_id = late.tenant_id AND u.event_id = late.event_id
 RETURNING u.tenant_id, u.event_id, u.dict_code;
 
 -- name: read_definitions
--- How dictionaries were last read.
+-- The hash of the last loadSql of each dictionary code.
 SELECT dict_code, load_hash FROM dictionary_definition;
 
 -- name: store_definition
--- Note how a dictionary is read now.
+-- Store the hash of the loadSql of a dictionary code.
 INSERT INTO dictionary_definition (dict_code, load_hash, updated_at) VALUES ($1, $2, $3)
 ON CONFLICT (dict_code) DO UPDATE SET load_hash = excluded.load_hash, updated_at = excluded.updated_at;
 
 -- name: lock_codes
--- Where all dictionaries of some codes stand, for nobody else to change until we are done; in the order of appliers.
+-- Lock all dictionaries of some codes, in the order of lock_dictionaries, and return their heads.
 SELECT tenant_id, dict_code, version, last_source_revision
 FROM dictionary_meta
 WHERE dict_code = ANY ($1::text[])
@@ -313,28 +319,28 @@ ORDER BY tenant_id, dict_code
 FOR UPDATE;
 
 -- name: list_targets
--- Whose dictionaries of a code have a version.
+-- The tenants of a dictionary code.
 SELECT tenant_id FROM dictionary_meta WHERE dict_code = $1 ORDER BY tenant_id;
 
 -- name: prune_processed
--- Forget some events that cannot come again.
+-- Delete old processed events.
 DELETE FROM processed_event WHERE ctid = ANY (ARRAY(SELECT ctid FROM processed_event WHERE processed_at < $1 LIMIT $2));
 
 -- name: prune_tombstones
--- Forget some items that were deleted long ago.
+-- Delete the rows of items that were deleted long ago.
 DELETE FROM dictionary_item
 WHERE ctid = ANY (ARRAY(SELECT ctid FROM dictionary_item WHERE deleted AND updated_at < $1 LIMIT $2))
-  AND deleted AND updated_at < $1;  -- it may have come back meanwhile
+  AND deleted AND updated_at < $1;  -- it may have been inserted again meanwhile
 
 -- name: prune_updates
--- Forget some updates that ended long ago; by their end, so that none is forgotten before its event is.
+-- Delete old updates by the time of their end, so that none is deleted before its processed event.
 DELETE FROM update_request
 WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM update_request WHERE updated_at < $1 AND status <> {update.PENDING} LIMIT $2
 ));
 
 -- name: prune_sets
--- Forget some snapshots that ended long ago, with all that hangs on them.
+-- Delete old snapshots with their chunks and events.
 WITH old AS MATERIALIZED (
     SELECT tenant_id, dict_code, snapshot_id FROM snapshot_set
     WHERE status <> {snapshot.OPEN} AND updated_at < $1
@@ -350,20 +356,20 @@ DELETE FROM snapshot_set s USING old
 WHERE s.tenant_id = old.tenant_id AND s.dict_code = old.dict_code AND s.snapshot_id = old.snapshot_id;
 
 -- name: find_oldest_pending
--- Since when the oldest update is under way.
+-- The creation time of the oldest pending update.
 SELECT min(created_at) FROM update_request WHERE status = {update.PENDING};
 
 -- name: count_updates
--- How many dictionaries there are, what is under way, and since when the oldest of it waits.
+-- The number of dictionaries, tenants and pending updates, and the oldest pending update and unannounced version.
 SELECT
     count(*) AS dictionaries, count(DISTINCT tenant_id) AS tenants,
     (SELECT count(*) FROM update_request WHERE status = {update.PENDING}) AS pending,
     (SELECT min(created_at) FROM update_request WHERE status = {update.PENDING}) AS pending_since,
-    (SELECT created_at FROM outbox_event WHERE NOT published ORDER BY id LIMIT 1) AS untold_since
+    (SELECT created_at FROM outbox_event WHERE NOT published ORDER BY id LIMIT 1) AS unannounced_since
 FROM dictionary_meta WHERE version > 0;
 
 -- name: list_failing
--- The dictionaries with updates that failed of late, the latest first, among so many as anybody looks at.
+-- The dictionaries with updates that failed since a time, latest first; the LIMIT bounds the cost.
 SELECT tenant_id, dict_code, count(*) AS failed, max(updated_at) AS last_at,
        (array_agg(coalesce(error_code, 'FAILED') ORDER BY updated_at DESC))[1] AS code
 FROM (
@@ -376,17 +382,17 @@ ORDER BY last_at DESC
 LIMIT $2;
 
 -- name: insert_retained
--- Say that a version is kept; one that was kept before is not told back.
+-- Store that a version is retained; return a row unless it was retained before.
 INSERT INTO retained_version (tenant_id, dict_code, version, items, retained_at) VALUES ($1, $2, $3, 0, $4)
 ON CONFLICT DO NOTHING
 RETURNING true;
 
 -- name: set_retained_items
--- Say how many items a kept version has.
+-- Store the number of items of a retained version.
 UPDATE retained_version SET items = $4 WHERE tenant_id = $1 AND dict_code = $2 AND version = $3;
 
 -- name: list_retained
--- The versions of a dictionary that are kept, the latest first.
+-- The retained versions of a dictionary, latest first.
 SELECT k.version, k.items, k.retained_at, p.version IS NOT NULL AS is_pinned
 FROM retained_version k
 LEFT JOIN dictionary_pin p ON p.tenant_id = k.tenant_id AND p.dict_code = k.dict_code AND p.version = k.version
@@ -394,11 +400,11 @@ WHERE k.tenant_id = $1 AND k.dict_code = $2 AND NOT k.is_dropped
 ORDER BY k.version DESC;
 
 -- name: read_retained_items
--- The items of a version that is kept.
+-- The items of a retained version.
 SELECT item_key, payload FROM retained_item WHERE tenant_id = $1 AND dict_code = $2 AND version = $3 ORDER BY item_key;
 
 -- name: pin
--- Have a kept version read in the place of the last.
+-- Make readers get a retained version instead of the last one.
 INSERT INTO dictionary_pin (tenant_id, dict_code, version, pinned_at)
 SELECT tenant_id, dict_code, version, $4 FROM retained_version
 WHERE tenant_id = $1 AND dict_code = $2 AND version = $3 AND NOT is_dropped
@@ -406,20 +412,20 @@ ON CONFLICT (tenant_id, dict_code) DO UPDATE SET version = excluded.version, pin
 RETURNING true;
 
 -- name: unpin
--- Have the last version read again.
+-- Make readers get the last version again.
 DELETE FROM dictionary_pin WHERE tenant_id = $1 AND dict_code = $2 RETURNING version;
 
 -- name: drop_retained
--- Let go of the versions beyond those that a dictionary keeps, but for the pinned one.
+-- Drop the retained versions beyond the configured number, except the pinned one.
 UPDATE retained_version k SET is_dropped = true
 FROM (
     SELECT tenant_id, dict_code, version,
-           row_number() OVER (PARTITION BY tenant_id, dict_code ORDER BY version DESC) AS place
+           row_number() OVER (PARTITION BY tenant_id, dict_code ORDER BY version DESC) AS rank
     FROM retained_version
     WHERE NOT is_dropped
 ) AS ranked
-LEFT JOIN unnest($1::text[], $2::integer[]) AS wanted (dict_code, keeps) ON wanted.dict_code = ranked.dict_code
-WHERE ranked.place > greatest(coalesce(wanted.keeps, 0), 1)
+LEFT JOIN unnest($1::text[], $2::integer[]) AS setting (dict_code, number) ON setting.dict_code = ranked.dict_code
+WHERE ranked.rank > greatest(coalesce(setting.number, 0), 1)
   AND k.tenant_id = ranked.tenant_id AND k.dict_code = ranked.dict_code AND k.version = ranked.version
   AND NOT EXISTS (
       SELECT FROM dictionary_pin p
@@ -427,7 +433,7 @@ WHERE ranked.place > greatest(coalesce(wanted.keeps, 0), 1)
   );
 
 -- name: prune_retained_items
--- Remove some items of versions that were let go.
+-- Delete items of dropped versions.
 DELETE FROM retained_item
 WHERE ctid = ANY (ARRAY(
     SELECT i.ctid
@@ -438,19 +444,44 @@ WHERE ctid = ANY (ARRAY(
 ));
 
 -- name: lock_pins
--- Let nobody pin while versions are let go.
+-- Block pins while versions are dropped.
 LOCK TABLE dictionary_pin IN SHARE MODE;
 
 -- name: read_visible_version
--- The version a dictionary stands at, and the one that is read in its place.
+-- The last version of a dictionary, and the pinned one.
 SELECT m.version, p.version AS pinned
 FROM dictionary_meta m
 LEFT JOIN dictionary_pin p ON p.tenant_id = m.tenant_id AND p.dict_code = m.dict_code
 WHERE m.tenant_id = $1 AND m.dict_code = $2;
 
 -- name: delete_retained
--- Forget the versions that were let go and have no items left.
+-- Delete the dropped versions without items.
 DELETE FROM retained_version k
 WHERE k.is_dropped AND NOT EXISTS (
     SELECT FROM retained_item i WHERE i.tenant_id = k.tenant_id AND i.dict_code = k.dict_code AND i.version = k.version
 );
+
+-- name: read_drift_check
+-- The last drift check of a dictionary.
+SELECT check_hash, version, value, expected, drifts, drifted_at FROM drift_check WHERE tenant_id = $1 AND dict_code = $2;
+
+-- name: store_drift_check
+-- Store a drift check unless another process has stored one after the given last one; return a row if stored.
+INSERT INTO drift_check AS d (tenant_id, dict_code, check_hash, version, value, expected, drifts, drifted_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+ON CONFLICT (tenant_id, dict_code) DO UPDATE SET
+    check_hash = excluded.check_hash,
+    version = excluded.version,
+    value = excluded.value,
+    expected = excluded.expected,
+    drifts = excluded.drifts,
+    drifted_at = excluded.drifted_at
+WHERE d.check_hash = $9 AND d.version = $10 AND d.value IS NOT DISTINCT FROM $11
+RETURNING true;
+
+-- name: list_drifts
+-- The dictionaries with unresolved drift since a time, latest first.
+SELECT tenant_id, dict_code, drifts, drifted_at FROM drift_check
+WHERE drifts > 0 AND drifted_at > $1
+ORDER BY drifted_at DESC
+LIMIT $2;

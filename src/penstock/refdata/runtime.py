@@ -1,4 +1,4 @@
-"""The workers of refdata: what each role runs, alone in a process or together with others."""
+"""The roles of refdata, each alone in a process or together with others."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from penstock.refdata.metrics import RefdataMetrics
 
 @dataclass(frozen=True)
 class RefdataPlatform:
-    """The section, the ports and the service that the roles of refdata use."""
+    """The settings, ports and services of the roles of refdata."""
 
     section: RefdataSection
     telemetry: Telemetry
@@ -45,7 +45,7 @@ Role = Callable[[RefdataPlatform], contextlib.AbstractAsyncContextManager[None]]
 
 @asynccontextmanager
 async def run_apply(platform: RefdataPlatform) -> AsyncIterator[None]:
-    """R11: apply commands, and keep the house in order, until the end."""
+    """R11: apply commands and run the periodic tasks until the end."""
     section, name = platform.section, worker_name("apply")
     applier = CommandApplier(
         platform.db,
@@ -54,36 +54,36 @@ async def run_apply(platform: RefdataPlatform) -> AsyncIterator[None]:
         max_attempts=section.apply.max_attempts,
         max_items=section.snapshots.max_items,
     )
-    known = platform.refdata.catalogue.all()
-    for code, error in (await definitions.check_statements(platform.db, known)).items():
-        # Perhaps its tables are made later: all that comes for it until then fails, and the others go on.
+    dictionaries = platform.refdata.catalogue.all()
+    for code, error in (await definitions.check_statements(platform.db, dictionaries)).items():
+        # Its tables may be created later. Until then its commands fail; those of the others do not.
         structlog.get_logger().error("dictionary_unusable", dictCode=code, error=error)
-    await definitions.register_definitions(platform.db, known, platform.refdata.catalogue.tenants)
+    await definitions.register_definitions(platform.db, dictionaries, platform.refdata.catalogue.tenants)
     maintenance = RefdataMaintenance(platform.db, platform.bus, platform.refdata, platform.metrics, name)
     async with AsyncExitStack() as stack:
         for task in maintenance.list_periodic_tasks():
             await stack.enter_async_context(run_periodically(*task))
         handler = apply_handler(applier, platform.metrics, platform.telemetry)
-        # Several: while one waits for PostgreSQL, another reads and judges.
-        workers = _working(platform, section.kafka.commands_topic, name, handler, section.apply.workers)
+        # Several workers: while one waits for PostgreSQL, another one parses commands.
+        workers = _run_topic_workers(platform, section.kafka.commands_topic, name, handler, section.apply.workers)
         await stack.enter_async_context(workers)
         yield
 
 
 @asynccontextmanager
 async def run_adapter(platform: RefdataPlatform) -> AsyncIterator[None]:
-    """R10: turn the messages of other topics into commands, until the end."""
+    """R10: convert the messages of external topics to commands until the end."""
     async with AsyncExitStack() as stack:
         for topic in platform.section.kafka.external_topics:
             handler = adapter_handler(platform.refdata, TopicMapping(topic))
             name = worker_name("kafka-adapter")
-            await stack.enter_async_context(_working(platform, topic.topic, name, handler))
+            await stack.enter_async_context(_run_topic_workers(platform, topic.topic, name, handler))
         yield
 
 
 @asynccontextmanager
 async def run_relay(platform: RefdataPlatform) -> AsyncIterator[None]:
-    """R15: tell the pods of every commit, until the end."""
+    """R15: announce commits to the pods until the end."""
     stopping = asyncio.Event()
     relay = OutboxRelay(platform.db, platform.signals, platform.refdata.notifier, platform.telemetry)
     task = asyncio.create_task(relay.run(stopping), name="relay")
@@ -96,10 +96,10 @@ async def run_relay(platform: RefdataPlatform) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _working(
+async def _run_topic_workers(
     platform: RefdataPlatform, topic: str, name: str, handler: Handler[BusDelivery], count: int = 1
 ) -> AsyncIterator[None]:
-    """Workers on *topic*, until the end; what they are at is finished, what they hold is given back."""
+    """Run *count* workers on *topic* until the end; they finish their messages and return unfinished ones."""
     apply = platform.section.apply
     policy = DeliveryPolicy(lease_for=apply.lease, max_attempts=apply.max_attempts)
     async with AsyncExitStack() as stack:

@@ -1,42 +1,68 @@
-"""What is late or broken among dictionaries."""
+"""The status of refdata: dictionaries whose SQL fails or whose tables drifted, failed updates, and delays."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
 from penstock.kernel.text import format_duration
 from penstock.refdata.commands.service import Refdata
+from penstock.refdata.dictionaries.statement_checks import BrokenStatement
+from penstock.refdata.model import DictionaryKey
 
 PENDING_TOO_LONG = timedelta(minutes=2)
-UNTOLD_TOO_LONG = timedelta(minutes=1)  # Redis fails over within one
+UNANNOUNCED_TOO_LONG = timedelta(minutes=1)  # a Redis failover takes less
 FAILED_WITHIN = timedelta(days=1)
-_NAMED = 5  # dictionaries whose failures are told one by one
+DRIFTED_WITHIN = timedelta(days=1)  # pods load drifted items with their hourly audit
+_MAX_DICTIONARIES = 5  # with an issue of each kind
 
 
 async def report_status(refdata: Refdata) -> PartReport:
-    """How dictionaries stand, and what is wrong with some."""
-    overview = await refdata.read_overview(FAILED_WITHIN, _NAMED)
-    now, row = overview.at, overview.counts
-    dictionaries = pluralize(row["dictionaries"], "dictionary", "dictionaries")
-    pending = pluralize(row["pending"], "update")
-    summary = f"{dictionaries} of {pluralize(row['tenants'], 'tenant')}, {pending} under way"
-    return PartReport(summary, [*_waiting(row, now), *(_failed(one, now) for one in overview.failed)])
+    """Return the number of dictionaries and pending updates, and the issues of dictionaries, apply and relay."""
+    overview = await refdata.read_overview(FAILED_WITHIN, DRIFTED_WITHIN, _MAX_DICTIONARIES)
+    broken = (await refdata.statements.find_broken())[:_MAX_DICTIONARIES]
+    now, counts = overview.at, overview.counts
+    dictionaries = pluralize(counts["dictionaries"], "dictionary", "dictionaries")
+    pending = pluralize(counts["pending"], "update")
+    summary = f"{dictionaries} of {pluralize(counts['tenants'], 'tenant')}, {pending} pending"
+    issues = [*map(_broken_sql_issue, broken), *(_failed_issue(row, now) for row in overview.failed)]
+    drifts = [_drift_issue(refdata, row, now) for row in overview.drifted]
+    return PartReport(summary, [*issues, *drifts, *_delay_issues(counts, now)])
 
 
-def _waiting(row: Mapping[str, Any], now: datetime) -> list[StatusIssue]:
-    found = []
-    if (since := row["pending_since"]) is not None and now - since > PENDING_TOO_LONG:
-        what = f"{pluralize(row['pending'], 'update')} waiting, the oldest for {format_duration(now - since)}"
-        found.append(late_issue("apply", what, "is `penstock work apply` running? penstock dict updates TENANT", since))
-    if (since := row["untold_since"]) is not None and now - since > UNTOLD_TOO_LONG:
-        what = f"versions waiting to be announced, the oldest for {format_duration(now - since)}"
-        found.append(late_issue("relay", what, "is `penstock work relay` running, and does it reach Redis?", since))
-    return found
+def _broken_sql_issue(broken: BrokenStatement) -> StatusIssue:
+    hint = "fix the statement in refdata.dictionaries, its tables, or the rights of the database user"
+    return broken_issue(broken.subject, f"SQL fails: {broken.error}", f"{hint}; docs/runbook/PenstockReloadErrors.md")
 
 
-def _failed(row: Mapping[str, Any], now: datetime) -> StatusIssue:
-    subject = f"{row['tenant_id']}/{row['dict_code']}"
+def _failed_issue(row: Mapping[str, Any], now: datetime) -> StatusIssue:
     ago = format_duration(now - row["last_at"])
     problem = f"{pluralize(row['failed'], 'update')} failed, the last {ago} ago: {row['code']}"
-    return broken_issue(subject, problem, f"penstock dict updates {row['tenant_id']}", row["last_at"])
+    hint = f"penstock dict updates {row['tenant_id']}"
+    return broken_issue(f"{row['tenant_id']}/{row['dict_code']}", problem, hint, row["last_at"])
+
+
+def _drift_issue(refdata: Refdata, row: Mapping[str, Any], now: datetime) -> StatusIssue:
+    target = DictionaryKey(row["tenant_id"], row["dict_code"])
+    times = pluralize(row["drifts"], "time")
+    ago = format_duration(now - row["drifted_at"])
+    problem = f"tables changed {times} without a new version, the last time {ago} ago: pods may have old items"
+    names = f"{target.tenant_id} {target.dict_code}"
+    audit = f"penstock dict audit {names} makes a pod load all items"
+    hint = f"{audit}; penstock dict import {names} FILE makes a new version for all pods"
+    if not refdata.catalogue.get(target).is_writable:
+        hint = f"{audit}; run it for each pod"
+    return late_issue("/".join(target), problem, f"{hint}; docs/runbook/PenstockDriftDetected.md", row["drifted_at"])
+
+
+def _delay_issues(counts: Mapping[str, Any], now: datetime) -> Iterator[StatusIssue]:
+    since = counts["pending_since"]
+    if since is not None and now - since > PENDING_TOO_LONG:
+        problem = f"{pluralize(counts['pending'], 'update')} pending, the oldest for {format_duration(now - since)}"
+        hint = "check that a process with the role apply is running (penstock work apply); penstock dict updates TENANT"
+        yield late_issue("apply", problem, hint, since)
+    since = counts["unannounced_since"]
+    if since is not None and now - since > UNANNOUNCED_TOO_LONG:
+        problem = f"versions not announced to pods, the oldest for {format_duration(now - since)}"
+        hint = "check that a process with the role relay is running (penstock work relay) and reaches Redis"
+        yield late_issue("relay", problem, hint, since)

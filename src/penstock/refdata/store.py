@@ -1,4 +1,4 @@
-"""A typed function per statement."""
+"""The SQL statements of refdata as typed functions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -15,12 +15,14 @@ from penstock.refdata.model import (
     UPDATE,
     CommandCommit,
     CommandEvent,
+    CommandId,
     CommandRefusal,
     CommandVerdict,
     CommitEntry,
     DictionaryHead,
     DictionaryKey,
     DictionarySummary,
+    DriftCheck,
     UpdateRecord,
     VersionRecord,
     VersionStamp,
@@ -35,22 +37,22 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def open_updates(
-    connection: Connection, asked: Sequence[tuple[DictionaryKey, UUID, bytes]], *, now: datetime
+    connection: Connection, updates: Sequence[tuple[DictionaryKey, UUID, bytes]], *, now: datetime
 ) -> set[EventKey]:
-    """Note updates as PENDING; those that were not known before."""
+    """Store updates as PENDING, and return the keys of the new ones."""
     rows = await connection.fetch(
         SQL["open_updates"],
-        [target.tenant_id for target, _, _ in asked],
-        [event_id for _, event_id, _ in asked],
-        [target.dict_code for target, _, _ in asked],
-        [body_hash for _, _, body_hash in asked],
+        [target.tenant_id for target, _, _ in updates],
+        [event_id for _, event_id, _ in updates],
+        [target.dict_code for target, _, _ in updates],
+        [body_hash for _, _, body_hash in updates],
         now,
     )
     return {(row["tenant_id"], row["event_id"]) for row in rows if row["is_new"]}
 
 
 async def find_updates(connection: Connection, keys: Sequence[EventKey]) -> dict[EventKey, UpdateRecord]:
-    """How updates stand, those that are known."""
+    """Return the stored updates of *keys*."""
     rows = await connection.fetch(
         SQL["find_updates"], [tenant for tenant, _ in keys], [event_id for _, event_id in keys]
     )
@@ -66,26 +68,26 @@ async def list_updates(
     before: tuple[datetime, UUID],
     limit: int,
 ) -> list[UpdateRecord]:
-    """A tenant's updates under way, or its failed ones, the latest first."""
+    """Return the pending or failed updates of a tenant, latest first."""
     query = SQL["list_pending_updates" if status is UpdateState.PENDING else "list_failed_updates"]
     return [_decode_update(row) for row in await connection.fetch(query, tenant_id, dict_code, *before, limit)]
 
 
 async def create_dictionaries(connection: Connection, targets: Iterable[DictionaryKey], *, now: datetime) -> None:
-    """Let *targets* stand at version 0 that never stood anywhere."""
-    if wanted := sorted(set(targets)):
-        await connection.execute(SQL["create_dictionaries"], *_columns(wanted), now)
+    """Insert the missing dictionaries of *targets* at version 0."""
+    if keys := sorted(set(targets)):
+        await connection.execute(SQL["create_dictionaries"], *_columns(keys), now)
 
 
 async def lock_dictionaries(
     tx: Connection, targets: Iterable[DictionaryKey], *, now: datetime
 ) -> dict[DictionaryKey, DictionaryHead]:
-    """Where *targets* stand, nobody else's to change until the end of *tx*."""
-    wanted = sorted(set(targets))
-    # Made first, then all locked in one order: who holds some and makes others would wait in a circle.
-    await create_dictionaries(tx, wanted, now=now)
-    found = await tx.fetch(SQL["lock_dictionaries"], *_columns(wanted)) if wanted else []
-    return {DictionaryKey(tenant, code): DictionaryHead(version, revision) for tenant, code, version, revision in found}
+    """Lock *targets* until the end of *tx*, and return their heads."""
+    keys = sorted(set(targets))
+    # Insert first, then lock all in one order: inserting while holding locks could deadlock.
+    await create_dictionaries(tx, keys, now=now)
+    rows = await tx.fetch(SQL["lock_dictionaries"], *_columns(keys)) if keys else []
+    return {DictionaryKey(tenant, code): DictionaryHead(version, revision) for tenant, code, version, revision in rows}
 
 
 def _columns(targets: Sequence[DictionaryKey]) -> tuple[list[str], list[str]]:
@@ -93,7 +95,7 @@ def _columns(targets: Sequence[DictionaryKey]) -> tuple[list[str], list[str]]:
 
 
 async def mark_processed(tx: Connection, events: Sequence[CommandEvent], *, now: datetime) -> set[EventKey]:
-    """Take *events* as this transaction's to judge; those nobody judged before."""
+    """Mark *events* as processed by *tx*, and return the keys of those that were not processed before."""
     rows = await tx.fetch(
         SQL["mark_processed"],
         [event.target.tenant_id for event in events],
@@ -104,42 +106,43 @@ async def mark_processed(tx: Connection, events: Sequence[CommandEvent], *, now:
     return {(row["tenant_id"], row["event_id"]) for row in rows}
 
 
-async def advance_heads(tx: Connection, standings: Mapping[DictionaryKey, DictionaryHead], *, now: datetime) -> None:
-    """Let dictionaries stand at their new versions."""
-    if standings:
+async def advance_heads(tx: Connection, heads: Mapping[DictionaryKey, DictionaryHead], *, now: datetime) -> None:
+    """Store the new versions of dictionaries."""
+    if heads:
         await tx.execute(
             SQL["advance_heads"],
-            [target.tenant_id for target in standings],
-            [target.dict_code for target in standings],
-            [standing.version for standing in standings.values()],
-            [standing.revision for standing in standings.values()],
+            [target.tenant_id for target in heads],
+            [target.dict_code for target in heads],
+            [head.version for head in heads.values()],
+            [head.revision for head in heads.values()],
             now,
         )
 
 
 async def finish_updates(
-    tx: Connection, ended: Sequence[tuple[DictionaryKey, UUID, CommandVerdict]], *, actor: str, now: datetime
-) -> None:
-    """Say what became of updates."""
-    if not ended:
-        return
-    refusals = [verdict.refusal or CommandRefusal("", "") for _, _, verdict in ended]
-    await tx.execute(
+    tx: Connection, results: Sequence[tuple[CommandId, CommandVerdict]], *, actor: str, now: datetime
+) -> set[EventKey]:
+    """Store the results of updates, and return the keys of those that are final now and were not before."""
+    if not results:
+        return set()
+    refusals = [verdict.refusal or CommandRefusal("", "") for _, verdict in results]
+    rows = await tx.fetch(
         SQL["finish_updates"],
-        [target.tenant_id for target, _, _ in ended],
-        [event_id for _, event_id, _ in ended],
-        [target.dict_code for target, _, _ in ended],
-        [verdict.status.value for _, _, verdict in ended],
-        [verdict.version for _, _, verdict in ended],
+        [command.target.tenant_id for command, _ in results],
+        [command.event_id for command, _ in results],
+        [command.target.dict_code for command, _ in results],
+        [verdict.status.value for _, verdict in results],
+        [verdict.version for _, verdict in results],
         [refusal.code or None for refusal in refusals],
         [refusal.message or None for refusal in refusals],
         now,
         actor,
     )
+    return {(row["tenant_id"], row["event_id"]) for row in rows}
 
 
 async def append_outbox(tx: Connection, commits: Sequence[CommandCommit], *, now: datetime) -> None:
-    """Write down what is to be announced."""
+    """Append *commits* to the outbox of the relay, which is also the history."""
     if commits:
         await tx.execute(
             SQL["append_outbox"],
@@ -157,29 +160,29 @@ async def append_outbox(tx: Connection, commits: Sequence[CommandCommit], *, now
 
 
 async def notify_commit(tx: Connection) -> None:
-    """Wake the relay and whoever waits for a commit, when *tx* commits."""
+    """Wake the relay and the waiting writers when *tx* commits."""
     await tx.execute(SQL["notify_commit"], CHANNEL)
 
 
 async def read_committed_version(connection: Connection, target: DictionaryKey) -> int:
-    """The version *target* stands at; 0 when nothing was ever committed."""
+    """Return the last version of *target*; 0 before the first commit."""
     return int(await connection.fetchval(SQL["read_committed_version"], *target))
 
 
 async def read_stamp(connection: Connection, target: DictionaryKey) -> tuple[VersionStamp, str | None] | None:
-    """How *target* stands and how it is read now; None when it never stood anywhere."""
+    """Return the visible version of *target* and the hash of its loadSql; None if *target* is unknown."""
     row = await connection.fetchrow(SQL["read_stamp"], *target)
     return None if row is None else (_decode_stamp(row), row["load_hash"])
 
 
 async def read_stamps(connection: Connection, codes: Sequence[str]) -> dict[DictionaryKey, VersionStamp]:
-    """How all dictionaries of *codes* stand."""
+    """Return the visible versions of all dictionaries of *codes*."""
     rows = await connection.fetch(SQL["read_stamps"], codes)
     return {DictionaryKey(row["tenant_id"], row["dict_code"]): _decode_stamp(row) for row in rows}
 
 
 async def list_commits(connection: Connection, target: DictionaryKey, version: int, *, limit: int) -> list[CommitEntry]:
-    """*version* and those after it, as far as they are remembered."""
+    """Return the commits from *version* on, as far as the history goes back."""
     rows = await connection.fetch(SQL["list_commits"], *target, version, limit)
     return [
         CommitEntry(
@@ -194,7 +197,7 @@ async def list_commits(connection: Connection, target: DictionaryKey, version: i
 
 
 async def read_visible_version(connection: Connection, target: DictionaryKey) -> tuple[int, int | None]:
-    """The version *target* stands at, and the one that is pinned in its place."""
+    """Return the last version of *target*, and the pinned one."""
     row = await connection.fetchrow(SQL["read_visible_version"], *target)
     return (0, None) if row is None else (row["version"], row["pinned"])
 
@@ -202,7 +205,7 @@ async def read_visible_version(connection: Connection, target: DictionaryKey) ->
 async def list_versions(
     connection: Connection, target: DictionaryKey, *, before: int, limit: int
 ) -> list[VersionRecord]:
-    """The versions of a dictionary below *before*, the latest first."""
+    """Return the versions of a dictionary below *before*, latest first."""
     rows = await connection.fetch(SQL["list_versions"], *target, before, limit)
     return [_decode_version(row) for row in rows]
 
@@ -214,13 +217,13 @@ async def list_dictionaries(connection: Connection, tenant_id: str) -> dict[str,
 
 
 async def upsert_items(tx: Connection, code: str, items: Sequence[tuple[str, str, str]], *, now: datetime) -> None:
-    """Put items, each with its tenant, key and payload, into the table of dictionaries without their own."""
+    """Insert or replace items, each with tenant, key and payload, in `dictionary_item`."""
     if items:
         await tx.execute(SQL["upsert_items"], code, *map(list, zip(*items, strict=True)), now)
 
 
 async def delete_items(tx: Connection, code: str, keys: Sequence[tuple[str, str]], *, now: datetime) -> None:
-    """Leave tombstones for items, each given by tenant and key."""
+    """Mark items, each given by tenant and key, as deleted in `dictionary_item`."""
     if keys:
         await tx.execute(SQL["delete_items"], code, *map(list, zip(*keys, strict=True)), now)
 
@@ -228,53 +231,71 @@ async def delete_items(tx: Connection, code: str, keys: Sequence[tuple[str, str]
 async def replace_items(
     tx: Connection, target: DictionaryKey, entries: Iterable[SnapshotEntry], *, now: datetime
 ) -> None:
-    """Make the items of *target* just these."""
+    """Replace all items of *target* in `dictionary_item` by *entries*."""
     await tx.execute(SQL["create_incoming"])
     records = ((entry.key, entry.text) for entry in entries)
     await tx.copy_records_to_table("incoming_item", columns=["item_key", "payload"], records=records)
     await tx.execute(SQL["analyze_incoming"])
-    for statement in ("remove_items", "change_items", "add_items"):  # the new ones last: nobody need look at them
+    for statement in (
+        "remove_items",
+        "change_items",
+        "add_items",
+    ):  # new items last: the statements before do not read them
         await tx.execute(SQL[statement], *target, now)
 
 
 async def claim_late_updates(
-    connection: Connection, *, created_before: datetime, looked_before: datetime, now: datetime, limit: int
+    connection: Connection, *, created_before: datetime, probed_before: datetime, now: datetime, limit: int
 ) -> list[tuple[DictionaryKey, UUID]]:
-    """Updates that are under way for too long; each is told once in a while."""
-    rows = await connection.fetch(SQL["claim_late_updates"], created_before, looked_before, now, limit)
+    """Return pending updates that are too old, and set their time of the last probe."""
+    rows = await connection.fetch(SQL["claim_late_updates"], created_before, probed_before, now, limit)
     return [(DictionaryKey(row["tenant_id"], row["dict_code"]), row["event_id"]) for row in rows]
 
 
 async def read_definitions(tx: Connection) -> dict[str, str]:
-    """How dictionaries were last read, by code."""
+    """Return the hash of the last loadSql of each dictionary code."""
     return {row["dict_code"]: row["load_hash"] for row in await tx.fetch(SQL["read_definitions"])}
 
 
 async def store_definition(tx: Connection, code: str, load_hash: str, *, now: datetime) -> None:
-    """Note how a dictionary is read now."""
+    """Store the hash of the loadSql of a dictionary code."""
     await tx.execute(SQL["store_definition"], code, load_hash, now)
 
 
 async def lock_codes(tx: Connection, codes: Sequence[str]) -> dict[DictionaryKey, DictionaryHead]:
-    """Where all dictionaries of some codes stand, nobody else's to change until the end of *tx*."""
+    """Lock all dictionaries of *codes* until the end of *tx*, and return their heads."""
     rows = await tx.fetch(SQL["lock_codes"], codes)
     return {DictionaryKey(tenant, code): DictionaryHead(version, revision) for tenant, code, version, revision in rows}
 
 
 async def list_targets(connection: Connection, code: str) -> list[DictionaryKey]:
-    """The dictionaries of a code that have a version."""
+    """Return the dictionaries of *code*, one per tenant."""
     return [DictionaryKey(row["tenant_id"], code) for row in await connection.fetch(SQL["list_targets"], code)]
 
 
-async def prune(tx: Connection, what: str, before: datetime) -> int:
-    """Forget some of *what* is older than *before*; how many."""
-    return int((await tx.execute(SQL[f"prune_{what}"], before, PRUNE_BATCH)).rpartition(" ")[2])
+async def read_drift_check(connection: Connection, target: DictionaryKey) -> DriftCheck | None:
+    """Return the last drift check of *target*."""
+    row = await connection.fetchrow(SQL["read_drift_check"], *target)
+    return None if row is None else DriftCheck(*row)
+
+
+async def store_drift_check(
+    connection: Connection, target: DictionaryKey, last: DriftCheck | None, check: DriftCheck
+) -> bool:
+    """Store *check*; return False if another process has stored one after *last*."""
+    expected = (None, None, None) if last is None else last[:3]
+    return bool(await connection.fetchval(SQL["store_drift_check"], *target, *check, *expected))
+
+
+async def prune(tx: Connection, kind: str, before: datetime) -> int:
+    """Delete up to PRUNE_BATCH rows of *kind* that are older than *before*, and return their number."""
+    return int((await tx.execute(SQL[f"prune_{kind}"], before, PRUNE_BATCH)).rpartition(" ")[2])
 
 
 async def find_oldest_pending(connection: Connection) -> datetime | None:
-    """Since when the oldest update is under way."""
-    found: datetime | None = await connection.fetchval(SQL["find_oldest_pending"])
-    return found
+    """Return the creation time of the oldest pending update."""
+    created_at: datetime | None = await connection.fetchval(SQL["find_oldest_pending"])
+    return created_at
 
 
 def _decode_update(row: asyncpg.Record) -> UpdateRecord:
@@ -282,18 +303,18 @@ def _decode_update(row: asyncpg.Record) -> UpdateRecord:
 
 
 def _decode_stamp(row: asyncpg.Record) -> VersionStamp:
-    """What is read now: the last version, or what is pinned in its place."""
+    """Return the visible version: the pinned one, otherwise the last one."""
     if row["pinned"] is not None:
         return VersionStamp(row["pinned"], to_stamp(row["pinned_at"]), is_pinned=True)
     return VersionStamp(row["version"], to_stamp(row["updated_at"]))
 
 
 def to_stamp(moment: datetime) -> int:
-    """*moment* in µs, as a mark has it."""
+    """Return *moment* in µs since 1970, as in a VersionStamp."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def _decode_version(row: asyncpg.Record) -> VersionRecord:
     version, event_id, event_type, source, revision, items, keys, committed_at = row
-    known = None if keys is None else msgspec.json.decode(keys)
-    return VersionRecord(version, event_id, event_type, source, revision, items, known, committed_at)
+    changed_keys = None if keys is None else msgspec.json.decode(keys)
+    return VersionRecord(version, event_id, event_type, source, revision, items, changed_keys, committed_at)

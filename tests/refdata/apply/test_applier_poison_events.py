@@ -119,21 +119,21 @@ def poison(**more: Any) -> tuple[UUID, bytes]:
 async def test_what_nobody_can_read_is_only_set_aside(harness: RefdataHarness) -> None:
     """R11: a message that does not even say whose it is ends as a dead letter with the reason; others are applied."""
     unreadable = {
-        b"": "MALFORMED: not JSON",
-        b"{": "MALFORMED: not JSON",
-        b"\xff\xfe": "MALFORMED: not UTF-8",
+        b"": "MALFORMED: the body is not JSON",
+        b"{": "MALFORMED: the body is not JSON",
+        b"\xff\xfe": "MALFORMED: the body is not UTF-8",
         b"[]": "MALFORMED: Expected `object`",
         b"null": "MALFORMED: Expected `object`",
-        b'{"items":[{"key":"a","payload":' + b"[" * 100_000: "MALFORMED: not JSON",
+        b'{"items":[{"key":"a","payload":' + b"[" * 100_000: "MALFORMED: the body is not JSON",
         poison(tenantId="a/b")[1]: "MALFORMED: Expected `str` matching regex",
         poison(tenantId=None)[1]: "MALFORMED: tenantId is missing",
         poison(eventId="7")[1]: "MALFORMED: Invalid UUID - at `$.eventId`",
         poison(dictCode=7)[1]: "MALFORMED: Expected `str`, got `int` - at `$.dictCode`",
         poison(dictCode="'; DROP TABLE trap; --")[1]: "MALFORMED: Expected `str` matching regex",
         command("LOOSE", upsert("a", 1)): "MALFORMED: tenantId is missing",
-        poison(items=[upsert("a", "X")])[1].replace(b"X", b"\\ud800"): "MALFORMED: not JSON",
-        poison(items=[upsert("X", 1)])[1].replace(b"X", b"\\udc00"): "MALFORMED: not JSON",
-        poison(items=[upsert("a", "X")])[1].replace(b"X", b"\0"): "MALFORMED: not JSON",
+        poison(items=[upsert("a", "X")])[1].replace(b"X", b"\\ud800"): "MALFORMED: the body is not JSON",
+        poison(items=[upsert("X", 1)])[1].replace(b"X", b"\\udc00"): "MALFORMED: the body is not JSON",
+        poison(items=[upsert("a", "X")])[1].replace(b"X", b"\0"): "MALFORMED: the body is not JSON",
     }
     good = [await harness.send("LOOSE", upsert("a", 0))]
     for number, value in enumerate(unreadable, start=1):
@@ -277,7 +277,7 @@ async def test_an_older_revision_is_refused(harness: RefdataHarness) -> None:
     stale = "STALE_REVISION"
     assert await outcomes(harness, *ids) == [1, 2, stale, 3, stale, stale, 4, 5, stale, 6]
     assert await outcomes(harness, other, tenant="globex") == [1]
-    assert "4 is older than 5" in ((await harness.update(ids[2])).error_message or "")
+    assert "4 is lower than 5" in ((await harness.update(ids[2])).error_message or "")
     assert await harness.items("LOOSE") == {"a": 9}
 
 

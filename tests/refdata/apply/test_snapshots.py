@@ -40,7 +40,7 @@ def bus_kind() -> str:
 
 
 async def test_a_snapshot_with_too_many_items_ends_at_once(harness: RefdataHarness) -> None:
-    """R13: it is refused with the chunk that is one too many, not kept until the last."""
+    """R13: it is refused with the chunk that is one too many, not retained until the last."""
     whole = uuid4()
     first = await harness.refdata.submit(
         "acme", decode_command(chunk("LOOSE", whole, 1, 3, upsert("a", 1), upsert("b", 2)))

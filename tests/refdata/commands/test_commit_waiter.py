@@ -20,7 +20,7 @@ def bus_kind() -> str:
 
 async def test_no_commit_is_too_quick_to_be_heard(harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R6: who waits hears of a commit that came before its publisher had the answer, whoever else is waiting."""
-    monkeypatch.setattr(commit_waiter, "_LOOK_AGAIN", 60)  # the net must not catch it
+    monkeypatch.setattr(commit_waiter, "_POLL", 60)  # the net must not catch it
     publish, waiting = harness.bus.publish, asyncio.Event()
 
     async def and_apply(messages: Sequence[BusMessage], *, tx: Connection | None = None) -> None:

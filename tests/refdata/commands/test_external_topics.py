@@ -60,7 +60,7 @@ def delivery(value: bytes, key: str = "k", headers: Mapping[str, str] | None = N
 def mapped(value: bytes | Any, how: Mapping[str, Any] = PLAIN, key: str = "k", **headers: str) -> CommandEvent:
     """The event a message becomes."""
     body = value if isinstance(value, bytes) else msgspec.json.encode(value)
-    return TopicMapping(ExternalTopicSection(topic="theirs", **how)).event(delivery(body, key, headers))
+    return TopicMapping(ExternalTopicSection(topic="theirs", **how)).map_message(delivery(body, key, headers))
 
 
 def refusal(value: bytes | Any, how: Mapping[str, Any] = PLAIN, key: str = "k", **headers: str) -> str:
@@ -135,7 +135,7 @@ def test_a_command_keeps_what_it_says() -> None:
 def test_an_id_that_is_missing_is_made_from_the_place() -> None:
     """R10: a UUIDv5 of topic, partition and offset: the same at each delivery, another for each message."""
     section = TopicMapping(ExternalTopicSection(topic="theirs", **PLAIN))
-    ids = [section.event(delivery(b"1", position=position)).event_id for position in (7, 7, 8)]
+    ids = [section.map_message(delivery(b"1", position=position)).event_id for position in (7, 7, 8)]
     assert ids[0] == ids[1] != ids[2]
     assert ids[0].version == 5
     assert mapped({"eventId": None, **upsert("a", 1)}, {**PLAIN, "eventId": "/eventId"}).event_id == ids[0]
@@ -160,26 +160,26 @@ def test_no_digit_is_lost(digits: str) -> None:
 @pytest.mark.parametrize(
     ("value", "how", "key", "said"),
     [
-        (b"{", PLAIN, "k", "MALFORMED: not JSON"),
-        (b"\xff", PLAIN, "k", "MALFORMED: not JSON"),
-        (b'"\\ud800"', PLAIN, "k", "MALFORMED: not JSON"),
-        (b"[" * 100_000, PLAIN, "k", "MALFORMED: not JSON"),
-        (b"9" * 5_000, PLAIN, "k", "MALFORMED: not JSON"),
+        (b"{", PLAIN, "k", "MALFORMED: the message is not JSON"),
+        (b"\xff", PLAIN, "k", "MALFORMED: the message is not JSON"),
+        (b'"\\ud800"', PLAIN, "k", "MALFORMED: the message is not JSON"),
+        (b"[" * 100_000, PLAIN, "k", "MALFORMED: the message is not JSON"),
+        (b"9" * 5_000, PLAIN, "k", "MALFORMED: the message is not JSON"),
         (b'"' + b"x" * 880_001 + b'"', PLAIN, "k", "COMMAND_TOO_LARGE"),
         (b"[" + b"[0]," * 20_000 + b"[0]]", {**PLAIN, "items": "/", "key": "/0"}, "k", "MALFORMED: Expected `array`"),
         (b"null", PLAIN, "k", "MALFORMED: an UPSERT needs a payload"),
-        (b'"a\\u0000"', PLAIN, "k", "MALFORMED: a text holds the character NUL"),
-        (b"1", PLAIN, "", "MAPPING_FAILED: key: missing"),
+        (b'"a\\u0000"', PLAIN, "k", "MALFORMED: a text contains the character NUL"),
+        (b"1", PLAIN, "", "MAPPING_FAILED: key: is missing"),
         (b"1", PLAIN, "k" * 513, "MALFORMED: Expected `str` of length <= 512"),
-        (b"{}", {**PLAIN, "payload": "/after"}, "k", "MAPPING_FAILED: payload: there is no /after"),
-        (b"{}", {**PLAIN, "tenantId": "/t"}, "k", "MAPPING_FAILED: tenantId: missing"),
-        (b'{"t": null}', {**PLAIN, "tenantId": "/t"}, "k", "MAPPING_FAILED: tenantId: no text but NoneType"),
-        (b'{"t": true}', {**PLAIN, "tenantId": "/t"}, "k", "MAPPING_FAILED: tenantId: no text but bool"),
+        (b"{}", {**PLAIN, "payload": "/after"}, "k", "MAPPING_FAILED: payload: /after is missing"),
+        (b"{}", {**PLAIN, "tenantId": "/t"}, "k", "MAPPING_FAILED: tenantId: is missing"),
+        (b'{"t": null}', {**PLAIN, "tenantId": "/t"}, "k", "MAPPING_FAILED: tenantId: must be text, not NoneType"),
+        (b'{"t": true}', {**PLAIN, "tenantId": "/t"}, "k", "MAPPING_FAILED: tenantId: must be text, not bool"),
         (b'{"t": "a:b"}', {**PLAIN, "tenantId": "/t"}, "k", "MALFORMED: Expected `str` matching regex"),
-        (b"1", {**PLAIN, "tenantId": "header:tenant"}, "k", "MAPPING_FAILED: tenantId: missing"),
-        (b"", {**PLAIN, "dictCode": "/d"}, "k", "MAPPING_FAILED: dictCode: missing"),
-        (b"", {**PLAIN, "items": "/rows"}, "k", "MAPPING_FAILED: items: /rows is no list"),
-        (b'{"rows": {}}', {**PLAIN, "items": "/rows"}, "k", "MAPPING_FAILED: items: /rows is no list"),
+        (b"1", {**PLAIN, "tenantId": "header:tenant"}, "k", "MAPPING_FAILED: tenantId: is missing"),
+        (b"", {**PLAIN, "dictCode": "/d"}, "k", "MAPPING_FAILED: dictCode: is missing"),
+        (b"", {**PLAIN, "items": "/rows"}, "k", "MAPPING_FAILED: items: /rows is not a list"),
+        (b'{"rows": {}}', {**PLAIN, "items": "/rows"}, "k", "MAPPING_FAILED: items: /rows is not a list"),
         (b'{"t": "MERGE"}', {**PLAIN, "eventType": "/t"}, "k", "MALFORMED: Invalid enum value 'MERGE'"),
         (b'{"id": "7"}', {**PLAIN, "eventId": "/id"}, "k", "MALFORMED: Invalid UUID"),
         (b'{"r": "x"}', {**PLAIN, "sourceRevision": "/r"}, "k", "MALFORMED: Expected `int | null`, got `str`"),
@@ -313,7 +313,7 @@ async def test_what_breaks_the_adapter_does_not_stop_it(harness: RefdataHarness,
 async def test_a_message_that_is_read_twice_counts_once(harness: RefdataHarness) -> None:
     """R10: handled again after a crash, it is the same event: it has the id its place gives it."""
     section = TopicMapping(harness.platform.section.kafka.external_topics[0])
-    events = [section.event(delivery(b"1", "a")), section.event(delivery(b"1", "a"))]
+    events = [section.map_message(delivery(b"1", "a")), section.map_message(delivery(b"1", "a"))]
     for event in events:
         await harness.refdata.submit_all([event, event])
     await harness.apply()
@@ -333,4 +333,4 @@ async def test_a_tombstone_of_kafka(harness: RefdataHarness, broker: Kafka) -> N
     assert await harness.items("LOOSE") == {"z": 0}
     reasons = [letter.reason for letter in await harness.bus.dead_letters(topic(harness, 0))]
     # Bytes that are no text are shown replaced, and two such keys might be one: so none is taken.
-    assert reasons == ["MAPPING_FAILED: key: missing", "MAPPING_FAILED: key: it is not UTF-8"]
+    assert reasons == ["MAPPING_FAILED: key: is missing", "MAPPING_FAILED: key: is not UTF-8"]

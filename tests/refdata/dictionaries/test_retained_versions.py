@@ -111,9 +111,9 @@ async def test_tenants_keep_their_own(kept_settings: Settings) -> None:
         await snapshot(harness, "LOOSE", "a")
         await harness.refdata.retention.pin(LOOSE, 1)
         assert await harness.refdata.retention.list_retained(DictionaryKey("globex", "LOOSE")) == []
-        with pytest.raises(NotFound, match="not kept"):
+        with pytest.raises(NotFound, match="not retained"):
             await harness.refdata.retention.pin(DictionaryKey("globex", "LOOSE"), 1)
-        with pytest.raises(NotFound, match="not pinned"):
+        with pytest.raises(NotFound, match="no pinned version"):
             await harness.refdata.retention.unpin(DictionaryKey("globex", "LOOSE"))
 
 
@@ -122,7 +122,7 @@ async def test_what_is_not_kept_cannot_be_had(kept_settings: Settings) -> None:
     async with opened(kept_settings) as harness:
         await snapshot(harness, "LOOSE", "a")
         for call in (harness.refdata.retention.pin(LOOSE, 9), harness.refdata.roll_back(LOOSE, 9, timedelta(0))):
-            with pytest.raises(NotFound, match="version 9 of LOOSE is not kept"):
+            with pytest.raises(NotFound, match="version 9 of LOOSE is not retained"):
                 await call
         assert [await harness.refdata.retention.retain(LOOSE) for _ in range(2)] == [1, 1]
         assert [(one.version, one.items) for one in await harness.refdata.retention.list_retained(LOOSE)] == [(1, 1)]

@@ -20,7 +20,7 @@ from penstock.refdata.commands.messages import ParsedMessage
 from penstock.refdata.config import ExternalTopicSection
 from penstock.refdata.contract import UpdateState
 from penstock.refdata.dictionaries.provider import ItemTableProvider
-from penstock.refdata.model import CommandRefusal, CommandVerdict, DictionaryKey
+from penstock.refdata.model import CommandId, CommandRefusal, CommandVerdict, DictionaryKey
 from tests.refdata.commands.test_external_topics import PLAIN, delivery
 from tests.refdata.harness import RefdataHarness, delete, upsert
 from tests.refdata.retention import RetentionHarness
@@ -115,7 +115,9 @@ async def test_an_update_ends_once(retention: RetentionHarness, first: CommandVe
     for verdict in (first, second):
         retention.clock.advance(SECOND)
         async with retention.harness.db.transaction() as tx:
-            await store.finish_updates(tx, [(LOOSE, event_id, verdict)], actor="me", now=retention.clock.now())
+            await store.finish_updates(
+                tx, [(CommandId(LOOSE, event_id, "REST"), verdict)], actor="me", now=retention.clock.now()
+            )
         seen.append((await retention.harness.update(event_id), await retention.count("journal")))
     assert seen[0] == seen[1]
     assert (seen[0][0].status, seen[0][1]) == (first.status, 1)
@@ -145,26 +147,26 @@ async def test_a_bus_that_is_down_puts_off_the_look(
     with monkeypatch.context() as patched:
         patched.setattr(retention.harness.bus, "publish", refused)
         with pytest.raises(Transient, match="nobody answers"):
-            await retention.upkeep.sweep()
+            await retention.upkeep.probe_updates()
     assert await retention.count("update_request", "probed_at IS NULL") == 1
-    assert [await retention.upkeep.sweep() for _ in range(2)] == [1, 0]
+    assert [await retention.upkeep.probe_updates() for _ in range(2)] == [1, 0]
 
 
 async def test_a_fresh_update_is_not_looked_for(retention: RetentionHarness) -> None:
     """R8: not before giveUpAfter has passed."""
     await unsent(retention)
-    assert await retention.upkeep.sweep() == 0
+    assert await retention.upkeep.probe_updates() == 0
     retention.clock.advance(retention.harness.refdata.section.give_up_after)
-    assert await retention.upkeep.sweep() == 0
+    assert await retention.upkeep.probe_updates() == 0
     retention.clock.advance(SECOND)
-    assert await retention.upkeep.sweep() == 1
+    assert await retention.upkeep.probe_updates() == 1
 
 
 async def test_what_was_sent_to_look_is_not_set_aside(retention: RetentionHarness) -> None:
     """R8: the update ends as NOT_DELIVERED; the message that ended it was no command, and did what it should."""
     event_id = await unsent(retention)
     retention.clock.advance(retention.harness.refdata.section.give_up_after + SECOND)
-    await retention.upkeep.sweep()
+    await retention.upkeep.probe_updates()
     assert await retention.harness.apply() == 1
     assert (await retention.harness.update(event_id)).error_code == "NOT_DELIVERED"
     assert await retention.harness.dead() == []
@@ -177,7 +179,7 @@ async def test_a_snapshots_time_counts_from_its_last_chunk(retention: RetentionH
         last = await retention.send_chunk(snapshot_id, index, 3, upsert(str(index), 1))
         await retention.harness.apply()
         retention.clock.advance(0.9 * retention.harness.refdata.section.snapshots.expire_after)
-        assert await retention.upkeep.expire() == 0
+        assert await retention.upkeep.expire_snapshots() == 0
     assert (await retention.harness.update(last)).status is UpdateState.COMMITTED
     assert await retention.harness.items("LOOSE") == {"1": 1, "2": 1, "3": 1}
 
@@ -214,7 +216,7 @@ async def test_what_somebody_else_judged_meanwhile_is_told_as_before(
 
     async def late(self: CommandApplier, case: Any, refusal: CommandRefusal) -> CommandVerdict:
         other = CommandApplier(harness.db, harness.refdata.catalogue, "other")
-        verdicts.extend([verdict async for verdict in other.settle([ParsedMessage(case.event)])])
+        verdicts.extend([verdict async for verdict in other.apply_messages([ParsedMessage(case.event)])])
         verdicts.append(await original(self, case, refusal))
         return verdicts[-1]
 

@@ -117,7 +117,7 @@ def test_a_signal_makes_it_look_again(program: HotReloadHarness) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("refdata: {dictionaries: [{code: A}, {code: A}]}", "dictionary given twice: A"),
+        ("refdata: {dictionaries: [{code: A}, {code: A}]}", "duplicate dictionary: A"),
         ("refdata:\n  dictionaris: []\n", "2:3: refdata.dictionaris: unknown key"),
         ("refdata: [", "not valid YAML"),
         ("refdata: {dictionaries: [{code: X, loadSql: select 1}]}", "loadSql"),

@@ -146,7 +146,7 @@ def test_a_trace_goes_through_every_process(env: dict[str, str], tmp_path: Path)
         spans = collector.of(trace, "refdata.apply", "refdata.announce")
         assert {span.about["eventId"] for span in spans if span.name.startswith("refdata")} == {event_id}
         logged = [json.loads(line) for line in apply.log_file.read_text().splitlines() if line.startswith("{")]
-        assert [line["event"] for line in logged if line.get("trace_id") == trace] == ["event_committed"]
+        assert [line["event"] for line in logged if line.get("trace_id") == trace] == ["command_committed"]
 
 
 async def test_everything_in_one_place(env: dict[str, str], cluster: RedisCluster, tmp_path: Path) -> None:

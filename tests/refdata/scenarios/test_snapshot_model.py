@@ -360,7 +360,9 @@ class SnapshotLifecycle(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0, 0, 601]))
     def expire(self, seconds: int) -> None:
         self.clock.advance(timedelta(seconds=seconds))
-        assert self.run(snapshots.expire(self.db, EXPIRE_AFTER, "walker")) == self.model.expire(self.clock.now())
+        assert self.run(snapshots.expire_snapshots(self.db, EXPIRE_AFTER, "walker")) == self.model.expire(
+            self.clock.now()
+        )
 
     def sent(self, act: Act) -> SentEvent | None:
         if isinstance(act, Delta):
@@ -403,7 +405,8 @@ class SnapshotLifecycle(RuleBasedStateMachine):
 
         async def verdicts() -> list[CommandVerdict]:
             return [
-                verdict async for verdict in self.applier.settle([parse_message(delivery_of(sent)) for sent in batch])
+                verdict
+                async for verdict in self.applier.apply_messages([parse_message(delivery_of(sent)) for sent in batch])
             ]
 
         found = self.run(verdicts())

@@ -141,4 +141,4 @@ def test_a_foreign_message_keeps_its_trace() -> None:
     """R26, R10: what comes over another topic belongs to the trace of whoever sent it."""
     topic = ExternalTopicSection(topic="x", tenantId="=acme", dictCode="=LOOSE", key="/id", payload="/")
     delivery = BusDelivery(BusMessage("x", "k", b'{"id": "a"}', {"traceparent": CALLER}), 1, 0, 1, 1)
-    assert TopicMapping(topic).event(delivery).trace == CALLER
+    assert TopicMapping(topic).map_message(delivery).trace == CALLER

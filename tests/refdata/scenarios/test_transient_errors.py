@@ -351,8 +351,8 @@ async def test_a_command_that_never_reached_the_bus_ends(
     event_id = await unsent(harness, monkeypatch)
     other = await harness.send("FLAKY", upsert("b", {"times": 0}))
     await harness.apply()
-    assert await upkeep(harness).sweep() == 1
-    assert await upkeep(harness).sweep() == 0
+    assert await upkeep(harness).probe_updates() == 1
+    assert await upkeep(harness).probe_updates() == 0
     await harness.apply()
     update = await harness.update(event_id)
     assert (update.status, update.error_code) == (UpdateState.FAILED, "NOT_DELIVERED")
@@ -367,7 +367,7 @@ async def test_a_command_that_never_reached_the_bus_ends(
 async def test_what_only_waits_is_not_given_up(harness: RefdataHarness) -> None:
     """R8: a backlog older than giveUpAfter is looked for, found on the bus, and committed."""
     ids = [await harness.send("FLAKY", upsert(key, {"times": 0})) for key in "abc"]
-    assert await upkeep(harness).sweep() == 3
+    assert await upkeep(harness).probe_updates() == 3
     await harness.apply()
     updates = [await harness.update(event_id) for event_id in ids]
     assert [(update.status, update.committed_version) for update in updates] == [

@@ -1,1 +1,1 @@
-"""HTTP: commands, updates, versions."""
+"""The HTTP API of commands, updates and versions."""

@@ -1,4 +1,4 @@
-"""R6, R7: what the API answers."""
+"""R6, R7, R30: the bodies of the command API."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -12,14 +12,14 @@ from penstock.refdata.contract import UpdateState
 
 
 class ConsistencyMode(StrEnum):
-    """R6: whether a write answers at once, or when it is committed."""
+    """R6: the time of the response to a command: immediately (ASYNC), or after the commit (WAIT_COMMIT)."""
 
     ASYNC = "ASYNC"
     WAIT_COMMIT = "WAIT_COMMIT"
 
 
 class CommandAccepted(Camel):
-    """202: taken in; where to ask how it stands."""
+    """202: the command was accepted; `statusUrl` is the address of its update."""
 
     event_id: UUID
     status: UpdateState
@@ -27,14 +27,14 @@ class CommandAccepted(Camel):
 
 
 class CommandCommitted(Camel):
-    """200: committed, under the version a reader may now ask for."""
+    """200: the command was committed; readers can request `committedVersion` with X-Min-Version."""
 
     event_id: UUID
     committed_version: int
 
 
 class UpdateView(Camel):
-    """How an update stands."""
+    """An update: the state of a command."""
 
     event_id: UUID
     tenant_id: str
@@ -48,7 +48,7 @@ class UpdateView(Camel):
 
 
 class UpdatePage(Camel):
-    """Updates under way or failed, the latest first."""
+    """A page of pending or failed updates, latest first."""
 
     updates: list[UpdateView]
     next: str | None
@@ -69,7 +69,7 @@ class DictionaryList(Camel):
 
 
 class DictionaryVersion(Camel):
-    """One version of a dictionary, and what made it. `keys` are told when they are few."""
+    """A version of a dictionary and the command that made it; `keys` are the changed keys if they are few."""
 
     version: int
     event_id: UUID
@@ -82,7 +82,7 @@ class DictionaryVersion(Camel):
 
 
 class VersionHistory(Camel):
-    """The versions of a dictionary, the latest first."""
+    """A page of the versions of a dictionary, latest first."""
 
     tenant_id: str
     dict_code: str
@@ -91,7 +91,7 @@ class VersionHistory(Camel):
 
 
 class RetainedVersionView(Camel):
-    """R30: a version that can be pinned or gone back to."""
+    """R30: a version that can be pinned or restored."""
 
     version: int
     items: int
@@ -100,7 +100,7 @@ class RetainedVersionView(Camel):
 
 
 class RetainedVersionList(Camel):
-    """The versions of a dictionary that are kept, the latest first."""
+    """The retained versions of a dictionary, latest first."""
 
     tenant_id: str
     dict_code: str
@@ -108,6 +108,6 @@ class RetainedVersionList(Camel):
 
 
 class VersionChoice(CamelBody):
-    """Which version is meant."""
+    """A version of a dictionary."""
 
     version: Annotated[int, Field(ge=0, le=2**63 - 1)]

@@ -1,15 +1,19 @@
-"""What one transaction decides, and how it is written down: versions, ends of updates, what is to be told."""
+"""The decisions of one transaction, and how they are stored and logged: versions, results and invalidations."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from uuid import UUID
+from typing import Any
+
+import structlog
 
 from penstock.kernel.db.database import Connection
 from penstock.refdata import store
 from penstock.refdata.model import (
     CommandCommit,
     CommandEvent,
+    CommandId,
     CommandVerdict,
     DictionaryHead,
     DictionaryKey,
@@ -17,29 +21,31 @@ from penstock.refdata.model import (
     list_changed_keys,
     next_head,
 )
+from penstock.refdata.store import EventKey
 
 
 @dataclass
 class ApplyTransaction:
-    """The decisions of a transaction that holds the dictionaries in *standings*."""
+    """The decisions of a transaction that has locked the dictionaries in *heads*."""
 
     tx: Connection
     actor: str
     now: datetime
-    standings: dict[DictionaryKey, DictionaryHead]
+    heads: dict[DictionaryKey, DictionaryHead]
     commits: list[CommandCommit] = field(default_factory=list)
-    ended: list[tuple[DictionaryKey, UUID, CommandVerdict]] = field(default_factory=list)
+    results: list[tuple[CommandId, CommandVerdict]] = field(default_factory=list)
+    finished: set[EventKey] = field(default_factory=set)  # commands whose result was stored and is final
 
     def commit(self, event: CommandEvent, *, items: int) -> ItemChange:
         """Give *event* the next version of its dictionary."""
         command, target = event.command, event.target
-        standing = next_head(self.standings[target], command.source_revision)
-        self.standings[target] = standing
+        head = next_head(self.heads[target], command.source_revision)
+        self.heads[target] = head
         self.commits.append(
             CommandCommit(
                 target,
                 event.event_id,
-                standing.version,
+                head.version,
                 command.event_type,
                 event.source,
                 command.source_revision,
@@ -49,17 +55,41 @@ class ApplyTransaction:
             )
         )
         occurred_at = command.occurred_at or self.now
-        return ItemChange(target, event.event_id, command, standing.version, occurred_at, self.now)
+        return ItemChange(target, event.event_id, command, head.version, occurred_at, self.now)
 
-    def end(self, target: DictionaryKey, event_ids: Sequence[UUID], verdict: CommandVerdict) -> CommandVerdict:
-        """Let updates end so."""
-        self.ended += [(target, event_id, verdict) for event_id in event_ids]
+    def finish(self, commands: Iterable[CommandId], verdict: CommandVerdict) -> CommandVerdict:
+        """Set *verdict* as the result of *commands*, and return it."""
+        self.results += [(command, verdict) for command in commands]
         return verdict
 
     async def write(self) -> None:
-        """Write it all down; at the commit it is so."""
-        advanced = {commit.target: self.standings[commit.target] for commit in self.commits}
+        """Store all decisions; they are durable when the transaction commits."""
+        advanced = {commit.target: self.heads[commit.target] for commit in self.commits}
         await store.advance_heads(self.tx, advanced, now=self.now)
-        await store.finish_updates(self.tx, self.ended, actor=self.actor, now=self.now)
+        self.finished = await store.finish_updates(self.tx, self.results, actor=self.actor, now=self.now)
         await store.append_outbox(self.tx, self.commits, now=self.now)
         await store.notify_commit(self.tx)
+
+    def log(self) -> None:
+        """R26: log one line for each command that is committed or failed now. Call it once, after the commit."""
+        log = structlog.get_logger()
+        has_info, has_debug = log.is_enabled_for(logging.INFO), log.is_enabled_for(logging.DEBUG)
+        for command, (version, refusal, _) in self.results:
+            if (command.target.tenant_id, command.event_id) not in self.finished:
+                if has_debug:
+                    log.debug("chunk_staged", **log_fields(command))
+            elif refusal is not None:
+                log.warning("command_failed", **log_fields(command), code=refusal.code, error=refusal.message)
+            elif has_info:
+                log.info("command_committed", **log_fields(command), version=version)
+
+
+def log_fields(command: CommandId) -> dict[str, Any]:
+    """Return the fields that identify *command* in a log line; `trace_id` only if the command belongs to a trace."""
+    fields = {
+        "eventId": str(command.event_id),
+        "dictCode": command.target.dict_code,
+        "source": str(command.source),
+        "tenantId": command.target.tenant_id,
+    }
+    return {**fields, "trace_id": command.trace.split("-")[1]} if command.trace else fields

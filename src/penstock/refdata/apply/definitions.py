@@ -1,4 +1,4 @@
-"""R1: another way to read a dictionary is another version of it, so that pods never differ at one version."""
+"""R1: a changed loadSql makes a new version of its dictionaries, so that pods never differ at one version."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -16,34 +16,36 @@ SOURCE = EVENT_TYPE = "CONFIG"
 
 
 async def check_statements(db: Database, dictionaries: Iterable[Dictionary]) -> dict[str, str]:
-    """What is wrong with the statements of *dictionaries*, by code."""
-    wrong: dict[str, str] = {}
+    """Return the error of each dictionary of *dictionaries* whose SQL PostgreSQL rejects, by code."""
+    errors: dict[str, str] = {}
     async with db.connection() as connection:
-        for dictionary in (one for one in dictionaries if one.section.enabled):
+        for dictionary in dictionaries:
+            if not dictionary.section.enabled:
+                continue
             try:
                 await dictionary.provider.check_statements(connection)
             except Invalid as error:
-                wrong[dictionary.section.code] = error.message
-    return wrong
+                errors[dictionary.section.code] = error.message
+    return errors
 
 
 async def register_definitions(db: Database, dictionaries: Sequence[Dictionary], tenants: Collection[str] = ()) -> int:
-    """Compare how *dictionaries* are read with how they were; how many got a new version for every tenant.
+    """Store the loadSql of *dictionaries*, and return the number of those that changed and got a new version.
 
-    Those of known *tenants* have a version from now on, so that one nobody ever writes has one to change.
+    The dictionaries of known *tenants* are created, so that a dictionary without writes also has a version to change.
     """
     async with db.transaction() as tx:
         await acquire_transaction_lock(tx, "refdata.definitions")
-        now, known = db.clock.now(), await store.read_definitions(tx)
+        now, stored = db.clock.now(), await store.read_definitions(tx)
         targets = [DictionaryKey(tenant, dictionary.section.code) for tenant in tenants for dictionary in dictionaries]
         await store.create_dictionaries(tx, targets, now=now)
-        wanted = {dictionary.section.code: dictionary.provider.load_hash for dictionary in dictionaries}
-        differing = sorted(code for code, load_hash in wanted.items() if known.get(code) != load_hash)
+        hashes = {dictionary.section.code: dictionary.provider.load_hash for dictionary in dictionaries}
+        differing = sorted(code for code, load_hash in hashes.items() if stored.get(code) != load_hash)
         for code in differing:
-            await store.store_definition(tx, code, wanted[code], now=now)
-        changed = [code for code in differing if code in known]
+            await store.store_definition(tx, code, hashes[code], now=now)
+        changed = [code for code in differing if code in stored]
         if changed:
-            standings = await store.lock_codes(tx, changed)
-            await version_bump.advance_heads(tx, standings, event_type=EVENT_TYPE, source=SOURCE, items=0, now=now)
-            structlog.get_logger().info("dictionaries_redefined", dictCodes=changed, versions=len(standings))
+            heads = await store.lock_codes(tx, changed)
+            await version_bump.advance_heads(tx, heads, event_type=EVENT_TYPE, source=SOURCE, items=0, now=now)
+            structlog.get_logger().info("dictionaries_redefined", dictCodes=changed, versions=len(heads))
     return len(changed)

@@ -1,4 +1,4 @@
-"""R15: the outbox of commits becomes signals to the pods."""
+"""R15: the relay, which announces the commits of the outbox to the pods."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from penstock.kernel.telemetry.telemetry import TRACEPARENT, Telemetry
 from penstock.refdata.commands.commit_waiter import COMMITS
 
 OUTBOX = Outbox("outbox_event")
-_POLL = 0.5  # seconds: the net under a notification that was not heard
+_POLL = 0.5  # seconds: in case a notification is lost
 
 
 class OutboxRelay:
-    """R15: tells the pods what was committed, in the order of versions, at least once."""
+    """R15: announces commits to the pods in the order of versions, at least once."""
 
     def __init__(self, db: Database, signals: Signals, notifier: Notifier, telemetry: Telemetry) -> None:
         self._db = db
@@ -32,7 +32,7 @@ class OutboxRelay:
         self._notifier = notifier
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Announce until *stopping*; a carrier that is down is tried again, later and later."""
+        """Announce commits until *stopping*; retry with growing delays while signals or database are down."""
         backoff = Backoff()
         while not stopping.is_set():
             notified = self._notifier.next_event(COMMITS)
@@ -45,20 +45,20 @@ class OutboxRelay:
             except Transient as error:
                 structlog.get_logger().warning("relay_failed", code=error.code, error=error.message)
                 await wait_event(stopping, backoff.next().total_seconds())
-            except Exception:  # noqa: BLE001 - the edge of the loop: the relay outlives a mistake
+            except Exception:  # noqa: BLE001 - the edge of the loop: the relay survives a defect
                 structlog.get_logger().exception("relay_crashed")
                 await wait_event(stopping, backoff.next().total_seconds())
 
     async def step(self) -> int:
-        """Announce what waits; how many."""
+        """Announce waiting commits, and return their number."""
         return await OUTBOX.relay(self._db, self._announce)
 
     async def _announce(self, rows: Sequence[asyncpg.Record]) -> None:
-        began = time_ns()
+        started = time_ns()
         await self._signals.announce([row["payload"] for row in rows])
         for row in rows:
             if TRACEPARENT in row["payload"]:
-                told = msgspec.json.decode(row["payload"])
-                about = {name: told[name] for name in ("tenantId", "dictCode", "eventId", "version")}
-                # R26: the stage of a traced command that ends here.
-                self._telemetry.trace("refdata.announce", told.get(TRACEPARENT), began, **about)
+                payload = msgspec.json.decode(row["payload"])
+                fields = {name: payload[name] for name in ("tenantId", "dictCode", "eventId", "version")}
+                # R26: the last stage of a traced command.
+                self._telemetry.trace("refdata.announce", payload.get(TRACEPARENT), started, **fields)

@@ -1,4 +1,4 @@
-"""R13: snapshots, in one piece, or under an id in chunks that come in any order, twice, or never."""
+"""R13: snapshots, sent as one command, or under an id in chunks, which arrive in any order, repeatedly, or never."""
 
 import hashlib
 from collections.abc import Awaitable, Callable
@@ -29,126 +29,122 @@ from penstock.refdata.model import (
 Replace = Callable[[ItemChange, Chunks], Awaitable[None]]
 
 
-async def judge(judging: ApplyTransaction, event: CommandEvent, replace: Replace, *, max_items: int) -> CommandVerdict:
-    """Apply a snapshot that is whole, keep a chunk of one that is not yet."""
+async def apply_snapshot(
+    batch: ApplyTransaction, event: CommandEvent, replace: Replace, *, max_items: int
+) -> CommandVerdict:
+    """Apply a complete snapshot, or store a chunk of an incomplete one."""
     if not event.command.is_chunk:
-        refusal = check_revision(event.target, event.command.source_revision, judging.standings[event.target])
-        if refusal is not None:
-            return judging.end(event.target, [event.event_id], CommandVerdict(refusal=refusal))
-        change = judging.commit(event, items=len(event.command.items))
+        if refusal := check_revision(event.target, event.command.source_revision, batch.heads[event.target]):
+            return batch.finish([event.id], CommandVerdict(refusal=refusal))
+        change = batch.commit(event, items=len(event.command.items))
         await replace(change, [event.command.entries()])
-        return judging.end(event.target, [event.event_id], CommandVerdict(change.version))
-    known = await _set_of(judging, event)
-    if verdict := await _without_staging(judging, event, known):
-        return judging.end(event.target, [event.event_id], verdict)
-    return await _stage(judging, event, replace, max_items)
+        return batch.finish([event.id], CommandVerdict(change.version))
+    chunks = await _open_set(batch, event)
+    if verdict := await _answer_without_staging(batch, event, chunks):
+        return batch.finish([event.id], verdict)
+    return await _stage(batch, event, replace, max_items)
 
 
-async def refuse(judging: ApplyTransaction, event: CommandEvent, refusal: CommandRefusal) -> CommandVerdict:
-    """Let a chunk's whole snapshot fail with it; a set that ended meanwhile stays as it is."""
+async def refuse_chunk(batch: ApplyTransaction, event: CommandEvent, refusal: CommandRefusal) -> CommandVerdict:
+    """Fail the whole snapshot of a chunk; a set that has ended meanwhile does not change."""
     snapshot_id = _snapshot_id(event)
-    await _set_of(judging, event)
-    await snapshot_store.join_set(judging.tx, event.target, snapshot_id, event.event_id, now=judging.now)
-    return await _close(judging, event.target, snapshot_id, CommandVerdict(refusal=refusal))
+    await _open_set(batch, event)
+    await snapshot_store.join_set(batch.tx, event.target, snapshot_id, event.event_id, now=batch.now)
+    return await _close(batch, event.target, snapshot_id, CommandVerdict(refusal=refusal))
 
 
-async def expire(db: Database, after: timedelta, actor: str) -> int:
-    """Let snapshots fail that got no chunk for so long; how many."""
+async def expire_snapshots(db: Database, after: timedelta, actor: str) -> int:
+    """Fail the snapshots without a new chunk for *after*, and return their number."""
     async with db.connection() as connection:
-        late = await snapshot_store.expired_sets(connection, db.clock.now() - after)
+        late = await snapshot_store.list_expired_sets(connection, db.clock.now() - after)
     for target, snapshot_id, total in late:
         async with db.transaction() as tx:
             now = db.clock.now()
-            # Locked as an applier locks it, so that no chunk comes in between.
-            judging = ApplyTransaction(tx, actor, now, await store.lock_dictionaries(tx, [target], now=now))
+            # Lock the dictionary as an applier does, so that no chunk is staged meanwhile.
+            batch = ApplyTransaction(tx, actor, now, await store.lock_dictionaries(tx, [target], now=now))
             if not await snapshot_store.is_expired(tx, target, snapshot_id, now - after):
                 continue
-            came = await snapshot_store.chunk_indexes(tx, target, snapshot_id)
-            said = (
-                f"chunks {describe_missing_chunks(came, total)} of {total} did not come within {format_duration(after)}"
-            )
-            await _close(
-                judging, target, snapshot_id, CommandVerdict(refusal=CommandRefusal("SNAPSHOT_INCOMPLETE", said))
-            )
-            await judging.write()
+            received = await snapshot_store.list_chunk_indexes(tx, target, snapshot_id)
+            missing = f"{describe_missing_chunks(received, total)} of {total}"
+            message = f"chunks {missing} did not arrive within {format_duration(after)}"
+            refusal = CommandRefusal("SNAPSHOT_INCOMPLETE", message)
+            await _close(batch, target, snapshot_id, CommandVerdict(refusal=refusal))
+            await batch.write()
+        batch.log()
     return len(late)
 
 
-async def _set_of(judging: ApplyTransaction, event: CommandEvent) -> SnapshotSet:
+async def _open_set(batch: ApplyTransaction, event: CommandEvent) -> SnapshotSet:
     (_, total), revision = event.command.chunk_position, event.command.source_revision
-    return await snapshot_store.open_set(
-        judging.tx, event.target, _snapshot_id(event), total, revision, now=judging.now
-    )
+    return await snapshot_store.open_set(batch.tx, event.target, _snapshot_id(event), total, revision, now=batch.now)
 
 
-async def _without_staging(judging: ApplyTransaction, event: CommandEvent, known: SnapshotSet) -> CommandVerdict | None:
-    """What is to be said of a chunk that does not belong to its set, or whose set has ended."""
-    if refusal := check_chunk(event.command, known) or known.refusal:
+async def _answer_without_staging(
+    batch: ApplyTransaction, event: CommandEvent, chunks: SnapshotSet
+) -> CommandVerdict | None:
+    """Return the result of a chunk that does not fit its snapshot, or whose snapshot has ended; None otherwise."""
+    if refusal := check_chunk(event.command, chunks) or chunks.refusal:
         return CommandVerdict(refusal=refusal)
-    if known.status is not SnapshotSetStatus.COMMITTED:
+    if chunks.status is not SnapshotSetStatus.COMMITTED:
         return None
-    (index, _), content = event.command.chunk_position, _content(event)
-    came = await snapshot_store.chunk_hash(judging.tx, event.target, _snapshot_id(event), index)
-    return (
-        CommandVerdict(known.committed_version)
-        if came == _digest(content)
-        else CommandVerdict(refusal=_conflict(event))
-    )
+    index, _ = event.command.chunk_position
+    stored_hash = await snapshot_store.read_chunk_hash(batch.tx, event.target, _snapshot_id(event), index)
+    is_repeated = stored_hash == _hash(_content(event))
+    return CommandVerdict(chunks.committed_version) if is_repeated else CommandVerdict(refusal=_conflict(event))
 
 
-async def _stage(judging: ApplyTransaction, event: CommandEvent, replace: Replace, max_items: int) -> CommandVerdict:
-    tx, target, command, snapshot_id = judging.tx, event.target, event.command, _snapshot_id(event)
+async def _stage(batch: ApplyTransaction, event: CommandEvent, replace: Replace, max_items: int) -> CommandVerdict:
+    tx, target, command, snapshot_id = batch.tx, event.target, event.command, _snapshot_id(event)
     (index, total), content = command.chunk_position, _content(event)
     if not await snapshot_store.stage_chunk(
-        tx, target, snapshot_id, index, len(command.items), content, _digest(content)
+        tx, target, snapshot_id, index, len(command.items), content, _hash(content)
     ):
-        return judging.end(target, [event.event_id], CommandVerdict(refusal=_conflict(event)))
-    came, items = await snapshot_store.join_set(tx, target, snapshot_id, event.event_id, now=judging.now)
+        return batch.finish([event.id], CommandVerdict(refusal=_conflict(event)))
+    received, items = await snapshot_store.join_set(tx, target, snapshot_id, event.event_id, now=batch.now)
     if items > max_items:
-        said = f"the snapshot has {items} items or more, at most {max_items} are taken (refdata.snapshots.maxItems)"
-        return await _close(
-            judging, target, snapshot_id, CommandVerdict(refusal=CommandRefusal("SNAPSHOT_TOO_LARGE", said))
-        )
-    if came < total:
-        return judging.end(target, [event.event_id], CommandVerdict())
-    return await _complete(judging, event, items, replace)
+        message = f"the snapshot has at least {items} items; the limit is {max_items} (refdata.snapshots.maxItems)"
+        refusal = CommandRefusal("SNAPSHOT_TOO_LARGE", message)
+        return await _close(batch, target, snapshot_id, CommandVerdict(refusal=refusal))
+    if received < total:
+        return batch.finish([event.id], CommandVerdict())
+    return await _complete(batch, event, items, replace)
 
 
-async def _complete(judging: ApplyTransaction, event: CommandEvent, items: int, replace: Replace) -> CommandVerdict:
-    """The last chunk is here: all of it becomes one version, or nothing of it."""
+async def _complete(batch: ApplyTransaction, event: CommandEvent, items: int, replace: Replace) -> CommandVerdict:
+    """Apply a snapshot whose last chunk has arrived: all of it becomes one version, or nothing."""
     target, snapshot_id = event.target, _snapshot_id(event)
-    if refusal := check_revision(target, event.command.source_revision, judging.standings[target]):
-        return await _close(judging, target, snapshot_id, CommandVerdict(refusal=refusal))
-    chunks = await snapshot_store.chunks(judging.tx, target, snapshot_id)
+    if refusal := check_revision(target, event.command.source_revision, batch.heads[target]):
+        return await _close(batch, target, snapshot_id, CommandVerdict(refusal=refusal))
+    chunks = await snapshot_store.read_chunks(batch.tx, target, snapshot_id)
     if len({entry.key for chunk in chunks for entry in chunk}) < items:
-        refusal = CommandRefusal("DUPLICATE_KEY", "two chunks of the snapshot name the same key")
-        return await _close(judging, target, snapshot_id, CommandVerdict(refusal=refusal))
-    change = judging.commit(event, items=items)
+        refusal = CommandRefusal("DUPLICATE_KEY", "two chunks of the snapshot contain the same key")
+        return await _close(batch, target, snapshot_id, CommandVerdict(refusal=refusal))
+    change = batch.commit(event, items=items)
     await replace(change, chunks)
-    return await _close(judging, target, snapshot_id, CommandVerdict(change.version))
+    return await _close(batch, target, snapshot_id, CommandVerdict(change.version))
 
 
 async def _close(
-    judging: ApplyTransaction, target: DictionaryKey, snapshot_id: UUID, verdict: CommandVerdict
+    batch: ApplyTransaction, target: DictionaryKey, snapshot_id: UUID, verdict: CommandVerdict
 ) -> CommandVerdict:
-    await snapshot_store.close_set(judging.tx, target, snapshot_id, verdict, actor=judging.actor, now=judging.now)
-    return judging.end(target, await snapshot_store.set_events(judging.tx, target, snapshot_id), verdict)
+    await snapshot_store.close_set(batch.tx, target, snapshot_id, verdict, actor=batch.actor, now=batch.now)
+    return batch.finish(await snapshot_store.list_commands(batch.tx, target, snapshot_id), verdict)
 
 
 def _conflict(event: CommandEvent) -> CommandRefusal:
-    said = f"chunk {event.command.chunk_index} of this snapshot came before, with another content"
-    return CommandRefusal("CHUNK_CONFLICT", said)
+    message = f"chunk {event.command.chunk_index} of the snapshot was received before with another content"
+    return CommandRefusal("CHUNK_CONFLICT", message)
 
 
 def _content(event: CommandEvent) -> bytes:
-    """A chunk as it is staged."""
+    """Return the content of a chunk as it is staged."""
     return msgspec.json.encode(event.command.entries())
 
 
-def _digest(content: bytes) -> bytes:
+def _hash(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
 
 
 def _snapshot_id(event: CommandEvent) -> UUID:
-    """Every chunk has one: the contract sees to it."""
+    """Return the id of the snapshot; the contract guarantees one for every chunk."""
     return event.command.snapshot_id or event.event_id

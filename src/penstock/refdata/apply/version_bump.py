@@ -1,4 +1,4 @@
-"""Versions that no command makes: whoever changes what dictionaries read gives them one, in his own transaction."""
+"""New versions without a command, for changes of the tables or of the SQL that dictionaries read."""
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
@@ -15,34 +15,36 @@ _NAMESPACE = UUID("9a1f0f0e-3d0b-5d55-8a53-0d6f7b1c2e44")
 async def bump_versions(
     tx: Connection, targets: Collection[DictionaryKey], *, source: str, items: int, now: datetime
 ) -> None:
-    """R2: *source* has changed so many *items* in the tables that *targets* only read; of these, who has no version yet
-    gets one all the same."""
+    """R2: give new versions to the dictionaries that read the tables in which *source* changed *items* items.
+
+    Without changed items only the *targets* that have no version yet get one.
+    """
     await store.create_dictionaries(tx, targets, now=now)
-    # All tenants of a code read the same tables: whoever kept its version would have other content under it.
-    standings = await store.lock_codes(tx, sorted({target.dict_code for target in targets}))
+    # All tenants of a code read the same tables. Without a new version, a tenant would have other items under the old.
+    heads = await store.lock_codes(tx, sorted({target.dict_code for target in targets}))
     if not items:
-        standings = {target: at for target, at in standings.items() if target in targets and not at.version}
-    await advance_heads(tx, standings, event_type=EVENT_TYPE, source=source, items=items, now=now)
+        heads = {target: head for target, head in heads.items() if target in targets and not head.version}
+    await advance_heads(tx, heads, event_type=EVENT_TYPE, source=source, items=items, now=now)
 
 
 async def advance_heads(
     tx: Connection,
-    standings: Mapping[DictionaryKey, DictionaryHead],
+    heads: Mapping[DictionaryKey, DictionaryHead],
     *,
     event_type: str,
     source: str,
     items: int,
     now: datetime,
 ) -> None:
-    """Let dictionaries that *tx* has locked stand at their next versions, and have that announced."""
-    if not standings:
+    """Store and announce the next versions of the dictionaries in *heads*, which *tx* has locked."""
+    if not heads:
         return
-    advanced = {target: DictionaryHead(at.version + 1, at.revision) for target, at in standings.items()}
+    advanced = {target: DictionaryHead(head.version + 1, head.revision) for target, head in heads.items()}
     await store.advance_heads(tx, advanced, now=now)
     commits = [
-        # Nobody knows which keys `loadSql` makes of what has changed: so pods read it all.
-        CommandCommit(target, _event_id(target, at.version), at.version, event_type, source, None, items, keys=None)
-        for target, at in advanced.items()
+        # The keys that `loadSql` makes of the change are unknown, so pods load all items.
+        CommandCommit(target, _event_id(target, head.version), head.version, event_type, source, None, items, keys=None)
+        for target, head in advanced.items()
     ]
     await store.append_outbox(tx, commits, now=now)
     await store.notify_commit(tx)

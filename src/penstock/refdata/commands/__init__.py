@@ -1,1 +1,1 @@
-"""The way in: commands from HTTP, the bus and external topics."""
+"""The input of refdata: commands from HTTP, the bus and external topics."""

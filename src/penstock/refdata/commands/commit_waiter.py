@@ -1,4 +1,4 @@
-"""R6: waits for updates to end: one question to the database for all who wait, whenever something was applied."""
+"""R6: waits for the results of updates, with one query for all waiting writers after each commit."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -15,22 +15,23 @@ from penstock.refdata.contract import UpdateState
 from penstock.refdata.model import UpdateRecord
 from penstock.refdata.store import EventKey
 
-COMMITS = ""  # the one topic of the bell: a commit does not say whose it was
-_LOOK_AGAIN = 0.25  # seconds: the net under a notification that was not heard
+COMMITS = ""  # the only topic of the notifier: a notification does not name the dictionary
+_POLL = 0.25  # seconds: in case a notification is lost
 
 
 class CommitWaiter:
-    """Those who wait for the end of an update, in this process."""
+    """The writers of this process that wait for the result of an update."""
 
     def __init__(self, db: Database, notifier: Notifier) -> None:
         self._db = db
         self._notifier = notifier
         self._waiting: dict[EventKey, list[asyncio.Future[UpdateRecord]]] = {}
-        self._somebody = asyncio.Event()
+        self._has_waiters = asyncio.Event()
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._follow(), name="follow updates")
+        """Resolve the waiting writers until the end."""
+        task = asyncio.create_task(self._resolve_updates(), name="commit waiter")
         try:
             yield
         finally:
@@ -38,46 +39,46 @@ class CommitWaiter:
 
     @contextmanager
     def follow(self, update: UpdateRecord) -> "Iterator[asyncio.Future[UpdateRecord]]":
-        """The end of *update*. Asked for before its command is published: so no commit is too quick to be heard."""
-        key, end = (update.tenant_id, update.event_id), asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, []).append(end)
-        self._somebody.set()
+        """Yield the future result of *update*. Call it before the command is published, so that no commit is missed."""
+        key, result = (update.tenant_id, update.event_id), asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, []).append(result)
+        self._has_waiters.set()
         try:
-            yield end
+            yield result
         finally:
-            self._forget(key, end)
+            self._remove(key, result)
 
-    async def _follow(self) -> None:
+    async def _resolve_updates(self) -> None:
         while True:
-            await self._somebody.wait()
-            notified = self._notifier.next_event(COMMITS)  # before the look, so that no ring falls between
-            await self._look()
+            await self._has_waiters.wait()
+            notified = self._notifier.next_event(COMMITS)  # before the query, so that no notification is missed
+            await self._poll()
             if self._notifier.is_closed:
                 return
             if self._waiting:
-                await wait_event(notified, _LOOK_AGAIN)
+                await wait_event(notified, _POLL)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         keys = list(self._waiting)
         if not keys:
-            self._somebody.clear()
+            self._has_waiters.clear()
             return
         try:
             async with self._db.connection() as connection:
-                known = await store.find_updates(connection, keys)
-        except Transient as error:  # they wait no longer than they wanted to
-            structlog.get_logger().warning("follow_failed", code=error.code, error=error.message)
+                updates = await store.find_updates(connection, keys)
+        except Transient as error:  # the writers wait until their own timeouts
+            structlog.get_logger().warning("commit_poll_failed", code=error.code, error=error.message)
             return
-        except Exception:  # noqa: BLE001 - the edge of the task: those who come later must not wait in vain
-            structlog.get_logger().exception("follow_crashed")
+        except Exception:  # noqa: BLE001 - the edge of the task: later writers need it
+            structlog.get_logger().exception("commit_poll_crashed")
             return
-        for key, update in known.items():
+        for key, update in updates.items():
             if update.status is not UpdateState.PENDING:
                 for future in self._waiting.get(key, []):
                     if not future.done():
                         future.set_result(update)
 
-    def _forget(self, key: EventKey, future: "asyncio.Future[UpdateRecord]") -> None:
+    def _remove(self, key: EventKey, future: "asyncio.Future[UpdateRecord]") -> None:
         waiting = self._waiting[key]
         waiting.remove(future)
         if not waiting:

@@ -1,4 +1,4 @@
-"""R10: how a message of somebody else's topic becomes a command."""
+"""R10: messages of external topics, and their mapping to commands."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from penstock.refdata.model import CommandEvent, DictionaryKey
 
 _ENCODER = msgspec.json.Encoder()
 _MISSING = object()
-Look = Callable[[BusMessage, Any], Any]
+ReadField = Callable[[BusMessage, Any], Any]
 
 _FIELDS = {
     "event_id": "eventId",
@@ -35,34 +35,34 @@ _NUMBERS = ("source_revision", "chunk_index", "chunks_total")
 
 
 class TopicMapping:
-    """One topic's mapping, ready to be used."""
+    """The mapping of the messages of one topic to commands."""
 
     def __init__(self, section: ExternalTopicSection) -> None:
         self._section = section
-        self._tenant = _source(section.tenant_id)
-        self._code = _source(section.dict_code)
-        self._type = _source(section.event_type)
-        self._items = _source(section.items) if section.items else None
-        self._key, self._payload = _source(section.key), _source(section.payload)
-        self._op = _source(section.op) if section.op else None
-        self._rest = {name: _source(said) for name in _FIELDS if (said := getattr(section, name))}
+        self._tenant = _make_reader(section.tenant_id)
+        self._code = _make_reader(section.dict_code)
+        self._type = _make_reader(section.event_type)
+        self._items = _make_reader(section.items) if section.items else None
+        self._key, self._payload = _make_reader(section.key), _make_reader(section.payload)
+        self._op = _make_reader(section.op) if section.op else None
+        self._rest = {name: _make_reader(source) for name in _FIELDS if (source := getattr(section, name))}
 
-    def event(self, delivery: BusDelivery) -> CommandEvent:
-        """The event a message stands for, or Invalid with the reason."""
+    def map_message(self, delivery: BusDelivery) -> CommandEvent:
+        """Return the command of a message; Invalid if it does not fit the mapping."""
         message = delivery.message
-        document = _document(message)
+        document = _decode_document(message)
         body: dict[str, Any] = {
-            "tenantId": _text("tenantId", self._tenant(message, document)),
-            "dictCode": _text("dictCode", self._code(message, document)),
-            "eventType": _text("eventType", self._type(message, document)),
+            "tenantId": _read_name("tenantId", self._tenant(message, document)),
+            "dictCode": _read_name("dictCode", self._code(message, document)),
+            "eventType": _read_name("eventType", self._type(message, document)),
             "source": CommandSource.KAFKA,
-            "items": self._item_list(message, document),
+            "items": self._map_items(message, document),
         }
-        for name, look in self._rest.items():
-            if (found := look(message, document)) is not _MISSING and found is not None:
-                # A number may come as text, as it does in headers.
-                is_numeral = name in _NUMBERS and isinstance(found, str) and found.lstrip("-").isdigit()
-                body[_FIELDS[name]] = Raw(found.encode()) if is_numeral else found
+        for name, read in self._rest.items():
+            if (value := read(message, document)) is not _MISSING and value is not None:
+                # A number may be text, as it is in headers.
+                is_numeral = name in _NUMBERS and isinstance(value, str) and value.lstrip("-").isdigit()
+                body[_FIELDS[name]] = Raw(value.encode()) if is_numeral else value
         body.setdefault("eventId", str(derive_event_id(delivery)))
         try:
             encoded = _ENCODER.encode(body)
@@ -75,50 +75,50 @@ class TopicMapping:
             DictionaryKey(command.tenant_id, command.dict_code), command.event_id, CommandSource.KAFKA, command, trace
         )
 
-    def _item_list(self, message: BusMessage, document: Any) -> list[dict[str, Any]]:
+    def _map_items(self, message: BusMessage, document: Any) -> list[dict[str, Any]]:
         if self._items is None:
-            return [self._item(message, document)]
-        found = self._items(message, document)
-        if not isinstance(found, list):
-            raise Invalid("MAPPING_FAILED", f"items: {self._section.items} is no list in this message")
-        return [self._item(message, element) for element in found]
+            return [self._map_item(message, document)]
+        elements = self._items(message, document)
+        if not isinstance(elements, list):
+            raise Invalid("MAPPING_FAILED", f"items: {self._section.items} is not a list in this message")
+        return [self._map_item(message, element) for element in elements]
 
-    def _item(self, message: BusMessage, element: Any) -> dict[str, Any]:
-        key = _text("key", self._key(message, element))
-        said = self._op(message, element) if self._op else _MISSING
-        # Without a value it is a tombstone, as compacted topics have them.
-        if element is _MISSING or (said is not _MISSING and _spelt(said) in self._section.deletes):
+    def _map_item(self, message: BusMessage, element: Any) -> dict[str, Any]:
+        key = _read_name("key", self._key(message, element))
+        op = self._op(message, element) if self._op else _MISSING
+        # A message without a value is a tombstone, as in compacted topics.
+        if element is _MISSING or (op is not _MISSING and _to_text(op) in self._section.deletes):
             return {"key": key, "op": Op.DELETE}
         payload = self._payload(message, element)
         if payload is _MISSING:
-            raise Invalid("MAPPING_FAILED", f"payload: there is no {self._section.payload} in this message")
+            raise Invalid("MAPPING_FAILED", f"payload: {self._section.payload} is missing in this message")
         return {"key": key, "op": Op.UPSERT, "payload": payload}
 
 
-def _document(message: BusMessage) -> Any:
+def _decode_document(message: BusMessage) -> Any:
     if not message.value:
         return _MISSING
     if len(message.value) > COMMAND_LIMIT:
-        raise Invalid("COMMAND_TOO_LARGE", f"a message has at most {COMMAND_LIMIT} bytes, not {len(message.value)}")
+        raise Invalid("COMMAND_TOO_LARGE", f"the message has {len(message.value)} bytes; the limit is {COMMAND_LIMIT}")
     try:
         return EXACT.decode(message.value)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Invalid("MALFORMED", f"not JSON: {error}") from error
+        raise Invalid("MALFORMED", f"the message is not JSON: {error}") from error
 
 
-def _source(said: str) -> Look:
-    """Where a field comes from: `=text`, `/json/pointer`, `key` or `header:name`."""
-    if said.startswith("="):
-        return lambda _message, _document: said[1:]
-    if said == "key":
+def _make_reader(source: str) -> ReadField:
+    """Return a function that reads a field from its *source*: `=text`, `/json/pointer`, `key` or `header:name`."""
+    if source.startswith("="):
+        return lambda _message, _document: source[1:]
+    if source == "key":
         return lambda message, _document: message.key or _MISSING
-    if said.startswith("header:"):
-        return lambda message, _document: message.headers.get(said.removeprefix("header:"), _MISSING)
-    steps = [step.replace("~1", "/").replace("~0", "~") for step in said.split("/")[1:]] if said != "/" else []
-    return lambda _message, document: _at(document, steps)
+    if source.startswith("header:"):
+        return lambda message, _document: message.headers.get(source.removeprefix("header:"), _MISSING)
+    steps = [step.replace("~1", "/").replace("~0", "~") for step in source.split("/")[1:]] if source != "/" else []
+    return lambda _message, document: _read_pointer(document, steps)
 
 
-def _at(document: Any, steps: list[str]) -> Any:
+def _read_pointer(document: Any, steps: list[str]) -> Any:
     for step in steps:
         if isinstance(document, Mapping):
             document = document.get(step, _MISSING)
@@ -129,31 +129,31 @@ def _at(document: Any, steps: list[str]) -> Any:
     return document
 
 
-def _text(name: str, found: Any) -> str:
-    """A name or a key: text, or a number as it is written."""
-    if isinstance(found, bool) or not isinstance(found, str | int | Raw):
-        what = "missing" if found is _MISSING else f"no text but {type(found).__name__}"
-        raise Invalid("MAPPING_FAILED", f"{name}: {what}")
-    if isinstance(found, str) and REPLACEMENT in found:
-        # Bytes that are no text were replaced: two keys may have become one.
-        raise Invalid("MAPPING_FAILED", f"{name}: it is not UTF-8")
-    return bytes(found).decode() if isinstance(found, Raw) else str(found)
+def _read_name(name: str, value: Any) -> str:
+    """Return a name or a key, which is text, or a number with its original digits."""
+    if isinstance(value, bool) or not isinstance(value, str | int | Raw):
+        problem = "is missing" if value is _MISSING else f"must be text, not {type(value).__name__}"
+        raise Invalid("MAPPING_FAILED", f"{name}: {problem}")
+    if isinstance(value, str) and REPLACEMENT in value:
+        # Invalid bytes were replaced, so two different keys may be equal now.
+        raise Invalid("MAPPING_FAILED", f"{name}: is not UTF-8")
+    return bytes(value).decode() if isinstance(value, Raw) else str(value)
 
 
-def _spelt(found: Any) -> str:
-    """Text as it is, anything else as JSON has it."""
-    return found if isinstance(found, str) else _ENCODER.encode(found).decode()
+def _to_text(value: Any) -> str:
+    """Return text unchanged, and other values as JSON."""
+    return value if isinstance(value, str) else _ENCODER.encode(value).decode()
 
 
-def adapter_handler(refdata: Refdata, mapped: TopicMapping) -> Handler[BusDelivery]:
-    """R10: the handler of somebody else's topic."""
+def adapter_handler(refdata: Refdata, mapping: TopicMapping) -> Handler[BusDelivery]:
+    """R10: return the handler of an external topic."""
 
     async def handle(deliveries: Sequence[BusDelivery], _stopping: asyncio.Event) -> Sequence[Outcome | None]:
         events: list[CommandEvent] = []
         outcomes: list[Outcome | None] = []
         for delivery in deliveries:
             try:
-                events.append(mapped.event(delivery))
+                events.append(mapping.map_message(delivery))
                 outcomes.append(Done())
             except PenstockError as error:
                 outcomes.append(Failed(f"{error.code}: {error.message}"))
@@ -161,7 +161,7 @@ def adapter_handler(refdata: Refdata, mapped: TopicMapping) -> Handler[BusDelive
             await refdata.submit_all(events)
         except Transient as error:
             return [Retry(f"{error.code}: {error.message}", counts=False)] * len(deliveries)
-        except Exception as error:  # noqa: BLE001 - the edge: one message must not hold up its partition for ever
+        except Exception as error:  # noqa: BLE001 - the edge: a message must not block its partition
             structlog.get_logger().exception("adapter_crashed")
             return [Retry(f"{type(error).__name__}: {error}")] * len(deliveries)
         return outcomes

@@ -1,4 +1,4 @@
-"""R1: the dictionaries in force. They may be replaced while everything runs; who holds one keeps it to the end."""
+"""R1: the configured dictionaries. They can be replaced at run time; a running operation keeps the one that it has."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,41 +11,43 @@ from penstock.refdata.model import DictionaryKey
 
 @dataclass(frozen=True)
 class Dictionary:
-    """One dictionary as it is configured."""
+    """A configured dictionary with its provider."""
 
     section: DictionarySection
     provider: DictionaryProvider
 
     @property
     def is_writable(self) -> bool:
+        """Return whether commands can change the dictionary."""
         return self.section.load_sql is None or self.section.apply is not None
 
 
 class DictionaryCatalogue:
-    """All dictionaries, and the tenants that may have them."""
+    """All dictionaries and tenants of the configuration."""
 
     def __init__(self, section: RefdataSection) -> None:
         self.replace(section)
 
     def replace(self, section: RefdataSection) -> None:
-        """Take over another configuration, all of it at once."""
-        # What did not change is kept, with the plans PostgreSQL keeps for its statements.
-        known = getattr(self, "_dictionaries", {})
-        made: dict[str, Dictionary] = {}
+        """Replace the configuration, all of it at once."""
+        # Unchanged dictionaries stay the same object, with the cached plans of their statements.
+        current = getattr(self, "_dictionaries", {})
+        dictionaries: dict[str, Dictionary] = {}
         for dictionary in section.dictionaries:
-            same = known.get(dictionary.code)
-            made[dictionary.code] = (
+            same = current.get(dictionary.code)
+            dictionaries[dictionary.code] = (
                 same if same and same.section == dictionary else Dictionary(dictionary, make_provider(dictionary))
             )
-        self._dictionaries: Mapping[str, Dictionary] = made
+        self._dictionaries: Mapping[str, Dictionary] = dictionaries
         self._tenants = None if section.tenants is None else frozenset(section.tenants)
 
     @property
     def tenants(self) -> frozenset[str]:
-        """All tenants, where they are named."""
+        """Return the configured tenants; empty if any tenant is allowed."""
         return self._tenants or frozenset()
 
     def all(self) -> list[Dictionary]:
+        """Return all dictionaries, also disabled ones."""
         return list(self._dictionaries.values())
 
     def list_codes(self, tenant_id: str) -> list[str]:
@@ -54,25 +56,25 @@ class DictionaryCatalogue:
         return sorted(code for code, dictionary in self._dictionaries.items() if dictionary.section.enabled)
 
     def get(self, target: DictionaryKey) -> Dictionary:
-        """The dictionary of a tenant, or why there is none."""
+        """Return the dictionary of a tenant, or raise an error that names the missing setting."""
         self._check_tenant(target.tenant_id)
-        found = self._dictionaries.get(target.dict_code)
-        if found is None:
-            hint = "add it to refdata.dictionaries"
+        dictionary = self._dictionaries.get(target.dict_code)
+        if dictionary is None:
+            hint = "check the code, or add the dictionary to refdata.dictionaries"
             raise NotFound("UNKNOWN_DICTIONARY", f"there is no dictionary {target.dict_code!r}", hint=hint)
-        if not found.section.enabled:
-            hint = "set `enabled: true`"
-            raise Invalid("DICTIONARY_DISABLED", f"{target.dict_code} is not enabled", hint=hint)
-        return found
+        if not dictionary.section.enabled:
+            hint = "set `enabled: true` for the dictionary in refdata.dictionaries"
+            raise Invalid("DICTIONARY_DISABLED", f"dictionary {target.dict_code} is disabled", hint=hint)
+        return dictionary
 
     def _check_tenant(self, tenant_id: str) -> None:
         if self._tenants is not None and tenant_id not in self._tenants:
-            hint = "add it to refdata.tenants"
+            hint = "check the name, or add the tenant to refdata.tenants"
             raise NotFound("UNKNOWN_TENANT", f"there is no tenant {tenant_id!r}", hint=hint)
 
     def get_writable(self, target: DictionaryKey) -> Dictionary:
-        """The dictionary of a tenant, or why it cannot be changed."""
-        found = self.get(target)
-        if not found.is_writable:
+        """Return the dictionary of a tenant, or raise an error if commands cannot change it."""
+        dictionary = self.get(target)
+        if not dictionary.is_writable:
             raise read_only_error(target.dict_code)
-        return found
+        return dictionary

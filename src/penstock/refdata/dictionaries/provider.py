@@ -1,4 +1,4 @@
-"""R2: where a dictionary's items live: in tables of the user's, reached by SQL templates, or in our own."""
+"""R2: the storage of a dictionary: tables of the user, through SQL templates, or the table `dictionary_item`."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -21,38 +21,41 @@ Chunks = Sequence[Sequence[SnapshotEntry]]
 
 
 class DictionaryProvider(Protocol):
-    """R2: how one dictionary is read and written, whatever tables it lives in."""
+    """R2: reads and writes one dictionary, independent of its tables."""
 
-    load_hash: str  # changes with the way it is read
-    has_exact_keys: bool  # whether a key is read back just as it was written
+    load_hash: str  # changes with loadSql
+    has_exact_keys: bool  # whether keys are read exactly as they were written
 
     def open_snapshot(self, db: Database, target: DictionaryKey) -> AbstractAsyncContextManager[DictionarySnapshot]:
-        """The dictionary as it is at one moment, to be read under the version it has then."""
+        """Yield a consistent snapshot of the dictionary with its version."""
 
     async def load_all(self, db: Database, target: DictionaryKey) -> LoadedVersion:
-        """All items and their version, read in one snapshot; Corrupt when a key is null or comes twice."""
+        """Return all items and their version, read in one snapshot; Corrupt if a key is null or not unique."""
 
     async def get_committed_version(self, db: Database, target: DictionaryKey) -> int:
-        """The version readers may ask for."""
+        """Return the last version."""
 
     async def count_items(self, tx: Connection, target: DictionaryKey) -> int:
-        """How many items there are."""
+        """Return the number of items."""
 
     async def retain(self, tx: Connection, target: DictionaryKey, version: int) -> int:
-        """R30: keep all items as those of *version*; how many."""
+        """R30: store all items as those of *version*, and return their number."""
 
     async def check_statements(self, connection: Connection) -> None:
-        """Invalid, with the statement and what is wrong with it, unless PostgreSQL would take every statement."""
+        """Raise Invalid, with the statement and its error, unless PostgreSQL accepts every statement."""
+
+    async def try_load(self, connection: Connection, target: DictionaryKey) -> None:
+        """Raise Invalid unless PostgreSQL starts to execute loadSql; no row is read."""
 
     async def apply_delta(self, tx: Connection, changes: Sequence[ItemChange]) -> None:
-        """Write what *changes* say, in their order."""
+        """Write *changes* in their order."""
 
     async def apply_snapshot(self, tx: Connection, change: ItemChange, chunks: Chunks) -> None:
-        """Make the items just those of *chunks*."""
+        """Replace all items by those of *chunks*."""
 
 
 class PostgresSqlProvider(DictionaryReader):
-    """A dictionary in the user's own tables; without *apply* others write it, and it is read-only here."""
+    """A dictionary in tables of the user; without *apply* it is read-only."""
 
     def __init__(self, load_sql: str, apply: SqlTemplateSection | None) -> None:
         super().__init__(load_sql)
@@ -60,7 +63,7 @@ class PostgresSqlProvider(DictionaryReader):
 
     async def check_statements(self, connection: Connection) -> None:
         await super().check_statements(connection)
-        for name, statement in self._apply.named() if self._apply else ():
+        for name, statement in self._apply.list_statements() if self._apply else ():
             await check_statement(connection, name, statement.sql)
 
     async def apply_delta(self, tx: Connection, changes: Sequence[ItemChange]) -> None:
@@ -80,7 +83,7 @@ class PostgresSqlProvider(DictionaryReader):
             await _execute_many(tx, templates.replace, [{**values, "snapshotJson": encode_snapshot(whole)}])
         if templates.stage is not None:
             for chunk in chunks:
-                await _execute_many(tx, templates.stage, _staged(templates.stage, values, chunk))
+                await _execute_many(tx, templates.stage, _bind_chunk(templates.stage, values, chunk))
         if templates.finalize is not None:
             await _execute_many(tx, templates.finalize, [values])
 
@@ -91,32 +94,32 @@ class PostgresSqlProvider(DictionaryReader):
 
 
 class _DictionaryTemplates:
-    """The statements of one dictionary, ready to be bound."""
+    """The parsed statements of one dictionary."""
 
     def __init__(self, apply: SqlTemplateSection) -> None:
         self.item = {Op.UPSERT: template.parse(apply.upsert_sql), Op.DELETE: template.parse(apply.delete_sql)}
-        self.replace = _parsed(apply.snapshot_replace_sql)
-        self.stage = _parsed(apply.snapshot_stage_sql)
-        self.finalize = _parsed(apply.snapshot_finalize_sql)
+        self.replace = _parse(apply.snapshot_replace_sql)
+        self.stage = _parse(apply.snapshot_stage_sql)
+        self.finalize = _parse(apply.snapshot_finalize_sql)
 
-    def named(self) -> list[tuple[str, SqlTemplate]]:
-        """Each statement with its key in the configuration."""
-        known = {"upsertSql": self.item[Op.UPSERT], "deleteSql": self.item[Op.DELETE]}
+    def list_statements(self) -> list[tuple[str, SqlTemplate]]:
+        """Return each statement with its setting."""
+        items = {"upsertSql": self.item[Op.UPSERT], "deleteSql": self.item[Op.DELETE]}
         rest = {
             "snapshotReplaceSql": self.replace,
             "snapshotStageSql": self.stage,
             "snapshotFinalizeSql": self.finalize,
         }
-        return [*known.items(), *((name, found) for name, found in rest.items() if found is not None)]
+        return [*items.items(), *((name, statement) for name, statement in rest.items() if statement is not None)]
 
 
 class ItemTableProvider(DictionaryReader):
-    """A dictionary in `dictionary_item`, for those without tables of their own."""
+    """A dictionary in the table `dictionary_item`."""
 
     has_exact_keys = True
 
     def __init__(self, code: str) -> None:
-        # A code has no quote in it, see contract.NAME.
+        # A code contains no quote, see contract.NAME.
         super().__init__(
             "SELECT item_key AS k, payload AS v FROM dictionary_item "
             f"WHERE tenant_id = :tenantId AND dict_code = '{code}' AND NOT deleted"
@@ -126,10 +129,10 @@ class ItemTableProvider(DictionaryReader):
     async def apply_delta(self, tx: Connection, changes: Sequence[ItemChange]) -> None:
         last = {
             (change.target.tenant_id, item.key): item for change in changes for item in change.command.items
-        }  # of several with one key the last holds
+        }  # the last item with a key wins
         now = changes[-1].applied_at
         upserts = [(tenant, key, item.text) for (tenant, key), item in last.items() if item.op is Op.UPSERT]
-        deletes = [place for place, item in last.items() if item.op is Op.DELETE]
+        deletes = [key for key, item in last.items() if item.op is Op.DELETE]
         await store.upsert_items(tx, self._code, upserts, now=now)
         await store.delete_items(tx, self._code, deletes, now=now)
 
@@ -138,25 +141,27 @@ class ItemTableProvider(DictionaryReader):
 
 
 def make_provider(section: DictionarySection) -> DictionaryProvider:
-    """The provider a dictionary's configuration asks for."""
+    """Return the provider of a configured dictionary."""
     if section.load_sql is None:
         return ItemTableProvider(section.code)
     return PostgresSqlProvider(section.load_sql, section.apply)
 
 
 def read_only_error(code: str) -> Invalid:
-    hint = "it has no `apply` in the configuration: change its tables where they are written"
-    return Invalid("DICTIONARY_READ_ONLY", f"{code} takes no updates", hint=hint)
+    hint = "add `apply` to the dictionary in refdata.dictionaries, or change its tables directly"
+    return Invalid("DICTIONARY_READ_ONLY", f"dictionary {code} is read-only", hint=hint)
 
 
-def _staged(stage: SqlTemplate, values: Mapping[str, Any], chunk: Sequence[SnapshotEntry]) -> list[Mapping[str, Any]]:
-    """What stages a chunk: all of it at once, or item by item, as the template asks."""
+def _bind_chunk(
+    stage: SqlTemplate, values: Mapping[str, Any], chunk: Sequence[SnapshotEntry]
+) -> list[Mapping[str, Any]]:
+    """Return the parameters that stage a chunk: one set for the chunk, or one per item, depending on the template."""
     if "snapshotJson" in stage.names:
         return [{**values, "snapshotJson": encode_snapshot(chunk)}]
     return [{**values, "key": entry.key, "payload": entry.text} for entry in chunk]
 
 
-def _parsed(text: str | None) -> SqlTemplate | None:
+def _parse(text: str | None) -> SqlTemplate | None:
     return None if text is None else template.parse(text)
 
 

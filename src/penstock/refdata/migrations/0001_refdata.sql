@@ -108,6 +108,19 @@ CREATE TABLE snapshot_event (
     PRIMARY KEY (tenant_id, dict_code, snapshot_id, event_id)
 );
 
+-- The last value of each driftCheckSql, and the changes of that value without a new version.
+CREATE TABLE drift_check (
+    tenant_id text NOT NULL,
+    dict_code text NOT NULL,
+    check_hash text NOT NULL,           -- of driftCheckSql
+    version bigint NOT NULL,
+    value text,
+    expected text,                      -- the value before the first unresolved change
+    drifts integer NOT NULL DEFAULT 0,  -- unresolved changes
+    drifted_at timestamptz,             -- time of the last one
+    PRIMARY KEY (tenant_id, dict_code)
+);
+
 -- The hash of the last loadSql of each dictionary: a different loadSql makes a new version.
 CREATE TABLE dictionary_definition (
     dict_code text PRIMARY KEY,
