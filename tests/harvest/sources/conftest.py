@@ -1,4 +1,4 @@
-"""Sources over a real database, opened as the program opens them."""
+"""Fixtures that open sources like the program, over a real database."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -11,14 +11,14 @@ from penstock.harvest.feed.feeds import open_source
 from penstock.harvest.sources.port import HarvestSource
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
-from tests.harvest.sources.scripted_api import ScriptedApi, running
+from tests.harvest.sources.scripted_api import ScriptedApi, run_api
 
-Opened = Callable[..., AbstractAsyncContextManager[HarvestSource]]
+OpenSource = Callable[..., AbstractAsyncContextManager[HarvestSource]]
 
 
 @pytest.fixture
 async def api() -> AsyncIterator[ScriptedApi]:
-    async with running() as api:
+    async with run_api() as api:
         yield api
 
 
@@ -29,24 +29,24 @@ async def harvest_db(db: Database) -> Database:
 
 
 @pytest.fixture
-def rest(api: ScriptedApi, harvest_db: Database) -> Opened:
-    """Opens a REST source over the scripted API."""
+def rest(api: ScriptedApi, harvest_db: Database) -> OpenSource:
+    """Return a function that opens a REST source over the scripted API."""
 
-    def opened(**options: Any) -> AbstractAsyncContextManager[HarvestSource]:
+    def open_it(**options: Any) -> AbstractAsyncContextManager[HarvestSource]:
         source = {"kind": "rest", "url": api.url, "path": "/records", **options}
         return open_source("feed", FeedSection.model_validate({"source": source, "key": "id"}), harvest_db)
 
-    return opened
+    return open_it
 
 
 @pytest.fixture
-def nivoda(api: ScriptedApi, harvest_db: Database, monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """Opens a Nivoda source over the scripted API."""
+def nivoda(api: ScriptedApi, harvest_db: Database, monkeypatch: pytest.MonkeyPatch) -> OpenSource:
+    """Return a function that opens a Nivoda source over the scripted API."""
     monkeypatch.setenv("NIVODA_PASSWORD", "s3same")
 
-    def opened(**options: Any) -> AbstractAsyncContextManager[HarvestSource]:
+    def open_it(**options: Any) -> AbstractAsyncContextManager[HarvestSource]:
         account = {"username": "buyer@example.com", "password": "env:NIVODA_PASSWORD"}
         source = {"kind": "nivoda", "url": f"{api.url}/graphql", **account, **options}
         return open_source("feed", FeedSection.model_validate({"source": source, "key": "id"}), harvest_db)
 
-    return opened
+    return open_it

@@ -10,33 +10,33 @@ import orjson
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Responder = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ScriptedApi:
-    """Gives the answers it was told, one after the other, the last one for ever; and keeps what it was asked."""
+    """A server that sends scripted responses in order, repeats the last one, and records the requests."""
 
     def __init__(self) -> None:
         self.url = ""
-        self.asked: list[dict[str, str]] = []  # parameters of each request
+        self.queries: list[dict[str, str]] = []  # query parameters of each request
         self.bodies: list[Any] = []
         self.headers: list[Mapping[str, str]] = []
-        self.ending = asyncio.Event()
-        self._answers: deque[Answer] = deque()
+        self.stopped = asyncio.Event()
+        self._responders: deque[Responder] = deque()
 
-    def will(self, *answers: Answer) -> None:
-        self._answers = deque(answers)
+    def respond(self, *responders: Responder) -> None:
+        self._responders = deque(responders)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(dict(request.query))
+        self.queries.append(dict(request.query))
         self.headers.append(request.headers)
         self.bodies.append(orjson.loads(body) if (body := await request.read()) else None)
-        answer = self._answers.popleft() if len(self._answers) > 1 else self._answers[0]
-        return await answer(request)
+        responder = self._responders.popleft() if len(self._responders) > 1 else self._responders[0]
+        return await responder(request)
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[ScriptedApi]:
+async def run_api() -> AsyncIterator[ScriptedApi]:
     api = ScriptedApi()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", api.handle)
@@ -46,23 +46,23 @@ async def running() -> AsyncIterator[ScriptedApi]:
     try:
         yield api
     finally:
-        api.ending.set()
+        api.stopped.set()
         await server.close()
 
 
-def says(document: Any = None, status: int = 200, text: str | bytes | None = None, **headers: str) -> Answer:
-    """An answer of JSON, or of any text."""
+def reply(document: Any = None, status: int = 200, text: str | bytes | None = None, **headers: str) -> Responder:
+    """Return a responder with a JSON document or with any text."""
     body = orjson.dumps(document) if text is None else text
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        return web.Response(body=body, status=status, headers=given, content_type="application/json")
+    async def respond(request: web.Request) -> web.StreamResponse:
+        all_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        return web.Response(body=body, status=status, headers=all_headers, content_type="application/json")
 
-    return answer
+    return respond
 
 
-async def cuts(request: web.Request) -> web.StreamResponse:
-    """Hang up in the middle of an answer."""
+async def abort(request: web.Request) -> web.StreamResponse:
+    """Close the connection in the middle of a response."""
     response = web.StreamResponse(headers={"Content-Length": "1000"})
     await response.prepare(request)
     await response.write(b'{"items": [')
@@ -71,21 +71,21 @@ async def cuts(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def never(api: ScriptedApi) -> Answer:
-    """No answer, until the test ends."""
+def no_response(api: ScriptedApi) -> Responder:
+    """Return a responder that waits until the test ends."""
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        await api.ending.wait()
+    async def respond(request: web.Request) -> web.StreamResponse:
+        await api.stopped.wait()
         return web.Response()
 
-    return answer
+    return respond
 
 
-def pages(*sizes: int, total: int | None = None) -> list[Answer]:
-    """Pages of so many records, numbered through."""
-    found, answers = 0, []
+def pages(*sizes: int, total: int | None = None) -> list[Responder]:
+    """Return responders for pages of these sizes, with consecutive ids."""
+    first, responders = 0, []
     for size in sizes:
-        items = [{"id": str(n)} for n in range(found, found + size)]
-        answers.append(says({"items": items, "total": sum(sizes) if total is None else total}))
-        found += size
-    return answers
+        items = [{"id": str(number)} for number in range(first, first + size)]
+        responders.append(reply({"items": items, "total": sum(sizes) if total is None else total}))
+        first += size
+    return responders

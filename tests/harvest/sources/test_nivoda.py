@@ -9,29 +9,29 @@ from aiohttp import web
 
 from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, PagePosition, PartitionRange, TimeWindow
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
-from tests.harvest.sources.conftest import Opened
-from tests.harvest.sources.scripted_api import Answer, ScriptedApi, says
+from tests.harvest.sources.conftest import OpenSource
+from tests.harvest.sources.scripted_api import Responder, ScriptedApi, reply
 
 
-def token(word: str) -> Answer:
-    return says({"data": {"authenticate": {"username_and_password": {"token": word}}}})
+def token_response(token: str) -> Responder:
+    return reply({"data": {"authenticate": {"username_and_password": {"token": token}}}})
 
 
-def items(number: int) -> Answer:
-    found = {"items": [{"id": str(n), "price": 100} for n in range(number)], "total_count": 7}
-    return says({"data": {"as": {"diamonds_by_query": found}}})
+def page_response(number: int) -> Responder:
+    page = {"items": [{"id": str(index), "price": 100} for index in range(number)], "total_count": 7}
+    return reply({"data": {"as": {"diamonds_by_query": page}}})
 
 
-def counts(number: int) -> Answer:
-    return says({"data": {"as": {"diamonds_by_query_count": number}}})
+def count_response(number: int) -> Responder:
+    return reply({"data": {"as": {"diamonds_by_query_count": number}}})
 
 
-def error(code: str | None, message: str = "no") -> Answer:
-    return says({"data": None, "errors": [{"message": message, "extensions": {"code": code}}]})
+def error_response(code: str | None, message: str = "no") -> Responder:
+    return reply({"data": None, "errors": [{"message": message, "extensions": {"code": code}}]})
 
 
-def asked(api: ScriptedApi, place: int = -1) -> dict[str, Any]:
-    variables: dict[str, Any] = api.bodies[place]["variables"]
+def variables_of(api: ScriptedApi, index: int = -1) -> dict[str, Any]:
+    variables: dict[str, Any] = api.bodies[index]["variables"]
     return variables
 
 
@@ -53,81 +53,83 @@ def asked(api: ScriptedApi, place: int = -1) -> dict[str, Any]:
         ),
     ],
 )
-async def test_ranges_become_nivodas(
-    api: ScriptedApi, nivoda: Opened, range_: PartitionRange, window: TimeWindow, expected: dict[str, Any]
+async def test_filters_of_ranges_and_windows(
+    api: ScriptedApi, nivoda: OpenSource, range_: PartitionRange, window: TimeWindow, expected: dict[str, Any]
 ) -> None:
-    """H14: a half-open range is asked for with both ends in it, for a count and for a page alike."""
-    api.will(token("t1"), counts(7), items(2))
+    """H14: a half-open range is sent with inclusive ends, for a count and for a page."""
+    api.respond(token_response("t1"), count_response(7), page_response(2))
     async with nivoda() as source:
         assert source.has_windows
         assert await source.count(range_, window) == 7
-        assert asked(api) == {"token": "t1", "query": expected}
+        assert variables_of(api) == {"token": "t1", "query": expected}
         page = await source.fetch(range_, window, PagePosition(40), 30)
-    assert asked(api) == {"token": "t1", "query": expected, "offset": 40, "limit": 30}
+    assert variables_of(api) == {"token": "t1", "query": expected, "offset": 40, "limit": 30}
     assert [*page.records] == [b'{"id":"0","price":100}', b'{"id":"1","price":100}']
     assert page.next == PagePosition(42)
-    assert asked(api, 0) == {"username": "buyer@example.com", "password": "s3same"}
+    assert variables_of(api, 0) == {"username": "buyer@example.com", "password": "s3same"}
 
 
-async def test_an_empty_page_is_the_end(api: ScriptedApi, nivoda: Opened) -> None:
-    """H16: and only that."""
-    api.will(token("t1"), items(0))
+async def test_empty_page_is_the_last_one(api: ScriptedApi, nivoda: OpenSource) -> None:
+    """H16: only an empty page is the last one."""
+    api.respond(token_response("t1"), page_response(0))
     async with nivoda() as source:
         assert (await source.fetch(EVERYTHING, ALWAYS, PagePosition(7), 30)).next is None
 
 
-async def test_no_more_than_fifty_are_asked_for(api: ScriptedApi, nivoda: Opened) -> None:
-    """H14: Nivoda gives at most 50 a page."""
-    api.will(token("t1"), items(50))
+async def test_page_size_is_limited(api: ScriptedApi, nivoda: OpenSource) -> None:
+    """H14: Nivoda allows at most 50 records per page."""
+    api.respond(token_response("t1"), page_response(50))
     async with nivoda() as source:
         page = await source.fetch(EVERYTHING, ALWAYS, PagePosition(), 80)
-    assert asked(api)["limit"] == 50
+    assert variables_of(api)["limit"] == 50
     assert page.next == PagePosition(50)
 
 
-async def test_one_token_is_asked_for(api: ScriptedApi, nivoda: Opened) -> None:
-    """H14: many requests that need a token at the same time share one, and keep it."""
+async def test_concurrent_requests_share_a_token(api: ScriptedApi, nivoda: OpenSource) -> None:
+    """H14: concurrent requests without a token log in once."""
 
-    async def any_answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        return await (counts(1) if "token" in body["variables"] else token("t1"))(request)
+        return await (count_response(1) if "token" in body["variables"] else token_response("t1"))(request)
 
-    api.will(any_answer)
+    api.respond(respond)
     async with nivoda() as source:
         await asyncio.gather(*(source.count(EVERYTHING, ALWAYS) for _ in range(20)))
     assert sum("password" in body["variables"] for body in api.bodies) == 1
 
 
-async def test_an_old_token_is_replaced_in_time(api: ScriptedApi, nivoda: Opened) -> None:
-    """H14: after `token_for` a new one is asked for, before the source refuses the old."""
-    api.will(token("t1"), counts(1), token("t2"), counts(2))
+async def test_token_is_renewed_in_time(api: ScriptedApi, nivoda: OpenSource) -> None:
+    """H14: after `token_for` a new token is requested, before the source rejects the old one."""
+    api.respond(token_response("t1"), count_response(1), token_response("t2"), count_response(2))
     async with nivoda(token_for=0.000_001) as source:
         assert [await source.count(EVERYTHING, ALWAYS) for _ in range(2)] == [1, 2]
-    assert asked(api)["token"] == "t2"
+    assert variables_of(api)["token"] == "t2"
 
 
-@pytest.mark.parametrize("refusal", [error("UNAUTHENTICATED"), says(status=401)], ids=["graphql", "http"])
-async def test_a_token_the_source_forgot_is_renewed(api: ScriptedApi, nivoda: Opened, refusal: Answer) -> None:
-    """H14: a refused token is replaced, and the request asked again."""
-    api.will(token("t1"), counts(1), refusal, token("t2"), counts(2))
+@pytest.mark.parametrize("refusal", [error_response("UNAUTHENTICATED"), reply(status=401)], ids=["graphql", "http"])
+async def test_rejected_token_is_renewed(api: ScriptedApi, nivoda: OpenSource, refusal: Responder) -> None:
+    """H14: after the rejection of a token the request is repeated with a new one."""
+    api.respond(token_response("t1"), count_response(1), refusal, token_response("t2"), count_response(2))
     async with nivoda() as source:
         assert await source.count(EVERYTHING, ALWAYS) == 1
         assert await source.count(EVERYTHING, ALWAYS) == 2
-    assert asked(api)["token"] == "t2"
+    assert variables_of(api)["token"] == "t2"
 
 
-async def test_a_token_is_renewed_once(api: ScriptedApi, nivoda: Opened) -> None:
-    """H14: whoever is refused with a new token is told so."""
-    api.will(token("t1"), error("UNAUTHENTICATED"), token("t2"), error("UNAUTHENTICATED"))
+async def test_token_is_renewed_once_per_request(api: ScriptedApi, nivoda: OpenSource) -> None:
+    """H14: a request that is rejected with a new token fails."""
+    api.respond(
+        token_response("t1"), error_response("UNAUTHENTICATED"), token_response("t2"), error_response("UNAUTHENTICATED")
+    )
     async with nivoda() as source:
         with pytest.raises(SourceRefused, match="SOURCE_UNAUTHORIZED"):
             await source.count(EVERYTHING, ALWAYS)
     assert len(api.bodies) == 4
 
 
-async def test_a_wrong_password_is_told(api: ScriptedApi, nivoda: Opened) -> None:
-    """H14: and is not in what is told, whatever the source says."""
-    api.will(error("UNAUTHENTICATED", "s3same is not the password"))
+async def test_wrong_password_fails(api: ScriptedApi, nivoda: OpenSource) -> None:
+    """H14: the error does not contain the password, even if the response does."""
+    api.respond(error_response("UNAUTHENTICATED", "s3same is not the password"))
     async with nivoda() as source:
         with pytest.raises(SourceRefused, match=r"SOURCE_UNAUTHORIZED: \*\*\* is not") as caught:
             await source.count(EVERYTHING, ALWAYS)
@@ -136,26 +138,30 @@ async def test_a_wrong_password_is_told(api: ScriptedApi, nivoda: Opened) -> Non
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "code"),
+    ("responder", "kind", "code"),
     [
-        (error("GRAPHQL_VALIDATION_FAILED"), SourceRefused, "SOURCE_REFUSED"),
-        (error("TOO_MANY_REQUESTS"), SourcePaused, "SOURCE_THROTTLED"),
-        (error("INTERNAL_SERVER_ERROR"), SourceFailed, "SOURCE_ERROR"),
-        (error(None), SourceFailed, "SOURCE_ERROR"),
-        (says({"errors": [{"message": "t1 is strange"}]}), SourceFailed, "SOURCE_ERROR"),
-        (says({"data": {"as": None}}), SourceFailed, "SOURCE_INVALID_RESPONSE"),
-        (says({"data": None}), SourceFailed, "SOURCE_INVALID_RESPONSE"),
-        (says({"data": {"as": {"diamonds_by_query": {"items": [None]}}}}), SourceFailed, "SOURCE_INVALID_RESPONSE"),
-        (items(31), SourceFailed, "SOURCE_INVALID_RESPONSE"),
-        (says(text="<html>"), SourceFailed, "SOURCE_INVALID_RESPONSE"),
+        (error_response("GRAPHQL_VALIDATION_FAILED"), SourceRefused, "SOURCE_REFUSED"),
+        (error_response("TOO_MANY_REQUESTS"), SourcePaused, "SOURCE_THROTTLED"),
+        (error_response("INTERNAL_SERVER_ERROR"), SourceFailed, "SOURCE_ERROR"),
+        (error_response(None), SourceFailed, "SOURCE_ERROR"),
+        (reply({"errors": [{"message": "t1 is unknown"}]}), SourceFailed, "SOURCE_ERROR"),
+        (reply({"data": {"as": None}}), SourceFailed, "SOURCE_INVALID_RESPONSE"),
+        (reply({"data": None}), SourceFailed, "SOURCE_INVALID_RESPONSE"),
+        (
+            reply({"data": {"as": {"diamonds_by_query": {"items": [None]}}}}),
+            SourceFailed,
+            "SOURCE_INVALID_RESPONSE",
+        ),
+        (page_response(31), SourceFailed, "SOURCE_INVALID_RESPONSE"),
+        (reply(text="<html>"), SourceFailed, "SOURCE_INVALID_RESPONSE"),
     ],
     ids=range(10),
 )
-async def test_errors_are_told_for_what_they_are(
-    api: ScriptedApi, nivoda: Opened, answer: Answer, kind: type[SourceFailed], code: str
+async def test_graphql_errors(
+    api: ScriptedApi, nivoda: OpenSource, responder: Responder, kind: type[SourceFailed], code: str
 ) -> None:
-    """H14: a GraphQL error, though it comes with status 200, is a failure, a refusal or a pause."""
-    api.will(token("t1"), answer)
+    """H14: a GraphQL error, which has the status 200, is a failure, a refusal or a pause."""
+    api.respond(token_response("t1"), responder)
     async with nivoda(call={"attempts": 1}) as source:
         with pytest.raises(SourceFailed) as caught:
             await source.fetch(EVERYTHING, ALWAYS, PagePosition(), 30)

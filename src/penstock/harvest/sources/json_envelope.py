@@ -90,18 +90,21 @@ def describe_value(body: bytes, path: str) -> str:
         if not isinstance(value, dict):
             return f"{place} is {_describe(value)}"
         if word not in value:
-            return f"{place} has {_describe(value)}"
+            return f"{place} has {_list_keys(value)}"
         value, place = value[word], f"{word} in {place}" if place != "the response" else word
     return f"{place} is {_describe(value)}"
 
 
 def _describe(value: object) -> str:
     if isinstance(value, dict):
-        keys = ", ".join(map(str, value))
-        return f"the keys {keys[:_EXCERPT]}" if value else "no keys"
+        return f"an object with {_list_keys(value)}"
     if isinstance(value, list):
         return f"a list of {len(value)}"
     return msgspec.json.encode(value).decode()[:_EXCERPT]
+
+
+def _list_keys(value: Mapping[str, object]) -> str:
+    return f"the keys {', '.join(value)[:_EXCERPT]}" if value else "no keys"
 
 
 def invalid_response(message: str) -> SourceFailed:
