@@ -19,16 +19,16 @@ _COLUMNS = ("campaign", "rounds", "faults", "lost", "doubled", "seconds", "resul
 _INTRO = """# Soak campaigns
 
 `make soak` runs every campaign in its long form, with the real servers, and writes this page. `make soak ONLY=flows`
-runs those whose name contains `flows`; the rows of the others stay as they are. An interrupted run keeps the rows of
-the campaigns that ended. A row has the last run of a campaign, so a later pass replaces a failure.
+runs the campaigns whose name contains `flows` and leaves the rows of the others unchanged. An interrupted run stores
+the rows of the completed campaigns. A row shows the last run of a campaign, so a later pass replaces a failure.
 
 Known failure, not fixed: `harvest/scenarios/test crash: workers may die at any moment[postgres]` failed on f428b8ac35
-in round 49, because the keys that were kept differed from the source. It passed in later runs of the same source code.
-The known limitation in [harvest](harvest.md) is the probable cause.
+in round 49, because the stored keys differed from the keys of the source. It passed in later runs of the same source
+code. The known limitation in [harvest](harvest.md) is the probable cause.
 
 A round is one repetition or one generated example. A fault is a killed process, a failing server or an injected error.
-Lost and doubled are the records, messages, steps or files that the campaign missed or found twice at its end. A dash
-means that the campaign checks another property, such as agreement with a model.
+Lost and doubled are the records, messages, steps or files that were missing or duplicated at the end of the campaign.
+A dash means that the campaign checks another property, such as agreement with a model.
 """
 
 

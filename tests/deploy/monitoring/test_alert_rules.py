@@ -27,7 +27,7 @@ IDLE = PROMETHEUS / "rules" / "tests" / "idle.yaml"
 RUNBOOK = ROOT / "docs" / "runbook"
 PARTS = {"platform", "tracking", "refdata", "ingest", "harvest", "flows"}
 PROGRAM = typer.main.get_command(app)
-HEADINGS = ["What it means", "How to see it", "What to do", "How to know it is over"]
+HEADINGS = ["Meaning", "Diagnosis", "Resolution", "Verification"]
 
 
 def _yaml(path: Path) -> Any:
@@ -155,13 +155,13 @@ def test_every_wait_has_its_reason() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_has_its_page(alert: str) -> None:
-    """R27: with what it means, how to see it, what to do in steps, and how it ends."""
+    """R27: the page of an alert has a meaning, a diagnosis with queries, a resolution in steps, and a verification."""
     page = PAGES[alert]
     assert page.startswith(f"# {alert}\n\n**{ALERTS[alert]['labels']['severity']}**, ")
     sections = dict(re.findall(r"^## (.+)\n\n((?:(?!^## ).*\n)+)", page, re.MULTILINE))
     assert list(sections) == HEADINGS
-    assert "```promql" in sections["How to see it"]
-    assert "\n2. " in sections["What to do"]
+    assert "```promql" in sections["Diagnosis"]
+    assert "\n2. " in sections["Resolution"]
 
 
 def test_there_is_no_page_without_an_alert() -> None:
