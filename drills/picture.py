@@ -112,7 +112,7 @@ def _extent(fault: InjectedFault, end: float) -> tuple[float, float]:
 
 def _lanes(faults: Sequence[InjectedFault], end: float) -> list[int]:
     """Return the row of each label, 0 at the top, so that no label covers the line of another fault."""
-    depths: list[int] = []  # of the later faults, the last one's first
+    depths: list[int] = []  # of the later faults, in reverse order
     for number in range(len(faults) - 1, -1, -1):
         left, right = _extent(faults[number], end)
         later = zip(faults[:number:-1], depths, strict=True)

@@ -14,7 +14,7 @@ from tests.support.wait import becomes
 
 ACME = "/v1/tenants/acme/dictionaries/LOOSE"
 LOCAL = "Host: localhost"
-_PATIENCE = 20.0  # seconds; only a broken promise takes so long
+_TIMEOUT = 20.0  # seconds; reached only if the pod does not answer
 _NO_BODY = (204, 304)
 
 
@@ -71,7 +71,7 @@ class RawConnection:
 
     async def reply(self, *, is_head: bool = False) -> RawReply:
         """Read the next response."""
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
             pairs = [line.split(": ", 1) for line in lines]
@@ -84,7 +84,7 @@ class RawConnection:
 
     async def chunk(self) -> bytes:
         """Read the next chunk of a stream; it is empty at the end."""
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             size = int(await self.reader.readline(), 16)
             data = await self.reader.readexactly(size + 2)
             assert data.endswith(b"\r\n")
@@ -92,12 +92,12 @@ class RawConnection:
 
     async def rest(self) -> bytes:
         """Read until the pod closes the connection."""
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             return await self.reader.read()
 
     async def head(self) -> bytes:
         """Read the headers of a response with a chunked body."""
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             return await self.reader.readuntil(b"\r\n\r\n")
 
     async def _body(self, headers: dict[str, str]) -> bytes:
@@ -152,7 +152,7 @@ async def wait_until_blocked(pod: PodHarness) -> asyncio.Transport:
         ]
         return bool(found)
 
-    await becomes(is_stuck, "the pod has more to say than the client reads")
+    await becomes(is_stuck, "the pod cannot write to the client")
     return found[0]
 
 

@@ -53,7 +53,7 @@ async def test_slow_key_lookups_cause_full_loads(pod: PodHarness, monkeypatch: p
     for number in range(4):
         await pod.put_and_load("LOOSE", {"a": number})
         assert (await pod.get("LOOSE/items/a")).json == number
-    assert tries == 1 + 2  # then it is known
+    assert tries == 1 + 2  # after two timeouts in a row, no key lookups
 
 
 async def test_the_deletion_of_a_missing_key_is_a_delta(pod: PodHarness) -> None:
@@ -99,7 +99,7 @@ async def test_a_version_being_deleted_cannot_be_pinned(pod: PodHarness) -> None
     await pod.harness.refdata.retention.retain(LOOSE)
     db, catalogue = pod.harness.db, pod.harness.refdata.catalogue
     async with db.transaction() as tx:
-        await retained_versions.prune_retained(tx, catalogue.all())  # lets version 1 go
+        await retained_versions.prune_retained(tx, catalogue.all())  # deletes version 1
         pinning = asyncio.create_task(pod.harness.refdata.retention.pin(LOOSE, 1))
         await asyncio.wait([pinning], timeout=0.3)
         assert not pinning.done()

@@ -65,7 +65,7 @@ async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: P
         assert await exposed(pod, "cache_reload_errors_total") == {}
         assert (await exposed(pod, "dict_version_lag"))["LOOSE",] == 0
         assert (await exposed(pod, "penstock_refdata_items"))["LOOSE",] == 1
-    async with running_pod(quiet_settings, tmp_path) as pod:  # what it loads first says nothing of how fresh it is
+    async with running_pod(quiet_settings, tmp_path) as pod:  # the first load does not measure freshness
         assert (await exposed(pod, "penstock_refdata_items"))["LOOSE",] == 1
         assert await exposed(pod, "penstock_refdata_freshness_seconds_count") == {}
 

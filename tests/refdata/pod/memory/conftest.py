@@ -11,14 +11,14 @@ from tests.refdata.pod.memory.memory_content import LIMIT
 
 
 @pytest.fixture
-def held(tmp_path: Path) -> Iterator[MemoryWriter]:
-    kept = MemoryWriter(tmp_path, limit=LIMIT)
-    yield kept
-    kept.close()
+def memory(tmp_path: Path) -> Iterator[MemoryWriter]:
+    writer = MemoryWriter(tmp_path, limit=LIMIT)
+    yield writer
+    writer.close()
 
 
 @pytest.fixture
-def view(held: MemoryWriter) -> Iterator[MemoryView]:
-    seen = held.open_view()
-    yield seen
-    seen.txn.abort()
+def view(memory: MemoryWriter) -> Iterator[MemoryView]:
+    memory_view = memory.open_view()
+    yield memory_view
+    memory_view.txn.abort()

@@ -8,10 +8,10 @@ LIMIT = 16 * 1024 * 1024
 Items = dict[str, str]
 
 
-def load(held: MemoryWriter, mark: VersionStamp, items: Items, target: DictionaryKey = TARGET) -> None:
-    generation = held.begin_generation()
-    assert held.fill(generation, items.items()) == len(items)
-    held.publish(target, generation, mark, len(items))
+def load(memory: MemoryWriter, mark: VersionStamp, items: Items, target: DictionaryKey = TARGET) -> None:
+    generation = memory.begin_generation()
+    assert memory.fill(generation, items.items()) == len(items)
+    memory.publish(target, generation, mark, len(items))
 
 
 def numbered(count: int, payload: str = "1") -> Items:

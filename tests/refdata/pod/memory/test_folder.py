@@ -51,7 +51,7 @@ def test_simultaneous_starts_do_not_remove_each_other(tmp_path: Path, monkeypatc
     def flock(descriptor: int, operation: int) -> None:
         calls.append(descriptor)
         if len(calls) == 1:
-            folder._remove_abandoned(tmp_path)  # another pod starts at this very moment
+            folder._remove_abandoned(tmp_path)  # another pod starts at this moment
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)

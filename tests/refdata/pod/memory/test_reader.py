@@ -42,16 +42,16 @@ with MemoryView.open(folder, limit) as view:
 """
 
 
-def test_a_view_is_stable_until_refreshed(held: MemoryWriter, view: MemoryView) -> None:
+def test_a_view_is_stable_until_refreshed(memory: MemoryWriter, view: MemoryView) -> None:
     """R18: a view does not see changes, full loads or drops before it is refreshed."""
-    load(held, VersionStamp(1, 1), {"a": "1", "b": "1"})
+    load(memory, VersionStamp(1, 1), {"a": "1", "b": "1"})
     view.refresh()
     header = view.header(TARGET)
     assert header is not None
-    held.change(TARGET, VersionStamp(2, 2), {"a": "2"}, ["b"])
-    load(held, VersionStamp(3, 3), {"a": "3"})
-    held.drop(TARGET)
-    while held.free():
+    memory.change(TARGET, VersionStamp(2, 2), {"a": "2"}, ["b"])
+    load(memory, VersionStamp(3, 3), {"a": "3"})
+    memory.drop(TARGET)
+    while memory.free():
         pass
     assert view.header(TARGET) == header
     found = [view.get(header, key) for key in (b"a", b"b")]
@@ -63,28 +63,28 @@ def test_a_view_is_stable_until_refreshed(held: MemoryWriter, view: MemoryView) 
 def test_another_process_never_sees_a_mixture(tmp_path: Path) -> None:
     """R18, R29: during full loads and changes, each view of another process has all items of one version."""
     last = 10**9
-    held = MemoryWriter(tmp_path, limit=LIMIT, page_retention=0.0)
-    load(held, VersionStamp(1, 1), numbered(100, "1"))
+    memory = MemoryWriter(tmp_path, limit=LIMIT, page_retention=0.0)
+    load(memory, VersionStamp(1, 1), numbered(100, "1"))
     command = [sys.executable, "-c", READER, str(tmp_path), str(LIMIT), str(last)]
-    seen, version = held.counters.of_process(0), 1
+    seen, version = memory.counters.of_process(0), 1
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as reader:
         while (version < 600 or seen[0] < 50) and reader.poll() is None:
             version += 2
-            load(held, VersionStamp(version, version), numbered(100, str(version)))
+            load(memory, VersionStamp(version, version), numbered(100, str(version)))
             gone = [f"k{number}" for number in range(60, 100)]
-            held.change(TARGET, VersionStamp(version + 1, 1), numbered(60, str(version + 1)), gone)
-            held.free()
-        load(held, VersionStamp(last, last), numbered(60, str(last)))
+            memory.change(TARGET, VersionStamp(version + 1, 1), numbered(60, str(version + 1)), gone)
+            memory.free()
+        load(memory, VersionStamp(last, last), numbered(60, str(last)))
         assert reader.communicate()[1] == ""
     assert reader.returncode == 0
     seen.release()
-    held.close()
+    memory.close()
 
 
-def test_a_cursor_of_another_dictionary_is_refused(held: MemoryWriter, view: MemoryView) -> None:
+def test_a_cursor_of_another_dictionary_is_refused(memory: MemoryWriter, view: MemoryView) -> None:
     """R17: a foreign or forged cursor returns no page."""
-    load(held, VersionStamp(1, 1), {"a": "1"})
-    load(held, VersionStamp(2, 2), {"b": "1"}, DictionaryKey("globex", "LOOSE"))
+    load(memory, VersionStamp(1, 1), {"a": "1"})
+    load(memory, VersionStamp(2, 2), {"b": "1"}, DictionaryKey("globex", "LOOSE"))
     view.refresh()
     assert view.read_page(TARGET, PageCursor(VersionStamp(1, 1)), 10, 10)
     for mark in (

@@ -33,15 +33,15 @@ from tests.services.redis import RedisCluster
 from tests.support.processes import QueryApi
 from tests.support.types import Json
 
-# A commit that was answered must outlive a server that is killed, so unlike elsewhere it is written at once.
+# An acknowledged commit must survive a killed server, so unlike in other tests commits are synchronous.
 SERVER = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}
 TARGETS = [DictionaryKey(tenant, code) for tenant in ("acme", "globex") for code in ("LOOSE", "TABLED", "WHOLE")]
-PROCESSES, WAITS = (1, 2, 1), (100, 0, 20)  # of each pod: how many serve, and how long a barrier waits for memory
+PROCESSES, WAITS = (1, 2, 1), (100, 0, 20)  # per pod: serving processes, and the barrier wait in ms
 WRITERS, READERS = 4, 24
 KEYS = [*(f"k{number}" for number in range(10)), "a/b, ü?"]
 TABLE = "CREATE TABLE campaign_item (code text, tenant_id text, key text, v jsonb, PRIMARY KEY (code, tenant_id, key))"
-_PATIENCE = aiohttp.ClientTimeout(total=20)
-_PLAIN = ("Accept", "Accept-Encoding", "User-Agent")  # left out, so that the shortest way to an answer is gone, too
+_TIMEOUT = aiohttp.ClientTimeout(total=20)
+_PLAIN = ("Accept", "Accept-Encoding", "User-Agent")  # left out, so that the fast path is used, too
 
 
 def tabled(code: str, reload: str) -> Json:
@@ -129,7 +129,7 @@ class BarrierCampaign:
     postgres: Path
     pods: list[CampaignPod]
     history: History = field(default_factory=History)
-    barriers: int = 0  # answers to those who named a version
+    barriers: int = 0  # responses to reads with a barrier
     known: dict[DictionaryKey, int] = field(default_factory=lambda: dict.fromkeys(TARGETS, 0))
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     acts: "Counter[str]" = field(default_factory=Counter)
@@ -144,7 +144,7 @@ class BarrierCampaign:
         """Record a time in which *pod* may fail to answer."""
         hold = Hold(pod.number, time.monotonic())
         self.history.holds.append(hold)
-        yield  # not in a finally: what broke the campaign leaves the pod as it is
+        yield  # not in a finally: after an error the pod stays as it is
         hold.until = time.monotonic()
 
     async def relay_again(self) -> None:
@@ -164,7 +164,7 @@ class BarrierCampaign:
                 try:
                     update = await self.harness.refdata.submit(write.target.tenant_id, body, timedelta(seconds=1))
                 except Transient:
-                    await _a_moment()  # also at the end: who spins there keeps the guard from starting the primary
+                    await _a_moment()  # also at the end: a busy loop would delay the restart of the primary
                     continue
                 assert update.status is not UpdateState.FAILED, update
                 write.version = update.committed_version or 0
@@ -189,7 +189,7 @@ class BarrierCampaign:
 
     async def read(self) -> None:
         """Read after every commit, and also in between."""
-        async with aiohttp.ClientSession(timeout=_PATIENCE, skip_auto_headers=_PLAIN) as session:
+        async with aiohttp.ClientSession(timeout=_TIMEOUT, skip_auto_headers=_PLAIN) as session:
             reader, ways = (
                 CampaignReader(self, session),
                 ("item",) * 4 + ("items",) * 3 + ("version", "page", "all", "again"),

@@ -105,7 +105,7 @@ class _Checker:
         for write in sorted(history.writes, key=lambda write: write.version):
             self._writes[write.target].append(write)
         pages = [read for read in history.reads if read.what == "page" and read.status == 200]
-        self._begun = {page.walk: page.version or 0 for page in reversed(pages)}  # in which version
+        self._begun = {page.walk: page.version or 0 for page in reversed(pages)}  # version of the first page
         self._contents = {target: _contents(writes) for target, writes in self._writes.items()}
 
     def violations(self) -> Iterator[str]:
@@ -226,7 +226,7 @@ def _has_content(read: Read, content: Content) -> bool:
         return _has_version(read, content)
     if read.what == "all":
         return [(line["key"], line["value"]) for line in read.body] == _in_order(content)
-    return bool(read.body["version"] == read.version)  # the rest is seen in its walk
+    return bool(read.body["version"] == read.version)  # the items are checked with all pages of the walk
 
 
 def _has_item(read: Read, value: Any) -> bool:

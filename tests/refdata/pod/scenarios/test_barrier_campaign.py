@@ -36,7 +36,7 @@ from tests.support.wait import becomes, until
 
 SEED = "PENSTOCK_SEED"
 Act = Callable[[], Awaitable[None]]
-LEVEL_WITHIN = 10.0  # seconds, once everything is healed
+LEVEL_WITHIN = 10.0  # seconds after the last repair
 
 
 class FaultInjector:
@@ -178,7 +178,7 @@ class FaultInjector:
         return self._postmaster().pid != before
 
     def _is_replaced(self, pod: CampaignPod, victim: int) -> bool:
-        with suppress(psutil.NoSuchProcess):  # one that ends while we look
+        with suppress(psutil.NoSuchProcess):  # the process has ended
             serving = pod.server.serving_pids
             return victim not in serving and len(serving) == pod.processes
         return False
@@ -302,7 +302,7 @@ async def _converge(campaign: BarrierCampaign) -> None:
 async def _is_level(campaign: BarrierCampaign, pod: CampaignPod) -> bool:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
         reader, first = CampaignReader(campaign, session), len(campaign.history.reads)
-        for target in TARGETS * pod.processes:  # over a connection each, so that every process has its turn
+        for target in TARGETS * pod.processes:  # on separate connections, so that every process gets requests
             await reader.all(ReadRequest(pod, target, None))
     found = [read for read in campaign.history.reads[first:] if read.pod == pod.number]
     return all(read.version == campaign.known[read.target] for read in found)

@@ -21,7 +21,7 @@ from tests.support.soak import Campaign, examples, model_examples
 
 PAGE_RETENTION = 60.0
 TARGETS = [DictionaryKey("acme", "A"), DictionaryKey("acme", "AB"), DictionaryKey("globex", "A")]
-LONG = ["k" * 481, "k" * 481 + "é", "ключ" * 100, "\U0001f600" * 130]  # their places do not tell them
+LONG = ["k" * 481, "k" * 481 + "é", "ключ" * 100, "\U0001f600" * 130]  # stored by their hash
 KEYS = ["", "a", "a\0b", "aa", "b", "ключ", "\U0001f600", "k" * 480, *LONG]
 PAYLOADS = ["1", "2", '"x"', '{"n": null}', '"' + "y" * 5_000 + '"']
 Items = dict[str, str]
@@ -75,9 +75,9 @@ class ExpectedDictionary:
 
     moments: dict[VersionStamp, Moment] = field(default_factory=dict)
     loads: int = 0
-    mark: VersionStamp | None = None  # None: it is not there
+    mark: VersionStamp | None = None  # None: there is no item
     stale_since: float = 0.0
-    steps: list[Step] = field(default_factory=list)  # those that its generation remembers
+    steps: list[Step] = field(default_factory=list)  # the changes stored for its generation
 
     @property
     def items(self) -> Items:

@@ -42,8 +42,8 @@ INSIDE = {"MEMORY_FULL", "LOAD_FAILED", "DATABASE_SLOW"}
 
 Operation = APIOperation[Any, Any, Any, Any]
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of schemathesis' own making
-    # The pod beside it rolls dice, which hypothesis takes for its strategies' doing.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # created by schemathesis
+    # Hypothesis would report the random numbers of the pod as flaky.
     pytest.mark.filterwarnings("ignore:Do not use the `random` module:FutureWarning"),
 ]
 
@@ -129,7 +129,7 @@ def probe(operation: Operation, mode: GenerationMode, examples: int, **fixed: An
 async def test_whatever_is_sent_is_answered_as_declared(guarded: PodHarness) -> None:
     """R27: for any request the status, headers and body are declared and not 5xx, and 401 without a token."""
     for operation in await asyncio.to_thread(operations, guarded.address):
-        if (operation.path, operation.method) == (FEED, "get"):  # it has no end to wait for
+        if (operation.path, operation.method) == (FEED, "get"):  # the stream has no end
             continue
         is_read = operation.path.startswith(BASE)
         fixed = {"path_parameters": KNOWN} if is_read else {}

@@ -37,7 +37,7 @@ from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.support.wait import becomes
 
 ABSURD = 10**12
-SELDOM = {"reconcileEvery": "PT60S"}  # nothing is looked at but what is asked for
+SELDOM = {"reconcileEvery": "PT60S"}  # without reconciliation during the test
 LOOSE = DictionaryKey("acme", "LOOSE")
 LIMIT = 16 * 1024 * 1024
 HOLD = """

@@ -19,10 +19,10 @@ from tests.support.ports import free_port
 from tests.support.processes import QueryApi
 from tests.support.wait import becomes
 
-ASKED = 0.8  # seconds the primary has for an answer: enough for a busy machine
+ASKED = 0.8  # seconds; timeout of the primary, enough for a busy machine
 QUERY = {"reconcileEvery": "PT0.2S", "auditEvery": None, "barrierWaitMs": 50, "fallbackTimeoutMs": int(1000 * ASKED)}
 AGE = "X-Data-Age"
-ANSWERED_WITHIN = 0.05 + 2 * ASKED + 1.5  # the wait, two questions, and a busy machine
+ANSWERED_WITHIN = 0.05 + 2 * ASKED + 1.5  # the barrier wait, two queries, and a busy machine
 READERS = 20
 
 
@@ -150,7 +150,7 @@ async def test_silent_connections_are_replaced(
     for number in range(3):
         version = await put(writer, {"name": str(number)}, code)
         answered.append((await pod.get(f"{code}/items/a", min_version=version)).status)
-    await proxy.shut()  # now they are known to be lost, and a stop need not wait for them
+    await proxy.shut()  # reset them, so that a stop does not wait for them
     await proxy.open()
     assert answered == [200] * 3, "the primary answers, but readers get errors"
 
@@ -188,7 +188,7 @@ async def test_a_pod_without_a_primary_is_not_ready(proxy: PostgresProxy, databa
             await proxy.open()
             await asyncio.to_thread(pod.__enter__)
 
-            async def is_ready() -> bool:  # an answer of before is good for a moment
+            async def is_ready() -> bool:  # an earlier result is valid for a moment
                 return (await got("/actuator/health/readiness"))[0] == 200
 
             await becomes(is_ready, "the pod is ready")

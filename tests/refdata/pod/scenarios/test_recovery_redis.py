@@ -23,7 +23,7 @@ from tests.support.require import require
 from tests.support.types import Json
 from tests.support.wait import becomes
 
-SELDOM, OFTEN = "PT60S", "PT0.2S"  # so seldom that a look cannot help, so often that signals need not
+SELDOM, OFTEN = "PT60S", "PT0.2S"  # rare enough to exclude reconciliation, frequent enough without notifications
 NOWHERE = "127.0.0.1:1"
 EVERYTHING = ("on", "nopass", "allkeys", "allchannels", "+@all")
 
@@ -135,14 +135,14 @@ async def wait_for_notification(
     """Return when a version reached *pods* by a notification, without a reconciliation."""
     values = count(100)
 
-    async def hear_one() -> bool:
+    async def is_notified() -> bool:
         seen, value = len(reconciliations), next(values)
         version = await harness.put(value)
         for pod in pods:
             await shows(pod, version, value)
         return len(reconciliations) == seen
 
-    await becomes(hear_one, "a version comes without a look")
+    await becomes(is_notified, "a version by notification")
 
 
 async def test_the_stream_replaces_pubsub(harness: RedisRecoveryHarness, reconciliations: list[PodLoader]) -> None:
@@ -267,7 +267,9 @@ async def test_every_pod_has_its_own_consumer_group(
 ) -> None:
     """R22: each pod has a group with the configured prefix, gets every message, and removes its group at the end."""
     numbers = count()
-    monkeypatch.setattr(pods, "worker_name", lambda role: f"{role}@{next(numbers)}")  # else known by its process
+    monkeypatch.setattr(
+        pods, "worker_name", lambda role: f"{role}@{next(numbers)}"
+    )  # names are unique per process by default
     async with AsyncExitStack() as stack:
         three = [await stack.enter_async_context(harness.pod()) for _ in range(3)]
         await becomes(lambda: harness.listen(3), "all pods listen")
@@ -293,7 +295,7 @@ async def test_the_group_of_a_killed_pod_is_removed(harness: RedisRecoveryHarnes
         async def is_reaped() -> bool:
             return {group["name"] for group in harness.groups()} == {f"{prefix}:one", f"{prefix}:two", "foreign"}
 
-        await becomes(is_reaped, "the dead one's group is gone")
+        await becomes(is_reaped, "the group to be removed")
         await signals.announce(["news"])
         for feed in (first, second):
             assert await anext(feed) == Signal("news")

@@ -202,7 +202,7 @@ async def test_a_disconnect_does_not_affect_others(filled: PodHarness) -> None:
     async def has_left() -> bool:
         return len(filled.server._connections) <= 1
 
-    await becomes(has_left, "the pod lets go of who left")
+    await becomes(has_left, "the connection to be removed")
     assert (await filled.get("LOOSE/items/a")).json == {"n": 1}
 
 

@@ -20,7 +20,7 @@ HELD = {key: f"item {number}" for number, key in enumerate(KEYS)}
 plain = settings(
     max_examples=80,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],  # requests only read: one pod serves them all
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # requests only read, so all examples share one pod
 )
 raw_keys = st.one_of(
     st.sampled_from(KEYS).map(str.encode),
@@ -66,7 +66,7 @@ heads = st.sampled_from(
 )
 requests = st.tuples(methods, folders, st.just(b"/"), raw_keys, versions, heads).map(b"".join)
 
-# What a client may send packet by packet; each is whole, or the beginning or the end of something.
+# Packets of a client: complete requests, and starts and ends of requests.
 packets = st.sampled_from(
     [
         *[make_request(A), make_request(B)] * 3,
@@ -122,7 +122,7 @@ async def _has_equal_responses(pod: PodHarness, sent: Sequence[bytes]) -> None:
     pod.server.parsed_headers = NoParsedHeaders()
     cold = await _read_all(pod, sent)
     pod.server.parsed_headers = {}
-    while not pod.server.parsed_headers:  # so that the next may be answered straight
+    while not pod.server.parsed_headers:  # so that the next request can use the fast path
         assert await _read_all(pod, [make_request(A)])
     assert await _read_all(pod, sent) == cold
     assert await _read_all(pod, sent) == cold

@@ -219,7 +219,7 @@ async def test_requests_are_counted_by_status(filled: PodHarness) -> None:
     statuses = ("2xx", "304", "4xx", "404", "409", "5xx")
     async with connected(filled.address) as raw:
         await warm(raw)
-        filled.server._tick()  # straight answers are added up then
+        filled.server._tick()  # responses on the fast path are counted at a tick
         before, waits = [counted(status=status) for status in statuses], counted("barrier_waits")
         await warm(raw)
         for path, header, status in [

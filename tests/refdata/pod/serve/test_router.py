@@ -153,7 +153,7 @@ async def test_a_token_is_remembered_but_not_past_its_end(guarded: PodHarness, m
             assert answer.status == 200 or answer.code == "TOKEN_EXPIRED"
             return answer.status == 401
 
-        await becomes(is_refused, "the token is refused")  # as soon as the pod looks at the clock
+        await becomes(is_refused, "the token is refused")  # at the next tick of the pod
         assert [(await raw.ask(request)).status for _ in range(3)] == [401] * 3
 
 

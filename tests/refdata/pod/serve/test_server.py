@@ -69,7 +69,7 @@ async def test_a_waiting_client_is_not_idle(filled: PodHarness, monkeypatch: pyt
         await feed.head()
         raw.writer.write(make_request(slow.path))
         await slow.is_asked.wait()
-        assert await other.rest() == b""  # so long that one who says nothing was let go
+        assert await other.rest() == b""  # after the time in which an idle connection is closed
         slow.may_answer.set()
         assert (await raw.reply()).body == b"at last"
         await filled.put("LOOSE", {"a": 2})
@@ -88,15 +88,15 @@ async def test_a_client_that_does_not_read_is_disconnected(filled: PodHarness, m
             transport = await wait_until_blocked(filled)
             with monkeypatch.context() as patch:
                 patch.setattr("penstock.refdata.pod.serve.connection.STALLED_TIMEOUT", SHORT)
-                await becomes(_is_cut_off(filled, transport), "the pod cuts off who does not read")
+                await becomes(_is_aborted(filled, transport), "the connection to be aborted")
     assert (await filled.get("LOOSE/items/a")).status == 200
 
 
-def _is_cut_off(pod: PodHarness, transport: asyncio.Transport) -> LoaderRequest:
-    async def is_cut_off() -> bool:
+def _is_aborted(pod: PodHarness, transport: asyncio.Transport) -> LoaderRequest:
+    async def is_aborted() -> bool:
         return transport.is_closing() and pod.server._streams._open == 0
 
-    return is_cut_off
+    return is_aborted
 
 
 async def test_a_refused_client_is_disconnected(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ async def test_a_refused_client_is_disconnected(filled: PodHarness, monkeypatch:
             return len(filled.server._connections) <= 1
 
         monkeypatch.setattr("penstock.refdata.pod.serve.connection.STALLED_TIMEOUT", SHORT)
-        await becomes(has_left, "the pod lets go of who was refused")
+        await becomes(has_left, "the connection to be closed")
 
 
 @asynccontextmanager

@@ -270,7 +270,7 @@ async def test_a_stream_ends_with_its_client(filled: PodHarness) -> None:
     async def has_ended() -> bool:
         return filled.server._streams._open == 0
 
-    await becomes(has_ended, "the feed of who left ends", within=5)
+    await becomes(has_ended, "the stream to end", within=5)
 
 
 async def test_the_number_of_streams_is_limited(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ class DictionaryLoader:
         """Return whether the table spells the keys like the commands do.
 
         A table may spell them differently (upper case, a number). Then the items are not found under the keys of the
-        commands, and a deletion does not tell which key of the table is deleted. A deletion of a key that never
+        commands, and a deletion does not identify the deleted key of the table. A deletion of a key that never
         existed looks the same.
         """
         return items.keys() <= set(keys) and all(self._memory.has_item(target, key) for key in deleted)

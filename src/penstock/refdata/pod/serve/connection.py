@@ -245,7 +245,7 @@ class PodConnection(asyncio.Protocol):
         try:
             if not request.is_head and not await self._send_pieces(body.pieces, is_chunked=not request.is_http_1_0):
                 return
-        except Exception as error:  # noqa: BLE001 - part of the response is sent: only a broken connection tells the client
+        except Exception as error:  # noqa: BLE001 - part of the response is sent: the client notices only a broken connection
             structlog.get_logger().warning("stream_broken", error=str(error))
             self._transport.abort()
             return
