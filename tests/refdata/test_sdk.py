@@ -1,4 +1,4 @@
-"""R31: the Python client, on a whole Penstock."""
+"""R31: the Python client and the command line of dictionaries, on a complete Penstock."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 async def test_what_is_written_is_read(up: Up) -> None:
-    """R31, R21: every read after a write sees it, without anybody naming a version."""
+    """R31, R21: a read sees the writes before it without a version in the call."""
     async with Dictionaries(up.api, up.query, "acme") as client:
         for number in range(30):
             version = await client.put("RATE", {"EUR": number, f"k{number}": "x"})
@@ -43,8 +43,8 @@ async def test_what_is_written_is_read(up: Up) -> None:
             await client.get("RATE", "EUR")
 
 
-async def test_versions_go_along_to_another_client(up: Up) -> None:
-    """R31: whoever is handed the versions reads no older; one from another world is refused."""
+async def test_versions_can_be_passed_to_another_client(up: Up) -> None:
+    """R31: a client with the versions of another reads no older data; an unknown version is refused."""
     async with Dictionaries(up.api, up.query, "globex") as writer:
         await writer.replace("RATE", {"USD": 1})
         async with Dictionaries(up.api, up.query, "globex", versions=writer.versions) as reader:
@@ -54,8 +54,8 @@ async def test_versions_go_along_to_another_client(up: Up) -> None:
             await other.get("RATE", "USD")
 
 
-async def test_changes_are_told(up: Up) -> None:
-    """R31: the change feed names what changed, from where the client has been."""
+async def test_changes_are_streamed(up: Up) -> None:
+    """R31: the stream contains the changes after the version that the client has seen."""
     async with Dictionaries(up.api, up.query, "initech") as client:
         await client.put("RATE", {"a": 1})
         feed = client.changes("RATE")
@@ -67,7 +67,7 @@ async def test_changes_are_told(up: Up) -> None:
 
 
 async def test_a_refused_write_is_an_error(up: Up) -> None:
-    """R30, R31: what failed says why."""
+    """R30, R31: a failed update raises an error with its reason."""
     async with Dictionaries(up.api, up.query, "acme") as client:
         await client.replace("COUNTRY", {key: {"name": key} for key in "abcd"})
         with pytest.raises(PenstockError, match="allows a drop of 10 %"):
@@ -76,7 +76,7 @@ async def test_a_refused_write_is_an_error(up: Up) -> None:
 
 @pytest.mark.full
 def test_dictionaries_from_the_command_line(up: Up, tmp_path: Path) -> None:
-    """R17, R30, R32: read, wait, compare, pin and go back, each with its exit code and as JSON."""
+    """R17, R30, R32: the commands read, wait, audit, pin and roll back, with exit codes and as JSON."""
     env = {"PENSTOCK_URL": up.api, "PENSTOCK_QUERY_URL": up.query}
 
     def run(*args: str, code: int = 0) -> str:
@@ -86,28 +86,28 @@ def test_dictionaries_from_the_command_line(up: Up, tmp_path: Path) -> None:
 
     run("put", "t", "COUNTRY", "NO", '{"name": "Norway"}')
     run("put", "t", "COUNTRY", "SE", '{"name": "Sweden"}')
-    assert run("wait", "t", "COUNTRY", "--version", "2").startswith("version 2 is read")
+    assert run("wait", "t", "COUNTRY", "--version", "2").startswith("version 2 is served")
     assert run("get", "t", "COUNTRY", "NO") == '{"name": "Norway"}\n'
     assert '"source": "memory"' in run("get", "t", "COUNTRY", "NO", "--json")
-    assert run("all", "t", "COUNTRY").count("\n") == 2
+    assert run("items", "t", "COUNTRY").count("\n") == 2
     run("put", "t", "RATE", "EUR", '{"rate": 1.10}')
-    assert run("all", "t", "RATE", "--min-version", "1") == '{"key":"EUR","value":{"rate": 1.10}}\n'
+    assert run("items", "t", "RATE", "--min-version", "1") == '{"key":"EUR","value":{"rate": 1.10}}\n'
     assert run("get", "t", "RATE", "EUR", "none") == '{"EUR":{"rate": 1.10}}\n'
-    assert run("version", "t", "COUNTRY").startswith("2  (2 items)")
+    assert run("show", "t", "COUNTRY").startswith("2  (2 items)")
     assert run("lag", "t", "COUNTRY").startswith("0 behind")
     assert "agrees" in run("audit", "t", "COUNTRY")
     assert "there is no item 'XX'" in run("get", "t", "COUNTRY", "XX", code=5)
-    assert "cannot be read yet" in run("wait", "t", "COUNTRY", "--version", "9", "--timeout", "0.2", code=124)
+    assert "is not served yet" in run("wait", "t", "COUNTRY", "--version", "9", "--timeout", "0.2", code=124)
     assert "not yet at 9" in run("get", "t", "COUNTRY", "NO", "--min-version", "9", code=6)
     (tmp_path / "few.json").write_text('{"NO": {"name": "Norge"}}')
     assert "ROW_DROP" in run("import", "t", "COUNTRY", "few.json", code=1)
     run("import", "t", "COUNTRY", "few.json", "--allow-drop")
     assert run("retained", "t", "COUNTRY").splitlines()[1].startswith("2 ")
-    assert "committed as version 4" in run("rollback", "t", "COUNTRY", "2")
+    assert "is committed as version 4" in run("rollback", "t", "COUNTRY", "2")
     assert "Sweden" in run("get", "t", "COUNTRY", "SE", "--min-version", "4")
     assert run("retain", "t", "COUNTRY") == "version 4 is retained\n"
     assert "readers get version 2" in run("pin", "t", "COUNTRY", "2")
-    assert "is pinned no more" in run("unpin", "t", "COUNTRY")
+    assert "is unpinned" in run("unpin", "t", "COUNTRY")
     assert "not retained" in run("pin", "t", "COUNTRY", "99", code=5)
 
 

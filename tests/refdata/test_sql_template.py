@@ -1,4 +1,4 @@
-"""SQL templates, judged by PostgreSQL: values are bound, the rest of the statement is left as it was written."""
+"""SQL templates, executed by PostgreSQL: values are bound, and the rest of the statement is unchanged."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -39,7 +39,7 @@ async def run(db: Database, template: SqlTemplate, **changed: Any) -> tuple[Any,
     return tuple(row.values())
 
 
-# Each holds text that looks like a parameter, a comment, a quote or a semicolon, and is none.
+# Each contains text that looks like a parameter, a comment, a quote or a semicolon, but is not.
 @pytest.mark.parametrize(
     ("expression", "value"),
     [
@@ -99,8 +99,8 @@ async def run(db: Database, template: SqlTemplate, **changed: Any) -> tuple[Any,
         ("(SELECT é\u00a0ü FROM (SELECT 5 AS é\u00a0ü) AS q)", 5),
     ],
 )
-async def test_what_is_no_parameter_survives(db: Database, expression: str, value: object) -> None:
-    """R3: strings, comments, identifiers, casts and slices mean what they meant, and the parameters after them bind."""
+async def test_other_text_is_unchanged(db: Database, expression: str, value: object) -> None:
+    """R3: strings, comments, identifiers, casts and slices are unchanged, and the parameters after them are bound."""
     await require_syntax(db, expression)
     template = parse(f"SELECT {expression}\n, :tenantId, :key")
     assert template.names == ("tenantId", "key")
@@ -153,7 +153,7 @@ async def test_parameters_are_bound_by_their_type(db: Database, expression: str,
 
 
 async def test_each_parameter_has_its_type(db: Database) -> None:
-    """R3: every name binds as its declared type, `:payload` as jsonb, even where nothing else tells the type."""
+    """R3: every parameter is bound with its declared type, `:payload` as jsonb, even without a context."""
     template = parse("SELECT " + ", ".join(f"pg_typeof(:{name})::text AS {name}" for name in TYPES))
     assert template.names == tuple(TYPES)
     answer = await run(db, template)
@@ -162,20 +162,20 @@ async def test_each_parameter_has_its_type(db: Database) -> None:
 
 @pytest.mark.parametrize("payload", ["a string", "42", 42, True, [], {}, [None], {"a": {"b": []}}])
 async def test_any_json_is_a_payload(db: Database, payload: object) -> None:
-    """R3: what is bound as jsonb comes back as it went in; a string is a JSON string, never JSON to be read."""
+    """R3: a jsonb value is returned unchanged; a string is a JSON string and not parsed."""
     assert await run(db, parse("SELECT :payload, :tenantId"), payload=payload) == (payload, "acme")
 
 
 def test_a_name_used_twice_is_bound_once() -> None:
-    """R3: parameters are numbered by first use, and `bind` gives their values in that order and no others."""
+    """R3: parameters are numbered by first use, and `bind` returns exactly their values in that order."""
     template = parse("SELECT :key, :tenantId, :payload, :key, :tenantId")
     assert template.sql == "SELECT ($1::text), ($2::text), ($3::jsonb), ($1::text), ($2::text)"
     assert template.names == ("key", "tenantId", "payload")
     assert template.bind(VALUES) == ("42", "acme", VALUES["payload"])
 
 
-def test_a_value_that_is_missing_is_not_made_up() -> None:
-    """R3: a statement is never run with a parameter nobody gave."""
+def test_a_missing_value_is_an_error() -> None:
+    """R3: a statement is not executed without the value of a parameter."""
     with pytest.raises(KeyError, match="key"):
         parse("SELECT :tenantId, :key").bind({"tenantId": "acme"})
 
@@ -190,7 +190,7 @@ def test_a_value_that_is_missing_is_not_made_up() -> None:
     ],
 )
 async def test_one_semicolon_at_the_end_is_dropped(db: Database, text: str, sql: str) -> None:
-    """R3: a statement may end the way people end statements, and be followed by comments."""
+    """R3: a statement may end with a semicolon and be followed by comments."""
     assert parse(text).sql == sql
     assert await run(db, parse(text)) == ("acme",)
 
@@ -223,7 +223,7 @@ NASTY = [
 
 @pytest.mark.parametrize("nasty", NASTY)
 async def test_a_value_is_never_read_as_sql(db: Database, nasty: str) -> None:
-    """R3: whatever tenant, key and payload hold is stored as it is, and no other row is touched."""
+    """R3: tenant, key and payload are stored unchanged, and no other row is affected."""
     await db.execute("CREATE TABLE item (tenant text, key text, payload jsonb, note text)")
     await db.execute("INSERT INTO item VALUES ('acme', '42', '{}', 'mine')")
     insert = parse("INSERT INTO item VALUES (:tenantId, :key, :payload, 'of :key''s') RETURNING payload->>'v', key")
@@ -291,14 +291,14 @@ async def test_a_value_is_never_read_as_sql(db: Database, nasty: str) -> None:
         ("SELECT json_object('k':x), :tenantId", "no parameter :x[.].*put a space after it"),
     ],
 )
-def test_a_template_that_cannot_be_meant_is_refused(text: str, sentence: str) -> None:
-    """R3: a mistake is told in a sentence with its line, when the template is read and not when it runs."""
+def test_an_invalid_template_is_refused(text: str, sentence: str) -> None:
+    """R3: an error is raised with its line when the template is parsed, not when it is executed."""
     with pytest.raises(ValueError, match=sentence):
         parse(text)
 
 
-def test_a_parameter_without_a_value_here_is_refused() -> None:
-    """R3: a name that exists elsewhere is told apart from one that exists nowhere."""
+def test_a_parameter_without_a_value_is_refused() -> None:
+    """R3: a parameter of other statements has another error than an unknown one."""
     allowed = ("key", "tenantId")
     assert parse("SELECT :tenantId, :key", allowed).names == ("tenantId", "key")
     with pytest.raises(ValueError, match=r"line 1: :payload has no value in .*; use one of :tenantId, :key$"):
@@ -310,8 +310,8 @@ def test_a_parameter_without_a_value_here_is_refused() -> None:
 @pytest.mark.parametrize(
     "unit", ["E'a'\n", "E'\\'", "E'", "'", '"', "$a", "$$", "/*", "*/", "--", "-- \n", " ", ":", ":=", "a$", "\\", "("]
 )
-def test_a_long_template_is_read_in_passing(unit: str) -> None:
-    """R3: reading takes time in proportion to the text, whatever is repeated in it, closed or not."""
+def test_parsing_takes_linear_time(unit: str) -> None:
+    """R3: the time of parsing is proportional to the text, also for repeated and unclosed constructs."""
     for text in (f"SELECT :tenantId {unit * 50_000}", f"SELECT :tenantId, E'a{unit * 50_000}"):
         try:
             assert parse(text).names == ("tenantId",)
@@ -321,7 +321,7 @@ def test_a_long_template_is_read_in_passing(unit: str) -> None:
 
 @dataclass(frozen=True)
 class Fragment:
-    """An expression in pieces, a piece `:name` being a parameter, and the value PostgreSQL must find in it."""
+    """Return an expression in pieces, where `:name` is a parameter, and its value in PostgreSQL."""
 
     pieces: tuple[str, ...]
     value: object
@@ -331,7 +331,7 @@ BODIES = st.lists(
     st.sampled_from(
         [
             ":key",
-            ":nobody",
+            ":unknown",
             ":",
             "'",
             '"',
@@ -376,7 +376,7 @@ def named(body: str) -> Fragment:
 
 @st.composite
 def escaped(draw: st.DrawFn) -> Fragment:
-    """An E'' string of one or more parts; a quote in it is doubled or has a backslash."""
+    """Return an E'' string of one or more parts, with doubled or escaped quotes."""
     bodies = draw(st.lists(BODIES, min_size=1, max_size=3))
     quote = draw(st.sampled_from(["''", "\\'"]))
     between = draw(st.sampled_from(["'\n'", "' \t\r\n '", "' -- it's :key\n'", "'\n-- \"\n  --\n'"]))
@@ -386,7 +386,7 @@ def escaped(draw: st.DrawFn) -> Fragment:
 
 @st.composite
 def blanks(draw: st.DrawFn) -> str:
-    """Whitespace and comments, nested ones too."""
+    """Return whitespace and comments, also nested ones."""
     body = draw(BODIES)
     line, block = body.replace("\n", " "), body.replace("/", "")
     return draw(st.sampled_from(["", " ", "\r\n\t", f"--{line}\n", f"/*{block}*/", f"/*/* {block}*/ :key {block} **/"]))
@@ -419,7 +419,7 @@ FRAGMENTS = st.one_of(
 
 @st.composite
 def statements(draw: st.DrawFn) -> tuple[list[str], list[object]]:
-    """The pieces of a SELECT, and the row it must answer."""
+    """Return the pieces of a SELECT, and the row that it must return."""
     fragments = [*draw(st.lists(FRAGMENTS, max_size=5)), Fragment((":tenantId",), "acme")]
     fragments = draw(st.permutations(fragments))
     pieces = ["SELECT "]
@@ -430,7 +430,7 @@ def statements(draw: st.DrawFn) -> tuple[list[str], list[object]]:
 
 
 def check_parameters(pieces: list[str]) -> SqlTemplate:
-    """The template of *pieces*, which must hold their parameters and no others."""
+    """Return the template of *pieces*, which must have exactly their parameters."""
     template = parse("".join(pieces))
     used = [piece[1:] for piece in pieces if piece[1:] in TYPES]
     assert template.names == tuple(dict.fromkeys(used))
@@ -445,7 +445,7 @@ def check_parameters(pieces: list[str]) -> SqlTemplate:
 @settings(max_examples=examples(300, soak=10_000))
 @given(statements())
 def test_exactly_the_parameters_are_found(statement: tuple[list[str], list[object]]) -> None:
-    """R3: among any strings, comments, identifiers and casts, the parameters are replaced and nothing else is."""
+    """R3: between any strings, comments, identifiers and casts, exactly the parameters are replaced."""
     check_parameters(statement[0])
 
 
@@ -453,10 +453,12 @@ def test_exactly_the_parameters_are_found(statement: tuple[list[str], list[objec
 @pytest.mark.timeout(examples(300, soak=7_200))
 @settings(
     max_examples=examples(60, soak=3_000),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],  # statements only read: one database serves them all
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture
+    ],  # statements only read, so all examples share one database
 )
 @given(statement=statements())
-async def test_postgresql_reads_it_the_same_way(db: Database, statement: tuple[list[str], list[object]]) -> None:
-    """R3: what we take for a string, a comment or a parameter is that for PostgreSQL too."""
+async def test_postgresql_parses_the_same_way(db: Database, statement: tuple[list[str], list[object]]) -> None:
+    """R3: strings, comments and parameters are the same for the template and for PostgreSQL."""
     pieces, values = statement
     assert await run(db, check_parameters(pieces)) == tuple(values)
