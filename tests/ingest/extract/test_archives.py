@@ -38,11 +38,11 @@ def test_a_gzip(tmp_path: Path) -> None:
     assert extract_file(file).rows == [(2, A), (3, B)]
 
 
-@pytest.mark.parametrize("kept", [2, 9, 15, -1, -5])
-def test_a_gzip_that_was_cut(tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize("length", [2, 9, 15, -1, -5])
+def test_a_gzip_that_was_cut(tmp_path: Path, length: int) -> None:
     """I6: a truncated gzip file is rejected."""
     file = tmp_path / "stock.csv.gz"
-    file.write_bytes(gzip.compress(PLAIN * 100)[:kept])
+    file.write_bytes(gzip.compress(PLAIN * 100)[:length])
     read_refusal(file)
 
 
@@ -66,18 +66,18 @@ def test_a_gzip_of_nothing(tmp_path: Path) -> None:
 def test_a_zip_of_one_file(file: Path) -> None:
     """I17: a zip of a file is read as that file; entries that an operating system adds are ignored."""
     beside = {"__MACOSX/._stock.csv": b"\0\1", "data/": b"", "data/.DS_Store": b"\0"}
-    found = extract_file(zipped(file, {**beside, "data/stock.csv": PLAIN}))
-    assert found.rows == [(2, A), (3, B)]
-    assert "category_key" not in found.facts[0]
+    extracted = extract_file(zipped(file, {**beside, "data/stock.csv": PLAIN}))
+    assert extracted.rows == [(2, A), (3, B)]
+    assert "category_key" not in extracted.facts[0]
 
 
 def test_a_zip_of_several_files(file: Path) -> None:
     """I17: each file of a zip is a category, in any format."""
     records = b'[{"sku": "C", "qty": 3, "price": 1}]'
-    found = extract_file(zipped(file, {"tyres.csv": PLAIN, "rims.csv": MORE, "batteries.json": records}))
-    assert found.of("tyres") == [(2, A), (3, B)]
-    assert found.of("rims") == [(2, C)]
-    assert found.of("batteries") == [(1, C)]
+    extracted = extract_file(zipped(file, {"tyres.csv": PLAIN, "rims.csv": MORE, "batteries.json": records}))
+    assert extracted.of("tyres") == [(2, A), (3, B)]
+    assert extracted.of("rims") == [(2, C)]
+    assert extracted.of("batteries") == [(1, C)]
 
 
 def test_files_are_selected_like_sheets(file: Path) -> None:
@@ -94,9 +94,9 @@ def test_files_are_selected_like_sheets(file: Path) -> None:
 
 def test_files_of_one_name_in_several_folders(file: Path) -> None:
     """I17: files with the same name in different folders are different categories."""
-    found = extract_file(zipped(file, {"msk/stock.csv": PLAIN, "spb/stock.csv": MORE}))
-    assert found.of("msk/stock.csv") == [(2, A), (3, B)]
-    assert found.of("spb/stock.csv") == [(2, C)]
+    extracted = extract_file(zipped(file, {"msk/stock.csv": PLAIN, "spb/stock.csv": MORE}))
+    assert extracted.of("msk/stock.csv") == [(2, A), (3, B)]
+    assert extracted.of("spb/stock.csv") == [(2, C)]
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -104,9 +104,9 @@ def test_a_workbook_in_a_zip(tmp_path: Path, file: Path, kind: str) -> None:
     """I17: a packed workbook is read as a workbook; of several workbooks, each sheet of each is a category."""
     inner = WRITERS[kind](tmp_path / "price", {"s": ROWS, "t": ROWS}).read_bytes()
     assert extract_file(zipped(file, {f"price.{kind}": inner}), in_zip(only=["t"])).of("t") == [(2, A), (3, B)]
-    found = extract_file(zipped(file, {f"a.{kind}": inner, f"b.{kind}": inner}))
-    assert found.of("b / s") == [(2, A), (3, B)]
-    assert list(found.stats.categories) == ["a / s", "a / t", "b / s", "b / t"]
+    extracted = extract_file(zipped(file, {f"a.{kind}": inner, f"b.{kind}": inner}))
+    assert extracted.of("b / s") == [(2, A), (3, B)]
+    assert list(extracted.stats.categories) == ["a / s", "a / t", "b / s", "b / t"]
     file.write_bytes(gzip.compress(inner))
     assert extract_file(file).of("t") == [(2, A), (3, B)]
 
@@ -133,10 +133,10 @@ def test_a_zip_with_an_unknown_compression(file: Path) -> None:
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, zipfile.ZIP_STORED])
 def test_compression_methods(file: Path, method: int) -> None:
     """I17: all common compression methods of zip are supported, and damage is detected in each."""
-    whole = zipped(file, {"stock.csv": PLAIN + b"C,1,1\n" * 20_000}, method).read_bytes()
+    content = zipped(file, {"stock.csv": PLAIN + b"C,1,1\n" * 20_000}, method).read_bytes()
     assert len(extract_file(file).facts) == 20_002
-    damaged = bytearray(whole)
-    damaged[len(whole) // 2] ^= 0xFF
+    damaged = bytearray(content)
+    damaged[len(content) // 2] ^= 0xFF
     file.write_bytes(damaged)
     read_refusal(file)
 
@@ -144,8 +144,8 @@ def test_compression_methods(file: Path, method: int) -> None:
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.95])
 def test_a_zip_that_was_cut(file: Path, part: float) -> None:
     """I6: an archive without its end is rejected."""
-    whole = zipped(file, {"a.csv": PLAIN * 50, "b.csv": PLAIN}).read_bytes()
-    file.write_bytes(whole[: int(len(whole) * part)])
+    content = zipped(file, {"a.csv": PLAIN * 50, "b.csv": PLAIN}).read_bytes()
+    file.write_bytes(content[: int(len(content) * part)])
     read_refusal(file)
 
 
@@ -169,8 +169,8 @@ def test_names_with_other_folders(tmp_path: Path, file: Path, name: str) -> None
     """I17: a name in an archive is never used as a path on the disk."""
     workbook = WRITERS["xlsx"](tmp_path / "price.xlsx", {"s": ROWS}).read_bytes()
     before = set(tmp_path.rglob("*"))
-    found = extract_file(zipped(file, {name: workbook, "b.csv": PLAIN}))
-    assert len(found.facts) == 4
+    extracted = extract_file(zipped(file, {name: workbook, "b.csv": PLAIN}))
+    assert len(extracted.facts) == 4
     assert set(tmp_path.rglob("*")) - before == {file}
 
 

@@ -51,13 +51,13 @@ def test_line_ends(file: Path, end: str, is_ended: bool) -> None:
 def test_quotes_enclose_delimiters_quotes_and_line_ends(file: Path) -> None:
     """I17: a record over several lines is a single record, and row numbers count records."""
     text = 'sku,name\r\nA,"one, ""two""\r\nthree"\r\n"B",""\r\n\r\nC,x\r\n'
-    found = extract_file(write_file(file, text), make_supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}))
-    assert found.rows == [
+    extracted = extract_file(write_file(file, text), make_supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}))
+    assert extracted.rows == [
         (2, {"sku": "A", "name": 'one, "two"\r\nthree'}),
         (3, {"sku": "B", "name": None}),
         (5, {"sku": "C", "name": "x"}),
     ]
-    assert found.stats.blank_rows == 1
+    assert extracted.stats.blank_rows == 1
 
 
 @pytest.mark.parametrize("place", [0, 1, LARGE // 2, LARGE - 1])
@@ -75,8 +75,8 @@ def test_stray_and_valid_quotes(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """I17: rows after a stray quote are read and numbered like the rows before it."""
     monkeypatch.setattr(delimited, "PIECE", 64)
     text = 'sku,name\nA,"x, y"\nB,5" tire\nC,"two\nlines"\nD,6" tire\nE,"a ""b"""\n'
-    found = extract_file(write_file(file, text), make_supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}))
-    assert [(row, payload["name"]) for row, payload in found.rows] == [
+    extracted = extract_file(write_file(file, text), make_supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}))
+    assert [(row, payload["name"]) for row, payload in extracted.rows] == [
         (2, "x, y"), (3, '5" tire'), (4, "two\nlines"), (5, '6" tire'), (6, 'a "b"'),
     ]  # fmt: skip
 
@@ -98,8 +98,8 @@ def test_an_open_quote_does_not_join_rows(file: Path, text: str) -> None:
 def test_quotes_can_be_disabled(file: Path) -> None:
     """I17: with an empty `source.quote`, an open quote is a character."""
     config = make_supplier({"sku": {"from": "sku"}, "name": {"from": "name"}}, source={"quote": ""})
-    found = extract_file(write_file(file, 'sku,name\nA,"x\nB,y"\n'), config)
-    assert found.rows == [(2, {"sku": "A", "name": '"x'}), (3, {"sku": "B", "name": 'y"'})]
+    extracted = extract_file(write_file(file, 'sku,name\nA,"x\nB,y"\n'), config)
+    assert extracted.rows == [(2, {"sku": "A", "name": '"x'}), (3, {"sku": "B", "name": 'y"'})]
 
 
 def test_an_open_quote_in_the_last_row(file: Path) -> None:
@@ -110,22 +110,22 @@ def test_an_open_quote_in_the_last_row(file: Path) -> None:
 def test_ragged_rows(file: Path) -> None:
     """I9: a long row is bad; in a short row the missing cells are empty; delimiters at the end are ignored."""
     text = "sku,qty,price\nA,1,10.50,\nB\nC,1,1,x\nD,1,1,,,\nE,1,1,,,,y\n,1,1\n"
-    found = extract_file(write_file(file, text))
-    assert found.rows == [
+    extracted = extract_file(write_file(file, text))
+    assert extracted.rows == [
         (2, A),
         (3, {"sku": "B", "qty": None, "price_minor": None}),
         (5, {"sku": "D", "qty": 1, "price_minor": 100}),
     ]
     # Of a row with far too many cells the first one too many tells; E has blanks there, and only then something.
-    assert found.reasons[0] == (4, "ROW_TOO_LONG")
-    assert found.reasons[1:] == [(6, "ROW_TOO_LONG"), (7, "REQUIRED_MISSING")]
+    assert extracted.reasons[0] == (4, "ROW_TOO_LONG")
+    assert extracted.reasons[1:] == [(6, "ROW_TOO_LONG"), (7, "REQUIRED_MISSING")]
 
 
 def test_blank_rows(file: Path) -> None:
     """I8, §9: row numbers count all rows of the file; blank rows are neither good nor bad."""
-    found = extract_file(write_file(file, "\n\nsku,qty,price\n\nA,1,10.50\n,,\n  \nB,2,7\n\n\n"))
-    assert found.rows == [(5, A), (8, B)]
-    assert (found.stats.bad_rows, found.stats.blank_rows) == (0, 5)
+    extracted = extract_file(write_file(file, "\n\nsku,qty,price\n\nA,1,10.50\n,,\n  \nB,2,7\n\n\n"))
+    assert extracted.rows == [(5, A), (8, B)]
+    assert (extracted.stats.bad_rows, extracted.stats.blank_rows) == (0, 5)
 
 
 def test_trailing_delimiters_in_all_rows(file: Path) -> None:
@@ -163,9 +163,9 @@ PREAMBLE = "ООО «Ромашка»;;\nПрайс от 01.02.2026;;\n;;\nsku;q
 def test_a_preamble_and_totals(file: Path, header: Any) -> None:
     """I17: rows above the header are not data, and rows of totals are skipped."""
     config = make_supplier(STOCK, source={"header": header, "skip_rows": ["^Итого"]})
-    found = extract_file(write_file(file, PREAMBLE, "windows-1251"), config)
-    assert found.rows == [(5, A), (6, B)]
-    assert found.stats.skipped_rows == 1
+    extracted = extract_file(write_file(file, PREAMBLE, "windows-1251"), config)
+    assert extracted.rows == [(5, A), (6, B)]
+    assert extracted.stats.skipped_rows == 1
 
 
 def test_a_header_of_two_rows(file: Path) -> None:
@@ -177,8 +177,8 @@ def test_a_header_of_two_rows(file: Path) -> None:
         "bulk": {"from": "price / wholesale", "type": "money"},
         "qty": {"from": "stock", "type": "integer"},
     }
-    found = extract_file(write_file(file, text), make_supplier(columns, source={"header_rows": 2}))
-    assert found.rows == [(3, {"sku": "A", "retail": 1050, "bulk": 700, "qty": 1})]
+    extracted = extract_file(write_file(file, text), make_supplier(columns, source={"header_rows": 2}))
+    assert extracted.rows == [(3, {"sku": "A", "retail": 1050, "bulk": 700, "qty": 1})]
 
 
 def test_a_single_column(file: Path) -> None:
@@ -204,17 +204,17 @@ def test_a_blank_file(file: Path, content: bytes) -> None:
 
 def test_missing_columns(file: Path) -> None:
     """I6: the message names the missing column, its spellings and the columns of the file."""
-    text_of_error = read_refusal(write_file(file, "Code,qty,price\nA,1,2\n"), code=FailureCode.COLUMNS_MISSING)
-    assert "sku ('sku')" in text_of_error
-    assert "'Code', 'qty', 'price'" in text_of_error
+    refusal = read_refusal(write_file(file, "Code,qty,price\nA,1,2\n"), code=FailureCode.COLUMNS_MISSING)
+    assert "sku ('sku')" in refusal
+    assert "'Code', 'qty', 'price'" in refusal
 
 
 def test_columns_that_are_not_mapped(file: Path) -> None:
     """I6: with `source.exact`, an additional column is a mismatch."""
     config = make_supplier(STOCK, source={"exact": True})
     assert extract_file(write_file(file, PLAIN), config).rows == [(2, A), (3, B)]
-    text_of_error = read_refusal(write_file(file, "sku,qty,price,note\nA,1,2,x\n"), config, FailureCode.HEADER_MISMATCH)
-    assert "'note'" in text_of_error
+    refusal = read_refusal(write_file(file, "sku,qty,price,note\nA,1,2,x\n"), config, FailureCode.HEADER_MISMATCH)
+    assert "'note'" in refusal
 
 
 def test_a_header_row_beyond_the_file(file: Path) -> None:
@@ -234,8 +234,8 @@ def test_other_line_separators(file: Path) -> None:
     """I17: only line ends end rows, not form feeds or other separators of Unicode."""
     strange = "a\x0bb\x0cc\x85e\u2028f"
     assert read_tables(write_file(file, f"sku,{strange}\nA,{strange}\n"))[""] == [["sku", strange], ["A", strange]]
-    found = extract_file(file, make_supplier({"sku": {"from": "sku"}}, source={"exact": False}))
-    assert found.rows == [(2, {"sku": "A"})]
+    extracted = extract_file(file, make_supplier({"sku": {"from": "sku"}}, source={"exact": False}))
+    assert extracted.rows == [(2, {"sku": "A"})]
 
 
 @pytest.mark.parametrize("quote", ["", '5" '])

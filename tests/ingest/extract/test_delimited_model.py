@@ -16,7 +16,7 @@ from penstock.ingest.model import RunFailed
 from penstock.ingest.supplier import SupplierLimits, SupplierSource
 from tests.ingest.extraction import trim_row
 
-# Not U+FEFF, which is a mark rather than a character, nor what ends lines of the files that are written here.
+# Without U+FEFF, which is a byte order mark, and without the characters that end the lines of these files.
 CELLS = st.text(st.sampled_from("ab\",;|\t '\n\r1.Яж€😀\x0c\u2028#\\"), max_size=8)
 WIDTH = 4
 TABLES = st.lists(st.lists(CELLS, min_size=1, max_size=WIDTH), min_size=1, max_size=25)
@@ -75,10 +75,10 @@ def test_written_cells_are_read_by_both_parsers(
 @settings(max_examples=60)
 def test_without_quotes_lines_are_rows(lines: list[str], piece: int) -> None:
     """I17: without quotes, only line ends and delimiters have a meaning."""
-    kept = ["start", *(line.replace("\n", "").replace("\r", "") for line in lines)]
+    rows_of_text = ["start", *(line.replace("\n", "").replace("\r", "") for line in lines)]
     source: dict[str, Any] = {"delimiter": ",", "quote": "", "encoding": "utf-8"}
-    found = read("".join(f"{line}\n" for line in kept).encode(), piece, by_rows=False, **source)
-    assert found == [(n, trim_row(line.split(","))) for n, line in enumerate(kept, start=1)]
+    found = read("".join(f"{line}\n" for line in rows_of_text).encode(), piece, by_rows=False, **source)
+    assert found == [(n, trim_row(line.split(","))) for n, line in enumerate(rows_of_text, start=1)]
 
 
 @given(st.text(st.sampled_from('ab",\n\r'), max_size=60), st.integers(1, 40), FEW)

@@ -89,12 +89,12 @@ DAMAGE = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 25
 
 @given(st.sampled_from(archives()), DAMAGE, st.floats(0.2, 1))
 @settings(max_examples=150)
-def test_damaged_archives(whole: bytes, damage: list[tuple[float, int]], kept: float) -> None:
+def test_damaged_archives(archive_bytes: bytes, damage: list[tuple[float, int]], share: float) -> None:
     """I6: archives with wrong bytes, truncated at any position, become tables or a rejection."""
-    content = bytearray(whole)
+    content = bytearray(archive_bytes)
     for place, byte in damage:
         content[int(place * len(content))] = byte
-    assert read_outcome(bytes(content[: int(len(content) * kept)])) in ("read", "refused")
+    assert read_outcome(bytes(content[: int(len(content) * share)])) in ("read", "refused")
 
 
 @given(st.sampled_from(sorted(WRITERS)), DAMAGE)

@@ -49,11 +49,11 @@ def test_numbers_keep_their_digits(file: Path, is_lines: bool) -> None:
         "1e3",
         "9007199254740993",
     ]
-    kept = [*numbers[:5], "1000", numbers[6]]
+    texts = [*numbers[:5], "1000", numbers[6]]
     lines = [f'{{"n": {number}}}' for number in numbers]
     content = "\n".join(lines) if is_lines else f"[{','.join(lines)}]"
-    found = extract_file(write_file(file, content.encode()), make_supplier({"n": {"from": "n"}}))
-    assert [payload["n"] for _, payload in found.rows] == kept
+    extracted = extract_file(write_file(file, content.encode()), make_supplier({"n": {"from": "n"}}))
+    assert [payload["n"] for _, payload in extracted.rows] == texts
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_deep_nesting(file: Path) -> None:
     nested: Any = "x"
     for _ in range(40):
         nested = {"a": nested}
-    found = extract_file(write_file(file, [{"sku": "A", "deep": nested}]), make_supplier({"sku": {"from": "sku"}}))
-    assert found.rows == [(1, {"sku": "A"})]
+    extracted = extract_file(write_file(file, [{"sku": "A", "deep": nested}]), make_supplier({"sku": {"from": "sku"}}))
+    assert extracted.rows == [(1, {"sku": "A"})]
     read_refusal(write_file(file, b'[{"sku": ' + b"[" * 100_000))
     read_refusal(write_file(file, b'[{"sku": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]"))
 
@@ -92,8 +92,8 @@ def test_deep_nesting(file: Path) -> None:
 def test_lone_surrogates(file: Path) -> None:
     """I17: an escape of a lone surrogate is read without an error."""
     for content in (b'[{"sku": "\\ud83d"}]', b'{"sku": "\\ud83d"}\n{"sku": "\\ud83d\\ude00"}\n'):
-        found = extract_file(write_file(file, content), make_supplier({"sku": {"from": "sku"}}))
-        assert len(found.facts) + len(found.bad) == content.count(b"sku")
+        extracted = extract_file(write_file(file, content), make_supplier({"sku": {"from": "sku"}}))
+        assert len(extracted.facts) + len(extracted.bad) == content.count(b"sku")
 
 
 LONG = [

@@ -74,21 +74,21 @@ def test_spellings_and_fields_with_the_same_source(file: Path) -> None:
         "qty": {"from": "qty", "type": "integer"},
         "stock": {"from": "qty"},
     }
-    found = extract_file(write_file(file, LIST), make_supplier(columns))
-    assert found.rows[0] == (1, {"sku": "A", "qty": 1, "stock": "1"})
+    extracted = extract_file(write_file(file, LIST), make_supplier(columns))
+    assert extracted.rows[0] == (1, {"sku": "A", "qty": 1, "stock": "1"})
 
 
 def test_records_without_a_mapping(file: Path) -> None:
     """I18: without a mapping, every name is a field."""
-    found = extract_file(write_file(file, [{"b": 1}, {"a": {"c": "x"}}]), make_supplier())
-    assert found.rows == [(1, {"b": "1", "a.c": None}), (2, {"b": None, "a.c": "x"})]
+    extracted = extract_file(write_file(file, [{"b": 1}, {"a": {"c": "x"}}]), make_supplier())
+    assert extracted.rows == [(1, {"b": "1", "a.c": None}), (2, {"b": None, "a.c": "x"})]
 
 
 def test_items_that_are_not_objects_are_bad_rows(file: Path) -> None:
     """I9: a number or text in a list of objects is a bad row."""
-    found = extract_file(write_file(file, [LIST[0], 5, "x", None, [1], LIST[1]]))
-    assert found.rows == [(1, A), (6, B)]
-    assert found.reasons == [(n, "RECORD_MALFORMED") for n in (2, 3, 4, 5)]
+    extracted = extract_file(write_file(file, [LIST[0], 5, "x", None, [1], LIST[1]]))
+    assert extracted.rows == [(1, A), (6, B)]
+    assert extracted.reasons == [(n, "RECORD_MALFORMED") for n in (2, 3, 4, 5)]
 
 
 def test_lines_of_records(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,10 +113,10 @@ def test_lines_of_records(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for piece in (1 << 20, 7):
         monkeypatch.setattr(records, "_PIECE", piece)
-        found = extract_file(write_file(file, b"\n".join(lines)))
-        assert found.rows == [(1, A), (2, A), (13, B)]
-        assert found.reasons == [(n, "RECORD_MALFORMED") for n in range(5, 13)]
-        assert found.stats.blank_rows == 2
+        extracted = extract_file(write_file(file, b"\n".join(lines)))
+        assert extracted.rows == [(1, A), (2, A), (13, B)]
+        assert extracted.reasons == [(n, "RECORD_MALFORMED") for n in range(5, 13)]
+        assert extracted.stats.blank_rows == 2
 
 
 def test_a_line_without_end(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +133,8 @@ def test_records_in_any_encoding(file: Path, encoding: str, is_lines: bool) -> N
     items = [{"sku": "Ш-1", "name": "Шина зимняя"}, {"sku": "Ш-2", "name": "Диск литой"}] * 50
     lines = [json.dumps(item, ensure_ascii=False) for item in items]
     content = "\n".join(lines) + "\n" if is_lines else f"[{', '.join(lines)}]"
-    found = extract_file(write_file(file, content.encode(encoding)), make_supplier({"sku": {"from": "sku"}}))
-    assert [payload["sku"] for _, payload in found.rows] == ["Ш-1", "Ш-2"] * 50
+    extracted = extract_file(write_file(file, content.encode(encoding)), make_supplier({"sku": {"from": "sku"}}))
+    assert [payload["sku"] for _, payload in extracted.rows] == ["Ш-1", "Ш-2"] * 50
 
 
 def test_csv_that_starts_like_json(file: Path) -> None:

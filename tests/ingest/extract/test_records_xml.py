@@ -63,9 +63,9 @@ def test_nested_elements_and_attributes(file: Path) -> None:
         "w": {"from": "size.w", "type": "integer"},
         "unit": {"from": "size.h.@u"},
     }
-    found = extract_file(write_file(file, f"<shop><offers>{offer}{offer}</offers></shop>"), make_supplier(columns))
+    extracted = extract_file(write_file(file, f"<shop><offers>{offer}{offer}</offers></shop>"), make_supplier(columns))
     payload = {"id": "1", "kind": "k", "price": 1050, "currency": "RUB", "pic": "a", "w": 205, "unit": "mm"}
-    assert found.rows == [(1, payload), (2, payload)]
+    assert extracted.rows == [(1, payload), (2, payload)]
 
 
 def test_the_element_of_the_record_can_be_configured(file: Path) -> None:
@@ -81,9 +81,9 @@ def test_the_element_of_the_record_can_be_configured(file: Path) -> None:
 def test_records_in_groups(file: Path) -> None:
     """I19: elements are freed after reading, also the groups around them; records are numbered over all groups."""
     groups = "".join(f"<group>{ITEMS}</group>" for _ in range(3_000))
-    found = extract_file(write_file(file, f"<stock>{groups}</stock>"))
-    assert [number for number, _ in found.rows] == list(range(1, 6_001))
-    assert {payload["sku"] for _, payload in found.rows} == {"A", "B"}
+    extracted = extract_file(write_file(file, f"<stock>{groups}</stock>"))
+    assert [number for number, _ in extracted.rows] == list(range(1, 6_001))
+    assert {payload["sku"] for _, payload in extracted.rows} == {"A", "B"}
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "windows-1251", "koi8-r"])

@@ -27,16 +27,16 @@ def test_a_wide_header_above_many_short_rows(file: Path, stray: str, wide: str) 
         assert batch.first_row == rows + 1
         rows += batch.frame.height
     assert rows == text.count("\n")
-    found = extract_file(file, make_supplier({"sku": {"from": "sku" if wide == "," else 1}}))
-    assert len(found.facts) + len(found.bad) == rows - 1
-    assert {reason for _, reason in found.reasons} <= {"ROW_TOO_LONG"}
+    extracted = extract_file(file, make_supplier({"sku": {"from": "sku" if wide == "," else 1}}))
+    assert len(extracted.facts) + len(extracted.bad) == rows - 1
+    assert {reason for _, reason in extracted.reasons} <= {"ROW_TOO_LONG"}
 
 
 def test_too_many_columns(file: Path) -> None:
     """I19: a file with too many columns is rejected, and the message names the limit."""
     assert len(read_tables(write_file(file, "sku" + "," * (COLUMNS - 1) + "\na\n"))[""]) == 2
-    text_of_error = read_refusal(write_file(file, "sku" + "," * COLUMNS + "\na\n"), code=FailureCode.FILE_TOO_LARGE)
-    assert f"{COLUMNS:,} columns" in text_of_error
+    refusal = read_refusal(write_file(file, "sku" + "," * COLUMNS + "\na\n"), code=FailureCode.FILE_TOO_LARGE)
+    assert f"{COLUMNS:,} columns" in refusal
 
 
 def test_long_rows(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

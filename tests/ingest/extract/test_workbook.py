@@ -53,13 +53,13 @@ def test_every_kind_of_workbook(tmp_path: Path, kind: str) -> None:
         "Rims": [["Price list"], [], HEADER, ["C", 3, 0.01], [None, None, None], ["00D", "", True]],
     }
     columns = {**STOCK, "price_minor": {"from": "price", "empty": ["true"], "type": "money"}}
-    found = extract_file(WRITERS[kind](tmp_path / f"price.{kind}", sheets), make_supplier(columns))
-    assert found.of("Tyres") == [(2, A), (3, B)]
-    assert found.of("Rims") == [
+    extracted = extract_file(WRITERS[kind](tmp_path / f"price.{kind}", sheets), make_supplier(columns))
+    assert extracted.of("Tyres") == [(2, A), (3, B)]
+    assert extracted.of("Rims") == [
         (4, {"sku": "C", "qty": 3, "price_minor": 1}),
         (6, {"sku": "00D", "qty": None, "price_minor": None}),
     ]
-    assert found.stats.categories["Tyres"] == {"good_rows": 2, "bad_rows": 0}
+    assert extracted.stats.categories["Tyres"] == {"good_rows": 2, "bad_rows": 0}
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -72,8 +72,8 @@ def test_a_configured_format_is_required(tmp_path: Path) -> None:
     """I6: a CSV file is rejected if XLSX is configured."""
     file = tmp_path / "price.xlsx"
     file.write_text("sku,qty,price\nA,1,1\n")
-    text_of_error = read_refusal(file, make_supplier(STOCK, source={"format": "xlsx"}), FailureCode.FORMAT_UNKNOWN)
-    assert "is csv, but `source.format` is xlsx" in text_of_error
+    refusal = read_refusal(file, make_supplier(STOCK, source={"format": "xlsx"}), FailureCode.FORMAT_UNKNOWN)
+    assert "is csv, but `source.format` is xlsx" in refusal
 
 
 def test_cells_are_read_as_a_person_reads_them(tmp_path: Path) -> None:
@@ -165,9 +165,9 @@ def test_empty_rows_and_columns_before_the_table(tmp_path: Path, kind: str) -> N
 @pytest.mark.parametrize("kind", WRITERS)
 def test_empty_sheets_are_no_tables(tmp_path: Path, kind: str) -> None:
     """I17: empty sheets are ignored."""
-    found = extract_file(WRITERS[kind](tmp_path / "price.bin", {"Sheet0": [], "s": ROWS, "Sheet2": []}))
-    assert found.of("s") == [(2, A), (3, B)]
-    assert list(found.stats.categories) == ["s"]
+    extracted = extract_file(WRITERS[kind](tmp_path / "price.bin", {"Sheet0": [], "s": ROWS, "Sheet2": []}))
+    assert extracted.of("s") == [(2, A), (3, B)]
+    assert list(extracted.stats.categories) == ["s"]
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -190,17 +190,17 @@ def test_hidden_sheets_are_read_if_configured(tmp_path: Path) -> None:
                 sheet.very_hidden()
     assert list(read_tables(file)) == ["seen"]
     assert list(read_tables(file, sheets={"only": ["hidden", "very hidden"]})) == ["hidden", "very hidden"]
-    config = make_supplier(STOCK, source={"sheets": {"only": ["gone"]}})
-    assert "'gone'" in read_refusal(file, config)
+    config = make_supplier(STOCK, source={"sheets": {"only": ["missing"]}})
+    assert "'missing'" in read_refusal(file, config)
 
 
 def test_forty_sheets(tmp_path: Path) -> None:
     """I17: each sheet is a category, by name or by number; sheets can be skipped."""
     sheets: Sheets = {f"Sheet {n}": [HEADER, [f"A{n}", n, 1]] for n in range(1, 41)}
     file = xlsx(tmp_path / "forty.xlsx", sheets)
-    found = extract_file(file, make_supplier(STOCK, source={"sheets": {"category": "number", "skip": ["Sheet 2"]}}))
-    assert [fact["category_key"] for fact in found.facts] == [f"sheet{n}" for n in range(1, 41) if n != 2]
-    assert found.of("sheet14") == [(2, {"sku": "A14", "qty": 14, "price_minor": 100})]
+    extracted = extract_file(file, make_supplier(STOCK, source={"sheets": {"category": "number", "skip": ["Sheet 2"]}}))
+    assert [fact["category_key"] for fact in extracted.facts] == [f"sheet{n}" for n in range(1, 41) if n != 2]
+    assert extracted.of("sheet14") == [(2, {"sku": "A14", "qty": 14, "price_minor": 100})]
 
 
 def test_a_sheet_that_lacks_a_column(tmp_path: Path) -> None:

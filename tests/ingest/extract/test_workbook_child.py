@@ -50,8 +50,8 @@ def test_a_sheet_that_claims_a_million_rows(tmp_path: Path) -> None:
     """I19: the declared size of a sheet is not used, only its rows."""
     rows = row_of(1, "sku", "qty", "price") + "".join(row_of(n, f"A{n}", "1", "2") for n in range(2, 12))
     file = write_xlsx(tmp_path / "claims.xlsx", f'<dimension ref="A1:XFD1048576"/><sheetData>{rows}</sheetData>')
-    found = extract_file(file, make_supplier(STOCK, limits=SMALL))
-    assert [(number, payload["sku"]) for number, payload in found.rows] == [(n, f"A{n}") for n in range(2, 12)]
+    extracted = extract_file(file, make_supplier(STOCK, limits=SMALL))
+    assert [(number, payload["sku"]) for number, payload in extracted.rows] == [(n, f"A{n}") for n in range(2, 12)]
 
 
 def test_cells_in_opposite_corners(tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_a_cell_a_million_rows_down(tmp_path: Path) -> None:
     """I19: a narrow sheet with a stray cell in its last row is read."""
     rows = row_of(1, "sku", "qty", "price") + row_of(2, "A", "1", "10.50") + row_of(1048576, "B", "2", "7")
     file = write_xlsx(tmp_path / "stray.xlsx", f"<sheetData>{rows}</sheetData>")
-    found = extract_file(file, make_supplier(STOCK))
-    assert found.rows == [(2, A), (1048576, B)]
-    assert found.stats.blank_rows == 1048576 - 3
+    extracted = extract_file(file, make_supplier(STOCK))
+    assert extracted.rows == [(2, A), (1048576, B)]
+    assert extracted.stats.blank_rows == 1048576 - 3
 
 
 @pytest.mark.parametrize("columns", [1, 1024])
@@ -107,8 +107,8 @@ def test_a_workbook_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_workbook_that_was_cut(tmp_path: Path, kind: str, part: float) -> None:
     """I6: a truncated workbook is rejected, and nothing of it is published."""
     file = WRITERS[kind](tmp_path / f"cut.{kind}", {"s": ROWS * 100})
-    whole = file.read_bytes()
-    file.write_bytes(whole[: int(len(whole) * part)])
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * part)])
     read_refusal(file)
 
 
@@ -116,9 +116,9 @@ def test_a_workbook_that_was_cut(tmp_path: Path, kind: str, part: float) -> None
 def test_a_workbook_with_wrong_bytes(tmp_path: Path, kind: str) -> None:
     """I6: a damaged workbook gives tables or a rejection; a crash of the reader does not affect the process."""
     file = WRITERS[kind](tmp_path / f"damaged.{kind}", {"s": ROWS})
-    whole, chance = file.read_bytes(), random.Random(7)
+    content, chance = file.read_bytes(), random.Random(7)
     for _ in range(12):
-        damaged = bytearray(whole)
+        damaged = bytearray(content)
         for _ in range(chance.choice((1, 10, 100))):
             damaged[chance.randrange(len(damaged))] = chance.randrange(256)
         file.write_bytes(damaged)

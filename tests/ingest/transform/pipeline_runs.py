@@ -22,18 +22,18 @@ def supplier_of(columns: dict[str, dict[str, Any]], **more: Any) -> Supplier:
 def assert_as_expected(rows: list[list[str]], supplier: Supplier) -> None:
     """Run *rows* through the pipeline and the reference; the files must be equal."""
     with tempfile.TemporaryDirectory() as folder:
-        made = processed(rows, supplier, Path(folder))
-        wanted = reference.expect_files(rows, supplier, NAMES.run_id, NAMES.supplier)
-        for lines, content in ((made.facts, wanted.facts), (made.bad, wanted.bad)):
+        output = processed(rows, supplier, Path(folder))
+        expected = reference.expect_files(rows, supplier, NAMES.run_id, NAMES.supplier)
+        for lines, content in ((output.facts, expected.facts), (output.bad, expected.bad)):
             text = reference.encode_ndjson(content)
             assert lines.path.read_bytes().decode() == text.decode()
             assert (lines.artifact.sha256, lines.artifact.size) == (hashlib.sha256(text).hexdigest(), len(text))
         reasons: dict[str, int] = {}
-        for bad in wanted.bad:
+        for bad in expected.bad:
             reasons[bad["reason_code"]] = reasons.get(bad["reason_code"], 0) + 1
-        stats = made.stats
-        assert (stats.good_rows, stats.bad_rows) == (len(wanted.facts), len(wanted.bad))
-        assert (stats.blank_rows, stats.skipped_rows, stats.reasons) == (wanted.blank, wanted.skipped, reasons)
+        stats = output.stats
+        assert (stats.good_rows, stats.bad_rows) == (len(expected.facts), len(expected.bad))
+        assert (stats.blank_rows, stats.skipped_rows, stats.reasons) == (expected.blank, expected.skipped, reasons)
 
 
 def processed(rows: list[list[str]], supplier: Supplier, folder: Path) -> ProcessedFile:
@@ -44,10 +44,10 @@ def processed(rows: list[list[str]], supplier: Supplier, folder: Path) -> Proces
 
 
 def run_through(file: Path, supplier: Supplier, folder: Path) -> ProcessedFile:
-    made = ProcessedFile(folder)
+    output = ProcessedFile(folder)
     try:
-        process_file(file, supplier, NAMES, made, lambda _rows, _part: None)
-        settle_repeated_keys(made, supplier, NAMES, folder)
+        process_file(file, supplier, NAMES, output, lambda _rows, _part: None)
+        settle_repeated_keys(output, supplier, NAMES, folder)
     finally:
-        made.close()
-    return made
+        output.close()
+    return output

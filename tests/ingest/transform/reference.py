@@ -97,10 +97,10 @@ def _apply_duplicate_keys(result: Expected, supplier: Supplier, begin: dict[str,
     for fact in result.facts if supplier.duplicate_keys == "first" else reversed(result.facts):
         unique.setdefault(tuple(fact["payload"][name] for name in supplier.key), fact)
     numbers = {fact["row_number"] for fact in unique.values()}
-    gone = [fact["row_number"] for fact in result.facts if fact["row_number"] not in numbers]
+    dropped = [fact["row_number"] for fact in result.facts if fact["row_number"] not in numbers]
     result.facts = [fact for fact in result.facts if fact["row_number"] in numbers]
     bad = {"reason_code": "KEY_DUPLICATE", "column": ", ".join(supplier.key)}
-    result.bad += [{**begin, "row_number": number, **bad} for number in gone]
+    result.bad += [{**begin, "row_number": number, **bad} for number in dropped]
 
 
 def _validate_row(cells: dict[str, str], supplier: Supplier) -> tuple[dict[str, Value], dict[str, Any] | None]:
@@ -169,7 +169,7 @@ def _scale(number: Decimal, scale: int, *, rounds: bool) -> int | None:
     """Return *number* as an integer with *scale* decimal places; None if it has more."""
     with localcontext() as context:
         context.prec = 200
-        whole = number.scaleb(scale).to_integral_value(ROUND_HALF_UP)  # away from zero, in spite of its name
+        whole = number.scaleb(scale).to_integral_value(ROUND_HALF_UP)  # away from zero, despite its name
         return int(whole) if rounds or whole == number.scaleb(scale) else None
 
 
@@ -188,11 +188,11 @@ def _remove_blanks(text: str) -> str | None:
     """Remove the blanks between groups of thousands; None if blanks separate anything else."""
     if not any(letter in _BLANKS for letter in text):
         return text
-    whole, mark, behind = text.partition("," if "," in text else ".")
+    whole, mark, fraction = text.partition("," if "," in text else ".")
     first, *parts = re.split(f"[{_BLANKS}]", whole)
     is_parted = 1 <= len(first) <= 3 and first[0] != "0" and all(len(part) == 3 for part in parts)
-    are_digits = all(set(part) <= set("0123456789") for part in (first, *parts, behind))
-    return first + "".join(parts) + mark + behind if is_parted and are_digits and parts else None
+    are_digits = all(set(part) <= set("0123456789") for part in (first, *parts, fraction))
+    return first + "".join(parts) + mark + fraction if is_parted and are_digits and parts else None
 
 
 def _without(text: str, words: list[str]) -> str:
@@ -216,12 +216,12 @@ def _remove_groups(text: str, decimal: str | None) -> str | None:
             return None
         return before + after if could_be_grouped and decimal != marks[0] else f"{before or 0}.{after}"
     group, last = marks[0], marks[-1]
-    whole, behind = (text, "") if last == group else text.split(last) if marks.count(last) == 1 else (text, "")
+    whole, fraction = (text, "") if last == group else text.split(last) if marks.count(last) == 1 else (text, "")
     parts = whole.split(group)
     is_grouped = 1 <= len(parts[0]) <= 3 and parts[0][0] != "0" and all(len(part) == 3 for part in parts[1:])
     if not is_grouped or any(not part.isdigit() for part in parts):
         return None
-    return "".join(parts) + ("." + behind if behind else "")
+    return "".join(parts) + ("." + fraction if fraction else "")
 
 
 def _date(column: SupplierColumn, text: str) -> str | None:

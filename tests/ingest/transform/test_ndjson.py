@@ -33,8 +33,8 @@ def test_a_row_id_is_the_hash_of_canonical_json(texts: dict[str, str], numbers: 
     # A file of little more than control characters is no text, so there is some.
     header = [*(str(column["from"]) for column in columns.values()), "text" * 10_000]
     with tempfile.TemporaryDirectory() as folder:
-        made = processed([header, [*texts.values(), *map(str, numbers)]], supplier_of(columns), Path(folder))
-        line = made.facts.path.read_bytes()
+        output = processed([header, [*texts.values(), *map(str, numbers)]], supplier_of(columns), Path(folder))
+        line = output.facts.path.read_bytes()
     canonical = rfc8785.dumps(payload)
     assert line.endswith(b',"row_number":2,"payload":' + canonical + b"}\n")
     assert f'"row_id":"{hashlib.sha256(canonical).hexdigest()}"'.encode() in line
@@ -45,5 +45,5 @@ def test_a_row_id_is_the_hash_of_canonical_json(texts: dict[str, str], numbers: 
 def test_keys_of_different_fields_differ(first: list[str], second: list[str]) -> None:
     """I18, I19: keys with different fields have different hashes, for any content."""
     keys = pl.DataFrame([first, second], schema=["x", "y", "z"], orient="row")
-    made = keys.select(lines.hash_expressions([pl.col("x"), pl.col("y"), pl.col("z")], pl.lit("")))
-    assert (made.row(0) == made.row(1)) == (first == second)
+    hashes = keys.select(lines.hash_expressions([pl.col("x"), pl.col("y"), pl.col("z")], pl.lit("")))
+    assert (hashes.row(0) == hashes.row(1)) == (first == second)

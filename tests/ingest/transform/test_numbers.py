@@ -108,9 +108,9 @@ def test_numbers(column: dict[str, Any], cells: list[str]) -> None:
 def test_blanks_separate_only_thousands(kind: str, cell: str, value: int | None) -> None:
     """I18: blanks are allowed only between groups of three digits; two numbers in a cell are bad."""
     column = SupplierColumn.model_validate({"from": "cell", "type": kind, "scale": 2})
-    made = read_column(column, pl.Series([cell]), is_required=True)
+    column_values = read_column(column, pl.Series([cell]), is_required=True)
     known = {"integer": value, "money": (value or 0) * 100, "decimal": f"{value}.00"}[kind]
-    assert (made.value[0], made.is_bad[0]) == ((None, True) if value is None else (known, False))
+    assert (column_values.value[0], column_values.is_bad[0]) == ((None, True) if value is None else (known, False))
     assert reference.read_value(column, cell, is_required=True)[0] == (None if value is None else known)
 
 
@@ -174,9 +174,9 @@ def test_the_point_of_a_numeric_cell_is_decimal(
     ]
     write(file, rows)
     supplier = supplier_of(NUMERIC, keep_raw=True, source={"format": "auto", "encoding": "auto", "delimiter": "auto"})
-    made = run_through(file, supplier, tmp_path)
-    facts = [json.loads(line)["payload"] for line in made.facts.path.read_text().splitlines()]
-    bad = [json.loads(line) for line in made.bad.path.read_text().splitlines()]
+    output = run_through(file, supplier, tmp_path)
+    facts = [json.loads(line)["payload"] for line in output.facts.path.read_text().splitlines()]
+    bad = [json.loads(line) for line in output.bad.path.read_text().splitlines()]
     assert [tuple(fact[name] for name in NUMERIC) for fact in facts] == [
         (1235, "12.345", "12.345", "12.345", 1235),
         (150, "1.500", "1.5", "1.5", 1235),
@@ -195,5 +195,5 @@ def test_a_number_changed_by_replace_is_a_text(tmp_path: Path) -> None:
     file = tmp_path / "list.json"
     _json(file, [{"n": 12.345}])
     column = {"from": "n", "type": "money", "decimal": ".", "replace": {r"\.": ","}}
-    made = run_through(file, supplier_of({"price": column}, source={"format": "json"}), tmp_path)
-    assert json.loads(made.facts.path.read_text())["payload"] == {"price": 1234500}
+    output = run_through(file, supplier_of({"price": column}, source={"format": "json"}), tmp_path)
+    assert json.loads(output.facts.path.read_text())["payload"] == {"price": 1234500}

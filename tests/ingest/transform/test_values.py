@@ -61,8 +61,8 @@ def test_dates(kind: str, forms: list[str], cells: list[str]) -> None:
 def test_a_timestamp_keeps_its_time(form: str | None, cell: str, value: str | None) -> None:
     """I18: the time of every format is read to the second; a time of another zone is bad."""
     column = {"from": "cell", "type": "datetime", "formats": [form] if form else []}
-    made = read_column(SupplierColumn.model_validate(column), pl.Series([cell]), is_required=True)
-    assert (made.value[0], made.is_bad[0]) == (value, value is None)
+    column_values = read_column(SupplierColumn.model_validate(column), pl.Series([cell]), is_required=True)
+    assert (column_values.value[0], column_values.is_bad[0]) == (value, value is None)
     as_date = read_column(
         SupplierColumn.model_validate({**column, "type": "date"}), pl.Series([cell]), is_required=True
     )

@@ -29,12 +29,12 @@ def published(backend: TreeBackend, run_id: str, fence: int = 1) -> CurrentPoint
     """Store a state that is not current yet, and return its pointer."""
     pointer = CurrentPointer(run_id, sha256(run_id.encode()), fence, "2026-01-01T00:00:00+00:00")
     with backend.tree.open_work_folder(SUPPLIER, run_id) as work:
-        made = work / "state"
-        made.mkdir()
-        (made / paths.FACTS).write_bytes(run_id.encode())
-        (made / paths.POINTER).write_text(
+        state_folder = work / "state"
+        state_folder.mkdir()
+        (state_folder / paths.FACTS).write_bytes(run_id.encode())
+        (state_folder / paths.POINTER).write_text(
             f'{{"run_id": "{run_id}", "sha256": "{pointer.sha256}", "fence": {fence},'
             f' "published_at": "{pointer.published_at}"}}'
         )
-        backend.tree.publish(made, SUPPLIER, run_id)
+        backend.tree.publish(state_folder, SUPPLIER, run_id)
     return pointer
