@@ -229,12 +229,12 @@ class Settings(Section):
 def _describe_wrong_sink(refdata: RefdataSection, sink: DictionarySinkSection) -> str | None:
     """Return why the dictionary *sink* cannot read a feed, or None if it can."""
     code = sink.code
-    found = next((dictionary for dictionary in refdata.dictionaries if dictionary.code == code), None)
-    if found is None:
+    dictionary = next((dictionary for dictionary in refdata.dictionaries if dictionary.code == code), None)
+    if dictionary is None:
         return f"refdata.dictionaries has no dictionary {code}"
-    if found.load_sql is None or found.apply is not None:
+    if dictionary.load_sql is None or dictionary.apply is not None:
         return f"dictionary {code} reads the tables of harvest: it needs `loadSql` and must not have `apply`"
-    if found.retain_versions or found.max_drop_percent is not None:
+    if dictionary.retain_versions or dictionary.max_drop_percent is not None:
         reason = "apply to SNAPSHOT commands only, which a feed does not send; use limits.max_delete_ratio of the feed"
         return f"retainVersions and maxDropPercent of dictionary {code} {reason}"
     if refdata.tenants is not None and sink.tenant not in refdata.tenants:

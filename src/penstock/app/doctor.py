@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.app import factories, platform
-from penstock.app.schema import known_migrations
+from penstock.app.schema import platform_migrations
 from penstock.ingest.tree.location import make_tree
 from penstock.kernel.bus import Bus
 from penstock.kernel.config.sections import EMBEDDED
@@ -92,7 +92,7 @@ def _database_checks(db: Database, settings: Settings) -> dict[str, RunCheck]:
         return f"PostgreSQL {await db.check()}"
 
     async def schema() -> str:
-        return await _check_schema(db, known_migrations(settings))
+        return await _check_schema(db, platform_migrations(settings))
 
     return {"database": database, "schema": schema}
 
@@ -110,18 +110,20 @@ def _remote_checks(settings: Settings) -> dict[str, RunCheck]:
         checks["signals"] = lambda: _check_port_adapter(factories.make_redis(redis), "Redis answers")
     if settings.refdata.redis.nodes:
         checks["refdata signals"] = lambda: _check_port_adapter(factories.make_refdata_redis(settings), "Redis answers")
-    for name, opened, known in platform.schemas(settings)[1:]:
-        checks[name] = lambda opened=opened, known=known: _check_database(opened, known)  # type: ignore[misc]
+    for name, opened, migrations in platform.schemas(settings)[1:]:
+        checks[name] = lambda opened=opened, migrations=migrations: _check_database(opened, migrations)  # type: ignore[misc]
     return checks
 
 
-async def _check_database(opened: AbstractAsyncContextManager[Database], known: Sequence[migrate.Migration]) -> str:
+async def _check_database(
+    opened: AbstractAsyncContextManager[Database], migrations: Sequence[migrate.Migration]
+) -> str:
     async with opened as db:
-        return f"PostgreSQL {await db.check()}, {await _check_schema(db, known)}"
+        return f"PostgreSQL {await db.check()}, {await _check_schema(db, migrations)}"
 
 
-async def _check_schema(db: Database, known: Sequence[migrate.Migration]) -> str:
-    plan = await migrate.plan(db, known)
+async def _check_schema(db: Database, migrations: Sequence[migrate.Migration]) -> str:
+    plan = await migrate.plan(db, migrations)
     if plan.pending:
         await migrate.check_rights(db)
     status = f"{pluralize(len(plan.pending), 'migration')} to apply" if plan.pending else "up to date"

@@ -15,7 +15,7 @@ from penstock.app.platform import (
     open_refdata_database,
     search_path,
 )
-from penstock.app.schema import known_migrations, refdata_migrations, tracking_migrations
+from penstock.app.schema import platform_migrations, refdata_migrations, tracking_migrations
 from penstock.flows import runtime as flows_runtime
 from penstock.flows.runtime import FlowsPlatform, open_engine
 from penstock.harvest.runtime import HarvestPlatform
@@ -63,7 +63,7 @@ async def open_refdata(
             plain, bus = platform.db, platform.bus
         else:
             plain = await stack.enter_async_context(open_refdata_database(settings))
-            await migrate.migrate(plain, refdata_migrations() if section.postgres else known_migrations(settings))
+            await migrate.migrate(plain, refdata_migrations() if section.postgres else platform_migrations(settings))
             bus = make_bus(settings, plain)
             stack.push_async_callback(bus.close)
             await stack.enter_async_context(run_periodically(*journal_retention(settings, plain)))

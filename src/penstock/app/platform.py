@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from penstock.app.factories import make_bus, make_signals, make_storage
-from penstock.app.schema import known_migrations, refdata_migrations, tracking_migrations
+from penstock.app.schema import platform_migrations, refdata_migrations, tracking_migrations
 from penstock.kernel.bus import Bus
 from penstock.kernel.config.loader import resolve_secret
 from penstock.kernel.config.sections import EMBEDDED, DatabaseSection
@@ -54,7 +54,7 @@ async def open_platform(settings: Settings, telemetry: Telemetry) -> AsyncIterat
     """Yield the platform with all connections open and the schema up to date; close it at the end."""
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(open_database(settings))
-        await migrate.migrate(db, known_migrations(settings))
+        await migrate.migrate(db, platform_migrations(settings))
         bus = make_bus(settings, db)
         stack.push_async_callback(bus.close)
         signals = make_signals(settings, db)
@@ -141,7 +141,7 @@ def open_ingest_workspace(settings: Settings, *, uses_database: bool) -> Iterato
     @asynccontextmanager
     async def open_migrated() -> AsyncIterator[Database]:
         async with open_database(settings) as db:
-            await migrate.migrate(db, known_migrations(settings))
+            await migrate.migrate(db, platform_migrations(settings))
             yield db
 
     with open_workspace(settings.ingest, open_migrated if uses_database else None) as workspace:
@@ -150,7 +150,7 @@ def open_ingest_workspace(settings: Settings, *, uses_database: bool) -> Iterato
 
 def schemas(settings: Settings) -> list[Schema]:
     """Return every configured database: its name, the database to open, and its migrations."""
-    databases: list[Schema] = [("database", open_database(settings), known_migrations(settings))]
+    databases: list[Schema] = [("database", open_database(settings), platform_migrations(settings))]
     if settings.tracking.database is not None:
         tracking = open_database(settings, settings.tracking.database)
         databases.append(("tracking database", tracking, tracking_migrations()))

@@ -4,7 +4,7 @@ from penstock.kernel.db import migrate
 from penstock.settings import Settings
 
 
-def known_migrations(settings: Settings) -> list[migrate.Migration]:
+def platform_migrations(settings: Settings) -> list[migrate.Migration]:
     """Return every migration of the platform's database, the kernel's first."""
     own = {"tracking": settings.tracking.database, "refdata": settings.refdata.postgres}
     shared = [part for part in ("tracking", "refdata", "ingest", "harvest", "flows") if own.get(part) is None]

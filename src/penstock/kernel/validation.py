@@ -99,8 +99,8 @@ class Violation:
 
 def list_violations(details: Iterable[ErrorDetail], document: Any) -> list[Violation]:
     """Return one violation per path of *document*; the members of a union are named together."""
-    found = [Violation(_real_path(detail["loc"], document), describe_error(detail), detail) for detail in details]
-    return [_join([*same]) for _, same in groupby(found, key=lambda violation: violation.path)]
+    violations = [Violation(_real_path(detail["loc"], document), describe_error(detail), detail) for detail in details]
+    return [_join([*same]) for _, same in groupby(violations, key=lambda violation: violation.path)]
 
 
 def describe_error(detail: ErrorDetail) -> str:

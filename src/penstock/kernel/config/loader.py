@@ -93,8 +93,8 @@ def load(
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        found = list_violations(error.errors(), document)
-        raise _invalid([_locate(model, document, file, locations, violation) for violation in found]) from None
+        violations = list_violations(error.errors(), document)
+        raise _invalid([_locate(model, document, file, locations, violation) for violation in violations]) from None
 
 
 def _invalid(problems: Sequence[ConfigProblem]) -> BadConfig:

@@ -107,7 +107,7 @@ class ApiClient:
         """Return the response of the server unchanged; raise an error response as a PenstockError."""
         data = body if body is None or isinstance(body, bytes) else orjson.dumps(body)
         all_headers = {"content-type": "application/json", **(headers or {})}
-        # A long poll is allowed to take as long as was asked for.
+        # A long poll may take as long as requested.
         limit = aiohttp.ClientTimeout(total=self._timeout + wait)
         with self._report_outage():
             async with self._open_session.request(

@@ -78,9 +78,9 @@ class LivenessPulse:
         return telemetry.exposition()
 
     async def _run_checks(self, names: Iterable[str]) -> dict[str, HealthComponent]:
-        wanted = list(names)
-        found = await asyncio.gather(*(self._checks[name].run() for name in wanted))
-        return dict(zip(wanted, found, strict=True))
+        selected = list(names)
+        results = await asyncio.gather(*(self._checks[name].run() for name in selected))
+        return dict(zip(selected, results, strict=True))
 
 
 class _CachedCheck:

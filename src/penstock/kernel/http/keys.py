@@ -58,10 +58,10 @@ class KeyFile:
     def _read_stamp(self) -> tuple[int, ...] | None:
         """Return a value that changes with the file; None while it is missing."""
         try:
-            found = self._path.stat()
+            stat = self._path.stat()
         except OSError:
             return None
-        return found.st_ctime_ns, found.st_ino, found.st_size
+        return stat.st_ctime_ns, stat.st_ino, stat.st_size
 
     def _read(self) -> KeySet:
         try:
@@ -121,10 +121,10 @@ class KeyUrl:
             self._failure, self._fetch_from, self._old_from = None, now + KEYS_PAUSE, now + KEYS_LIFESPAN
 
 
-def _index_keys(found: jwt.PyJWKSet) -> KeySet:
-    if any(hasattr(key.key, "sign") for key in found.keys):
+def _index_keys(key_set: jwt.PyJWKSet) -> KeySet:
+    if any(hasattr(key.key, "sign") for key in key_set.keys):
         raise ValueError("the key set contains private keys; publish the public keys only")
-    return {key.key_id: key for key in found.keys}
+    return {key.key_id: key for key in key_set.keys}
 
 
 def _key_name(token: str) -> str | None:

@@ -1,4 +1,4 @@
--- Every move of every machine. `tx` lets a reader tell settled entries from those that may yet be preceded.
+-- Every move of every machine. With `tx` a reader distinguishes settled entries from those that others may still precede.
 CREATE TABLE journal (
     tx xid8 NOT NULL DEFAULT pg_current_xact_id(),
     id bigint GENERATED ALWAYS AS IDENTITY,

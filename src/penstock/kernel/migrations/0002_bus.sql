@@ -1,14 +1,14 @@
--- The bus on PostgreSQL. A partition is leased as a whole, so messages need no state of their own: settled ones are gone.
+-- The bus on PostgreSQL. A partition is leased as a whole, so messages have no state: settled messages are deleted.
 CREATE TABLE bus_partition (
     topic text NOT NULL,
     partition integer NOT NULL,
     fence bigint NOT NULL DEFAULT 0,
     holder text,
-    lease_until timestamptz,                            -- set while held; still set after its holder died
+    lease_until timestamptz,                            -- set while claimed; still set after the worker died
     taken_at timestamptz NOT NULL DEFAULT '-infinity',
-    taken_upto bigint,                                  -- the last message of the batch that is or was out
-    suspect_upto bigint,                                -- messages up to here were out when a worker died
-    head bigint,                                        -- the message `attempts` counts
+    taken_upto bigint,                                  -- the last message of the delivered batch
+    suspect_upto bigint,                                -- messages up to here were delivered when a worker died
+    head bigint,                                        -- the message that `attempts` belongs to
     attempts integer NOT NULL DEFAULT 0,
     due_at timestamptz NOT NULL DEFAULT '-infinity',
     PRIMARY KEY (topic, partition)
@@ -37,7 +37,7 @@ CREATE TABLE bus_dead_letter (
 );
 CREATE INDEX bus_dead_letter_topic ON bus_dead_letter (topic, id);
 
--- Messages for a broker outside, written in the transaction that gives cause to send them.
+-- Messages for an external broker, written in the transaction that causes them.
 CREATE TABLE bus_outbox (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     topic text NOT NULL,

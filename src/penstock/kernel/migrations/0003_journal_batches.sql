@@ -1,5 +1,5 @@
--- A statement that moves many rows notes them in one entry: subjects and what happened to each, side by side. An array
--- of one value holds for all. A row keeps the numbers of its entries itself, so nothing has to be indexed by subject.
+-- A statement that moves many rows writes one entry, with parallel arrays of subjects and their moves. An array with one
+-- value applies to all subjects. A row stores the numbers of its entries, so no index by subject is needed.
 ALTER TABLE journal DROP CONSTRAINT journal_pkey;
 DROP INDEX journal_subject;
 ALTER TABLE journal
@@ -24,19 +24,19 @@ ALTER TABLE journal
     ADD PRIMARY KEY (id);
 CREATE INDEX journal_tx ON journal (tx, id);
 
--- The moves one by one.
+-- One row per move.
 CREATE VIEW journal_move AS
 SELECT
     j.tx,
     j.id,
-    one.n,
+    element.n,
     j.machine,
-    one.subject,
-    j.sources[CASE cardinality(j.sources) WHEN 1 THEN 1 ELSE one.n END] AS source,
-    j.targets[CASE cardinality(j.targets) WHEN 1 THEN 1 ELSE one.n END] AS target,
-    j.actors[CASE cardinality(j.actors) WHEN 1 THEN 1 ELSE one.n END] AS actor,
+    element.subject,
+    j.sources[CASE cardinality(j.sources) WHEN 1 THEN 1 ELSE element.n END] AS source,
+    j.targets[CASE cardinality(j.targets) WHEN 1 THEN 1 ELSE element.n END] AS target,
+    j.actors[CASE cardinality(j.actors) WHEN 1 THEN 1 ELSE element.n END] AS actor,
     j.at,
-    j.reasons[CASE cardinality(j.reasons) WHEN 1 THEN 1 ELSE one.n END] AS reason,
-    j.fences[CASE cardinality(j.fences) WHEN 1 THEN 1 ELSE one.n END] AS fence
+    j.reasons[CASE cardinality(j.reasons) WHEN 1 THEN 1 ELSE element.n END] AS reason,
+    j.fences[CASE cardinality(j.fences) WHEN 1 THEN 1 ELSE element.n END] AS fence
 FROM journal j
-CROSS JOIN LATERAL (SELECT n::integer, subject FROM unnest(j.subjects) WITH ORDINALITY AS one (subject, n)) AS one;
+CROSS JOIN LATERAL (SELECT n::integer, subject FROM unnest(j.subjects) WITH ORDINALITY AS element (subject, n)) AS element;

@@ -23,7 +23,7 @@ def _read_checkout(folder: Path) -> str | None:
     """Return the commit that is checked out, with the suffix -dirty if files were changed."""
     command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() if found.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None
