@@ -104,7 +104,7 @@ class Deployment:
                 "query": _QUERY,
                 "kafka": {"externalTopics": [_TOPIC]},
             },
-            "ingest": {"root": str(self.harness.root), "poll": 0.1, "alerts": {"fails": 1}},
+            "ingest": {"root": str(self.harness.root), "poll": 0.1, "alerts": {"failed_runs": 1}},
             "harvest": {"feeds": {FEED: feed(source.url, page_size=5, pages_per_turn=1, every="P1D")}},
             "flows": {"python": ["posixpath"]},
         }

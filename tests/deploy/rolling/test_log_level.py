@@ -147,7 +147,7 @@ def test_an_invalid_file_is_refused_and_reported(harness: LogLevelHarness) -> No
     (harness.folder / "penstock.yaml").write_text("telemetry: {log_level: loud}")
     for role in harness.roles.values():
         until(lambda role=role: role.metric("penstock_config_invalid") == 1, f"{role.name} refuses it")  # type: ignore[misc]
-        assert role.logged("configuration_refused")[-1]["kept"] == "the one before"
+        assert role.logged("configuration_refused")[-1]["code"]
         assert role.status("readiness") == 200
     harness.write("INFO")
     for role in harness.roles.values():
