@@ -1,4 +1,4 @@
-"""F14: steps that are one HTTP request, against a real server."""
+"""F14: steps that send one HTTP request, on a real server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -22,17 +22,17 @@ SECRET = 'Bearer s3"cret-ß-long'
 
 
 class RecordingServer:
-    """Answers as it is told, and remembers what it was asked."""
+    """A server with scripted responses that records its requests."""
 
     def __init__(self) -> None:
         self.url = ""
-        self.asked: list[web.Request] = []
+        self.requests: list[web.Request] = []
         self.bodies: list[str] = []
         self.answer: Callable[[], web.Response] = web.Response
         self.holds: asyncio.Event | None = None
 
     async def handle(self, request: web.Request) -> web.Response:
-        self.asked.append(request)
+        self.requests.append(request)
         self.bodies.append(await request.text())
         if self.holds is not None:
             await self.holds.wait()
@@ -41,119 +41,119 @@ class RecordingServer:
 
 @pytest.fixture
 async def server() -> AsyncIterator[RecordingServer]:
-    found = RecordingServer()
+    recorder = RecordingServer()
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", found.handle)
+    app.router.add_route("*", "/{path:.*}", recorder.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    found.url = site.name + "/v1"
-    yield found
+    recorder.url = site.name + "/v1"
+    yield recorder
     await runner.cleanup()
 
 
 @asynccontextmanager
 async def worker_to(*allow: str, **secrets: str) -> AsyncIterator[Handler]:
-    known = {name: {"value": value, "to": allow[:1]} for name, value in secrets.items()}
-    section = HttpSection.model_validate({"allow": allow, "secrets": known})
+    entries = {name: {"value": value, "to": allow[:1]} for name, value in secrets.items()}
+    section = HttpSection.model_validate({"allow": allow, "secrets": entries})
     async with http_worker(section) as handler:
         yield handler
 
 
-async def asked(server: RecordingServer, step_io: MemoryStepIO | None = None, **inputs: Any) -> Json:
-    """The outputs of a request that must succeed."""
+async def send(server: RecordingServer, step_io: MemoryStepIO | None = None, **inputs: Any) -> Json:
+    """Send a request that must succeed, and return the outputs."""
     async with worker_to(server.url) as worker:
         return await run_step(worker, make_step("http", {"url": f"{server.url}/items", **inputs}, step_io=step_io))
 
 
-async def refused(server: RecordingServer, **inputs: Any) -> StepFailed:
+async def send_failing(server: RecordingServer, **inputs: Any) -> StepFailed:
     async with worker_to(server.url) as worker:
         return await run_failing_step(worker, make_step("http", {"url": f"{server.url}/items", **inputs}))
 
 
-async def test_a_request_is_made_as_it_is_written(server: RecordingServer) -> None:
-    """F14: method, parameters, headers and body reach the server, with a key that is the same at every attempt."""
+async def test_request_is_sent_as_written(server: RecordingServer) -> None:
+    """F14: method, parameters, headers and body, with the same idempotency key at every attempt."""
     inputs = {"method": "POST", "params": {"q": "a b", "n": [1, True]}, "headers": {"X-One": "1"}, "json": {"a": None}}
     async with worker_to(server.url) as worker:
         for attempt in (1, 2):
             await run_step(worker, make_step("http", {"url": f"{server.url}/items?x=y", **inputs}, attempt=attempt))
-    one, two = server.asked
-    assert (one.method, one.path_qs) == ("POST", "/v1/items?x=y&q=a+b&n=1&n=true")
-    assert (one.headers["X-One"], one.headers["Content-Type"]) == ("1", "application/json")
-    assert one.headers["Idempotency-Key"] == two.headers["Idempotency-Key"] == "run-1/step-1"
+    first, second = server.requests
+    assert (first.method, first.path_qs) == ("POST", "/v1/items?x=y&q=a+b&n=1&n=true")
+    assert (first.headers["X-One"], first.headers["Content-Type"]) == ("1", "application/json")
+    assert first.headers["Idempotency-Key"] == second.headers["Idempotency-Key"] == "run-1/step-1"
     assert server.bodies == ['{"a":null}'] * 2
-    await asked(server, method="PUT", body="plain", headers={"content-type": "text/csv"})
-    assert (server.bodies[-1], server.asked[-1].headers["Content-Type"]) == ("plain", "text/csv")
+    await send(server, method="PUT", body="plain", headers={"content-type": "text/csv"})
+    assert (server.bodies[-1], server.requests[-1].headers["Content-Type"]) == ("plain", "text/csv")
 
 
-async def test_the_answer_is_the_outputs(server: RecordingServer) -> None:
+async def test_response_is_the_outputs(server: RecordingServer) -> None:
     """F14: status, some headers, and the body as JSON or as text."""
     server.answer = lambda: web.json_response({"a": [1]}, headers={"ETag": "x", "X-Other": "y", "Set-Cookie": "c=1"})
-    outputs = await asked(server)
+    outputs = await send(server)
     assert outputs == {
         "status": 200,
         "headers": {"Content-Type": "application/json; charset=utf-8", "ETag": "x"},
         "json": {"a": [1]},
     }
     server.answer = lambda: web.Response(text="hé")
-    assert (await asked(server))["text"] == "hé"
+    assert (await send(server))["text"] == "hé"
     server.answer = lambda: web.Response(text="{oops", content_type="application/json")
-    assert (await asked(server))["text"] == "{oops"
+    assert (await send(server))["text"] == "{oops"
     server.answer = lambda: web.Response(status=204)
-    assert await asked(server) == {"status": 204, "headers": {}}
-    assert "cookie" not in {name.lower() for one in server.asked for name in one.headers}
+    assert await send(server) == {"status": 204, "headers": {}}
+    assert "cookie" not in {name.lower() for request in server.requests for name in request.headers}
 
 
 @pytest.mark.parametrize("body", [b"x" * (DOCUMENT_LIMIT + 1), b"\xff\x00", b"a\0b", b'"' * (DOCUMENT_LIMIT // 2)])
-async def test_what_no_output_can_hold_becomes_an_artifact(server: RecordingServer, body: bytes) -> None:
-    """F14: an answer that is too large, or no text, is kept as `body`, byte for byte."""
+async def test_large_and_binary_bodies_become_an_artifact(server: RecordingServer, body: bytes) -> None:
+    """F14: a body that is too large, or not text, is stored unchanged as `body`."""
     step_io = MemoryStepIO()
     server.answer = lambda: web.Response(body=body, content_type="text/plain")
-    outputs = await asked(server, step_io)
+    outputs = await send(server, step_io)
     assert (outputs["artifact"], outputs["bytes"]) == ("runs/run-1/step-1/body", len(body))
     assert step_io.written == {"body": body}
 
 
-async def test_an_answer_without_end_is_given_up(server: RecordingServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F14: nobody fills our memory."""
+async def test_unlimited_response_is_refused(server: RecordingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: a response above the limit does not fill the memory."""
     monkeypatch.setattr(kind, "BODY_LIMIT", 1_000)
     server.answer = lambda: web.Response(body=b"x" * 1_001)
-    error = await refused(server)
+    error = await send_failing(server)
     assert (error.error.code, error.retryable) == ("HTTP_TOO_LARGE", False)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_server_in_trouble_is_worth_another_try(server: RecordingServer, status: int) -> None:
-    """F10, F14: 429 and 5xx are retryable, and have a code of their own."""
+async def test_server_errors_are_retryable(server: RecordingServer, status: int) -> None:
+    """F10, F14: 429 and 5xx are retryable, with their own code."""
     server.answer = lambda: web.Response(status=status, text="busy", headers={"Retry-After": "7"})
-    error = await refused(server)
+    error = await send_failing(server)
     assert (error.error.code, error.retryable) == ("HTTP_UNAVAILABLE", True)
     assert error.error.details["status"] == status
     assert (error.error.details["body"], error.error.details["headers"]["Retry-After"]) == ("busy", "7")
 
 
 @pytest.mark.parametrize("status", [304, 400, 404, 409])
-async def test_a_refusal_is_final(server: RecordingServer, status: int) -> None:
-    """F10, F14: what the server refuses it will refuse again, unless the flow knows better."""
+async def test_client_errors_are_final(server: RecordingServer, status: int) -> None:
+    """F10, F14: other statuses are not retryable, unless the flow lists them."""
     server.answer = lambda: web.Response(status=status)
-    error = await refused(server)
+    error = await send_failing(server)
     assert (error.error.code, error.retryable) == ("HTTP_STATUS", False)
-    assert (await refused(server, retryOn=[status])).retryable is True
-    assert (await asked(server, expect=[status]))["status"] == status
+    assert (await send_failing(server, retryOn=[status])).retryable is True
+    assert (await send(server, expect=[status]))["status"] == status
     server.answer = lambda: web.Response(status=200)
-    assert (await refused(server, expect=[status])).error.code == "HTTP_STATUS"
+    assert (await send_failing(server, expect=[status])).error.code == "HTTP_STATUS"
 
 
-async def test_a_server_that_is_slow_or_away_is_worth_another_try(server: RecordingServer) -> None:
-    """F10, F14: no answer in time, and nobody there, are retryable."""
+async def test_timeouts_and_closed_ports_are_retryable(server: RecordingServer) -> None:
+    """F10, F14: a missing response and a closed port are retryable."""
     server.holds = asyncio.Event()
-    error = await refused(server, timeoutSeconds=0.05)
+    error = await send_failing(server, timeoutSeconds=0.05)
     assert (error.error.code, error.retryable) == ("HTTP_TIMEOUT", True)
     server.holds.set()
-    nobody = "http://127.0.0.1:9/"  # discard: nobody listens
-    async with worker_to(nobody) as worker:
-        error = await run_failing_step(worker, make_step("http", {"url": f"{nobody}x?token=t0p"}))
+    closed = "http://127.0.0.1:9/"  # discard: no server listens
+    async with worker_to(closed) as worker:
+        error = await run_failing_step(worker, make_step("http", {"url": f"{closed}x?token=t0p"}))
     assert (error.error.code, error.retryable) == ("HTTP_UNAVAILABLE", True)
     assert "t0p" not in str(error.error)
 
@@ -184,8 +184,8 @@ async def test_a_server_that_is_slow_or_away_is_worth_another_try(server: Record
         "file:///etc/passwd",
     ],
 )
-async def test_nobody_else_is_asked(server: RecordingServer, url: str) -> None:
-    """F14: only what begins with an entry of `flows.http.allow`, part by part; the error names the setting."""
+async def test_other_urls_are_refused(server: RecordingServer, url: str) -> None:
+    """F14: only URLs below an entry of `flows.http.allow` are allowed; the error names the setting."""
     root = server.url.removesuffix("/v1")
     meant = url.format(root=root, host=root.removeprefix("http://"))
     async with worker_to(server.url) as worker:
@@ -193,37 +193,35 @@ async def test_nobody_else_is_asked(server: RecordingServer, url: str) -> None:
     assert (error.error.code, error.retryable) == ("HTTP_NOT_ALLOWED", False)
     assert "flows.http.allow" in error.error.message
     assert "pass" not in error.error.message.replace("passwd", "")
-    assert server.asked == []
+    assert server.requests == []
 
 
-async def test_nothing_is_allowed_unless_it_is_named(server: RecordingServer) -> None:
-    """F14: by default no request goes anywhere."""
+async def test_no_url_is_allowed_by_default(server: RecordingServer) -> None:
+    """F14: without the setting no request is sent."""
     async with worker_to() as worker:
         error = await run_failing_step(worker, make_step("http", {"url": server.url}))
     assert error.error.code == "HTTP_NOT_ALLOWED"
 
 
-async def test_what_is_allowed_is_asked(server: RecordingServer) -> None:
-    """F14: the entry itself and all below it, with or without a slash at its end."""
+async def test_allowed_urls(server: RecordingServer) -> None:
+    """F14: the URL of an entry and all URLs below it, with or without a slash at its end."""
     for allow, path in (("", ""), ("", "/"), ("", "/a"), ("/", "/a/b%20c"), ("/a", "/a?x=../..")):
         async with worker_to("https://example.com/", server.url + allow) as worker:
             await run_step(worker, make_step("http", {"url": server.url + path}))
-    assert len(server.asked) == 5
+    assert len(server.requests) == 5
 
 
-async def test_a_redirect_is_not_followed(server: RecordingServer) -> None:
-    """F14: it could lead out of what is allowed, and secrets with it; where it leads is told."""
+async def test_redirects_are_not_followed(server: RecordingServer) -> None:
+    """F14: a redirect could lead to a URL that is not allowed, with the secrets; its location is an output."""
     server.answer = lambda: web.Response(status=302, headers={"Location": "http://169.254.169.254/latest"})
-    error = await refused(server)
-    assert (error.error.code, len(server.asked)) == ("HTTP_STATUS", 1)
-    outputs = await asked(server, expect=[302])
+    error = await send_failing(server)
+    assert (error.error.code, len(server.requests)) == ("HTTP_STATUS", 1)
+    outputs = await send(server, expect=[302])
     assert outputs["headers"]["Location"] == "http://169.254.169.254/latest"
 
 
-async def test_a_secret_goes_to_the_server_and_nowhere_else(
-    server: RecordingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F14: a header's secret is read by its name, and is in no output, error or log, even if the server repeats it."""
+async def test_secrets_are_masked(server: RecordingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: the value of a secret header is in no output, error or log, even if the server repeats it."""
     monkeypatch.setenv("FLOW_TOKEN", SECRET)
     step_io = MemoryStepIO()
     inputs = {"url": server.url, "secretHeaders": {"Authorization": "token"}}
@@ -235,31 +233,27 @@ async def test_a_secret_goes_to_the_server_and_nowhere_else(
         error = await run_failing_step(worker, make_step("http", inputs, step_io=step_io))
         server.answer = lambda: web.Response(body=b"\xff" + SECRET.encode())
         await run_step(worker, make_step("http", inputs, step_io=step_io))
-    assert server.asked[0].headers["Authorization"] == SECRET
+    assert server.requests[0].headers["Authorization"] == SECRET
     assert "***" in error.error.details["body"]
-    for told in (outputs, error.error, step_io.logs, step_io.written):
-        assert "s3" not in str(told)
+    for output in (outputs, error.error, step_io.logs, step_io.written):
+        assert "s3" not in str(output)
 
 
-async def test_a_secret_goes_only_where_it_is_meant_for(
-    server: RecordingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F14: an address may be allowed without being told every secret."""
+async def test_secrets_are_sent_only_to_their_urls(server: RecordingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: a URL may be allowed, but not for every secret."""
     monkeypatch.setenv("FLOW_TOKEN", SECRET)
     inputs = {"secretHeaders": {"Authorization": "token"}}
     async with worker_to(f"{server.url}/own", server.url, token="env:FLOW_TOKEN") as worker:
         for other in ("", "/own2", "/own/../other"):
             error = await run_failing_step(worker, make_step("http", {**inputs, "url": server.url + other}))
             assert error.error.code in ("SECRET_NOT_ALLOWED", "HTTP_NOT_ALLOWED")
-        assert server.asked == []
+        assert server.requests == []
         await run_step(worker, make_step("http", {**inputs, "url": f"{server.url}/own/place"}))
-    assert server.asked[0].headers["Authorization"] == SECRET
+    assert server.requests[0].headers["Authorization"] == SECRET
 
 
-async def test_a_secret_that_is_not_there_is_told_by_its_name(
-    server: RecordingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F14: a name nobody set, a reference to nothing, and one that no header can carry; never the value."""
+async def test_missing_secrets_are_named(server: RecordingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: an unset name, a missing reference and an invalid header value are errors without the value."""
     inputs = {"url": server.url, "secretHeaders": {"Authorization": "token"}}
     async with worker_to(server.url) as worker:
         assert (await run_failing_step(worker, make_step("http", inputs))).error.code == "SECRET_UNKNOWN"
@@ -269,7 +263,7 @@ async def test_a_secret_that_is_not_there_is_told_by_its_name(
         error = await run_failing_step(worker, make_step("http", inputs))
     assert error.error.code == "BAD_INPUTS"
     assert "lines" not in str(error.error)
-    assert server.asked == []
+    assert server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -286,13 +280,13 @@ async def test_a_secret_that_is_not_there_is_told_by_its_name(
         ({"proxy": "x"}, "inputs.proxy"),
     ],
 )
-async def test_inputs_are_looked_over_before(server: RecordingServer, wrong: Json, field: str) -> None:
-    """F2, F14: a mistake is told when the run is asked for, and the field is named; a reference is not one."""
+async def test_inputs_are_checked_before_a_run(server: RecordingServer, wrong: Json, field: str) -> None:
+    """F2, F14: errors are reported with the field when the run is created; a reference is not an error."""
     inputs = {"url": "${scope.url}", "timeoutSeconds": "${scope.wait}", "json": "${steps.a.outputs}"}
     check_inputs["http"](inputs)
-    with pytest.raises(Invalid, match=field) as told:
+    with pytest.raises(Invalid, match=field) as caught:
         check_inputs["http"]({"url": server.url, **wrong})
-    assert told.value.code == "BAD_INPUTS"
+    assert caught.value.code == "BAD_INPUTS"
     async with worker_to(server.url) as worker:
         assert (
             await run_failing_step(worker, make_step("http", {"url": server.url, **wrong}))

@@ -1,4 +1,4 @@
-"""F14: steps that are a function of Python."""
+"""F14: steps that call a Python function."""
 
 import asyncio
 import sys
@@ -32,7 +32,7 @@ async def note(what, step):
     await step.write("note", what)
     return {"run": step.run_id}
 
-def told(at: "FlowStep"):
+def take_step(at: "FlowStep"):
     return at.inputs["args"]
 
 def number(): return 7
@@ -52,46 +52,46 @@ worker = python_worker([MODULE])
 
 @pytest.fixture(autouse=True)
 def jobs() -> Iterator[None]:
-    """A module somebody wrote, and one below it."""
+    """Create a user's module, and a submodule."""
     module, below = ModuleType(MODULE), ModuleType(f"{MODULE}.below")
     exec(SOURCE, module.__dict__)
     exec("def hi(): return {'hi': 1}", below.__dict__)
     beside = ModuleType(f"{MODULE}2")
     exec("def hi(): return {'hi': 2}", beside.__dict__)
-    made = {one.__name__: one for one in (module, below, beside)}
-    sys.modules.update(made)
+    modules = {file.__name__: file for file in (module, below, beside)}
+    sys.modules.update(modules)
     yield
-    for name in made:
+    for name in modules:
         del sys.modules[name]
 
 
-def calling(name: str, module: str = MODULE, step_io: MemoryStepIO | None = None, **args: Any) -> FlowStep:
+def make_call_step(name: str, module: str = MODULE, step_io: MemoryStepIO | None = None, **args: Any) -> FlowStep:
     return make_step("python", {"call": f"{module}:{name}", "args": args}, step_io=step_io)
 
 
-async def test_a_function_is_called_with_its_args() -> None:
-    """F14: a function in a thread, so that it holds nobody up; one that is async where all others are."""
-    assert await run_step(worker, calling("add", a=2)) == {"sum": 3, "thread": False}
+async def test_function_is_called_with_its_args() -> None:
+    """F14: a function is called in a thread, a coroutine function in the event loop."""
+    assert await run_step(worker, make_call_step("add", a=2)) == {"sum": 3, "thread": False}
     is_main = threading.current_thread() is threading.main_thread()
-    assert await run_step(worker, calling("add_later", a=2, b=3)) == {"sum": 5, "thread": is_main}
-    assert await run_step(worker, calling("wrapped")) == {"sum": 3, "thread": is_main}
+    assert await run_step(worker, make_call_step("add_later", a=2, b=3)) == {"sum": 5, "thread": is_main}
+    assert await run_step(worker, make_call_step("wrapped")) == {"sum": 3, "thread": is_main}
 
 
-async def test_who_asks_for_the_step_gets_it() -> None:
-    """F14: a parameter called `step`, or annotated so, is the step."""
+async def test_parameter_step_receives_the_step() -> None:
+    """F14: a parameter named `step`, or with its annotation, is the step."""
     step_io = MemoryStepIO()
-    assert await run_step(worker, calling("note", step_io=step_io, what="hello")) == {"run": "run-1"}
+    assert await run_step(worker, make_call_step("note", step_io=step_io, what="hello")) == {"run": "run-1"}
     assert step_io.written == {"note": b"hello"}
-    assert await run_step(worker, calling("told")) == {}
+    assert await run_step(worker, make_call_step("take_step")) == {}
 
 
-async def test_what_it_returns_are_the_outputs() -> None:
-    """F14: an object is the outputs, nothing is none, anything else is their `result`."""
-    assert await run_step(worker, calling("number")) == {"result": 7}
-    assert await run_step(worker, calling("nothing")) == {}
+async def test_result_is_the_outputs() -> None:
+    """F14: an object is the outputs, None is no outputs, any other value is the output `result`."""
+    assert await run_step(worker, make_call_step("number")) == {"result": 7}
+    assert await run_step(worker, make_call_step("nothing")) == {}
     fits = DOCUMENT_LIMIT - len('{"text":""}')
-    assert len((await run_step(worker, calling("much", size=fits)))["text"]) == fits
-    for step in (calling("much", size=fits + 1), calling("secret")):
+    assert len((await run_step(worker, make_call_step("much", size=fits)))["text"]) == fits
+    for step in (make_call_step("much", size=fits + 1), make_call_step("secret")):
         error = await run_failing_step(worker, step)
         assert (error.error.code, error.retryable) == ("PYTHON_RESULT", False)
 
@@ -107,25 +107,25 @@ async def test_what_it_returns_are_the_outputs() -> None:
         ("main", "penstock.cli.main"),
     ],
 )
-async def test_only_what_is_allowed_is_called(call: tuple[str, str]) -> None:
-    """F14: only functions of modules that `flows.python` names, and of those below them."""
-    error = await run_failing_step(worker, calling(*call))
+async def test_only_allowed_functions_are_called(call: tuple[str, str]) -> None:
+    """F14: functions of the modules in `flows.python`, and of their submodules."""
+    error = await run_failing_step(worker, make_call_step(*call))
     expected = "PYTHON_NOT_FOUND" if call[1] == MODULE else "PYTHON_NOT_ALLOWED"
     assert (error.error.code, error.retryable) == (expected, False)
     assert "flows.python" in error.error.message or expected == "PYTHON_NOT_FOUND"
 
 
-async def test_a_module_below_is_allowed_with_the_one_above() -> None:
-    """F14: a package stands for its modules."""
-    assert await run_step(worker, calling("hi", f"{MODULE}.below")) == {"hi": 1}
-    assert (await run_failing_step(python_worker([]), calling("add", a=1))).error.code == "PYTHON_NOT_ALLOWED"
+async def test_submodules_are_allowed_with_their_package() -> None:
+    """F14: an entry of a package allows all its modules."""
+    assert await run_step(worker, make_call_step("hi", f"{MODULE}.below")) == {"hi": 1}
+    assert (await run_failing_step(python_worker([]), make_call_step("add", a=1))).error.code == "PYTHON_NOT_ALLOWED"
 
 
 @pytest.mark.parametrize("name", ["breaks", "breaks_later"])
 @pytest.mark.parametrize(("how", "kind"), [("value", "ValueError"), ("exit", "SystemExit"), ("stop", "RuntimeError")])
-async def test_what_it_raises_is_told(name: str, how: str, kind: str) -> None:
-    """F14: an exception becomes PYTHON_ERROR with its type, message and trace; even one that would end the program."""
-    error = await run_failing_step(worker, calling(name, how=how))
+async def test_exceptions_are_reported(name: str, how: str, kind: str) -> None:
+    """F14: PYTHON_ERROR has type, message and traceback, also for an exception that would end the process."""
+    error = await run_failing_step(worker, make_call_step(name, how=how))
     assert error.error.code == "PYTHON_ERROR"
     assert error.error.details["type"] == kind
     assert "\0" not in error.error.message
@@ -134,10 +134,10 @@ async def test_what_it_raises_is_told(name: str, how: str, kind: str) -> None:
         assert "flows/kinds" not in error.error.details["traceback"]
 
 
-async def test_a_function_that_takes_long_holds_up_no_other() -> None:
-    """F14: any number of them may block, and whoever stops waiting for one is not held."""
-    steps = [asyncio.create_task(run_step(worker, calling("blocks"))) for _ in range(50)]
-    assert await run_step(worker, calling("number")) == {"result": 7}
+async def test_blocking_functions_do_not_delay_others() -> None:
+    """F14: any number of functions may block, and a cancelled step does not wait for its function."""
+    steps = [asyncio.create_task(run_step(worker, make_call_step("blocks"))) for _ in range(50)]
+    assert await run_step(worker, make_call_step("number")) == {"result": 7}
     for step in steps[1:]:
         step.cancel()
     await asyncio.wait(steps[1:])
@@ -145,16 +145,16 @@ async def test_a_function_that_takes_long_holds_up_no_other() -> None:
     assert await steps[0] == {}
 
 
-async def test_its_own_failure_passes_as_it_is() -> None:
-    """F14: whoever raises StepFailed says himself what is wrong."""
-    error = await run_failing_step(worker, calling("fails"))
+async def test_step_failed_is_passed_on() -> None:
+    """F14: a function that raises StepFailed decides the error itself."""
+    error = await run_failing_step(worker, make_call_step("fails"))
     assert (error.error.code, error.error.details, error.retryable) == ("TOO_EARLY", {"at": 5}, True)
 
 
 @pytest.mark.parametrize("args", [{}, {"a": 1, "c": 2}])
-async def test_args_that_do_not_fit_are_refused(args: dict[str, Any]) -> None:
-    """F14: what the function would not take is told as an input, before it is called."""
-    error = await run_failing_step(worker, calling("add", **args))
+async def test_wrong_args_are_refused(args: dict[str, Any]) -> None:
+    """F14: arguments that do not match the parameters are BAD_INPUTS, before the call."""
+    error = await run_failing_step(worker, make_call_step("add", **args))
     assert (error.error.code, error.retryable) == ("BAD_INPUTS", False)
     assert "inputs.args" in error.error.message
 
@@ -170,8 +170,8 @@ async def test_args_that_do_not_fit_are_refused(args: dict[str, Any]) -> None:
         {"call": "a:b", "x": 1},
     ],
 )
-def test_inputs_are_looked_over_before(inputs: dict[str, Any]) -> None:
-    """F2, F14: what cannot be called is refused when the run is asked for, and the field is named."""
+def test_inputs_are_checked_before_a_run(inputs: dict[str, Any]) -> None:
+    """F2, F14: inputs that cannot be called are refused with the field when the run is created."""
     check: Callable[[dict[str, Any]], None] = check_inputs["python"]
     with pytest.raises(Invalid, match="inputs") as refused:
         check(inputs)

@@ -1,4 +1,4 @@
-"""F13, F15: the market kinds are a module that is loaded by its name, as a user's module is."""
+"""F13, F15: the market kinds are a module that is loaded by its name, like a user's module."""
 
 import sys
 from pathlib import Path
@@ -17,32 +17,34 @@ MARKET = {"OHLCV_EXPORT", "CHART_EXPORT", "LLM_REPORT"}
 TARGET: Json = {"tenant": "a", "dictionary": "B", "mode": "DELTA"}
 
 
-def made(catalogue: FlowCatalogue, section: FlowsSection) -> set[str]:
-    """The kinds that the modules of *catalogue* have workers of."""
+def list_kinds(catalogue: FlowCatalogue, section: FlowsSection) -> set[str]:
+    """Return the kinds that the modules of *catalogue* have workers of."""
     return {kind for workers in catalogue.make_workers(KindContext(section)) for kind in workers.handlers}
 
 
-def test_the_market_kinds_come_with_penstock() -> None:
-    """F13: with their checks before any worker is opened, and with their workers after."""
+def test_market_kinds_are_built_in() -> None:
+    """F13: their checks exist before any worker is opened, and their workers afterwards."""
     section = FlowsSection()
-    found = open_catalogue(section)
-    assert set(found.input_checks) == {*check_inputs, *MARKET}
-    assert list(found.report_checks) == ["CHART_EXPORT"]
-    assert made(found, section) == MARKET
+    catalogue = open_catalogue(section)
+    assert set(catalogue.input_checks) == {*check_inputs, *MARKET}
+    assert list(catalogue.report_checks) == ["CHART_EXPORT"]
+    assert list_kinds(catalogue, section) == MARKET
     assert not MARKET & set(check_inputs)
 
 
-def test_the_market_kinds_can_be_a_users_module() -> None:
-    """F15: `flows.modules` can name what the built-in modules name: the same checks and the same workers, once."""
+def test_market_kinds_can_be_a_user_module() -> None:
+    """F15: `flows.modules` may name a built-in module: the checks and workers exist once."""
     section = FlowsSection(modules=[*BUILT_IN_MODULES])
-    for found in (FlowCatalogue(section), open_catalogue(section)):
-        assert set(found.input_checks) >= MARKET
-        assert made(found, section) == MARKET
-        assert sum(len(make_worker.handlers) for make_worker in found.make_workers(KindContext(section))) == len(MARKET)
+    for catalogue in (FlowCatalogue(section), open_catalogue(section)):
+        assert set(catalogue.input_checks) >= MARKET
+        assert list_kinds(catalogue, section) == MARKET
+        assert sum(len(make_worker.handlers) for make_worker in catalogue.make_workers(KindContext(section))) == len(
+            MARKET
+        )
 
 
-def test_penstocks_own_modules_leave_the_path_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F15: the current folder joins the path for modules of users only."""
+def test_built_in_modules_do_not_change_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F15: the current folder is added to the path only for modules of users."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     open_catalogue(FlowsSection())
@@ -52,7 +54,7 @@ def test_penstocks_own_modules_leave_the_path_alone(tmp_path: Path, monkeypatch:
     assert sys.path[-1] == str(tmp_path)
 
 
-def test_a_module_cannot_replace_checks_of_built_in_kinds(tmp_path: Path) -> None:
+def test_modules_cannot_replace_built_in_checks(tmp_path: Path) -> None:
     """F12, F15: the checks of `http` and of the market kinds stay, whatever a module declares."""
     (tmp_path / "lenient.py").write_text(
         "from penstock.flows.step import ReportCheck, Workers\n"
@@ -60,21 +62,24 @@ def test_a_module_cannot_replace_checks_of_built_in_kinds(tmp_path: Path) -> Non
         "for kind in ('http', 'OHLCV_EXPORT', 'CHART_EXPORT'):\n"
         "    kinds.declare(kind, check_inputs=lambda inputs: None, check_report=accept)\n"
     )
-    found, plain = open_catalogue(FlowsSection(modules=[str(tmp_path / "lenient.py")])), open_catalogue(FlowsSection())
-    assert found.input_checks == plain.input_checks
-    assert found.report_checks["CHART_EXPORT"] is plain.report_checks["CHART_EXPORT"]
+    catalogue, plain = (
+        open_catalogue(FlowsSection(modules=[str(tmp_path / "lenient.py")])),
+        open_catalogue(FlowsSection()),
+    )
+    assert catalogue.input_checks == plain.input_checks
+    assert catalogue.report_checks["CHART_EXPORT"] is plain.report_checks["CHART_EXPORT"]
     with pytest.raises(Invalid, match="source"):
-        found.input_checks["OHLCV_EXPORT"]({})
+        catalogue.input_checks["OHLCV_EXPORT"]({})
 
 
 @pytest.mark.parametrize("name", ["images", "llm"])
-def test_a_missing_token_is_told_when_workers_are_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_token_is_reported_with_the_workers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """F13: a server without workers needs no secrets."""
     monkeypatch.delenv("MARKET_TOKEN", raising=False)
     section = FlowsSection.model_validate({name: {"token": "env:MARKET_TOKEN"}})
-    found = open_catalogue(section)
+    catalogue = open_catalogue(section)
     with pytest.raises(BadConfig, match=rf"flows\.{name}\.token") as caught:
-        found.make_workers(KindContext(section))
+        catalogue.make_workers(KindContext(section))
     assert caught.value.code == "SECRET_MISSING"
 
 
@@ -95,10 +100,10 @@ def test_a_missing_token_is_told_when_workers_are_made(name: str, monkeypatch: p
         ),
     ],
 )
-def test_inputs_are_looked_over_before(kind: str, good: Json, wrong: list[Json]) -> None:
-    """F2, F14: a mistake is told when the run is asked for, and the field is named; a reference is not one."""
+def test_inputs_are_checked_before_a_run(kind: str, good: Json, wrong: list[Json]) -> None:
+    """F2, F14: errors are reported with the field when the run is created; a reference is not an error."""
     check_inputs[kind](good)
     for inputs in wrong:
-        with pytest.raises(Invalid, match="inputs") as told:
+        with pytest.raises(Invalid, match="inputs") as caught:
             check_inputs[kind](inputs)
-        assert told.value.code == "BAD_INPUTS"
+        assert caught.value.code == "BAD_INPUTS"

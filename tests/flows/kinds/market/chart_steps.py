@@ -1,4 +1,4 @@
-"""Steps of charts for tests: what they ask for, and what their manifest tells."""
+"""Chart steps for tests: their inputs, and the results in their manifest."""
 
 import math
 import random
@@ -20,31 +20,31 @@ FILES = [{"step": "ohlcv", "name": "1h.json", "timeframe": "1h"}]
 HOUR = timedelta(hours=1)
 
 
-def asked(*names: str, **more: Any) -> Json:
+def chart_inputs(*names: str, **more: Any) -> Json:
     return {"requests": [{"id": name} for name in names], "files": FILES, **more}
 
 
-def drawn_by(api: ScriptedMarketServer, **more: Any) -> Workers:
+def make_api_workers(api: ScriptedMarketServer, **more: Any) -> Workers:
     images = {"url": f"{api.url}/render?key=hidden", "token": TOKEN_REF, **more}
     section = FlowsSection.model_validate({"images": images})
     return make_workers(KindContext(section, clock=ManualClock(BEGIN), pause=api.pause))
 
 
-HERE = make_workers(KindContext(FlowsSection()))
+LOCAL_WORKERS = make_workers(KindContext(FlowsSection()))
 
 
-def told(step_io: RunStepIO) -> tuple[list[str], list[tuple[str, str]]]:
-    """Which pictures came, and which did not, by the manifest."""
+def read_results(step_io: RunStepIO) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the ids of the rendered charts, and the ids and codes of the failed ones, from the manifest."""
     manifest = step_io.document("chart", "manifest.json")
     return [each["id"] for each in manifest["items"]], [(each["id"], each["code"]) for each in manifest["failures"]]
 
 
-def walk(number: int, price: float = 100.0, restless: float = 0.01, apart: timedelta = HOUR) -> list[Candle]:
-    """Candles of a made-up market, always the same."""
-    chance, candles = random.Random(3), []
+def walk(number: int, price: float = 100.0, volatility: float = 0.01, interval: timedelta = HOUR) -> list[Candle]:
+    """Return candles of an invented market; equal arguments have equal candles."""
+    rng, candles = random.Random(3), []
     for n in range(number):
-        close = price * math.exp(chance.gauss(0, restless))
-        high, low = max(price, close) * (1 + restless / 2), min(price, close) * (1 - restless / 2)
-        candles.append(Candle(BEGIN + n * apart, price, high, low, close, 1_000 * chance.random()))
+        close = price * math.exp(rng.gauss(0, volatility))
+        high, low = max(price, close) * (1 + volatility / 2), min(price, close) * (1 - volatility / 2)
+        candles.append(Candle(BEGIN + n * interval, price, high, low, close, 1_000 * rng.random()))
         price = close
     return candles

@@ -1,4 +1,4 @@
-"""Run steps without an engine: one by one, with logs and artifacts kept in dicts."""
+"""Execution of steps without an engine: one after the other, with logs and artifacts in memory."""
 
 import asyncio
 import inspect
@@ -23,11 +23,11 @@ class RunStepIO:
         self.artifacts: dict[tuple[str, str], bytes] = {}
         self.wrote: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
-    async def log(self, held: ClaimedStep, level: str, message: str) -> None:
-        self.logs.setdefault(held.step_id, []).append(f"{level}: {message}")
+    async def log(self, claimed: ClaimedStep, level: str, message: str) -> None:
+        self.logs.setdefault(claimed.step_id, []).append(f"{level}: {message}")
 
-    async def write(self, held: ClaimedStep, name: str, data: bytes) -> None:
-        self.artifacts[held.step_id, name] = data
+    async def write(self, claimed: ClaimedStep, name: str, data: bytes) -> None:
+        self.artifacts[claimed.step_id, name] = data
         self.wrote[name].set()
 
     async def read(self, run_id: str, step_id: str, name: str) -> bytes:
@@ -36,27 +36,29 @@ class RunStepIO:
         return self.artifacts[step_id, name]
 
     def document(self, step_id: str, name: str) -> Any:
-        """An artifact of JSON."""
+        """Return a JSON artifact."""
         return orjson.loads(self.artifacts[step_id, name])
 
     def step(self, kind: str, inputs: Mapping[str, Any], step_id: str | None = None) -> FlowStep:
-        """A step of this run, as its worker gets it."""
+        """Return a step of this run, as its handler receives it."""
         name = step_id or kind.partition("_")[0].lower()
         late = datetime(2026, 1, 1, tzinfo=UTC)
         return FlowStep(ClaimedStep(1, 1, "run-1", name, kind, 1, 1, inputs, {}, late, None, None, is_plain=True), self)
 
-    async def do(self, workers: Workers, kind: str, inputs: Mapping[str, Any], step_id: str | None = None) -> Json:
-        """The outputs of a step."""
+    async def run_step(
+        self, workers: Workers, kind: str, inputs: Mapping[str, Any], step_id: str | None = None
+    ) -> Json:
+        """Execute a step and return its outputs."""
         outputs = workers.handlers[kind](self.step(kind, inputs, step_id))
-        found = await outputs if inspect.isawaitable(outputs) else outputs
-        return dict(found or {})
+        result = await outputs if inspect.isawaitable(outputs) else outputs
+        return dict(result or {})
 
-    async def fail(
+    async def run_failing_step(
         self, workers: Workers, kind: str, inputs: Mapping[str, Any], step_id: str | None = None
     ) -> StepError:
-        """The error of a step that must fail."""
+        """Execute a step that must fail, and return its error."""
         try:
-            outputs = await self.do(workers, kind, inputs, step_id)
+            outputs = await self.run_step(workers, kind, inputs, step_id)
         except StepFailed as failed:
             return failed.error
         raise AssertionError(f"it did not fail: {outputs}")

@@ -1,4 +1,4 @@
-"""F12, F13: pictures drawn here or by an image API that fails in every way; the manifest tells what came of each."""
+"""F12, F13: charts of the local renderer or of a faulty image API; the manifest has the result of each."""
 
 import asyncio
 import hashlib
@@ -15,16 +15,16 @@ from penstock.flows.kinds.market.manifest import ChartRequest
 from penstock.flows.kinds.market.renderers import ChartImage, ChartRenderer, LocalRenderer
 from penstock.flows.step import Workers
 from penstock.kernel.errors import Transient
-from tests.flows.kinds.market.chart_steps import FILES, HERE, asked, drawn_by, told
+from tests.flows.kinds.market.chart_steps import FILES, LOCAL_WORKERS, chart_inputs, make_api_workers, read_results
 from tests.flows.kinds.market.run_step_io import RunStepIO
 from tests.flows.market_servers import (
     ScriptedMarketServer,
 )
 
 
-async def test_charts_are_drawn_here_by_default(step_io: RunStepIO) -> None:
-    """F12, F13: an SVG for each request, and a manifest with where each is, its size and its sha256."""
-    outputs = await step_io.do(HERE, CHART_EXPORT, asked("a", "b"))
+async def test_local_renderer_is_the_default(step_io: RunStepIO) -> None:
+    """F12, F13: an SVG per request, and a manifest with path, size and sha256 of each."""
+    outputs = await step_io.run_step(LOCAL_WORKERS, CHART_EXPORT, chart_inputs("a", "b"))
     assert (outputs["requested"], outputs["received"], outputs["partial"]) == (2, 2, False)
     assert outputs["manifest"] == "charts/run-1/chart/manifest.json"
     assert outputs["items"][0] == {"id": "a", "name": "a.svg", "path": "charts/run-1/chart/a.svg", "timeframe": None}
@@ -41,7 +41,7 @@ async def test_charts_are_drawn_here_by_default(step_io: RunStepIO) -> None:
     assert [each["id"] for each in manifest["requested"]] == ["a", "b"]
 
 
-async def test_a_request_that_cannot_be_drawn_costs_only_itself(step_io: RunStepIO) -> None:
+async def test_failed_request_does_not_fail_others(step_io: RunStepIO) -> None:
     """F12: each failure has its code; with `minImages` the others are a partial success."""
     requests = [
         {"id": "fine"},
@@ -53,9 +53,9 @@ async def test_a_request_that_cannot_be_drawn_costs_only_itself(step_io: RunStep
     more = [{"step": "ohlcv", "name": f"{t}.json", "timeframe": t} for t in ("1d", "4h")]
     step_io.artifacts["ohlcv", "4h.json"] = b'{"candles": 5}'
     inputs = {"requests": requests, "files": FILES + more, "minImages": 1}
-    outputs = await step_io.do(HERE, CHART_EXPORT, inputs)
+    outputs = await step_io.run_step(LOCAL_WORKERS, CHART_EXPORT, inputs)
     assert outputs["partial"] is True
-    assert told(step_io) == (
+    assert read_results(step_io) == (
         ["fine"],
         [
             ("odd", "UNKNOWN_TEMPLATE"),
@@ -67,22 +67,22 @@ async def test_a_request_that_cannot_be_drawn_costs_only_itself(step_io: RunStep
     assert len([line for line in step_io.logs["chart"] if line.startswith("warning")]) == 4
 
 
-async def test_too_few_pictures_fail_the_step_with_its_manifest(step_io: RunStepIO) -> None:
-    """F12: the manifest is written even then, and the error says what it says."""
-    error = await step_io.fail(
-        HERE, CHART_EXPORT, {"requests": [{"id": "a"}, {"id": "b", "template": "pie"}], "files": FILES}
+async def test_too_few_charts_fail_the_step(step_io: RunStepIO) -> None:
+    """F12: the manifest is written, and the error has the failures of the manifest."""
+    error = await step_io.run_failing_step(
+        LOCAL_WORKERS, CHART_EXPORT, {"requests": [{"id": "a"}, {"id": "b", "template": "pie"}], "files": FILES}
     )
     assert error.code == "TOO_FEW_IMAGES"
     assert error.details["failures"][0]["code"] == "UNKNOWN_TEMPLATE"
-    assert told(step_io) == (["a"], [("b", "UNKNOWN_TEMPLATE")])
+    assert read_results(step_io) == (["a"], [("b", "UNKNOWN_TEMPLATE")])
 
 
-async def test_inputs_that_make_no_sense(step_io: RunStepIO) -> None:
-    """F12: a worker does not begin what the engine would not believe."""
-    assert (await step_io.fail(HERE, CHART_EXPORT, asked("a", "a"))).code == "BAD_INPUTS"
+async def test_invalid_inputs_fail_the_step(step_io: RunStepIO) -> None:
+    """F12: the worker checks the inputs as the engine does."""
+    assert (await step_io.run_failing_step(LOCAL_WORKERS, CHART_EXPORT, chart_inputs("a", "a"))).code == "BAD_INPUTS"
 
 
-class _Stubborn:
+class _FaultyRenderer:
     """A renderer that crashes, hangs, or draws."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class _Stubborn:
         return await LocalRenderer().draw(request, series)
 
 
-def _done_by(renderer: ChartRenderer) -> Workers:
+def _make_workers(renderer: ChartRenderer) -> Workers:
     @asynccontextmanager
     async def opened() -> AsyncIterator[ChartRenderer]:
         yield renderer
@@ -107,48 +107,48 @@ def _done_by(renderer: ChartRenderer) -> Workers:
     return workers
 
 
-async def test_a_crash_costs_one_picture(step_io: RunStepIO) -> None:
-    """F12: a mistake of ours is a failure among others, and its insides are not told."""
-    await step_io.do(_done_by(_Stubborn()), CHART_EXPORT, asked("crash", "fine", minImages=1))
-    assert told(step_io) == (["fine"], [("crash", "INTERNAL")])
+async def test_crash_fails_one_chart(step_io: RunStepIO) -> None:
+    """F12: an unexpected error is a failure of the chart, and its message is not shown."""
+    await step_io.run_step(_make_workers(_FaultyRenderer()), CHART_EXPORT, chart_inputs("crash", "fine", minImages=1))
+    assert read_results(step_io) == (["fine"], [("crash", "INTERNAL")])
     assert b"private" not in step_io.artifacts["chart", "manifest.json"]
 
 
-async def test_a_step_that_is_stopped_leaves_its_manifest(step_io: RunStepIO) -> None:
-    """F12: even when the time is up half-way, what is known is written."""
-    renderer = _Stubborn()
-    doing = asyncio.create_task(step_io.do(_done_by(renderer), CHART_EXPORT, asked("fine", "hang")))
+async def test_stopped_step_writes_its_manifest(step_io: RunStepIO) -> None:
+    """F12: a step that is cancelled writes the results so far."""
+    renderer = _FaultyRenderer()
+    doing = asyncio.create_task(step_io.run_step(_make_workers(renderer), CHART_EXPORT, chart_inputs("fine", "hang")))
     await renderer.hanging.wait()
     await step_io.wrote["fine.svg"].wait()
     doing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doing
-    assert told(step_io) == (["fine"], [("hang", "STOPPED")])
+    assert read_results(step_io) == (["fine"], [("hang", "STOPPED")])
 
 
-async def test_a_cancelled_step_begins_no_more_pictures(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
-    """F9, F12: after it is told to stop nothing is asked for, and the manifest says so."""
-    step = step_io.step(CHART_EXPORT, asked("a", "b", minImages=0))
+async def test_cancelled_step_starts_no_more_charts(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
+    """F9, F12: after the cancellation no request is sent, and the manifest has STOPPED."""
+    step = step_io.step(CHART_EXPORT, chart_inputs("a", "b", minImages=0))
     step.cancelled.set()
-    outputs: Any = drawn_by(api).handlers[CHART_EXPORT](step)
+    outputs: Any = make_api_workers(api).handlers[CHART_EXPORT](step)
     assert (await outputs)["received"] == 0
-    assert told(step_io) == ([], [("a", "STOPPED"), ("b", "STOPPED")])
+    assert read_results(step_io) == ([], [("a", "STOPPED"), ("b", "STOPPED")])
     assert not api.bodies
 
 
-class _Full(RunStepIO):
-    """A store that takes manifests only."""
+class _FullStorage(RunStepIO):
+    """A store that accepts only manifests."""
 
-    async def write(self, held: Any, name: str, data: bytes) -> None:
+    async def write(self, claimed: Any, name: str, data: bytes) -> None:
         if not name.endswith(".json"):
             raise Transient("STORAGE_DOWN", "the store does not answer")
-        await super().write(held, name, data)
+        await super().write(claimed, name, data)
 
 
-async def test_a_picture_that_cannot_be_kept_did_not_come(step_io: RunStepIO) -> None:
-    """F12: what is not an artifact is no item."""
-    full = _Full()
+async def test_chart_that_cannot_be_stored_is_a_failure(step_io: RunStepIO) -> None:
+    """F12: a chart without an artifact is not an item."""
+    full = _FullStorage()
     full.artifacts |= step_io.artifacts
-    error = await full.fail(HERE, CHART_EXPORT, asked("a"))
+    error = await full.run_failing_step(LOCAL_WORKERS, CHART_EXPORT, chart_inputs("a"))
     assert error.code == "TOO_FEW_IMAGES"
-    assert told(full) == ([], [("a", "STORAGE_DOWN")])
+    assert read_results(full) == ([], [("a", "STORAGE_DOWN")])

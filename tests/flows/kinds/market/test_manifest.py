@@ -1,4 +1,4 @@
-"""F12: what CHART_EXPORT asks for, the manifest, and what it comes to."""
+"""F12: the inputs of CHART_EXPORT, the manifest, and its check."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ INPUTS = {"requests": ABC, "minImages": 2}
 NAMES = ["a.svg", "b.svg", "c.svg", "manifest.json"]
 
 
-def manifest(items: str = "abc", failures: str = "", requested: str = "abc") -> dict[str, list[Any]]:
+def make_document(items: str = "abc", failures: str = "", requested: str = "abc") -> dict[str, list[Any]]:
     return {
         "requested": [{"id": name} for name in requested],
         "items": [{"id": name, "name": f"{name}.svg"} for name in items],
@@ -38,20 +38,20 @@ def manifest(items: str = "abc", failures: str = "", requested: str = "abc") -> 
     }
 
 
-def found(document: object, inputs: dict[str, Any] | None = None, names: list[str] | None = None) -> Any:
+def check(document: object, inputs: dict[str, Any] | None = None, names: list[str] | None = None) -> Any:
     data = document if isinstance(document, bytes) else orjson.dumps(document)
     return check_manifest(data, inputs or INPUTS, NAMES if names is None else names)
 
 
-def refused(inputs: dict[str, Any]) -> str:
+def refuse(inputs: dict[str, Any]) -> str:
     with pytest.raises(Invalid) as caught:
         parse_chart_inputs(inputs)
     assert (caught.value.code, caught.value.status) == ("BAD_INPUTS", 422)
     return caught.value.message
 
 
-def test_all_are_needed_unless_it_is_said() -> None:
-    """F12: `minImages` is how many were requested, where it is not given; 0 is a number like any other."""
+def test_min_images_is_all_by_default() -> None:
+    """F12: without `minImages` all requested charts are required; 0 is a valid number."""
     assert parse_chart_inputs({"requests": ABC}).min_images == 3
     assert parse_chart_inputs(INPUTS).min_images == 2
     assert parse_chart_inputs({"requests": ABC, "minImages": 0}).min_images == 0
@@ -77,14 +77,14 @@ def test_all_are_needed_unless_it_is_said() -> None:
         ({"chartTemplateId": "candles", "timeframes": ["1h", "1h"]}, "'candles-1h' is not unique"),
     ],
 )
-def test_inputs_that_make_no_sense_are_named(inputs: dict[str, Any], named: str) -> None:
-    """F12: more pictures than requested, ids that come twice, and whatever else is wrong: 422, naming it."""
-    assert named in refused(inputs)
+def test_invalid_inputs_are_named(inputs: dict[str, Any], named: str) -> None:
+    """F12: more images than requests, duplicate ids, and other errors are 422 with the path of the input."""
+    assert named in refuse(inputs)
     with pytest.raises(Invalid):
         check_unresolved_inputs(inputs)
 
 
-def test_a_template_stands_for_requests() -> None:
+def test_template_is_expanded_to_requests() -> None:
     """F12: `chartTemplateId` is one request, or one for each timeframe."""
     assert [each.id for each in parse_chart_inputs({"chartTemplateId": "candles"}).requests] == ["candles"]
     several = parse_chart_inputs({"chartTemplateId": "candles", "timeframes": ["1h", "1d"]}).requests
@@ -101,8 +101,8 @@ def test_a_template_stands_for_requests() -> None:
         {"chartTemplateId": "${scope.template}", "timeframes": "${scope.timeframes}", "minImages": 3},
     ],
 )
-def test_what_is_referred_to_is_judged_later(inputs: dict[str, Any]) -> None:
-    """F12: a reference is no mistake when the run is made."""
+def test_references_are_checked_later(inputs: dict[str, Any]) -> None:
+    """F12: a reference is not an error when the run is created."""
     check_unresolved_inputs(inputs)
 
 
@@ -116,8 +116,8 @@ def test_what_is_referred_to_is_judged_later(inputs: dict[str, Any]) -> None:
         {"requests": "${scope.requests}", "minimages": 1},
     ],
 )
-def test_what_stands_beside_a_reference_is_judged_at_once(inputs: dict[str, Any]) -> None:
-    """F12: a mistake that no reference can mend is told when the run is made."""
+def test_values_beside_references_are_checked_at_once(inputs: dict[str, Any]) -> None:
+    """F12: an error that does not depend on a reference is reported when the run is created."""
     with pytest.raises(Invalid):
         check_unresolved_inputs(inputs)
 
@@ -125,23 +125,23 @@ def test_what_stands_beside_a_reference_is_judged_at_once(inputs: dict[str, Any]
 @pytest.mark.parametrize(
     ("items", "failures", "partial"), [("abc", "", False), ("ab", "c", True), ("ac", "b", True), ("ab", "", True)]
 )
-def test_enough_pictures_are_a_success(items: str, failures: str, partial: bool) -> None:
-    """F12: with `minImages` or more the step has succeeded; `partial` tells that some are missing."""
+def test_enough_charts_are_a_success(items: str, failures: str, partial: bool) -> None:
+    """F12: with `minImages` or more the step succeeds; `partial` is true if charts are missing."""
     received = {"requested": 3, "received": len(items), "partial": partial}
-    assert found(manifest(items, failures)) == received
+    assert check(make_document(items, failures)) == received
 
 
-def test_too_few_pictures_are_a_failure() -> None:
-    """F12: with fewer the step has failed, and its error names what failed."""
-    error = found(manifest("b", "ac"))
+def test_too_few_charts_are_a_failure() -> None:
+    """F12: with fewer than `minImages` the step fails, and the error has the failures."""
+    error = check(make_document("b", "ac"))
     assert (error.code, error.message) == ("TOO_FEW_IMAGES", "1 of 3 charts were rendered; minImages is 2")
     assert [each["id"] for each in error.details["failures"]] == ["a", "c"]
     assert error.details["failures"][0]["code"] == "IMAGE_TIMEOUT"
     assert (error.details["requested"], error.details["received"], error.details["minImages"]) == (3, 1, 2)
 
 
-def test_no_manifest_is_a_failure() -> None:
-    """F12: a worker's word is not enough."""
+def test_missing_manifest_is_a_failure() -> None:
+    """F12: the report of a worker without a manifest is not sufficient."""
     error = check_manifest(None, INPUTS, NAMES)
     assert isinstance(error, StepError)
     assert error.code == "MANIFEST_MISSING"
@@ -159,37 +159,37 @@ def test_no_manifest_is_a_failure() -> None:
         None,
         {},
         {"requested": [], "items": []},
-        {**manifest(), "items": {}},
-        {**manifest(), "items": [{"id": "a"}]},
-        {**manifest(), "items": [{"id": "a", "name": "../a.svg"}]},
-        {**manifest(), "items": [{"id": "a", "name": "manifest.json"}, {"id": "b", "name": "b.svg"}]},
-        {**manifest(), "items": [{"id": "a", "name": "a.svg"}, {"id": "b", "name": "a.svg"}]},
-        {**manifest("ab"), "failures": [{"id": "c", "code": "too long"}]},
-        manifest("aab"),
-        manifest("ab", "cc"),
-        manifest("abc", "c"),
-        manifest("abd"),
-        manifest("ab", "d"),
-        manifest(requested="ab", items="ab"),
-        manifest(requested="abcd"),
-        manifest(requested="aabc"),
+        {**make_document(), "items": {}},
+        {**make_document(), "items": [{"id": "a"}]},
+        {**make_document(), "items": [{"id": "a", "name": "../a.svg"}]},
+        {**make_document(), "items": [{"id": "a", "name": "manifest.json"}, {"id": "b", "name": "b.svg"}]},
+        {**make_document(), "items": [{"id": "a", "name": "a.svg"}, {"id": "b", "name": "a.svg"}]},
+        {**make_document("ab"), "failures": [{"id": "c", "code": "too long"}]},
+        make_document("aab"),
+        make_document("ab", "cc"),
+        make_document("abc", "c"),
+        make_document("abd"),
+        make_document("ab", "d"),
+        make_document(requested="ab", items="ab"),
+        make_document(requested="abcd"),
+        make_document(requested="aabc"),
     ],
 )
-def test_a_manifest_that_contradicts_itself_is_not_believed(document: object) -> None:
-    """F12: what is no manifest, counts a picture twice, or is not of what was requested, is MANIFEST_INVALID."""
-    error = found(document)
+def test_inconsistent_manifest_is_invalid(document: object) -> None:
+    """F12: other data, duplicate charts, or charts that were not requested are MANIFEST_INVALID."""
+    error = check(document)
     assert isinstance(error, StepError)
     assert error.code == "MANIFEST_INVALID"
 
 
-def test_a_picture_that_is_not_there_does_not_count() -> None:
+def test_items_must_be_artifacts() -> None:
     """F12: an item must be an artifact of the step."""
-    error = found(manifest("abc"), names=["a.svg", "b.svg", "manifest.json"])
+    error = check(make_document("abc"), names=["a.svg", "b.svg", "manifest.json"])
     assert (error.code, error.details) == ("ARTIFACT_MISSING", {"missing": ["c.svg"]})
 
 
-def test_a_manifest_of_hundreds_of_failures_fits_an_error() -> None:
-    """F12: what is told of failures stays small, however many there are."""
+def test_details_of_many_failures_are_limited() -> None:
+    """F12: the details of the error stay small for any number of failures."""
     requests = [ChartRequest(id=f"r{n}") for n in range(REQUEST_LIMIT)]
     failures = [ChartFailure(id=each.id, code="IMAGE_ERROR", message="x" * 500) for each in requests]
     data = make_manifest(requests, [], failures).as_bytes()
@@ -199,18 +199,18 @@ def test_a_manifest_of_hundreds_of_failures_fits_an_error() -> None:
     assert len(orjson.dumps(error.as_dict())) < 100_000
 
 
-def test_other_workers_may_tell_more() -> None:
-    """F12: fields we do not know are no contradiction."""
-    more = {**manifest(), "producer": "theirs", "items": [{"id": n, "name": f"{n}.svg", "dpi": 96} for n in "abc"]}
-    assert found(more)["received"] == 3
+def test_unknown_fields_are_accepted() -> None:
+    """F12: other workers may add fields to the manifest."""
+    more = {**make_document(), "producer": "theirs", "items": [{"id": n, "name": f"{n}.svg", "dpi": 96} for n in "abc"]}
+    assert check(more)["received"] == 3
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(60, soak=2_000))
 @given(st.data())
-def test_a_manifest_is_read_as_it_was_written(data: st.DataObject) -> None:
-    """F12: requested, items and failures come back in order, and `evaluate_manifest` counts them."""
+def test_manifest_round_trip(data: st.DataObject) -> None:
+    """F12: requested, items and failures are read in order, and `evaluate_manifest` counts them."""
     ids = data.draw(
         st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True), unique=True, min_size=1)
     )

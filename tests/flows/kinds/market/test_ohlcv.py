@@ -1,4 +1,4 @@
-"""F13: candles from CSV, Parquet and SQL, resample; what cannot be a candle is counted and told."""
+"""F13: candles from CSV, Parquet and SQL, resampled; rejected rows are counted and reported."""
 
 import os
 import random
@@ -45,18 +45,18 @@ def step_io() -> RunStepIO:
     return RunStepIO()
 
 
-def asked(*timeframes: str, file: str = "candles.csv", **more: Any) -> Json:
+def export_inputs(*timeframes: str, file: str = "candles.csv", **more: Any) -> Json:
     return {"source": {"file": file}, "timeframes": list(timeframes) or ["1h"], **more}
 
 
-def write(folder: Path, *rows: str, head: str = HEAD, name: str = "candles.csv") -> None:
+def write_rows(folder: Path, *rows: str, head: str = HEAD, name: str = "candles.csv") -> None:
     (folder / name).write_text("\n".join([head, *rows, ""]))
 
 
 async def test_candles_are_resampled_to_each_timeframe(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
-    """F13, F6: one artifact per timeframe, under its path; opens first, closes last, and gaps stay gaps."""
-    write(tmp_path, *FIVE)
-    outputs = await step_io.do(workers, OHLCV_EXPORT, asked("1h", "1d", "1w"))
+    """F13, F6: one artifact per timeframe; first open, last close, and no candles for gaps."""
+    write_rows(tmp_path, *FIVE)
+    outputs = await step_io.run_step(workers, OHLCV_EXPORT, export_inputs("1h", "1d", "1w"))
     assert [file["path"] for file in outputs["files"]] == [f"runs/run-1/ohlcv/{t}.json" for t in ("1h", "1d", "1w")]
     assert step_io.document("ohlcv", "1h.json")["candles"] == [
         ["2026-01-05T09:00:00Z", 10, 12, 9, 11.2, 150],
@@ -80,23 +80,23 @@ async def test_candles_are_resampled_to_each_timeframe(tmp_path: Path, workers: 
     assert outputs["rejected"]["count"] == 0
 
 
-async def test_the_same_input_gives_the_same_bytes(tmp_path: Path, workers: Workers) -> None:
-    """F6, F13: artifacts do not depend on the order of rows, nor on when or how often they are made."""
-    chance = random.Random(5)
+async def test_equal_input_has_equal_bytes(tmp_path: Path, workers: Workers) -> None:
+    """F6, F13: the artifacts do not depend on the order of the rows, or on the time of the export."""
+    rng = random.Random(5)
     times = [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=n) for n in range(3_000)]
-    rows = [f"{at:%Y-%m-%dT%H:%MZ},1.1,1.3,1.0,1.2,{chance.random()}" for at in times]
-    made = []
+    rows = [f"{at:%Y-%m-%dT%H:%MZ},1.1,1.3,1.0,1.2,{rng.random()}" for at in times]
+    artifacts = []
     for _ in range(3):
-        write(tmp_path, *rows)
+        write_rows(tmp_path, *rows)
         step_io = RunStepIO()
-        await step_io.do(workers, OHLCV_EXPORT, asked("15m", "1d"))
-        made.append(step_io.artifacts)
-        chance.shuffle(rows)
-    assert made[0] == made[1] == made[2]
+        await step_io.run_step(workers, OHLCV_EXPORT, export_inputs("15m", "1d"))
+        artifacts.append(step_io.artifacts)
+        rng.shuffle(rows)
+    assert artifacts[0] == artifacts[1] == artifacts[2]
 
 
-async def test_rows_that_are_no_candles_are_counted(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
-    """F13: bad rows are set aside, each under its reason; of two rows of one time the later is believed."""
+async def test_invalid_rows_are_counted(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
+    """F13: invalid rows are rejected with a reason; of two rows with the same time the later one counts."""
     bad = [
         "yesterday,1,1,1,1,1",
         "2026-02-30T00:00Z,1,1,1,1,1",
@@ -111,8 +111,8 @@ async def test_rows_that_are_no_candles_are_counted(tmp_path: Path, workers: Wor
         "2026-01-06T07:00Z,1",
     ]
     again = "2026-01-12T09:00Z,9,9.5,8.75,9.5,20"
-    write(tmp_path, *FIVE, *bad, again)
-    outputs = await step_io.do(workers, OHLCV_EXPORT, asked("1h"))
+    write_rows(tmp_path, *FIVE, *bad, again)
+    outputs = await step_io.run_step(workers, OHLCV_EXPORT, export_inputs("1h"))
     assert outputs["rejected"]["reasons"] == {
         "BAD_NUMBER": 6,
         "BAD_TIME": 2,
@@ -128,10 +128,10 @@ async def test_rows_that_are_no_candles_are_counted(tmp_path: Path, workers: Wor
     assert any("12 of 17 rows were rejected" in line for line in step_io.logs["ohlcv"])
 
 
-async def test_volumes_have_no_noise(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
-    """F6, F13: what adding up leaves in the last digit would depend on the machine."""
-    write(tmp_path, *(f"2026-01-05T09:0{n}Z,1,1,1,1,0.{n}" for n in (1, 2)))
-    await step_io.do(workers, OHLCV_EXPORT, asked("1h"))
+async def test_volumes_are_rounded(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
+    """F6, F13: the last digits of a sum would depend on the machine."""
+    write_rows(tmp_path, *(f"2026-01-05T09:0{n}Z,1,1,1,1,0.{n}" for n in (1, 2)))
+    await step_io.run_step(workers, OHLCV_EXPORT, export_inputs("1h"))
     assert step_io.document("ohlcv", "1h.json")["candles"][0][5] == 0.3
 
 
@@ -150,33 +150,35 @@ async def test_volumes_have_no_noise(tmp_path: Path, workers: Workers, step_io: 
     ],
 )
 async def test_times_are_in_utc(tmp_path: Path, workers: Workers, step_io: RunStepIO, written: str) -> None:
-    """F13: with a zone, without one, or as an epoch: the candle is the same."""
-    write(tmp_path, f"{written},1,2,1,2,3")
-    await step_io.do(workers, OHLCV_EXPORT, asked("1h"))
+    """F13: a time with a zone, without a zone, or as an epoch is the same candle."""
+    write_rows(tmp_path, f"{written},1,2,1,2,3")
+    await step_io.run_step(workers, OHLCV_EXPORT, export_inputs("1h"))
     assert step_io.document("ohlcv", "1h.json")["candles"] == [["2026-03-01T00:00:00Z", 1, 2, 1, 2, 3]]
 
 
-async def test_one_symbol_of_many(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
-    """F13: `symbol` chooses; rows of others are neither candles nor mistakes, and without it nothing is guessed."""
+async def test_symbol_selects_rows(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
+    """F13: rows of other symbols are ignored; without `symbol` several symbols are an error."""
     rows = ["AAA,2026-01-05T09:00Z,1,2,1,2,3", "BBB,2026-01-05T09:00Z,5,6,5,6,7", "BBB,rubbish,5,6,5,6,7"]
-    write(tmp_path, *rows, head=f"Symbol,{HEAD.upper()}")
-    outputs = await step_io.do(workers, OHLCV_EXPORT, asked("1h", symbol="AAA"))
+    write_rows(tmp_path, *rows, head=f"Symbol,{HEAD.upper()}")
+    outputs = await step_io.run_step(workers, OHLCV_EXPORT, export_inputs("1h", symbol="AAA"))
     assert (outputs["symbol"], outputs["rows"], outputs["rejected"]["count"]) == ("AAA", 1, 0)
-    error = await step_io.fail(workers, OHLCV_EXPORT, asked("1h"))
+    error = await step_io.run_failing_step(workers, OHLCV_EXPORT, export_inputs("1h"))
     assert (error.code, error.details) == ("SYMBOL_MISSING", {"symbols": ["AAA", "BBB"]})
-    assert (await step_io.fail(workers, OHLCV_EXPORT, asked("1h", symbol="CCC"))).code == "NO_CANDLES"
+    assert (
+        await step_io.run_failing_step(workers, OHLCV_EXPORT, export_inputs("1h", symbol="CCC"))
+    ).code == "NO_CANDLES"
 
 
 async def test_parquet_is_read_like_csv(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
-    """F13: typed columns give the same artifact as text does."""
-    write(tmp_path, *FIVE)
-    await step_io.do(workers, OHLCV_EXPORT, asked("1h"))
+    """F13: typed columns have the same artifact as text."""
+    write_rows(tmp_path, *FIVE)
+    await step_io.run_step(workers, OHLCV_EXPORT, export_inputs("1h"))
     times = [datetime.fromisoformat(row.split(",")[0]) for row in FIVE]
     numbers = list(zip(*(map(float, row.split(",")[1:]) for row in FIVE), strict=True))
     columns = dict(zip(HEAD.split(",")[1:], numbers, strict=True))
     local = pl.Series("time", times).dt.convert_time_zone("Asia/Kolkata")
     pl.DataFrame({"time": local, **columns}).write_parquet(tmp_path / "candles.parquet")
-    await step_io.do(workers, OHLCV_EXPORT, asked("1h", file="candles.parquet"), "again")
+    await step_io.run_step(workers, OHLCV_EXPORT, export_inputs("1h", file="candles.parquet"), "again")
     assert step_io.artifacts["again", "1h.json"] == step_io.artifacts["ohlcv", "1h.json"]
 
 
@@ -200,11 +202,11 @@ async def test_parquet_is_read_like_csv(tmp_path: Path, workers: Workers, step_i
         ("latin.csv", "FILE_UNREADABLE"),
     ],
 )
-async def test_nothing_outside_the_folder_is_read(tmp_path: Path, step_io: RunStepIO, file: str, code: str) -> None:
-    """F13: paths that lead out of `flows.files`, by dots or by links, are errors; so is what is no file of candles."""
+async def test_files_outside_the_folder_are_refused(tmp_path: Path, step_io: RunStepIO, file: str, code: str) -> None:
+    """F13: paths and links out of `flows.files`, and files of other formats, are errors."""
     inside = tmp_path / "inside"
     inside.mkdir()
-    write(tmp_path, *FIVE, name="secret.csv")
+    write_rows(tmp_path, *FIVE, name="secret.csv")
     (inside / "link.csv").symlink_to(tmp_path / "secret.csv")
     (inside / "folder").symlink_to(tmp_path)
     (inside / "circle.csv").symlink_to(inside / "circle.csv")
@@ -213,16 +215,16 @@ async def test_nothing_outside_the_folder_is_read(tmp_path: Path, step_io: RunSt
     (inside / "empty.csv").touch()
     (inside / "latin.csv").write_bytes(HEAD.encode() + b"\n\xff\xfe\xfa,1,1,1,1,1\n")
     workers = make_workers(KindContext(FlowsSection(files=inside)))
-    error = await step_io.fail(workers, OHLCV_EXPORT, asked("1h", file=file))
+    error = await step_io.run_failing_step(workers, OHLCV_EXPORT, export_inputs("1h", file=file))
     assert error.code == code
     assert not step_io.artifacts
 
 
-async def test_a_link_inside_the_folder_is_followed(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
-    """F13: only where a path ends counts."""
-    write(tmp_path, *FIVE)
+async def test_links_inside_the_folder_are_followed(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
+    """F13: only the target of a link must be inside the folder."""
+    write_rows(tmp_path, *FIVE)
     (tmp_path / "newest.csv").symlink_to("candles.csv")
-    assert (await step_io.do(workers, OHLCV_EXPORT, asked("1h", file="newest.csv")))["rows"] == 5
+    assert (await step_io.run_step(workers, OHLCV_EXPORT, export_inputs("1h", file="newest.csv")))["rows"] == 5
 
 
 @pytest.mark.parametrize(
@@ -231,68 +233,68 @@ async def test_a_link_inside_the_folder_is_followed(tmp_path: Path, workers: Wor
         ({"timeframes": ["1h"]}, "inputs.source"),
         ({"source": {}, "timeframes": ["1h"]}, "either `file` or `sql`"),
         ({"source": {"file": "a.csv", "sql": "SELECT 1"}, "timeframes": ["1h"]}, "either `file` or `sql`"),
-        (asked("7m"), "inputs.timeframes.0"),
-        (asked("1h", "1h"), "must be unique"),
+        (export_inputs("7m"), "inputs.timeframes.0"),
+        (export_inputs("1h", "1h"), "must be unique"),
         ({"source": {"file": "a.csv"}, "timeframes": []}, "inputs.timeframes"),
-        (asked("1h", symbol=""), "inputs.symbol"),
-        (asked("1h", colour="red"), "inputs.colour"),
+        (export_inputs("1h", symbol=""), "inputs.symbol"),
+        (export_inputs("1h", colour="red"), "inputs.colour"),
     ],
 )
-async def test_inputs_that_make_no_sense_are_named(
+async def test_invalid_inputs_are_named(
     workers: Workers, step_io: RunStepIO, inputs: dict[str, Any], named: str
 ) -> None:
-    """F13: BAD_INPUTS says which, when the run is made and when the step runs."""
-    error = await step_io.fail(workers, OHLCV_EXPORT, inputs)
+    """F13: BAD_INPUTS has the path of the input, when the run is created and when the step runs."""
+    error = await step_io.run_failing_step(workers, OHLCV_EXPORT, inputs)
     assert error.code == "BAD_INPUTS"
     assert named in error.message
     with pytest.raises(Invalid, match=r"inputs"):
         kinds.input_checks[OHLCV_EXPORT](inputs)
 
 
-async def test_columns_that_are_missing_are_named(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
-    """F13: no column is guessed."""
-    write(tmp_path, "2026-01-05T09:00Z,1,2", head="time,open,last")
-    error = await step_io.fail(workers, OHLCV_EXPORT, asked("1h"))
+async def test_missing_columns_are_named(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
+    """F13: missing and duplicate columns are errors."""
+    write_rows(tmp_path, "2026-01-05T09:00Z,1,2", head="time,open,last")
+    error = await step_io.run_failing_step(workers, OHLCV_EXPORT, export_inputs("1h"))
     assert (error.code, error.details) == ("BAD_COLUMNS", {"missing": ["high", "low", "close", "volume"]})
-    write(tmp_path, "2026-01-05T09:00Z,1,2,1,2,3,4", head=f"{HEAD},Open")
-    assert (await step_io.fail(workers, OHLCV_EXPORT, asked("1h"))).code == "BAD_COLUMNS"
+    write_rows(tmp_path, "2026-01-05T09:00Z,1,2,1,2,3,4", head=f"{HEAD},Open")
+    assert (await step_io.run_failing_step(workers, OHLCV_EXPORT, export_inputs("1h"))).code == "BAD_COLUMNS"
 
 
-async def test_no_candle_at_all_is_an_error(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
-    """F13: an empty export would look like a quiet market."""
-    write(tmp_path, "x,1,1,1,1,1")
-    error = await step_io.fail(workers, OHLCV_EXPORT, asked("1h"))
+async def test_export_without_candles_is_an_error(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
+    """F13: an empty export would look like a market without trade."""
+    write_rows(tmp_path, "x,1,1,1,1,1")
+    error = await step_io.run_failing_step(workers, OHLCV_EXPORT, export_inputs("1h"))
     assert (error.code, error.details["rejected"]["reasons"]) == ("NO_CANDLES", {"BAD_TIME": 1})
 
 
-async def test_candles_are_not_cut_smaller(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
-    """F13: hours cannot be told minute by minute."""
-    write(tmp_path, *(f"2026-01-05T{hour:02}:00Z,1,1,1,1,1" for hour in range(5)))
-    assert (await step_io.fail(workers, OHLCV_EXPORT, asked("30m"))).code == "TIMEFRAME_TOO_FINE"
+async def test_finer_timeframes_are_refused(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
+    """F13: hourly candles cannot be exported by the minute."""
+    write_rows(tmp_path, *(f"2026-01-05T{hour:02}:00Z,1,1,1,1,1" for hour in range(5)))
+    assert (await step_io.run_failing_step(workers, OHLCV_EXPORT, export_inputs("30m"))).code == "TIMEFRAME_TOO_FINE"
 
 
-async def test_without_a_folder_or_a_database(step_io: RunStepIO) -> None:
-    """F13: what the configuration does not give cannot be asked for."""
+async def test_sources_must_be_configured(step_io: RunStepIO) -> None:
+    """F13: files and SQL are refused without their settings."""
     nothing = make_workers(KindContext(FlowsSection()))
-    assert (await step_io.fail(nothing, OHLCV_EXPORT, asked("1h"))).code == "FLOWS_FILES_NOT_SET"
+    assert (await step_io.run_failing_step(nothing, OHLCV_EXPORT, export_inputs("1h"))).code == "FLOWS_FILES_NOT_SET"
     sql = {"source": {"sql": "SELECT 1"}, "timeframes": ["1h"]}
-    assert (await step_io.fail(nothing, OHLCV_EXPORT, sql)).code == "SQL_NOT_ALLOWED"
+    assert (await step_io.run_failing_step(nothing, OHLCV_EXPORT, sql)).code == "SQL_NOT_ALLOWED"
 
 
-async def _asked(db: Database, step_io: RunStepIO, sql: str, *params: Any) -> Json:
+async def _export_sql(db: Database, step_io: RunStepIO, sql: str, *params: Any) -> Json:
     workers = make_workers(KindContext(FlowsSection(), make_query(db)))
     inputs = {"source": {"sql": sql, "params": list(params)}, "timeframes": ["1h"]}
-    return await step_io.do(workers, OHLCV_EXPORT, inputs)
+    return await step_io.run_step(workers, OHLCV_EXPORT, inputs)
 
 
-async def _refused(db: Database, step_io: RunStepIO, sql: str, *params: Any) -> StepError:
+async def _fail_sql(db: Database, step_io: RunStepIO, sql: str, *params: Any) -> StepError:
     workers = make_workers(KindContext(FlowsSection(), make_query(db)))
     inputs = {"source": {"sql": sql, "params": list(params)}, "timeframes": ["1h"]}
-    return await step_io.fail(workers, OHLCV_EXPORT, inputs)
+    return await step_io.run_failing_step(workers, OHLCV_EXPORT, inputs)
 
 
 async def test_candles_from_sql(db: Database, step_io: RunStepIO) -> None:
-    """F13: a statement with parameters, against a real database: numeric and timestamptz like any others."""
+    """F13: a statement with parameters on a real database; numeric and timestamptz are converted."""
     await db.execute("CREATE TABLE trade (name text, at timestamptz, price numeric, size bigint)")
     at = datetime(2026, 1, 5, 9, tzinfo=UTC)
     for n, price in enumerate(["1.5", "1.7", "1.6"]):
@@ -301,10 +303,10 @@ async def test_candles_from_sql(db: Database, step_io: RunStepIO) -> None:
              FROM trade -- all there is
              WHERE name = $1;
     """
-    outputs = await _asked(db, step_io, sql, "AAA")
+    outputs = await _export_sql(db, step_io, sql, "AAA")
     assert outputs["rows"] == 3
     assert step_io.document("ohlcv", "1h.json")["candles"] == [["2026-01-05T09:00:00Z", 1.5, 1.7, 1.5, 1.6, 30]]
-    assert (await _refused(db, step_io, sql, "BBB")).code == "NO_CANDLES"
+    assert (await _fail_sql(db, step_io, sql, "BBB")).code == "NO_CANDLES"
 
 
 @pytest.mark.parametrize(
@@ -320,10 +322,10 @@ async def test_candles_from_sql(db: Database, step_io: RunStepIO) -> None:
         "SELECT $1::int",
     ],
 )
-async def test_a_statement_can_only_read(db: Database, step_io: RunStepIO, sql: str) -> None:
-    """F13: whatever a statement tries, the database is as it was, and the error has no traceback in it."""
+async def test_statements_are_read_only(db: Database, step_io: RunStepIO, sql: str) -> None:
+    """F13: no statement changes the database, and its error has no traceback."""
     params = ["no number"] if "$1" in sql else []
-    error = await _refused(db, step_io, sql, *params)
+    error = await _fail_sql(db, step_io, sql, *params)
     assert error.code in ("SQL_FAILED", "DATABASE_BUSY")
     assert "Traceback" not in error.message
     assert await db.fetchval("SELECT count(*) FROM flow_run") == 0
@@ -339,16 +341,16 @@ PRICE = st.floats(0.01, 1e6)
     st.lists(st.tuples(st.integers(0, 20_000), PRICE, PRICE, st.integers(0, 10**6)), min_size=1, max_size=60),
     st.sampled_from(["5m", "1h", "4h", "1d", "1w"]),
 )
-def test_resampling_agrees_with_a_plain_model(rows: list[tuple[int, float, float, int]], timeframe: str) -> None:
-    """F13: whatever the rows, each candle is what its rows say, and none is made up."""
+def test_resampling_agrees_with_the_model(rows: list[tuple[int, float, float, int]], timeframe: str) -> None:
+    """F13: for all rows, each candle is computed from its rows, and there are no other candles."""
     begin = datetime(2026, 1, 5, tzinfo=UTC)  # a Monday
-    known = {minute: (open_, close, volume) for minute, open_, close, volume in rows}
+    candles = {minute: (open_, close, volume) for minute, open_, close, volume in rows}
     size = int(timeframe[:-1]) * {"m": 1, "h": 60, "d": 1_440, "w": 10_080}[timeframe[-1]]
-    if len(known) > 1 and min(b - a for a, b in zip(sorted(known), sorted(known)[1:], strict=False)) > size:
+    if len(candles) > 1 and min(b - a for a, b in zip(sorted(candles), sorted(candles)[1:], strict=False)) > size:
         return
     groups: dict[int, list[tuple[float, float, int]]] = {}
-    for minute in sorted(known):
-        groups.setdefault(minute // size, []).append(known[minute])
+    for minute in sorted(candles):
+        groups.setdefault(minute // size, []).append(candles[minute])
     table = pl.DataFrame(
         {
             "time": [begin + timedelta(minutes=row[0]) for row in rows],

@@ -1,4 +1,4 @@
-"""Pictures drawn by an image API that fails in every way."""
+"""F13: charts of an image API with all kinds of faults."""
 
 from datetime import timedelta
 from email.utils import format_datetime
@@ -9,21 +9,28 @@ import pytest
 from penstock.flows.contract import CHART_EXPORT
 from penstock.flows.kinds.market import renderers
 from penstock.flows.kinds.market.manifest import check_manifest
-from tests.flows.kinds.market.chart_steps import BEGIN, FILES, HERE, asked, drawn_by, told
+from tests.flows.kinds.market.chart_steps import (
+    BEGIN,
+    FILES,
+    LOCAL_WORKERS,
+    chart_inputs,
+    make_api_workers,
+    read_results,
+)
 from tests.flows.kinds.market.run_step_io import RunStepIO
 from tests.flows.market_servers import PNG, TOKEN, Answer, ScriptedMarketServer, make_answer, never_answer, picture
 
 
-async def test_without_candles_there_is_nothing_to_draw(step_io: RunStepIO) -> None:
-    """F13: the local renderer says so; it does not draw an empty chart."""
-    await step_io.fail(HERE, CHART_EXPORT, {"requests": [{"id": "a"}]})
-    assert told(step_io) == ([], [("a", "NO_CANDLES")])
+async def test_chart_without_candles_is_a_failure(step_io: RunStepIO) -> None:
+    """F13: the local renderer does not draw an empty chart."""
+    await step_io.run_failing_step(LOCAL_WORKERS, CHART_EXPORT, {"requests": [{"id": "a"}]})
+    assert read_results(step_io) == ([], [("a", "NO_CANDLES")])
 
 
-async def test_the_image_api_is_asked_once_per_chart(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
-    """F13: a POST of JSON with the request, its candles and the token; what comes back is kept as it is."""
+async def test_image_api_is_called_once_per_chart(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
+    """F13: a POST of JSON with request, candles and token; the response is stored unchanged."""
     request = {"id": "a", "template": "mine", "theme": "dark", "last": 3, "params": {"dpi": 96}}
-    await step_io.do(drawn_by(api), CHART_EXPORT, {"requests": [request], "files": FILES})
+    await step_io.run_step(make_api_workers(api), CHART_EXPORT, {"requests": [request], "files": FILES})
     assert step_io.artifacts["chart", "a.png"] == PNG
     [body], [headers] = api.bodies, api.headers
     assert headers["Authorization"] == f"Bearer {TOKEN}"
@@ -44,12 +51,10 @@ async def test_the_image_api_is_asked_once_per_chart(api: ScriptedMarketServer, 
     ],
     ids=["500", "503", "429", "html", "html as png", "nothing"],
 )
-async def test_a_failure_of_the_moment_is_tried_again(
-    api: ScriptedMarketServer, step_io: RunStepIO, trouble: Answer
-) -> None:
-    """F13: errors, throttling and rubbish cost a try, with a longer pause each time."""
+async def test_temporary_failures_are_retried(api: ScriptedMarketServer, step_io: RunStepIO, trouble: Answer) -> None:
+    """F13: errors, throttling and invalid images are retried, with increasing delays."""
     api.script(trouble, trouble, picture)
-    outputs = await step_io.do(drawn_by(api), CHART_EXPORT, asked("a"))
+    outputs = await step_io.run_step(make_api_workers(api), CHART_EXPORT, chart_inputs("a"))
     assert outputs["received"] == 1
     assert len(api.bodies) == 3
     first, second = api.pauses
@@ -70,12 +75,12 @@ async def test_a_failure_of_the_moment_is_tried_again(
     ],
     ids=["500", "429", "rubbish", "svg", "422", "302", "401", "later"],
 )
-async def test_tries_come_to_an_end(
+async def test_attempts_are_limited(
     api: ScriptedMarketServer, step_io: RunStepIO, trouble: Answer, code: str, tries: int, retryable: bool
 ) -> None:
-    """F13: what is still so after the last try is told exactly, without token or query; what is final is not tried."""
+    """F13: the last error is reported without token and query; final errors are not retried."""
     api.script(trouble)
-    error = await step_io.fail(drawn_by(api), CHART_EXPORT, asked("a"))
+    error = await step_io.run_failing_step(make_api_workers(api), CHART_EXPORT, chart_inputs("a"))
     assert error.code == "TOO_FEW_IMAGES"
     [failure] = step_io.document("chart", "manifest.json")["failures"]
     assert (failure["code"], failure["attempts"], failure["retryable"]) == (code, tries, retryable)
@@ -87,52 +92,54 @@ async def test_tries_come_to_an_end(
     assert b"hidden" not in everything
 
 
-async def test_silence_times_out(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
-    """F13: an API that never answers is waited for no longer than `timeout`, and costs only its own picture."""
+async def test_missing_response_times_out(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
+    """F13: an API without a response is waited for up to `timeout`, and fails only its own chart."""
     api.script(never_answer, chart="a")
-    outputs = await step_io.do(drawn_by(api, timeout=0.2, attempts=2), CHART_EXPORT, asked("a", "b", minImages=1))
+    outputs = await step_io.run_step(
+        make_api_workers(api, timeout=0.2, attempts=2), CHART_EXPORT, chart_inputs("a", "b", minImages=1)
+    )
     assert outputs["partial"] is True
-    assert told(step_io) == (["b"], [("a", "IMAGE_TIMEOUT")])
+    assert read_results(step_io) == (["b"], [("a", "IMAGE_TIMEOUT")])
 
 
-async def test_nobody_there(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
-    """F13: a closed port is a failure like any other."""
-    workers = drawn_by(api, url="http://127.0.0.1:1", attempts=2)
-    await step_io.fail(workers, CHART_EXPORT, asked("a"))
-    assert told(step_io) == ([], [("a", "IMAGE_UNREACHABLE")])
+async def test_closed_port_is_unreachable(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
+    """F13: a closed port is IMAGE_UNREACHABLE."""
+    workers = make_api_workers(api, url="http://127.0.0.1:1", attempts=2)
+    await step_io.run_failing_step(workers, CHART_EXPORT, chart_inputs("a"))
+    assert read_results(step_io) == ([], [("a", "IMAGE_UNREACHABLE")])
 
 
-async def test_a_picture_beyond_all_measure(
+async def test_too_large_image_is_refused(
     api: ScriptedMarketServer, step_io: RunStepIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F13: an answer over the limit is not read to its end."""
+    """F13: a response above the limit is not read to its end."""
     monkeypatch.setattr(renderers, "IMAGE_LIMIT", 1_000)
     api.script(make_answer(PNG + bytes(2_000)))
-    await step_io.fail(drawn_by(api), CHART_EXPORT, asked("a"))
-    assert told(step_io) == ([], [("a", "IMAGE_TOO_LARGE")])
+    await step_io.run_failing_step(make_api_workers(api), CHART_EXPORT, chart_inputs("a"))
+    assert read_results(step_io) == ([], [("a", "IMAGE_TOO_LARGE")])
 
 
-async def test_fewer_pictures_than_asked_for(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
-    """F12: of forty pictures some come at once, some later, some never: the manifest accounts for every one."""
+async def test_partial_success_of_many_charts(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
+    """F12: of forty charts some come at once, some later, some never; the manifest has every one."""
     names = [f"r{n}" for n in range(40)]
     for n, name in enumerate(names):
         scripts = [(picture,), (make_answer(status=500), picture), (make_answer(status=404),), (make_answer(b"?"),)]
         api.script(*scripts[n % 4], chart=name)
-    outputs = await step_io.do(drawn_by(api), CHART_EXPORT, asked(*names, minImages=20))
+    outputs = await step_io.run_step(make_api_workers(api), CHART_EXPORT, chart_inputs(*names, minImages=20))
     assert (outputs["requested"], outputs["received"], outputs["partial"]) == (40, 20, True)
-    items, failures = told(step_io)
+    items, failures = read_results(step_io)
     assert items == [name for n, name in enumerate(names) if n % 4 < 2]
     assert failures == [
         (name, ["", "", "IMAGE_REFUSED", "IMAGE_BAD_ANSWER"][n % 4]) for n, name in enumerate(names) if n % 4 > 1
     ]
     written = [name for step, name in step_io.artifacts if step == "chart"]
-    found = check_manifest(step_io.artifacts["chart", "manifest.json"], asked(*names, minImages=20), written)
-    assert found == {"requested": 40, "received": 20, "partial": True}
+    result = check_manifest(step_io.artifacts["chart", "manifest.json"], chart_inputs(*names, minImages=20), written)
+    assert result == {"requested": 40, "received": 20, "partial": True}
 
 
-async def test_the_api_says_when(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
-    """F13: a Retry-After is kept to, in seconds or as a date by our clock."""
+async def test_retry_after_is_applied(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
+    """F13: a Retry-After in seconds, or as a date by the injected clock."""
     at = format_datetime(BEGIN + timedelta(seconds=9), usegmt=True)
     api.script(make_answer(status=429, Retry_After="7"), make_answer(status=503, Retry_After=at), picture)
-    await step_io.do(drawn_by(api), CHART_EXPORT, asked("a"))
+    await step_io.run_step(make_api_workers(api), CHART_EXPORT, chart_inputs("a"))
     assert api.pauses == [7.0, 9.0]

@@ -1,4 +1,4 @@
-"""F13: reports by a template or by a model that may fail; and the example flow from candles to report."""
+"""F13: reports of the template, or of a model that may fail; and the example flow from candles to report."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -62,29 +62,29 @@ async def llm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedMarketSe
         yield server
 
 
-def written_by(llm: ScriptedMarketServer, **more: Any) -> Workers:
+def make_model_workers(llm: ScriptedMarketServer, **more: Any) -> Workers:
     section = FlowsSection.model_validate({"llm": {"url": llm.url, "model": "small-1", "token": TOKEN_REF, **more}})
     return make_workers(KindContext(section, pause=llm.pause))
 
 
-def report(step_io: RunStepIO) -> str:
+def read_report(step_io: RunStepIO) -> str:
     return step_io.artifacts["report", "report.md"].decode()
 
 
 @pytest.mark.parametrize("price", [0.0, -5.0, 1e300, 5e-324])
-async def test_odd_prices_have_facts_too(step_io: RunStepIO, price: float) -> None:
-    """F13: what has no percentage has none; the report is written all the same."""
+async def test_unusual_prices_have_a_report(step_io: RunStepIO, price: float) -> None:
+    """F13: undefined percentages are omitted, and the report is written."""
     candles = [Candle(BEGIN + n * DAY, price, price, price, price, 0.0) for n in range(60)]
     step_io.artifacts["ohlcv", "1d.json"] = CandleSeries("", "1d", candles).as_bytes()
-    await step_io.do(TEMPLATE, LLM_REPORT, INPUTS, "report")
-    assert "did not change" in report(step_io)
+    await step_io.run_step(TEMPLATE, LLM_REPORT, INPUTS, "report")
+    assert "did not change" in read_report(step_io)
 
 
-async def test_the_template_writes_without_a_model(step_io: RunStepIO) -> None:
-    """F13: sentences, a table and the charts, linked from where the report lies; the same words each time."""
-    outputs = await step_io.do(TEMPLATE, LLM_REPORT, INPUTS, "report")
+async def test_template_writes_without_a_model(step_io: RunStepIO) -> None:
+    """F13: sentences, a table, and charts with paths relative to the report; equal input has equal text."""
+    outputs = await step_io.run_step(TEMPLATE, LLM_REPORT, INPUTS, "report")
     assert outputs == {"report": "runs/run-1/report/report.md", "name": "report.md", "writer": "template"}
-    text = report(step_io)
+    text = read_report(step_io)
     assert text.startswith("# TIDE market report\n\nTIDE fell 1.00 % from 5 January 2026 to 7 January 2026: ")
     assert "it opened at 100.0 and closed at **99.0**." in text
     assert (
@@ -99,19 +99,21 @@ async def test_the_template_writes_without_a_model(step_io: RunStepIO) -> None:
     assert "| Volatility per candle | 24.11 % |" in text
     assert "| Volume | 6K |" in text
     assert "![days](../../../charts/run-1/charts/days.svg)" in text
-    await step_io.do(TEMPLATE, LLM_REPORT, INPUTS, "again")
+    await step_io.run_step(TEMPLATE, LLM_REPORT, INPUTS, "again")
     assert step_io.artifacts["again", "report.md"] == step_io.artifacts["report", "report.md"]
 
 
-async def test_a_report_without_charts(step_io: RunStepIO) -> None:
-    """F13: where the charts were skipped the report goes without them."""
-    await step_io.do(TEMPLATE, LLM_REPORT, {"files": FILES, "charts": None}, "report")
-    assert "## Charts" not in report(step_io)
+async def test_report_without_charts(step_io: RunStepIO) -> None:
+    """F13: if the charts were skipped, the report has no charts."""
+    await step_io.run_step(TEMPLATE, LLM_REPORT, {"files": FILES, "charts": None}, "report")
+    assert "## Charts" not in read_report(step_io)
 
 
-async def test_a_model_writes_and_the_figures_stay_ours(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
-    """F13: the model is given the facts; under what it wrote are figures and charts it cannot have changed."""
-    outputs = await step_io.do(written_by(llm), LLM_REPORT, {**INPUTS, "instructions": "Be brief."}, "report")
+async def test_model_writes_the_text_only(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
+    """F13: the model receives the figures; the figures and charts below its text are those of Penstock."""
+    outputs = await step_io.run_step(
+        make_model_workers(llm), LLM_REPORT, {**INPUTS, "instructions": "Be brief."}, "report"
+    )
     assert outputs["writer"] == "small-1"
     [asked], [path], [headers] = llm.bodies, llm.paths, llm.headers
     assert (path, headers["Authorization"]) == ("/v1/chat/completions", f"Bearer {TOKEN}")
@@ -120,7 +122,7 @@ async def test_a_model_writes_and_the_figures_stay_ours(llm: ScriptedMarketServe
     assert content.startswith("Be brief.")
     figures = orjson.loads(content.removeprefix("Be brief."))
     assert figures["timeframes"][0]["volume"] == 6_000
-    text = report(step_io)
+    text = read_report(step_io)
     assert "It went up and down.\n\n_Written by small-1._" in text
     assert "| Volume | 6K |" in text
     assert "days.svg" in text
@@ -143,37 +145,39 @@ async def test_a_model_writes_and_the_figures_stay_ours(llm: ScriptedMarketServe
         (make_completion("x" * 200_001), "LLM_BAD_ANSWER", 3),
     ],
 )
-async def test_a_model_that_fails(
+async def test_failed_model_fails_the_step(
     llm: ScriptedMarketServer, step_io: RunStepIO, trouble: Answer, code: str, tries: int
 ) -> None:
-    """F13: each failure has its code; there is no report rather than half of one, and the token is not told."""
+    """F13: each failure has its code; no partial report is written, and the token is not shown."""
     llm.script(trouble)
-    error = await step_io.fail(written_by(llm), LLM_REPORT, INPUTS, "report")
+    error = await step_io.run_failing_step(make_model_workers(llm), LLM_REPORT, INPUTS, "report")
     assert (error.code, error.details) == (code, {"attempts": tries})
     assert len(llm.bodies) == tries
     assert ("report", "report.md") not in step_io.artifacts
     assert TOKEN not in error.message
 
 
-async def test_a_model_that_recovers(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
-    """F13: a failure of the moment costs a try, as long after as the endpoint asks."""
+async def test_temporary_failures_of_the_model_are_retried(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
+    """F13: a temporary failure is retried, after the delay in the response."""
     llm.script(make_answer(status=503, Retry_After="9"), make_answer("{"), make_completion("All is well."))
-    await step_io.do(written_by(llm), LLM_REPORT, INPUTS, "report")
-    assert "All is well." in report(step_io)
+    await step_io.run_step(make_model_workers(llm), LLM_REPORT, INPUTS, "report")
+    assert "All is well." in read_report(step_io)
     assert llm.pauses[0] == 9.0
 
 
-async def test_a_model_that_never_answers(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
-    """F13: LLM_TIMEOUT, after `timeout` and no later."""
+async def test_missing_response_times_out(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
+    """F13: LLM_TIMEOUT after `timeout`."""
     llm.script(never_answer)
-    error = await step_io.fail(written_by(llm, timeout=0.1), LLM_REPORT, INPUTS, "report")
+    error = await step_io.run_failing_step(make_model_workers(llm, timeout=0.1), LLM_REPORT, INPUTS, "report")
     assert error.code == "LLM_TIMEOUT"
     assert "0.1 s" in error.message
 
 
-async def test_nobody_there(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
+async def test_closed_port_is_unavailable(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F13: a closed port is LLM_UNAVAILABLE."""
-    error = await step_io.fail(written_by(llm, url="http://127.0.0.1:1/v1"), LLM_REPORT, INPUTS, "report")
+    error = await step_io.run_failing_step(
+        make_model_workers(llm, url="http://127.0.0.1:1/v1"), LLM_REPORT, INPUTS, "report"
+    )
     assert error.code == "LLM_UNAVAILABLE"
 
 
@@ -185,21 +189,21 @@ async def test_nobody_there(llm: ScriptedMarketServer, step_io: RunStepIO) -> No
         (b'{"symbol": "A", "timeframe": "1d", "candles": []}', "NO_CANDLES"),
     ],
 )
-async def test_candles_that_cannot_be_read(step_io: RunStepIO, data: bytes | None, code: str) -> None:
-    """F13: without facts there is no report."""
+async def test_unreadable_candles_fail_the_step(step_io: RunStepIO, data: bytes | None, code: str) -> None:
+    """F13: without candles there is no report."""
     del step_io.artifacts["ohlcv", "1d.json"]
     if data is not None:
         step_io.artifacts["ohlcv", "1d.json"] = data
-    assert (await step_io.fail(TEMPLATE, LLM_REPORT, INPUTS, "report")).code == code
+    assert (await step_io.run_failing_step(TEMPLATE, LLM_REPORT, INPUTS, "report")).code == code
 
 
-async def test_no_symbol_can_break_the_report(step_io: RunStepIO) -> None:
+async def test_markdown_in_texts_is_escaped(step_io: RunStepIO) -> None:
     """F13: symbols, titles and paths are text."""
     step_io.artifacts["ohlcv", "1d.json"] = CandleSeries("<b>|x|\n# y", "1d", CANDLES).as_bytes()
     charts = [{"id": "a", "path": "charts/run-1/c/a) ![x](http.svg"}]
-    await step_io.do(TEMPLATE, LLM_REPORT, {"files": FILES, "charts": charts}, "report")
-    assert report(step_io).splitlines()[0] == r"# \<b\>\|x\| \# y market report"
-    assert "a%29%20%21%5Bx%5D%28http.svg)" in report(step_io)
+    await step_io.run_step(TEMPLATE, LLM_REPORT, {"files": FILES, "charts": charts}, "report")
+    assert read_report(step_io).splitlines()[0] == r"# \<b\>\|x\| \# y market report"
+    assert "a%29%20%21%5Bx%5D%28http.svg)" in read_report(step_io)
     assert escape_markdown("a*b_c") == r"a\*b\_c"
 
 
@@ -207,28 +211,28 @@ def flow() -> FlowSpec:
     return FlowSpec.model_validate(YAML(typ="safe").load(EXAMPLE / "flows" / "market-report.yaml"))
 
 
-def filled(value: Any, known: dict[str, Any]) -> Any:
-    """Inputs with their references filled in, for what the example refers to."""
+def fill_references(value: Any, known: dict[str, Any]) -> Any:
+    """Return inputs of the example with their references resolved."""
     if isinstance(value, str):
         whole = known.get(value)
         for name, found in known.items():
             value = value.replace(name, str(found)) if isinstance(value, str) else value
         return value if whole is None else whole
     if isinstance(value, dict):
-        return {name: filled(inner, known) for name, inner in value.items()}
-    return [filled(inner, known) for inner in value] if isinstance(value, list) else value
+        return {name: fill_references(inner, known) for name, inner in value.items()}
+    return [fill_references(inner, known) for inner in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("symbol", ["TIDE", "EMBER"])
-async def test_the_example_works_without_internet(step_io: RunStepIO, symbol: str) -> None:
-    """F13: `market-report` goes from the file of candles to a report with three charts."""
+async def test_example_needs_no_internet(step_io: RunStepIO, symbol: str) -> None:
+    """F13: `market-report` produces a report with three charts from the file of candles."""
     workers, steps = make_workers(KindContext(FlowsSection(files=EXAMPLE))), flow().steps
     known: dict[str, Any] = {"${scope.symbol}": symbol, "${scope.theme}": "dark"}
-    exported = await step_io.do(workers, OHLCV_EXPORT, filled(steps["ohlcv"].inputs, known), "ohlcv")
+    exported = await step_io.run_step(workers, OHLCV_EXPORT, fill_references(steps["ohlcv"].inputs, known), "ohlcv")
     known["${steps.ohlcv.outputs.files}"] = exported["files"]
     assert exported["rejected"]["count"] == (3 if symbol == "TIDE" else 0)
-    inputs = filled(steps["charts"].inputs, known)
-    charts = await step_io.do(workers, CHART_EXPORT, inputs, "charts")
+    inputs = fill_references(steps["charts"].inputs, known)
+    charts = await step_io.run_step(workers, CHART_EXPORT, inputs, "charts")
     known["${steps.charts.outputs.items}"] = charts["items"]
     assert (charts["received"], charts["partial"]) == (3, False)
     names = [name for step, name in step_io.artifacts if step == "charts"]
@@ -237,14 +241,14 @@ async def test_the_example_works_without_internet(step_io: RunStepIO, symbol: st
         "received": 3,
         "partial": False,
     }
-    await step_io.do(workers, LLM_REPORT, filled(steps["report"].inputs, known), "report")
-    text = report(step_io)
+    await step_io.run_step(workers, LLM_REPORT, fill_references(steps["report"].inputs, known), "report")
+    text = read_report(step_io)
     assert text.startswith(f"# {symbol}, market report")
     assert text.count("![") == 3
 
 
-def test_the_example_is_a_flow_and_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F15: both files load as they stand, and the inputs as written pass what is checked when a run is made."""
+def test_example_files_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F15: the flow and the configuration are valid, and so are the inputs before a run."""
     spec = flow()
     assert list(spec.steps) == ["ohlcv", "charts", "report"]
     for step in spec.steps.values():

@@ -1,4 +1,4 @@
-"""Facts of a candle series."""
+"""The figures of a candle series."""
 
 import math
 
@@ -9,8 +9,8 @@ from penstock.flows.kinds.market.summary import compute_summary
 from tests.flows.kinds.market.test_report import BEGIN, CANDLES, DAY
 
 
-def test_facts_are_what_the_candles_say() -> None:
-    """F13: range, change, volatility, volume, and the deepest fall."""
+def test_figures_of_a_series() -> None:
+    """F13: range, change, volatility, volume, and the largest fall."""
     facts = compute_summary(CandleSeries("TIDE", "1d", CANDLES))
     assert (facts.open, facts.close, facts.high, facts.low) == (100, 99, 112, 80.5)
     assert (facts.change, facts.change_percent) == (-1, -1)

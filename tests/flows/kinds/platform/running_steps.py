@@ -1,4 +1,4 @@
-"""Steps of the platform kinds whose workers die, or are told to stop."""
+"""Running steps of the platform kinds, whose workers die or must stop."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,8 +10,8 @@ from tests.support.types import Json
 
 
 @asynccontextmanager
-async def under_way(handler: Handler, step: FlowStep) -> "AsyncIterator[asyncio.Task[Json]]":
-    """A step being worked on; at the end its worker dies, unless it is done."""
+async def running_step(handler: Handler, step: FlowStep) -> "AsyncIterator[asyncio.Task[Json]]":
+    """Execute a step in the background; if it has not ended, its worker dies at the end of the context."""
     task = asyncio.create_task(run_step(handler, step))
     try:
         yield task
@@ -20,7 +20,7 @@ async def under_way(handler: Handler, step: FlowStep) -> "AsyncIterator[asyncio.
         await asyncio.wait([task])
 
 
-async def is_stopped(handler: Handler, step: FlowStep) -> None:
-    """A step that was told to stop does so where it would wait."""
+async def assert_stops(handler: Handler, step: FlowStep) -> None:
+    """Check that a cancelled step stops where it would wait."""
     step.cancelled.set()
     assert (await run_failing_step(handler, step)).error.code == "CANCELLED"

@@ -1,4 +1,4 @@
-"""harvest.run: a feed is harvested once, whichever worker dies on the way."""
+"""harvest.run: a feed is harvested once, also if workers die."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from penstock.app.bridges import HarvestAdapter
 from penstock.flows.kinds.platform.harvest import harvest_worker
 from penstock.flows.step import FlowStep
 from penstock.harvest.contract import PLANS
-from tests.flows.kinds.platform.running_steps import is_stopped, under_way
+from tests.flows.kinds.platform.running_steps import assert_stops, running_step
 from tests.flows.memory_step_io import MemoryStepIO, make_step, run_failing_step, run_step
 from tests.harvest.scripted_source import ScriptedSource, scripted_harvest, stones
 from tests.harvest.stepper import FEED, HarvestStepper
@@ -20,40 +20,40 @@ from tests.support.wait import becomes
 
 
 @pytest.fixture
-async def one(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestStepper]:
-    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(120))) as stepper:
-        yield stepper
+async def stepper(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestStepper]:
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(120))) as opened:
+        yield opened
 
 
-def harvesting(attempt: int = 1, step_io: MemoryStepIO | None = None, **more: Any) -> FlowStep:
+def make_harvest_step(attempt: int = 1, step_io: MemoryStepIO | None = None, **more: Any) -> FlowStep:
     return make_step("harvest.run", {"feed": FEED, **more}, attempt=attempt, step_io=step_io)
 
 
-async def plans(one: HarvestStepper) -> list[UUID]:
-    return [row["run_id"] for row in await one.db.fetch("SELECT run_id FROM harvest_plan ORDER BY requested_at")]
+async def list_plans(stepper: HarvestStepper) -> list[UUID]:
+    return [row["run_id"] for row in await stepper.db.fetch("SELECT run_id FROM harvest_plan ORDER BY requested_at")]
 
 
-async def planned(one: HarvestStepper, count: int = 1) -> UUID:
-    """The last of so many runs that are asked for."""
+async def wait_for_plan(stepper: HarvestStepper, count: int = 1) -> UUID:
+    """Wait for *count* planned runs, and return the last."""
 
     async def is_so() -> bool:
-        return len(await plans(one)) >= count
+        return len(await list_plans(stepper)) >= count
 
     await becomes(is_so, f"{count} runs are planned")
-    return (await plans(one))[-1]
+    return (await list_plans(stepper))[-1]
 
 
-async def test_a_feed_is_harvested_once_whoever_dies(one: HarvestStepper) -> None:
-    """F14: a second attempt takes the run of the first over, under way or ended; the outputs tell what came of it."""
-    worker = harvest_worker(HarvestAdapter(one.harvest))
-    async with under_way(worker, harvesting(full=True)):
-        run_id = await planned(one)
-    async with under_way(worker, harvesting(2, full=True)) as task:
-        await one.finish()
+async def test_feed_is_harvested_once(stepper: HarvestStepper) -> None:
+    """F14: a second attempt continues with the run of the first, active or ended; its result is the outputs."""
+    worker = harvest_worker(HarvestAdapter(stepper.harvest))
+    async with running_step(worker, make_harvest_step(full=True)):
+        run_id = await wait_for_plan(stepper)
+    async with running_step(worker, make_harvest_step(2, full=True)) as task:
+        await stepper.finish()
         outputs = await task
-    assert await run_step(worker, harvesting(3, full=True)) == outputs
-    assert await plans(one) == [run_id]
-    run = await one.run(run_id)
+    assert await run_step(worker, make_harvest_step(3, full=True)) == outputs
+    assert await list_plans(stepper) == [run_id]
+    run = await stepper.run(run_id)
     assert outputs == {
         "runId": str(run_id),
         "state": "completed",
@@ -65,51 +65,53 @@ async def test_a_feed_is_harvested_once_whoever_dies(one: HarvestStepper) -> Non
     assert (run["requested_by"], run["run_type"]) == ("flows:run-1/step-1", "full")
 
 
-async def test_another_run_of_the_feed_comes_first(one: HarvestStepper) -> None:
-    """F14: while somebody else's run is under way the step waits; then it has its own."""
-    other, step_io = await one.harvest.start(FEED, "somebody"), MemoryStepIO()
-    async with under_way(harvest_worker(HarvestAdapter(one.harvest)), harvesting(step_io=step_io)) as task:
+async def test_step_waits_for_another_run(stepper: HarvestStepper) -> None:
+    """F14: while another run of the feed is active the step waits; then it starts its own."""
+    other, step_io = await stepper.harvest.start(FEED, "other"), MemoryStepIO()
+    async with running_step(
+        harvest_worker(HarvestAdapter(stepper.harvest)), make_harvest_step(step_io=step_io)
+    ) as task:
 
         async def waits() -> bool:
             return bool(step_io.logs)
 
         await becomes(waits, "the step says what it waits for")
         assert str(other) in step_io.logs[0]
-        await one.finish()
-        mine = await planned(one, 2)
-        await one.finish()
+        await stepper.finish()
+        mine = await wait_for_plan(stepper, 2)
+        await stepper.finish()
         assert (await task)["runId"] == str(mine) != str(other)
 
 
-async def test_a_run_that_failed_fails_its_step_and_the_next_attempt_has_another(one: HarvestStepper) -> None:
-    """F10, F14: HARVEST_FAILED tells why; whoever tries the step again gets a run of its own."""
-    worker = harvest_worker(HarvestAdapter(one.harvest))
-    first = asyncio.create_task(run_failing_step(worker, harvesting()))
-    run_id = await planned(one)
-    await one.harvest.cancel(run_id, "test", "no more")
+async def test_failed_run_fails_its_step(stepper: HarvestStepper) -> None:
+    """F10, F14: HARVEST_FAILED has the error; the next attempt starts another run."""
+    worker = harvest_worker(HarvestAdapter(stepper.harvest))
+    first = asyncio.create_task(run_failing_step(worker, make_harvest_step()))
+    run_id = await wait_for_plan(stepper)
+    await stepper.harvest.cancel(run_id, "test", "no more")
     error = await first
     assert (error.error.code, error.retryable) == ("HARVEST_FAILED", True)
     assert error.error.details["runId"] == str(run_id)
     assert "no more" in error.error.message
-    async with under_way(worker, harvesting(2)) as task:
-        again = await planned(one, 2)
-        await one.finish()
+    async with running_step(worker, make_harvest_step(2)) as task:
+        again = await wait_for_plan(stepper, 2)
+        await stepper.finish()
         assert (await task)["runId"] == str(again) != str(run_id)
 
 
-async def test_a_step_that_cannot_harvest_says_so(one: HarvestStepper) -> None:
-    """F14: a feed nobody knows is final; a step that is told to stop stops, and its run goes on."""
-    worker = harvest_worker(HarvestAdapter(one.harvest))
+async def test_unknown_feed_and_cancellation(stepper: HarvestStepper) -> None:
+    """F14: an unknown feed is final; a cancelled step stops, and its run continues."""
+    worker = harvest_worker(HarvestAdapter(stepper.harvest))
     error = await run_failing_step(worker, make_step("harvest.run", {"feed": "pebbles"}))
     assert (error.error.code, error.retryable) == ("FEED_NOT_FOUND", False)
-    await is_stopped(worker, harvesting())
-    await one.drain(PLANS)
-    assert [row["state"] for row in await one.db.fetch("SELECT state FROM run_metadata")] == ["created"]
+    await assert_stops(worker, make_harvest_step())
+    await stepper.drain(PLANS)
+    assert [row["state"] for row in await stepper.db.fetch("SELECT state FROM run_metadata")] == ["created"]
 
 
-async def test_a_run_can_be_started_under_an_id(one: HarvestStepper) -> None:
-    """H2, F14: one id is one run, whoever asks for it and however often."""
-    wanted = UUID(int=7)
-    asked = [one.harvest.start(FEED, "test", run_id=wanted) for _ in range(5)]
-    assert set(await asyncio.gather(*asked)) == {wanted}
-    assert await plans(one) == [wanted]
+async def test_run_id_identifies_one_run(stepper: HarvestStepper) -> None:
+    """H2, F14: repeated requests with the same id start one run."""
+    run_id = UUID(int=7)
+    requests = [stepper.harvest.start(FEED, "test", run_id=run_id) for _ in range(5)]
+    assert set(await asyncio.gather(*requests)) == {run_id}
+    assert await list_plans(stepper) == [run_id]

@@ -1,4 +1,4 @@
-"""ingest.run: a file is published once, whichever worker dies on the way."""
+"""ingest.run: a file is published once, also if workers die."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from penstock.ingest.run.publish import PublishStep
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.workspace import IngestWorkspace
 from penstock.settings import Settings
-from tests.flows.kinds.platform.running_steps import under_way
+from tests.flows.kinds.platform.running_steps import running_step
 from tests.flows.memory_step_io import make_step, run_failing_step, run_step
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.support.crash import Killed, raise_killed
@@ -41,8 +41,8 @@ def place(ingest: IngestHarness, database_url: str) -> Iterator[IngestWorkspace]
         yield place
 
 
-class CrashingWorkplace:
-    """A workplace whose runs can be made to die at a step, or to do something there."""
+class CrashingWorkspace:
+    """A workspace whose runs die at a step, or call a function there."""
 
     def __init__(
         self, place: IngestWorkspace, at: PublishStep | None = None, act: Callable[[], None] | None = None
@@ -62,78 +62,78 @@ class CrashingWorkplace:
         return self._place.run(supplier, replace(hooks, on_step=on_step), waits=waits)
 
 
-def ingesting(attempt: int = 1) -> FlowStep:
+def make_ingest_step(attempt: int = 1) -> FlowStep:
     return make_step("ingest.run", {"supplier": SUPPLIER}, attempt=attempt)
 
 
-def worker_in(place: IngestWorkspace | CrashingWorkplace) -> Handler:
+def make_worker(place: IngestWorkspace | CrashingWorkspace) -> Handler:
     return ingest_worker(IngestAdapter(place), concurrency=1)  # type: ignore[arg-type]
 
 
-def passed(ingest: IngestHarness) -> list[str]:
-    """The runs that published something."""
-    found = [ingest.tree.read(f"etl_data/raw_v1/runs/{run}/manifest.json") for run in ingest.tree.list_runs(SUPPLIER)]
-    told = [json.loads(one) for one in found if one]
-    return [one["run_id"] for one in told if one["status"] == "PASS"]
+def list_published_runs(ingest: IngestHarness) -> list[str]:
+    """Return the runs that published a file."""
+    manifests = [
+        ingest.tree.read(f"etl_data/raw_v1/runs/{run}/manifest.json") for run in ingest.tree.list_runs(SUPPLIER)
+    ]
+    runs = [json.loads(manifest) for manifest in manifests if manifest]
+    return [run["run_id"] for run in runs if run["status"] == "PASS"]
 
 
-async def test_a_file_is_published(ingest: IngestHarness, place: IngestWorkspace) -> None:
-    """F14: the newest file of the inbox is published; the next attempt tells of the same run, and takes no other."""
+async def test_file_is_published(ingest: IngestHarness, place: IngestWorkspace) -> None:
+    """F14: the newest file of the inbox is published; the next attempt returns the same run."""
     ingest.drop(snapshot({"A": 1, "B": 2}))
-    outputs = await run_step(worker_in(place), ingesting())
+    outputs = await run_step(make_worker(place), make_ingest_step())
     assert outputs == {
         "runId": ingest.current(), "status": "PASS", "file": "price.csv", "published": 2, "rejected": 0,
     }  # fmt: skip
     ingest.drop(snapshot({"A": 3}), "later.csv")
-    assert await run_step(worker_in(place), ingesting(2)) == outputs
+    assert await run_step(make_worker(place), make_ingest_step(2)) == outputs
     assert ingest.names(f"etl_data/raw_v1/inbox/{SUPPLIER}") == ["later.csv"]
-    other = await run_step(worker_in(place), make_step("ingest.run", {"supplier": SUPPLIER}, run_id="run-2"))
-    assert (other["file"], len(passed(ingest))) == ("later.csv", 2)
+    other = await run_step(make_worker(place), make_step("ingest.run", {"supplier": SUPPLIER}, run_id="run-2"))
+    assert (other["file"], len(list_published_runs(ingest))) == ("later.csv", 2)
 
 
 async def test_a_publication_is_logged_once(ingest: IngestHarness, place: IngestWorkspace) -> None:
     """Log: the server logs the outcome of a run of a step once, not again for a repeated attempt."""
     ingest.drop(snapshot({"A": 1}))
     with capture_logs() as entries:
-        outputs = await run_step(worker_in(place), ingesting())
-        await run_step(worker_in(place), ingesting(2))
+        outputs = await run_step(make_worker(place), make_ingest_step())
+        await run_step(make_worker(place), make_ingest_step(2))
     published = [entry for entry in entries if entry["event"] == "file_published"]
     assert [(entry["file"], entry["run_id"]) for entry in published] == [("price.csv", outputs["runId"])]
 
 
 @pytest.mark.parametrize("at", list(PublishStep))
-async def test_a_file_is_published_once_whoever_dies(
-    ingest: IngestHarness, place: IngestWorkspace, at: PublishStep
-) -> None:
-    """F14: wherever the worker dies, the next attempt ends with the file published, by one run."""
+async def test_file_is_published_once(ingest: IngestHarness, place: IngestWorkspace, at: PublishStep) -> None:
+    """F14: the worker may die at any step; the next attempt ends with the file published, by one run."""
     ingest.drop(snapshot({"A": 1}))
     with suppress(Killed):
-        await run_step(worker_in(CrashingWorkplace(place, at)), ingesting())
-    outputs = await run_step(worker_in(place), ingesting(2))
-    assert (outputs["status"], [outputs["runId"]]) == ("PASS", passed(ingest))
-    assert await run_step(worker_in(place), ingesting(3)) == outputs
+        await run_step(make_worker(CrashingWorkspace(place, at)), make_ingest_step())
+    outputs = await run_step(make_worker(place), make_ingest_step(2))
+    assert (outputs["status"], [outputs["runId"]]) == ("PASS", list_published_runs(ingest))
+    assert await run_step(make_worker(place), make_ingest_step(3)) == outputs
 
 
-async def test_without_a_file_there_is_nothing_to_publish(ingest: IngestHarness, place: IngestWorkspace) -> None:
-    """F14: FILE_MISSING, worth another try; what was published for others before does not count."""
+async def test_step_without_a_file_fails(ingest: IngestHarness, place: IngestWorkspace) -> None:
+    """F14: FILE_MISSING is retryable; earlier publications for other steps do not count."""
     ingest.publish(snapshot({"A": 1}))
-    error = await run_failing_step(worker_in(place), ingesting())
+    error = await run_failing_step(make_worker(place), make_ingest_step())
     assert (error.error.code, error.retryable) == ("FILE_MISSING", True)
 
 
-async def test_a_file_that_is_no_good_fails_the_step(ingest: IngestHarness, place: IngestWorkspace) -> None:
-    """F14: the run's failure is the step's, also at an attempt that finds the file gone; a better file is taken."""
+async def test_rejected_file_fails_the_step(ingest: IngestHarness, place: IngestWorkspace) -> None:
+    """F14: the step fails with the run, also at an attempt that finds the file moved; a better file is ingested."""
     ingest.drop(snapshot({"A": "none"}))
     for attempt in (1, 2):
-        error = await run_failing_step(worker_in(place), ingesting(attempt))
+        error = await run_failing_step(make_worker(place), make_ingest_step(attempt))
         assert (error.error.code, error.retryable) == ("DQ_TOO_MANY_BAD_ROWS", False)
         assert error.error.details["runId"] in error.error.message
     ingest.drop(snapshot({"A": 1}))
-    assert (await run_step(worker_in(place), ingesting(3)))["status"] == "PASS"
+    assert (await run_step(make_worker(place), make_ingest_step(3)))["status"] == "PASS"
 
 
-async def test_another_run_of_the_supplier_may_be_quicker(ingest: IngestHarness, place: IngestWorkspace) -> None:
-    """F14: while somebody else has the supplier the step waits; when he took the file, his run counts."""
+async def test_run_of_another_process_counts(ingest: IngestHarness, place: IngestWorkspace) -> None:
+    """F14: while the supplier is locked the step waits; a run that took the file counts for the step."""
     ingest.drop(snapshot({"A": 1}))
     holds, goes_on = threading.Event(), threading.Event()
 
@@ -142,50 +142,48 @@ async def test_another_run_of_the_supplier_may_be_quicker(ingest: IngestHarness,
             holds.set()
             goes_on.wait()
 
-    def somebody() -> None:
-        Ingestion(ingest.tree, "somebody", RunHooks(on_step=wait_there)).run(SUPPLIER)
+    def run_other() -> None:
+        Ingestion(ingest.tree, "other", RunHooks(on_step=wait_there)).run(SUPPLIER)
 
-    thread = threading.Thread(target=somebody)
+    thread = threading.Thread(target=run_other)
     thread.start()
-    until(holds.is_set, "the other run is under way")
-    suppliers = Refusals(place)
-    async with under_way(ingest_worker(suppliers, concurrency=1), ingesting()) as task:
+    until(holds.is_set, "the other run is active")
+    suppliers = CountingRefusals(place)
+    async with running_step(ingest_worker(suppliers, concurrency=1), make_ingest_step()) as task:
 
         async def was_refused() -> bool:
             return suppliers.refused > 0
 
-        await becomes(was_refused, "the step found the supplier locked")
+        await becomes(was_refused, "the step waits for the locked supplier")
         goes_on.set()
         outputs = await task
     thread.join()
-    assert [outputs["runId"]] == passed(ingest)
+    assert [outputs["runId"]] == list_published_runs(ingest)
 
 
-class Refusals(IngestAdapter):
-    """Counts how often the supplier was locked."""
+class CountingRefusals(IngestAdapter):
+    """Count how often the supplier was locked."""
 
     refused = 0
 
-    def run(self, *asked: Any) -> Any:
+    def run(self, *args: Any) -> Any:
         try:
-            return super().run(*asked)
+            return super().run(*args)
         except Exception:
             self.refused += 1
             raise
 
 
-async def test_no_more_files_are_read_at_once_than_there_is_room_for(
-    ingest: IngestHarness, place: IngestWorkspace
-) -> None:
-    """F14, F16: many steps may be handed out; the process reads so many files at a time."""
+async def test_concurrent_files_are_limited(ingest: IngestHarness, place: IngestWorkspace) -> None:
+    """F14, F16: many steps may be claimed; the process reads a limited number of files at a time."""
     busy, most = 0, 0
 
     class CountingSuppliers(IngestAdapter):
-        def run(self, *asked: Any) -> Any:
+        def run(self, *args: Any) -> Any:
             nonlocal busy, most
             busy, most = busy + 1, max(most, busy + 1)
             try:
-                return super().run(*asked)
+                return super().run(*args)
             finally:
                 busy -= 1
 
@@ -195,14 +193,14 @@ async def test_no_more_files_are_read_at_once_than_there_is_room_for(
         ingest.drop(snapshot({"A": 1}), supplier=name)
     worker = ingest_worker(CountingSuppliers(place), concurrency=1)
     ended = await asyncio.gather(*(run_step(worker, make_step("ingest.run", {"supplier": name})) for name in names))
-    assert ([one["status"] for one in ended], most) == (["PASS"] * 4, 1)
+    assert ([run["status"] for run in ended], most) == (["PASS"] * 4, 1)
 
 
-async def test_a_run_of_ingest_stops_with_its_step(ingest: IngestHarness, place: IngestWorkspace) -> None:
-    """F9, F14: a step that is told to stop publishes nothing, and its file stays for the next."""
+async def test_cancelled_step_stops_its_run(ingest: IngestHarness, place: IngestWorkspace) -> None:
+    """F9, F14: a cancelled step publishes nothing, and the file stays for the next run."""
     ingest.drop(snapshot({"A": 1}))
-    step = ingesting()
-    error = await run_failing_step(worker_in(CrashingWorkplace(place, PublishStep.STARTED, step.cancelled.set)), step)
+    step = make_ingest_step()
+    error = await run_failing_step(make_worker(CrashingWorkspace(place, PublishStep.STARTED, step.cancelled.set)), step)
     assert error.error.code == "CANCELLED"
-    assert (passed(ingest), ingest.names(f"etl_data/raw_v1/inbox/{SUPPLIER}")) == ([], ["price.csv"])
-    assert (await run_step(worker_in(place), ingesting(2)))["status"] == "PASS"
+    assert (list_published_runs(ingest), ingest.names(f"etl_data/raw_v1/inbox/{SUPPLIER}")) == ([], ["price.csv"])
+    assert (await run_step(make_worker(place), make_ingest_step(2)))["status"] == "PASS"

@@ -1,4 +1,4 @@
-"""tracking.wait: a step waits until all shards of a file are through."""
+"""tracking.wait: a step waits until all shards of a file have completed a stage."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Stage
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
-from tests.flows.kinds.platform.running_steps import is_stopped, under_way
+from tests.flows.kinds.platform.running_steps import assert_stops, running_step
 from tests.flows.memory_step_io import make_step, run_failing_step, run_step
 from tests.support.types import Json
 from tests.support.wait import becomes
@@ -31,7 +31,7 @@ async def tracking(db: Database) -> AsyncIterator[Tracking]:
 
 
 class CountingFiles(TrackingAdapter):
-    """Counts the looks; the first one is told that nobody answers."""
+    """Count the calls; the first one fails with Transient."""
 
     calls = 0
 
@@ -42,18 +42,18 @@ class CountingFiles(TrackingAdapter):
         return await super().shards(filename, stage)
 
 
-async def take(tracking: Tracking, stage: Stage, *shards: int) -> None:
+async def complete_shards(tracking: Tracking, stage: Stage, *shards: int) -> None:
     for shard in shards:
         await tracking.move(stage, "start", "f", shard, actor="test")
         await tracking.move(stage, "done", "f", shard, actor="test")
 
 
-def waiting(**more: Any) -> FlowStep:
+def make_wait_step(**more: Any) -> FlowStep:
     return make_step("tracking.wait", {"filename": "f", "pollSeconds": 0.2, **more})
 
 
-async def test_a_step_waits_until_all_shards_are_through(tracking: Tracking) -> None:
-    """F14: for a file nobody registered yet, for all its shards, and through a database that is away for a moment."""
+async def test_step_waits_for_all_shards(tracking: Tracking) -> None:
+    """F14: for an unregistered file, for all its shards, and while the database is unavailable."""
     files = CountingFiles(tracking)
 
     async def looked(task: "asyncio.Task[Json]") -> None:
@@ -66,36 +66,36 @@ async def test_a_step_waits_until_all_shards_are_through(tracking: Tracking) -> 
         await becomes(is_so, "it looks again")
         assert not task.done()
 
-    async with under_way(tracking_worker(files), waiting(stage="shard-splitter")) as task:
+    async with running_step(tracking_worker(files), make_wait_step(stage="shard-splitter")) as task:
         await looked(task)
         await tracking.register("f", [0, 1], worker=None, actor="test")
         await tracking.move(INGEST, "done", "f", actor="test")
-        await take(tracking, SPLITTER, 0)
+        await complete_shards(tracking, SPLITTER, 0)
         await looked(task)
-        await take(tracking, SPLITTER, 1)
+        await complete_shards(tracking, SPLITTER, 1)
         assert await task == {"filename": "f", "stage": "shard-splitter", "shards": 2}
-    async with under_way(tracking_worker(files), waiting()) as task:
-        await take(tracking, WORKER, 0, 1)
-        await take(tracking, SENDER, 0)
+    async with running_step(tracking_worker(files), make_wait_step()) as task:
+        await complete_shards(tracking, WORKER, 0, 1)
+        await complete_shards(tracking, SENDER, 0)
         await looked(task)
-        await take(tracking, SENDER, 1)
+        await complete_shards(tracking, SENDER, 1)
         assert (await task)["stage"] == "mysql-sender"
 
 
-async def test_a_shard_that_failed_fails_the_step(tracking: Tracking) -> None:
-    """F14: TRACKING_FAILED names the shards and why; a failure behind the stage that is asked for does not matter."""
+async def test_failed_shard_fails_the_step(tracking: Tracking) -> None:
+    """F14: TRACKING_FAILED has the shards and reasons; failures after the requested stage are ignored."""
     await tracking.register("f", [0, 1, 2], worker=None, actor="test")
     await tracking.move(INGEST, "done", "f", actor="test")
-    await take(tracking, SPLITTER, 0, 1, 2)
+    await complete_shards(tracking, SPLITTER, 0, 1, 2)
     await tracking.move(WORKER, "fail", "f", 1, actor="test", reason="disk full")
     worker = tracking_worker(TrackingAdapter(tracking))
-    error = await run_failing_step(worker, waiting())
+    error = await run_failing_step(worker, make_wait_step())
     assert (error.error.code, error.retryable) == ("TRACKING_FAILED", True)
     assert list(error.error.details["shards"]) == ["1"]
     assert "disk full" in error.error.message
-    assert (await run_step(worker, waiting(stage="shard-splitter")))["shards"] == 3
+    assert (await run_step(worker, make_wait_step(stage="shard-splitter")))["shards"] == 3
 
 
-async def test_a_step_that_waits_for_a_file_can_be_stopped(tracking: Tracking) -> None:
-    """F9, F14: a file may never come."""
-    await is_stopped(tracking_worker(TrackingAdapter(tracking)), waiting())
+async def test_waiting_step_stops(tracking: Tracking) -> None:
+    """F9, F14: a cancelled step stops, because a file may never come."""
+    await assert_stops(tracking_worker(TrackingAdapter(tracking)), make_wait_step())
