@@ -21,6 +21,11 @@ def bus_kind() -> str:
     return "postgres"
 
 
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+
 async def apply_logged(harness: RefdataHarness) -> list[Entry]:
     """Apply all commands of the bus, and return the log entries about commands."""
     with structlog.testing.capture_logs() as logged:

@@ -6,6 +6,7 @@ import sys
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from time import perf_counter
 from typing import Any, Literal
 
@@ -253,17 +254,29 @@ def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mutab
 def _redact_value(name: str, value: Any) -> Any:
     if value is None:
         return None
-    if _SECRET.search(name):
+    if _is_secret(name):
         return HIDDEN
+    if isinstance(value, str):
+        return _redact_urls(value)
+    if isinstance(value, int | float):
+        return value
     if isinstance(value, Mapping):
         return {str(key): _redact_value(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_redact_value("", inner) for inner in value]
-    if isinstance(value, int | float):
-        return value
-    # Other objects, such as exceptions, are logged as their repr.
-    text = value if isinstance(value, str) else repr(value)
-    return _URL_PARAMETER.sub(rf"\1={HIDDEN}", _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", text))
+    return _redact_urls(repr(value))  # other objects, such as exceptions, are logged as their repr
+
+
+@lru_cache(maxsize=1_000)
+def _is_secret(name: str) -> bool:
+    return _SECRET.search(name) is not None
+
+
+def _redact_urls(text: str) -> str:
+    # Most values are no URLs: a line per command would otherwise cost twice as much.
+    if "://" in text:
+        text = _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", text)
+    return _URL_PARAMETER.sub(rf"\1={HIDDEN}", text) if "=" in text else text
 
 
 def _add_trace(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from penstock.kernel.db.database import Connection
+from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.refdata import store
 from penstock.refdata.model import (
     CommandCommit,
@@ -72,15 +73,14 @@ class ApplyTransaction:
 
     def log(self) -> None:
         """R26: log one line for each command that is committed or failed now. Call it once, after the commit."""
-        log = structlog.get_logger()
-        has_info, has_debug = log.is_enabled_for(logging.INFO), log.is_enabled_for(logging.DEBUG)
+        log, level = structlog.get_logger().bind(), LOG_LEVEL.number
         for command, (version, refusal, _) in self.results:
             if (command.target.tenant_id, command.event_id) not in self.finished:
-                if has_debug:
+                if level <= logging.DEBUG:
                     log.debug("chunk_staged", **log_fields(command))
             elif refusal is not None:
                 log.warning("command_failed", **log_fields(command), code=refusal.code, error=refusal.message)
-            elif has_info:
+            elif level <= logging.INFO:
                 log.info("command_committed", **log_fields(command), version=version)
 
 
