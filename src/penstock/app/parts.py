@@ -85,7 +85,7 @@ def _open_for_commands(url: str, settings: Settings) -> AbstractAsyncContextMana
         decodes_json=False,
         settings={
             **search_path(settings),
-            "standard_conforming_strings": "on",  # the parser of SQL templates assumes it
+            "standard_conforming_strings": "on",  # the parser of templates assumes it
             **lease_settings(settings.refdata.apply.lease),
         },
     )
