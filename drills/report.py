@@ -16,7 +16,7 @@ from drills.checker import GuaranteeResult
 from drills.faults import describe_outcome
 from drills.recorder import InjectedFault, Read, Recorder, Write
 from penstock import __version__
-from penstock.cli.terminal.output import table
+from penstock.cli.terminal.output import format_table
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#22272e;background:#fff}
@@ -91,11 +91,11 @@ def render_text(summary: dict[str, Any], folder: Path) -> str:
     rows = [["ok" if result["is_kept"] else "FAIL", result["guarantee"], result["detail"]] for result in results]
     examples = [f"      {line}" for result in results for line in result["examples"]]
     parts = [
-        table(_figure_rows(summary)),
+        format_table(_figure_rows(summary)),
         "",
         *_fault_lines(summary),
         *_ramp_lines(summary),
-        table(rows),
+        format_table(rows),
         *examples,
         "",
     ]
@@ -133,7 +133,7 @@ def _number(value: float | None) -> str:
 
 def _fault_lines(summary: dict[str, Any]) -> list[str]:
     rows = _fault_rows(summary)
-    return [table([["fault", "at", "what", "outcome"], *rows]), ""] if rows else []
+    return [format_table([["fault", "at", "what", "outcome"], *rows]), ""] if rows else []
 
 
 def _fault_rows(summary: dict[str, Any]) -> list[list[str]]:
@@ -166,7 +166,7 @@ _RAMP_HEAD = ["reads/s", "p99 ms", "failed %", "sent late %", "sustained"]
 
 def _ramp_lines(summary: dict[str, Any]) -> list[str]:
     rows = _ramp_rows(summary)
-    return [table([_RAMP_HEAD, *rows]), ""] if rows else []
+    return [format_table([_RAMP_HEAD, *rows]), ""] if rows else []
 
 
 def _errors(summary: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.server_address import select_config_file
-from penstock.cli.suggestion import pasteable
+from penstock.cli.suggestion import make_pasteable
 
 TEXT = "run `penstock flow show r-1`, or `penstock doctor`"
 
@@ -20,28 +20,28 @@ def no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_suggested_command_repeats_the_url() -> None:
     """CLI: a suggested command works in any folder, so it names the server unless that is the default."""
     wanted = "run `penstock flow show r-1 --url http://there:9000`, or `penstock doctor`"
-    assert pasteable(TEXT, url="there:9000") == wanted
-    assert pasteable(wanted, url="there:9000") == wanted
-    assert pasteable(TEXT, url=None) == TEXT
-    assert pasteable(TEXT, url="http://127.0.0.1:8080") == TEXT
+    assert make_pasteable(TEXT, url="there:9000") == wanted
+    assert make_pasteable(wanted, url="there:9000") == wanted
+    assert make_pasteable(TEXT, url=None) == TEXT
+    assert make_pasteable(TEXT, url="http://127.0.0.1:8080") == TEXT
 
 
 def test_the_environment_of_the_shell_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """CLI: PENSTOCK_URL is still there when the command is pasted; `--url` beside it is not."""
     monkeypatch.setenv("PENSTOCK_URL", "there:9000")
-    assert pasteable(TEXT, url=None) == TEXT
-    assert "--url http://127.0.0.1:8080" in pasteable(TEXT, url="127.0.0.1:8080")
+    assert make_pasteable(TEXT, url=None) == TEXT
+    assert "--url http://127.0.0.1:8080" in make_pasteable(TEXT, url="127.0.0.1:8080")
 
 
 def test_a_server_of_a_file_in_this_folder_is_named(tmp_path: Path) -> None:
     """CLI: ./penstock.yaml is not found from another folder, so the address is repeated."""
     (tmp_path / "penstock.yaml").write_text("server: {port: 9000}\n")
-    assert "show r-1 --url http://127.0.0.1:9000`" in pasteable(TEXT, url=None)
+    assert "show r-1 --url http://127.0.0.1:9000`" in make_pasteable(TEXT, url=None)
 
 
 def test_any_other_option_is_repeated_where_it_is_accepted() -> None:
     """CLI: `--root` is appended to the commands that have it, and quoted."""
     text = "`penstock ingest bad-rows r` shows them, `penstock flow show r` does not"
-    assert pasteable(text, root="/a b") == (
+    assert make_pasteable(text, root="/a b") == (
         "`penstock ingest bad-rows r --root '/a b'` shows them, `penstock flow show r` does not"
     )

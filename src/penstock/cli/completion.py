@@ -57,7 +57,7 @@ def prepare(program: str) -> None:
     sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
 
 
-def names_from_server(
+def complete_from_server(
     client: "Callable[[], ServerClient[Any]]", call: Callable[[Any, Any], Any], names: Callable[[Any], list[str]]
 ) -> Callable[[typer.Context, str], list[str]]:
     """Return a completion of names that a server knows; empty if it does not answer within a second.

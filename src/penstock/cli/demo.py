@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.terminal.options import JsonOption
-from penstock.cli.terminal.output import emit, print_message, table
+from penstock.cli.terminal.output import emit, format_table, print_message
 
 if TYPE_CHECKING:
     from penstock.demo.scenario import DemoScenario
@@ -106,10 +106,10 @@ def summary(scenario: "DemoScenario", seconds: float, *, keep: bool) -> str:
         ["", shown(folder / "data" / "etl_data" / "raw_v1"), "published and rejected supplier files"],
         ["", shown(scenario.workspace.log), "log of all processes"],
     ]
-    text = f"\n{held} of {len(scenario.promises)} guarantees held, in {seconds:.0f} s\n\n{table(rows)}\n\n"
+    text = f"\n{held} of {len(scenario.promises)} guarantees held, in {seconds:.0f} s\n\n{format_table(rows)}\n\n"
     if keep:
-        return f"{text}{table(further)}\n\n{_invitation(scenario)}"
-    return f"{text}{table([*further, *_next_steps()])}"
+        return f"{text}{format_table(further)}\n\n{_invitation(scenario)}"
+    return f"{text}{format_table([*further, *_next_steps()])}"
 
 
 def shown(path: Path) -> str:

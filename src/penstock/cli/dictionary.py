@@ -9,12 +9,12 @@ from uuid import UUID, uuid4
 
 import typer
 
-from penstock.cli.completion import names_from_server
+from penstock.cli.completion import complete_from_server
 from penstock.cli.server_client import ask_pod, ask_refdata, poll_until
-from penstock.cli.suggestion import pasteable
+from penstock.cli.suggestion import make_pasteable
 from penstock.cli.terminal.command_group import CommandGroup
 from penstock.cli.terminal.options import JsonOption, LimitOption, QueryUrlOption, TimeoutOption, UrlOption, WaitOption
-from penstock.cli.terminal.output import RawJson, emit, more_rows, print_message, table, time_text
+from penstock.cli.terminal.output import RawJson, append_more_note, emit, format_table, format_time, print_message
 from penstock.kernel.errors import Conflict, Invalid, PenstockError, TimedOut, Transient
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 app = CommandGroup(help="Change and read dictionaries, and manage their versions.")
 TenantArgument = Annotated[str, typer.Argument(help="Tenant that owns the dictionary.", metavar="TENANT")]
-_complete_code = names_from_server(
+_complete_code = complete_from_server(
     lambda: ask_refdata,
     lambda client, context: client.dictionaries(context.params["tenant"]),
     lambda found: [dictionary["dictCode"] for dictionary in found["dictionaries"]],
@@ -64,7 +64,11 @@ def list_dictionaries(tenant: TenantArgument, url: UrlOption = None, json: JsonO
     found = ask_refdata(url, lambda client: client.dictionaries(tenant))
     rows = [_dictionary_row(dictionary) for dictionary in found["dictionaries"]]
     head = ["dict", "version", "committed", "pinned"]
-    text = table([head, *rows]) if rows else f"tenant {tenant} has no dictionaries; refdata.dictionaries declares them"
+    text = (
+        format_table([head, *rows])
+        if rows
+        else f"tenant {tenant} has no dictionaries; refdata.dictionaries declares them"
+    )
     emit(found, as_json=json, text=text)
 
 
@@ -234,11 +238,11 @@ def updates(
         return
     page = ask_refdata(url, lambda client: client.updates(tenant, status=status.value, dictCode=code, limit=limit))
     rows = [
-        [time_text(update["updatedAt"]), update["dictCode"], update["eventId"], _reason(update)]
+        [format_time(update["updatedAt"]), update["dictCode"], update["eventId"], _reason(update)]
         for update in page["updates"]
     ]
-    text = table([["updated", "dict", "event id", "error"], *rows]) if rows else f"no {status.value} updates"
-    emit(page, as_json=json, text=more_rows(text, has_more=page["next"] is not None))
+    text = format_table([["updated", "dict", "event id", "error"], *rows]) if rows else f"no {status.value} updates"
+    emit(page, as_json=json, text=append_more_note(text, has_more=page["next"] is not None))
 
 
 @app.command()
@@ -249,8 +253,8 @@ def history(
     page = ask_refdata(url, lambda client: client.history(tenant, code, limit=limit))
     rows = [_version_row(version) for version in page["versions"]]
     head = ["version", "committed", "type", "source", "items", "keys"]
-    text = table([head, *rows]) if rows else f"{code} has no version yet"
-    emit(page, as_json=json, text=more_rows(text, has_more=page["next"] is not None))
+    text = format_table([head, *rows]) if rows else f"{code} has no version yet"
+    emit(page, as_json=json, text=append_more_note(text, has_more=page["next"] is not None))
 
 
 @app.command()
@@ -318,10 +322,10 @@ def list_retained(tenant: TenantArgument, code: CodeArgument, url: UrlOption = N
     """List the retained versions, which can be pinned or rolled back to, newest first."""
     found = ask_refdata(url, lambda client: client.retained(tenant, code))
     rows = [
-        [str(row["version"]), time_text(row["retainedAt"]), str(row["items"]), "pinned" if row["isPinned"] else ""]
+        [str(row["version"]), format_time(row["retainedAt"]), str(row["items"]), "pinned" if row["isPinned"] else ""]
         for row in found["versions"]
     ]
-    text = table([["version", "retained", "items", ""], *rows]) if rows else f"{code} has no retained version"
+    text = format_table([["version", "retained", "items", ""], *rows]) if rows else f"{code} has no retained version"
     emit(found, as_json=json, text=text)
 
 
@@ -342,7 +346,7 @@ def pin(
 ) -> None:
     """Serve a retained version to all readers until it is unpinned, whatever is committed meanwhile."""
     result = ask_refdata(url, lambda client: client.pin(tenant, code, version))
-    hint = pasteable(f"`penstock dict unpin {tenant} {code}` ends the pin", url=url)
+    hint = make_pasteable(f"`penstock dict unpin {tenant} {code}` ends the pin", url=url)
     emit(result, as_json=json, text=f"readers get version {version}; {hint}")
 
 
@@ -366,7 +370,9 @@ def rollback(
     if "committedVersion" in result:
         text = f"the content of version {version} is committed as version {result['committedVersion']}"
     else:
-        text = pasteable(f"pending; `penstock dict updates {tenant} {result['eventId']}` shows the status", url=url)
+        text = make_pasteable(
+            f"pending; `penstock dict updates {tenant} {result['eventId']}` shows the status", url=url
+        )
     emit(result, as_json=json, text=text)
 
 
@@ -449,7 +455,7 @@ def _reason(update: Mapping[str, Any]) -> str:
 
 
 def _dictionary_row(dictionary: Mapping[str, Any]) -> list[str]:
-    committed = time_text(dictionary["committedAt"]) if dictionary["committedAt"] else ""
+    committed = format_time(dictionary["committedAt"]) if dictionary["committedAt"] else ""
     pinned = "" if dictionary["pinnedVersion"] is None else str(dictionary["pinnedVersion"])
     return [dictionary["dictCode"], str(dictionary["version"]), committed, pinned]
 
@@ -457,7 +463,7 @@ def _dictionary_row(dictionary: Mapping[str, Any]) -> list[str]:
 def _version_row(version: Mapping[str, Any]) -> list[str]:
     keys = "all" if version["keys"] is None else ", ".join(version["keys"][:5])
     more = " …" if len(version["keys"] or ()) > 5 else ""
-    committed, items = time_text(version["committedAt"]), str(version["items"])
+    committed, items = format_time(version["committedAt"]), str(version["items"])
     return [str(version["version"]), committed, version["eventType"], version["source"], items, keys + more]
 
 

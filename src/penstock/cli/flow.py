@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from penstock.cli.completion import names_from_server
+from penstock.cli.completion import complete_from_server
 from penstock.cli.server_client import ask_flows, wait_for_run
-from penstock.cli.suggestion import pasteable
+from penstock.cli.suggestion import make_pasteable
 from penstock.cli.terminal.command_group import CommandGroup
 from penstock.cli.terminal.options import (
     JsonOption,
@@ -23,9 +23,16 @@ from penstock.cli.terminal.options import (
     UrlOption,
     WaitOption,
 )
-from penstock.cli.terminal.output import emit, more_rows, print_message, printable, table, time_text
+from penstock.cli.terminal.output import (
+    append_more_note,
+    emit,
+    format_table,
+    format_time,
+    make_printable,
+    print_message,
+)
 from penstock.cli.terminal.progress import ProgressBar
-from penstock.cli.terminal.style import style_status
+from penstock.cli.terminal.style import colour_status
 from penstock.flows.contract import FlowRunStatus
 from penstock.kernel.errors import Invalid, NotFound, PenstockError
 
@@ -39,7 +46,7 @@ schedule_app = CommandGroup(help="List, pause and resume the schedules of flows.
 app.add_typer(artifact_app, name="artifact")
 app.add_typer(schedule_app, name="schedule")
 _TARGET = "a YAML or JSON file, a folder of them, a Python file, or a module"
-_complete_flow = names_from_server(
+_complete_flow = complete_from_server(
     lambda: ask_flows, lambda client, _: client.flows(), lambda found: [flow["name"] for flow in found["flows"]]
 )
 FlowArgument = Annotated[str, typer.Argument(help="Name of the flow.", metavar="FLOW", autocompletion=_complete_flow)]
@@ -104,7 +111,7 @@ def list_flows(url: UrlOption = None, json: JsonOption = False) -> None:
     _print_file_errors(found)
     rows = [_flow_row(flow) for flow in found["flows"]]
     head = ["flow", "steps", "schedule", "next start", "last run", "status"]
-    text = table([head, *rows]) if rows else "no flows; flows.folder of the server contains none"
+    text = format_table([head, *rows]) if rows else "no flows; flows.folder of the server contains none"
     emit(found, as_json=json, text=text)
 
 
@@ -123,8 +130,8 @@ def show(
     """
     if why is not None:
         explanation = ask_flows(url, lambda client: client.why(run_id, why))
-        hint = f"\nhint: {printable(pasteable(explanation['hint'], url=url))}" if explanation["hint"] else ""
-        text = f"{why} is {explanation['status']}: {printable(explanation['why'])}{hint}"
+        hint = f"\nhint: {make_printable(make_pasteable(explanation['hint'], url=url))}" if explanation["hint"] else ""
+        text = f"{why} is {explanation['status']}: {make_printable(explanation['why'])}{hint}"
         emit(explanation, as_json=json, text=text)
         return
     found = ask_flows(url, lambda client: _run_or_flow(client, run_id))
@@ -149,8 +156,8 @@ def list_runs(
     page = ask_flows(url, lambda client: client.runs(**filters))
     rows = [_run_row(run) for run in page["runs"]]
     head = ["run", "flow", "status", "created", "seconds", "by", "reason"]
-    text = table([head, *rows]) if rows else "no runs; `penstock flow run FLOW` starts one"
-    emit(page, as_json=json, text=more_rows(text, has_more=page["next"] is not None))
+    text = format_table([head, *rows]) if rows else "no runs; `penstock flow run FLOW` starts one"
+    emit(page, as_json=json, text=append_more_note(text, has_more=page["next"] is not None))
 
 
 @app.command()
@@ -189,7 +196,7 @@ def run(
     name = created["runId"]
     if not wait:
         already = "" if created["created"] else ", it already existed"
-        hint = pasteable(f"`penstock flow show {name}` shows it", url=url)
+        hint = make_pasteable(f"`penstock flow show {name}` shows it", url=url)
         emit(created, as_json=json, text=f"run {name} is {created['status']}{already}; {hint}")
         return
     ended = _wait_for_end(url, name, timeout)
@@ -265,7 +272,7 @@ def list_artifacts(
         for artifact in step["artifacts"]
     ]
     rows = [[artifact["step"], artifact["name"], f"{artifact['size']:,}", artifact["sha256"]] for artifact in artifacts]
-    text = table([["step", "artifact", "bytes", "sha256"], *rows]) if rows else f"run {run_id} has no artifacts"
+    text = format_table([["step", "artifact", "bytes", "sha256"], *rows]) if rows else f"run {run_id} has no artifacts"
     emit({"artifacts": artifacts}, as_json=json, text=text)
 
 
@@ -305,7 +312,7 @@ def list_schedules(url: UrlOption = None, json: JsonOption = False) -> None:
     scheduled = [flow for flow in found["flows"] if flow["schedule"]]
     rows = [_schedule_row(flow["name"], flow["schedule"]) for flow in scheduled]
     head = ["flow", "cron", "time zone", "next start", "last run", "note"]
-    text = table([head, *rows]) if rows else "no flow has a schedule"
+    text = format_table([head, *rows]) if rows else "no flow has a schedule"
     emit(scheduled, as_json=json, text=text)
 
 
@@ -313,7 +320,7 @@ def list_schedules(url: UrlOption = None, json: JsonOption = False) -> None:
 def pause(flow: FlowArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Pause the schedule of a flow; runs can still be started by hand."""
     result = ask_flows(url, lambda client: client.pause(flow))
-    hint = pasteable(f"`penstock flow schedule resume {flow}` resumes it", url=url)
+    hint = make_pasteable(f"`penstock flow schedule resume {flow}` resumes it", url=url)
     emit(result, as_json=json, text=f"the schedule of {flow} is paused; {hint}")
 
 
@@ -396,7 +403,7 @@ def _validation_text(file: _LoadedFile) -> str:
     message = file.error.message
     if file.error.hint and "problems" not in file.error.details:  # each problem has its own hint
         message = f"{message} ({file.error.hint})"
-    lines = [printable(line.removeprefix(f"{file.path}: ")) for line in message.splitlines()]
+    lines = [make_printable(line.removeprefix(f"{file.path}: ")) for line in message.splitlines()]
     return "\n".join(f"bad  {line if line.startswith(file.path) else f'{file.path}: {line}'}" for line in lines)
 
 
@@ -513,12 +520,12 @@ async def _all_logs(client: "FlowClient", run_id: str, step_id: str | None, atte
 
 def _log_text(line: Mapping[str, Any], step_id: str | None) -> str:
     step = "" if step_id is not None else f"{line['stepId']}  "
-    return f"{time_text(line['at'])}  {step}{line['attempt']}  {line['level']:<7}  {printable(line['message'])}"
+    return f"{format_time(line['at'])}  {step}{line['attempt']}  {line['level']:<7}  {make_printable(line['message'])}"
 
 
 def _print_file_errors(found: Mapping[str, Any]) -> None:
     for file, error in found["errors"].items():
-        print_message(printable(f"{file}: {error}"))
+        print_message(make_printable(f"{file}: {error}"))
 
 
 def _flow_row(flow: dict[str, Any]) -> list[str]:
@@ -535,10 +542,10 @@ def _flow_text(flow: dict[str, Any]) -> str:
         lines.append(f"schedule: {schedule['cron']} {schedule['timezone']}, next start: {_next_start(schedule)}")
     steps = flow["spec"].get("steps", {})
     rows = [[name, step["kind"], ", ".join(step.get("dependsOn", ()))] for name, step in steps.items()]
-    lines += ["", table([["step", "kind", "depends on"], *rows])]
+    lines += ["", format_table([["step", "kind", "depends on"], *rows])]
     runs = [_run_row(run) for run in flow["runs"]]
     head = ["run", "flow", "status", "created", "seconds", "by", "reason"]
-    lines += ["", table([head, *runs]) if runs else f"no runs; `penstock flow run {flow['name']}` starts one"]
+    lines += ["", format_table([head, *runs]) if runs else f"no runs; `penstock flow run {flow['name']}` starts one"]
     return "\n".join(lines)
 
 
@@ -550,11 +557,11 @@ def _schedule_row(name: str, schedule: dict[str, Any]) -> list[str]:
 def _next_start(schedule: dict[str, Any]) -> str:
     if schedule["paused"]:
         return "paused"
-    return f"{time_text(schedule['next'][0])}" if schedule["next"] else "never"
+    return f"{format_time(schedule['next'][0])}" if schedule["next"] else "never"
 
 
 def _run_row(run: dict[str, Any]) -> list[str]:
-    created, seconds = time_text(run["createdAt"]), _seconds(run["startedAt"], run["finishedAt"])
+    created, seconds = format_time(run["createdAt"]), _seconds(run["startedAt"], run["finishedAt"])
     reason = _shorten(run["reason"] or "")
     return [run["runId"], run["flow"] or "", run["status"], created, seconds, run["createdBy"], reason]
 
@@ -565,7 +572,7 @@ def _run_text(run: dict[str, Any], url: str | None) -> str:
     head = ["step", "kind", "status", "attempts", "seconds", "worker", "note"]
     lines = [_run_summary(run, url)]
     if steps:
-        lines += ["", table([head, *(_step_row(name, step) for name, step in steps[:_STEPS_SHOWN])])]
+        lines += ["", format_table([head, *(_step_row(name, step) for name, step in steps[:_STEPS_SHOWN])])]
     if len(steps) > _STEPS_SHOWN:
         lines.append(f"… and {len(steps) - _STEPS_SHOWN:,} more steps; --json has all")
     return "\n".join(lines)
@@ -575,15 +582,15 @@ def _run_summary(run: dict[str, Any], url: str | None) -> str:
     """Return the status of a run, its failed steps, and the next command to type."""
     flow = f"  {run['flow']}" if run["flow"] else ""
     counts = ", ".join(f"{number:,} {status}" for status, number in sorted(run["counts"].items()))
-    lines = [f"{style_status(run['status'])}  {run['runId']}{flow}  {counts}".rstrip()]
+    lines = [f"{colour_status(run['status'])}  {run['runId']}{flow}  {counts}".rstrip()]
     if run["reason"]:
-        lines.append(printable(run["reason"]))
+        lines.append(make_printable(run["reason"]))
     failed = [name for name, step in (run["steps"] or {}).items() if step["status"] == "FAILED"]
     for name in failed[:5]:
         error = run["steps"][name]["error"] or {"code": "", "message": ""}
-        lines.append(printable(f"{name}: {error['code']}: {error['message']}"))
+        lines.append(make_printable(f"{name}: {error['code']}: {error['message']}"))
     if failed and run["status"] == "FAILED":
-        lines.append(pasteable(f"hint: fix the cause, then `penstock flow retry {run['runId']}`", url=url))
+        lines.append(make_pasteable(f"hint: fix the cause, then `penstock flow retry {run['runId']}`", url=url))
     return "\n".join(lines)
 
 
@@ -615,5 +622,5 @@ def _utc(time: datetime) -> str:
 
 
 def _shorten(text: str) -> str:
-    shown = printable(text)
+    shown = make_printable(text)
     return shown if len(shown) <= _NOTE_WIDTH else f"{shown[: _NOTE_WIDTH - 1]}…"

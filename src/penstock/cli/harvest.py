@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import simulator
-from penstock.cli.completion import names_from_server
+from penstock.cli.completion import complete_from_server
 from penstock.cli.server_client import ask_harvest, wait_for_run
-from penstock.cli.suggestion import pasteable
+from penstock.cli.suggestion import make_pasteable
 from penstock.cli.terminal.command_group import CommandGroup
 from penstock.cli.terminal.options import (
     JsonOption,
@@ -19,15 +19,15 @@ from penstock.cli.terminal.options import (
     UrlOption,
     WaitOption,
 )
-from penstock.cli.terminal.output import emit, more_rows, printable, table, time_text
+from penstock.cli.terminal.output import append_more_note, emit, format_table, format_time, make_printable
 from penstock.cli.terminal.progress import ProgressBar
-from penstock.cli.terminal.style import style_status
+from penstock.cli.terminal.style import colour_status
 
 if TYPE_CHECKING:
     from penstock.harvest.client import HarvestClient
 
 app = CommandGroup(help="Synchronise paged APIs.")
-_complete_feed = names_from_server(
+_complete_feed = complete_from_server(
     lambda: ask_harvest, lambda client, _: client.feeds(), lambda found: [feed["feed"] for feed in found["feeds"]]
 )
 FeedArgument = Annotated[str, typer.Argument(help="Name of the feed.", metavar="FEED", autocompletion=_complete_feed)]
@@ -39,7 +39,7 @@ def list_feeds(url: UrlOption = None, json: JsonOption = False) -> None:
     found = ask_harvest(url, lambda client: client.feeds())
     rows = [_feed_row(feed) for feed in found["feeds"]]
     head = ["feed", "watermark", "next run", "last run", "state", "records", "pending", "problem"]
-    text = table([head, *rows]) if rows else "no feed is configured; harvest.feeds declares them"
+    text = format_table([head, *rows]) if rows else "no feed is configured; harvest.feeds declares them"
     emit(found, as_json=json, text=text)
 
 
@@ -54,7 +54,7 @@ def show(
     found = ask_harvest(url, lambda client: _feed_with_runs(client, feed, limit))
     rows = [_run_row(run) for run in found["runs"]]
     head = ["run", "type", "state", "partitions", "records", "consolidated", "rejected", "minutes", "error"]
-    text = table([head, *rows]) if rows else f"{feed} has no runs; `penstock harvest run {feed}` starts one"
+    text = format_table([head, *rows]) if rows else f"{feed} has no runs; `penstock harvest run {feed}` starts one"
     emit(found, as_json=json, text=f"{_feed_text(found)}\n\n{text}")
 
 
@@ -74,7 +74,7 @@ def run(
     started = ask_harvest(url, lambda client: client.start(feed, full=full))
     run_id = started["runId"]
     if not wait:
-        hint = pasteable(f"`penstock harvest show {feed}` shows it", url=url)
+        hint = make_pasteable(f"`penstock harvest show {feed}` shows it", url=url)
         emit(started, as_json=json, text=f"run {run_id} is being planned; {hint}")
         return
     ended = _wait_for_end(url, run_id, feed, timeout)
@@ -88,7 +88,7 @@ def partitions(run_id: RunArgument, url: UrlOption = None, json: JsonOption = Fa
     """Show the partitions of a run and their progress."""
     found = ask_harvest(url, lambda client: client.partitions(run_id))
     head = ["partition", "bounds", "status", "fetched", "counted", "offset", "pass", "worker", "error"]
-    emit(found, as_json=json, text=table([head, *map(_partition_row, found["partitions"])]))
+    emit(found, as_json=json, text=format_table([head, *map(_partition_row, found["partitions"])]))
 
 
 @app.command()
@@ -136,10 +136,10 @@ def watermark(
     """Show the watermarks of a feed and the runs that set them, newest first."""
     found = ask_harvest(url, lambda client: client.watermarks(feed, limit=limit))
     rows = [
-        [time_text(entry["lastUpdatedAt"]), entry["lastRunId"], time_text(entry["lastRunCompletedAt"])]
+        [format_time(entry["lastUpdatedAt"]), entry["lastRunId"], format_time(entry["lastRunCompletedAt"])]
         for entry in found["history"]
     ]
-    lines = [table([["watermark", "run", "completed"], *rows]) if rows else f"{feed} has no watermark yet"]
+    lines = [format_table([["watermark", "run", "completed"], *rows]) if rows else f"{feed} has no watermark yet"]
     if found["blob"] != found["current"]:
         lines.append(f"the copy at {found['blobUrl']} differs: {found['blob']}")
     emit(found, as_json=json, text="\n".join(lines))
@@ -161,9 +161,9 @@ def record(
 def rejects(run_id: RunArgument, limit: LimitOption = 20, url: UrlOption = None, json: JsonOption = False) -> None:
     """List the rejected records of a run with the reasons."""
     page = ask_harvest(url, lambda client: client.rejects(run_id, limit=limit))
-    rows = [[reject["key"] or "", printable(reject["reason"])] for reject in page["rejects"]]
-    text = table([["key", "reason"], *rows]) if rows else f"run {run_id} has no rejected records"
-    emit(page, as_json=json, text=more_rows(text, has_more=page.get("next") is not None))
+    rows = [[reject["key"] or "", make_printable(reject["reason"])] for reject in page["rejects"]]
+    text = format_table([["key", "reason"], *rows]) if rows else f"run {run_id} has no rejected records"
+    emit(page, as_json=json, text=append_more_note(text, has_more=page.get("next") is not None))
 
 
 @app.command()
@@ -172,16 +172,16 @@ def alerts(feed: FeedArgument, url: UrlOption = None, json: JsonOption = False) 
     found = ask_harvest(url, lambda client: client.alerts(feed))
     rows = [
         [
-            time_text(alert["raisedAt"]),
+            format_time(alert["raisedAt"]),
             alert["severity"],
             alert["code"],
             ", ".join(alert["deliveredTo"]),
-            printable(alert["message"]),
+            make_printable(alert["message"]),
         ]
         for alert in found["alerts"]
     ]
     head = ["raised", "severity", "code", "sent to", "message"]
-    emit(found, as_json=json, text=table([head, *rows]) if rows else f"{feed} has no alerts")
+    emit(found, as_json=json, text=format_table([head, *rows]) if rows else f"{feed} has no alerts")
 
 
 app.command()(simulator.source)
@@ -224,7 +224,7 @@ def _show_progress(bar: ProgressBar, run: dict[str, Any]) -> None:
 
 
 def _run_summary(run: dict[str, Any], url: str | None) -> str:
-    lines = [f"{style_status(run['state'])}  {run['runId']}  {run['runType'] or ''}".rstrip()]
+    lines = [f"{colour_status(run['state'])}  {run['runId']}  {run['runType'] or ''}".rstrip()]
     if run["expectedWorkers"]:
         failed = f", {run['failedWorkers']} failed" if run["failedWorkers"] else ""
         partitions = "1 partition" if run["expectedWorkers"] == 1 else f"{run['expectedWorkers']} partitions"
@@ -233,29 +233,29 @@ def _run_summary(run: dict[str, Any], url: str | None) -> str:
             f"{run['consolidated']:,} consolidated, {run['rejected']:,} rejected, {run['deleted'] or 0:,} deleted"
         )
     if run["watermarkAfter"]:
-        lines.append(f"synchronised up to {time_text(run['watermarkAfter'])}")
+        lines.append(f"synchronised up to {format_time(run['watermarkAfter'])}")
     if run["error"]:
-        lines.append(printable(run["error"]))
+        lines.append(make_printable(run["error"]))
         hint = f"fix the cause, then `penstock harvest run {run['feed']}`"
         if run["expectedWorkers"]:
             hint = f"`penstock harvest partitions {run['runId']}` shows the errors, "
             hint += f"`penstock harvest retry {run['runId']}` retries"
-        lines.append(pasteable(f"hint: {hint}", url=url))
+        lines.append(make_pasteable(f"hint: {hint}", url=url))
     return "\n".join(lines)
 
 
 def _feed_row(feed: dict[str, Any]) -> list[str]:
     last = feed["lastRun"]
     problem = f"paused: {feed['pauseReason']}" if feed["pausedUntil"] else (last and last["error"]) or ""
-    watermark = time_text(feed["watermark"]) if feed["watermark"] else "none"
+    watermark = format_time(feed["watermark"]) if feed["watermark"] else "none"
     run_id, state, records = (last["runId"], last["state"], f"{last['records']:,}") if last else ("none", "", "")
     pending = f"{feed['pending']:,}"
-    return [feed["feed"], watermark, _next_run(feed), run_id, state, records, pending, printable(problem)]
+    return [feed["feed"], watermark, _next_run(feed), run_id, state, records, pending, make_printable(problem)]
 
 
 def _feed_text(feed: dict[str, Any]) -> str:
     every = f"every {feed['everySeconds']:g} s" if feed["everySeconds"] else "none"
-    watermark = time_text(feed["watermark"]) if feed["watermark"] else "none"
+    watermark = format_time(feed["watermark"]) if feed["watermark"] else "none"
     facts = [
         ["feed", feed["feed"]],
         ["schedule", every],
@@ -264,12 +264,12 @@ def _feed_text(feed: dict[str, Any]) -> str:
         ["pending", f"{feed['pending']:,} records"],
     ]
     if feed["pausedUntil"]:
-        facts.append(["paused until", f"{time_text(feed['pausedUntil'])}: {feed['pauseReason']}"])
-    return table(facts)
+        facts.append(["paused until", f"{format_time(feed['pausedUntil'])}: {feed['pauseReason']}"])
+    return format_table(facts)
 
 
 def _next_run(feed: dict[str, Any]) -> str:
-    return time_text(feed["nextRunAt"]) if feed["nextRunAt"] else "not scheduled"
+    return format_time(feed["nextRunAt"]) if feed["nextRunAt"] else "not scheduled"
 
 
 def _run_row(run: dict[str, Any]) -> list[str]:
@@ -277,7 +277,7 @@ def _run_row(run: dict[str, Any]) -> list[str]:
     failed = f" ({run['failedWorkers']} failed)" if run["failedWorkers"] else ""
     minutes = "" if run["durationMinutes"] is None else f"{run['durationMinutes']:.1f}"
     numbers = [f"{run[name]:,}" for name in ("records", "consolidated", "rejected")]
-    error = printable(run["error"] or "")
+    error = make_printable(run["error"] or "")
     return [run["runId"], run["runType"] or "", run["state"], partitions + failed, *numbers, minutes, error]
 
 
@@ -285,7 +285,14 @@ def _partition_row(row: dict[str, Any]) -> list[str]:
     lower, upper = ("" if row[name] is None else f"{row[name]:,}" for name in ("lowerBound", "upperBound"))
     bounds = f"[{lower}, {upper})" if row["kind"] == "range" else row["kind"]
     numbers = [f"{row[name]:,}" for name in ("seen", "counted", "nextOffset", "scan")]
-    return [row["partitionId"], bounds, row["status"], *numbers, row["workerId"] or "", printable(row["error"] or "")]
+    return [
+        row["partitionId"],
+        bounds,
+        row["status"],
+        *numbers,
+        row["workerId"] or "",
+        make_printable(row["error"] or ""),
+    ]
 
 
 def _record_text(record: dict[str, Any]) -> str:
@@ -301,5 +308,5 @@ def _record_text(record: dict[str, Any]) -> str:
     if record["isPending"]:
         lines.append("changed since, and not consolidated yet")
     if published and published["deletedAt"]:
-        lines.append(f"deleted since {time_text(published['deletedAt'])}")
-    return "\n".join(printable(line) for line in lines)
+        lines.append(f"deleted since {format_time(published['deletedAt'])}")
+    return "\n".join(make_printable(line) for line in lines)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.completion import names_from_server
+from penstock.cli.completion import complete_from_server
 from penstock.cli.server_client import ask_ingest
-from penstock.cli.suggestion import pasteable
+from penstock.cli.suggestion import make_pasteable
 from penstock.cli.terminal.command_group import CommandGroup
 from penstock.cli.terminal.options import (
     ConfigOption,
@@ -22,7 +22,14 @@ from penstock.cli.terminal.options import (
     LimitOption,
     RunArgument,
 )
-from penstock.cli.terminal.output import emit, more_rows, print_message, printable, table, time_text
+from penstock.cli.terminal.output import (
+    append_more_note,
+    emit,
+    format_table,
+    format_time,
+    make_printable,
+    print_message,
+)
 from penstock.cli.terminal.progress import ProgressBar
 from penstock.kernel.errors import BadConfig, Corrupt, Invalid, NotFound
 
@@ -57,7 +64,7 @@ ReadUrlOption = Annotated[
         show_default="the folder, else the server of PENSTOCK_URL or of the configuration",
     ),
 ]
-_complete_supplier = names_from_server(
+_complete_supplier = complete_from_server(
     lambda: ask_ingest,
     lambda client, _: client.suppliers(),
     lambda found: [supplier["supplier"] for supplier in found["suppliers"]],
@@ -79,7 +86,7 @@ def list_suppliers(
     found = _read(root, config, url, lambda views: views.suppliers(), lambda client: client.suppliers())
     rows = [_supplier_row(supplier) for supplier in found["suppliers"]]
     head = ["supplier", "state", "age", "facts", "inbox", "broken", "last run", "problem"]
-    text = table([head, *rows]) if rows else "no supplier has an inbox or a configuration"
+    text = format_table([head, *rows]) if rows else "no supplier has an inbox or a configuration"
     emit(found, as_json=json, text=text)
 
 
@@ -102,7 +109,9 @@ def show(
 
     found = _read(root, config, url, read, ask)
     runs = [_run_row(run) for run in found["runs"]]
-    listed = table([["run", "status", "finished", "good rows", "bad rows", "file"], *runs]) if runs else "no runs"
+    listed = (
+        format_table([["run", "status", "finished", "good rows", "bad rows", "file"], *runs]) if runs else "no runs"
+    )
     emit(found, as_json=json, text=f"{_supplier_text(found)}\n\n{listed}")
 
 
@@ -191,10 +200,10 @@ def bad_rows(
         lambda views: views.bad_rows(run_id, limit),
         lambda client: client.bad_rows(run_id, limit=limit),
     )
-    counts = table([[code, str(number)] for code, number in found["reasons"].items()])
-    rows = table([["row", "sheet", "reason", "column", "value"], *map(_bad_row_cells, found["rows"])])
+    counts = format_table([[code, str(number)] for code, number in found["reasons"].items()])
+    rows = format_table([["row", "sheet", "reason", "column", "value"], *map(_bad_row_cells, found["rows"])])
     text = f"{counts}\n\n{rows}" if found["rows"] else f"{run_id} has no bad rows"
-    emit(found, as_json=json, text=more_rows(text, has_more=found["badRows"] > len(found["rows"])))
+    emit(found, as_json=json, text=append_more_note(text, has_more=found["badRows"] > len(found["rows"])))
 
 
 @app.command()
@@ -242,7 +251,7 @@ def gc(
         "busy": result.busy,
         "damaged": result.damaged,
     }
-    rows = table([[entry.path, f"{entry.size:,}", entry.reason] for entry in result.expired])
+    rows = format_table([[entry.path, f"{entry.size:,}", entry.reason] for entry in result.expired])
     verb = "would be deleted" if dry_run else "deleted"
     total = f"{len(deleted)} {verb}, {sum(entry.size for entry in deleted):,} bytes"
     busy = f"skipped because a run is active: {', '.join(result.busy)}" if result.busy else ""
@@ -283,11 +292,11 @@ def show_state(
     found = _read(root, config, url, lambda views: views.state(supplier), lambda client: client.state(supplier))
     manifest = found["manifest"]
     names = ("input_filename", "good_rows", "bad_rows", "config_sha256", "code_commit", "previous_run")
-    rows = [["run", found["runId"]], ["published", time_text(found["publishedAt"])]]
+    rows = [["run", found["runId"]], ["published", format_time(found["publishedAt"])]]
     rows += [["fence", str(found["fence"])], ["sha256", found["sha256"]]]
     rows += [[name, "" if manifest[name] is None else str(manifest[name])] for name in names]
     rows += [[name, str(number)] for name, number in (manifest["changes"] or {}).items() if name != "previous"]
-    emit(found, as_json=json, text=table(rows))
+    emit(found, as_json=json, text=format_table(rows))
 
 
 @state_app.command("read")
@@ -328,11 +337,11 @@ def list_quarantine(
 
     found = _read(root, config, url, read, ask)
     rows = [
-        [file["path"], f"{file['bytes']:,}", time_text(file["since"]), file["reason"] or "", file["runId"] or ""]
+        [file["path"], f"{file['bytes']:,}", format_time(file["since"]), file["reason"] or "", file["runId"] or ""]
         for file in found["files"]
     ]
-    text = table([["file", "bytes", "since", "reason", "run"], *rows]) if rows else "no files are in quarantine"
-    emit(found, as_json=json, text=more_rows(text, has_more=found["total"] > len(rows)))
+    text = format_table([["file", "bytes", "since", "reason", "run"], *rows]) if rows else "no files are in quarantine"
+    emit(found, as_json=json, text=append_more_note(text, has_more=found["total"] > len(rows)))
 
 
 def _read(
@@ -451,7 +460,7 @@ def _print_waiting(names: list[str], seconds: float) -> None:
 
 
 def _print_outcome(outcome: "RunOutcome", root: str | None, *, as_json: bool) -> None:
-    emit(outcome.as_dict(), as_json=as_json, text="\n".join(map(printable, _outcome_lines(outcome, root))))
+    emit(outcome.as_dict(), as_json=as_json, text="\n".join(map(make_printable, _outcome_lines(outcome, root))))
 
 
 def _outcome_lines(outcome: "RunOutcome", root: str | None) -> Iterator[str]:
@@ -468,7 +477,7 @@ def _outcome_lines(outcome: "RunOutcome", root: str | None) -> Iterator[str]:
             yield f"{manifest.failure.code.value}: {manifest.failure.message}"
             yield f"hint: {manifest.failure.hint}" if manifest.failure.hint else ""
         if manifest.bad_rows:
-            yield pasteable(f"hint: `penstock ingest bad-rows {manifest.run_id}` lists the bad rows", root=root)
+            yield make_pasteable(f"hint: `penstock ingest bad-rows {manifest.run_id}` lists the bad rows", root=root)
     yield from (f"moved {name} to {to}" for name, to in outcome.moved.items())
     yield from (f"delivery to {name}: {result}" for name, result in outcome.deliveries.items())
 
@@ -482,7 +491,7 @@ def _supplier_row(supplier: Mapping[str, Any]) -> list[str]:
 
 
 def _supplier_text(supplier: Mapping[str, Any]) -> str:
-    published = time_text(supplier["publishedAt"]) if supplier["publishedAt"] else "never"
+    published = format_time(supplier["publishedAt"]) if supplier["publishedAt"] else "never"
     facts = "" if supplier["facts"] is None else f", {supplier['facts']:,} facts"
     rows = [
         ["supplier", supplier["supplier"]],
@@ -492,12 +501,12 @@ def _supplier_text(supplier: Mapping[str, Any]) -> str:
         ["last run", _last_run_text(supplier) or "none"],
         ["problem", _problem_text(supplier) or "none"],
     ]
-    return table(rows)
+    return format_table(rows)
 
 
 def _run_row(run: Mapping[str, Any]) -> list[str]:
     manifest = run["manifest"] or {}
-    finished = time_text(run["finishedAt"]) if run["finishedAt"] else ""
+    finished = format_time(run["finishedAt"]) if run["finishedAt"] else ""
     rows = [f"{manifest[name]:,}" if manifest.get(name) is not None else "" for name in ("good_rows", "bad_rows")]
     status = " ".join(filter(None, [run["status"], run["failureCode"]]))
     return [run["runId"], status, finished, *rows, str(manifest.get("input_filename") or "")]

@@ -13,8 +13,8 @@ from penstock.cli import completion, config, database, demo, dictionary, flow, h
 from penstock.cli.suggestion import register_program
 from penstock.cli.terminal.command_group import CommandGroup
 from penstock.cli.terminal.options import ConfigOption, DataDirOption, JsonOption
-from penstock.cli.terminal.output import emit, fail, print_message, table
-from penstock.cli.terminal.usage_error import UsageError, from_parser
+from penstock.cli.terminal.output import emit, fail, format_table, print_message
+from penstock.cli.terminal.usage_error import UsageError, translate_parser_error
 from penstock.kernel.errors import PenstockError
 
 RUN, PARTS, OPERATE = "Run Penstock", "Work with a running server", "Check and maintain"
@@ -40,7 +40,7 @@ def doctor(config: ConfigOption = None, data_dir: DataDirOption = None, json: Js
     data = [check.as_dict() for check in checks]
     rows = [["ok" if check.error is None else "FAIL", check.name, check.detail] for check in checks]
     hints = [f"{check.name}: {check.error.hint}" for check in checks if check.error is not None and check.error.hint]
-    emit(data, as_json=json, text="\n".join([table(rows), *hints]))
+    emit(data, as_json=json, text="\n".join([format_table(rows), *hints]))
     sys.exit(max((check.error.exit_code for check in checks if check.error), default=0))
 
 
@@ -121,7 +121,7 @@ def _fail_usage(error: Any) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         print_message(error.ctx.get_help())
         sys.exit(error.exit_code)
-    fail(from_parser(error))
+    fail(translate_parser_error(error))
 
 
 if __name__ == "__main__":

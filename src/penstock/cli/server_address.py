@@ -78,7 +78,7 @@ def find_server(url: str | None, kind: ServerKind = API) -> ServerAddress:
     for given, origin in ((url, kind.option), (os.environ.get(kind.variable), kind.variable)):
         if given:
             return ServerAddress(normalize_url(given, origin), origin, kind)
-    config = client_config()
+    config = read_client_config()
     port = config.server.get(kind.key) or kind.port
     configured = next((key for key in (kind.key, "host") if config.server.get(key)), None)
     origin = f"server.{configured} in {config.origin}" if configured else "the default"
@@ -100,7 +100,7 @@ def normalize_url(text: str, origin: str) -> str:
     return url.rstrip("/")
 
 
-def client_config() -> ClientConfig:
+def read_client_config() -> ClientConfig:
     """Return the client keys of --config, else of PENSTOCK_CONFIG, else of ./penstock.yaml, else nothing."""
     chosen = _selected["file"] or os.environ.get("PENSTOCK_CONFIG")
     file = Path(chosen or DEFAULT_FILE)

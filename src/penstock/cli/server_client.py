@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from penstock.cli.server_address import API, QUERY_API, ServerKind, find_server
-from penstock.cli.suggestion import pasteable
+from penstock.cli.suggestion import make_pasteable
 from penstock.cli.terminal.output import print_message
 from penstock.kernel.errors import PenstockError, TimedOut, Transient
 
@@ -48,7 +48,7 @@ class ServerClient(Generic[C]):
             elif error.code == "NOT_A_PENSTOCK_SERVER":
                 error.hint = f"the address comes from {address.origin}; {self._kind.option} URL names another"
             elif error.hint:
-                error.hint = pasteable(error.hint, **{self._kind.parameter: url})
+                error.hint = make_pasteable(error.hint, **{self._kind.parameter: url})
             raise
 
 

@@ -10,8 +10,8 @@ from penstock.cli.server_address import find_server
 from penstock.cli.server_client import ask_overview
 from penstock.cli.suggestion import split_hint
 from penstock.cli.terminal.options import JsonOption, UrlOption
-from penstock.cli.terminal.output import emit, printable, table, time_text
-from penstock.cli.terminal.style import style_status
+from penstock.cli.terminal.output import emit, format_table, format_time, make_printable
+from penstock.cli.terminal.style import colour_status
 from penstock.overview.contract import LAST_LIMIT, Part
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ def status(url: UrlOption = None, json: JsonOption = False) -> None:
 def _status_text(report: Mapping[str, Any], url: str | None) -> str:
     issues = [(part["part"], issue) for part in report["parts"] for issue in part["issues"]]
     issues.sort(key=lambda issue: issue[1]["severity"] != "BROKEN")
-    server, at = find_server(url).url, time_text(report["at"])
-    lines = [f"{style_status(report['status'])}  Penstock {report['version']} at {server}, {at}", ""]
-    lines.append(table([[part["part"], part["summary"]] for part in report["parts"]]))
+    server, at = find_server(url).url, format_time(report["at"])
+    lines = [f"{colour_status(report['status'])}  Penstock {report['version']} at {server}, {at}", ""]
+    lines.append(format_table([[part["part"], part["summary"]] for part in report["parts"]]))
     for part, issue in issues:
-        subject, problem = printable(issue["subject"]), printable(issue["problem"])
-        lines += ["", f"{style_status(issue['severity'])}  {part}  {subject}: {problem}"]
-        lines += [f"        → {printable(step)}" for step in split_hint(issue["hint"] or "", url=url)]
+        subject, problem = make_printable(issue["subject"]), make_printable(issue["problem"])
+        lines += ["", f"{colour_status(issue['severity'])}  {part}  {subject}: {problem}"]
+        lines += [f"        → {make_printable(step)}" for step in split_hint(issue["hint"] or "", url=url)]
     return "\n".join(lines if issues else [*lines, "", "no problems"])
 
 
@@ -75,5 +75,5 @@ def events(
 def _event_text(event: Mapping[str, Any]) -> str:
     move = f"{event['from']} → {event['to']}" if event["from"] else f"→ {event['to']}"
     reason = f": {event['reason']}" if event["reason"] else ""
-    at, machine, subject, actor = time_text(event["at"]), event["machine"], event["subject"], event["actor"]
-    return printable(f"{at}  {machine}  {subject}  {move}  by {actor}{reason}")
+    at, machine, subject, actor = format_time(event["at"]), event["machine"], event["subject"], event["actor"]
+    return make_printable(f"{at}  {machine}  {subject}  {move}  by {actor}{reason}")

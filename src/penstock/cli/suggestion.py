@@ -17,7 +17,7 @@ def register_program(app: Any) -> None:
     _program["app"] = app
 
 
-def pasteable(text: str, **options: str | None) -> str:
+def make_pasteable(text: str, **options: str | None) -> str:
     """Return *text*; each command in it between backticks gets the options it needs to work in any folder.
 
     `pasteable(text, url=url)` appends `--url` to commands that accept it, unless they find the same server without
@@ -34,7 +34,7 @@ def pasteable(text: str, **options: str | None) -> str:
 def split_hint(hint: str, **options: str | None) -> list[str]:
     """Return the steps of the hint of an issue, which semicolons separate; a step that is a command is pasteable."""
     steps = [step.removeprefix("then ") for step in hint.split("; ") if step]
-    return [pasteable(f"`{step}`", **options)[1:-1] if step.startswith("penstock ") else step for step in steps]
+    return [make_pasteable(f"`{step}`", **options)[1:-1] if step.startswith("penstock ") else step for step in steps]
 
 
 def _needed(name: str, value: str | None) -> str | None:

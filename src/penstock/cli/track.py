@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.server_client import ask_tracking
-from penstock.cli.suggestion import pasteable
+from penstock.cli.suggestion import make_pasteable
 from penstock.cli.terminal.command_group import CommandGroup
 from penstock.cli.terminal.options import (
     AsOption,
@@ -16,10 +16,10 @@ from penstock.cli.terminal.options import (
     LimitOption,
     ReasonOption,
     UrlOption,
-    operator_name,
     parse_duration,
+    resolve_operator,
 )
-from penstock.cli.terminal.output import emit, more_rows, table, time_text
+from penstock.cli.terminal.output import append_more_note, emit, format_table, format_time
 from penstock.kernel.errors import Invalid
 from penstock.tracking.contract import Stage, StageStatus
 
@@ -63,7 +63,7 @@ def list_files(
     page = ask_tracking(
         url, lambda client: client.files(stage=stage, status=status, prefix=prefix or None, limit=limit)
     )
-    emit(page, as_json=json, text=more_rows(_files_text(page["files"]), has_more=page["next"] is not None))
+    emit(page, as_json=json, text=append_more_note(_files_text(page["files"]), has_more=page["next"] is not None))
 
 
 @app.command()
@@ -77,7 +77,7 @@ def show(filename: FilenameArgument, url: UrlOption = None, json: JsonOption = F
 def why(filename: FilenameArgument, shard: ShardArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Explain why a shard has its present status, and which command moves it."""
     explanation = ask_tracking(url, lambda client: client.why(filename, shard))
-    lines = [explanation["why"], pasteable(explanation["hint"] or "", url=url)]
+    lines = [explanation["why"], make_pasteable(explanation["hint"] or "", url=url)]
     emit(explanation, as_json=json, text="\n".join(filter(None, lines)))
 
 
@@ -87,8 +87,8 @@ def history(
 ) -> None:
     """Show every state change of the shards of a file, oldest first: time, actor and reason."""
     page = ask_tracking(url, lambda client: client.history(filename, limit=limit))
-    text = table([["at", "shard", "stage", "change", "by", "reason"], *map(_move_row, page["moves"])])
-    emit(page, as_json=json, text=more_rows(text, has_more=page["next"] is not None))
+    text = format_table([["at", "shard", "stage", "change", "by", "reason"], *map(_move_row, page["moves"])])
+    emit(page, as_json=json, text=append_more_note(text, has_more=page["next"] is not None))
 
 
 @app.command()
@@ -97,8 +97,11 @@ def summary(url: UrlOption = None, json: JsonOption = False) -> None:
     counts = ask_tracking(url, lambda client: client.summary())
     stages = [[stage.value, *(str(counts["by_stage"][stage.field][name]) for name in StageStatus)] for stage in Stage]
     shards = [[str(shard[name]) for name in ("shard", "total", "done", "failed")] for shard in counts["by_shard"]]
-    parts = [table([["stage", *StageStatus], *stages]), table([["shard", "total", "done", "failed"], *shards])]
-    emit(counts, as_json=json, text="\n\n".join([f"{counts['total']} rows", *parts]))
+    parts = [
+        format_table([["stage", *StageStatus], *stages]),
+        format_table([["shard", "total", "done", "failed"], *shards]),
+    ]
+    emit(counts, as_json=json, text="\n\n".join([f"{counts['total']} rows", *map(format_table, parts)]))
 
 
 @app.command()
@@ -114,12 +117,12 @@ def queue(
     if stage is None:
         lengths = ask_tracking(url, lambda client: client.queues())
         rows = [["stage", "ready", "started", "failed", ""], *map(_queue_row, lengths["queues"])]
-        emit(lengths, as_json=json, text=table(rows))
+        emit(lengths, as_json=json, text=format_table(rows))
         return
     page = ask_tracking(url, lambda client: client.queue(stage, limit=limit))
-    rows = [[item["filename"], str(item["shard"]), time_text(item["created_at"])] for item in page["items"]]
-    text = table([["filename", "shard", "created"], *rows]) if rows else f"no shard waits for {stage}"
-    emit(page, as_json=json, text=more_rows(text, has_more=page["next"] is not None))
+    rows = [[item["filename"], str(item["shard"]), format_time(item["created_at"])] for item in page["items"]]
+    text = format_table([["filename", "shard", "created"], *rows]) if rows else f"no shard waits for {stage}"
+    emit(page, as_json=json, text=append_more_note(text, has_more=page["next"] is not None))
 
 
 @app.command()
@@ -188,7 +191,7 @@ def claim(
         timeout=timeout + 30,
     )
     rows = [[row.filename, str(row.shard), str(row.fence), str(row.attempt)] for row in claimed]
-    text = table([["filename", "shard", "fence", "attempt"], *rows]) if rows else f"no shard waits for {stage}"
+    text = format_table([["filename", "shard", "fence", "attempt"], *rows]) if rows else f"no shard waits for {stage}"
     emit([row._asdict() for row in claimed], as_json=json, text=text)
 
 
@@ -225,7 +228,7 @@ def retry(
     if bool(filename) + bool(filters or all) != 1:
         hint = "name FILENAME and SHARD, or filters such as --error TEXT, or --all"
         raise Invalid("RETRY_FILTER_MISSING", "nothing is selected to retry", hint=hint)
-    actor = operator_name(as_)
+    actor = resolve_operator(as_)
     if filename is not None:
         result = ask_tracking(url, lambda client: client.move(stage, "retry", filename, shard, worker=actor))
         subject = filename if shard is None else f"{filename} shard {shard}"
@@ -245,7 +248,7 @@ def pause(
     json: JsonOption = False,
 ) -> None:
     """Pause the claims of a stage; started shards can finish."""
-    result = ask_tracking(url, lambda client: client.pause(stage, worker=operator_name(as_), reason=reason))
+    result = ask_tracking(url, lambda client: client.pause(stage, worker=resolve_operator(as_), reason=reason))
     emit(result, as_json=json, text=f"{stage} is paused")
 
 
@@ -268,17 +271,17 @@ async def _retry_all(client: "PipelineClient", stage: Stage, request: Mapping[st
 def _files_text(files: Sequence[Mapping[str, Any]]) -> str:
     head = ["filename", "shard", *(stage.value for stage in Stage), "updated"]
     rows = [_shard_row(file["filename"], shard) for file in files for shard in file["shards"]]
-    return table([head, *rows]) if rows else "no file matches"
+    return format_table([head, *rows]) if rows else "no file matches"
 
 
 def _shard_row(filename: str, shard: Mapping[str, Any]) -> list[str]:
     statuses = [shard[f"{stage.field}_status"] for stage in Stage]
-    return [filename, str(shard["shard"]), *statuses, time_text(shard["updated_at"])]
+    return [filename, str(shard["shard"]), *statuses, format_time(shard["updated_at"])]
 
 
 def _move_row(move: Mapping[str, Any]) -> Sequence[str]:
     change = f"{move['from'] or ''} → {move['to']}"
-    return [time_text(move["at"]), str(move["shard"]), move["stage"], change, move["actor"], move["reason"] or ""]
+    return [format_time(move["at"]), str(move["shard"]), move["stage"], change, move["actor"], move["reason"] or ""]
 
 
 def _queue_row(queue: Mapping[str, Any]) -> Sequence[str]:

@@ -7,9 +7,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from penstock.cli.server_address import select_config_file
-from penstock.cli.terminal.help_text import SERVER_OPTIONS, help_text, short_usage, usage
+from penstock.cli.terminal.help_text import SERVER_OPTIONS, format_short_usage, help_text, usage
 from penstock.cli.terminal.style import turn_colour_off
-from penstock.cli.terminal.usage_error import unknown_command
+from penstock.cli.terminal.usage_error import make_unknown_command_error
 
 HELP_OPTIONS = ["-h", "--help"]
 NoColorOption = Annotated[
@@ -39,8 +39,8 @@ class _HelpMixin:
     def get_usage(self, ctx: Any) -> str:
         return f"usage: {usage(self, ctx)}"
 
-    def short_usage(self, ctx: Any) -> str:
-        return short_usage(self, ctx)
+    def format_short_usage(self, ctx: Any) -> str:
+        return format_short_usage(self, ctx)
 
 
 class PenstockCommand(_HelpMixin, TyperCommand):
@@ -63,7 +63,7 @@ class PenstockGroup(_HelpMixin, TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands and args[0][:1].isalnum() and not ctx.resilient_parsing:
-            raise unknown_command(self, ctx, args[0])
+            raise make_unknown_command_error(self, ctx, args[0])
         return super().resolve_command(ctx, args)
 
 

@@ -29,15 +29,15 @@ class ParameterHelp(NamedTuple):
 
 def help_text(command: Any, context: Any) -> str:
     """Return the help page of *command*."""
-    width = help_width()
+    width = measure_help_width()
     parts = [style(f"usage: {usage(command, context)}", bold=True)]
-    parts += [_fill(paragraph, width) for paragraph in paragraphs(command.help)]
+    parts += [_fill(paragraph, width) for paragraph in split_paragraphs(command.help)]
     sections: dict[str, list[tuple[str, str]]] = {}
-    for parameter in described_parameters(command, context):
+    for parameter in describe_parameters(command, context):
         text = " ".join([parameter.text, *(f"[{fact}]" for fact in parameter.facts)])
         sections.setdefault(parameter.section, []).append((parameter.name, text.strip()))
-    for name, below in visible_commands(command):
-        sections.setdefault(below.rich_help_panel or "Commands", []).append((name, first_sentence(below.help)))
+    for name, below in list_commands(command):
+        sections.setdefault(below.rich_help_panel or "Commands", []).append((name, extract_first_sentence(below.help)))
     order = sorted(sections, key=_section_order)
     parts += [f"{style(f'{section}:', bold=True)}\n{_definitions(sections[section], width)}" for section in order]
     if command.epilog:
@@ -45,7 +45,7 @@ def help_text(command: Any, context: Any) -> str:
     return "\n\n".join(parts)
 
 
-def help_width() -> int:
+def measure_help_width() -> int:
     """Return the columns of the terminal, or 100 when the output goes elsewhere."""
     if "COLUMNS" not in os.environ and not sys.stdout.isatty():
         return _WIDTH_OF_A_FILE
@@ -57,29 +57,29 @@ def usage(command: Any, context: Any) -> str:
     return " ".join([context.command_path, "[OPTIONS]", *_argument_names(command)])
 
 
-def short_usage(command: Any, context: Any) -> str:
+def format_short_usage(command: Any, context: Any) -> str:
     """Return the command and its arguments, without options: the hint of a usage error."""
     return " ".join([context.command_path, *_argument_names(command)])
 
 
-def paragraphs(text: str | None) -> list[str]:
+def split_paragraphs(text: str | None) -> list[str]:
     """Return the paragraphs of a help text, each as one line."""
     return [" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text or "").split("\n\n") if paragraph]
 
 
-def first_sentence(text: str | None) -> str:
+def extract_first_sentence(text: str | None) -> str:
     """Return the first sentence of a help text, without its full stop."""
-    first = next(iter(paragraphs(text)), "")
+    first = next(iter(split_paragraphs(text)), "")
     return first.partition(". ")[0].removesuffix(".")
 
 
-def visible_commands(command: Any) -> Iterator[tuple[str, Any]]:
+def list_commands(command: Any) -> Iterator[tuple[str, Any]]:
     """Yield the names and commands of a group."""
     commands = getattr(command, "commands", {})
     yield from ((name, below) for name, below in commands.items() if not below.hidden)
 
 
-def described_parameters(command: Any, context: Any) -> Iterator[ParameterHelp]:
+def describe_parameters(command: Any, context: Any) -> Iterator[ParameterHelp]:
     """Yield the arguments and options of *command* in the order in which help shows them."""
     for parameter in command.get_params(context):
         if parameter.hidden:

@@ -28,7 +28,7 @@ def parse_duration(text: str | float) -> float:
     return seconds
 
 
-def operator_name(name: str | None) -> str:
+def resolve_operator(name: str | None) -> str:
     """Return the name recorded in the history: *name*, else user@host."""
     if name:
         return name

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
-from penstock.cli.terminal.style import style, style_status
+from penstock.cli.terminal.style import colour_status, style
 from penstock.kernel.errors import PenstockError
 
 
@@ -18,12 +18,12 @@ class RawJson(str):
 
 def emit(data: Any, *, as_json: bool, text: str | None = None) -> None:
     """Print *data* as JSON, or *text* for people."""
-    sys.stdout.write(json_text(data) if as_json or text is None else text)
+    sys.stdout.write(format_json(data) if as_json or text is None else text)
     sys.stdout.write("\n")
     sys.stdout.flush()
 
 
-def json_text(data: Any) -> str:
+def format_json(data: Any) -> str:
     """Return *data* as indented JSON, with times in UTC and the text of every RawJson unchanged."""
     if not _has_raw(data):
         return json.dumps(data, indent=2, default=_json_value)
@@ -37,28 +37,28 @@ def print_message(message: str) -> None:
     sys.stderr.write(f"{message}\n")
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Return *text* with control characters escaped: file names come from outside and could move the cursor."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
     )
 
 
-def time_text(time: str | datetime) -> str:
+def format_time(time: str | datetime) -> str:
     """Return a server's time for people, in UTC: 2026-11-17T06:26:47Z."""
     parsed = datetime.fromisoformat(time) if isinstance(time, str) else time
     return f"{parsed.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def table(rows: Sequence[Sequence[str]], head: Sequence[str] | None = None) -> str:
+def format_table(rows: Sequence[Sequence[str]], head: Sequence[str] | None = None) -> str:
     """Return *rows* as aligned columns, with *head* above them; a status such as FAILED has its colour."""
-    cells = [[printable(cell) for cell in row] for row in ([head, *rows] if head else rows)]
+    cells = [[make_printable(cell) for cell in row] for row in ([head, *rows] if head else rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))] if cells else []
     lines = [_table_line(row, widths, is_head=head is not None and not number) for number, row in enumerate(cells)]
     return "\n".join(lines)
 
 
-def more_rows(text: str, *, has_more: bool) -> str:
+def append_more_note(text: str, *, has_more: bool) -> str:
     """Return *text*, with a note if the server has more rows than --limit."""
     return f"{text}\nthere are more; --limit shows them" if has_more else text
 
@@ -85,7 +85,7 @@ def _table_line(row: Sequence[str], widths: Sequence[int], *, is_head: bool) -> 
         padded.pop()
     if padded:
         padded[-1] = padded[-1].rstrip()
-    return "  ".join(style_status(row[place], padded=cell) for place, cell in enumerate(padded))
+    return "  ".join(colour_status(row[place], padded=cell) for place, cell in enumerate(padded))
 
 
 def _has_raw(data: Any) -> bool:

@@ -12,7 +12,7 @@ _BAD = ("BROKEN", "FAILED", "FAIL", "ERROR", "CRITICAL", "DISAGREES", "CANCELLED
 _COLOURS = {**dict.fromkeys(_GOOD, "green"), **dict.fromkeys(_LATE, "yellow"), **dict.fromkeys(_BAD, "red")}
 
 
-def has_colour(stream: TextIO) -> bool:
+def supports_colour(stream: TextIO) -> bool:
     """Return true if *stream* is a terminal whose user did not turn colours off (https://no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
 
@@ -25,10 +25,10 @@ def turn_colour_off(is_off: bool) -> None:
 
 def style(text: str, *, stream: TextIO | None = None, **looks: Any) -> str:
     """Return *text* with *looks*, such as `fg="red"` or `bold=True`, if *stream* (standard output) has colours."""
-    return typer.style(text, **looks) if text and has_colour(stream or sys.stdout) else text
+    return typer.style(text, **looks) if text and supports_colour(stream or sys.stdout) else text
 
 
-def style_status(word: str, *, padded: str | None = None) -> str:
+def colour_status(word: str, *, padded: str | None = None) -> str:
     """Return a status in its colour: OK green, LATE yellow, FAILED red; *padded* is the text to return instead."""
     colour = _COLOURS.get(word)
     text = word if padded is None else padded

@@ -24,10 +24,10 @@ _EXPECTED: Mapping[str, str] = {
 }
 
 
-def from_parser(error: Any) -> PenstockError:
+def translate_parser_error(error: Any) -> PenstockError:
     """Return the error to print for a UsageError of the parser."""
     context = error.ctx
-    hint = f"usage: {context.command.short_usage(context)}" if context is not None else None
+    hint = f"usage: {context.command.format_short_usage(context)}" if context is not None else None
     kind = type(error).__name__
     if kind == "MissingParameter":
         values = choices(error.param)
@@ -47,7 +47,7 @@ def from_parser(error: Any) -> PenstockError:
     return Invalid("USAGE", _lower_first(error.format_message()).rstrip("."), hint=hint)
 
 
-def unknown_command(group: Any, context: Any, name: str) -> PenstockError:
+def make_unknown_command_error(group: Any, context: Any, name: str) -> PenstockError:
     """Return the error for a command that *group* does not have."""
     near = get_close_matches(name, group.commands, n=1, cutoff=0.6)
     known = ", ".join(group.commands)
