@@ -1,4 +1,4 @@
-"""Harness of harvest: a feed over the local source, the role in this process, and checks at the end of a run."""
+"""A harness of harvest: a feed over a simulator, the harvest role in this process, and checks at the end of a run."""
 
 import json
 import os
@@ -48,9 +48,9 @@ FEED = "stones"
 OVERLAP = timedelta(milliseconds=100)
 TOPICS = (contract.PLANS, contract.WORK_ITEMS, contract.WORK_DONE, contract.CONSOLIDATIONS)
 WITHIN = 60.0
-_SESSION = {"session.timeout.ms": "2000"}  # a broker knows of a dead worker no sooner; ours allows less than others
+_SESSION = {"session.timeout.ms": "2000"}  # the time after which the broker removes a dead worker
 
-# Whatever is published in a transaction is counted in that transaction, on either bus.
+# Messages are counted in the transaction that publishes them, on either bus.
 _COUNT_MESSAGES = """
 CREATE TABLE IF NOT EXISTS published (n bigint GENERATED ALWAYS AS IDENTITY, topic text NOT NULL, value bytea NOT NULL);
 CREATE OR REPLACE FUNCTION note_published() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -60,8 +60,8 @@ CREATE OR REPLACE TRIGGER note_published AFTER INSERT ON bus_outbox FOR EACH ROW
 """
 
 
-def new_group() -> str:
-    """Topics are shared by all who use a broker: with a group of its own a test loses no message to another."""
+def make_group_prefix() -> str:
+    """Return a group prefix for one test: tests share the topics of a broker, and need separate groups."""
     return f"test.{os.urandom(4).hex()}"
 
 
@@ -77,7 +77,7 @@ def harvest_settings(
     refdata: Mapping[str, Any] | None = None,
     **feed: Any,
 ) -> Settings:
-    """Settings of one small feed, in small partitions and turns, whose failures are soon over."""
+    """Return settings of a small feed with small partitions, short turns and short time-outs."""
     calls = {"timeout": 0.5, "break_after": 1_000, **(call or {})}
     section = {
         "source": {
@@ -92,7 +92,7 @@ def harvest_settings(
         "updated_at": "updatedAt",
         "page_size": 30,
         "pages_per_turn": 2,
-        "overlap": OVERLAP.total_seconds(),  # clocks of two processes are not quite one
+        "overlap": OVERLAP.total_seconds(),  # the clocks of two processes differ
         "partitions": {"count": 4, "min_records": 50},
         "fields": {
             "lab": {"path": "diamond.certificate.lab", "required": True},
@@ -112,14 +112,14 @@ def harvest_settings(
         **feed,
     }
     harvest_section = {"lease": 1, "retry_after": 0.2, "feeds": {FEED: section}, **(harvest or {})}
-    bus = {"group_prefix": new_group(), "options": _SESSION}
+    bus = {"group_prefix": make_group_prefix(), "options": _SESSION}
     document = settings_document(database_url, kafka, bus, harvest=harvest_section, refdata=refdata or {})
     return Settings.model_validate({"data_dir": str(folder), **document})
 
 
 @dataclass(frozen=True, slots=True)
 class CanonicalRecord:
-    """A canonical record as it must be, or is."""
+    """The values of a canonical record."""
 
     fields: Mapping[str, Any]
     cost: Decimal | None
@@ -128,7 +128,7 @@ class CanonicalRecord:
 
 
 def expected_record(record: Json) -> CanonicalRecord:
-    """What the feed's rules make of a record of the source, by other means than the product's."""
+    """Return the canonical record that the rules of the feed make of *record*, without the code of the product."""
     certificate = record["diamond"]["certificate"]
     carat = Decimal(str(certificate["carats"]))
     fields = {
@@ -155,49 +155,49 @@ PAGE, COUNT = "/records", "/records/count"
 
 @dataclass
 class RequestLog:
-    """What the source was asked: path and parameters of each request. *act* is called before each is answered."""
+    """The requests to the source: path and parameters of each. *act* is called before each response."""
 
-    act: Callable[[str, int], None] | None = None  # with the path, and the number of such requests
-    refuses: str = ""  # this path fails
+    act: Callable[[str, int], None] | None = None  # receives the path, and the number of requests with it
+    refuses: str = ""  # requests with this path fail
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     pages: list[tuple[dict[str, str], SimulatedResponse]] = field(
         default_factory=list
-    )  # with parameters; a test may clear it
+    )  # with parameters; a test may clear the list
 
     def explain(self, key: str) -> str:
-        """Return which of the kept pages contained the record *key*, and which of these were sent late or cut off."""
-        found = [
+        """Return which of the recorded pages contain the record *key*, and which of them were late or aborted."""
+        containing = [
             params | {"delay": answer.delay, "is_cut": answer.is_cut}
             for params, answer in self.pages
             if f'"{key}"'.encode() in answer.body
         ]
-        return f"{key}: in {len(found)} of {len(self.pages)} pages: {found}"
+        return f"{key}: in {len(containing)} of {len(self.pages)} pages: {containing}"
 
     def of(self, path: str) -> list[dict[str, str]]:
-        return [params for asked, params in self.requests if asked == path]
+        return [params for requested, params in self.requests if requested == path]
 
 
 def record_requests(source: LocalSource) -> RequestLog:
-    """Note every request from now on; the test may change the source between two of them."""
-    asked, make_answer = RequestLog(), source._routes.answer
+    """Record every request from now on; a test may change the source between two requests."""
+    log, respond = RequestLog(), source._routes.answer
 
-    def noted(request: SimulatedRequest) -> SimulatedResponse:
+    def record(request: SimulatedRequest) -> SimulatedResponse:
         path, params = request.path, dict(parse_qsl(request.query.decode()))
         if path in (PAGE, COUNT):
-            asked.requests.append((path, params))
-            if asked.act is not None:
-                asked.act(path, len(asked.of(path)))
-        answer = SimulatedResponse(status=500) if path == asked.refuses else make_answer(request)
+            log.requests.append((path, params))
+            if log.act is not None:
+                log.act(path, len(log.of(path)))
+        response = SimulatedResponse(status=500) if path == log.refuses else respond(request)
         if path == PAGE:
-            asked.pages.append((params, answer))
-        return answer
+            log.pages.append((params, response))
+        return response
 
-    source._routes.answer = noted  # type: ignore[method-assign]
-    return asked
+    source._routes.answer = record  # type: ignore[method-assign]
+    return log
 
 
 class HarvestHarness:
-    """A feed over a local source. Nothing works on it outside of `working`."""
+    """A feed over a simulator. Workers run only inside of `run_workers`."""
 
     def __init__(self, settings: Settings, source: LocalSource, platform: HarvestPlatform) -> None:
         self.settings = settings
@@ -212,27 +212,27 @@ class HarvestHarness:
 
     @asynccontextmanager
     async def run_workers(self) -> AsyncIterator[None]:
-        """The role, in this process."""
+        """Run the harvest role in this process."""
         async with run_harvest(replace(self.platform, telemetry=Telemetry())):
             yield
 
     @asynccontextmanager
     async def open_workers(self) -> AsyncIterator["HarvestWorkers"]:
-        """What the role is made of, for a test that delivers messages itself."""
+        """Yield the workers of the role, for a test that delivers messages itself."""
         section, db, bus = self.settings.harvest, self.db, self.platform.bus
         metrics = HarvestMetrics(Telemetry().registry)
         async with FeedRegistry.open(section, db) as feeds:
-            renewing = renew_dictionaries(section, db.clock)
+            on_published = renew_dictionaries(section, db.clock)
             planner, fetcher = Planner(db, bus, feeds, "harness"), Fetcher(db, bus, feeds, metrics, "harness")
-            consolidator = Consolidator(db, bus, self.platform.storage, feeds, metrics, "harness", renewing)
+            consolidator = Consolidator(db, bus, self.platform.storage, feeds, metrics, "harness", on_published)
             rescuer = RunRescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
             yield HarvestWorkers(planner, fetcher, consolidator, rescuer)
 
     async def start(self, *, full: bool = False) -> UUID:
-        """A new run that does not count earlier changes of the source as changes during the run.
+        """Start a run that does not count earlier changes of the source as changes during the run.
 
-        A run counts a change as its own up to the overlap before its start. The clock of another process may be
-        behind by as much again.
+        A run counts changes as its own up to the overlap before its start. The clock of another process may be behind
+        by the same time.
         """
 
         async def is_past() -> bool:
@@ -242,7 +242,7 @@ class HarvestHarness:
         return await self.harvest.start(FEED, "harness", full=full)
 
     async def read_state(self, run_id: UUID) -> str:
-        """Where the run stands, or its plan."""
+        """Return the state of the run or of its plan."""
         query = """
             SELECT coalesce(r.state, p.state) FROM harvest_plan p LEFT JOIN run_metadata r USING (run_id)
             WHERE p.run_id = $1
@@ -250,20 +250,20 @@ class HarvestHarness:
         return str(await self.db.fetchval(query, run_id))
 
     async def wait_for_end(self, run_id: UUID, expected: HarvestRunState | None = HarvestRunState.COMPLETED) -> Json:
-        """The run, once nothing is done for it any more."""
-        going = {"planning", "planned", *(state.value for state in RUN.groups["active"])}
+        """Wait until the run has ended, and return it."""
+        active = {"planning", "planned", *(state.value for state in RUN.groups["active"])}
 
         async def has_ended() -> bool:
-            return await self.read_state(run_id) not in going
+            return await self.read_state(run_id) not in active
 
-        within = WITHIN if self.settings.bus.kafka is None else 3 * WITHIN
-        await becomes(has_ended, f"run {run_id} ends", within, self.describe_state)
+        timeout = WITHIN if self.settings.bus.kafka is None else 3 * WITHIN
+        await becomes(has_ended, f"run {run_id} ends", timeout, self.describe_state)
         run = await self.run(run_id)
         assert expected is None or run["state"] == expected, run
         return run
 
     async def complete_run(self, *, full: bool = False) -> Json:
-        """A run from its beginning to its good end."""
+        """Start a run, wait for its completion, and return it."""
         return await self.wait_for_end(await self.start(full=full))
 
     async def run(self, run_id: UUID) -> Json:
@@ -291,11 +291,11 @@ class HarvestHarness:
             stored = await self.platform.storage.get(watermark.blob_path(FEED))
         except NotFound:
             return None
-        found: Json = json.loads(stored.data)
-        return found
+        blob: Json = json.loads(stored.data)
+        return blob
 
     async def count_published(self, run_id: UUID) -> Counter[str]:
-        """How many messages about a run were published, by topic, whatever became of them."""
+        """Return the number of published messages of a run by topic."""
         rows = await self.db.fetch("SELECT topic, value FROM published")
         return Counter(row["topic"] for row in rows if json.loads(row["value"])["runId"] == str(run_id))
 
@@ -304,7 +304,7 @@ class HarvestHarness:
         return [row["target"] for row in await self.db.fetch(query, machine, subject)]
 
     async def read_canonical(self, *, deleted: bool = False) -> dict[str, CanonicalRecord]:
-        """The canonical records that are live, or those that are deleted."""
+        """Return the live or the deleted canonical records by key."""
         query = """
             SELECT key, fields::text, cost, price, rule FROM canonical_record
             WHERE feed = $1 AND (deleted_at IS NOT NULL) = $2
@@ -318,24 +318,24 @@ class HarvestHarness:
         }
 
     async def read_raw(self) -> dict[str, Json]:
-        """The raw records that are not gone."""
+        """Return the raw records that are not deleted, by key."""
         rows = await self.db.fetch("SELECT key, payload FROM raw_record WHERE feed = $1 AND NOT is_deleted", FEED)
         return {row["key"]: row["payload"] for row in rows}
 
     async def check_records(self, *, but: Collection[str] = (), gone: Collection[str] = ()) -> None:
-        """Raw and canonical records are the source's, field by field. Not compared: *but*; not deleted yet: *gone*."""
+        """Check that raw and canonical records are those of the source, except *but* and the not yet deleted *gone*."""
         truth = {key: record for key, record in self.source.truth().items() if key not in but}
-        left_out = {*but, *gone}
-        raw = {key: record for key, record in (await self.read_raw()).items() if key not in left_out}
-        canonical = {key: made for key, made in (await self.read_canonical()).items() if key not in left_out}
-        for kept in (raw, canonical):
-            missing, extra = sorted(truth.keys() - kept.keys()), sorted(kept.keys() - truth.keys())
+        excluded = {*but, *gone}
+        raw = {key: record for key, record in (await self.read_raw()).items() if key not in excluded}
+        canonical = {key: record for key, record in (await self.read_canonical()).items() if key not in excluded}
+        for stored in (raw, canonical):
+            missing, extra = sorted(truth.keys() - stored.keys()), sorted(stored.keys() - truth.keys())
             assert (missing, extra) == ([], []), f"missing {missing}, no longer in the source {extra}"
         assert [key for key in truth if raw[key] != truth[key]] == []
-        assert [key for key in truth if _told(canonical[key]) != _told(expected_record(truth[key]))] == []
+        assert [key for key in truth if _comparable(canonical[key]) != _comparable(expected_record(truth[key]))] == []
 
     async def check_run(self, run_id: UUID) -> Json:
-        """All a completed run promises, but for its records: counters, partitions, messages, history, watermark."""
+        """Check a completed run except for its records: counters, partitions, messages, history, watermark."""
         run = await self.run(run_id)
         assert (run["state"], run["failed_workers"]) == ("completed", 0)
         partitions = await self.list_partitions(run_id)
@@ -351,27 +351,27 @@ class HarvestHarness:
         ]
         for part in partitions:
             assert await self.list_moves("harvest.partition", f"{run_id}/{part['partition_id']}") == ["completed"]
-        told = await self.count_published(run_id)
-        assert (told[contract.WORK_DONE], told[contract.CONSOLIDATIONS]) == (len(partitions), 1)
+        published = await self.count_published(run_id)
+        assert (published[contract.WORK_DONE], published[contract.CONSOLIDATIONS]) == (len(partitions), 1)
         await self.check_watermark(run)
         return run
 
     async def check_watermark(self, run: Json) -> None:
-        """H8: the watermark of the feed, its history and its copy are the run's."""
+        """H8: check that the watermark of the feed, its history and its copy are those of the run."""
         row = await self.db.fetchrow("SELECT * FROM harvest_feed WHERE feed = $1", FEED)
-        note = await self.db.fetchrow("SELECT * FROM harvest_watermark WHERE run_id = $1", run["run_id"])
+        entry = await self.db.fetchrow("SELECT * FROM harvest_watermark WHERE run_id = $1", run["run_id"])
         blob = await self.read_blob()
         assert row is not None
-        assert note is not None
+        assert entry is not None
         assert blob is not None
-        told = (datetime.fromisoformat(blob["lastUpdatedAt"]), datetime.fromisoformat(blob["lastRunCompletedAt"]))
-        assert told == (run["watermark_after"], run["completed_at"])
-        assert (row["watermark"], row["watermark_at"], row["watermark_run"]) == (*told, run["run_id"])
-        assert (note["last_updated_at"], note["run_completed_at"]) == told
+        times = (datetime.fromisoformat(blob["lastUpdatedAt"]), datetime.fromisoformat(blob["lastRunCompletedAt"]))
+        assert times == (run["watermark_after"], run["completed_at"])
+        assert (row["watermark"], row["watermark_at"], row["watermark_run"]) == (*times, run["run_id"])
+        assert (entry["last_updated_at"], entry["run_completed_at"]) == times
         assert blob["lastRunId"] == str(run["run_id"])
 
     async def check_quiet(self) -> None:
-        """Nothing is on its way any more, and nothing was set aside."""
+        """Check that all messages are settled, and that none is a dead letter."""
 
         async def has_settled() -> bool:
             return await self.backlog() == 0
@@ -380,26 +380,26 @@ class HarvestHarness:
         assert await self.dead_letters() == []
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """The messages about runs of this database that were set aside."""
-        ours = {str(row["run_id"]) for row in await self.db.fetch("SELECT run_id FROM harvest_plan")}
-        found = [letter for topic in TOPICS for letter in await self.platform.bus.dead_letters(topic)]
-        return [letter for letter in found if json.loads(letter.message.value)["runId"] in ours]
+        """Return the dead letters of runs of this database."""
+        run_ids = {str(row["run_id"]) for row in await self.db.fetch("SELECT run_id FROM harvest_plan")}
+        letters = [letter for topic in TOPICS for letter in await self.platform.bus.dead_letters(topic)]
+        return [letter for letter in letters if json.loads(letter.message.value)["runId"] in run_ids]
 
     async def handle_messages(self, topic: str, handle: Callable[[BusDelivery], Awaitable[Outcome]]) -> int:
-        """Have the messages of a topic that are due handled by *handle*, one after another; how many there were."""
+        """Handle the due messages of a topic with *handle*, one after another, and return their number."""
         async with self.platform.bus.subscribe(topic, worker="harness") as queue:
             return await Worker(queue, handle_each(handle, queue, concurrency=1), Telemetry()).step()
 
     async def backlog(self) -> int:
-        """How many messages are not settled yet."""
+        """Return the number of unsettled messages."""
         return sum([await self.platform.bus.backlog(topic) for topic in TOPICS])
 
     async def count_seen(self, run_id: UUID) -> int:
-        """How many records the last passes over all partitions saw."""
+        """Return the number of records that the last passes over all partitions saw."""
         return int(await self.db.fetchval("SELECT sum(seen) FROM partition_progress WHERE run_id = $1", run_id))
 
     async def describe_state(self) -> str:
-        """Where everything stands, for whoever reads a failure."""
+        """Return the state of runs, partitions and messages, for the report of a failed test."""
         queries = {
             "plans": "SELECT state, error, rescues FROM harvest_plan",
             "runs": "SELECT state, completed_workers, failed_workers, expected_workers, error FROM run_metadata",
@@ -410,13 +410,13 @@ class HarvestHarness:
             " WHERE head IS NOT NULL OR lease_until IS NOT NULL",
             "dead": "SELECT topic, reason FROM bus_dead_letter",
         }
-        found = {name: [dict(row) for row in await self.db.fetch(query)] for name, query in queries.items()}
-        return "\n".join(f"{name}: {rows}" for name, rows in found.items())
+        rows_by_name = {name: [dict(row) for row in await self.db.fetch(query)] for name, query in queries.items()}
+        return "\n".join(f"{name}: {rows}" for name, rows in rows_by_name.items())
 
 
 @dataclass(frozen=True)
 class HarvestWorkers:
-    """The four that do the work."""
+    """The workers of the harvest role."""
 
     planner: Planner
     fetcher: Fetcher
@@ -424,16 +424,16 @@ class HarvestWorkers:
     rescuer: RunRescuer
 
 
-def _told(made: CanonicalRecord) -> tuple[Any, ...]:
+def _comparable(record: CanonicalRecord) -> tuple[Any, ...]:
     fields = {
         name: Decimal(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        for name, value in made.fields.items()
+        for name, value in record.fields.items()
     }
-    return fields, made.cost, made.price, made.rule
+    return fields, record.cost, record.price, record.rule
 
 
 async def count_messages(database_url: str) -> None:
-    """Have the database count what is published, for `HarvestHarness.published`."""
+    """Make the database count published messages, for `HarvestHarness.count_published`."""
     connection = await asyncpg.connect(database_url)
     try:
         await connection.execute(_COUNT_MESSAGES)
@@ -443,7 +443,7 @@ async def count_messages(database_url: str) -> None:
 
 @asynccontextmanager
 async def open_harness(settings: Settings, source: LocalSource) -> AsyncIterator[HarvestHarness]:
-    """Open a harness on *settings*, whose database counts messages."""
+    """Open a harness with *settings*, whose database counts messages."""
     async with AsyncExitStack() as stack:
         await count_messages(settings.database.url)
         platform = await stack.enter_async_context(open_platform(settings, Telemetry()))
@@ -452,43 +452,48 @@ async def open_harness(settings: Settings, source: LocalSource) -> AsyncIterator
 
 @asynccontextmanager
 async def harvest_harness(
-    database_url: str, folder: Path, options: LocalOptions | None = None, *, kafka: Kafka | None = None, **told: Any
+    database_url: str,
+    folder: Path,
+    source_options: LocalOptions | None = None,
+    *,
+    kafka: Kafka | None = None,
+    **options: Any,
 ) -> AsyncIterator[HarvestHarness]:
-    """Open a harness over its own source of 300 records, or as *options* say."""
-    async with local_source(options or LocalOptions(records=300)) as source:
-        settings = harvest_settings(database_url, source.url, folder, kafka=kafka, **told)
-        async with open_harness(settings, source) as harness:
+    """Open a harness over a new simulator, by default with 300 records; *options* are of `harvest_settings`."""
+    async with local_source(source_options or LocalOptions(records=300)) as simulator:
+        settings = harvest_settings(database_url, simulator.url, folder, kafka=kafka, **options)
+        async with open_harness(settings, simulator) as harness:
             yield harness
 
 
-def change_at_page(harness: HarvestHarness, asked: RequestLog, at: int, **changes: int) -> list[DatasetChange]:
-    """Change the source just before its *at*-th page from now on; what was changed comes to the list."""
-    done: list[DatasetChange] = []
-    first = len(asked.of(PAGE))
+def change_at_page(harness: HarvestHarness, log: RequestLog, at: int, **changes: int) -> list[DatasetChange]:
+    """Change the source before page number *at* from now on; the changes are appended to the returned list."""
+    changed: list[DatasetChange] = []
+    first = len(log.of(PAGE))
 
     def act(path: str, number: int) -> None:
         if path == PAGE and number == first + at:
-            done.append(harness.source.change(**changes))
+            changed.append(harness.source.change(**changes))
 
-    asked.act = act
-    return done
+    log.act = act
+    return changed
 
 
-def changed(run: Json, harness: HarvestHarness) -> set[str]:
-    """What the source changed after the run's upper bound, and has still."""
+def changed_keys(run: Json, harness: HarvestHarness) -> set[str]:
+    """Return the keys of the present records that changed after the upper bound of the run."""
     return harness.source.changed_ids_since(run["upper_bound"])
 
 
-async def planned(harness: HarvestHarness, parts: HarvestWorkers) -> tuple[UUID, list[BusMessage]]:
-    """A run, and the messages about its partitions, in order; they are taken off the bus."""
+async def plan_run(harness: HarvestHarness, workers: HarvestWorkers) -> tuple[UUID, list[BusMessage]]:
+    """Plan a run, and take the messages of its partitions off the bus; return both."""
     run_id, items = await harness.start(), []
-    assert await harness.handle_messages(PLANS, parts.planner.handle) == 1
+    assert await harness.handle_messages(PLANS, workers.planner.handle) == 1
 
-    async def keep(delivery: BusDelivery) -> Outcome:
+    async def take(delivery: BusDelivery) -> Outcome:
         items.append(delivery.message)
         return Done()
 
-    await harness.handle_messages(WORK_ITEMS, keep)
+    await harness.handle_messages(WORK_ITEMS, take)
     return run_id, sorted(items, key=lambda item: item.key)
 
 
@@ -497,13 +502,13 @@ def make_delivery(message: BusMessage) -> BusDelivery:
 
 
 async def take_message(harness: HarvestHarness, topic: str) -> BusMessage:
-    """The one message of a topic, taken off the bus."""
-    found: list[BusMessage] = []
+    """Take the only message of a topic off the bus."""
+    messages: list[BusMessage] = []
 
-    async def keep(delivery: BusDelivery) -> Outcome:
-        found.append(delivery.message)
+    async def take(delivery: BusDelivery) -> Outcome:
+        messages.append(delivery.message)
         return Done()
 
-    await harness.handle_messages(topic, keep)
-    [message] = found
+    await harness.handle_messages(topic, take)
+    [message] = messages
     return message

@@ -1,4 +1,4 @@
-"""The local source as a process: `penstock harvest source`."""
+"""The simulator in a separate process: `penstock harvest source`."""
 
 import json
 import subprocess
@@ -12,25 +12,25 @@ RECORDS = 400
 
 
 class SimulatorProcess:
-    """`penstock harvest source` in a process of its own."""
+    """A process of `penstock harvest source`."""
 
     def __init__(self, records: int = RECORDS, *options: str) -> None:
-        given = ["harvest", "source", "--records", str(records), "--port", "0", "--json", *options]
-        self._process = subprocess.Popen([*COMMAND, *given], stdout=subprocess.PIPE)
+        arguments = ["harvest", "source", "--records", str(records), "--port", "0", "--json", *options]
+        self._process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         self.url = json.loads(self._process.stdout.readline())["api"]
 
     def fail(self, **faults: Any) -> None:
-        """As *faults* say, from now on."""
+        """Apply *faults* from now on."""
         httpx.post(f"{self.url}/admin/faults", json=faults).raise_for_status()
 
     def change(self, **changes: Any) -> None:
         httpx.post(f"{self.url}/admin/changes", json=changes).raise_for_status()
 
     def pages(self) -> int:
-        """How many were asked for."""
-        found = httpx.get(f"{self.url}/admin/stats").json()["requests"]
-        return sum(number for kind, number in found.items() if kind in ("page", "diamonds"))
+        """Return the number of requested pages."""
+        requests = httpx.get(f"{self.url}/admin/stats").json()["requests"]
+        return sum(number for kind, number in requests.items() if kind in ("page", "diamonds"))
 
     def keys(self) -> set[str]:
         lines = httpx.get(f"{self.url}/admin/records").text.splitlines()

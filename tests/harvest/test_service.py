@@ -1,4 +1,4 @@
-"""Actions of operators: runs are started, taken up again, forced and cancelled."""
+"""Actions of operators: start, retry, force and cancel runs."""
 
 import asyncio
 from uuid import UUID
@@ -12,8 +12,8 @@ from tests.harvest.harness import HarvestHarness
 from tests.harvest.stepper import FEED
 
 
-async def test_one_run_at_a_time(harness: HarvestHarness) -> None:
-    """H2: of those who start a run at once one does; the others are told which is under way."""
+async def test_feed_has_one_active_run(harness: HarvestHarness) -> None:
+    """H2: of concurrent requests one starts a run; the others fail with the id of the active run."""
     for count in (1, 2):
         starts = await asyncio.gather(*(harness.start() for _ in range(8)), return_exceptions=True)
         refused = [start for start in starts if isinstance(start, Conflict)]
@@ -25,8 +25,8 @@ async def test_one_run_at_a_time(harness: HarvestHarness) -> None:
         assert await harness.db.fetchval("SELECT count(*) FROM run_metadata") == count
 
 
-async def test_what_failed_is_taken_up_again(api: HarvestApiClient) -> None:
-    """H13, H11: one partition, then all that failed; what was not asked for stays failed."""
+async def test_retry_of_partitions(api: HarvestApiClient) -> None:
+    """H13, H11: a retry resumes one failed partition, or all of them."""
     run_id = await api.fail_run()
     run = await api.get(f"/runs/{run_id}")
     assert (run["state"], run["status"]) == ("consolidation_skipped", "failed")
@@ -36,8 +36,8 @@ async def test_what_failed_is_taken_up_again(api: HarvestApiClient) -> None:
     assert [(alert["code"], alert["runId"], alert["isSettled"]) for alert in alerts] == [
         ("CONSOLIDATION_SKIPPED", run_id, False)
     ]
-    one = await api.post(f"/runs/{run_id}/partitions/partition-0/retry")
-    assert one == {"partitions": ["partition-0"]}
+    result = await api.post(f"/runs/{run_id}/partitions/partition-0/retry")
+    assert result == {"partitions": ["partition-0"]}
     again = await api.get(f"/runs/{run_id}")
     assert (again["state"], again["failedWorkers"]) == ("workers_running", run["failedWorkers"] - 1)
     assert again["error"] is None
@@ -46,20 +46,20 @@ async def test_what_failed_is_taken_up_again(api: HarvestApiClient) -> None:
     await api.stepper.finish()
     done = await api.get(f"/runs/{run_id}")
     assert (done["state"], done["records"]) == ("completed", 120)
-    revived = [one for one in done["history"] if (one["from"], one["to"]) == ("failed", "running")]
-    assert {one["actor"] for one in revived} == {"operator"}
+    revived = [move for move in done["history"] if (move["from"], move["to"]) == ("failed", "running")]
+    assert {move["actor"] for move in revived} == {"operator"}
 
 
-async def test_a_failed_consolidation_is_taken_up_again(api: HarvestApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """H13, H11: where all partitions are there, retry means consolidation."""
+async def test_retry_of_a_consolidation(api: HarvestApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H13, H11: if all partitions are complete, a retry resumes the consolidation."""
 
-    async def down(*_: object) -> None:
-        raise Transient("STORAGE_DOWN", "nobody is there")
+    async def fail(*_: object) -> None:
+        raise Transient("STORAGE_DOWN", "the storage does not respond")
 
     run_id = await api.stepper.plan_run()
     await api.stepper.drain(contract.WORK_ITEMS)
     with monkeypatch.context() as broken:
-        broken.setattr(api.stepper.storage, "create", down)
+        broken.setattr(api.stepper.storage, "create", fail)
         await api.stepper.drain(contract.CONSOLIDATIONS)
     run = await api.get(f"/runs/{run_id}")
     assert (run["state"], run["failedWorkers"]) == ("failed", 0)
@@ -70,62 +70,62 @@ async def test_a_failed_consolidation_is_taken_up_again(api: HarvestApiClient, m
     assert (await api.get(f"/runs/{run_id}"))["state"] == "completed"
 
 
-async def test_force_and_cancel_are_kept_with_the_run(api: HarvestApiClient) -> None:
-    """H13, H5: who and why, in the run, its history and an alert."""
+async def test_force_and_cancel_are_recorded(api: HarvestApiClient) -> None:
+    """H13, H5: actor and reason are in the run, in its history and in an alert."""
     run_id = str(await api.stepper.plan_run())
     cancelled = await api.post(f"/runs/{run_id}/cancel", {"reason": "wrong day"})
     assert (cancelled["state"], cancelled["runId"]) == ("consolidation_skipped", run_id)
-    errors = {one["error"] for one in (await api.get(f"/runs/{run_id}/partitions"))["partitions"]}
+    errors = {part["error"] for part in (await api.get(f"/runs/{run_id}/partitions"))["partitions"]}
     assert errors == {"CANCELLED: by operator: wrong day"}
-    forced = await api.post(f"/runs/{run_id}/force", {"reason": "half will do"})
+    forced = await api.post(f"/runs/{run_id}/force", {"reason": "confirmed"})
     assert (forced["state"], forced["status"]) == ("consolidating", "failed")
-    assert (forced["forcedBy"], forced["forceReason"]) == ("operator", "half will do")
-    assert "forced: half will do" in [one["reason"] for one in (await api.get(f"/runs/{run_id}"))["history"]]
+    assert (forced["forcedBy"], forced["forceReason"]) == ("operator", "confirmed")
+    assert "forced: confirmed" in [move["reason"] for move in (await api.get(f"/runs/{run_id}"))["history"]]
     alerts = (await api.get(f"/feeds/{FEED}/alerts"))["alerts"]
     assert [alert["code"] for alert in alerts] == ["RUN_FORCED", "CONSOLIDATION_SKIPPED"]
-    assert "half will do" in alerts[0]["message"]
+    assert "confirmed" in alerts[0]["message"]
     assert len((await api.get(f"/feeds/{FEED}/alerts", limit=1))["alerts"]) == 1
 
 
-async def test_a_plan_is_cancelled(api: HarvestApiClient) -> None:
-    """H13: a run that is not one yet ends at once, and the feed is free again."""
+async def test_plan_is_cancelled(api: HarvestApiClient) -> None:
+    """H13: a run that is being planned ends at once, and another run can start."""
     run_id = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
-    told = await api.post(f"/runs/{run_id}/cancel", {"reason": "typo"})
-    assert (told["state"], told["status"], told["error"]) == ("failed", "failed", "CANCELLED: by operator: typo")
+    run = await api.post(f"/runs/{run_id}/cancel", {"reason": "typo"})
+    assert (run["state"], run["status"], run["error"]) == ("failed", "failed", "CANCELLED: by operator: typo")
     await api.stepper.drain(contract.PLANS)
     assert (await api.get(f"/runs/{run_id}"))["state"] == "failed"
     await api.post(f"/feeds/{FEED}/runs")
 
 
-async def test_what_a_state_does_not_allow(api: HarvestApiClient) -> None:
-    """H13: 409 with a code that stays, and nothing changed."""
+async def test_actions_that_the_state_does_not_allow(api: HarvestApiClient) -> None:
+    """H13: 409 with a stable code, without effect."""
     first = await api.fail_run()
     active = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
-    answer = await api.http.post(f"/feeds/{FEED}/runs")
-    assert (answer.status_code, answer.json()["code"], answer.json()["runId"]) == (409, "RUN_ACTIVE", active)
-    assert "hint" in answer.json()
-    because = {"reason": "please"}
+    response = await api.http.post(f"/feeds/{FEED}/runs")
+    assert (response.status_code, response.json()["code"], response.json()["runId"]) == (409, "RUN_ACTIVE", active)
+    assert "hint" in response.json()
+    action = {"reason": "please"}
     assert await api.refused(f"/runs/{first}/retry") == (409, "RUN_ACTIVE")
-    assert await api.refused(f"/runs/{first}/force", because) == (409, "RUN_ACTIVE")
+    assert await api.refused(f"/runs/{first}/force", action) == (409, "RUN_ACTIVE")
     await api.stepper.drain(contract.PLANS)
-    assert await api.refused(f"/runs/{active}/force", because) == (409, "BAD_MOVE")
+    assert await api.refused(f"/runs/{active}/force", action) == (409, "BAD_MOVE")
     assert await api.refused(f"/runs/{active}/retry") == (409, "NOTHING_FAILED")
     assert await api.refused(f"/runs/{active}/partitions/partition-0/retry") == (409, "NOTHING_FAILED")
     await api.stepper.finish()
-    assert await api.refused(f"/runs/{active}/cancel", because) == (409, "NOT_FETCHING")
-    assert await api.refused(f"/runs/{active}/force", because) == (409, "BAD_MOVE")
+    assert await api.refused(f"/runs/{active}/cancel", action) == (409, "NOT_FETCHING")
+    assert await api.refused(f"/runs/{active}/force", action) == (409, "BAD_MOVE")
     assert await api.refused(f"/runs/{active}/retry") == (409, "NOTHING_FAILED")
-    for act in ("retry", "force"):
-        assert await api.refused(f"/runs/{first}/{act}", because) == (409, "RUN_SUPERSEDED")
+    for action_name in ("retry", "force"):
+        assert await api.refused(f"/runs/{first}/{action_name}", action) == (409, "RUN_SUPERSEDED")
     assert (await api.get(f"/runs/{first}"))["state"] == "consolidation_skipped"
     assert (await api.get(f"/runs/{active}"))["state"] == "completed"
 
 
-async def test_a_plan_that_failed_is_no_run_to_take_up(api: HarvestApiClient) -> None:
-    """H13: what never began has nothing to retry or force; the listing has it, so it is not said to be unknown."""
+async def test_failed_plan_cannot_be_retried(api: HarvestApiClient) -> None:
+    """H13: a run that never started cannot be retried or forced; it is listed, so the error is 409 and not 404."""
     run_id = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
-    for act in ("retry", "force"):
-        assert await api.refused(f"/runs/{run_id}/{act}", {"reason": "please"}) == (409, "RUN_NOT_STARTED")
+    for action_name in ("retry", "force"):
+        assert await api.refused(f"/runs/{run_id}/{action_name}", {"reason": "please"}) == (409, "RUN_NOT_STARTED")
     await api.post(f"/runs/{run_id}/cancel", {"reason": "typo"})
-    for act in ("retry", "force", "cancel"):
-        assert await api.refused(f"/runs/{run_id}/{act}", {"reason": "please"}) == (409, "RUN_NOT_STARTED")
+    for action_name in ("retry", "force", "cancel"):
+        assert await api.refused(f"/runs/{run_id}/{action_name}", {"reason": "please"}) == (409, "RUN_NOT_STARTED")

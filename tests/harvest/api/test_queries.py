@@ -1,4 +1,4 @@
-"""What can be seen of harvest: feeds, runs, partitions, records and the watermark."""
+"""The views of the API: feeds, runs, partitions, records and the watermark."""
 
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -12,8 +12,8 @@ from tests.harvest.stepper import FEED, harvest_stepper
 from tests.support.types import Json
 
 
-async def test_what_feeds_tell(api: HarvestApiClient) -> None:
-    """H13: a feed before its first run and after it."""
+async def test_feeds(api: HarvestApiClient) -> None:
+    """H13: a feed before and after its first run."""
     (before,) = (await api.get("/feeds"))["feeds"]
     assert (before["feed"], before["source"], before["url"]) == (FEED, "rest", api.stepper.source.url)
     assert (before["watermark"], before["lastRun"], before["pending"]) == (None, None, 0)
@@ -28,15 +28,15 @@ async def test_what_feeds_tell(api: HarvestApiClient) -> None:
     assert (await api.get("/feeds"))["feeds"][0]["watermark"] == feed["watermark"]
 
 
-async def test_a_feed_names_its_last_ended_run_and_its_next_run(database_url: str, tmp_path: Path) -> None:
+async def test_last_ended_run_and_next_run(database_url: str, tmp_path: Path) -> None:
     """H13: an active run does not hide the result of the run before it; `every` gives the time of the next run."""
-    async with harvest_stepper(database_url, tmp_path, every=3600) as turned, open_client(turned) as api:
+    async with harvest_stepper(database_url, tmp_path, every=3600) as stepper, open_client(stepper) as api:
         before = await api.get(f"/feeds/{FEED}")
         assert (before["lastEndedRun"], before["everySeconds"]) == (None, 3600)
         assert before["nextRunAt"] is not None
-        failed = await turned.plan_run()
-        await turned.harvest.cancel(failed, "test", "slow")
-        active = await turned.plan_run()
+        failed = await stepper.plan_run()
+        await stepper.harvest.cancel(failed, "test", "slow")
+        active = await stepper.plan_run()
         feed = await api.get(f"/feeds/{FEED}")
         assert (feed["lastRun"]["runId"], feed["lastEndedRun"]["runId"]) == (str(active), str(failed))
         assert feed["lastEndedRun"]["state"] == "consolidation_skipped"
@@ -45,64 +45,64 @@ async def test_a_feed_names_its_last_ended_run_and_its_next_run(database_url: st
 
 
 async def test_partitions(api: HarvestApiClient) -> None:
-    """H13: bounds, how far each is, and who works on it."""
+    """H13: a partition has its bounds, its progress and its worker."""
     run_id = await api.stepper.plan_run()
     while not await api.stepper.db.fetchval("SELECT sum(seen) FROM partition_progress"):
         await api.stepper.deliver(contract.WORK_ITEMS)
-    told = await api.get(f"/runs/{run_id}/partitions")
-    partitions = told["partitions"]
-    assert told["runId"] == str(run_id)
+    view = await api.get(f"/runs/{run_id}/partitions")
+    partitions = view["partitions"]
+    assert view["runId"] == str(run_id)
     assert sum(partition["counted"] for partition in partitions) == 120
     pending = [partition for partition in partitions if partition["status"] == "pending"]
-    (begun,) = [partition for partition in partitions if partition["seen"]]
+    (started,) = [partition for partition in partitions if partition["seen"]]
     assert {(item["nextOffset"], item["seen"], item["workerId"]) for item in pending} == {(0, 0, None)}
-    assert (begun["workerId"], begun["scan"], begun["error"]) == ("stepper", 1, None)
-    assert begun["nextOffset"] == begun["seen"] > 0
+    assert (started["workerId"], started["scan"], started["error"]) == ("stepper", 1, None)
+    assert started["nextOffset"] == started["seen"] > 0
     ranges = [partition for partition in partitions if partition["kind"] == "range"]
     assert all(item["upperBound"] == other["lowerBound"] for item, other in pairwise(ranges))
 
 
 async def test_partitions_are_in_the_order_of_their_numbers(database_url: str, tmp_path: Path) -> None:
-    """H13: partition-10 comes after partition-9."""
-    cut = {"min_records": 1, "count": 14}
-    async with harvest_stepper(database_url, tmp_path, partitions=cut) as turned, open_client(turned) as api:
-        run_id = await turned.plan_run()
+    """H13: partition-10 is after partition-9."""
+    partitions = {"min_records": 1, "count": 14}
+    async with harvest_stepper(database_url, tmp_path, partitions=partitions) as stepper, open_client(stepper) as api:
+        run_id = await stepper.plan_run()
         names = [item["partitionId"] for item in (await api.get(f"/runs/{run_id}/partitions"))["partitions"]]
     assert len(names) > 10
     assert names == [f"partition-{number}" for number in range(len(names))]
 
 
-async def test_the_watermark_and_its_past(api: HarvestApiClient) -> None:
-    """H13, H8: as it is, as its copy tells it, and what it was, the latest first."""
-    none = await api.get(f"/feeds/{FEED}/watermarks")
-    assert (none["current"], none["blob"], none["history"]) == (None, None, [])
+async def test_watermark_and_its_history(api: HarvestApiClient) -> None:
+    """H13, H8: the watermark, its copy, and its history, newest first."""
+    empty = await api.get(f"/feeds/{FEED}/watermarks")
+    assert (empty["current"], empty["blob"], empty["history"]) == (None, None, [])
     runs = [await api.complete_run(), await api.complete_run()]
-    told = await api.get(f"/feeds/{FEED}/watermarks")
-    assert [item["lastRunId"] for item in told["history"]] == runs[::-1]
-    assert told["current"] == told["blob"] == told["history"][0]
-    assert told["blobUrl"].endswith(watermark.blob_path(FEED))
+    view = await api.get(f"/feeds/{FEED}/watermarks")
+    assert [item["lastRunId"] for item in view["history"]] == runs[::-1]
+    assert view["current"] == view["blob"] == view["history"][0]
+    assert view["blobUrl"].endswith(watermark.blob_path(FEED))
     assert len((await api.get(f"/feeds/{FEED}/watermarks", limit=1))["history"]) == 1
     second = await api.get(f"/runs/{runs[1]}")
-    assert (second["runType"], second["watermarkBefore"]) == ("incremental", told["history"][1]["lastUpdatedAt"])
+    assert (second["runType"], second["watermarkBefore"]) == ("incremental", view["history"][1]["lastUpdatedAt"])
     full = await api.post(f"/feeds/{FEED}/runs", {"full": True})
     await api.stepper.finish()
     assert (await api.get(f"/runs/{full['runId']}"))["runType"] == "full"
 
 
-async def test_a_copy_of_the_watermark_that_is_none(api: HarvestApiClient) -> None:
-    """H13: whatever lies in the copy's place, the watermark itself is told."""
+async def test_invalid_copy_of_the_watermark(api: HarvestApiClient) -> None:
+    """H13: the watermark is returned even if its copy is invalid."""
     await api.complete_run()
-    known = await api.stepper.storage.get(watermark.blob_path(FEED))
+    stored = await api.stepper.storage.get(watermark.blob_path(FEED))
     for data in (b"not json", b"[]", b'{"lastRunId": 7}'):
-        await api.stepper.storage.replace(watermark.blob_path(FEED), data, etag=known.info.etag)
-        known = await api.stepper.storage.get(watermark.blob_path(FEED))
-        told = await api.get(f"/feeds/{FEED}/watermarks")
-        assert told["current"] is not None
-        assert told["blob"] is None
+        await api.stepper.storage.replace(watermark.blob_path(FEED), data, etag=stored.info.etag)
+        stored = await api.stepper.storage.get(watermark.blob_path(FEED))
+        view = await api.get(f"/feeds/{FEED}/watermarks")
+        assert view["current"] is not None
+        assert view["blob"] is None
 
 
-async def test_a_record(api: HarvestApiClient) -> None:
-    """H13: as the source told it and as it is served; cost and price are exact, as text."""
+async def test_record(api: HarvestApiClient) -> None:
+    """H13: a record as the source sent it and as it is served, with exact cost and price as text."""
     await api.stepper.plan_run()
     await api.stepper.drain(contract.WORK_ITEMS)
     truth = api.stepper.source.truth()
@@ -110,19 +110,19 @@ async def test_a_record(api: HarvestApiClient) -> None:
     waiting = await api.get(f"/feeds/{FEED}/record", key=key)
     assert (waiting["payload"], waiting["canonical"], waiting["isPending"]) == (truth[key], None, True)
     await api.stepper.drain(contract.CONSOLIDATIONS)
-    told = await api.get(f"/feeds/{FEED}/record", key=key)
-    made = told["canonical"]
+    view = await api.get(f"/feeds/{FEED}/record", key=key)
+    canonical = view["canonical"]
     cost = Decimal(truth[key]["price"]) / 100
-    assert isinstance(made["cost"], str)
-    assert Decimal(made["cost"]) == cost
-    assert Decimal(made["price"]) == (cost * Decimal("1.1")).quantize(Decimal("0.01"), "ROUND_HALF_UP")
-    assert (made["rule"], made["pricingVersion"], made["deletedAt"]) == ("all", 1, None)
-    assert made["fields"]["shape"] == truth[key]["diamond"]["certificate"]["shape"]
-    assert (told["key"], told["isPending"], told["isDeleted"], told["rawVersion"]) == (key, False, False, 1)
+    assert isinstance(canonical["cost"], str)
+    assert Decimal(canonical["cost"]) == cost
+    assert Decimal(canonical["price"]) == (cost * Decimal("1.1")).quantize(Decimal("0.01"), "ROUND_HALF_UP")
+    assert (canonical["rule"], canonical["pricingVersion"], canonical["deletedAt"]) == ("all", 1, None)
+    assert canonical["fields"]["shape"] == truth[key]["diamond"]["certificate"]["shape"]
+    assert (view["key"], view["isPending"], view["isDeleted"], view["rawVersion"]) == (key, False, False, 1)
 
 
-async def test_what_was_set_aside_is_paged(api: HarvestApiClient) -> None:
-    """H13: rejects page by page: nothing missed, nothing twice."""
+async def test_rejects_are_paged(api: HarvestApiClient) -> None:
+    """H13: the pages of rejects have each reject once."""
     run_id = await api.complete_run()
     query = """
         INSERT INTO harvest_reject (run_id, feed, key, reason, payload, rejected_at)
@@ -141,7 +141,7 @@ async def test_what_was_set_aside_is_paged(api: HarvestApiClient) -> None:
 
 
 async def test_runs_are_paged(api: HarvestApiClient) -> None:
-    """H13: the latest first, those that failed before they began among them; page by page nothing is missed."""
+    """H13: the pages of runs, newest first, have each run once, also runs that failed before they started."""
     first = await api.complete_run()
     cancelled = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
     await api.post(f"/runs/{cancelled}/cancel", {"reason": "not now"})

@@ -1,4 +1,4 @@
-"""H13: the API of harvest: what every route answers, in every state of a run, and to whom."""
+"""H13: the routes of the API: responses in every state of a run, errors, and authorization."""
 
 import json
 from pathlib import Path
@@ -18,8 +18,8 @@ UNKNOWN = UUID(int=7)
 JWT = {"secret": "env:SIGNING_SECRET", "algorithms": ["HS256"], "audience": "penstock"}
 
 
-async def test_a_run_from_its_start_to_its_end(api: HarvestApiClient) -> None:
-    """H13, H2: each state as the founding document computes it, with who asked, the proof and the whole history."""
+async def test_run_from_start_to_end(api: HarvestApiClient) -> None:
+    """H13, H2: a run in each state, with the status of the founding document, actor, heatmap and history."""
     started = await api.post(f"/feeds/{FEED}/runs")
     run_id = started["runId"]
     assert started == {"runId": run_id, "statusUrl": f"{contract.PREFIX}/runs/{run_id}"}
@@ -66,22 +66,22 @@ async def test_a_run_from_its_start_to_its_end(api: HarvestApiClient) -> None:
     assert [move["at"] for move in run["history"]] == sorted(move["at"] for move in run["history"])
 
 
-async def test_what_is_not_there(api: HarvestApiClient) -> None:
-    """H13: 404, each with its code."""
+async def test_unknown_resources(api: HarvestApiClient) -> None:
+    """H13: 404 with a code for each kind of resource."""
     run_id = await api.complete_run()
-    because = {"reason": "please"}
+    action = {"reason": "please"}
     for path in ("", "/watermarks", "/alerts", "/record?key=x"):
-        assert await api.problem("GET", f"/feeds/nobody{path}") == (404, "FEED_NOT_FOUND")
-    assert await api.refused("/feeds/nobody/runs") == (404, "FEED_NOT_FOUND")
+        assert await api.problem("GET", f"/feeds/unknown{path}") == (404, "FEED_NOT_FOUND")
+    assert await api.refused("/feeds/unknown/runs") == (404, "FEED_NOT_FOUND")
     for path in ("", "/partitions", "/rejects"):
         assert await api.problem("GET", f"/runs/{UNKNOWN}{path}") == (404, "RUN_NOT_FOUND")
-    for act in ("retry", "force", "cancel", "partitions/partition-0/retry"):
-        assert await api.refused(f"/runs/{UNKNOWN}/{act}", because) == (404, "RUN_NOT_FOUND")
+    for action_name in ("retry", "force", "cancel", "partitions/partition-0/retry"):
+        assert await api.refused(f"/runs/{UNKNOWN}/{action_name}", action) == (404, "RUN_NOT_FOUND")
     assert await api.refused(f"/runs/{run_id}/partitions/partition-99/retry") == (404, "PARTITION_NOT_FOUND")
-    assert await api.problem("GET", f"/feeds/{FEED}/record?key=nobody") == (404, "RECORD_NOT_FOUND")
+    assert await api.problem("GET", f"/feeds/{FEED}/record?key=unknown") == (404, "RECORD_NOT_FOUND")
 
 
-RUBBISH: list[tuple[str, str, Any]] = [
+INVALID_REQUESTS: list[tuple[str, str, Any]] = [
     ("GET", "/runs/nonsense", None),
     ("GET", "/runs?limit=0", None),
     ("GET", "/runs?limit=1001", None),
@@ -115,46 +115,46 @@ RUBBISH: list[tuple[str, str, Any]] = [
 ]
 
 
-async def test_rubbish_is_refused(api: HarvestApiClient) -> None:
-    """H13: 422 and a problem, whatever is sent, a field nobody knows too; and nothing is begun."""
-    for method, path, body in RUBBISH:
+async def test_invalid_requests(api: HarvestApiClient) -> None:
+    """H13: 422 with a problem for invalid values and unknown fields, and no run starts."""
+    for method, path, body in INVALID_REQUESTS:
         status, _ = await api.problem(method, path, body)
         assert status == 422, (method, path, body)
     assert (await api.get("/runs"))["runs"] == []
 
 
 @pytest.mark.parametrize("reason", ["a\0b", "half \ud83d"])
-async def test_a_reason_no_store_can_keep(api: HarvestApiClient, reason: str) -> None:
-    """H13: the sender's mistake, not ours; nothing was done."""
+async def test_unstorable_reason(api: HarvestApiClient, reason: str) -> None:
+    """H13: a reason that PostgreSQL cannot store is an invalid request, without effect."""
     run_id = await api.fail_run()
-    for act in ("force", "cancel"):
+    for action_name in ("force", "cancel"):
         content = json.dumps({"reason": reason}).encode()
-        answer = await api.http.post(
-            f"/runs/{run_id}/{act}", content=content, headers={"content-type": "application/json"}
+        response = await api.http.post(
+            f"/runs/{run_id}/{action_name}", content=content, headers={"content-type": "application/json"}
         )
-        assert answer.status_code == 422, answer.text
+        assert response.status_code == 422, response.text
     assert (await api.get(f"/runs/{run_id}"))["state"] == "consolidation_skipped"
-    answer = await api.http.post(f"/runs/{run_id}/partitions/%00/retry")
-    assert answer.status_code in (404, 422), answer.text
+    response = await api.http.post(f"/runs/{run_id}/partitions/%00/retry")
+    assert response.status_code in (404, 422), response.text
 
 
 async def test_feeds_belong_to_no_tenant(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """H13: with tokens, none is 401 and a tenant's is 403, for every route; who asked is kept with the run."""
+    """H13: every route responds 401 without a token and 403 to a tenant; the actor is stored with the run."""
     monkeypatch.setenv("SIGNING_SECRET", SECRET)
-    async with harvest_stepper(database_url, tmp_path, records=40) as turned, open_client(turned, JWT) as api:
-        asked = [(method, route.path) for route in harvest_api.routes.routes for method in route.methods]  # type: ignore[attr-defined]
-        assert len(asked) >= 14
-        for method, path in asked:
-            there = path.removeprefix(contract.PREFIX).format(feed=FEED, runId=UNKNOWN, partitionId="partition-0")
+    async with harvest_stepper(database_url, tmp_path, records=40) as stepper, open_client(stepper, JWT) as api:
+        requests = [(method, route.path) for route in harvest_api.routes.routes for method in route.methods]  # type: ignore[attr-defined]
+        assert len(requests) >= 14
+        for method, path in requests:
+            target = path.removeprefix(contract.PREFIX).format(feed=FEED, runId=UNKNOWN, partitionId="partition-0")
             body = {"reason": "please"} if path.endswith(("force", "cancel")) else None
             for headers, status, code in (({}, 401, "NO_TOKEN"), (token(), 403, "OPERATOR_ONLY")):
-                answer = await api.http.request(method, f"{there}?key=x", json=body, headers=headers)
-                assert (answer.status_code, answer.json()["code"]) == (status, code), (method, path)
-        assert await turned.db.fetchval("SELECT count(*) FROM harvest_plan") == 0
+                response = await api.http.request(method, f"{target}?key=x", json=body, headers=headers)
+                assert (response.status_code, response.json()["code"]) == (status, code), (method, path)
+        assert await stepper.db.fetchval("SELECT count(*) FROM harvest_plan") == 0
 
         api.http.headers.update(token(tenant_id=None))
         run_id = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
-        await turned.drain(contract.PLANS)
+        await stepper.drain(contract.PLANS)
         assert (await api.get(f"/runs/{run_id}"))["requestedBy"] == "ann"
         await api.post(f"/runs/{run_id}/cancel", {"reason": "no"})
         api.http.headers.update(token(tenant_id=None, sub="bob"))

@@ -1,4 +1,4 @@
-"""Consolidation: both ways make the same of the same, nothing is lost or doubled by whoever else is at work."""
+"""Consolidation: both modes have equal results, and concurrent workers lose or double no record."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND d
 
 SIMPLE = make_mapping([{"name": "all", "markup_percent": 10}])
 
-# Payloads are texts: a JSON number may be written in ways Python would not.
+# Payloads are text, because a JSON number may be written in other ways than in Python.
 _digits = st.from_regex(r"-?(0|[1-9][0-9]{0,34})([.][0-9]{1,24})?([eE][+-]?[0-9]{1,2})?", fullmatch=True)
 _texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 _looks = st.from_regex(r"-?[0-9]{1,33}([.][0-9]{0,22})?", fullmatch=True) | st.sampled_from(
@@ -37,7 +37,7 @@ _scalars = st.one_of(
 )
 _NUMBERS = ("-1", "0", "0.5", "1", "5", "100", "0.30")
 _TEXTS = ("", "ROUND", "round", "5", "'", "\\", "ü")
-_LIKELY = {  # so that rules meet values they speak of, and bounds are hit
+_LIKELY = {  # values of rules and of their bounds
     "text": st.sampled_from(_TEXTS).map(json.dumps),
     "integer": st.sampled_from(("-1", "0", "1", "5", '"5"', "100")),
     "decimal": st.sampled_from(_NUMBERS),
@@ -49,20 +49,20 @@ _NAMES = ("text", "integer", "decimal", "boolean")
 
 @st.composite
 def payloads(draw: st.DrawFn) -> str:
-    """An object with a few of the values a recipe asks for, in places where it asks or elsewhere."""
+    """Generate an object with some of the values of a mapping, at their paths or elsewhere."""
     is_odd = st.integers(0, 9).map(lambda chance: chance == 0)
     names = draw(st.sets(st.sampled_from(_NAMES)))
     inner = {name: draw(_values if draw(is_odd) else _LIKELY[name]) for name in sorted(names)}
-    told = {"a": draw(st.sampled_from(["object"] * 5 + ["null", "[]", "1", '"text"', '[{"text": "x"}]']))}
-    if told["a"] == "object":
-        told["a"] = "{" + ", ".join(f'"{name}": {value}' for name, value in inner.items()) + "}"
+    members = {"a": draw(st.sampled_from(["object"] * 5 + ["null", "[]", "1", '"text"', '[{"text": "x"}]']))}
+    if members["a"] == "object":
+        members["a"] = "{" + ", ".join(f'"{name}": {value}' for name, value in inner.items()) + "}"
     if draw(st.integers(0, 9)):
-        told["price"] = draw(_scalars if draw(is_odd) else st.integers(-(10**9), 10**9).map(str) | _digits)
-    return "{" + ", ".join(f'"{name}": {value}' for name, value in told.items()) + "}"
+        members["price"] = draw(_scalars if draw(is_odd) else st.integers(-(10**9), 10**9).map(str) | _digits)
+    return "{" + ", ".join(f'"{name}": {value}' for name, value in members.items()) + "}"
 
 
 @st.composite
-def recipes(draw: st.DrawFn) -> FeedMapping:
+def mappings(draw: st.DrawFn) -> FeedMapping:
     numbers = st.sampled_from(_NUMBERS)
     required = st.booleans() if draw(st.integers(0, 3)) == 0 else st.just(False)
     fields = {name: {"path": f"a.{name}", "type": name, "required": draw(required)} for name in _NAMES}
@@ -81,12 +81,12 @@ def recipes(draw: st.DrawFn) -> FeedMapping:
     return make_mapping(rules, fields, decimals=draw(st.integers(0, 6)))
 
 
-def reference(recipe: FeedMapping, payload: str) -> tuple[dict[str, Any], Fraction | None, str | None] | str:
-    """What a payload becomes, by plain means: fields, price and rule, or the field that is not right."""
-    told = json.loads(payload, parse_int=Decimal, parse_float=Decimal)
+def map_plainly(mapping: FeedMapping, payload: str) -> tuple[dict[str, Any], Fraction | None, str | None] | str:
+    """Return fields, price and rule of a payload, or the name of an invalid field, without the code of the product."""
+    document = json.loads(payload, parse_int=Decimal, parse_float=Decimal)
     fields = {}
-    for field in recipe.inputs:
-        value = told
+    for field in mapping.inputs:
+        value = document
         for step in field.path:
             value = value.get(step) if isinstance(value, dict) else None
         text = value if isinstance(value, str) or value is None else _as_text(value)
@@ -95,10 +95,10 @@ def reference(recipe: FeedMapping, payload: str) -> tuple[dict[str, Any], Fracti
             return field.name
         fields[field.name] = read
     cost = fields.pop("cost")
-    for rule in recipe.rules if cost is not None else ():
-        if all(_holds(condition, list(fields.values())[condition.field]) for condition in rule.conditions):
+    for rule in mapping.rules if cost is not None else ():
+        if all(_is_true(condition, list(fields.values())[condition.field]) for condition in rule.conditions):
             exact = Fraction(cost) / 100 * Fraction(rule.factor) + Fraction(rule.add)
-            size = Fraction(int(abs(exact) * 10**recipe.decimals + Fraction(1, 2)), 10**recipe.decimals)
+            size = Fraction(int(abs(exact) * 10**mapping.decimals + Fraction(1, 2)), 10**mapping.decimals)
             return fields, size if exact > 0 else -size, rule.name
     return fields, None, None
 
@@ -125,7 +125,7 @@ def _read(type_: str, text: str | None) -> Any:
     return Decimal(text) if len(whole) <= 30 and len(part) <= 20 else None
 
 
-def _holds(condition: Any, value: Any) -> bool:
+def _is_true(condition: Any, value: Any) -> bool:
     if value is None or condition.any_of is not None:
         return value is not None and value in condition.any_of
     is_above = condition.lower is None or value >= condition.lower
@@ -137,23 +137,23 @@ def _holds(condition: Any, value: Any) -> bool:
     max_examples=examples(60, soak=3_000),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],  # emptied for each example
 )
-@given(recipe=recipes(), told=st.lists(payloads(), min_size=1, max_size=12))
-async def test_both_ways_make_the_same(feed: Feed, recipe: FeedMapping, told: list[str]) -> None:
-    """H7: whatever the source told, by sets and by batches come the same records and rejects, and the right ones."""
+@given(mapping=mappings(), payload_list=st.lists(payloads(), min_size=1, max_size=12))
+async def test_both_modes_have_equal_results(feed: Feed, mapping: FeedMapping, payload_list: list[str]) -> None:
+    """H7: for any records, sets and batches make the same records and rejects, and the correct ones."""
     await feed.db.execute("TRUNCATE raw_record, raw_pending, canonical_record, harvest_reject, harvest_feed")
-    made = []
+    results = []
     for mode in MODES:
         other = Feed(feed.db, feed.run_id, mode)
-        for number, payload in enumerate(told):
+        for number, payload in enumerate(payload_list):
             await other.write(f"k{number}", payload)
-        done = await other.consolidate(recipe, mode, set_size=5, batch_size=5, upsert_size=2)
-        made.append((done, await other.read_canonical(), await other.rejects()))
+        result = await other.consolidate(mapping, mode, set_size=5, batch_size=5, upsert_size=2)
+        results.append((result, await other.read_canonical(), await other.rejects()))
         assert await other.pending() == {}
-    assert made[0] == made[1]
-    done, canonical, rejects = made[0]
-    assert done == ConsolidationResult(len(canonical), len(rejects))
-    for number, payload in enumerate(told):
-        check(reference(recipe, payload), canonical.get(f"k{number}"), rejects.get(f"k{number}"))
+    assert results[0] == results[1]
+    result, canonical, rejects = results[0]
+    assert result == ConsolidationResult(len(canonical), len(rejects))
+    for number, payload in enumerate(payload_list):
+        check(map_plainly(mapping, payload), canonical.get(f"k{number}"), rejects.get(f"k{number}"))
 
 
 def check(expected: Any, canonical: tuple[Any, ...] | None, reject: tuple[str, str] | None) -> None:
@@ -165,16 +165,16 @@ def check(expected: Any, canonical: tuple[Any, ...] | None, reject: tuple[str, s
     assert reject is None
     assert canonical is not None
     fields, price, rule = expected
-    found = json.loads(canonical[0], parse_int=Decimal, parse_float=Decimal)
+    stored = json.loads(canonical[0], parse_int=Decimal, parse_float=Decimal)
     if fields["text"] == "[...]":
-        fields["text"] = found["text"]
-    assert found == fields
+        fields["text"] = stored["text"]
+    assert stored == fields
     assert (canonical[2] if price is None else Fraction(canonical[2]), canonical[3]) == (price, rule)
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_newer_record_is_not_overwritten(feed: Feed, mode: str) -> None:
-    """H7: who is late with an older version leaves the newer one as it is."""
+async def test_newer_record_is_not_overwritten(feed: Feed, mode: str) -> None:
+    """H7: an older version does not replace a newer one."""
     await feed.write("k", {"price": 100}, version=7)
     await feed.consolidate(SIMPLE, mode)
     newer = await feed.read_canonical()
@@ -184,8 +184,8 @@ async def test_a_newer_record_is_not_overwritten(feed: Feed, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_reject_leaves_the_last_good_record(feed: Feed, mode: str) -> None:
-    """H7: a version that cannot be mapped is told; what was made of the one before it stays, and nothing is pending."""
+async def test_reject_keeps_the_last_valid_record(feed: Feed, mode: str) -> None:
+    """H7: a version that cannot be mapped is rejected; the record of the version before stays, and none is pending."""
     await feed.write("k", {"shape": "ROUND", "price": 100})
     await feed.consolidate(SIMPLE, mode)
     good = await feed.read_canonical()
@@ -197,8 +197,8 @@ async def test_a_reject_leaves_the_last_good_record(feed: Feed, mode: str) -> No
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_what_is_gone_stays_gone(feed: Feed, mode: str) -> None:
-    """H10: a record that left the source is priced anew with the others, but does not come back by that."""
+async def test_deleted_record_stays_deleted(feed: Feed, mode: str) -> None:
+    """H10: a deleted record gets new prices like the others, but stays deleted."""
     for key in ("gone", "here", "never"):
         await feed.write(key, {"price": 100})
     await feed.db.execute("UPDATE raw_record SET is_deleted = true WHERE key = 'never'")
@@ -206,8 +206,8 @@ async def test_what_is_gone_stays_gone(feed: Feed, mode: str) -> None:
     await feed.db.execute("UPDATE raw_record SET is_deleted = true WHERE key = 'gone'")
     await feed.db.execute("UPDATE canonical_record SET deleted_at = now() WHERE key = 'gone'")
     assert await feed.consolidate(make_mapping([{"name": "new", "add": 1}]), mode) == ConsolidationResult(3, 0)
-    made = await feed.read_canonical()
-    assert {key: (row[3], row[5]) for key, row in made.items()} == {
+    canonical = await feed.read_canonical()
+    assert {key: (row[3], row[5]) for key, row in canonical.items()} == {
         "gone": ("new", True), "here": ("new", False), "never": ("new", True)
     }  # fmt: skip
     await feed.write("gone", {"price": 100}, version=2)
@@ -216,11 +216,11 @@ async def test_what_is_gone_stays_gone(feed: Feed, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_change_between_snapshot_and_lock_is_not_marked(feed: Feed, mode: str) -> None:
-    """H7: a raw row changed and committed while a statement looks for its rows stays pending, as of the change."""
+async def test_change_between_snapshot_and_lock_stays_pending(feed: Feed, mode: str) -> None:
+    """H7: a row that changes between the snapshot and the lock of a statement stays pending with its new version."""
     await feed.write("k1", {"price": 100})
     await feed.write("k2", {"price": 100})
-    # A view in the table's place, at which the statement stops after it took its snapshot and before it locks a row.
+    # A view instead of the table stops the statement after its snapshot and before its locks.
     await feed.db.execute(
         """
         CREATE FUNCTION stop_here(key text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
@@ -232,37 +232,37 @@ async def test_a_change_between_snapshot_and_lock_is_not_marked(feed: Feed, mode
         CREATE VIEW raw_pending AS SELECT ctid, feed, key, version FROM pending_rows WHERE stop_here(key);
         """
     )
-    async with feed.db.session() as gate:
-        await gate.execute("SELECT pg_advisory_lock(1)")
+    async with feed.db.session() as blocker:
+        await blocker.execute("SELECT pg_advisory_lock(1)")
         seen: list[ConsolidationResult] = []
 
-        async def note(_tx: Connection, done: ConsolidationResult) -> None:
-            seen.append(done)
+        async def record(_tx: Connection, result: ConsolidationResult) -> None:
+            seen.append(result)
 
-        work = asyncio.create_task(feed.consolidate(SIMPLE, mode, progress=note, set_concurrency=1))
-        await becomes(lambda: gate.fetchval(WAITING), "nobody came to the gate")
+        work = asyncio.create_task(feed.consolidate(SIMPLE, mode, progress=record, set_concurrency=1))
+        await becomes(lambda: blocker.fetchval(WAITING), "no session waits for the lock")
         async with feed.db.transaction() as tx:
             await tx.execute("UPDATE raw_record SET version = 2, payload = '{\"price\": 200}' WHERE key = 'k1'")
             await tx.execute("UPDATE pending_rows SET version = 2 WHERE key = 'k1'")
-        await gate.execute("SELECT pg_advisory_unlock(1)")
+        await blocker.execute("SELECT pg_advisory_unlock(1)")
         assert await work == ConsolidationResult(2, 0)
     assert seen == [ConsolidationResult(1, 0), ConsolidationResult(1, 0)], (
-        "the changed one was taken by a statement that saw it"
+        "a statement that sees the change takes the changed row"
     )
-    made = await feed.read_canonical()
-    assert [(row[1], row[4]) for row in made.values()] == [("2.00", 2), ("1.00", 1)]
+    canonical = await feed.read_canonical()
+    assert [(row[1], row[4]) for row in canonical.values()] == [("2.00", 2), ("1.00", 1)]
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_change_between_lock_and_mark_is_pending_again(feed: Feed, mode: str) -> None:
-    """H7: who changes a raw row that is being consolidated waits, and is not forgotten."""
+async def test_change_during_consolidation_is_pending_again(feed: Feed, mode: str) -> None:
+    """H7: a change of a row that is being consolidated waits, and makes the row pending again."""
     await feed.write("k", {"price": 100})
     changes: list[asyncio.Task[None]] = []
 
     async def change(_tx: Connection, _done: ConsolidationResult) -> None:
         if not changes:
             changes.append(asyncio.create_task(feed.write("k", {"price": 200}, version=2)))
-            await becomes(lambda: feed.db.fetchval(WAITING), "the change did not wait")
+            await becomes(lambda: feed.db.fetchval(WAITING), "the change waits")
 
     first = await feed.consolidate(SIMPLE, mode, progress=change, set_concurrency=1)
     await changes[0]
@@ -274,59 +274,59 @@ async def test_a_change_between_lock_and_mark_is_pending_again(feed: Feed, mode:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_replicas_share_the_work(feed: Feed, mode: str) -> None:
-    """H7: with several at it, each record is consolidated once, and what they say they did is what was done."""
-    await many(feed, 500)
-    told: list[ConsolidationResult] = []
+    """H7: with several replicas each record is consolidated once, and their reported numbers are exact."""
+    await write_many(feed, 500)
+    reported: list[ConsolidationResult] = []
 
-    async def note(_tx: Connection, done: ConsolidationResult) -> None:
-        told.append(done)
+    async def record(_tx: Connection, result: ConsolidationResult) -> None:
+        reported.append(result)
 
     size = {"set_size": 20, "batch_size": 20, "upsert_size": 7, "upsert_concurrency": 2}
-    done = await asyncio.gather(*(feed.consolidate(SIMPLE, mode, progress=note, **size) for _ in range(3)))
-    assert sum(other.consolidated for other in done) == sum(other.consolidated for other in told) == 490
-    assert sum(other.rejected for other in done) == len(await feed.rejects()) == 10
+    results = await asyncio.gather(*(feed.consolidate(SIMPLE, mode, progress=record, **size) for _ in range(3)))
+    assert sum(result.consolidated for result in results) == sum(result.consolidated for result in reported) == 490
+    assert sum(result.rejected for result in results) == len(await feed.rejects()) == 10
     assert len(await feed.read_canonical()) == 490
     assert await feed.pending() == {}
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_nobody_says_done_while_another_holds_rows(feed: Feed, mode: str) -> None:
-    """H7: rows another replica holds are waited for, and taken over when it gives them up."""
-    await many(feed, 50)
+async def test_locked_rows_are_awaited(feed: Feed, mode: str) -> None:
+    """H7: rows that another replica has locked are awaited, and consolidated if it rolls back."""
+    await write_many(feed, 50)
     async with feed.db.session() as other:
         transaction = other.transaction()
         await transaction.start()
         await other.execute("SELECT FROM raw_pending WHERE key < 'k00020' FOR UPDATE")
         work = asyncio.create_task(feed.consolidate(SIMPLE, mode))
-        await becomes(lambda: feed.db.fetchval(WAITING), "nobody waited for the other")
+        await becomes(lambda: feed.db.fetchval(WAITING), "the consolidation waits for the lock")
         assert not work.done()
         await transaction.rollback()
         assert await work == ConsolidationResult(49, 1)
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_killed_half_way_nothing_is_lost(feed: Feed, mode: str) -> None:
-    """H7: what a transaction did that never committed is done again, once."""
-    await many(feed, 100)
-    told: list[ConsolidationResult] = []
+async def test_aborted_transaction_is_repeated(feed: Feed, mode: str) -> None:
+    """H7: the records of a transaction that did not commit are consolidated again, once."""
+    await write_many(feed, 100)
+    reported: list[ConsolidationResult] = []
 
-    async def die(_tx: Connection, done: ConsolidationResult) -> None:
-        told.append(done)
-        if len(told) == 3:
+    async def die(_tx: Connection, result: ConsolidationResult) -> None:
+        reported.append(result)
+        if len(reported) == 3:
             raise ConnectionAbortedError("killed")
 
     with pytest.raises(ConnectionAbortedError):
         await feed.consolidate(SIMPLE, mode, progress=die, set_size=10, batch_size=10, set_concurrency=1)
     assert len(await feed.pending()) == 80
-    assert len(await feed.rejects()) == 1, "the reject of the first ten; two sets committed"
+    assert len(await feed.rejects()) == 1, "the reject of the first ten records, of two committed sets"
     assert await feed.consolidate(SIMPLE, mode) == ConsolidationResult(79, 1)
     assert (len(await feed.read_canonical()), len(await feed.rejects())) == (98, 2)
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_new_rules_price_everything_anew(feed: Feed, mode: str) -> None:
-    """H7: a change of the rules is a new version, and makes all records due; the same rules again are neither."""
-    await many(feed, 10)
+async def test_new_rules_price_all_records_again(feed: Feed, mode: str) -> None:
+    """H7: changed rules are a new version and make all records pending; unchanged rules do neither."""
+    await write_many(feed, 10)
     assert await feed.consolidate(SIMPLE, mode) == ConsolidationResult(9, 1)
     assert await feed.consolidate(SIMPLE, mode) == ConsolidationResult(0, 0)
     dearer = make_mapping([{"name": "dearer", "markup_percent": 50}])
@@ -334,14 +334,15 @@ async def test_new_rules_price_everything_anew(feed: Feed, mode: str) -> None:
     assert {row[3] for row in (await feed.read_canonical()).values()} == {"dearer"}
     versions = "SELECT DISTINCT pricing_version FROM canonical_record"
     assert [row[0] for row in await feed.db.fetch(versions)] == [2]
-    kept = await feed.db.fetch("SELECT version, rules, digest FROM harvest_pricing ORDER BY version")
-    assert [(row["version"], row["digest"]) for row in kept] == [(1, SIMPLE.pricing_digest), (2, dearer.pricing_digest)]
-    assert kept[1]["rules"] == dearer.pricing_document()
+    pricing = await feed.db.fetch("SELECT version, rules, digest FROM harvest_pricing ORDER BY version")
+    digests = {row["version"]: row["digest"] for row in pricing}
+    assert digests == {1: SIMPLE.pricing_digest, 2: dearer.pricing_digest}
+    assert pricing[1]["rules"] == dearer.pricing_document()
 
 
-async def test_other_fields_make_everything_due_under_the_same_rules(feed: Feed) -> None:
-    """H7: the version of the rules is theirs alone."""
-    await many(feed, 10)
+async def test_changed_fields_make_all_records_pending(feed: Feed) -> None:
+    """H7: changed fields do not change the version of the rules."""
+    await write_many(feed, 10)
     await feed.consolidate(SIMPLE)
     other = make_mapping([{"name": "all", "markup_percent": 10}], {"lab": {"path": "lab"}})
     assert await feed.consolidate(other) == ConsolidationResult(9, 1)
@@ -349,9 +350,9 @@ async def test_other_fields_make_everything_due_under_the_same_rules(feed: Feed)
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_what_was_stopped_says_so(feed: Feed, mode: str) -> None:
-    """H7: asked to stop, it ends after the transaction under way; the rest stays pending."""
-    await many(feed, 100)
+async def test_stopped_consolidation_is_not_complete(feed: Feed, mode: str) -> None:
+    """H7: a stop takes effect after the current transaction; the other records stay pending."""
+    await write_many(feed, 100)
     await feed.use_mapping(SIMPLE)
     stopping = asyncio.Event()
 
@@ -361,21 +362,21 @@ async def test_what_was_stopped_says_so(feed: Feed, mode: str) -> None:
     section = ConsolidationSection.model_validate(
         {"mode": mode, "set_size": 10, "batch_size": 10, "set_concurrency": 1}
     )
-    call: dict[str, Any] = {"run_id": feed.run_id, "pricing_version": 1, "progress": stop, "stopping": stopping}
-    done = await consolidate(feed.db, feed.name, SIMPLE, section, **call)
-    assert done == ConsolidationResult(9, 1, is_complete=False)
+    options: dict[str, Any] = {"run_id": feed.run_id, "pricing_version": 1, "progress": stop, "stopping": stopping}
+    result = await consolidate(feed.db, feed.name, SIMPLE, section, **options)
+    assert result == ConsolidationResult(9, 1, is_complete=False)
     assert len(await feed.pending()) == 90
 
 
-async def test_a_pending_row_without_its_record_is_told(feed: Feed) -> None:
-    """H7: no endless search for a raw record that is not there."""
+async def test_pending_row_without_a_record_is_an_error(feed: Feed) -> None:
+    """H7: a pending row without a raw record does not cause an endless loop."""
     await feed.db.execute("INSERT INTO raw_pending VALUES ('d', 'k', 1)")
     with pytest.raises(Corrupt, match="1 pending"):
         await feed.consolidate(SIMPLE)
 
 
-async def many(feed: Feed, count: int) -> None:
-    """Records, of which every fiftieth cannot be mapped."""
+async def write_many(feed: Feed, count: int) -> None:
+    """Insert records, every fiftieth of which cannot be mapped."""
     await feed.db.execute(
         """
         WITH raw AS (

@@ -11,7 +11,7 @@ import pytest
 from penstock.harvest.contract import CONSOLIDATIONS, WORK_DONE, WORK_ITEMS
 from penstock.harvest.fetch.partitions import make_work_item
 from penstock.kernel.tasks.outcome import Done, Retry
-from tests.harvest.harness import HarvestHarness, harvest_harness, make_delivery, planned, take_message
+from tests.harvest.harness import HarvestHarness, harvest_harness, make_delivery, plan_run, take_message
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ async def harness(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestHar
 async def test_repeated_messages_change_nothing(harness: HarvestHarness) -> None:
     """H4, H5: a work item that is delivered twice, or late, or for a complete partition, changes nothing."""
     async with harness.open_workers() as parts:
-        run_id, items = await planned(harness, parts)
+        run_id, items = await plan_run(harness, parts)
         first = make_delivery(items[1])
         assert await asyncio.gather(*(parts.fetcher.handle(first) for _ in range(4))) == [Done()] * 4
         assert (await harness.count_published(run_id))[WORK_ITEMS] == len(items) + 1
@@ -67,7 +67,7 @@ async def test_turn_is_one_transaction(harness: HarvestHarness) -> None:
     """H4, H5: a turn that fails at its commit leaves no record, no progress, no count and no message."""
     await harness.db.execute(FAIL_TURNS)
     async with harness.open_workers() as parts:
-        run_id, items = await planned(harness, parts)
+        run_id, items = await plan_run(harness, parts)
         before = await read_effects(harness, run_id)
         for item in items:
             assert isinstance(await parts.fetcher.handle(make_delivery(item)), Retry)

@@ -1,4 +1,4 @@
--- The founding document's queries, as they are written there.
+-- The queries of the founding document, unchanged.
 
 -- name: status
 SELECT

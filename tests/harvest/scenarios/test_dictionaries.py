@@ -1,4 +1,4 @@
-"""A feed that dictionaries read: they have what the last completed run left, under a version of their own."""
+"""A feed that dictionaries read: they serve the records of the last completed run, under their own version."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -36,111 +36,111 @@ LOAD = f"""
     where feed = '{FEED}' and :tenantId in ('acme', 'globex', 'initech')
 """
 READS = {"dictionaries": [{"code": "STONES", "loadSql": LOAD}]}
-FRESH_WITHIN = 5.0  # seconds; an announcement takes milliseconds, on a busy machine more; the reconcile is switched off
-FED = [{"tenant": dictionary.tenant_id, "code": dictionary.dict_code} for dictionary in (PRICES, OTHERS)]
+FRESH_WITHIN = 5.0  # seconds; an announcement takes milliseconds; reconciliation is disabled
+SINKS = [{"tenant": dictionary.tenant_id, "code": dictionary.dict_code} for dictionary in (PRICES, OTHERS)]
 
 
 @pytest.fixture
 async def harness(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestHarness]:
     consolidation = {"set_size": 20, "set_concurrency": 1}
-    told: dict[str, Any] = {"refdata": READS, "dictionaries": FED, "consolidation": consolidation}
-    async with harvest_harness(database_url, tmp_path, **told) as harness:
+    options: dict[str, Any] = {"refdata": READS, "dictionaries": SINKS, "consolidation": consolidation}
+    async with harvest_harness(database_url, tmp_path, **options) as harness:
         yield harness
 
 
-async def loaded(harness: HarvestHarness, target: DictionaryKey = PRICES) -> tuple[int, dict[str, Any]]:
-    """What a pod would serve now, and under which version."""
-    found = await DictionaryCatalogue(harness.settings.refdata).get(target).provider.load_all(harness.db, target)
-    return found.version, {key: json.loads(text) for key, text in found.items.items()}
+async def load_items(harness: HarvestHarness, target: DictionaryKey = PRICES) -> tuple[int, dict[str, Any]]:
+    """Return the version and the items that a pod would load now."""
+    snapshot = await DictionaryCatalogue(harness.settings.refdata).get(target).provider.load_all(harness.db, target)
+    return snapshot.version, {key: json.loads(text) for key, text in snapshot.items.items()}
 
 
-def served(harness: HarvestHarness) -> dict[str, Any]:
-    """What has to be served of the source as it is."""
+def expected_prices(harness: HarvestHarness) -> dict[str, Any]:
+    """Return the prices that must be served for the present records of the source."""
     truth = {key: expected_record(record) for key, record in harness.source.truth().items()}
-    return {key: made.price if made.price is None else float(made.price) for key, made in truth.items()}
+    return {key: None if record.price is None else float(record.price) for key, record in truth.items()}
 
 
 def prices(items: dict[str, Any]) -> dict[str, Any]:
     return {key: item["price"] for key, item in items.items()}
 
 
-async def test_every_run_that_changes_something_is_a_version(harness: HarvestHarness) -> None:
-    """R2, H8: what is new, changed and gone is there at once, for every tenant; no change is no version."""
+async def test_every_run_with_changes_is_a_version(harness: HarvestHarness) -> None:
+    """R2, H8: a run with changes is one version for every tenant; a run without changes creates no version."""
     async with harness.run_workers():
         await harness.complete_run()
-        version, items = await loaded(harness)
-        assert (version, prices(items)) == (1, served(harness))
+        version, items = await load_items(harness)
+        assert (version, prices(items)) == (1, expected_prices(harness))
         await harness.complete_run(full=True)
-        assert (await loaded(harness))[0] == 1
+        assert (await load_items(harness))[0] == 1
         harness.source.change(updates=20, inserts=5, deletes=7)
         await harness.complete_run(full=True)
         for target in (PRICES, OTHERS):
-            version, items = await loaded(harness, target)
-            assert (version, prices(items)) == (2, served(harness))
-    told = await harness.db.fetch(
+            version, items = await load_items(harness, target)
+            assert (version, prices(items)) == (2, expected_prices(harness))
+    events = await harness.db.fetch(
         "SELECT version, source, items FROM outbox_event WHERE tenant_id = 'acme' ORDER BY version"
     )
-    assert [tuple(row) for row in told] == [(1, f"harvest {FEED}", 300), (2, f"harvest {FEED}", 32)]
+    assert [tuple(row) for row in events] == [(1, f"harvest {FEED}", 300), (2, f"harvest {FEED}", 32)]
 
 
-async def test_whoever_reads_the_table_gets_the_version(harness: HarvestHarness) -> None:
-    """R2, R32: a tenant that the feed does not name reads the same records: its version grows with them."""
+async def test_every_tenant_of_the_dictionary_gets_the_version(harness: HarvestHarness) -> None:
+    """R2, R32: a tenant that the feed does not name reads the same records, so it gets the versions too."""
     other = DictionaryKey("initech", "STONES")
     async with harness.run_workers():
-        before = await loaded(harness, other)
+        before = await load_items(harness, other)
         await harness.complete_run()
-        after = await loaded(harness, other)
+        after = await load_items(harness, other)
         assert (before[0], after[0]) == (0, 1)
         harness.source.change(updates=5)
         await harness.complete_run()
-        assert (await loaded(harness, other))[0] == 2
+        assert (await load_items(harness, other))[0] == 2
 
 
-async def test_a_dictionary_that_is_named_later_has_a_version_after_the_next_run(
+async def test_new_dictionary_gets_a_version_with_the_next_run(
     harness: HarvestHarness, database_url: str, tmp_path: Path
 ) -> None:
-    """R2: though that run changed nothing; those that had one keep it."""
+    """R2: a new dictionary gets a version even from a run without changes; the others keep theirs."""
     async with harness.run_workers():
         await harness.complete_run()
     later = DictionaryKey("initech", "STONES")
-    named = [*FED, {"tenant": later.tenant_id, "code": later.dict_code}]
-    settings = harvest_settings(database_url, harness.source.url, tmp_path, refdata=READS, dictionaries=named)
-    async with open_harness(settings, harness.source) as again, again.run_workers():
-        await again.complete_run(full=True)
-        assert [(await loaded(again, dictionary))[0] for dictionary in (PRICES, OTHERS, later)] == [1, 1, 1]
+    sinks = [*SINKS, {"tenant": later.tenant_id, "code": later.dict_code}]
+    settings = harvest_settings(database_url, harness.source.url, tmp_path, refdata=READS, dictionaries=sinks)
+    async with open_harness(settings, harness.source) as second, second.run_workers():
+        await second.complete_run(full=True)
+        assert [(await load_items(second, dictionary))[0] for dictionary in (PRICES, OTHERS, later)] == [1, 1, 1]
 
 
-async def test_dictionaries_are_not_held_while_the_store_is_written_to(
+async def test_dictionaries_are_not_locked_during_the_write_to_the_storage(
     harness: HarvestHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H8: whoever pins or redefines one does not wait for object storage."""
-    save, held = watermark.save, []
+    """H8: a change of a dictionary does not wait for object storage."""
+    save, locked = watermark.save, []
 
-    async def watched(*args: Any) -> None:
+    async def record_save(*args: Any) -> None:
         async with harness.platform.db.transaction() as tx:
-            held.append(await tx.fetch("SELECT version FROM dictionary_meta FOR UPDATE NOWAIT"))
+            locked.append(await tx.fetch("SELECT version FROM dictionary_meta FOR UPDATE NOWAIT"))
         await save(*args)
 
     async with harness.run_workers():
         await harness.complete_run()
-        monkeypatch.setattr(watermark, "save", watched)
+        monkeypatch.setattr(watermark, "save", record_save)
         harness.source.change(updates=5)
         await harness.complete_run()
-    assert [[row["version"] for row in rows] for rows in held] == [[1, 1]]
+    assert [[row["version"] for row in rows] for rows in locked] == [[1, 1]]
 
 
-async def test_the_relay_is_woken_by_the_run(harness: HarvestHarness) -> None:
-    """R15: who announces versions hears of a new one at the commit, and need not look by itself."""
+async def test_run_wakes_the_relay(harness: HarvestHarness) -> None:
+    """R15: the relay is notified of a new version at the commit, without polling."""
     async with listen(harness.db.dsn, CHANNEL) as inbox, harness.run_workers():
-        assert isinstance(await inbox.get(), MissedNotifications)  # from here on everything is heard
+        assert isinstance(await inbox.get(), MissedNotifications)  # all later notifications are received
         await harness.complete_run()
         assert await inbox.wait(10)
 
 
-async def test_pods_hear_of_a_completed_run_without_a_reconcile(
+async def test_pods_load_a_completed_run_from_its_announcement(
     harness: HarvestHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R15, R19: every pod loads a feed's dictionary from the announcement alone; the reconcile is switched off."""
+    """R15, R19: every pod loads the dictionary after the announcement; reconciliation is disabled."""
     # Version 1 may come from the first read, which loads the dictionary. Version 2 comes from its announcement only.
     async with AsyncExitStack() as stack:
         logged = stack.enter_context(structlog.testing.capture_logs())
@@ -156,7 +156,7 @@ async def test_pods_hear_of_a_completed_run_without_a_reconcile(
             for pod in pods:
                 await becomes(partial(_serves, pod, version), f"version {version} in memory", within=FRESH_WITHIN)
                 answer = await pod.get("STONES/all?limit=1000")
-                assert prices({item["key"]: item["value"] for item in answer.json["items"]}) == served(harness)
+                assert prices({item["key"]: item["value"] for item in answer.json["items"]}) == expected_prices(harness)
             harness.source.change(updates=10, inserts=5)
     assert [entry for entry in logged if entry["event"] == "invalidation_rejected"] == []
 
@@ -171,52 +171,52 @@ async def _serves(pod: PodHarness, version: int) -> bool:
     return (answer.status, answer.source, answer.version) == (200, "memory", version)
 
 
-async def test_a_feed_that_no_dictionary_reads_is_kept_once(database_url: str, tmp_path: Path) -> None:
-    """H7: its records are not copied."""
-    async with harvest_harness(database_url, tmp_path) as plain, plain.run_workers():
-        await plain.complete_run()
-        assert await plain.db.fetchval("SELECT count(*) FROM published_record") == 0
+async def test_feed_without_dictionaries_is_not_copied(database_url: str, tmp_path: Path) -> None:
+    """H7: the records of a feed without dictionaries are not copied to `published_record`."""
+    async with harvest_harness(database_url, tmp_path) as harness, harness.run_workers():
+        await harness.complete_run()
+        assert await harness.db.fetchval("SELECT count(*) FROM published_record") == 0
 
 
-async def test_nothing_of_a_run_that_fails_is_read(harness: HarvestHarness, tmp_path: Path) -> None:
-    """H11: its canonical records have changed, set by set; dictionaries read what was before, and then all of it."""
+async def test_failed_run_is_not_visible(harness: HarvestHarness, tmp_path: Path) -> None:
+    """H11: canonical records change set by set; dictionaries read the state before the run until it completes."""
     async with harness.run_workers():
         await harness.complete_run()
-        before = await loaded(harness)
+        before = await load_items(harness)
         blob = tmp_path / "objects" / "harvest" / FEED / "watermark.json"
         blob.unlink()
         blob.mkdir()
         harness.source.change(updates=60, inserts=5)
         failed = await harness.wait_for_end(await harness.start(), HarvestRunState.FAILED)
         assert (await harness.read_canonical()).keys() != before[1].keys()
-        assert await loaded(harness) == before
+        assert await load_items(harness) == before
         blob.rmdir()
-        await harness.harvest.retry(failed["run_id"], "somebody")
+        await harness.harvest.retry(failed["run_id"], "operator")
         await harness.wait_for_end(failed["run_id"])
-        version, items = await loaded(harness)
-        assert (version, prices(items)) == (2, served(harness))
+        version, items = await load_items(harness)
+        assert (version, prices(items)) == (2, expected_prices(harness))
 
 
-async def test_a_version_has_one_content_while_a_run_is_consolidated(
+async def test_version_has_one_content_during_consolidation(
     harness: HarvestHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R2: a label never lies: whoever loads between two sets of a run gets what was before it."""
+    """R2: a pod that loads between two sets of a run gets the state before the run."""
     step, seen = worker._SetConsolidation.step, []
 
-    async def watched(sets: worker._SetConsolidation, after: str) -> Any:
-        done = await step(sets, after)
-        seen.append((await loaded(harness), len(await harness.read_canonical())))
-        return done
+    async def record_step(sets: worker._SetConsolidation, after: str) -> Any:
+        result = await step(sets, after)
+        seen.append((await load_items(harness), len(await harness.read_canonical())))
+        return result
 
     async with harness.run_workers():
         await harness.complete_run()
-        before = await loaded(harness)
-        monkeypatch.setattr(worker._SetConsolidation, "step", watched)
+        before = await load_items(harness)
+        monkeypatch.setattr(worker._SetConsolidation, "step", record_step)
         harness.source.change(updates=100, inserts=100)
         await harness.complete_run()
-    assert len({canonical for _, canonical in seen}) > 3  # the canonical records came piece by piece
+    assert len({canonical for _, canonical in seen}) > 3  # the canonical records changed in several steps
     assert [state for state, _ in seen if state != before] == []
-    assert prices((await loaded(harness))[1]) == served(harness)
+    assert prices((await load_items(harness))[1]) == expected_prices(harness)
 
 
 @pytest.fixture
@@ -228,11 +228,11 @@ def source() -> Iterator[SimulatorProcess]:
 
 @pytest.mark.full
 def test_pods_serve_what_a_run_has_published(source: SimulatorProcess, database_url: str, tmp_path: Path) -> None:
-    """R2, R19: by configuration alone: a completed run is in every pod's memory, and its version can be asked for."""
+    """R2, R19: with configuration only, a completed run is in the memory of every pod under its version."""
     config = {
         "database": {"url": database_url},
         "refdata": READS,
-        "harvest": {"feeds": {FEED: {**feed(source.url), "dictionaries": FED[:1]}}},
+        "harvest": {"feeds": {FEED: {**feed(source.url), "dictionaries": SINKS[:1]}}},
     }
     write_config(tmp_path, config)
     with Up(tmp_path) as up:
@@ -250,8 +250,8 @@ def test_pods_serve_what_a_run_has_published(source: SimulatorProcess, database_
 
 
 def _count(up: Up) -> int:
-    answer = httpx.get(f"{up.query}/v1/tenants/acme/dictionaries/STONES/all", params={"limit": 1000})
-    return len(answer.json()["items"]) if answer.headers.get("x-data-source") == "memory" else 0
+    response = httpx.get(f"{up.query}/v1/tenants/acme/dictionaries/STONES/all", params={"limit": 1000})
+    return len(response.json()["items"]) if response.headers.get("x-data-source") == "memory" else 0
 
 
 @pytest.mark.parametrize(
@@ -267,8 +267,8 @@ def _count(up: Up) -> int:
 )
 def test_dictionary_that_cannot_read_a_feed_is_invalid(tmp_path: Path, refdata: Any, message: str) -> None:
     """R1: the error names the setting, before anything starts."""
-    fed = {**feed("http://127.0.0.1:1"), "dictionaries": FED[:1]}
-    write_config(tmp_path, {"refdata": refdata, "harvest": {"feeds": {FEED: fed}}})
+    section = {**feed("http://127.0.0.1:1"), "dictionaries": SINKS[:1]}
+    write_config(tmp_path, {"refdata": refdata, "harvest": {"feeds": {FEED: section}}})
     with pytest.raises(BadConfig, match=message) as error:
         load_settings(tmp_path / "penstock.yaml", {})
     assert f"harvest.feeds.{FEED}.dictionaries.0" in str(error.value.as_dict())

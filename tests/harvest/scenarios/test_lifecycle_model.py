@@ -1,4 +1,4 @@
-"""Random lives of a feed, message by message, against what must always be so."""
+"""Random operations on a feed, message by message, with invariants."""
 
 import asyncio
 from collections.abc import Awaitable, Iterator
@@ -34,7 +34,7 @@ SHORT = Faults(rate_short=0.4)
 
 
 class HarvestLifecycle(RuleBasedStateMachine):
-    """A feed whose source moves, fails and comes back, whose messages come twice, and whose operators interfere."""
+    """A feed whose source changes and fails, whose messages are repeated, and whose operators act at any time."""
 
     url: str
 
@@ -43,12 +43,12 @@ class HarvestLifecycle(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.stack = AsyncExitStack()
         self.folder = TemporaryDirectory()
-        self.stones = self.run(self._opened())
+        self.stones = self.run(self._open())
         self.runs: list[UUID] = []
-        self.reached: datetime | None = None
+        self.watermark: datetime | None = None
         self.is_down = False
 
-    async def _opened(self) -> HarvestStepper:
+    async def _open(self) -> HarvestStepper:
         url = await self.stack.enter_async_context(fresh_database(self.url))
         return await self.stack.enter_async_context(harvest_stepper(url, Path(self.folder.name), records=RECORDS))
 
@@ -59,26 +59,27 @@ class HarvestLifecycle(RuleBasedStateMachine):
         try:
             self.stones.source.set_faults()
             self.run(self.stones.finish())
-            self._take_up_or_leave()
-            self.run(self._ends_equal())
+            self._retry_last_run()
+            self.run(self._check_truth())
         finally:
             self.run(self.stack.aclose())
             self.loop.close()
             self.folder.cleanup()
 
-    def _take_up_or_leave(self) -> None:
+    def _retry_last_run(self) -> None:
         if self.runs:
             with suppress(Conflict, NotFound):
                 self.run(self.stones.harvest.retry(self.runs[-1], "test"))
             self.run(self.stones.finish())
 
-    async def _ends_equal(self) -> None:
-        """Whatever happened: after a full run that is left alone, what is served is the source's truth."""
+    async def _check_truth(self) -> None:
+        """Check that after an undisturbed full run the served records are those of the source."""
         run_id = await self.stones.harvest.start(FEED, "test", full=True)
         await self.stones.finish()
         assert (await self.stones.run(run_id))["state"] == "completed"
-        made, truth = await self.stones.read_canonical(), self.stones.source.truth()
-        assert {key: _served(row) for key, row in made.items()} == {key: _true(row) for key, row in truth.items()}
+        canonical, truth = await self.stones.read_canonical(), self.stones.source.truth()
+        served = {key: _served_values(row) for key, row in canonical.items()}
+        assert served == {key: _expected_values(row) for key, row in truth.items()}
         assert await self.stones.db.fetchval("SELECT count(*) FROM raw_pending") == 0
 
     @rule(full=st.booleans())
@@ -109,19 +110,19 @@ class HarvestLifecycle(RuleBasedStateMachine):
         self.stones.source.change(updates, inserts, deletes)
 
     @rule(faults=st.sampled_from([Faults(), DOWN, SHORT]))
-    def weather(self, faults: Faults) -> None:
+    def set_faults(self, faults: Faults) -> None:
         self.stones.source.set_faults(faults)
 
     @precondition(lambda self: self.runs)
-    @rule(data=st.data(), reason=st.just("because"))
-    def interfere(self, data: st.DataObject, reason: str) -> None:
+    @rule(data=st.data(), reason=st.just("a reason"))
+    def act_as_operator(self, data: st.DataObject, reason: str) -> None:
         run_id = data.draw(st.sampled_from(self.runs))
         harvest = self.stones.harvest
-        act = data.draw(st.sampled_from(["retry", "force", "cancel"]))
+        action = data.draw(st.sampled_from(["retry", "force", "cancel"]))
         with suppress(Conflict, NotFound):
-            if act == "retry":
+            if action == "retry":
                 self.run(harvest.retry(run_id, "test"))
-            elif act == "force":
+            elif action == "force":
                 self.run(harvest.force(run_id, "test", reason))
             else:
                 self.run(harvest.cancel(run_id, "test", reason))
@@ -129,7 +130,7 @@ class HarvestLifecycle(RuleBasedStateMachine):
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
     def repeat(self, data: st.DataObject) -> None:
-        """Messages come again, late, early and of partitions that have ended."""
+        """Deliver messages again, late, early and of partitions that have ended."""
         run_id = data.draw(st.sampled_from(self.runs))
         number, offset = data.draw(st.integers(0, 4)), data.draw(st.sampled_from([0, 30, 60]))
         item = make_work_item(run_id, f"partition-{number}", offset, data.draw(st.integers(1, 2)), "again")
@@ -158,21 +159,21 @@ class HarvestLifecycle(RuleBasedStateMachine):
                 assert row["completed"] + row["failed"] < row["partitions"]
 
     @invariant()
-    def one_run_is_active(self) -> None:
-        """H2: at most one."""
+    def at_most_one_run_is_active(self) -> None:
+        """H2: a feed has at most one active run."""
         query = """
             SELECT (SELECT count(*) FROM run_metadata WHERE state IN ('created', 'workers_running', 'consolidating'))
                  + (SELECT count(*) FROM harvest_plan WHERE state = 'planning')"""
         assert self.run(self.stones.db.fetchval(query)) <= 1
 
     @invariant()
-    def the_watermark_only_grows(self) -> None:
-        """H8, H9: it moves with a completed run only, and its copy says the same."""
+    def watermark_only_grows(self) -> None:
+        """H8, H9: the watermark moves only with a completed run, and its copy is equal."""
         row = self.run(self.stones.db.fetchrow("SELECT watermark, watermark_run, watermark_at FROM harvest_feed"))
         if row is None or row["watermark"] is None:
             return
-        assert self.reached is None or row["watermark"] >= self.reached
-        self.reached = row["watermark"]
+        assert self.watermark is None or row["watermark"] >= self.watermark
+        self.watermark = row["watermark"]
         run = self.run(self.stones.run(row["watermark_run"]))
         assert (run["state"], run["watermark_after"], run["completed_at"]) == (
             "completed",
@@ -180,16 +181,16 @@ class HarvestLifecycle(RuleBasedStateMachine):
             row["watermark_at"],
         )
         stored = self.run(self.stones.storage.get(watermark.blob_path(FEED)))
-        told = {name: orjson.loads(stored.data)[name] for name in ("lastUpdatedAt", "lastRunId", "lastRunCompletedAt")}
-        assert datetime.fromisoformat(told["lastUpdatedAt"]) == row["watermark"]
-        assert (told["lastRunId"], datetime.fromisoformat(told["lastRunCompletedAt"])) == (
+        blob = {name: orjson.loads(stored.data)[name] for name in ("lastUpdatedAt", "lastRunId", "lastRunCompletedAt")}
+        assert datetime.fromisoformat(blob["lastUpdatedAt"]) == row["watermark"]
+        assert (blob["lastRunId"], datetime.fromisoformat(blob["lastRunCompletedAt"])) == (
             str(row["watermark_run"]),
             row["watermark_at"],
         )
 
     @invariant()
-    def history_is_what_the_machine_allows(self) -> None:
-        """H1: every move is one that is declared, and each begins where the last one ended."""
+    def history_has_only_declared_moves(self) -> None:
+        """H1: every move is declared, and starts in the state in which the move before it ended."""
         query = """
             SELECT subject, source, target FROM (
                 SELECT id, unnest(subjects) AS subject, unnest(sources) AS source, unnest(targets) AS target
@@ -204,21 +205,21 @@ class HarvestLifecycle(RuleBasedStateMachine):
         assert states == {str(run): state.value for run, state in self._states()}
 
 
-def _true(record: dict[str, Any]) -> tuple[str, Decimal, Decimal | None, Decimal | None]:
+def _expected_values(record: dict[str, Any]) -> tuple[str, Decimal, Decimal | None, Decimal | None]:
     certificate = record["diamond"]["certificate"]
     cost = None if record["price"] is None else Decimal(record["price"]) / 100
     price = None if cost is None else (cost * 110 / 100).quantize(Decimal("0.01"), ROUND_HALF_UP)
     return certificate["shape"], Decimal(str(certificate["carats"])), cost, price
 
 
-def _served(row: Any) -> tuple[str, Decimal, Decimal | None, Decimal | None]:
+def _served_values(row: Any) -> tuple[str, Decimal, Decimal | None, Decimal | None]:
     return row["fields"]["shape"], Decimal(str(row["fields"]["carat"])), row["cost"], row["price"]
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
-def test_every_life_ends_with_the_truth(postgres_url: str, campaign: Campaign) -> None:
-    """H4, H5, H8–H11: nothing lost, nothing doubled, whatever comes in whatever order."""
+def test_any_operations_end_with_the_truth(postgres_url: str, campaign: Campaign) -> None:
+    """H4, H5, H8–H11: no record is lost or doubled by any order of operations."""
     campaign.rounds, campaign.counts_items = model_examples(12, soak=400), True
 
     class HarvestCase(HarvestLifecycle):

@@ -22,7 +22,7 @@ from tests.harvest.harness import (
     HarvestHarness,
     harvest_harness,
     make_delivery,
-    planned,
+    plan_run,
     record_requests,
 )
 from tests.harvest.scenarios.worker_process import HarvestWorkerProcess
@@ -293,7 +293,7 @@ async def test_dead_lettered_partition_is_sent_again(database_url: str, tmp_path
         harvest_harness(database_url, tmp_path, harvest=RESCUES_AT_ONCE) as harness,
         harness.open_workers() as role,
     ):
-        run_id, items = await planned(harness, role)
+        run_id, items = await plan_run(harness, role)
         for item in items[1:]:
             await role.fetcher.handle(make_delivery(item))
         while await harness.handle_messages(WORK_ITEMS, role.fetcher.handle):
@@ -315,7 +315,7 @@ async def test_partition_that_kills_its_workers_fails(database_url: str, tmp_pat
         harvest_harness(database_url, tmp_path, harvest=RESCUES_AT_ONCE) as harness,
         harness.open_workers() as role,
     ):
-        run_id, items = await planned(harness, role)
+        run_id, items = await plan_run(harness, role)
         for item in items[1:]:
             await role.fetcher.handle(make_delivery(item))
         while await harness.handle_messages(WORK_ITEMS, role.fetcher.handle):

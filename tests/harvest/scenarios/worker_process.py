@@ -1,7 +1,7 @@
 """The harvest role in a forked process that dies at a chosen step, or when a test kills it.
 
-A step is a statement, a request to the source or a call of the storage, made for one kind of work; a worker dies just
-before it. The product knows nothing of steps: they are put around what it calls from here.
+A step is a statement, a request to the source or a call of the storage, for one kind of work. The worker dies just
+before the step. Steps are added by wrapping the functions that the product calls.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from tests.support.crash import CrashingProcess, KillAtCall, call_before, redire
 
 ROLES = {PLANS: Planner, WORK_ITEMS: Fetcher, CONSOLIDATIONS: Consolidator}
 NEVER = 0
-_working_on: ContextVar[str] = ContextVar("working on", default="")
+_topic: ContextVar[str] = ContextVar("topic", default="")
 Act = Callable[..., Awaitable[Any]]
 
 
 class HarvestWorkerProcess(CrashingProcess):
-    """A process that works on all feeds until it dies; at the *nth* step of work on *topic*, if it gets that far."""
+    """A process that works on all feeds until it is killed, or until the *nth* step of work on *topic*."""
 
     def __init__(self, settings: Settings, log: Path, topic: str = "", nth: int = NEVER) -> None:
         super().__init__(_run, settings, log, topic, nth)
@@ -44,11 +44,11 @@ class HarvestWorkerProcess(CrashingProcess):
 def _run(settings: Settings, log: Path, topic: str, nth: int) -> None:
     redirect_output(log)
     if nth:
-        _put_steps(topic, nth)
-    asyncio.run(_work(settings))
+        _wrap_steps(topic, nth)
+    asyncio.run(_run_role(settings))
 
 
-async def _work(settings: Settings) -> None:
+async def _run_role(settings: Settings) -> None:
     async with (
         open_platform(settings, Telemetry()) as platform,
         open_harvest(settings, platform) as harvest,
@@ -57,17 +57,17 @@ async def _work(settings: Settings) -> None:
         await asyncio.Event().wait()
 
 
-def _put_steps(topic: str, nth: int) -> None:
+def _wrap_steps(topic: str, nth: int) -> None:
     count = KillAtCall(nth)
 
     def step() -> None:
-        if _working_on.get() == topic:
+        if _topic.get() == topic:
             count()
 
     for name, role in ROLES.items():
-        _during(role, "handle", functools.partial(_always, name))
+        _wrap_method(role, "handle", functools.partial(_get_topic, name))
     for subscription in (PostgresSubscription, KafkaSubscription):
-        _during(subscription, "settle", lambda queue: str(queue.name))
+        _wrap_method(subscription, "settle", lambda queue: str(queue.name))
     for name in ("execute", "fetch", "fetchrow", "fetchval"):
         call_before(asyncpg.Connection, name, step)
     for name in ("get", "create", "replace"):
@@ -75,20 +75,20 @@ def _put_steps(topic: str, nth: int) -> None:
     call_before(aiohttp.ClientSession, "_request", step)
 
 
-def _always(topic: str, _role: Any) -> str:
+def _get_topic(topic: str, _role: Any) -> str:
     return topic
 
 
-def _during(owner: Any, name: str, topic_of: Callable[[Any], str]) -> None:
-    """All that *owner* does in this method, and what it starts, is work on a topic."""
-    act: Act = getattr(owner, name)
+def _wrap_method(owner: Any, name: str, topic_of: Callable[[Any], str]) -> None:
+    """Mark all calls of this method, and the tasks that it starts, as work on a topic."""
+    method: Act = getattr(owner, name)
 
-    @functools.wraps(act)
-    async def acting(self: Any, *args: Any) -> Any:
-        before = _working_on.set(topic_of(self))
+    @functools.wraps(method)
+    async def wrapped(self: Any, *args: Any) -> Any:
+        before = _topic.set(topic_of(self))
         try:
-            return await act(self, *args)
+            return await method(self, *args)
         finally:
-            _working_on.reset(before)
+            _topic.reset(before)
 
-    setattr(owner, name, acting)
+    setattr(owner, name, wrapped)

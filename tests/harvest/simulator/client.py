@@ -1,4 +1,4 @@
-"""HTTP client of the local source."""
+"""An HTTP client of the simulator."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ PAGE = """query { as(token: $token) { diamonds_by_query(query: $query, offset: $
 
 
 class LocalSourceClient:
-    """Answers as data; what is not 200 fails, unless it is what is asked for."""
+    """A client that returns JSON, and fails for another status than *status*."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self.session = session
@@ -29,25 +29,25 @@ class LocalSourceClient:
             yield LocalSourceClient(session)
 
     async def get(self, path: str, *, status: int = 200, **params: Any) -> Any:
-        async with self.session.get(path, params=params) as answer:
-            assert answer.status == status, await answer.text()
-            return await answer.json()
+        async with self.session.get(path, params=params) as response:
+            assert response.status == status, await response.text()
+            return await response.json()
 
     async def post(self, path: str, body: Json, *, status: int = 200) -> Any:
-        async with self.session.post(path, json=body) as answer:
-            assert answer.status == status, await answer.text()
-            return await answer.json()
+        async with self.session.post(path, json=body) as response:
+            assert response.status == status, await response.text()
+            return await response.json()
 
     async def graphql(self, text: str, **variables: Any) -> Any:
         return await self.post("/graphql", {"query": text, "variables": variables})
 
     async def token(self) -> str:
-        told = await self.graphql(AUTHENTICATE, username="demo@example.com", password="demo")
-        token = told["data"]["authenticate"]["username_and_password"]["token"]
+        response = await self.graphql(AUTHENTICATE, username="demo@example.com", password="demo")
+        token = response["data"]["authenticate"]["username_and_password"]["token"]
         assert isinstance(token, str)
         return token
 
 
-def in_order(truth: dict[str, Json]) -> list[Json]:
-    """All records as pages have them."""
+def sort_by_price(truth: dict[str, Json]) -> list[Json]:
+    """Return all records in the order of pages."""
     return sorted(truth.values(), key=lambda record: (record["price"] is None, record["price"] or 0, record["id"]))

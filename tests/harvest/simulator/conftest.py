@@ -1,4 +1,4 @@
-"""A small source of the test's own, and somebody who asks it."""
+"""Fixtures: a small simulator and its client."""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -14,12 +14,12 @@ RECORDS = 400
 
 @pytest.fixture
 async def source(clock: ManualClock) -> AsyncIterator[LocalSource]:
-    clock.advance(timedelta(hours=1))  # the first records came before
-    async with local_source(LocalOptions(records=RECORDS, seed=7), clock) as running:
-        yield running
+    clock.advance(timedelta(hours=1))  # later than the first records
+    async with local_source(LocalOptions(records=RECORDS, seed=7), clock) as source:
+        yield source
 
 
 @pytest.fixture
 async def client(source: LocalSource) -> AsyncIterator[LocalSourceClient]:
-    async with LocalSourceClient.of(source.url) as asking:
-        yield asking
+    async with LocalSourceClient.of(source.url) as client:
+        yield client

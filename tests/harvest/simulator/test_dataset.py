@@ -1,4 +1,4 @@
-"""H17: the data set of the local source against a plain-Python one."""
+"""H17: the dataset of the simulator, compared with plain Python."""
 
 from datetime import timedelta
 from itertools import pairwise
@@ -15,13 +15,13 @@ from penstock.kernel.clock import ManualClock
 from tests.support.soak import examples
 
 Record = dict[str, Any]
-SIZES = st.sampled_from((0, 1, 40, 3_000))  # of the largest, one change is made in place, many by sorting anew
+SIZES = st.sampled_from((0, 1, 40, 3_000))  # many changes of the largest one sort again
 STEPS = st.lists(st.tuples(*[st.sampled_from((0, 0, 1, 2, 50))] * 3), max_size=4)
 ORDERS = st.sampled_from(list(RecordOrder))
 SPREADS = st.sampled_from(list(PriceFormat))
 
 
-def made(
+def make_dataset(
     size: int, seed: int = 7, spread: PriceFormat = PriceFormat.HEAVY, order: RecordOrder = RecordOrder.PRICE
 ) -> Dataset:
     return Dataset(size, seed, spread, order, ManualClock())
@@ -31,21 +31,21 @@ def records_of(dataset: Dataset) -> list[Record]:
     return [orjson.loads(body) for body in dataset.truth()]
 
 
-def selected(dataset: Dataset, asked: RecordFilter, limit: int) -> list[Record]:
-    """All pages, one after the other."""
-    rows, found = dataset.select(asked), list[Record]()
-    while keys := rows.some(len(found), limit):
-        found += map(orjson.loads, dataset.bodies(keys))
-    assert len(found) == rows.total
-    return found
+def select_pages(dataset: Dataset, asked: RecordFilter, limit: int) -> list[Record]:
+    """Return the records of all pages, one after another."""
+    rows, records = dataset.select(asked), list[Record]()
+    while keys := rows.some(len(records), limit):
+        records += map(orjson.loads, dataset.bodies(keys))
+    assert len(records) == rows.total
+    return records
 
 
-def plainly(records: list[Record], asked: RecordFilter, order: RecordOrder) -> list[Record]:
-    """The same, without any index."""
-    found = [record for record in records if has_price(record["price"], asked) and is_in_window(record, asked)]
+def select_plainly(records: list[Record], asked: RecordFilter, order: RecordOrder) -> list[Record]:
+    """Return the same records without an index."""
+    selected = [record for record in records if has_price(record["price"], asked) and is_in_window(record, asked)]
     if order is RecordOrder.ID:
-        return sorted(found, key=lambda record: str(record["id"]))
-    return sorted(found, key=lambda record: (record["price"] is None, record["price"] or 0, record["id"]))
+        return sorted(selected, key=lambda record: str(record["id"]))
+    return sorted(selected, key=lambda record: (record["price"] is None, record["price"] or 0, record["id"]))
 
 
 def has_price(price: int | None, asked: RecordFilter) -> bool:
@@ -63,7 +63,7 @@ def is_in_window(record: Record, asked: RecordFilter) -> bool:
 
 @st.composite
 def filters(draw: st.DrawFn, records: list[Record]) -> RecordFilter:
-    """Bounds at, next to, and far from what there is."""
+    """Generate filters with bounds at, next to, and far from existing values."""
     prices = [record["price"] for record in records if record["price"] is not None] or [5]
     moments = [read_moment(record["updatedAt"]) for record in records] or [FIRST_MOMENT]
     near = st.sampled_from((-1, 0, 1))
@@ -78,49 +78,51 @@ def filters(draw: st.DrawFn, records: list[Record]) -> RecordFilter:
 @pytest.mark.soak
 @settings(max_examples=examples(60, soak=2_000))
 @given(st.data(), SIZES, STEPS, SPREADS, ORDERS)
-def test_every_filter_selects_what_a_plain_search_finds(
+def test_every_filter_equals_a_plain_search(
     data: st.DataObject, size: int, steps: list[tuple[int, int, int]], spread: PriceFormat, order: RecordOrder
 ) -> None:
-    """H17: after any changes, for any filter, all pages together are what there is, in order; the count is theirs."""
+    """H17: after any changes, for any filter, the pages have the matching records in order, and the count is exact."""
     clock = ManualClock()
     dataset = Dataset(size, 3, spread, order, clock)
     for updates, inserts, deletes in steps:
         clock.advance(timedelta(seconds=1))
-        dataset.select(RecordFilter())  # what was selected before is not kept over a change
+        dataset.select(RecordFilter())  # a selection is not reused after a change
         dataset.change(updates, inserts, deletes)
     records = records_of(dataset)
     assert len(records) == dataset.total
     for _ in range(4):
         asked = data.draw(filters(records))
-        assert selected(dataset, asked, data.draw(st.integers(1, 40))) == plainly(records, asked, order)
+        assert select_pages(dataset, asked, data.draw(st.integers(1, 40))) == select_plainly(records, asked, order)
 
 
 @pytest.mark.soak
 @settings(max_examples=examples(30, soak=500))
 @given(st.lists(st.integers(-5, 12_000_000), max_size=12), ORDERS)
-def test_ranges_side_by_side_hold_everything_once(cuts: list[int], order: RecordOrder) -> None:
-    """H17: half-open ranges, and the records without a price, are the whole, and have nothing in common."""
-    dataset = made(1_500, order=order)
+def test_adjacent_ranges_are_complete(cuts: list[int], order: RecordOrder) -> None:
+    """H17: adjacent half-open ranges and the records without a price have each record once."""
+    dataset = make_dataset(1_500, order=order)
     bounds = [None, *sorted(cuts), None]
     parts = [RecordFilter(lower, upper, is_null=False) for lower, upper in pairwise(bounds)]
-    ids = [record["id"] for part in (*parts, RecordFilter(is_null=True)) for record in selected(dataset, part, 1_000)]
+    ids = [
+        record["id"] for part in (*parts, RecordFilter(is_null=True)) for record in select_pages(dataset, part, 1_000)
+    ]
     assert sorted(ids) == [record["id"] for record in records_of(dataset)]
 
 
 @pytest.mark.soak
 @settings(max_examples=examples(30, soak=500))
 @given(STEPS)
-def test_a_change_does_what_it_tells(steps: list[tuple[int, int, int]]) -> None:
-    """H17: what is told as updated, inserted and deleted is just that, at moments that strictly increase."""
-    dataset = made(60)
+def test_change_reports_its_effect(steps: list[tuple[int, int, int]]) -> None:
+    """H17: the reported updates, inserts and deletes are exact, with strictly increasing times."""
+    dataset = make_dataset(60)
     for step in steps:
         before, last, generation = dict(by_id(dataset)), dataset._last_moment, dataset.generation
         changed = dataset.change(*step)
         after = by_id(dataset)
         assert set(changed.deleted) == before.keys() - after.keys()
         assert set(changed.inserted) == after.keys() - before.keys()
-        kept = before.keys() & after.keys()
-        assert set(changed.updated) == {name for name in kept if before[name] != after[name]}
+        common = before.keys() & after.keys()
+        assert set(changed.updated) == {name for name in common if before[name] != after[name]}
         moments = [read_moment(after[name]["updatedAt"]) for name in (*changed.updated, *changed.inserted)]
         assert moments == sorted(set(moments))
         assert all(moment > last for moment in moments)
@@ -131,22 +133,22 @@ def by_id(dataset: Dataset) -> dict[str, Record]:
     return {record["id"]: record for record in records_of(dataset)}
 
 
-def test_changes_are_dated_by_the_clock() -> None:
-    """H17: a record that changes tells when; those that changed since can be named."""
+def test_changes_have_the_time_of_the_clock() -> None:
+    """H17: a changed record has the time of its change, and the changes since a time can be listed."""
     clock = ManualClock()
     dataset = Dataset(50, 7, PriceFormat.HEAVY, RecordOrder.PRICE, clock)
     clock.advance(timedelta(days=1))
     moment = clock.now() - timedelta(microseconds=1)
     changed = dataset.change(updates=3, inserts=2, deletes=1)
-    told = by_id(dataset)
-    dates = sorted(read_moment(told[name]["updatedAt"]) for name in (*changed.updated, *changed.inserted))
-    assert dates == [micros(clock.now()) + step for step in range(5)]
+    records = by_id(dataset)
+    times = sorted(read_moment(records[name]["updatedAt"]) for name in (*changed.updated, *changed.inserted))
+    assert times == [micros(clock.now()) + step for step in range(5)]
     assert dataset.ids_after(moment) == {*changed.updated, *changed.inserted}
 
 
-def test_the_seed_decides_everything_but_the_hour() -> None:
-    """H17: the same seed makes the same records and the same changes; another makes others."""
-    dataset, same, other = made(500), made(500), made(500, seed=8)
+def test_records_and_changes_depend_on_the_seed() -> None:
+    """H17: the same seed makes the same records and changes; another seed makes others."""
+    dataset, same, other = make_dataset(500), make_dataset(500), make_dataset(500, seed=8)
     assert dataset.truth() == same.truth() != other.truth()
     assert dataset.change(5, 5, 5) == same.change(5, 5, 5)
     assert dataset.truth() == same.truth()
@@ -154,10 +156,10 @@ def test_the_seed_decides_everything_but_the_hour() -> None:
 
 def test_updates_move_rows() -> None:
     """H17: an update changes the price, so that a row moves to another page."""
-    dataset = made(1_000)
-    before = [record["id"] for record in selected(dataset, RecordFilter(), 30)]
+    dataset = make_dataset(1_000)
+    before = [record["id"] for record in select_pages(dataset, RecordFilter(), 30)]
     moved = dataset.change(updates=20).updated
-    after = [record["id"] for record in selected(dataset, RecordFilter(), 30)]
+    after = [record["id"] for record in select_pages(dataset, RecordFilter(), 30)]
     assert sorted(before) == sorted(after)
     assert sum(abs(before.index(name) - after.index(name)) > 30 for name in moved) > 10
 
@@ -165,12 +167,12 @@ def test_updates_move_rows() -> None:
 @pytest.mark.parametrize(
     ("spread", "distinct"), [(PriceFormat.EQUAL, 1), (PriceFormat.HEAVY, 9_000), (PriceFormat.UNIFORM, 9_000)]
 )
-def test_prices_are_spread_as_asked_for(spread: PriceFormat, distinct: int) -> None:
+def test_distributions_of_prices(spread: PriceFormat, distinct: int) -> None:
     """H17: heavy-tailed prices have a median far below the mean; about 2 in 1,000 have none, some are 0."""
-    told = [record["price"] for record in records_of(made(10_000, spread=spread))]
-    prices = sorted(price for price in told if price)
-    assert 5 <= told.count(None) <= 50
-    assert told.count(0) >= 1
+    all_prices = [record["price"] for record in records_of(make_dataset(10_000, spread=spread))]
+    prices = sorted(price for price in all_prices if price)
+    assert 5 <= all_prices.count(None) <= 50
+    assert all_prices.count(0) >= 1
     assert len(set(prices)) >= distinct
     mean, median = sum(prices) / len(prices), prices[len(prices) // 2]
     assert (mean > 1.5 * median) is (spread is PriceFormat.HEAVY)

@@ -1,4 +1,4 @@
-"""H17: the REST side of the local source."""
+"""H17: the REST API of the simulator."""
 
 from datetime import timedelta
 from typing import Any
@@ -8,40 +8,38 @@ import pytest
 from penstock.harvest.simulator.dataset import RecordOrder
 from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
-from tests.harvest.simulator.client import LocalSourceClient, in_order
+from tests.harvest.simulator.client import LocalSourceClient, sort_by_price
 from tests.support.types import Json
 
 
 async def walk(client: LocalSourceClient, paging: str, limit: int, **filters: Any) -> list[Json]:
-    """All pages, as a client of this kind of paging asks for them."""
-    found: list[Json] = []
-    place: Json = {} if paging == "cursor" else {paging: 0 if paging == "offset" else 1}
+    """Return the records of all pages, by a kind of paging."""
+    records: list[Json] = []
+    position: Json = {} if paging == "cursor" else {paging: 0 if paging == "offset" else 1}
     while True:
-        page = await client.get("/records", limit=limit, **place, **filters)
-        found += page["items"]
+        page = await client.get("/records", limit=limit, **position, **filters)
+        records += page["items"]
         if not page["hasMore"]:
             assert page["nextCursor"] is None
-            return found
+            return records
         if paging == "offset":
-            place = {"offset": len(found)}
+            position = {"offset": len(records)}
         elif paging == "page":
-            place = {"page": place["page"] + 1}
+            position = {"page": position["page"] + 1}
         else:
-            place = {"cursor": page["nextCursor"]}
+            position = {"cursor": page["nextCursor"]}
 
 
 @pytest.mark.parametrize("paging", ["offset", "page", "cursor"])
-async def test_all_pages_are_all_records(client: LocalSourceClient, source: LocalSource, paging: str) -> None:
-    """H17: by offset, page or cursor, pages side by side are the whole, by price and id, nulls last."""
-    assert await walk(client, paging, 37) == in_order(source.truth())
+async def test_pages_are_complete(client: LocalSourceClient, source: LocalSource, paging: str) -> None:
+    """H17: by offset, page or cursor, the pages have all records, sorted by price and id, nulls last."""
+    assert await walk(client, paging, 37) == sort_by_price(source.truth())
 
 
-async def test_a_page_has_thirty_records_and_tells_how_many_there_are(
-    client: LocalSourceClient, source: LocalSource
-) -> None:
-    """H17: a page of 30 by default, the total, whether more follow, and the cursor behind it."""
+async def test_default_page(client: LocalSourceClient, source: LocalSource) -> None:
+    """H17: a page has 30 records by default, the total, whether more follow, and the next cursor."""
     page = await client.get("/records")
-    assert page["items"] == in_order(source.truth())[:30]
+    assert page["items"] == sort_by_price(source.truth())[:30]
     assert page.keys() == {"items", "total", "hasMore", "nextCursor"}
     assert (page["total"], page["hasMore"]) == (400, True)
     last = await client.get("/records", offset=399)
@@ -50,20 +48,20 @@ async def test_a_page_has_thirty_records_and_tells_how_many_there_are(
 
 
 async def test_ranges_are_half_open(client: LocalSourceClient, source: LocalSource) -> None:
-    """H17: price_from belongs to a range, price_below does not, and a range holds no nulls."""
+    """H17: price_from is inclusive, price_below is exclusive, and a range has no nulls."""
     prices = sorted(record["price"] for record in source.truth().values() if record["price"] is not None)
     lower, upper = prices[100], prices[200]
     inside = await walk(client, "offset", 50, price_from=lower, price_below=upper)
     assert [record["price"] for record in inside] == [price for price in prices if lower <= price < upper]
     counts = [
-        await client.get("/records/count", **asked)
-        for asked in ({"price_below": lower}, {"price_from": lower}, {"price_null": "true"}, {})
+        await client.get("/records/count", **params)
+        for params in ({"price_below": lower}, {"price_from": lower}, {"price_null": "true"}, {})
     ]
     below, above, nulls, everything = (count["total"] for count in counts)
     assert (below + above, nulls, everything) == (len(prices), 400 - len(prices), 400)
 
 
-async def test_windows_take_what_changed(client: LocalSourceClient, source: LocalSource, clock: ManualClock) -> None:
+async def test_windows(client: LocalSourceClient, source: LocalSource, clock: ManualClock) -> None:
     """H17: updated_after is exclusive, updated_upto inclusive."""
     before = clock.now()
     clock.advance(timedelta(seconds=1))
@@ -77,27 +75,27 @@ async def test_windows_take_what_changed(client: LocalSourceClient, source: Loca
     assert (await client.get("/records/count", updated_upto=before.isoformat()))["total"] == 399
 
 
-async def test_a_cursor_survives_deletes(client: LocalSourceClient, source: LocalSource) -> None:
-    """H17: what is still there behind a cursor comes once, whatever was deleted, be it the row it stands on."""
+async def test_cursor_after_deletions(client: LocalSourceClient, source: LocalSource) -> None:
+    """H17: each present record after a cursor is sent once, even if the row of the cursor was deleted."""
     first = await client.get("/records", limit=100)
     seen = {record["id"] for record in first["items"]}
     source.change(deletes=300)
-    rest = await walk_on(client, first["nextCursor"])
-    assert first["items"][-1]["id"] not in source.truth()  # by this seed: the row that the cursor stands on is gone
-    assert rest == [record for record in in_order(source.truth()) if record["id"] not in seen]
+    rest = await continue_from(client, first["nextCursor"])
+    assert first["items"][-1]["id"] not in source.truth()  # with this seed, the row of the cursor was deleted
+    assert rest == [record for record in sort_by_price(source.truth()) if record["id"] not in seen]
 
 
-async def walk_on(client: LocalSourceClient, cursor: str | None) -> list[Json]:
-    found: list[Json] = []
+async def continue_from(client: LocalSourceClient, cursor: str | None) -> list[Json]:
+    records: list[Json] = []
     while cursor is not None:
         page = await client.get("/records", limit=20, cursor=cursor)
-        found += page["items"]
+        records += page["items"]
         cursor = page["nextCursor"]
-    return found
+    return records
 
 
 async def test_pages_can_be_sorted_by_id(clock: ManualClock) -> None:
-    """H17: by id, updates move nothing, also within a range."""
+    """H17: in the order of ids, updates move no row, also within a range."""
     async with (
         local_source(LocalOptions(records=200, order=RecordOrder.ID), clock) as source,
         LocalSourceClient.of(source.url) as client,
@@ -110,7 +108,7 @@ async def test_pages_can_be_sorted_by_id(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "params",
     [
         {"limit": 0},
         {"limit": 1_001},
@@ -120,7 +118,7 @@ async def test_pages_can_be_sorted_by_id(clock: ManualClock) -> None:
         {"offset": 1, "page": 1},
         {"cursor": "bm9uZQ"},
         {"cursor": "ä"},
-        {"cursor": "aWQ6MQ"},  # of a source in another order
+        {"cursor": "aWQ6MQ"},  # of another order
         {"price_from": "cheap"},
         {"price_from": 1.5},
         {"price_null": "yes"},
@@ -130,7 +128,7 @@ async def test_pages_can_be_sorted_by_id(clock: ManualClock) -> None:
         {"price": 1},
     ],
 )
-async def test_a_bad_parameter_is_refused(client: LocalSourceClient, asked: Json) -> None:
-    """H17: what cannot be meant is 400, never a page of something else."""
-    told = await client.get("/records", status=400, **asked)
-    assert told["error"]["code"] == "BAD_PARAMETER"
+async def test_invalid_parameters(client: LocalSourceClient, params: Json) -> None:
+    """H17: an invalid parameter is an error 400, never ignored."""
+    response = await client.get("/records", status=400, **params)
+    assert response["error"]["code"] == "BAD_PARAMETER"
