@@ -1,4 +1,4 @@
-"""Random lives of runs: workers that succeed, fail, vanish, come twice and come late, and people who interfere."""
+"""Random lifecycles of runs: workers succeed, fail, stop, and repeat or delay reports, while operators change runs."""
 
 import asyncio
 import hashlib
@@ -28,7 +28,7 @@ from penstock.flows.contract import FlowRunStatus, StepReportKind, StepStatus
 from penstock.flows.model import RUN, STEP, ClaimedStep, StepReport
 from penstock.kernel.errors import Conflict
 from tests.flows.scenarios.engine_model import MAX_LOST, EngineModel
-from tests.flows.scenarios.flow_strategies import OTHER, SELDOM, steps, written
+from tests.flows.scenarios.flow_strategies import OTHER_KIND, UNLIKELY, encode_steps, steps
 from tests.flows.scenarios.run_model import ModelRefusal, ModelRun, ModelStep
 from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, attempt_content, flows_stepper, make_report
 from tests.services.postgres import fresh_database
@@ -36,21 +36,21 @@ from tests.support.soak import Campaign, examples, model_examples
 
 T = TypeVar("T")
 NARROW = "narrow"  # a flow with one run at a time
-SAID = [StepReportKind.SUCCEEDED] * 4 + [
+OUTCOMES = [StepReportKind.SUCCEEDED] * 4 + [
     StepReportKind.FAILED,
     StepReportKind.FAILED,
     StepReportKind.CANCELLED,
     StepReportKind.RELEASED,
 ]
-COUNTED = """
+RUN_COUNTS = """
     SELECT r.run_id, r.status, r.open, r.failed, r.is_counted,
-           count(*) FILTER (WHERE t.status NOT IN ('SUCCEEDED', 'FAILED', 'SKIPPED', 'CANCELLED')) AS unended,
+           count(*) FILTER (WHERE t.status NOT IN ('SUCCEEDED', 'FAILED', 'SKIPPED', 'CANCELLED')) AS open_steps,
            count(*) FILTER (WHERE t.status NOT IN ('SUCCEEDED', 'FAILED', 'SKIPPED', 'CANCELLED')
-                                  AND t.children = '{}') AS last,
-           count(*) FILTER (WHERE t.status = 'FAILED' AND t.map_n IS NULL) AS has_failed,
+                                  AND t.children = '{}') AS open_last_steps,
+           count(*) FILTER (WHERE t.status = 'FAILED' AND t.map_n IS NULL) AS failed_steps,
            count(*) FILTER (WHERE t.status IN ('PENDING', 'READY')) AS waiting
     FROM flow_run r LEFT JOIN flow_step t ON t.run = r.id GROUP BY r.id"""
-MISCOUNTED = """
+MISCOUNTED_STEPS = """
     SELECT t.run, t.step_id, t.unmet FROM flow_step t
     WHERE t.status = 'PENDING' AND t.unmet <> (
         SELECT count(*) FROM flow_step p
@@ -58,21 +58,21 @@ MISCOUNTED = """
     OR t.status = 'RUNNING' AND t.kind = 'map' AND t.unmet <> (
         SELECT count(*) FROM flow_step i
         WHERE i.run = t.run AND i.map_n = t.n AND i.status NOT IN ('SUCCEEDED', 'SKIPPED'))"""
-STANDING = """
+STATUSES = """
     SELECT r.run_id, r.status AS run_status, t.step_id, t.status, t.fence, t.artifacts
     FROM flow_run r LEFT JOIN flow_step t ON t.run = r.id"""
 
 
 @dataclass(frozen=True)
-class MadeReport:
-    """A report that was made, with what was written before."""
+class SentReport:
+    """A report that a worker sent, and the step it claimed."""
 
-    held: ClaimedStep
-    said: StepReport
+    claimed: ClaimedStep
+    report: StepReport
 
 
 class FlowsLifecycle(RuleBasedStateMachine):
-    """Several runs at once; the engine and the plain model are told the same."""
+    """Several runs at once; the engine and the plain model execute the same operations."""
 
     url: str
 
@@ -81,15 +81,15 @@ class FlowsLifecycle(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.stack = AsyncExitStack()
         self.folder = TemporaryDirectory()
-        self.world = EngineModel()
-        self.flows = self.run(self._opened())
-        self.world.limits[NARROW] = 1
-        self.held: list[ClaimedStep] = []  # what some worker thinks is its own
-        self.told: list[MadeReport] = []
+        self.model = EngineModel()
+        self.flows = self.run(self._open())
+        self.model.limits[NARROW] = 1
+        self.claimed: list[ClaimedStep] = []  # claims of workers, including lost ones
+        self.sent: list[SentReport] = []
         self.fences: dict[tuple[str, str], int] = {}
-        self.ran: set[tuple[str, str, int]] = set()
+        self.started: set[tuple[str, str, int]] = set()
 
-    async def _opened(self) -> FlowsStepper:
+    async def _open(self) -> FlowsStepper:
         url = await self.stack.enter_async_context(fresh_database(self.url))
         return await self.stack.enter_async_context(flows_stepper(url, Path(self.folder.name), max_lost=MAX_LOST))
 
@@ -98,7 +98,7 @@ class FlowsLifecycle(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if sys.exc_info()[0] is None:  # what went wrong first is what is told
+            if sys.exc_info()[0] is None:  # a first error must not be hidden by a second one
                 self._drain()
         finally:
             self.run(self.stack.aclose())
@@ -107,303 +107,318 @@ class FlowsLifecycle(RuleBasedStateMachine):
 
     # Runs.
 
-    @initialize(drawn=steps(), fails_fast=SELDOM)
-    def begin(self, drawn: dict[str, ModelStep], fails_fast: bool) -> None:
+    @initialize(drawn=steps(), fails_fast=UNLIKELY)
+    def create_first(self, drawn: dict[str, ModelStep], fails_fast: bool) -> None:
         self.create(drawn, fails_fast)
 
-    @precondition(lambda self: len(self.world.runs) < 8)
-    @rule(drawn=steps(), fails_fast=SELDOM)
+    @precondition(lambda self: len(self.model.runs) < 8)
+    @rule(drawn=steps(), fails_fast=UNLIKELY)
     def create(self, drawn: dict[str, ModelStep], fails_fast: bool) -> None:
-        name = f"run{len(self.world.runs)}"
-        self.run(self.flows.start(written(drawn), name, policy={"failFast": fails_fast}))
-        self.world.create(ModelRun(name, drawn, is_fail_fast=fails_fast))
+        name = f"run{len(self.model.runs)}"
+        self.run(self.flows.start(encode_steps(drawn), name, policy={"failFast": fails_fast}))
+        self.model.create(ModelRun(name, drawn, is_fail_fast=fails_fast))
 
-    @precondition(lambda self: len(self.world.runs) < 8)
+    @precondition(lambda self: len(self.model.runs) < 8)
     @rule(drawn=steps(3), twice=st.booleans())
     def create_narrow(self, drawn: dict[str, ModelStep], twice: bool) -> None:
         for _ in range(2 if twice else 1):
-            name = f"run{len(self.world.runs)}"
-            self.flows.catalogue.add(NARROW, written(drawn), maxActiveRuns=1)
+            name = f"run{len(self.model.runs)}"
+            self.flows.catalogue.add(NARROW, encode_steps(drawn), maxActiveRuns=1)
             self.run(self.flows.start(None, name, flow=NARROW))
-            self.world.create(ModelRun(name, {one: step.copied() for one, step in drawn.items()}, NARROW))
+            self.model.create(ModelRun(name, {step_id: step.copy() for step_id, step in drawn.items()}, NARROW))
 
     def _start_waiting_runs(self) -> None:
         self.run(self.flows.maintenance.start_waiting_runs())
-        self.world.start_waiting_runs()
+        self.model.start_waiting_runs()
 
     # Workers.
 
-    @rule(capacity=st.integers(1, 3), workers=st.integers(1, 3), kinds=st.sampled_from([[WORK], [WORK, OTHER]]))
+    @rule(capacity=st.integers(1, 3), workers=st.integers(1, 3), kinds=st.sampled_from([[WORK], [WORK, OTHER_KIND]]))
     def claim(self, capacity: int, workers: int, kinds: list[str]) -> None:
-        """F4: one after the other, for a walk must be repeatable; at once is a matter of the races."""
+        """F4: workers claim in turn, so that an example is repeatable; test_races covers concurrent claims."""
         for n in range(workers):
-            ready = [step for _, step in self.world.steps() if step.status is StepStatus.READY and step.kind in kinds]
-            found = self.run(self.flows.engine.claim(f"w{n}", dict.fromkeys(kinds, capacity), limit=capacity))
-            assert len(found) == min(capacity, len(ready))
-            for one in found:
-                self._is_handed(one)
+            ready = [step for _, step in self.model.steps() if step.status is StepStatus.READY and step.kind in kinds]
+            claims = self.run(self.flows.engine.claim(f"w{n}", dict.fromkeys(kinds, capacity), limit=capacity))
+            assert len(claims) == min(capacity, len(ready))
+            for claimed in claims:
+                self._check_claim(claimed)
 
-    def _is_handed(self, one: ClaimedStep) -> None:
-        """F4: a step is handed out once under a fence, with the inputs that are its own."""
-        run, step = self._known(one)
-        self.world.claim(run, step)
-        assert (one.fence, one.attempt) == (step.fence, step.attempts)
-        if step.of_map is not None:
-            assert one.inputs == {"item": step.item}
-        if step.needs is not None:
-            assert one.inputs == {"v": run.steps[step.needs].outputs["v"]}
-        assert (one.run_id, one.step_id, one.fence) not in self.ran
-        self.ran.add((one.run_id, one.step_id, one.fence))
-        self.held.append(one)
+    def _check_claim(self, claimed: ClaimedStep) -> None:
+        """F4: a step is claimed once under a fence, with its own inputs."""
+        run, step = self._find_step(claimed)
+        self.model.claim(run, step)
+        assert (claimed.fence, claimed.attempt) == (step.fence, step.attempts)
+        if step.parent_map is not None:
+            assert claimed.inputs == {"item": step.item}
+        if step.required_output is not None:
+            assert claimed.inputs == {"v": run.steps[step.required_output].outputs["v"]}
+        assert (claimed.run_id, claimed.step_id, claimed.fence) not in self.started
+        self.started.add((claimed.run_id, claimed.step_id, claimed.fence))
+        self.claimed.append(claimed)
 
-    def _known(self, one: ClaimedStep) -> tuple[ModelRun, ModelStep]:
-        run = self.world.runs[one.run_id]
-        return run, run.steps[one.step_id]
+    def _find_step(self, claimed: ClaimedStep) -> tuple[ModelRun, ModelStep]:
+        run = self.model.runs[claimed.run_id]
+        return run, run.steps[claimed.step_id]
 
-    @precondition(lambda self: self.held)
-    @rule(data=st.data(), said=st.sampled_from(SAID), v=st.integers(0, 1), leaves=SELDOM, dies=SELDOM, hands=SELDOM)
-    def end(self, data: st.DataObject, said: StepReportKind, v: int, leaves: bool, dies: bool, hands: bool) -> None:
-        """F5, F6: a worker ends what it holds, or thinks it holds."""
-        one = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        outputs = {"v": v, "list": [v] * v} if said is StepReportKind.SUCCEEDED else {}
-        if leaves:
-            self.run(self.flows.write(one))
-        told = MadeReport(one, make_report(one, said, outputs=outputs, artifacts=("out.txt",) if leaves else ()))
-        self.told.append(told)
-        if hands and said is StepReportKind.SUCCEEDED:
-            self._hand_in(told)
+    @precondition(lambda self: self.claimed)
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(OUTCOMES),
+        v=st.integers(0, 1),
+        writes=UNLIKELY,
+        dies=UNLIKELY,
+        is_local=UNLIKELY,
+    )
+    def end_step(
+        self, data: st.DataObject, outcome: StepReportKind, v: int, writes: bool, dies: bool, is_local: bool
+    ) -> None:
+        """F5, F6: a worker reports a step that it claimed, also if the claim is lost."""
+        claimed = self.claimed.pop(data.draw(st.integers(0, len(self.claimed) - 1)))
+        outputs = {"v": v, "list": [v] * v} if outcome is StepReportKind.SUCCEEDED else {}
+        if writes:
+            self.run(self.flows.write(claimed))
+        artifacts = ("out.txt",) if writes else ()
+        sent = SentReport(claimed, make_report(claimed, outcome, outputs=outputs, artifacts=artifacts))
+        self.sent.append(sent)
+        if is_local and outcome is StepReportKind.SUCCEEDED:
+            self._settle_and_claim(sent)
         else:
-            self._report(told, dies=dies)
+            self._report(sent, dies=dies)
 
     @rule(v=st.integers(0, 1))
-    def go_on(self, v: int) -> None:
-        """Workers do what they should."""
-        self.claim(3, 1, [WORK, OTHER])
-        for one in [one for one in self.held if self._known(one)[1].fence == one.fence]:
-            self.held.remove(one)
-            self.told.append(MadeReport(one, make_report(one, outputs={"v": v, "list": [1, 2]})))
-            self._report(self.told[-1])
+    def complete_steps(self, v: int) -> None:
+        """Workers claim steps and complete all that they own."""
+        self.claim(3, 1, [WORK, OTHER_KIND])
+        for claimed in [claimed for claimed in self.claimed if self._find_step(claimed)[1].fence == claimed.fence]:
+            self.claimed.remove(claimed)
+            self.sent.append(SentReport(claimed, make_report(claimed, outputs={"v": v, "list": [1, 2]})))
+            self._report(self.sent[-1])
 
-    def _hand_in(self, told: MadeReport) -> None:
-        """F5: as the work loop does it: what the report frees is taken at once."""
-        run, step = self._known(told.held)
-        settled = self.flows.work_source.settle("w", [(told.held, told.said)], [WORK, OTHER], 2)
-        answers, handed = self.run(settled)
-        written_here = attempt_content(told.held) if told.said.artifacts else None
-        assert list(answers) == [self.world.report(run, step, told.said, written_here, dies=False)]
-        assert len(handed) <= 2
-        for one in handed:
-            self._is_handed(one)
+    def _settle_and_claim(self, sent: SentReport) -> None:
+        """F5: report as the work loop does, which claims the steps that the report makes ready."""
+        run, step = self._find_step(sent.claimed)
+        settled = self.flows.work_source.settle("w", [(sent.claimed, sent.report)], [WORK, OTHER_KIND], 2)
+        answers, claims = self.run(settled)
+        content = attempt_content(sent.claimed) if sent.report.artifacts else None
+        assert list(answers) == [self.model.report(run, step, sent.report, content, dies=False)]
+        assert len(claims) <= 2
+        for claimed in claims:
+            self._check_claim(claimed)
 
-    def _report(self, told: MadeReport, *, dies: bool = False) -> None:
-        run, step = self._known(told.held)
-        written_here = attempt_content(told.held) if told.said.artifacts else None
+    def _report(self, sent: SentReport, *, dies: bool = False) -> None:
+        run, step = self._find_step(sent.claimed)
+        content = attempt_content(sent.claimed) if sent.report.artifacts else None
         self.flows.storage.is_dying = dies
         has_died = False
         try:
-            answer = self.run(self.flows.engine.report([told.said], "w"))[0]
+            answer = self.run(self.flows.engine.report([sent.report], "w"))[0]
         except ProcessDied:
             has_died = True
         finally:
             self.flows.storage.is_dying = False
-        expected = self.world.report(run, step, told.said, written_here, dies=dies)
+        expected = self.model.report(run, step, sent.report, content, dies=dies)
         assert has_died or answer is expected
         assert not has_died or step.sealed is not None
 
-    @precondition(lambda self: self.told)
-    @rule(data=st.data(), as_before=st.booleans(), writes=st.booleans())
-    def say_again(self, data: st.DataObject, as_before: bool, writes: bool) -> None:
-        """F4, F5: repeated, or contradicted, at any time after; whatever is written then is not seen."""
-        told = self.told[data.draw(st.integers(0, len(self.told) - 1))]
-        if not as_before:
-            # Nobody who has been believed says the opposite with success.
-            said = StepReportKind.FAILED if told.said.outcome is StepReportKind.SUCCEEDED else StepReportKind.SUCCEEDED
-            told = MadeReport(told.held, make_report(told.held, said, outputs={"v": 1}))
-        _, step = self._known(told.held)
-        is_held = step.is_held and step.fence == told.held.fence
-        if writes and not is_held and step.sealed is None:
-            self.run(self.flows.write(told.held, data=b"late"))
-        if not is_held:
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data(), is_same=st.booleans(), writes=st.booleans())
+    def repeat_report(self, data: st.DataObject, is_same: bool, writes: bool) -> None:
+        """F4, F5: a repeated, contradicting or late report changes nothing, and neither do late artifacts."""
+        sent = self.sent[data.draw(st.integers(0, len(self.sent) - 1))]
+        if not is_same:
+            # Contradict the report; a report after an accepted success is a failure, never another success.
+            outcome = (
+                StepReportKind.FAILED if sent.report.outcome is StepReportKind.SUCCEEDED else StepReportKind.SUCCEEDED
+            )
+            sent = SentReport(sent.claimed, make_report(sent.claimed, outcome, outputs={"v": 1}))
+        _, step = self._find_step(sent.claimed)
+        is_claimed = step.is_claimed and step.fence == sent.claimed.fence
+        if writes and not is_claimed and step.sealed is None:
+            self.run(self.flows.write(sent.claimed, data=b"late"))
+        if not is_claimed:
             before = self.run(self.flows.fingerprint())
             is_sealed = step.sealed is not None
-            self._report(told)
+            self._report(sent)
             assert is_sealed or self.run(self.flows.fingerprint()) == before
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.claimed)
     @rule(data=st.data())
-    def beat(self, data: st.DataObject) -> None:
-        """F9: whoever still holds a step learns whether it is to stop; the others, that they do not."""
-        self._beat([one for one in self.held if data.draw(st.booleans())])
+    def heartbeat(self, data: st.DataObject) -> None:
+        """F9: a heartbeat answers for each step whether the worker still owns it and must stop."""
+        self._heartbeat([claimed for claimed in self.claimed if data.draw(st.booleans())])
 
-    def _beat(self, some: Sequence[ClaimedStep]) -> None:
-        names = {(one.run_id, one.step_id, one.fence): one for one in some}
+    def _heartbeat(self, claims: Sequence[ClaimedStep]) -> None:
+        names = {(claimed.run_id, claimed.step_id, claimed.fence): claimed for claimed in claims}
         expected = {}
-        for name, one in names.items():
-            run, step = self._known(one)
-            if step.is_held and step.fence == one.fence:
-                expected[name] = run.is_to_stop(step)
+        for name, claimed in names.items():
+            run, step = self._find_step(claimed)
+            if step.is_claimed and step.fence == claimed.fence:
+                expected[name] = run.must_stop(step)
         assert self.run(self.flows.engine.heartbeat(list(names))) == expected
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.claimed)
     @rule(data=st.data())
-    def vanish(self, data: st.DataObject) -> None:
-        """F11: some workers are not heard of any more; they may still come back and report."""
-        self._vanish_but([one for one in self.held if data.draw(st.booleans())])
+    def lose_workers(self, data: st.DataObject) -> None:
+        """F11: the leases of some workers expire; these workers can still report later."""
+        self._lose_workers_except([claimed for claimed in self.claimed if data.draw(st.booleans())])
 
-    def _vanish_but(self, beating: Sequence[ClaimedStep]) -> None:
+    def _lose_workers_except(self, alive: Sequence[ClaimedStep]) -> None:
         for _ in range(2):
-            self._beat(beating)
+            self._heartbeat(alive)
             self.flows.clock.advance(0.7 * LEASE)
-        names = {(one.run_id, one.step_id, one.fence) for one in beating}
+        names = {(claimed.run_id, claimed.step_id, claimed.fence) for claimed in alive}
         lost = []
-        for run, step in self.world.steps():
-            is_kept = (run.name, step.name, step.fence) in names and not run.is_to_stop(step)
-            if step.is_held and not is_kept:
+        for run, step in self.model.steps():
+            is_renewed = (run.name, step.name, step.fence) in names and not run.must_stop(step)
+            if step.is_claimed and not is_renewed:
                 lost.append((run, step))
         assert self.run(self.flows.engine.reap()) == len(lost)
-        self.world.expire(lost)
+        self.model.expire(lost)
 
     def _publish_sealed(self) -> None:
-        """F6: what a process that died had not published is published by another."""
+        """F6: another process publishes the artifacts of a process that died."""
         self.flows.clock.advance(timedelta(seconds=11))
         self.run(self.flows.maintenance.publish_sealed())
-        for run, step in list(self.world.steps()):
-            self.world.publish(run, step)
+        for run, step in list(self.model.steps()):
+            self.model.publish(run, step)
 
-    # People.
+    # Operators.
 
-    @precondition(lambda self: self.world.runs)
-    @rule(data=st.data(), act=st.sampled_from(["cancel", "retry", "retry", "retry step", "skip", "skip", "resume"]))
-    def interfere(self, data: st.DataObject, act: str) -> None:
-        """F9, F10, F19."""
-        run = self.world.runs[data.draw(st.sampled_from(sorted(self.world.runs)))]
-        name = data.draw(st.sampled_from(sorted(run.steps))) if run.steps and act not in ("cancel", "retry") else None
-        if name is None and act in ("skip", "retry step", "resume"):
+    @precondition(lambda self: self.model.runs)
+    @rule(data=st.data(), action=st.sampled_from(["cancel", "retry", "retry", "retry step", "skip", "skip", "resume"]))
+    def operate(self, data: st.DataObject, action: str) -> None:
+        """F9, F10, F19: an operator cancels, retries, skips or resumes."""
+        run = self.model.runs[data.draw(st.sampled_from(sorted(self.model.runs)))]
+        name = (
+            data.draw(st.sampled_from(sorted(run.steps))) if run.steps and action not in ("cancel", "retry") else None
+        )
+        if name is None and action in ("skip", "retry step", "resume"):
             return
-        people = self.flows.operations
-        match act:
+        operations = self.flows.operations
+        match action:
             case "cancel":
-                self._both(people.cancel(run.name, "tester"), lambda: self.world.cancel(run))
+                self._apply(operations.cancel(run.name, "tester"), lambda: self.model.cancel(run))
             case "skip":
-                self._both(people.skip(run.name, str(name), "tester"), lambda: self.world.skip(run, str(name)))
+                self._apply(operations.skip(run.name, str(name), "tester"), lambda: self.model.skip(run, str(name)))
             case "resume":
-                if len(self.world.runs) < 10 and run.steps[str(name)].of_map is None:
-                    new = f"run{len(self.world.runs)}"
-                    self.run(people.resume(run.name, str(name), "tester", new))
-                    self.world.resume(run, str(name), new)
+                if len(self.model.runs) < 10 and run.steps[str(name)].parent_map is None:
+                    new = f"run{len(self.model.runs)}"
+                    self.run(operations.resume(run.name, str(name), "tester", new))
+                    self.model.resume(run, str(name), new)
             case _:
-                self._both(people.retry(run.name, "tester", name), lambda: self.world.retry(run, name))
+                self._apply(operations.retry(run.name, "tester", name), lambda: self.model.retry(run, name))
 
-    def _both(self, act: Awaitable[object], plain: Callable[[], None]) -> None:
-        """The engine refuses what the model refuses, and then nothing has changed."""
+    def _apply(self, operation: Awaitable[object], apply_to_model: Callable[[], None]) -> None:
+        """The engine refuses an operation if and only if the model does; a refused operation changes nothing."""
         try:
-            plain()
+            apply_to_model()
         except ModelRefusal:
             before = self.run(self.flows.fingerprint())
             with pytest.raises(Conflict):
-                self.run(act)
+                self.run(operation)
             assert self.run(self.flows.fingerprint()) == before
         else:
-            self.run(act)
+            self.run(operation)
 
-    # What flows do by themselves.
+    # Periodic tasks.
 
-    @rule(which=st.sampled_from(["start_waiting_runs", "publish_sealed", "settle_sub_runs", "repair"]))
-    def do_chore(self, which: str) -> None:
-        getattr(self, f"_{which}")()
+    @rule(task=st.sampled_from(["start_waiting_runs", "publish_sealed", "settle_sub_runs", "repair"]))
+    def run_periodic_task(self, task: str) -> None:
+        getattr(self, f"_{task}")()
 
     def _settle_sub_runs(self) -> None:
-        """F14."""
+        """F14: the end of every inner run is reported to its outer step."""
         while self.run(self.flows.db.fetch(store.SQL["unreported_runs"], 1)):
             rows = self.run(self.flows.db.fetch("SELECT run_id FROM flow_run ORDER BY id"))
             self.run(self.flows.maintenance.settle_sub_runs())
-            assert self.world.settle_sub_runs([row["run_id"] for row in rows])
+            assert self.model.settle_sub_runs([row["run_id"] for row in rows])
 
     def _repair(self) -> None:
-        """F3: there is nothing to be repaired, and so nothing is touched."""
+        """F3: there is nothing to repair, and a repair changes nothing."""
         before = self.run(self.flows.fingerprint())
         assert self.run(self.flows.maintenance.repair()) == 0
         assert self.run(self.flows.fingerprint()) == before
 
-    # What must always be so.
+    # Invariants.
 
     @invariant()
-    def everything_stands_as_the_model_says(self) -> None:
-        """F1–F11, F14: the statuses of all runs and steps, and their fences."""
-        rows = self.run(self.flows.db.fetch(STANDING))
+    def statuses_match_the_model(self) -> None:
+        """F1–F11, F14: the statuses of all runs and steps match the model, and fences never decrease."""
+        rows = self.run(self.flows.db.fetch(STATUSES))
         runs = {row["run_id"]: row["run_status"] for row in rows}
-        found = {
+        steps = {
             (row["run_id"], row["step_id"]): (row["status"], row["fence"]) for row in rows if row["step_id"] is not None
         }
-        assert runs == {run.name: run.status for run in self.world.runs.values()}
-        assert found == {(run.name, step.name): (step.status, step.fence) for run, step in self.world.steps()}
-        for name, (_, fence) in found.items():
+        assert runs == {run.name: run.status for run in self.model.runs.values()}
+        assert steps == {(run.name, step.name): (step.status, step.fence) for run, step in self.model.steps()}
+        for name, (_, fence) in steps.items():
             assert fence >= self.fences.get(name, 0)
             self.fences[name] = fence
 
     @invariant()
-    def counters_are_the_truth(self) -> None:
-        """F3: what is counted is what is."""
-        assert self.run(self.flows.db.fetch(MISCOUNTED)) == []
-        for row in self.run(self.flows.db.fetch(COUNTED)):
+    def counters_match_the_steps(self) -> None:
+        """F3: the counters of runs and steps match their rows."""
+        assert self.run(self.flows.db.fetch(MISCOUNTED_STEPS)) == []
+        for row in self.run(self.flows.db.fetch(RUN_COUNTS)):
             if row["status"] in ("PENDING", "RUNNING"):
-                unended = row["unended"] if row["is_counted"] else row["last"]
-                assert (row["open"], row["failed"]) == (unended, row["has_failed"]), row["run_id"]
+                open_steps = row["open_steps"] if row["is_counted"] else row["open_last_steps"]
+                assert (row["open"], row["failed"]) == (open_steps, row["failed_steps"]), row["run_id"]
             else:
                 assert row["waiting"] == 0, row["run_id"]
 
     @invariant()
-    def artifacts_are_the_winners(self) -> None:
-        """F6: what is published is what the attempt that counts wrote, and its checksum says so."""
-        for row in self.run(self.flows.db.fetch(STANDING)):
+    def artifacts_are_of_accepted_attempts(self) -> None:
+        """F6: a published artifact has the content of the accepted attempt, and its checksum."""
+        for row in self.run(self.flows.db.fetch(STATUSES)):
             if row["step_id"] is None:
                 continue
-            step = self.world.runs[row["run_id"]].steps[row["step_id"]]
-            found = [self.run(self.flows.storage.get(one["path"])).data for one in row["artifacts"] or []]
-            assert found == ([] if step.artifact is None else [step.artifact])
-            checksums = [(one["sha256"], one["size"]) for one in row["artifacts"] or []]
-            assert checksums == [(hashlib.sha256(data).hexdigest(), len(data)) for data in found]
+            step = self.model.runs[row["run_id"]].steps[row["step_id"]]
+            artifacts = row["artifacts"] or []
+            contents = [self.run(self.flows.storage.get(artifact["path"])).data for artifact in artifacts]
+            assert contents == ([] if step.artifact is None else [step.artifact])
+            checksums = [(artifact["sha256"], artifact["size"]) for artifact in artifacts]
+            assert checksums == [(hashlib.sha256(data).hexdigest(), len(data)) for data in contents]
 
     @invariant()
-    def history_is_what_the_machines_allow(self) -> None:
-        """F3, F18: every move is one that is declared; no worker made anything READY."""
+    def history_has_only_allowed_moves(self) -> None:
+        """F3, F18: the state machines allow every move; only the engine makes steps READY."""
         reached: dict[str, StepStatus] = {}
         for subject, source, target, actor in self.run(self.flows.moves(STEP.name)):
             assert reached.get(subject, StepStatus.PENDING) == source, subject
             assert STEP.can(StepStatus(source), StepStatus(target))
             assert target != StepStatus.READY or actor == "advance"
             reached[subject] = StepStatus(target)
-        for run, step in self.world.steps():
+        for run, step in self.model.steps():
             assert reached.get(f"{run.name}/{step.name}", StepStatus.PENDING) is step.status
         runs: dict[str, FlowRunStatus] = {}
         for subject, source, target, _ in self.run(self.flows.moves(RUN.name)):
             assert runs.get(subject, FlowRunStatus.PENDING) == source
             assert RUN.can(FlowRunStatus(source), FlowRunStatus(target))
             runs[subject] = FlowRunStatus(target)
-        assert all(runs.get(run.name, FlowRunStatus.PENDING) is run.status for run in self.world.runs.values())
+        assert all(runs.get(run.name, FlowRunStatus.PENDING) is run.status for run in self.model.runs.values())
 
     def _drain(self) -> None:
-        """Every run ends, and every step that has its turn is handed out, when workers do what they should."""
-        self._vanish_but([])
+        """Every run ends, and every ready step is claimed, once the workers work correctly."""
+        self._lose_workers_except([])
         for _ in range(100):
             self._publish_sealed()
             self._start_waiting_runs()
             self._settle_sub_runs()
-            self.go_on(1)
-            if all(run.status in RUN.groups["ended"] for run in self.world.runs.values()):
+            self.complete_steps(1)
+            if all(run.status in RUN.groups["ended"] for run in self.model.runs.values()):
                 break
-        self.everything_stands_as_the_model_says()
-        self.counters_are_the_truth()
-        self.history_is_what_the_machines_allow()
-        self.artifacts_are_the_winners()
-        assert all(run.status in RUN.groups["ended"] for run in self.world.runs.values())
-        assert not any(step.status in STEP.groups["waiting"] for _, step in self.world.steps())
+        self.statuses_match_the_model()
+        self.counters_match_the_steps()
+        self.history_has_only_allowed_moves()
+        self.artifacts_are_of_accepted_attempts()
+        assert all(run.status in RUN.groups["ended"] for run in self.model.runs.values())
+        assert not any(step.status in STEP.groups["waiting"] for _, step in self.model.steps())
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
-def test_every_life_is_as_the_plain_model_has_it(postgres_url: str, campaign: Campaign) -> None:
-    """F1–F11, F14, F16, F19: statuses, fences, counters, history and artifacts, whatever comes in whatever order."""
+def test_random_lifecycles_match_the_model(postgres_url: str, campaign: Campaign) -> None:
+    """F1–F11, F14, F16, F19: statuses, fences, counters, history and artifacts match the model in any order."""
     campaign.rounds = model_examples(8, soak=1_000)
 
     class FlowsCase(FlowsLifecycle):
