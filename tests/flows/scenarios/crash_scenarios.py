@@ -26,7 +26,7 @@ from tests.flows.stepper import MemoryCatalogue
 from tests.support.types import Json
 
 S = StepStatus
-AGAIN = {"maxAttempts": 1_000, "backoff": 0}
+RETRY = {"maxAttempts": 1_000, "backoff": 0}
 STEPS = """
     SELECT r.run_id, t.* FROM flow_step t JOIN flow_run r ON r.id = t.run ORDER BY t.run, t.n"""
 MISCOUNTED_RUNS = """
@@ -55,7 +55,7 @@ MOVES = """
 
 @dataclass(frozen=True)
 class RunScenario:
-    """A run, and how its steps must end whoever dies meanwhile: all well, but those named."""
+    """A run, and the expected end of its steps if workers die: SUCCEEDED, except for those in *ends*."""
 
     steps: Json
     ends: Mapping[str, StepStatus] = field(default_factory=dict)
@@ -63,24 +63,24 @@ class RunScenario:
 
 
 def work(kind: str, *depends_on: str, **inputs: Any) -> Json:
-    """A step a worker does."""
-    retry = {"retry": AGAIN} if kind == "flaky" else {}
+    """Return a step for a worker."""
+    retry = {"retry": RETRY} if kind == "flaky" else {}
     return {"kind": kind, "dependsOn": list(depends_on), "inputs": inputs, **retry}
 
 
 def chain(length: int, kind: str = "noop", **inputs: Any) -> RunScenario:
-    """One after another."""
+    """Return a scenario with sequential steps."""
     return RunScenario({f"s{n}": work(kind, *([f"s{n - 1}"] if n else []), **inputs) for n in range(length)})
 
 
 def fan(width: int, kind: str = "noop", **inputs: Any) -> RunScenario:
-    """Many side by side, between one and one."""
+    """Return a scenario with parallel steps between a first and a last step."""
     sides = {f"side{n}": work(kind, "first", **inputs) for n in range(width)}
     return RunScenario({"first": work("noop"), **sides, "last": work("noop", *sides)})
 
 
-def leaving(length: int) -> RunScenario:
-    """One after another, each of which reads what the one before left."""
+def artifact_chain(length: int) -> RunScenario:
+    """Return a scenario with sequential steps, each of which reads the artifact of the step before."""
     steps: Json = {"s0": work("leave")}
     for n in range(1, length):
         before = f"s{n - 1}"
@@ -88,84 +88,89 @@ def leaving(length: int) -> RunScenario:
     return RunScenario(steps)
 
 
-def mapped(count: int, kind: str = "noop", **inputs: Any) -> RunScenario:
-    """As many items as a step says."""
+def map_over(count: int, kind: str = "noop", **inputs: Any) -> RunScenario:
+    """Return a scenario with a map over the list of a step."""
     each = {name: value for name, value in work(kind, **inputs).items() if name != "dependsOn"}
     over = {"kind": "map", "dependsOn": ["first"], "over": "${steps.first.outputs.list}", "do": each}
     return RunScenario({"first": work("list", count=count), "each": over, "last": work("noop", "each")})
 
 
-def within(inner: RunScenario) -> RunScenario:
-    """A flow in a flow."""
+def nested(inner: RunScenario) -> RunScenario:
+    """Return a scenario with a sub-run."""
     return RunScenario({"in": {"kind": "flow", "inputs": {"steps": inner.steps}}, "last": work("noop", "in")})
 
 
-def forgiving() -> RunScenario:
-    """A step fails that nobody needs."""
+def optional_failure() -> RunScenario:
+    """Return a scenario with a failed step that is not required."""
     bad = {**work("flaky", "first", failures=10_000), "retry": {"maxAttempts": 2, "backoff": 0}, "required": False}
     return RunScenario({"first": work("noop"), "bad": bad, "last": work("noop", "bad")}, {"bad": S.SKIPPED})
 
 
-def doomed() -> RunScenario:
-    """A step fails that is needed."""
+def failure() -> RunScenario:
+    """Return a scenario with a failed step that is required."""
     bad = {**work("flaky", "first", failures=10_000), "retry": {"maxAttempts": 1_000, "final": ["FLAKY"]}}
     ends = {"bad": S.FAILED, "last": S.CANCELLED}
     return RunScenario({"first": work("noop"), "bad": bad, "last": work("noop", "bad")}, ends, FlowRunStatus.FAILED)
 
 
-def some_story(random: Random) -> RunScenario:
-    """Any of them."""
+def random_scenario(random: Random) -> RunScenario:
+    """Return one of the scenarios."""
     kind, inputs = random.choice([("noop", {}), ("noop", {}), ("leave", {}), ("flaky", {"failures": 1})])
     plain = [
         lambda: chain(random.randint(1, 8), kind, **inputs),
         lambda: fan(random.randint(1, 8), kind, **inputs),
-        lambda: leaving(random.randint(1, 4)),
-        lambda: mapped(random.randint(0, 6), kind, **inputs),
+        lambda: artifact_chain(random.randint(1, 4)),
+        lambda: map_over(random.randint(0, 6), kind, **inputs),
     ]
-    more = [lambda: within(random.choice(plain)()), lambda: within(within(random.choice(plain)())), forgiving, doomed]
+    more = [
+        lambda: nested(random.choice(plain)()),
+        lambda: nested(nested(random.choice(plain)())),
+        optional_failure,
+        failure,
+    ]
     return random.choice([*plain, *more])()
 
 
 class FlowsCrashHarness:
-    """Create runs, read their state and check invariants; runs no worker itself."""
+    """Create runs, read their state and check invariants; no worker runs in this process."""
 
-    def __init__(self, db: Database, folder: Path, named: MemoryCatalogue, engine: FlowEngine) -> None:
+    def __init__(self, db: Database, folder: Path, catalogue: MemoryCatalogue, engine: FlowEngine) -> None:
         self.db = db
         self.engine = engine
         self.storage = FolderStorage(folder / "objects")
-        self.maintenance = FlowMaintenance(engine, named, self.storage)  # type: ignore[arg-type]  # all it asks for is flows by name
+        self.maintenance = FlowMaintenance(engine, catalogue, self.storage)  # type: ignore[arg-type]  # uses two methods of it
         self.operations = RunOperations(engine, self.storage)
-        self.stories: dict[str, RunScenario] = {}
+        self.scenarios: dict[str, RunScenario] = {}
         self._done = folder / "done"
 
-    async def tell(self, stories: Sequence[RunScenario], name: str) -> None:
-        """Make runs."""
-        for number, story in enumerate(stories):
+    async def start_runs(self, scenarios: Sequence[RunScenario], name: str) -> None:
+        """Create a run per scenario."""
+        for number, scenario in enumerate(scenarios):
             run_id = f"{name}.{number}"
-            self.stories[run_id] = story
-            await self.engine.create(RunRequest.model_validate({"runId": run_id, "steps": story.steps}), "tester")
+            self.scenarios[run_id] = scenario
+            await self.engine.create(RunRequest.model_validate({"runId": run_id, "steps": scenario.steps}), "tester")
 
-    def lines(self) -> int:
-        """How much has been done so far."""
+    def count_lines(self) -> int:
+        """Return the number of completed attempts so far."""
         return self._done.read_bytes().count(b"\n") if self._done.exists() else 0
 
     async def is_over(self) -> bool:
-        """Whether all runs have ended, and all steps with them."""
+        """Return whether all runs and all their steps have ended."""
         left = """
             SELECT EXISTS (SELECT FROM flow_run WHERE status IN ('PENDING', 'RUNNING'))
                 OR EXISTS (SELECT FROM flow_step WHERE status IN ('PENDING', 'READY', 'RUNNING'))
                 OR EXISTS (SELECT FROM flow_run WHERE parent_run IS NOT NULL AND NOT is_reported)"""
         return not await self.db.fetchval(left)
 
-    async def set_gauges(self) -> dict[tuple[str, str], tuple[str, int, int]]:
-        """How steps of workers stand, by their names: status, fence and attempts."""
+    async def read_step_states(self) -> dict[tuple[str, str], tuple[str, int, int]]:
+        """Return status, fence and attempts of the steps of workers, by run id and step id."""
         query = """
             SELECT r.run_id, t.step_id, t.status, t.fence, t.attempts
             FROM flow_step t JOIN flow_run r ON r.id = t.run WHERE t.kind NOT IN ('map', 'flow')"""
         return {(row[0], row[1]): (row[2], row[3], row[4]) for row in await self.db.fetch(query)}
 
-    async def explained(self) -> str:
-        """What has not ended, for whoever waits in vain."""
+    async def describe_unended(self) -> str:
+        """Return the runs and steps that have not ended, for the message of a failed test."""
         query = """
             SELECT r.run_id, r.status AS run, t.step_id, t.kind, t.status, t.unmet, t.fence, t.attempts, t.lease_until,
                    t.sealed
@@ -174,27 +179,27 @@ class FlowsCrashHarness:
         return json.dumps([dict(row) for row in await self.db.fetch(query)], default=str, indent=1)
 
     async def check(self) -> None:
-        """All that must be true when all is over."""
+        """Check all invariants of ended runs."""
         rows = [dict(row) for row in await self.db.fetch(STEPS)]
-        self._ended_as_told(rows, {row["run_id"]: row["status"] for row in await self.db.fetch("TABLE flow_run")})
-        self._winners_won(rows)
-        await self._artifacts_are_the_winners(rows)
-        await is_consistent(self.db)
+        self._check_ends(rows, {row["run_id"]: row["status"] for row in await self.db.fetch("TABLE flow_run")})
+        self._check_attempts(rows)
+        await self._check_artifacts(rows)
+        await check_consistency(self.db)
         assert await self.maintenance.repair() == 0
 
-    def _ended_as_told(self, rows: Sequence[Json], runs: Mapping[str, str]) -> None:
-        for run_id, story in self.stories.items():
-            assert runs[run_id] == story.status, run_id
+    def _check_ends(self, rows: Sequence[Json], runs: Mapping[str, str]) -> None:
+        for run_id, scenario in self.scenarios.items():
+            assert runs[run_id] == scenario.status, run_id
         for row in rows:
-            outer = self.stories[row["run_id"].partition("~")[0]]
+            outer = self.scenarios[row["run_id"].partition("~")[0]]
             expected = outer.ends.get(row["step_id"], S.SUCCEEDED) if "~" not in row["run_id"] else S.SUCCEEDED
             assert row["status"] == expected, (row["run_id"], row["step_id"], row["error"], row["reason"])
 
-    def _winners_won(self, rows: Sequence[Json]) -> None:
-        """Nothing was done twice under one fence; what counts was done, and is what its doer said."""
+    def _check_attempts(self, rows: Sequence[Json]) -> None:
+        """Check that no fence was executed twice, and that outputs are those of the accepted attempt."""
         done = list(self._lines())
-        twice = [what for what, times in Counter(line[:3] for line in done).items() if times > 1]
-        assert twice == []
+        duplicates = [what for what, times in Counter(line[:3] for line in done).items() if times > 1]
+        assert duplicates == []
         for row in rows:
             if row["status"] == S.SUCCEEDED and row["kind"] not in ENGINE_KINDS:
                 outputs = row["outputs"]
@@ -206,49 +211,49 @@ class FlowsCrashHarness:
             run_id, step_id, fence, token = line.split(" ")
             yield run_id, step_id, int(fence), token
 
-    async def _artifacts_are_the_winners(self, rows: Sequence[Json]) -> None:
+    async def _check_artifacts(self, rows: Sequence[Json]) -> None:
         for row in rows:
-            kept = row["artifacts"] or []
-            assert [one["name"] for one in kept] == ([ARTIFACT] if row["kind"] == "leave" else []), row
-            for one in kept:
-                data = (await self.storage.get(one["path"])).data
-                assert one["path"] == f"runs/{row['run_id']}/{row['step_id']}/{ARTIFACT}"
-                assert (data.decode(), len(data)) == (row["outputs"]["token"], one["size"]), row
-                assert hashlib.sha256(data).hexdigest() == one["sha256"], row
+            artifacts = row["artifacts"] or []
+            assert [artifact["name"] for artifact in artifacts] == ([ARTIFACT] if row["kind"] == "leave" else []), row
+            for artifact in artifacts:
+                data = (await self.storage.get(artifact["path"])).data
+                assert artifact["path"] == f"runs/{row['run_id']}/{row['step_id']}/{ARTIFACT}"
+                assert (data.decode(), len(data)) == (row["outputs"]["token"], artifact["size"]), row
+                assert hashlib.sha256(data).hexdigest() == artifact["sha256"], row
 
 
-async def is_consistent(db: Database) -> None:
-    """What is counted is what is, nothing is held that has ended, and every history is one the machines allow."""
+async def check_consistency(db: Database) -> None:
+    """Check counters, claims of ended steps, and the history of all runs and steps."""
     assert await db.fetch(MISCOUNTED_RUNS) == []
     assert await db.fetch(MISCOUNTED_STEPS) == []
     steps = {f"{row['run_id']}/{row['step_id']}": dict(row) for row in await db.fetch(STEPS)}
     assert [name for name, row in steps.items() if row["sealed"] is not None or row["lease_until"] is not None] == []
-    await _history_is_a_path(db, STEP, steps)
-    await _history_is_a_path(db, RUN, {row["run_id"]: dict(row) for row in await db.fetch("TABLE flow_run")})
+    await _check_history(db, STEP, steps)
+    await _check_history(db, RUN, {row["run_id"]: dict(row) for row in await db.fetch("TABLE flow_run")})
 
 
-async def _history_is_a_path(db: Database, machine: StateMachine[Any], known: Mapping[str, Json]) -> None:
-    """Each began at the beginning, made only moves there are, under fences that only grow, and is where it is."""
-    paths: dict[str, list[Json]] = {name: [] for name in known}
+async def _check_history(db: Database, machine: StateMachine[Any], rows: Mapping[str, Json]) -> None:
+    """Check that each history starts at the initial state, has valid moves and fences, and ends at the status."""
+    paths: dict[str, list[Json]] = {name: [] for name in rows}
     for row in await db.fetch(MOVES, machine.name):
         paths[row["subject"]].append(dict(row))
     for name, path in paths.items():
         assert path[0]["source"] == machine.initial, (name, path)
-        assert path[-1]["target"] == known[name]["status"], (name, path)
+        assert path[-1]["target"] == rows[name]["status"], (name, path)
         for move in path:
             assert machine.can(machine.states(move["source"]), machine.states(move["target"])), (name, path)
         for before, after in pairwise(path):
             assert before["target"] == after["source"], (name, path)
             assert (before["fence"] or 0) <= (after["fence"] or 0), (name, path)
-        assert list(dict.fromkeys(move["id"] for move in path)) == list(dict.fromkeys(known[name]["moves"])), name
+        assert list(dict.fromkeys(move["id"] for move in path)) == list(dict.fromkeys(rows[name]["moves"])), name
 
 
 @asynccontextmanager
 async def crash_harness(url: str, folder: Path, section: Mapping[str, Any]) -> AsyncIterator[FlowsCrashHarness]:
-    """The engine on the database at *url*, and nobody who works."""
-    named, storage = MemoryCatalogue(), FolderStorage(folder / "objects")
+    """Yield a harness with an engine on the database at *url*, without workers."""
+    catalogue, storage = MemoryCatalogue(), FolderStorage(folder / "objects")
     async with (
         Database.open(url, prefers_indexes=True) as db,
-        FlowEngine.open(db, storage, named, {}, FlowsSection.model_validate(section)) as engine,
+        FlowEngine.open(db, storage, catalogue, {}, FlowsSection.model_validate(section)) as engine,
     ):
-        yield FlowsCrashHarness(db, folder, named, engine)
+        yield FlowsCrashHarness(db, folder, catalogue, engine)

@@ -20,8 +20,8 @@ class StatementCrasher:
         self._left: int | None = None
         self.calls = 0
 
-    async def dies(self, act: Callable[[], Awaitable[Any]], nth: int) -> bool:
-        """Whether *act* came to an end before it was done."""
+    async def run_until_crash(self, act: Callable[[], Awaitable[Any]], nth: int) -> bool:
+        """Run *act* until the *nth* call; return whether it crashed before its end."""
         self._left, self.calls = nth, 0
         try:
             await act()
@@ -37,38 +37,40 @@ class StatementCrasher:
         self._left = max(0, self._left - 1)
         if self._left == 0:
             if session is not None:
-                session.terminate()  # what it had begun is rolled back
+                session.terminate()  # its transaction is rolled back
             raise ProcessDied
 
 
 @contextmanager
 def statement_crasher(patch: pytest.MonkeyPatch) -> Iterator[StatementCrasher]:
     """Open a crasher through which all statements and storage calls pass."""
-    one = StatementCrasher()
+    crasher = StatementCrasher()
     with patch.context() as patched:
         for name in ("execute", "fetch", "fetchrow", "fetchval"):
-            patched.setattr(asyncpg.Connection, name, _before(getattr(asyncpg.Connection, name), one, is_session=True))
+            patched.setattr(
+                asyncpg.Connection, name, _before(getattr(asyncpg.Connection, name), crasher, is_session=True)
+            )
         for name in ("put", "put_file", "get", "info", "delete"):
-            patched.setattr(FolderStorage, name, _before(getattr(FolderStorage, name), one))
+            patched.setattr(FolderStorage, name, _before(getattr(FolderStorage, name), crasher))
         for name in ("stream", "list"):
-            patched.setattr(FolderStorage, name, _before_each(getattr(FolderStorage, name), one))
-        yield one
+            patched.setattr(FolderStorage, name, _before_each(getattr(FolderStorage, name), crasher))
+        yield crasher
 
 
-def _before(act: Any, one: StatementCrasher, *, is_session: bool = False) -> Any:
+def _before(act: Any, crasher: StatementCrasher, *, is_session: bool = False) -> Any:
     @functools.wraps(act)
-    async def acting(owner: Any, *args: Any, **told: Any) -> Any:
-        one.pass_call(owner if is_session else None)
-        return await act(owner, *args, **told)
+    async def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        crasher.pass_call(owner if is_session else None)
+        return await act(owner, *args, **kwargs)
 
-    return acting
+    return call
 
 
-def _before_each(act: Any, one: StatementCrasher) -> Any:
+def _before_each(act: Any, crasher: StatementCrasher) -> Any:
     @functools.wraps(act)
-    async def acting(*args: Any, **told: Any) -> AsyncIterator[Any]:
-        one.pass_call()
-        async for found in act(*args, **told):
-            yield found
+    async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        crasher.pass_call()
+        async for item in act(*args, **kwargs):
+            yield item
 
-    return acting
+    return call

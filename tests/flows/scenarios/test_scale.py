@@ -19,7 +19,7 @@ from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.db.database import Database
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry.telemetry import Telemetry
-from tests.flows.scenarios.crash_scenarios import is_consistent
+from tests.flows.scenarios.crash_scenarios import check_consistency
 from tests.flows.stepper import MemoryCatalogue, map_step, work
 from tests.support.soak import Campaign, examples
 from tests.support.wait import becomes
@@ -105,7 +105,7 @@ async def test_many_flows_at_once(database_url: str, tmp_path: Path, campaign: C
                 for _ in range(count):
                     group.create_task(made(engine, DIAMOND))
             await ended(engine)
-        await is_consistent(engine.db)
+        await check_consistency(engine.db)
     assert found.statements / (count * len(DIAMOND)) < 8
 
 
@@ -149,7 +149,7 @@ async def test_a_wide_flow_costs_no_more_for_a_step(name: str, database_url: str
     assert wide[0] <= narrow[0] * 1.5 + 1
     assert wide[1] <= narrow[1] * 1.5 + 10
     async with Database.open(database_url, size=1) as db:
-        await is_consistent(db)
+        await check_consistency(db)
 
 
 async def cost(url: str, folder: Path, shape: Shape, width: int) -> tuple[float, float]:

@@ -97,7 +97,7 @@ async def leave_artifact(step: FlowStep) -> Mapping[str, Any]:
 @workers.worker("wait")
 async def wait_for_file(step: FlowStep) -> Mapping[str, Any]:
     """Be under way until a file appears."""
-    Path(f"{step.inputs['file']}.begun").touch()
+    Path(f"{step.inputs['file']}.started").touch()
     await becomes(_is_there(Path(step.inputs["file"])), "the file", within=FOREVER)
     return _done(step)
 
