@@ -152,7 +152,7 @@ def test_a_failed_update_tells_why(cli: DictCli) -> None:
     assert "mdm_currency_digits_check" in error["message"]
     assert cli.put("k", "1", "--revision", "5").code == 0
     stale = cli.put("k", "2", "--revision", "4")
-    assert "sourceRevision 4 is older than 5" in stale.err
+    assert "sourceRevision 4 is lower than 5" in stale.err
     shown = cli.run("updates", cli.tenant, error["eventId"])
     assert (shown.code, shown.out.startswith("failed: SQL_ERROR: ")) == (0, True)
     listed = cli.json("updates", cli.tenant)

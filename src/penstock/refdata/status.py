@@ -48,10 +48,9 @@ def _drift_issue(refdata: Refdata, row: Mapping[str, Any], now: datetime) -> Sta
     ago = format_duration(now - row["drifted_at"])
     problem = f"tables changed {times} without a new version, the last time {ago} ago: pods may have old items"
     names = f"{target.tenant_id} {target.dict_code}"
-    audit = f"penstock dict audit {names} makes a pod load all items"
-    hint = f"{audit}; penstock dict import {names} FILE makes a new version for all pods"
-    if not refdata.catalogue.get(target).is_writable:
-        hint = f"{audit}; run it for each pod"
+    hint = f"load the items in each pod with --query-url; penstock dict audit {names}"
+    if refdata.catalogue.get(target).is_writable:
+        hint = f"{hint}; or make a new version for all pods; penstock dict import {names} FILE"
     return late_issue("/".join(target), problem, f"{hint}; docs/runbook/PenstockDriftDetected.md", row["drifted_at"])
 
 
@@ -59,10 +58,11 @@ def _delay_issues(counts: Mapping[str, Any], now: datetime) -> Iterator[StatusIs
     since = counts["pending_since"]
     if since is not None and now - since > PENDING_TOO_LONG:
         problem = f"{pluralize(counts['pending'], 'update')} pending, the oldest for {format_duration(now - since)}"
-        hint = "check that a process with the role apply is running (penstock work apply); penstock dict updates TENANT"
+        hint = "check that `penstock work apply` or `penstock up` is running; "
+        hint += "penstock dict updates TENANT --status PENDING"
         yield late_issue("apply", problem, hint, since)
     since = counts["unannounced_since"]
     if since is not None and now - since > UNANNOUNCED_TOO_LONG:
         problem = f"versions not announced to pods, the oldest for {format_duration(now - since)}"
-        hint = "check that a process with the role relay is running (penstock work relay) and reaches Redis"
+        hint = "check that `penstock work relay` or `penstock up` is running and reaches Redis"
         yield late_issue("relay", problem, hint, since)
