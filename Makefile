@@ -44,7 +44,7 @@ soak: setup deploy-tools ## Run the long campaigns in full and write docs/soak.m
 	@PENSTOCK_SOAK=1 scripts/with-servers $(BIN)/pytest -n $(CORES) --dist worksteal -v -m soak --timeout=7200 $(if $(ONLY),-k '$(ONLY)')
 
 check: setup ## Check lint, format, names and words, types, import contracts
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && scripts/wording && $(BIN)/mypy && $(BIN)/lint-imports
 
 format: setup ## Format the code and apply automatic fixes
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

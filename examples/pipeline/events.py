@@ -28,7 +28,7 @@ class Event(NamedTuple):
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events of a file, one after another; BadLine where there is none."""
+    """Yield the events of a file; raise BadLine for an invalid line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -38,7 +38,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def shard_of(user_id: str, shards: int) -> int:
-    """The shard of a user: the same on every machine and in every version of Python, as `hash` is not."""
+    """Return the shard of a user: equal on every machine and Python version, unlike `hash`."""
     return zlib.crc32(user_id.encode()) % shards
 
 
@@ -48,13 +48,13 @@ def line_of(fields: dict[str, Any]) -> bytes:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows that `row_of` made, back from a file."""
+    """Yield the rows of a file that `row_of` created."""
     with path.open("rb") as file:
         return [orjson.loads(line) for line in file]
 
 
 def row_of(event: Event) -> dict[str, Any]:
-    """The event as the database keeps it: whole cents and a time in UTC; ValueError when it makes no sense."""
+    """Return the event as the database stores it: integer cents, time in UTC; ValueError if it is invalid."""
     fields = event.fields
     return {
         "event_id": event.event_id,
@@ -92,7 +92,7 @@ def _cents(value: object) -> int:
 
 
 def _utc(text: str) -> str:
-    """A moment as MySQL reads it, in UTC."""
+    """Return a time in UTC as MySQL reads it."""
     try:
         moment = datetime.fromisoformat(text)
         in_utc = moment.astimezone(UTC) if moment.tzinfo else None

@@ -12,12 +12,12 @@ def ingested_file(folder: Path, name: str) -> Path:
 
 
 def events_file(folder: Path, name: str, shard: int) -> Path:
-    """The events of one shard, as shard-splitter leaves them."""
+    """Return the path of the events of a shard, which shard-splitter writes."""
     return folder / f"{name}.shard-{shard}.jsonl"
 
 
 def rows_file(folder: Path, name: str, shard: int) -> Path:
-    """The rows of one shard, as shard-worker leaves them."""
+    """Return the path of the rows of a shard, which shard-worker writes."""
     return folder / f"{name}.shard-{shard}.rows.jsonl"
 
 

@@ -48,7 +48,7 @@ class ShardDatabase:
 
     @classmethod
     def at(cls, address: str, user: str, password: str) -> "ShardDatabase":
-        """The database at *address*: `host/database`, `host:port/database` or `/path/of/socket/database`."""
+        """Return the database at *address*: `host/database`, `host:port/database` or `/path/of/socket/database`."""
         server, _, database = address.rpartition("/")
         if not server or not database:
             raise ValueError(f"{address!r} is not an address such as 127.0.0.1:3306/shard_0")

@@ -41,7 +41,7 @@ STAGES_BY_MACHINE = {machine.name: stage for stage, machine in MACHINES.items()}
 
 @dataclass(frozen=True, slots=True)
 class ShardRow:
-    """One shard of a file, as stored."""
+    """A shard of a file, as stored."""
 
     id: int
     filename: str

@@ -1,4 +1,4 @@
-"""One claimed row, as the loop of a daemon receives it."""
+"""A claimed row, as the loop of a daemon receives it."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from penstock.tracking.contract import DELAY_LIMIT, StageReportKind
 
 @dataclass(eq=False)
 class Item:
-    """One row that this daemon has claimed, until it is ended or lost."""
+    """A row that this daemon has claimed, until it is ended or lost."""
 
     filename: str
     shard: int
