@@ -57,9 +57,9 @@ HttpUrl = Annotated[Url, AfterValidator(_is_http)]
 
 def _check_disjoint(*paths: str | None) -> None:
     """Raise ValueError if one of *paths* is inside of another."""
-    given = [path for path in paths if path]
-    for path in given:
-        if inner := [other for other in given if other.startswith(f"{path}.")]:
+    present = [path for path in paths if path]
+    for path in present:
+        if inner := [other for other in present if other.startswith(f"{path}.")]:
             raise ValueError(f"the path {inner[0]} is inside of the path {path}; they must be separate values")
 
 

@@ -66,7 +66,7 @@ INSERT INTO partition_progress (
     run_id, partition_id, kind, lower_bound, upper_bound, counted, scan_started_at, created_at, updated_at)
 SELECT $1, partition_id, kind, lower_bound, upper_bound, counted, $7, $7, $7
 FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::integer[])
-    AS given (partition_id, kind, lower_bound, upper_bound, counted);
+    AS input (partition_id, kind, lower_bound, upper_bound, counted);
 
 -- name: read_run
 -- One run.

@@ -34,7 +34,7 @@ def records_of(dataset: Dataset) -> list[Record]:
 def select_pages(dataset: Dataset, asked: RecordFilter, limit: int) -> list[Record]:
     """Return the records of all pages, one after another."""
     rows, records = dataset.select(asked), list[Record]()
-    while keys := rows.some(len(records), limit):
+    while keys := rows.slice_keys(len(records), limit):
         records += map(orjson.loads, dataset.bodies(keys))
     assert len(records) == rows.total
     return records

@@ -100,11 +100,11 @@ def test_faults_repeat_by_seed() -> None:
     """H17: the same seed injects the same faults into the same requests, at about the configured rates."""
     faults = Faults(rate_429=0.1, rate_500=0.2, rate_short=0.3)
     injector, same, other = FaultInjector(faults, 7), FaultInjector(faults, 7), FaultInjector(faults, 8)
-    faults_of_requests = [injector.deal() for _ in range(2_000)]
-    assert faults_of_requests == [same.deal() for _ in range(2_000)]
-    assert faults_of_requests != [other.deal() for _ in range(2_000)]
+    faults_of_requests = [injector.inject() for _ in range(2_000)]
+    assert faults_of_requests == [same.inject() for _ in range(2_000)]
+    assert faults_of_requests != [other.inject() for _ in range(2_000)]
     injector.set(faults)
-    assert faults_of_requests[:50] == [injector.deal() for _ in range(50)]
+    assert faults_of_requests[:50] == [injector.inject() for _ in range(50)]
     kinds = [fault.kind.value for fault in faults_of_requests if fault is not None]
     assert 150 < kinds.count("429") < 250
     assert 300 < kinds.count("500") < 420

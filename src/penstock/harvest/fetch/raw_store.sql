@@ -2,7 +2,7 @@
 -- H4, H16: store records of a page. They are written in the order of keys, so that two writers of the same records wait for
 -- each other instead of deadlocking. A record older than the stored one is only marked as seen. Return how many records this
 -- pass had not seen yet, and how many of them an earlier pass should have seen.
-WITH given AS MATERIALIZED (
+WITH received AS MATERIALIZED (
     SELECT input.key, input.payload::jsonb AS payload, input.updated_at, r.seen_run, r.seen_in, r.seen_scan
     FROM unnest($3::text[], $4::text[], $5::timestamptz[]) AS input (key, payload, updated_at)
     -- One index lookup per record, even under a plan that was made when the table was empty.
@@ -12,7 +12,7 @@ WITH given AS MATERIALIZED (
 ), stored AS (
     INSERT INTO raw_record AS r (
         feed, key, payload, source_updated_at, version, seen_run, seen_in, seen_scan, changed_at)
-    SELECT $1, key, payload, updated_at, 1, $2, $6, $7, $9 FROM given
+    SELECT $1, key, payload, updated_at, 1, $2, $6, $7, $9 FROM received
     ON CONFLICT (feed, key) DO UPDATE
     SET (payload, source_updated_at, version, changed_at) = (
             SELECT
@@ -38,7 +38,7 @@ WITH given AS MATERIALIZED (
 SELECT
     count(*) FILTER (WHERE (seen_run, seen_in, seen_scan) IS DISTINCT FROM ($2, $6, $7)) AS seen,
     count(*) FILTER (WHERE seen_run IS DISTINCT FROM $2 AND coalesce(updated_at < $8, $7 > 1)) AS missed
-FROM given;
+FROM received;
 
 -- name: mark_seen
 -- H10: a record that cannot be stored still exists in the source.
@@ -54,6 +54,6 @@ SELECT $1::text::jsonb IS NOT NULL;
 WITH rejected AS (
     INSERT INTO harvest_reject (run_id, feed, key, reason, payload, rejected_at)
     SELECT $1, $2, key, reason, left(payload, 10000), $6
-    FROM unnest($3::text[], $4::text[], $5::text[]) AS given (key, reason, payload)
+    FROM unnest($3::text[], $4::text[], $5::text[]) AS input (key, reason, payload)
 )
 UPDATE run_metadata SET rejected = rejected + cardinality($3::text[]) WHERE run_id = $1;

@@ -93,7 +93,7 @@ class RecordSlice:
         """Return the number of rows up to and including *key*, which may have been deleted."""
         return bisect_right(self.keys, key, self.first, self.end) - self.first
 
-    def some(self, offset: int, limit: int) -> list[int]:
+    def slice_keys(self, offset: int, limit: int) -> list[int]:
         start = self.first + offset
         return self.keys[start : min(start + limit, self.end)] if offset < self.total else []
 
@@ -130,19 +130,19 @@ class Dataset:
     def total(self) -> int:
         return len(self._by_price)
 
-    def select(self, asked: RecordFilter) -> RecordSlice:
+    def select(self, filter_: RecordFilter) -> RecordSlice:
         """Return the rows of a filter, valid until the next change."""
-        rows = self._selections.get(asked)
+        rows = self._selections.get(filter_)
         if rows is None:
             if len(self._selections) >= _SELECTIONS:
                 self._selections.clear()
-            rows = self._selections[asked] = self._select(asked)
+            rows = self._selections[filter_] = self._select(filter_)
         return rows
 
     def bodies(self, keys: Iterable[int]) -> list[bytes]:
         """Return the records at these keys, as JSON."""
-        held = self._bodies
-        return [held[key & _NUMBER] for key in keys]
+        bodies = self._bodies
+        return [bodies[key & _NUMBER] for key in keys]
 
     def truth(self) -> list[bytes]:
         """Return all present records, sorted by id."""
@@ -151,26 +151,26 @@ class Dataset:
     def ids_after(self, moment: datetime) -> set[str]:
         """Return the ids of the present records that were inserted or updated after *moment*."""
         rows = self.select(RecordFilter(after=micros(moment)))
-        return {_record_id(key & _NUMBER) for key in rows.some(0, rows.total)}
+        return {_record_id(key & _NUMBER) for key in rows.slice_keys(0, rows.total)}
 
     def change(self, updates: int = 0, inserts: int = 0, deletes: int = 0) -> DatasetChange:
         """Change random records at once, at most all present ones."""
         chosen = self._random.sample(range(self.total), min(updates + deletes, self.total))
         numbers = [self._by_price[place] & _NUMBER for place in chosen]
-        gone, changed = numbers[:deletes], numbers[deletes:]
+        deleted, updated = numbers[:deletes], numbers[deletes:]
         prices, moments = set(map(self._price_key, numbers)), set(map(self._moment_key, numbers))
-        for number in changed:
+        for number in updated:
             self._update(number)
-        come = [self._make(self._next_moment()) for _ in range(inserts)]
-        for number in gone:
+        inserted = [self._make(self._next_moment()) for _ in range(inserts)]
+        for number in deleted:
             self._bodies[number] = b""
-        there = [*changed, *come]
-        _exchange(self._by_price, prices, [self._price_key(number) for number in there])
-        _exchange(self._by_moment, moments, [self._moment_key(number) for number in there])
-        if numbers or come:
+        present = [*updated, *inserted]
+        _exchange(self._by_price, prices, [self._price_key(number) for number in present])
+        _exchange(self._by_moment, moments, [self._moment_key(number) for number in present])
+        if numbers or inserted:
             self.generation += 1
             self._selections.clear()
-        return DatasetChange(*([_record_id(number) for number in some] for some in (changed, come, gone)))
+        return DatasetChange(*([_record_id(number) for number in changed] for changed in (updated, inserted, deleted)))
 
     def _make(self, moment: int) -> int:
         number, bits = len(self._bodies), self._random.getrandbits(_BITS)
@@ -197,20 +197,20 @@ class Dataset:
     def _moment_key(self, number: int) -> int:
         return self._moments[number] << _SHIFT | number
 
-    def _select(self, asked: RecordFilter) -> RecordSlice:
-        low, high = _price_keys(asked)
+    def _select(self, filter_: RecordFilter) -> RecordSlice:
+        low, high = _price_keys(filter_)
         first, end = bisect_left(self._by_price, low), bisect_left(self._by_price, high)
-        since = 0 if asked.after is None else bisect_left(self._by_moment, asked.after + 1 << _SHIFT)
-        until = self.total if asked.upto is None else bisect_left(self._by_moment, asked.upto + 1 << _SHIFT)
+        since = 0 if filter_.after is None else bisect_left(self._by_moment, filter_.after + 1 << _SHIFT)
+        until = self.total if filter_.upto is None else bisect_left(self._by_moment, filter_.upto + 1 << _SHIFT)
         until = max(since, until)
         is_always = until - since == self.total
         if is_always and self.order is RecordOrder.PRICE:
             return RecordSlice(self._by_price, first, max(first, end))
         if until - since < end - first:
-            found = (key & _NUMBER for key in self._by_moment[since:until])
-            keys = [key for key in map(self._price_key, found) if low <= key < high]
+            numbers = (key & _NUMBER for key in self._by_moment[since:until])
+            keys = [key for key in map(self._price_key, numbers) if low <= key < high]
         else:
-            after, upto = asked.after or 0, self._last_moment if asked.upto is None else asked.upto
+            after, upto = filter_.after or 0, self._last_moment if filter_.upto is None else filter_.upto
             keys = [key for key in self._by_price[first:end] if after < self._moments[key & _NUMBER] <= upto]
         keys = sorted(key & _NUMBER for key in keys) if self.order is RecordOrder.ID else sorted(keys)
         return RecordSlice(keys, 0, len(keys))
@@ -221,27 +221,27 @@ def micros(moment: datetime) -> int:
     return (moment - _EPOCH) // _MICROSECOND
 
 
-def _price_keys(asked: RecordFilter) -> tuple[int, int]:
+def _price_keys(filter_: RecordFilter) -> tuple[int, int]:
     """Return the first key of the price range of a filter, and the first key after the range."""
-    if asked.is_null:
+    if filter_.is_null:
         return _NO_PRICE << _SHIFT, _NO_PRICE + 1 << _SHIFT
-    is_ranged = asked.is_null is False or asked.lower is not None or asked.upper is not None
-    most = _NO_PRICE if is_ranged else _NO_PRICE + 1
-    lower = 0 if asked.lower is None else min(max(asked.lower, 0), most)
-    upper = most if asked.upper is None else min(max(asked.upper, 0), most)
+    is_ranged = filter_.is_null is False or filter_.lower is not None or filter_.upper is not None
+    limit = _NO_PRICE if is_ranged else _NO_PRICE + 1
+    lower = 0 if filter_.lower is None else min(max(filter_.lower, 0), limit)
+    upper = limit if filter_.upper is None else min(max(filter_.upper, 0), limit)
     return lower << _SHIFT, upper << _SHIFT
 
 
-def _exchange(keys: list[int], gone: Set[int], come: Sequence[int]) -> None:
+def _exchange(keys: list[int], removed: Set[int], added: Sequence[int]) -> None:
     """Remove keys from a sorted list and insert others."""
-    if len(gone) + len(come) > len(keys) // _ONE_BY_ONE:
-        keys[:] = [key for key in keys if key not in gone]
-        keys += come
+    if len(removed) + len(added) > len(keys) // _ONE_BY_ONE:
+        keys[:] = [key for key in keys if key not in removed]
+        keys += added
         keys.sort()
         return
-    for key in gone:
+    for key in removed:
         del keys[bisect_left(keys, key)]
-    for key in come:
+    for key in added:
         insort(keys, key)
 
 
@@ -280,12 +280,12 @@ def _price_function(prices: PriceFormat) -> Callable[[int], int | None]:
         PriceFormat.EQUAL: lambda _: 500_000,
         PriceFormat.UNIFORM: lambda bits: bits % 10_000_000,
     }
-    usual = spread[prices]
+    make_usual = spread[prices]
 
     def price_of(bits: int) -> int | None:
         rare = bits >> 54
         if rare > 2:
-            return usual(bits)
+            return make_usual(bits)
         return None if rare else 0
 
     return price_of

@@ -58,7 +58,7 @@ class FaultInjector:
 
     def __init__(self, faults: Faults, seed: int) -> None:
         self._seed = seed
-        self.given: Counter[FaultKind] = Counter()
+        self.injected: Counter[FaultKind] = Counter()
         self.set(faults)
 
     def set(self, faults: Faults) -> None:
@@ -68,17 +68,17 @@ class FaultInjector:
         rates = ((kind, getattr(faults, f"rate_{kind.value}")) for kind in FaultKind)
         self._rates = [(kind, rate) for kind, rate in rates if rate > 0]
 
-    def deal(self) -> Fault | None:
+    def inject(self) -> Fault | None:
         for kind, rate in self._rates:
             if self._random.random() < rate:
                 return Fault(kind, self._random.random())
         return None
 
-    def left_of(self, rows: int, fault: Fault | None) -> int:
+    def count_rows(self, rows: int, fault: Fault | None) -> int:
         """Return the number of rows to send: a short page lacks at least one row, and has at least one."""
         if fault is None or fault.kind is not FaultKind.SHORT or rows < 2:
             return rows
-        self.given[FaultKind.SHORT] += 1
+        self.injected[FaultKind.SHORT] += 1
         return 1 + int(fault.share * (rows - 1))
 
 
@@ -115,8 +115,8 @@ class Churn:
 
     def _tick(self) -> None:
         rates = self.rates
-        due = [have + rate * TICK for have, rate in zip(self._due, msgspec.structs.astuple(rates), strict=True)]
-        whole = [int(number) for number in due]
-        self._due = [have - now for have, now in zip(due, whole, strict=True)]
-        self._dataset.change(*whole)
+        due = [rest + rate * TICK for rest, rate in zip(self._due, msgspec.structs.astuple(rates), strict=True)]
+        changes = [int(number) for number in due]
+        self._due = [number - change for number, change in zip(due, changes, strict=True)]
+        self._dataset.change(*changes)
         self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)

@@ -14,7 +14,7 @@ from penstock.harvest.simulator.faults import Fault, FaultInjector
 from penstock.harvest.simulator.rest import InvalidQuery, read_moment
 from penstock.kernel.clock import Clock
 
-MOST = 50
+MAX_PAGE_SIZE = 50
 _FIELD = re.compile(r"\b(?:username_and_password|diamonds_by_query_count|diamonds_by_query)\b")
 
 
@@ -40,7 +40,7 @@ class _Variables(msgspec.Struct, frozen=True):
     token: str = ""
     query: _Query | None = None
     offset: Annotated[int, msgspec.Meta(ge=0)] = 0
-    limit: Annotated[int, msgspec.Meta(ge=1, le=MOST)] = MOST
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE_SIZE)] = MAX_PAGE_SIZE
 
 
 class _ParsedQuery(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class _ParsedQuery(msgspec.Struct, frozen=True):
     variables: _Variables | None = None
 
 
-_asked = msgspec.json.Decoder(_ParsedQuery)
+_decoder = msgspec.json.Decoder(_ParsedQuery)
 
 
 class GraphqlError(Exception):
@@ -79,7 +79,7 @@ class AccessTokens:
         until = self._until.get(token)
         if until is None or until <= self._clock.now():
             self._until.pop(token, None)
-            raise GraphqlError("UNAUTHENTICATED", "the token is not known, or has expired")
+            raise GraphqlError("UNAUTHENTICATED", "the token is unknown or has expired")
 
     def expire(self) -> int:
         """Expire all tokens and return their number."""
@@ -89,19 +89,19 @@ class AccessTokens:
 
 
 def answer(
-    dataset: Dataset, tokens: AccessTokens, dealer: FaultInjector, body: bytes, fault: Fault | None
+    dataset: Dataset, tokens: AccessTokens, injector: FaultInjector, body: bytes, fault: Fault | None
 ) -> tuple[str, bytes]:
     """Return the kind of the request and the answer, as JSON."""
     kind = "graphql"
     try:
-        asked = _asked.decode(body)
-        kind, variables = _kind_of(asked.query), asked.variables or _Variables()
+        parsed = _decoder.decode(body)
+        kind, variables = _kind_of(parsed.query), parsed.variables or _Variables()
         if kind == "authenticate":
             token = tokens.give(variables.username, variables.password)
             return kind, orjson.dumps({"data": {"authenticate": {"username_and_password": {"token": token}}}})
         tokens.check(variables.token)
         make = _count if kind == "count" else _page
-        return kind, make(dataset, dealer, variables, fault)
+        return kind, make(dataset, injector, variables, fault)
     except msgspec.ValidationError as error:
         return kind, _errors("BAD_USER_INPUT", str(error))
     except msgspec.DecodeError as error:
@@ -114,16 +114,19 @@ def answer(
 def _kind_of(query: str) -> str:
     fields = set(_FIELD.findall(query))
     if len(fields) != 1:
-        raise GraphqlError("GRAPHQL_VALIDATION_FAILED", "ask for one of authenticate, diamonds_by_query(_count)")
+        raise GraphqlError(
+            "GRAPHQL_VALIDATION_FAILED",
+            "the query must have one of authenticate, diamonds_by_query, diamonds_by_query_count",
+        )
     field = fields.pop()
     kinds = {"username_and_password": "authenticate", "diamonds_by_query_count": "count", "diamonds_by_query": "page"}
     return kinds[field]
 
 
-def _page(dataset: Dataset, dealer: FaultInjector, variables: _Variables, fault: Fault | None) -> bytes:
+def _page(dataset: Dataset, injector: FaultInjector, variables: _Variables, fault: Fault | None) -> bytes:
     rows = dataset.select(_filter(variables.query))
-    keys = rows.some(variables.offset, variables.limit)
-    keys = keys[: dealer.left_of(len(keys), fault)]
+    keys = rows.slice_keys(variables.offset, variables.limit)
+    keys = keys[: injector.count_rows(len(keys), fault)]
     items = b",".join(dataset.bodies(keys))
     return b'{"data":{"as":{"diamonds_by_query":{"items":[%b],"total_count":%d}}}}' % (items, rows.total)
 
@@ -137,7 +140,7 @@ def _filter(query: _Query | None) -> RecordFilter:
         return RecordFilter()
     value, moments = query.dollar_value or _Value(), query.updated_at or _Moments()
     if query.has_price is False and (value.from_ is not None or value.to is not None):
-        raise GraphqlError("BAD_USER_INPUT", "has_price: false and dollar_value have no record in common")
+        raise GraphqlError("BAD_USER_INPUT", "has_price: false and dollar_value exclude each other")
     upper = None if value.to is None else value.to + 1  # a GraphQL range includes both ends
     is_null = None if query.has_price is None else not query.has_price
     return RecordFilter(value.from_, upper, is_null, _moment(moments.after), _moment(moments.upto))
@@ -147,7 +150,7 @@ def _moment(text: str | None) -> int | None:
     try:
         return None if text is None else read_moment(text)
     except ValueError as error:
-        raise GraphqlError("BAD_USER_INPUT", f"{text!r} is no moment in ISO 8601 with a zone") from error
+        raise GraphqlError("BAD_USER_INPUT", f"{text!r} is not a time in ISO 8601 with a time zone") from error
 
 
 def _errors(code: str, message: str) -> bytes:

@@ -10,11 +10,11 @@ from penstock.harvest.simulator.dataset import Dataset, RecordFilter, RecordOrde
 from penstock.harvest.simulator.faults import Fault, FaultInjector
 from penstock.kernel.errors import Invalid
 
-USUAL_LIMIT, MOST = 30, 1_000
+DEFAULT_LIMIT, MAX_LIMIT = 30, 1_000
 Parameters = dict[str, str]
 _FILTERS = ("price_from", "price_below", "price_null", "updated_after", "updated_upto")
-_PLACES = frozenset(("offset", "page", "cursor"))
-_KNOWN = _PLACES.union(_FILTERS, ("limit",))
+_PAGING = frozenset(("offset", "page", "cursor"))
+_KNOWN = _PAGING.union(_FILTERS, ("limit",))
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _CURSOR = re.compile(r"(price|id):([0-9a-f]{1,20})")
 
@@ -25,16 +25,16 @@ class InvalidQuery(Invalid):
     status, title = 400, "Bad request"
 
 
-def page(dataset: Dataset, dealer: FaultInjector, query: bytes, fault: Fault | None) -> bytes:
+def page(dataset: Dataset, injector: FaultInjector, query: bytes, fault: Fault | None) -> bytes:
     """Return a page of records with the cursor of the next page, as JSON."""
     parameters = _read(query)
     rows = dataset.select(_filter(parameters))
-    limit = _whole(parameters, "limit", USUAL_LIMIT, 1, MOST)
+    limit = _whole(parameters, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
     offset = _offset(parameters, limit)
     if "cursor" in parameters:
         offset = rows.after(_cursor_key(parameters["cursor"], dataset.order))
-    keys = rows.some(offset, limit)
-    keys = keys[: dealer.left_of(len(keys), fault)]
+    keys = rows.slice_keys(offset, limit)
+    keys = keys[: injector.count_rows(len(keys), fault)]
     has_more = bool(keys) and offset + len(keys) < rows.total
     cursor = b'"%b"' % _cursor(keys[-1], dataset.order) if has_more else b"null"
     values = (b",".join(dataset.bodies(keys)), rows.total, b"true" if has_more else b"false", cursor)
@@ -42,7 +42,7 @@ def page(dataset: Dataset, dealer: FaultInjector, query: bytes, fault: Fault | N
 
 
 def count(dataset: Dataset, query: bytes) -> bytes:
-    """Return the number of records of a filter, as JSON; the place of a page is ignored."""
+    """Return the number of records of a filter, as JSON; parameters of paging are ignored."""
     return b'{"total":%d}' % dataset.select(_filter(_read(query))).total
 
 
@@ -53,10 +53,10 @@ def _read(query: bytes) -> Parameters:
         if not pair:
             continue
         if name not in _KNOWN:
-            hint = f"there is {', '.join(sorted(_KNOWN))}"
-            raise InvalidQuery("BAD_PARAMETER", f"{name} is not known here", hint=hint)
+            hint = f"parameters: {', '.join(sorted(_KNOWN))}"
+            raise InvalidQuery("BAD_PARAMETER", f"unknown parameter {name}", hint=hint)
         if name in parameters:
-            raise _bad(name, "comes once")
+            raise _invalid(name, "must be unique")
         parameters[name] = unquote_plus(value) if "%" in value or "+" in value else value
     return parameters
 
@@ -65,15 +65,15 @@ def _filter(parameters: Parameters) -> RecordFilter:
     lower, upper = _integer(parameters, "price_from"), _integer(parameters, "price_below")
     is_null = _truth(parameters, "price_null")
     if is_null and (lower is not None or upper is not None):
-        raise _bad("price_null", "and a range of prices have no record in common")
+        raise _invalid("price_null", "and a range of prices exclude each other")
     return RecordFilter(
         lower, upper, is_null, _moment(parameters, "updated_after"), _moment(parameters, "updated_upto")
     )
 
 
 def _offset(parameters: Parameters, limit: int) -> int:
-    if len(_PLACES & parameters.keys()) > 1:
-        raise _bad("offset", "page and cursor exclude each other")
+    if len(_PAGING & parameters.keys()) > 1:
+        raise _invalid("offset", "excludes page and cursor, which exclude each other")
     if "page" in parameters:
         return (_whole(parameters, "page", 1, 1) - 1) * limit
     return _whole(parameters, "offset", 0, 0)
@@ -84,16 +84,17 @@ def _integer(parameters: Parameters, name: str) -> int | None:
     if value is None:
         return None
     if not _INTEGER.fullmatch(value):
-        raise _bad(name, "is a whole number")
+        raise _invalid(name, "must be a whole number")
     return int(value)
 
 
-def _whole(parameters: Parameters, name: str, usual: int, least: int, most: int | None = None) -> int:
+def _whole(parameters: Parameters, name: str, default: int, minimum: int, maximum: int | None = None) -> int:
     number = _integer(parameters, name)
     if number is None:
-        return usual
-    if number < least or (most is not None and number > most):
-        raise _bad(name, f"is at least {least}" + ("" if most is None else f", at most {most}"))
+        return default
+    if number < minimum or (maximum is not None and number > maximum):
+        limits = f"at least {minimum}" + ("" if maximum is None else f" and at most {maximum}")
+        raise _invalid(name, f"must be {limits}")
     return number
 
 
@@ -102,7 +103,7 @@ def _truth(parameters: Parameters, name: str) -> bool | None:
     if value is None:
         return None
     if value not in ("true", "false"):
-        raise _bad(name, "is true or false")
+        raise _invalid(name, "must be true or false")
     return value == "true"
 
 
@@ -111,7 +112,7 @@ def _moment(parameters: Parameters, name: str) -> int | None:
     try:
         return None if value is None else read_moment(value)
     except ValueError as error:
-        raise _bad(name, "is a moment in ISO 8601, with a zone") from error
+        raise _invalid(name, "must be a time in ISO 8601 with a time zone") from error
 
 
 @lru_cache(maxsize=256)
@@ -132,12 +133,12 @@ def _cursor_key(cursor: str, order: RecordOrder) -> int:
     try:
         text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
     except ValueError as error:
-        raise _bad("cursor", "is none of ours") from error
-    found = _CURSOR.fullmatch(text)
-    if found is None or found[1] != order.value:
-        raise _bad("cursor", "is none of ours")
-    return int(found[2], 16)
+        raise _invalid("cursor", "is not a cursor of this API") from error
+    match = _CURSOR.fullmatch(text)
+    if match is None or match[1] != order.value:
+        raise _invalid("cursor", "is not a cursor of this API")
+    return int(match[2], 16)
 
 
-def _bad(name: str, what: str) -> InvalidQuery:
-    return InvalidQuery("BAD_PARAMETER", f"{name} {what}")
+def _invalid(name: str, problem: str) -> InvalidQuery:
+    return InvalidQuery("BAD_PARAMETER", f"{name} {problem}")

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 BODY_LIMIT = 1_000_000
 _LINES_AT_ONCE = 1_000
-_ABOUT = b"""Penstock's local source (H17): a paged API over seeded records, for tests, demos and benchmarks.
+_ABOUT = b"""Penstock's simulator (H17): a paged API over generated records, for tests, demos and benchmarks.
 GET /records, GET /records/count, POST /graphql;
 GET /admin/stats, GET /admin/records, POST /admin/faults, POST /admin/changes, POST /admin/expire-tokens.
 """
@@ -78,9 +78,9 @@ class ChangeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Routes:
     """Answers all requests of the simulator."""
 
-    def __init__(self, dataset: Dataset, dealer: FaultInjector, tokens: AccessTokens, churn: Churn) -> None:
+    def __init__(self, dataset: Dataset, injector: FaultInjector, tokens: AccessTokens, churn: Churn) -> None:
         self.dataset = dataset
-        self.dealer = dealer
+        self.injector = injector
         self.tokens = tokens
         self.churn = churn
         self.requests: Counter[str] = Counter()
@@ -104,7 +104,7 @@ class Routes:
     def answer(self, request: SimulatedRequest) -> SimulatedResponse:
         """Return the answer to a request. Errors are answers as well."""
         if len(request.body) > BODY_LIMIT:
-            return _refusal(InvalidQuery("BAD_REQUEST", f"a body has at most {BODY_LIMIT} bytes"))
+            return _refusal(InvalidQuery("BAD_REQUEST", f"the body is larger than {BODY_LIMIT} bytes"))
         try:
             if request.path in self._sources:
                 return self._answer_source(request)
@@ -119,7 +119,7 @@ class Routes:
         """Return the numbers of requests and faults by kind, and the state of the dataset."""
         return {
             "requests": dict(self.requests),
-            "faults": {kind.value: number for kind, number in self.dealer.given.items()},
+            "faults": {kind.value: number for kind, number in self.injector.injected.items()},
             "total": self.dataset.total,
             "generation": self.dataset.generation,
         }
@@ -127,17 +127,17 @@ class Routes:
     def _answer_source(self, request: SimulatedRequest) -> SimulatedResponse:
         method, make = self._sources[request.path]
         _check_method(method, request)
-        faults, fault = self.dealer.faults, self.dealer.deal()
+        faults, fault = self.injector.faults, self.injector.inject()
         if fault is None or fault.kind is FaultKind.SHORT:
             answer = SimulatedResponse(make(request, fault))
         else:
-            self.dealer.given[fault.kind] += 1
+            self.injector.injected[fault.kind] += 1
             answer = _fail(SimulatedResponse(make(request, None)), fault.kind, faults)
         return answer if answer.delay is None else replace(answer, delay=answer.delay + faults.latency_ms / 1_000)
 
     def _answer_other(self, request: SimulatedRequest) -> SimulatedResponse:
         if request.path not in self._others:
-            raise NotFound("NO_SUCH_PATH", "there is nothing here", hint="GET / tells what there is")
+            raise NotFound("NO_SUCH_PATH", f"unknown path {request.path}", hint="GET / lists the paths")
         self.requests["admin"] += 1
         method, make = self._others[request.path]
         _check_method(method, request)
@@ -145,34 +145,34 @@ class Routes:
 
     def _page(self, request: SimulatedRequest, fault: Fault | None) -> bytes:
         self.requests["page"] += 1
-        return rest.page(self.dataset, self.dealer, request.query, fault)
+        return rest.page(self.dataset, self.injector, request.query, fault)
 
     def _count(self, request: SimulatedRequest, _fault: Fault | None) -> bytes:
         self.requests["count"] += 1
         return rest.count(self.dataset, request.query)
 
     def _graphql(self, request: SimulatedRequest, fault: Fault | None) -> bytes:
-        kind, body = graphql.answer(self.dataset, self.tokens, self.dealer, request.body, fault)
+        kind, body = graphql.answer(self.dataset, self.tokens, self.injector, request.body, fault)
         self.requests[kind] += 1
         return body
 
     def _set_faults(self, request: SimulatedRequest) -> SimulatedResponse:
         """Replace all faults: a field that the body lacks has the default value."""
-        self.dealer.set(_decode(request, Faults))
-        return _json(msgspec.to_builtins(self.dealer.faults))
+        self.injector.set(_decode(request, Faults))
+        return _json(msgspec.to_builtins(self.injector.faults))
 
     def _change(self, request: SimulatedRequest) -> SimulatedResponse:
-        asked = _decode(request, ChangeRequest)
-        if asked.churn is not None:
-            self.churn.set(asked.churn)
-        changed = self.dataset.change(asked.updates, asked.inserts, asked.deletes)
+        request_body = _decode(request, ChangeRequest)
+        if request_body.churn is not None:
+            self.churn.set(request_body.churn)
+        changed = self.dataset.change(request_body.updates, request_body.inserts, request_body.deletes)
         state = {"total": self.dataset.total, "generation": self.dataset.generation}
         return _json({**asdict(changed), **state, "churn": msgspec.to_builtins(self.churn.rates)})
 
 
 def _check_method(method: str, request: SimulatedRequest) -> None:
     if request.method != method:
-        raise WrongMethod("WRONG_METHOD", f"{request.path} takes {method}")
+        raise WrongMethod("WRONG_METHOD", f"{request.path} requires the method {method}")
 
 
 def _decode(request: SimulatedRequest, shape: type[T]) -> T:
@@ -185,10 +185,10 @@ def _decode(request: SimulatedRequest, shape: type[T]) -> T:
 def _fail(answer: SimulatedResponse, kind: FaultKind, faults: Faults) -> SimulatedResponse:
     """Return the answer with a fault instead of *answer*."""
     if kind is FaultKind.THROTTLED:
-        error = {"error": {"code": "TOO_MANY_REQUESTS", "detail": "slower, please"}}
+        error = {"error": {"code": "TOO_MANY_REQUESTS", "detail": "too many requests"}}
         return _json(error, 429, [(b"retry-after", b"%d" % ceil(faults.retry_after))])
     if kind is FaultKind.ERROR:
-        return _refusal(PenstockError("INTERNAL", "this is one of the faults that were asked for"))
+        return _refusal(PenstockError("INTERNAL", "a simulated fault"))
     if kind is FaultKind.TIMEOUT:
         return replace(answer, delay=faults.timeout_for)
     if kind is FaultKind.GARBAGE:

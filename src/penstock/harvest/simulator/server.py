@@ -38,7 +38,7 @@ class LocalOptions:
     host: str = "127.0.0.1"
     port: int = 0
     username: str = "demo@example.com"
-    password: str = "demo"  # noqa: S105 - it guards made-up records
+    password: str = "demo"  # noqa: S105 - it protects generated records
     token_lifetime: timedelta = timedelta(hours=6)
     faults: Faults = NO_FAULTS
     churn: Rates = STILL
@@ -53,7 +53,7 @@ class LocalSource:
 
     def set_faults(self, faults: Faults = NO_FAULTS) -> None:
         """Apply *faults* from now on."""
-        self._routes.dealer.set(faults)
+        self._routes.injector.set(faults)
 
     def change(self, updates: int = 0, inserts: int = 0, deletes: int = 0) -> DatasetChange:
         """Change random records at once."""
@@ -65,8 +65,8 @@ class LocalSource:
 
     def truth(self) -> dict[str, dict[str, Any]]:
         """Return all present records, by id."""
-        found = map(orjson.loads, self._routes.dataset.truth())
-        return {record["id"]: record for record in found}
+        records = map(orjson.loads, self._routes.dataset.truth())
+        return {record["id"]: record for record in records}
 
     def changed_ids_since(self, moment: datetime) -> set[str]:
         """Return the ids of the present records that were inserted or updated after *moment*."""
@@ -100,7 +100,9 @@ def check_host(host: str) -> None:
     except ValueError:
         is_own = False
     if not is_own:
-        raise Invalid("NOT_LOOPBACK", f"the local source does not listen on {host}", hint="take 127.0.0.1")
+        raise Invalid(
+            "NOT_LOOPBACK", f"the simulator listens on loopback addresses only, not on {host}", hint="use 127.0.0.1"
+        )
 
 
 def make_app(routes: Routes) -> ASGIApp:
@@ -171,7 +173,7 @@ async def _serve(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
         server = await asyncio.get_running_loop().create_server(lambda: _Connection(config, state), host, port)
     except OSError as error:
         message = f"cannot listen on {host}:{port}: {error.strerror or error}"
-        raise Conflict("PORT_IN_USE", message, hint="take another --port; 0 takes a free one") from error
+        raise Conflict("PORT_IN_USE", message, hint="choose another --port; 0 chooses a free port") from error
     try:
         host, port = server.sockets[0].getsockname()[:2]
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
