@@ -8,7 +8,7 @@ import pytest
 
 from penstock.flows.contract import StepReportAnswer, StepReportKind
 from penstock.kernel.errors import Conflict, NotFound
-from tests.flows.scenarios.test_races import WAITING, held_back
+from tests.flows.scenarios.test_races import LOCK_WAITS, block_run
 from tests.flows.stepper import DIAMOND, FlowsStepper, flow_step, flows_stepper, make_report, map_step, work
 from tests.support.wait import becomes
 
@@ -24,11 +24,11 @@ async def test_report_that_waited_for_a_skip_counts_all_steps(flows: FlowsSteppe
     """F3: the run ends with its last step, although the report read the run before the skip."""
     await flows.start({"a": work(), "b": work("a"), "x": work()})
     claimed = await flows.claim(1)
-    async with held_back(flows, "r", 2):
+    async with block_run(flows, "r", 2):
         skipping = asyncio.create_task(flows.operations.skip("r", "x", "tester"))
 
         async def waits() -> bool:
-            return bool(await flows.db.fetchval(WAITING) == 1)
+            return bool(await flows.db.fetchval(LOCK_WAITS) == 1)
 
         await becomes(waits, "the skip is the first to wait")
         batch = [(claimed["a"], make_report(claimed["a"]))]

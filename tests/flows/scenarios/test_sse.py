@@ -1,4 +1,4 @@
-"""F18: moves as server-sent events."""
+"""F18: the stream of moves as server-sent events."""
 
 from collections.abc import AsyncIterator
 
@@ -14,20 +14,20 @@ from tests.support.types import Json
 
 @pytest.fixture
 async def http(harness: FlowsHarness) -> AsyncIterator[httpx.AsyncClient]:
-    """The API over the network: without one a stream has no end."""
+    """The API over the network; without a network a stream could not be closed."""
     async with on_a_port(harness) as address, httpx.AsyncClient(base_url=address + BASE, timeout=30) as client:
         yield client
 
 
-async def test_moves_are_told_as_they_are_made(harness: FlowsHarness, http: httpx.AsyncClient) -> None:
-    """F18: who watches sees every move of runs and steps; with Last-Event-ID nothing is missed or told twice."""
-    async with http.stream("GET", "/flow_runs/events") as answer:
-        events = EventStream(answer)
+async def test_moves_are_streamed_live(harness: FlowsHarness, http: httpx.AsyncClient) -> None:
+    """F18: the stream has every move of runs and steps; with Last-Event-ID it misses and repeats nothing."""
+    async with http.stream("GET", "/flow_runs/events") as response:
+        events = EventStream(response)
         await harness.create(chain("a"))
         first = [await events.next() for _ in range(2)]
         await harness.complete()
-        told = [*first, *[await events.next() for _ in range(3)]]
-    moves = [(one["runId"], one["stepId"], one["from"], one["to"]) for _, one in told]
+        received = [*first, *[await events.next() for _ in range(3)]]
+    moves = [(move["runId"], move["stepId"], move["from"], move["to"]) for _, move in received]
     assert sorted(moves, key=str) == sorted(
         [
             ("r1", None, "PENDING", "RUNNING"),
@@ -38,31 +38,31 @@ async def test_moves_are_told_as_they_are_made(harness: FlowsHarness, http: http
         ],
         key=str,
     )
-    async with http.stream("GET", "/flow_runs/events", headers={"last-event-id": told[1][0]}) as answer:
-        events = EventStream(answer)
-        assert [await events.next() for _ in range(3)] == told[2:]
+    async with http.stream("GET", "/flow_runs/events", headers={"last-event-id": received[1][0]}) as response:
+        events = EventStream(response)
+        assert [await events.next() for _ in range(3)] == received[2:]
 
 
-async def test_one_run_is_watched_alone(harness: FlowsHarness, http: httpx.AsyncClient) -> None:
-    """F18: the stream of a run has its moves and its steps', and no other's; also not of one whose name goes on."""
+async def test_the_stream_of_a_run_has_only_its_moves(harness: FlowsHarness, http: httpx.AsyncClient) -> None:
+    """F18: the stream of a run has its moves and those of its steps, and no move of a run with a longer name."""
     await harness.create(chain("a"), "r")
-    async with http.stream("GET", "/flow_runs/r/events") as answer:
-        events = EventStream(answer)
+    async with http.stream("GET", "/flow_runs/r/events") as response:
+        events = EventStream(response)
         await harness.create(chain("a"), "r2")
         await harness.create(chain("a"), "another")
         await harness.post("/flow_runs/r/cancel")
-        told: list[Json] = []
-        while sum(one["to"] == "CANCELLED" for one in told) < 2:  # what was made just before may be told too
-            told.append((await events.next())[1])
-    assert {one["runId"] for one in told} == {"r"}
-    assert {one["stepId"] for one in told if one["to"] == "CANCELLED"} == {None, "a"}
+        moves: list[Json] = []
+        while sum(move["to"] == "CANCELLED" for move in moves) < 2:  # earlier moves can be in the stream, too
+            moves.append((await events.next())[1])
+    assert {move["runId"] for move in moves} == {"r"}
+    assert {move["stepId"] for move in moves if move["to"] == "CANCELLED"} == {None, "a"}
     problem(await http.get("/flow_runs/none/events"), 404, "RUN_NOT_FOUND")
 
 
-async def test_streams_are_bounded(
+async def test_the_number_of_streams_is_limited(
     harness: FlowsHarness, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F18: one watcher too many is told so; an id that is none is refused."""
+    """F18: a stream over the limit is refused with 503, and an invalid Last-Event-ID with 422."""
     bad = await http.get("/flow_runs/events", headers={"last-event-id": "yesterday"})
     problem(bad, 422, "BAD_EVENT_ID")
     monkeypatch.setattr(event_stream, "STREAM_LIMIT", 1)
