@@ -153,7 +153,8 @@ def _example(figures: Figures) -> str:
             f"{TPS * (200 + HEADERS) * 8 / _GB:,.1f} Gbit/s",
         ),
     ]
-    return "| | how | |\n|---|---|---:|\n" + "".join(f"| {what} | {how} | {result} |\n" for what, how, result in rows)
+    head = "| value | calculation | result |\n|---|---|---:|\n"
+    return head + "".join(f"| {value} | {formula} | {result} |\n" for value, formula, result in rows)
 
 
 def _machine(about: Mapping[str, object], notes: Sequence[str]) -> str:
