@@ -1,4 +1,4 @@
-"""Refdata on PostgreSQL's bus and on Kafka's: the same tests on both."""
+"""Fixtures for refdata on the bus of PostgreSQL and on Kafka: the same tests on both."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -24,7 +24,7 @@ def bus_kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequest) -> Settings:
-    """The dictionaries of both configurations, on a database of the test's own and on either bus."""
+    """Return the dictionaries of both configurations, on the database of the test and on either bus."""
     await create_schemas(database_url)
     broker = request.getfixturevalue("broker") if bus_kind == "kafka" else None
     if broker is not None:

@@ -1,4 +1,4 @@
-"""Refdata of a configuration file in this process, where a moment can be chosen."""
+"""Refdata with a configuration file in this process, with control over the timing."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ TENANTS = ("acme", "globex")
 
 
 def redefined(dictionary: Json) -> Json:
-    """*dictionary*, read another way."""
+    """Return *dictionary* with a changed loadSql."""
     return {**dictionary, "loadSql": dictionary["loadSql"] + "  and 1 = 1\n"}
 
 
@@ -44,7 +44,7 @@ def write_definitions(file: Path, url: str, *known: Json) -> None:
 
 
 async def waiting_for_a_lock(connection: "asyncpg.Connection[asyncpg.Record]") -> int:
-    """The backend that waits for a lock in this database, once there is one."""
+    """Return the backend that waits for a lock in this database, when there is one."""
     query = """
         SELECT pid FROM pg_stat_activity
         WHERE datname = current_database() AND wait_event_type = 'Lock' AND state = 'active'"""
@@ -56,7 +56,7 @@ async def waiting_for_a_lock(connection: "asyncpg.Connection[asyncpg.Record]") -
 
 @asynccontextmanager
 async def other_connections(url: str) -> "AsyncIterator[list[asyncpg.Connection[asyncpg.Record]]]":
-    """Two connections of somebody else's: one that acts, one that looks."""
+    """Yield two connections of another client: one acts, one observes."""
     connections = [await asyncpg.connect(url) for _ in range(2)]
     try:
         yield connections

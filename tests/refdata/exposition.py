@@ -1,4 +1,4 @@
-"""What a scrape of a process reads."""
+"""The metrics of a process, as a scrape reads them."""
 
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -9,7 +9,7 @@ Samples = dict[tuple[str, ...], float]
 
 
 def samples_of(harness: RefdataHarness) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """The samples a scrape would read, by name."""
+    """Return the samples of a scrape by name."""
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(generate_latest(harness.platform.telemetry.registry).decode()):
         for sample in family.samples:
@@ -18,8 +18,8 @@ def samples_of(harness: RefdataHarness) -> dict[str, list[tuple[dict[str, str], 
 
 
 def parsed(text: str, name: str) -> Samples:
-    """The values of one metric, by those of its labels in the order of their names."""
+    """Return the values of one metric by its label values, in the order of the label names."""
     found = [
         sample for family in text_string_to_metric_families(text) for sample in family.samples if sample.name == name
     ]
-    return {tuple(one.labels[label] for label in sorted(one.labels)): one.value for one in found}
+    return {tuple(sample.labels[label] for label in sorted(sample.labels)): sample.value for sample in found}

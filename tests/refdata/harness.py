@@ -34,13 +34,13 @@ OFTEN = {"reconcileEvery": "PT0.2S", "auditEvery": None}
 
 
 def dictionaries(file: Path) -> list[Json]:
-    """The dictionaries of a configuration file, as they stand there."""
+    """Return the dictionaries of a configuration file."""
     found: list[Json] = YAML(typ="safe").load(file)["refdata"]["dictionaries"]
     return found
 
 
 def refdata_settings(url: str, kafka: Kafka | None = None, **refdata: Any) -> Settings:
-    """Settings on a database of the test's own, and on Kafka when it is given; a topic of its own in any case."""
+    """Return settings with the database of the test, optionally on Kafka, and with a new topic."""
     topic = f"refdata.test.{os.urandom(4).hex()}.{next(_numbers)}"
     known: Json = {
         "kafka": {"commandsTopic": topic},
@@ -51,7 +51,7 @@ def refdata_settings(url: str, kafka: Kafka | None = None, **refdata: Any) -> Se
 
 
 async def create_schemas(url: str) -> None:
-    """The tables and functions the dictionaries of both configurations live in."""
+    """Create the tables and functions of the dictionaries of both configurations."""
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(SCHEMAS.read_text())
@@ -60,7 +60,7 @@ async def create_schemas(url: str) -> None:
 
 
 class RefdataHarness:
-    """One refdata with short methods for what tests do."""
+    """Refdata with short methods for tests."""
 
     def __init__(self, platform: RefdataPlatform) -> None:
         self.platform = platform
@@ -68,16 +68,16 @@ class RefdataHarness:
         self.topic = platform.section.kafka.commands_topic
 
     async def send(self, code: str, *items: Json, tenant: str = "acme", **more: Any) -> UUID:
-        """Take a DELTA in as the API does; its id."""
+        """Submit a DELTA as the API does, and return its id."""
         update = await self.refdata.submit(tenant, decode_command(command(code, *items, **more)))
         return update.event_id
 
     async def publish(self, value: bytes, key: str = "acme:LOOSE") -> None:
-        """Put a message on the commands' topic, whatever it is."""
+        """Publish any message to the commands topic."""
         await self.bus.publish([BusMessage(self.topic, key, value)])
 
     async def apply(self, *, name: str = "apply", max_attempts: int = 5, max_items: int = 5_000_000) -> int:
-        """Apply what is on the bus, to its end; how many messages."""
+        """Apply all messages on the bus, and return their number."""
         policy = DeliveryPolicy(max_attempts=max_attempts)
         async with self.bus.subscribe(self.topic, worker=name, policy=policy) as queue:
             applier = CommandApplier(
@@ -93,14 +93,14 @@ class RefdataHarness:
             return total
 
     async def relay(self) -> int:
-        """Announce what waits; how many."""
+        """Announce waiting versions, and return their number."""
         return await OutboxRelay(self.db, self.platform.signals, self.refdata.notifier, self.platform.telemetry).step()
 
     async def update(self, event_id: UUID, tenant: str = "acme") -> UpdateRecord:
         return await self.refdata.get_update(tenant, event_id)
 
     async def items(self, code: str, tenant: str = "acme") -> Json:
-        """What a reader would load: key to payload."""
+        """Return the items that a reader would load, key to payload."""
         target = DictionaryKey(tenant, code)
         loaded = await self.refdata.catalogue.get(target).provider.load_all(self.db, target)
         return {key: msgspec.json.decode(text) for key, text in loaded.items.items()}
@@ -110,7 +110,7 @@ class RefdataHarness:
         return await self.refdata.catalogue.get(target).provider.get_committed_version(self.db, target)
 
     async def dead(self) -> list[str]:
-        """Why messages were set aside, oldest first."""
+        """Return the reasons of the dead letters, oldest first."""
         return [letter.reason for letter in await self.bus.dead_letters(self.topic)]
 
 
@@ -129,25 +129,25 @@ def delete(key: str) -> Json:
 
 
 def command(code: str, *items: Json, event_type: str = "DELTA", **more: Any) -> bytes:
-    """The body of a command; fields as they are spelt on the wire."""
+    """Return the body of a command; fields have the names of the JSON."""
     return msgspec.json.encode({"dictCode": code, "eventType": event_type, "items": items, **more})
 
 
 def chunk(code: str, snapshot_id: UUID, index: int, total: int, *items: Json, **more: Any) -> bytes:
-    """One chunk of a snapshot."""
+    """Return a chunk of a snapshot."""
     place = {"snapshotId": str(snapshot_id), "chunkIndex": index, "chunksTotal": total}
     return command(code, *items, event_type="SNAPSHOT", **place, **more)
 
 
 def on_bus(body: bytes, tenant: str = "acme", event_id: UUID | None = None) -> tuple[bytes, str]:
-    """A command as it is on the bus, with its key, for those who write there themselves."""
-    said = msgspec.json.decode(body)
-    value = msgspec.json.encode({**said, "tenantId": tenant, "eventId": str(event_id or uuid4())})
-    return value, message_key(tenant, said["dictCode"])
+    """Return value and key of a message with a command, for direct writes to the bus."""
+    fields = msgspec.json.decode(body)
+    value = msgspec.json.encode({**fields, "tenantId": tenant, "eventId": str(event_id or uuid4())})
+    return value, message_key(tenant, fields["dictCode"])
 
 
 async def published(harness: RefdataHarness, count: int) -> AsyncIterator[BusMessage]:
-    """The first *count* messages on the commands' topic."""
+    """Yield the first *count* messages on the commands topic."""
     async with harness.bus.subscribe(harness.topic, worker="reader", policy=DeliveryPolicy()) as queue:
         left = count
         while left > 0:
@@ -158,7 +158,7 @@ async def published(harness: RefdataHarness, count: int) -> AsyncIterator[BusMes
 
 
 async def heard(feed: AsyncIterator[Signal | Resync], count: int) -> AsyncIterator[Signal]:
-    """The next *count* signals."""
+    """Yield the next *count* signals."""
     while count:
         item = await anext(feed)
         if isinstance(item, Signal):

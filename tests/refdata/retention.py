@@ -1,4 +1,4 @@
-"""Refdata in which time stands still, and who keeps it in order."""
+"""Refdata with a manual clock, and its maintenance."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,15 +17,15 @@ KEPT = {"processedEvents": "P10D", "tombstones": "P5D", "updates": "P20D", "hist
 
 
 class RetentionHarness:
-    """Refdata in which time stands still, and who keeps it in order."""
+    """Refdata with a manual clock, and its maintenance."""
 
     def __init__(self, harness: RefdataHarness, clock: ManualClock) -> None:
         self.harness, self.clock = harness, clock
         platform = harness.platform
-        self.upkeep = RefdataMaintenance(platform.db, platform.bus, platform.refdata, platform.metrics, "keeper")
+        self.upkeep = RefdataMaintenance(platform.db, platform.bus, platform.refdata, platform.metrics, "maintenance")
 
     async def after(self, passed: timedelta) -> int:
-        """Prune when *passed* went by; how many rows went."""
+        """Advance the clock by *passed*, prune, and return the number of deleted rows."""
         self.clock.advance(passed)
         return await self.upkeep.prune()
 
@@ -33,12 +33,12 @@ class RetentionHarness:
         return int(await self.harness.db.fetchval(f"SELECT count(*) FROM {table} WHERE {where}"))
 
     async def noted(self) -> list[journal.JournalEntry]:
-        """All the journal has, once no transaction of anybody else's on this server holds it back."""
+        """Return all entries of the journal, once no transaction of another client on this server delays it."""
         async with asyncio.timeout(30), self.harness.db.connection() as connection:
             while True:
                 noted, _ = await journal.read_after(connection, journal.BEGINNING, limit=1000)
                 if len(noted) == await connection.fetchval("SELECT count(*) FROM journal_move"):
-                    return [one.entry for one in noted]
+                    return [stored.entry for stored in noted]
 
     async def send_chunk(self, snapshot_id: UUID, index: int, total: int, *items: Any, **more: Any) -> UUID:
         body = decode_command(chunk("LOOSE", snapshot_id, index, total, *items, **more))

@@ -1,4 +1,4 @@
-"""R1: the founding document's YAML is configuration as it stands; mistakes are told where they are."""
+"""R1: the YAML of the founding document is valid configuration; errors name their place."""
 
 import json
 from collections.abc import AsyncIterator
@@ -41,11 +41,11 @@ FINALIZE = "        snapshotFinalizeSql: select f(:tenantId)\n"
 
 
 def refused(path: Path, content: str, env: dict[str, str] | None = None) -> list[str]:
-    """What is told about a broken file, line by line, with FILE for its path."""
+    """Return the messages about an invalid file, with FILE for its path."""
     path.write_text(content)
-    with pytest.raises(BadConfig) as told:
+    with pytest.raises(BadConfig) as raised:
         load_settings(path, env or {})
-    return told.value.message.replace(str(path), "FILE").splitlines()
+    return raised.value.message.replace(str(path), "FILE").splitlines()
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "penstock.yaml"
 
 
-def test_the_documents_yaml_is_accepted_as_it_stands() -> None:
-    """R1: every value of §5 lands where it belongs."""
+def test_the_documents_yaml_is_accepted_unchanged() -> None:
+    """R1: every value of §5 is read."""
     found = load_settings(DOCUMENT, {}).refdata
     assert found.postgres is not None
     assert found.postgres.dsn == "postgresql://app_user@pg-host:5432/app"
@@ -72,7 +72,7 @@ def test_the_documents_yaml_is_accepted_as_it_stands() -> None:
 
 
 def test_the_documents_dictionaries_are_taken_word_for_word() -> None:
-    """R1, R4: SQL, comments and all, is kept as it is written."""
+    """R1, R4: SQL is stored as written, with comments."""
     for section, written in zip(load_settings(DOCUMENT, {}).refdata.dictionaries, [COUNTRY, CURRENCY], strict=True):
         assert section.apply is not None
         assert section.enabled
@@ -86,7 +86,7 @@ def test_the_documents_dictionaries_are_taken_word_for_word() -> None:
 
 
 def test_a_dictionary_is_its_code_and_nothing_else() -> None:
-    """R2: without SQL a dictionary lives in dictionary_item; everything else has a default."""
+    """R2: a dictionary without SQL is stored in dictionary_item; all other settings have defaults."""
     loose, off = load_settings(OTHER, {}).refdata.dictionaries[2:]
     assert (loose.load_sql, loose.apply, loose.enabled, loose.reload_on_event) == (None, None, True, "DELTA")
     assert not off.enabled
@@ -96,17 +96,19 @@ def test_a_dictionary_is_its_code_and_nothing_else() -> None:
 
 
 def test_pods_keep_the_documents_pace() -> None:
-    """R19, R21: how long loads are put off and readers wait is the document's, unless it is set."""
+    """R19, R21: debounce, jitter and waiting times have the defaults of the document."""
     query = RefdataSection().query
     assert 20 <= query.debounce_ms <= 80
     assert (query.jitter_ms, query.barrier_wait_ms) == (50, 100)
-    told = RefdataSection.model_validate({"query": {"debounceMs": 80, "jitterMs": 0, "loads": 1, "barrierWaitMs": 5}})
-    assert (told.query.debounce_ms, told.query.jitter_ms) == (80, 0)
-    assert (told.query.loads, told.query.barrier_wait_ms) == (1, 5)
+    section = RefdataSection.model_validate(
+        {"query": {"debounceMs": 80, "jitterMs": 0, "loads": 1, "barrierWaitMs": 5}}
+    )
+    assert (section.query.debounce_ms, section.query.jitter_ms) == (80, 0)
+    assert (section.query.loads, section.query.barrier_wait_ms) == (1, 5)
 
 
 @pytest.mark.parametrize(
-    ("said", "url"),
+    ("jdbc", "url"),
     [
         ("jdbc:postgresql://h:1/d", "postgresql://u@h:1/d"),
         ("postgresql://h/d", "postgresql://u@h/d"),
@@ -116,9 +118,9 @@ def test_pods_keep_the_documents_pace() -> None:
         ("jdbc:postgresql://other@[::1]:5/d", "postgresql://u@[::1]:5/d"),
     ],
 )  # fmt: skip
-def test_a_jdbc_url_is_understood(said: str, url: str) -> None:
-    """R1: what Java's clients are given names the same database here."""
-    section = RefdataSection.model_validate({"postgres": {"jdbcUrl": said, "username": "u"}})
+def test_a_jdbc_url_is_understood(jdbc: str, url: str) -> None:
+    """R1: a JDBC URL names the same database as in Java."""
+    section = RefdataSection.model_validate({"postgres": {"jdbcUrl": jdbc, "username": "u"}})
     assert section.postgres is not None
     assert section.postgres.dsn == url
 
@@ -140,7 +142,7 @@ def test_a_url_of_postgresql_is_accepted_in_place_of_a_jdbc_url(keys: Json, url:
 
 
 def test_a_user_name_is_written_as_urls_want_it() -> None:
-    """R1: a name with an @ does not move the host."""
+    """R1: a name with an @ does not change the host."""
     postgres = {"jdbcUrl": "jdbc:postgresql://h/d", "username": "me@corp/x"}
     section = RefdataSection.model_validate({"postgres": postgres})
     assert section.postgres is not None
@@ -148,7 +150,7 @@ def test_a_user_name_is_written_as_urls_want_it() -> None:
 
 
 def test_the_environment_overrides_the_file() -> None:
-    """R1: variables reach camelCase keys, and what they set wrongly is told by their name."""
+    """R1: variables set camelCase keys, and their errors name the variable."""
     env = {
         "PENSTOCK__REFDATA__POSTGRES__JDBCURL": "jdbc:postgresql://elsewhere/app",
         "PENSTOCK__REFDATA__POSTGRES__POOL__MAXSIZE": "7",
@@ -164,7 +166,7 @@ def test_the_environment_overrides_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "problem"),
     [
         ("refdata:\n  postgress: {}\n", "FILE:2:3: refdata.postgress: unknown key; did you mean 'postgres'?"),
         (
@@ -185,14 +187,14 @@ def test_the_environment_overrides_the_file() -> None:
         ),
     ],
 )
-def test_an_unknown_key_is_told_with_line_and_column(file: Path, content: str, told: str) -> None:
-    """R1: a misspelt key is an error at its place, with the right spelling."""
+def test_an_unknown_key_is_an_error_with_line_and_column(file: Path, content: str, problem: str) -> None:
+    """R1: an unknown key is an error with its place and the nearest valid key."""
     (line,) = refused(file, content)
-    assert line.startswith(told)
+    assert line.startswith(problem)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "problem"),
     [
         (HEAD + "      loadSql: select k, v from t\n", "FILE:4:7: refdata.dictionaries.0.loadSql: "),
         (HEAD + "      loadSql: select :tenantId, :key\n", "FILE:4:7: refdata.dictionaries.0.loadSql: "),
@@ -202,7 +204,7 @@ def test_an_unknown_key_is_told_with_line_and_column(file: Path, content: str, t
             "FILE:6:9: refdata.dictionaries.0.apply.upsertSql: ",
         ),
         (
-            HEAD + LOAD + APPLY.replace("deleteSql: select", "deleteSql: select :nobody,") + REPLACE,
+            HEAD + LOAD + APPLY.replace("deleteSql: select", "deleteSql: select :unknown,") + REPLACE,
             "FILE:7:9: refdata.dictionaries.0.apply.deleteSql: ",
         ),
         (
@@ -224,31 +226,31 @@ def test_an_unknown_key_is_told_with_line_and_column(file: Path, content: str, t
         (HEAD + '      loadSql: "select \':tenantId"\n', "FILE:4:7: refdata.dictionaries.0.loadSql: "),
     ],
 )
-def test_a_bad_template_is_told_at_its_key(file: Path, content: str, told: str) -> None:
-    """R1, R3: no :tenantId, an unknown or misplaced parameter, a text without an end: each where it stands."""
+def test_an_invalid_template_is_an_error_at_its_key(file: Path, content: str, problem: str) -> None:
+    """R1, R3: a missing :tenantId, an unknown or misplaced parameter, an unterminated text: each with its place."""
     (line,) = refused(file, content)
-    assert line.startswith(told)
-    assert len(line) > len(told)
+    assert line.startswith(problem)
+    assert len(line) > len(problem)
 
 
 @pytest.mark.parametrize("ways", ["", STAGE, FINALIZE, REPLACE + STAGE, REPLACE + STAGE + FINALIZE])
 def test_there_is_one_way_to_write_a_snapshot(file: Path, ways: str) -> None:
-    """R4: snapshotReplaceSql, or the pair; not neither, half a pair, or both."""
+    """R4: snapshotReplaceSql or the pair is required; not neither, half a pair, or both."""
     (line,) = refused(file, HEAD + LOAD + APPLY + ways)
-    said = "needs snapshotReplaceSql, or both snapshotStageSql and snapshotFinalizeSql"
-    assert line == f"FILE:5:7: refdata.dictionaries.0.apply: {said}"
+    problem = "needs snapshotReplaceSql, or both snapshotStageSql and snapshotFinalizeSql"
+    assert line == f"FILE:5:7: refdata.dictionaries.0.apply: {problem}"
 
 
 @pytest.mark.parametrize("ways", [REPLACE, STAGE + FINALIZE])
 def test_either_way_will_do(file: Path, ways: str) -> None:
-    """R4: snapshotReplaceSql, or the pair."""
+    """R4: snapshotReplaceSql or the pair is accepted."""
     file.write_text(HEAD + LOAD + APPLY + ways)
     (found,) = load_settings(file, {}).refdata.dictionaries
     assert found.apply is not None
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "problem"),
     [
         ("refdata: {dictionaries: [{code: A}, {code: B}, {code: A}]}",
          "FILE:1:11: refdata.dictionaries: duplicate dictionary: A"),
@@ -286,21 +288,21 @@ def test_either_way_will_do(file: Path, ways: str) -> None:
          "FILE:1:19: refdata.kafka.externalTopics: duplicate topic: t"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_told_at_its_place(file: Path, content: str, told: str) -> None:
-    """R1: each mistake with file, line and column."""
+def test_an_invalid_value_is_an_error_at_its_place(file: Path, content: str, problem: str) -> None:
+    """R1: each error has file, line and column."""
     (line,) = refused(file, content)
-    assert line.startswith(told)
+    assert line.startswith(problem)
 
 
-def test_a_password_is_never_in_the_file_nor_in_what_is_told(file: Path) -> None:
-    """R1: a password in a URL is refused without being repeated."""
+def test_a_password_is_neither_in_the_file_nor_in_a_message(file: Path) -> None:
+    """R1: a password in a URL is rejected without being printed."""
     content = "refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://u:hunter2@h/d'}\n"
     assert "hunter2" not in "\n".join(refused(file, content))
 
 
 @pytest.mark.parametrize("source", [DOCUMENT, OTHER])
 def test_what_config_show_prints_can_be_loaded_again(tmp_path: Path, source: Path) -> None:
-    """R1: keys are spelt as in the file, SQL is unharmed, and the password stays a name."""
+    """R1: keys are printed as in the file, SQL unchanged, and the password as its variable."""
     shown = penstock("config", "show", "-c", str(source), cwd=tmp_path, env={"PG_PASSWORD": "hunter2"})
     assert shown.code == 0, shown.err
     assert "hunter2" not in shown.out
@@ -311,14 +313,14 @@ def test_what_config_show_prints_can_be_loaded_again(tmp_path: Path, source: Pat
 
 
 def test_config_show_prints_json_that_can_be_loaded_again(tmp_path: Path) -> None:
-    """R1: with --json as well."""
+    """R1: the same with --json."""
     shown = penstock("config", "show", "-c", str(DOCUMENT), "--json", cwd=tmp_path)
     (tmp_path / "again.yaml").write_text(shown.out)
     assert load_settings(tmp_path / "again.yaml", {}) == load_settings(DOCUMENT, {})
 
 
 def test_config_validate_tells_what_is_wrong(tmp_path: Path, file: Path) -> None:
-    """R1: exit code 3 and the place; the document's own file is valid."""
+    """R1: exit code 3 and the place; the file of the document is valid."""
     assert penstock("config", "validate", "-c", str(DOCUMENT), cwd=tmp_path).code == 0
     file.write_text(HEAD + "      loadSql: select 1\n")
     wrong = penstock("config", "validate", cwd=tmp_path)
@@ -327,7 +329,7 @@ def test_config_validate_tells_what_is_wrong(tmp_path: Path, file: Path) -> None
 
 
 def test_the_schema_knows_the_documents_spelling(tmp_path: Path) -> None:
-    """R1: an editor that uses the schema accepts the document's YAML and marks a key it does not know."""
+    """R1: an editor with the schema accepts the YAML of the document and marks an unknown key."""
     schema = json.loads(penstock("config", "schema", cwd=tmp_path).out)
     document = YAML(typ="safe").load(DOCUMENT)
     jsonschema.validate(document, schema)
@@ -338,7 +340,7 @@ def test_the_schema_knows_the_documents_spelling(tmp_path: Path) -> None:
 
 
 def _is_within(part: Any, whole: Any) -> bool:
-    """Whether every key of *part* is in *whole*, spelt so, with the same value."""
+    """Return whether *whole* contains every key of *part* with the same value."""
     if isinstance(part, dict):
         return all(key in whole and _is_within(value, whole[key]) for key, value in part.items())
     if isinstance(part, list):
@@ -347,7 +349,7 @@ def _is_within(part: Any, whole: Any) -> bool:
 
 
 def postgres_of(url: str, **more: Any) -> Json:
-    """The `postgres` block that names the database of *url*."""
+    """Return the `postgres` block for the database at *url*."""
     parts = urlsplit(url)
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     return {"jdbcUrl": f"jdbc:{bare}", "username": parts.username, **more}
@@ -369,7 +371,7 @@ async def tables_in(url: str, schema: str) -> set[str]:
 
 
 async def test_refdata_has_a_database_of_its_own(database_url: str, postgres_url: str) -> None:
-    """R1: with refdata.postgres its tables, its bus and the dictionaries are there, and nothing in the platform's."""
+    """R1: with refdata.postgres its tables, bus and dictionaries are there, and none in the platform's database."""
     async with fresh_database(postgres_url, empty=True) as own:
         await create_schemas(own)
         async with opened_on(refdata_settings(database_url, postgres=postgres_of(own))) as harness:
@@ -389,7 +391,7 @@ async def test_refdata_has_a_database_of_its_own(database_url: str, postgres_url
 
 
 async def test_refdata_has_a_schema_of_its_own(database_url: str, postgres_url: str) -> None:
-    """R1: postgres.schema holds all tables of refdata, also under a name that has to be quoted, beside others."""
+    """R1: postgres.schema contains all tables of refdata, also with a name that needs quotes, beside other schemas."""
     async with fresh_database(postgres_url, empty=True) as own:
         connection = await asyncpg.connect(own)
         await connection.execute('CREATE SCHEMA "Ref ""data"; CREATE SCHEMA second')
@@ -408,29 +410,29 @@ async def test_refdata_has_a_schema_of_its_own(database_url: str, postgres_url: 
 
 
 async def test_an_unknown_schema_is_a_mistake_in_the_configuration(database_url: str) -> None:
-    """R1: nothing is created in another place than the one that was named."""
+    """R1: no table is created in another schema than the configured one."""
     settings = refdata_settings(database_url, postgres=postgres_of(database_url, schema="nowhere"))
     with pytest.raises(BadConfig, match="no schema 'nowhere'"):
         async with opened_on(settings):
             pass
 
 
-async def test_a_password_that_is_not_there_is_told_by_its_variable(
+async def test_a_missing_password_is_an_error_with_its_variable(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R1: passwordFromEnv names the variable; without it nothing is tried."""
+    """R1: passwordFromEnv names the variable; without the variable nothing is connected."""
     monkeypatch.delenv("NO_SUCH_PASSWORD", raising=False)
     settings = refdata_settings(database_url, postgres=postgres_of(database_url, passwordFromEnv="NO_SUCH_PASSWORD"))
-    with pytest.raises(BadConfig, match="environment variable NO_SUCH_PASSWORD is not set") as told:
+    with pytest.raises(BadConfig, match="environment variable NO_SUCH_PASSWORD is not set") as raised:
         async with opened_on(settings):
             pass
-    assert "refdata.postgres.passwordFromEnv" in told.value.message
+    assert "refdata.postgres.passwordFromEnv" in raised.value.message
 
 
 async def test_the_password_is_taken_from_the_environment(
     database_url: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R1: a password with every awkward sign in it reaches the server."""
+    """R1: a password with special characters reaches the server."""
     secret = "p@ss/wö:rd%20#?"
     connection = await asyncpg.connect(database_url)
     role = "refdata_" + database_url.rpartition("/")[2].partition("?")[0]

@@ -1,4 +1,4 @@
-"""R27: the published contracts are what goes over the wires."""
+"""R27: the published contracts describe the real messages."""
 
 import json
 import subprocess
@@ -56,7 +56,7 @@ ASYNCAPI = document("asyncapi.json")
 
 @pytest.mark.full
 def test_the_contracts_are_what_the_code_says(tmp_path: Path) -> None:
-    """R27: docs/contracts is what its generator writes."""
+    """R27: docs/contracts is the output of its generator."""
     subprocess.run([sys.executable, ROOT / "scripts" / "contracts", tmp_path], check=True, timeout=60)
     made, kept = ({file.name: file.read_text() for file in folder.iterdir()} for folder in (tmp_path, CONTRACTS))
     assert made == kept, "docs/contracts is out of date: run `.venv/bin/python scripts/contracts`"
@@ -64,7 +64,7 @@ def test_the_contracts_are_what_the_code_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [COMMAND_FILE, INVALIDATION_FILE])
 def test_a_schema_is_one(name: str) -> None:
-    """R27: the schemas are JSON Schema of the dialect they name, and of the one AsyncAPI reads; each has its name."""
+    """R27: the schemas are valid in their JSON Schema dialect and in that of AsyncAPI; each has its own name."""
     schema = document(name)
     Draft202012Validator.check_schema(schema)
     Draft7Validator.check_schema(schema)
@@ -82,21 +82,21 @@ SENT = {
 
 
 async def test_commands_on_the_bus_are_as_published(harness: RefdataHarness) -> None:
-    """R9, R27: what the API puts on the bus is valid under the schema, its key and its headers as AsyncAPI says."""
+    """R9, R27: messages of the API are valid under the schema, with key and headers as in AsyncAPI."""
     for body in SENT.values():
         await harness.refdata.submit("acme", decode_command(body))
     messages = [message async for message in published(harness, len(SENT))]
     for message in messages:
-        said = json.loads(message.value)
-        assert list(COMMAND.iter_errors(said)) == []
-        assert list(payload_of("command").iter_errors(said)) == []
-        assert message.key == KEY_TEMPLATE.format(**said) == message_key(said["tenantId"], said["dictCode"])
+        document = json.loads(message.value)
+        assert list(COMMAND.iter_errors(document)) == []
+        assert list(payload_of("command").iter_errors(document)) == []
+        assert message.key == KEY_TEMPLATE.format(**document) == message_key(document["tenantId"], document["dictCode"])
     declared = ASYNCAPI["components"]["messages"]["command"]
     assert {name for message in messages for name in message.headers} <= set(declared["headers"]["properties"])
 
 
 async def test_announcements_are_as_published(harness: RefdataHarness) -> None:
-    """R15, R27: what the relay announces is valid under the schema, with keys, without, and with a trace."""
+    """R15, R27: announcements are valid under the schema, with keys, without keys, and with a trace."""
     async with harness.platform.signals.listen("contracts") as feed:
         assert isinstance(await anext(feed), Resync)
         value, key = on_bus(command("LOOSE", upsert("a", 1), delete("b")))
@@ -104,13 +104,13 @@ async def test_announcements_are_as_published(harness: RefdataHarness) -> None:
         await harness.send("LOOSE", *(upsert(f"k{number}", number) for number in range(MAX_SENT_KEYS + 1)))
         await harness.apply()
         assert await harness.relay() == 2
-        told = [json.loads(item.body) async for item in heard(feed, 2)]
-    for one in told:
-        assert list(INVALIDATION.iter_errors(one)) == []
-    assert [one.get("keys") for one in told] == [["a", "b"], None]
-    assert [one.get("traceparent") for one in told] == [TRACE, None]
+        invalidations = [json.loads(item.body) async for item in heard(feed, 2)]
+    for invalidation in invalidations:
+        assert list(INVALIDATION.iter_errors(invalidation)) == []
+    assert [invalidation.get("keys") for invalidation in invalidations] == [["a", "b"], None]
+    assert [invalidation.get("traceparent") for invalidation in invalidations] == [TRACE, None]
     known = set(document(INVALIDATION_FILE)["properties"])
-    assert [set(one) - known for one in told] == [set(), set()]
+    assert [set(invalidation) - known for invalidation in invalidations] == [set(), set()]
 
 
 WRONG_COMMANDS = {
@@ -134,11 +134,11 @@ WRONG_COMMANDS = {
 
 @pytest.mark.parametrize("change", WRONG_COMMANDS.values(), ids=WRONG_COMMANDS)
 def test_wrong_commands_are_wrong_to_both(change: Json | None) -> None:
-    """R8, R27: what the schema refuses is refused by the API, and the other way round."""
-    said = changed(json.loads(SENT["a delta"]), change)
-    assert not COMMAND.is_valid(said)
+    """R8, R27: the schema rejects exactly the commands that the API rejects."""
+    document = changed(json.loads(SENT["a delta"]), change)
+    assert not COMMAND.is_valid(document)
     with pytest.raises(PenstockError):
-        decode_command(json.dumps(said).encode())
+        decode_command(json.dumps(document).encode())
 
 
 WRONG_INVALIDATIONS = {
@@ -154,28 +154,28 @@ WRONG_INVALIDATIONS = {
 
 @pytest.mark.parametrize("change", WRONG_INVALIDATIONS.values(), ids=WRONG_INVALIDATIONS)
 def test_wrong_announcements_are_wrong_to_both(change: Json | None) -> None:
-    """R15, R27: what the schema refuses a pod does not take either; a field that is new it passes over."""
-    said = {
+    """R15, R27: a pod rejects what the schema rejects, and ignores unknown fields."""
+    document = {
         "eventId": str(uuid4()),
         "tenantId": "a",
         "dictCode": "B",
         "version": 1,
         "committedAt": "2026-02-27T12:00:01Z",
     }
-    for right in (said, {**said, "toCome": True}):
+    for right in (document, {**document, "toCome": True}):
         assert INVALIDATION.is_valid(right)
         assert INVALIDATIONS.decode(json.dumps(right)).version == 1
-    wrong = changed(said, change)
+    wrong = changed(document, change)
     assert not INVALIDATION.is_valid(wrong)
     with pytest.raises(ValueError):
         INVALIDATIONS.decode(json.dumps(wrong))
 
 
-def changed(said: Json, change: Json | None) -> Any:
-    """*said* with some fields others, or gone; None makes it no object at all."""
+def changed(document: Json, change: Json | None) -> Any:
+    """Return *document* with changed or removed fields; with None, a list."""
     if change is None:
-        return [said]
-    return {name: value for name, value in {**said, **change}.items() if value is not ...}
+        return [document]
+    return {name: value for name, value in {**document, **change}.items() if value is not ...}
 
 
 JSON_VALUES = st.recursive(
@@ -183,7 +183,7 @@ JSON_VALUES = st.recursive(
     lambda inner: st.lists(inner | st.none(), max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
-IDS = st.uuids().flatmap(lambda one: st.sampled_from([str(one), one.hex, str(one).upper()]))
+IDS = st.uuids().flatmap(lambda value: st.sampled_from([str(value), value.hex, str(value).upper()]))
 KEYS = st.sampled_from(["a", "b/ö", "k" * 512, "ö" * 512, "🦊"])
 ITEMS = (
     st.builds(upsert, KEYS, JSON_VALUES)
@@ -196,7 +196,7 @@ SNAPSHOTS = st.builds(
     st.dictionaries(KEYS, JSON_VALUES, max_size=3),
 )
 CHUNKS = st.builds(
-    lambda said, place, snapshot_id: {**said, **place, "snapshotId": snapshot_id},
+    lambda document, place, snapshot_id: {**document, **place, "snapshotId": snapshot_id},
     SNAPSHOTS,
     st.sampled_from([{"chunkIndex": index, "chunksTotal": 10_000} for index in (1, 2, 10_000)]),
     IDS,
@@ -224,14 +224,14 @@ COMMANDS = st.builds(
 
 
 @given(COMMANDS)
-def test_what_is_taken_is_valid(said: Json) -> None:
-    """R27: every command that is taken is valid under the schema in either dialect, and so is what becomes of it."""
+def test_every_accepted_command_is_valid(body: Json) -> None:
+    """R27: every accepted command is valid under the schema in both dialects, also after it was completed."""
     schema = {name: value for name, value in document(COMMAND_FILE).items() if name != "$schema"}
-    # Formats are notes to the reader here: of an id we take more spellings than one.
-    valid = Draft202012Validator(schema).is_valid(said)
-    assert Draft7Validator(schema).is_valid(said) == valid
+    # Formats are not checked here: more spellings of an id are accepted than the format allows.
+    valid = Draft202012Validator(schema).is_valid(body)
+    assert Draft7Validator(schema).is_valid(body) == valid
     try:
-        taken = decode_command(json.dumps(said).encode())
+        taken = decode_command(json.dumps(body).encode())
     except PenstockError:
         return
     assert valid
@@ -239,7 +239,7 @@ def test_what_is_taken_is_valid(said: Json) -> None:
 
 
 def test_every_reference_of_asyncapi_leads_somewhere() -> None:
-    """R27: what the document refers to is in it, or beside it."""
+    """R27: all references of the document are in it or beside it."""
     found = list(references(ASYNCAPI))
     assert len(found) > 20
     for reference in found:
@@ -263,7 +263,10 @@ def test_asyncapi_is_of_the_defaults() -> None:
     }
     key = ASYNCAPI["components"]["messages"]["command"]["bindings"]["kafka"]["key"]
     assert section.kafka.key_template in key["description"]
-    roles = {(one["tags"][0]["name"], one["action"], one["channel"]["$ref"]) for one in ASYNCAPI["operations"].values()}
+    roles = {
+        (operation["tags"][0]["name"], operation["action"], operation["channel"]["$ref"])
+        for operation in ASYNCAPI["operations"].values()
+    }
     assert {(role, action, channel.rpartition("/")[2]) for role, action, channel in roles} == {
         ("command-api", "send", "commands"),
         ("kafka-adapter", "send", "commands"),
@@ -279,7 +282,7 @@ def test_asyncapi_is_of_the_defaults() -> None:
 
 
 def test_an_entry_of_the_stream_has_a_body() -> None:
-    """R15, R27: a stream's entry is an invalidation in one field."""
+    """R15, R27: an entry of the stream is an invalidation in one field."""
     entry = payload_of("invalidationEntry")
     assert entry.is_valid({BODY: "{}"})
     assert not entry.is_valid({})
@@ -287,12 +290,12 @@ def test_an_entry_of_the_stream_has_a_body() -> None:
 
 
 def test_on_the_bus_a_command_names_its_tenant() -> None:
-    """R9, R27: by REST the path names the tenant; on the bus only the command can."""
-    said = json.loads(SENT["a delta"])
-    assert COMMAND.is_valid(said)
-    assert not payload_of("command").is_valid(said)
-    assert not payload_of("command").is_valid({**said, "tenantId": None})
-    assert payload_of("command").is_valid({**said, "tenantId": "acme"})
+    """R9, R27: with REST the path names the tenant; on the bus the command does."""
+    document = json.loads(SENT["a delta"])
+    assert COMMAND.is_valid(document)
+    assert not payload_of("command").is_valid(document)
+    assert not payload_of("command").is_valid({**document, "tenantId": None})
+    assert payload_of("command").is_valid({**document, "tenantId": "acme"})
 
 
 @given(
@@ -306,7 +309,7 @@ def test_on_the_bus_a_command_names_its_tenant() -> None:
     )
 )
 def test_chunks_fit_into_commands(items: list[CommandItem]) -> None:
-    """R13: the chunks hold every item once and in order, each fits into one command, and there is at least one."""
+    """R13: the chunks contain every item once and in order, and each fits into one command; there is at least one."""
     chunks = list(chunk_items(items))
     assert [item for chunk in chunks for item in chunk] == items
     assert len(chunks) == 1 or all(chunks)
@@ -315,18 +318,18 @@ def test_chunks_fit_into_commands(items: list[CommandItem]) -> None:
 
 
 def test_a_chunk_has_no_more_items_than_a_command() -> None:
-    """R13: small items are cut by their number."""
+    """R13: small items are split by their number."""
     sizes = [len(chunk) for chunk in chunk_items([CommandItem("k", payload=msgspec.Raw(b"1"))] * (2 * ITEM_LIMIT + 1))]
     assert sizes == [ITEM_LIMIT, ITEM_LIMIT, 1]
 
 
 def payload_of(message: str) -> Draft202012Validator:
-    """The validator of a message's payload, with the files it refers to."""
+    """Return the validator of the payload of a message, with the files that it refers to."""
     return Draft202012Validator(whole(ASYNCAPI["components"]["messages"][message]["payload"]))
 
 
 def whole(part: Any) -> Any:
-    """*part* with its references to files replaced by what they refer to."""
+    """Return *part* with its references replaced by the referenced files."""
     if isinstance(part, dict):
         if part.get("$ref", "").startswith("./"):
             return {name: value for name, value in document(part["$ref"]).items() if not name.startswith("$")}

@@ -1,4 +1,4 @@
-"""R14: what is remembered and for how long, the tables as the document has them, and what is noted and counted."""
+"""R14: retention times, tables of the document, journal and metrics."""
 
 from datetime import timedelta
 from uuid import uuid4
@@ -24,7 +24,7 @@ DRIFTS = 'penstock_refdata_drifts_total{dict_code="COUNTRY"}'
 
 
 async def test_processed_events_are_remembered_for_their_time(retention: RetentionHarness) -> None:
-    """R14: a repeated event is known until retention.processedEvents has passed, and not longer."""
+    """R14: a repeated event is recognised until retention.processedEvents has passed."""
     await retention.harness.send("LOOSE", upsert("a", 1))
     await retention.harness.apply()
     assert await retention.after(10 * DAY) == 0
@@ -34,7 +34,7 @@ async def test_processed_events_are_remembered_for_their_time(retention: Retenti
 
 
 async def test_a_repeated_event_is_not_applied_twice_within_its_time(retention: RetentionHarness) -> None:
-    """R11, R14: the last moment counts; nine days and two prunings later it is still the same event."""
+    """R11, R14: after nine days and two prunings a repeated event is still recognised."""
     event_id, later = uuid4(), uuid4()
     first = on_bus(b'{"dictCode":"LOOSE","eventType":"DELTA","items":[{"key":"a","payload":1}]}', event_id=event_id)
     other = on_bus(b'{"dictCode":"LOOSE","eventType":"DELTA","items":[{"key":"a","payload":2}]}', event_id=later)
@@ -49,7 +49,7 @@ async def test_a_repeated_event_is_not_applied_twice_within_its_time(retention: 
 
 
 async def test_tombstones_are_remembered_for_their_time(retention: RetentionHarness) -> None:
-    """R14: a deleted item is a tombstone until retention.tombstones; what is there is never pruned."""
+    """R14: a deleted item is a tombstone until retention.tombstones; existing items are never pruned."""
     await retention.harness.send("LOOSE", upsert("a", 1), upsert("b", 2))
     await retention.harness.apply()
     retention.clock.advance(3 * DAY)
@@ -64,7 +64,7 @@ async def test_tombstones_are_remembered_for_their_time(retention: RetentionHarn
 
 
 async def test_a_tombstone_that_came_back_to_life_stays(retention: RetentionHarness) -> None:
-    """R14: an item that was deleted and put again is an item."""
+    """R14: an item that was deleted and inserted again is an item."""
     for item in (upsert("a", 1), delete("a"), upsert("a", 3)):
         await retention.harness.send("LOOSE", item)
         await retention.harness.apply()
@@ -73,7 +73,7 @@ async def test_a_tombstone_that_came_back_to_life_stays(retention: RetentionHarn
 
 
 async def test_updates_are_remembered_for_their_time(retention: RetentionHarness) -> None:
-    """R14: how an update ended is told until retention.updates; one under way is never forgotten."""
+    """R14: the result of an update is available until retention.updates; a pending update is never deleted."""
     done = await retention.harness.send("LOOSE", upsert("a", 1))
     failed = await retention.harness.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
     await retention.harness.apply()
@@ -87,7 +87,7 @@ async def test_updates_are_remembered_for_their_time(retention: RetentionHarness
 
 
 async def test_an_update_is_remembered_as_long_as_its_event(retention: RetentionHarness) -> None:
-    """R8, R14: one that waited long and ended just now is still answered, and sent again it counts once."""
+    """R8, R14: an update that waited long and ended just now is still available, and its repetition is recognised."""
     event_id = await retention.harness.send("LOOSE", upsert("a", 1))
     retention.clock.advance(25 * DAY)
     await retention.harness.apply()
@@ -98,11 +98,11 @@ async def test_an_update_is_remembered_as_long_as_its_event(retention: Retention
 
 
 async def test_snapshot_sets_are_remembered_for_their_time(retention: RetentionHarness) -> None:
-    """R13, R14: an ended set goes with its chunks and events; an open one stays however old it is."""
-    ended, begun = uuid4(), uuid4()
+    """R13, R14: a final set is deleted with its chunks and events; an open one is not, at any age."""
+    ended, opened_set = uuid4(), uuid4()
     for index in (1, 2):
         await retention.send_chunk(ended, index, 2, upsert(str(index), index))
-    await retention.send_chunk(begun, 1, 2, upsert("x", 1))
+    await retention.send_chunk(opened_set, 1, 2, upsert("x", 1))
     await retention.harness.apply()
     await retention.after(20 * DAY)
     assert [await retention.count(f"snapshot_{part}") for part in ("set", "chunk", "event")] == [2, 3, 3]
@@ -113,7 +113,7 @@ async def test_snapshot_sets_are_remembered_for_their_time(retention: RetentionH
 
 
 async def test_history_is_remembered_for_its_time(retention: RetentionHarness) -> None:
-    """R14, R15: versions go when they were announced and retention.history has passed; never unannounced."""
+    """R14, R15: versions are deleted after their announcement and retention.history; never before the announcement."""
     await retention.harness.send("LOOSE", upsert("a", 1))
     await retention.harness.apply()
     assert await retention.harness.relay() == 1
@@ -129,7 +129,7 @@ async def test_history_is_remembered_for_its_time(retention: RetentionHarness) -
 async def test_all_of_the_old_goes_however_much_it_is(
     retention: RetentionHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R14: pruning goes in small pieces, and to the end."""
+    """R14: pruning runs in small batches until the end."""
     monkeypatch.setattr("penstock.refdata.store.PRUNE_BATCH", 3)
     for number in range(10):
         await retention.harness.send("LOOSE", upsert(f"k{number}", 1))
@@ -140,8 +140,8 @@ async def test_all_of_the_old_goes_however_much_it_is(
     assert await retention.after(SECOND) == 0
 
 
-async def test_incomplete_snapshots_end_and_are_told(database_url: str, clock: ManualClock) -> None:
-    """R13: what gets no chunk for snapshots.expireAfter fails, with the chunks that did not come, once."""
+async def test_incomplete_snapshots_fail(database_url: str, clock: ManualClock) -> None:
+    """R13: a snapshot without a new chunk for snapshots.expireAfter fails once, with the missing chunks."""
     async with opened_retention(database_url, clock, snapshots={"expireAfter": "PT1H"}) as retention:
         event_id = await retention.send_chunk(uuid4(), 2, 4, upsert("a", 1))
         await retention.harness.apply()
@@ -157,16 +157,16 @@ async def test_incomplete_snapshots_end_and_are_told(database_url: str, clock: M
 
 
 async def test_a_delta_that_changes_nothing_commits_a_version(retention: RetentionHarness) -> None:
-    """R14: the same payload, a key that is not there, no items at all: each is a version of its own."""
-    for items in ([upsert("a", 1)], [upsert("a", 1)], [delete("nobody")], []):
+    """R14: the same payload, an unknown key, or no items at all: each is a new version."""
+    for items in ([upsert("a", 1)], [upsert("a", 1)], [delete("unknown")], []):
         await retention.harness.send("LOOSE", *items)
     await retention.harness.apply()
     assert (await retention.harness.items("LOOSE"), await retention.harness.version("LOOSE")) == ({"a": 1}, 4)
     assert await retention.harness.relay() == 4
 
 
-async def test_a_change_past_us_is_counted_and_nothing_else(retention: RetentionHarness) -> None:
-    """R5, R26: driftCheckSql tells once of rows somebody else changed, and not of our own; the version stays."""
+async def test_a_direct_change_is_counted(retention: RetentionHarness) -> None:
+    """R5, R26: driftCheckSql reports changes of other clients once, and not those of commands; the version stays."""
     harness = retention.harness
     for name in ("Krone", "Kroner"):
         await harness.send("CURRENCY", upsert("NOK", {"name": name, "digits": 2}))
@@ -183,8 +183,8 @@ def bus_kind() -> str:
     return "postgres"
 
 
-async def test_a_change_past_us_is_told_and_changes_nothing(harness: RefdataHarness) -> None:
-    """R5: driftCheckSql finds what was written without a version; versions and reads stay as they are."""
+async def test_a_direct_change_is_reported_and_changes_nothing(harness: RefdataHarness) -> None:
+    """R5: driftCheckSql finds changes without a version; versions and reads do not change."""
     watch = DriftWatch(harness.db, harness.platform.metrics)
     known = harness.refdata.catalogue.all()
     await harness.send("COUNTRY", upsert("NO", {"name": "Norway"}))
@@ -195,13 +195,13 @@ async def test_a_change_past_us_is_told_and_changes_nothing(harness: RefdataHarn
     assert await watch.check_all(known) == 0  # a change of ours has a version
     await harness.db.execute("UPDATE mdm_country SET updated_at_epoch = updated_at_epoch + 1")
     assert await watch.check_all(known) == 1
-    assert await watch.check_all(known) == 0  # told once
+    assert await watch.check_all(known) == 0  # reported once
     assert await harness.version("COUNTRY") == 2
     assert f"{DRIFTS} 1.0" in harness.platform.telemetry.exposition().decode()
 
 
 async def test_a_drift_check_that_fails_stops_nothing(harness: RefdataHarness) -> None:
-    """R5: it is diagnostics: a statement that cannot be run is logged, the next one is asked."""
+    """R5: a statement that fails is logged, and the next one runs."""
     watch = DriftWatch(harness.db, harness.platform.metrics)
     load, drift = "select :tenantId as k, '1'::jsonb as v", "select length(:tenantId) / 0"
     broken = {"code": "COUNTRY", "loadSql": load, "driftCheckSql": drift}

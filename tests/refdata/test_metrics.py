@@ -1,4 +1,4 @@
-"""R26: what Prometheus is told of the way in."""
+"""R26: the metrics of the write path."""
 
 import os
 from datetime import timedelta
@@ -20,8 +20,8 @@ from tests.support.wait import becomes
 DAY, HOUR, SECOND = timedelta(days=1), timedelta(hours=1), timedelta(seconds=1)
 
 
-async def test_metrics_are_told_to_prometheus(retention: RetentionHarness) -> None:
-    """R26: what was judged, what waits on the bus, in the outbox, and for how long, in a real exposition."""
+async def test_metrics_are_exported(retention: RetentionHarness) -> None:
+    """R26: results, lag, outbox and the age of pending updates, in a real exposition."""
     harness = retention.harness
     body = b'{"dictCode":"LOOSE","eventType":"DELTA","items":[]}'
     done = await harness.send("LOOSE", upsert("a", 1))
@@ -33,31 +33,31 @@ async def test_metrics_are_told_to_prometheus(retention: RetentionHarness) -> No
     await harness.send("LOOSE", upsert("a", 2))
     retention.clock.advance(HOUR)
     await retention.upkeep.update_metrics()
-    for topic in (harness.topic, "somebody.elses"):
+    for topic in (harness.topic, "other.topic"):
         _, show_lag, _ = make_lag_task(harness.bus, topic, harness.platform.metrics)
         await show_lag()
-    told = samples_of(harness)
-    events = {labels["result"]: value for labels, value in told["penstock_refdata_events_total"]}
+    samples = samples_of(harness)
+    events = {labels["result"]: value for labels, value in samples["penstock_refdata_events_total"]}
     assert events == {"committed": 1, "failed": 2, "staged": 1, "repeated": 1}
-    assert told["kafka_consumer_lag"] == [({"topic": harness.topic}, 1), ({"topic": "somebody.elses"}, 0)]
-    assert told["penstock_refdata_pending_oldest_seconds"] == [({}, 3600)]
-    assert told["penstock_refdata_outbox_messages"] == [({}, 1)]
+    assert samples["kafka_consumer_lag"] == [({"topic": harness.topic}, 1), ({"topic": "other.topic"}, 0)]
+    assert samples["penstock_refdata_pending_oldest_seconds"] == [({}, 3600)]
+    assert samples["penstock_refdata_outbox_messages"] == [({}, 1)]
 
 
 async def test_metrics_are_there_before_anything_happened(retention: RetentionHarness) -> None:
-    """R26: every result begins at 0, so that a rate is known from the first event on."""
+    """R26: every result starts at 0, so that a rate exists from the first event on."""
     await retention.upkeep.update_metrics()
-    told = samples_of(retention.harness)
-    assert {labels["result"] for labels, _ in told["penstock_refdata_events_total"]} == {
+    samples = samples_of(retention.harness)
+    assert {labels["result"] for labels, _ in samples["penstock_refdata_events_total"]} == {
         "committed", "failed", "staged", "repeated",
     }  # fmt: skip
-    assert {value for _, value in told["penstock_refdata_events_total"]} == {0}
-    assert told["penstock_refdata_pending_oldest_seconds"] == [({}, 0)]
+    assert {value for _, value in samples["penstock_refdata_events_total"]} == {0}
+    assert samples["penstock_refdata_pending_oldest_seconds"] == [({}, 0)]
 
 
 @pytest.mark.full
 async def test_commands_that_wait_are_the_lag_of_their_topic(database_url: str, tmp_path: Path) -> None:
-    """R26: `kafka_consumer_lag` of the apply role is what is not settled yet, by topic, on whatever bus."""
+    """R26: `kafka_consumer_lag` is the number of unprocessed messages by topic, on either bus."""
     topic = f"refdata.test.{os.urandom(4).hex()}"
     environment(database_url, tmp_path, kafka={"commandsTopic": topic})
     settings = refdata_settings(database_url).model_dump(mode="json", by_alias=True)

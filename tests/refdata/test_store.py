@@ -1,4 +1,4 @@
-"""The tables of refdata as the document has them, and what is noted in them."""
+"""The tables of refdata as in the founding document, and their journal."""
 
 from datetime import timedelta
 from typing import Any
@@ -13,7 +13,7 @@ from tests.refdata.harness import on_bus, upsert
 from tests.refdata.retention import RetentionHarness
 
 DAY, HOUR, SECOND = timedelta(days=1), timedelta(hours=1), timedelta(seconds=1)
-# §9 of the founding document, and what stands behind it.
+# §9 of the founding document, and the additional columns.
 TABLES = {
     "dictionary_meta": (
         ["tenant_id text", "dict_code text", "version bigint", "last_source_revision bigint null",
@@ -49,7 +49,7 @@ TABLES = {
 
 @pytest.mark.parametrize(("table", "machine"), [("update_request", UPDATE), ("snapshot_set", SNAPSHOT)])
 async def test_the_tables_know_the_machines_states(db: Database, table: str, machine: StateMachine[Any]) -> None:
-    """R14: the CHECK of each status column allows just the states the machine declares."""
+    """R14: the CHECK of each status column allows exactly the states of the machine."""
     query = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = $1"
     found = await db.fetchval(query, f"{table}_status_check")
     await db.execute(f"CREATE TABLE twin (status text CONSTRAINT twin CHECK ({machine.sql_check('status')}))")
@@ -58,15 +58,15 @@ async def test_the_tables_know_the_machines_states(db: Database, table: str, mac
 
 @pytest.mark.parametrize("table", TABLES)
 async def test_service_tables_are_those_of_the_document(db: Database, table: str) -> None:
-    """R14: the columns of §9, in its order and of its types; whatever else there is stands behind them."""
+    """R14: the columns of §9 in its order and with its types; additional columns follow."""
     columns, extra, key = TABLES[table]
     rows = await db.fetch(
         "SELECT column_name, data_type, is_nullable FROM information_schema.columns "
         "WHERE table_schema = 'public' AND table_name = $1 ORDER BY ordinal_position",
         table,
     )
-    told = [f"{name} {kind}{' null' if is_null == 'YES' else ''}" for name, kind, is_null in rows]
-    assert told[: len(columns)] == columns
+    found_columns = [f"{name} {kind}{' null' if is_null == 'YES' else ''}" for name, kind, is_null in rows]
+    assert found_columns[: len(columns)] == columns
     assert [row["column_name"] for row in rows[len(columns) :]] == extra
     primary = await db.fetchval(
         "SELECT array_agg(a.attname::text ORDER BY array_position(i.indkey::int[], a.attnum::int)) FROM pg_index i "
@@ -77,8 +77,8 @@ async def test_service_tables_are_those_of_the_document(db: Database, table: str
     assert primary == key
 
 
-async def test_outbox_rows_are_unpublished_unless_said(db: Database) -> None:
-    """R14: `published boolean default false`, `id bigserial`, as §9 writes them."""
+async def test_outbox_rows_are_unpublished_by_default(db: Database) -> None:
+    """R14: `published boolean default false`, `id bigserial`, as in §9."""
     query = """
         INSERT INTO outbox_event
             (tenant_id, event_id, dict_code, version, payload, created_at, event_type, source, items)
@@ -89,17 +89,17 @@ async def test_outbox_rows_are_unpublished_unless_said(db: Database) -> None:
 
 
 async def test_the_journal_has_each_move_once(retention: RetentionHarness) -> None:
-    """R14: commits, refusals, chunks, whole sets and expiries are moves of their machines, each noted once."""
-    ended, begun, bad = uuid4(), uuid4(), uuid4()
+    """R14: commits, rejections, chunks, sets and expiries are moves of their machines, each in the journal once."""
+    ended, opened_set, bad = uuid4(), uuid4(), uuid4()
     done = await retention.harness.send("LOOSE", upsert("a", 1))
     wrong = await retention.harness.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
     chunks = [await retention.send_chunk(ended, index, 2, upsert(str(index), 1)) for index in (2, 1)]
-    late = await retention.send_chunk(begun, 1, 2)
+    late = await retention.send_chunk(opened_set, 1, 2)
     twice = [await retention.send_chunk(bad, index, 2, upsert("same", 1)) for index in (1, 2)]
     await retention.harness.apply()
     retention.clock.advance(2 * HOUR)
     assert await retention.upkeep.expire_snapshots() == 1
-    for event_id in (done, wrong, *chunks, late, *twice):  # told again, nothing moves
+    for event_id in (done, wrong, *chunks, late, *twice):  # sent again, nothing moves
         body = b'{"dictCode":"LOOSE","eventType":"DELTA","items":[]}'
         await retention.harness.publish(*on_bus(body, event_id=event_id))
     await retention.harness.apply()
@@ -108,15 +108,15 @@ async def test_the_journal_has_each_move_once(retention: RetentionHarness) -> No
         *(("refdata.update", f"acme/LOOSE/{event_id}", "PENDING", "FAILED") for event_id in (late, *twice)),
         ("refdata.update", f"acme/CURRENCY/{wrong}", "PENDING", "FAILED"),
         ("refdata.snapshot", f"acme/LOOSE/{ended}", "OPEN", "COMMITTED"),
-        ("refdata.snapshot", f"acme/LOOSE/{begun}", "OPEN", "FAILED"),
+        ("refdata.snapshot", f"acme/LOOSE/{opened_set}", "OPEN", "FAILED"),
         ("refdata.snapshot", f"acme/LOOSE/{bad}", "OPEN", "FAILED"),
     ]
-    moves = [(one.machine, one.subject, one.source, one.target) for one in await retention.noted()]
+    moves = [(entry.machine, entry.subject, entry.source, entry.target) for entry in await retention.noted()]
     assert sorted(moves, key=str) == sorted(expected, key=str)
 
 
 async def test_the_journal_tells_who_and_why(retention: RetentionHarness) -> None:
-    """R14: an entry names the worker and the reason's code."""
+    """R14: an entry names the worker and the code of the reason."""
     await retention.harness.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
     await retention.harness.apply(name="worker-7")
     (noted,) = await retention.noted()

@@ -25,7 +25,7 @@ BAD = upsert("EUR", {"name": "Euro", "digits": 9})  # CURRENCY has at most 4
 
 
 class CommandApiClient:
-    """Requests to one application, and what they must answer."""
+    """Requests to one application, and checks of the responses."""
 
     def __init__(self, http: httpx.AsyncClient, harness: RefdataHarness) -> None:
         self.http = http
@@ -38,7 +38,7 @@ class CommandApiClient:
         return answered(await self.post(body, **params), 202)
 
     async def committed(self, body: bytes, tenant: str = "acme") -> Json:
-        """Send it, and again under its id, until it is committed."""
+        """Send a command, and repeat it with the same id until it is committed."""
         async with asyncio.timeout(30):
             while (
                 answer := await self.post(body, tenant, consistencyMode="WAIT_COMMIT", timeoutMs=1000)
@@ -70,20 +70,20 @@ async def settings(database_url: str) -> Settings:
 
 @pytest.fixture
 async def idle(settings: Settings) -> AsyncIterator[CommandApiClient]:
-    """An API whose commands nobody applies."""
+    """Yield an API without an applier."""
     async with serving(settings) as api:
         yield api
 
 
 @pytest.fixture
 async def api(idle: CommandApiClient) -> AsyncIterator[CommandApiClient]:
-    """An API whose commands are applied at once."""
+    """Yield an API whose commands are applied immediately."""
     async with run_apply(idle.harness.platform):
         yield idle
 
 
 async def test_async_answers_at_once_and_tells_where_to_ask(api: CommandApiClient) -> None:
-    """R6, R7: 202 with eventId, status and a statusUrl; asked there, it ends COMMITTED with its version."""
+    """R6, R7: the response is 202 with eventId, status and statusUrl, where the update becomes COMMITTED."""
     taken = await api.taken(command("LOOSE", upsert("a", 1)), consistencyMode="ASYNC")
     assert (set(taken), taken["status"]) == ({"eventId", "status", "statusUrl"}, "PENDING")
     await api.committed(command("LOOSE", upsert("a", 1), eventId=taken["eventId"]))
@@ -93,7 +93,7 @@ async def test_async_answers_at_once_and_tells_where_to_ask(api: CommandApiClien
 
 
 async def test_wait_commit_answers_with_the_version(api: CommandApiClient) -> None:
-    """R6: 200 with eventId and committedVersion, and it is committed then."""
+    """R6: the response is 200 with eventId and committedVersion, and the command is committed."""
     event_id = str(uuid4())
     body = command("LOOSE", upsert("a", 1), eventId=event_id)
     assert await api.committed(body) == {"eventId": event_id, "committedVersion": 1}
@@ -102,7 +102,7 @@ async def test_wait_commit_answers_with_the_version(api: CommandApiClient) -> No
 
 
 async def test_wait_commit_answers_202_when_it_takes_too_long(idle: CommandApiClient) -> None:
-    """R6: at the time-out it is 202 PENDING, after 300 ms unless told otherwise; what was sent is applied later."""
+    """R6: at the timeout, 300 ms by default, the response is 202 PENDING; the command is applied later."""
     loop, taken = asyncio.get_running_loop(), dict[str, Any]()
 
     async def seconds(**params: int) -> float:
@@ -121,7 +121,7 @@ async def test_wait_commit_answers_202_when_it_takes_too_long(idle: CommandApiCl
 
 
 async def test_wait_commit_tells_why_it_failed(api: CommandApiClient) -> None:
-    """R6: FAILED meanwhile is 422 with the reason, its code and the eventId; asked again, the same."""
+    """R6: a command that fails meanwhile gets 422 with reason, code and eventId; repeated, the same response."""
     event_id = str(uuid4())
     body = command("CURRENCY", BAD, eventId=event_id)
     async with asyncio.timeout(30):
@@ -137,7 +137,7 @@ async def test_wait_commit_tells_why_it_failed(api: CommandApiClient) -> None:
 
 @pytest.mark.parametrize("waits", [49, 1001, 0, -1, "x", "1e2", "", 10**30])
 async def test_how_long_to_wait_has_bounds(idle: CommandApiClient, waits: Any) -> None:
-    """R6: timeoutMs is 50 to 1000; anything else is 422, and nothing is taken in."""
+    """R6: timeoutMs is 50 to 1000; any other value gets 422, and no command is accepted."""
     answer = await idle.post(command("LOOSE", upsert("a", 1)), consistencyMode="WAIT_COMMIT", timeoutMs=waits)
     assert "timeoutMs" in problem(answer, 422, "MALFORMED")["detail"]
     problem(await idle.post(command("LOOSE"), consistencyMode="LATER"), 422, "MALFORMED")
@@ -145,7 +145,7 @@ async def test_how_long_to_wait_has_bounds(idle: CommandApiClient, waits: Any) -
 
 
 async def test_the_same_again_is_the_same(idle: CommandApiClient) -> None:
-    """R8: one id, one body, however it is spelt: one update, PENDING and COMMITTED alike."""
+    """R8: the same id and content, in any formatting, is one update, while PENDING and when COMMITTED."""
     event_id = str(uuid4())
     spelt = [
         f'{{"eventId":"{event_id}","dictCode":"LOOSE","eventType":"DELTA","items":[{{"key":"a","payload":{{"x":1,"y":[2]}}}}]}}',
@@ -162,7 +162,7 @@ async def test_the_same_again_is_the_same(idle: CommandApiClient) -> None:
 
 
 async def test_an_id_is_for_one_command(idle: CommandApiClient) -> None:
-    """R8: another body or dictionary under a known id is 409, in every state; another tenant's id is another's."""
+    """R8: a known id with another body or dictionary gets 409 in every state; ids of other tenants are independent."""
     event_id, bad = str(uuid4()), str(uuid4())
     await idle.taken(command("LOOSE", upsert("a", 1), eventId=event_id))
     await idle.taken(command("CURRENCY", BAD, eventId=bad))
@@ -184,14 +184,14 @@ async def test_an_id_is_for_one_command(idle: CommandApiClient) -> None:
 
 @pytest.mark.parametrize("digits", ["12345678901234567890123", "0.12345678901234567890123"])
 async def test_another_number_is_another_body(idle: CommandApiClient, digits: str) -> None:
-    """R8: bodies that differ in the last digit of a long number are not the same."""
+    """R8: bodies that differ in the last digit of a long number are different."""
     body = command("LOOSE", upsert("a", "N"), eventId=str(uuid4())).replace(b'"N"', b"%s")
     await idle.taken(body % digits.encode())
     problem(await idle.post(body % (digits[:-1] + "4").encode()), 409, "EVENT_ID_REUSED")
 
 
 async def test_limits(idle: CommandApiClient) -> None:
-    """R8: what is too large is 413, too many items or too long a key 422; what is just within is taken."""
+    """R8: a command that is too large gets 413, too many items or too long a key 422; at the limit it is accepted."""
     fits, over = "k" * 512, "k" * 513
     problem(await idle.post(command("LOOSE", upsert("a", "x" * COMMAND_LIMIT))), 413, "COMMAND_TOO_LARGE")
     problem(await idle.post(b" " * (Settings().server.body_limit + 1)), 413, "BODY_TOO_LARGE")
@@ -211,7 +211,7 @@ async def test_limits(idle: CommandApiClient) -> None:
 
 
 async def test_what_is_taken_is_not_too_large_afterwards(idle: CommandApiClient) -> None:
-    """R8: a body just within the limit is applied, though it grows by its id and tenant on the way."""
+    """R8: a body just below the limit is applied, although id and tenant are added on the way."""
     bare = len(command("LOOSE", upsert("a", "")))
     taken = await idle.taken(command("LOOSE", upsert("a", "x" * (COMMAND_LIMIT - bare))))
     await idle.harness.apply()
@@ -223,7 +223,7 @@ def nested(depth: int) -> bytes:
 
 
 async def test_what_is_nested_too_deeply_is_refused(idle: CommandApiClient) -> None:
-    """R8: a hundred levels are taken, hundreds of thousands are not, and nothing breaks."""
+    """R8: a payload with a hundred levels is accepted, with hundreds of thousands rejected, without a crash."""
     await idle.taken(nested(100))
     for depth in (2_000, 100_000, 400_000):
         problem(await idle.post(nested(depth)), 422, "MALFORMED")
@@ -231,7 +231,7 @@ async def test_what_is_nested_too_deeply_is_refused(idle: CommandApiClient) -> N
 
 @pytest.mark.parametrize("depth", [300, 900])
 async def test_no_depth_breaks_the_api(idle: CommandApiClient, depth: int) -> None:
-    """R8: a few hundred levels are taken or refused, never a 500."""
+    """R8: a payload with a few hundred levels is accepted or rejected, never a 500."""
     assert (await idle.post(nested(depth))).status_code in (202, 422)
 
 
@@ -253,7 +253,7 @@ REFUSED: dict[tuple[int, str], list[bytes]] = {
 
 
 async def test_every_refusal_is_a_problem(idle: CommandApiClient) -> None:
-    """R6, R8: whatever is wrong is said under a stable code with a hint, in both modes, and nothing stays PENDING."""
+    """R6, R8: every invalid request gets a stable code and a hint, in both modes, and leaves no PENDING update."""
     for expected, bodies in REFUSED.items():
         for body in bodies:
             problem(await idle.post(body), *expected)
@@ -278,7 +278,7 @@ async def test_every_refusal_is_a_problem(idle: CommandApiClient) -> None:
 
 
 async def walked(api: CommandApiClient, path: str, name: str, **params: Any) -> list[Json]:
-    """All pages of a listing, three at a time."""
+    """Return all entries of a listing, with three per page."""
     found: list[Json] = []
     cursor: Json = {}
     while True:
@@ -291,25 +291,27 @@ async def walked(api: CommandApiClient, path: str, name: str, **params: Any) -> 
 
 
 async def test_updates_are_listed_page_by_page(idle: CommandApiClient) -> None:
-    """R7: the PENDING and the FAILED of a tenant, the latest first, each once; of one dictionary when asked."""
+    """R7: PENDING and FAILED updates of a tenant are listed latest first, each once; optionally of one dictionary."""
     ids = [(await idle.taken(command("CURRENCY", BAD)))["eventId"] for _ in range(8)]
     other = (await idle.taken(command("LOOSE", upsert("a", 1))))["eventId"]
     await idle.post(command("LOOSE", upsert("a", 1)), "globex")
     pending = await walked(idle, "acme/updates", "updates", status="PENDING")
-    assert [one["eventId"] for one in pending] == [other, *reversed(ids)]
+    assert [update["eventId"] for update in pending] == [other, *reversed(ids)]
     assert await walked(idle, "acme/updates", "updates") == []
     await idle.harness.apply()
     failed = await walked(idle, "acme/updates", "updates", status="FAILED")
-    assert sorted(one["eventId"] for one in failed) == sorted(ids)
-    assert {(one["status"], one["errorCode"]) for one in failed} == {("FAILED", "SQL_ERROR")}
-    assert [one["updatedAt"] for one in failed] == sorted((one["updatedAt"] for one in failed), reverse=True)
+    assert sorted(update["eventId"] for update in failed) == sorted(ids)
+    assert {(update["status"], update["errorCode"]) for update in failed} == {("FAILED", "SQL_ERROR")}
+    assert [update["updatedAt"] for update in failed] == sorted(
+        (update["updatedAt"] for update in failed), reverse=True
+    )
     assert await walked(idle, "acme/updates", "updates", status="FAILED", dictCode="LOOSE") == []
     assert await walked(idle, "globex/updates", "updates", status="FAILED") == []
     assert (await idle.get("acme/updates", limit=8))["next"] is None
 
 
-async def test_history_is_told_page_by_page(idle: CommandApiClient) -> None:
-    """R30: every version and what made it, the latest first, of this tenant only."""
+async def test_history_has_pages(idle: CommandApiClient) -> None:
+    """R30: the history contains every version and its command, latest first, of this tenant only."""
     for n in range(7):
         await idle.taken(command("LOOSE", upsert(f"k{n}", n), sourceRevision=n))
     await idle.post(command("LOOSE", upsert("a", 1)), "globex")
@@ -325,7 +327,7 @@ async def test_history_is_told_page_by_page(idle: CommandApiClient) -> None:
 
 
 async def test_a_cursor_is_nobodys_to_make_up(idle: CommandApiClient) -> None:
-    """R7: whatever is not a cursor of the listing is 422 BAD_CURSOR, never a crash."""
+    """R7: an invalid cursor gets 422 BAD_CURSOR, never a crash."""
     now, good = "2026-01-01T00:00:00+00:00", str(uuid4())
     made: list[list[Any]] = [
         [now, "7"],
@@ -358,14 +360,14 @@ TOKENS: dict[str, list[str | None]] = {
 
 
 async def test_only_a_tenants_token_acts_for_it(database_url: str) -> None:
-    """R25: no token or a bad one is 401, another tenant's 403, on every route; X-Tenant-Id is nobody's to use."""
+    """R25: a missing or invalid token gets 401, that of another tenant 403, on every route; X-Tenant-Id is ignored."""
     async with serving(refdata_settings(database_url), shared()) as api:
         routes = [("POST", "updates"), ("GET", "updates"), ("GET", f"updates/{uuid4()}"), ("GET", "history/LOOSE")]
         for method, path in routes:
             url = f"/v1/tenants/acme/{path}"
-            for code, said in TOKENS.items():
-                for one in said:
-                    headers = {"Authorization": one} if one is not None else {}
+            for code, credentials in TOKENS.items():
+                for credential in credentials:
+                    headers = {"Authorization": credential} if credential is not None else {}
                     problem(await api.http.request(method, url, headers=headers), 401, code)
             for claim in ("globex", "ACME", "acme ", "", None):
                 token = {"Authorization": f"Bearer {signed(tenant_id=claim)}", "X-Tenant-Id": "acme"}
@@ -381,7 +383,7 @@ async def test_only_a_tenants_token_acts_for_it(database_url: str) -> None:
 
 
 async def test_a_trusted_client_names_its_tenant(database_url: str) -> None:
-    """R25: where it is allowed, the subjects that are listed act for the tenant of X-Tenant-Id, and only for that."""
+    """R25: if allowed, the listed subjects act for the tenant of X-Tenant-Id, and only for that tenant."""
     tenant = {"allowHeaderOverrideForTrustedClients": True, "trustedClients": ["gateway"]}
     async with serving(refdata_settings(database_url, security={"tenant": tenant}), shared()) as api:
         may_not = [("gateway", "acme"), ("gateway", None), ("daemon-7", "globex"), (None, "globex")]

@@ -1,4 +1,4 @@
-"""Events that can never be applied, on both buses: each ends with its reason, and nothing behind it waits for it."""
+"""Commands that can never be applied, on both buses: each ends with its reason and blocks no command behind it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -67,7 +67,7 @@ SQL_POISON = {
     "check": ({"n": -1}, "23514"),
     "not null": ({"word": "w"}, "23502"),
     "unique": ({"n": 1, "word": "taken"}, "23505"),
-    "only seen at the commit": ({"n": 1, "parent": "nobody"}, "23503"),
+    "only seen at the commit": ({"n": 1, "parent": "none"}, "23503"),
     "division": ({"n": 1, "how": "divide"}, "22012"),
     "cast": ({"n": "many"}, "22P02"),
     "out of range": ({"n": 3_000_000_000}, "22003"),
@@ -79,7 +79,7 @@ SQL_POISON = {
 
 @pytest.fixture
 async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequest) -> Settings:
-    """The usual dictionaries and one full of traps; statements are given up after a second."""
+    """Yield the usual dictionaries and one whose statements fail; statements time out after a second."""
     await create_schemas(database_url)
     connection = await asyncpg.connect(database_url)
     await connection.execute(TRAPS)
@@ -98,26 +98,26 @@ async def harness(settings: Settings) -> AsyncIterator[RefdataHarness]:
 
 
 async def outcomes(harness: RefdataHarness, *event_ids: UUID, tenant: str = "acme") -> list[Any]:
-    """For each its version, or the code it failed with."""
+    """Return the version of each command, or the code of its failure."""
     updates = [await harness.update(event_id, tenant) for event_id in event_ids]
     return [update.committed_version or update.error_code for update in updates]
 
 
 async def versions(harness: RefdataHarness, code: str) -> list[int]:
-    """The versions told to the pods, in order."""
+    """Return the announced versions, in order."""
     rows = await harness.db.fetch("SELECT version FROM outbox_event WHERE dict_code = $1 ORDER BY id", code)
     return [row["version"] for row in rows]
 
 
 def poison(**more: Any) -> tuple[UUID, bytes]:
-    """A command for LOOSE as it is on the bus, with something about it that is not right."""
+    """Return a command for LOOSE as it is on the bus, with an invalid part."""
     event_id = uuid4()
     body = {"eventId": str(event_id), "tenantId": "acme", "dictCode": "LOOSE", "eventType": "DELTA", "items": []}
     return event_id, msgspec.json.encode({**body, **more})
 
 
-async def test_what_nobody_can_read_is_only_set_aside(harness: RefdataHarness) -> None:
-    """R11: a message that does not even say whose it is ends as a dead letter with the reason; others are applied."""
+async def test_an_unreadable_message_is_a_dead_letter(harness: RefdataHarness) -> None:
+    """R11: a message without a readable identity becomes a dead letter with the reason; the others are applied."""
     unreadable = {
         b"": "MALFORMED: the body is not JSON",
         b"{": "MALFORMED: the body is not JSON",
@@ -143,12 +143,12 @@ async def test_what_nobody_can_read_is_only_set_aside(harness: RefdataHarness) -
     assert await outcomes(harness, *good) == list(range(1, len(good) + 1))
     dead = await harness.dead()
     assert len(dead) == len(unreadable)
-    assert [d for d, said in zip(dead, unreadable.values(), strict=True) if not d.startswith(said)] == []
+    assert [d for d, reason in zip(dead, unreadable.values(), strict=True) if not d.startswith(reason)] == []
     assert await harness.items("LOOSE") == {"a": len(unreadable)}
 
 
 async def test_what_is_refused_fails_under_its_id(harness: RefdataHarness) -> None:
-    """R11: a message that says whose it is ends FAILED with a stable code and a readable reason, and set aside."""
+    """R11: an invalid message with a readable identity is FAILED with a stable code and a reason, and a dead letter."""
     far = {"key": "k" * 513, "payload": 1}
     event_id, value = poison(items=[upsert("a", "X")])
     refused = [
@@ -187,7 +187,7 @@ async def test_what_is_refused_fails_under_its_id(harness: RefdataHarness) -> No
 
 
 async def test_an_unknown_tenant_fails(harness: RefdataHarness) -> None:
-    """R11: nothing is made for a tenant that is not configured, not even a version."""
+    """R11: a tenant that is not configured gets no data, not even a version."""
     value, key = on_bus(command("LOOSE", upsert("a", 1)), "umbrella", event_id := uuid4())
     await harness.publish(value, key)
     await harness.apply()
@@ -196,14 +196,14 @@ async def test_an_unknown_tenant_fails(harness: RefdataHarness) -> None:
 
 
 async def test_a_name_ends_where_it_ends(harness: RefdataHarness) -> None:
-    """R11: a line break behind a tenant's name does not make it another name."""
+    """R11: a line break after the name of a tenant does not make another name."""
     await harness.publish(poison(tenantId="acme\n")[1], "acme\n:LOOSE")
     await harness.apply()
     assert (await harness.dead())[0].startswith("MALFORMED")
 
 
 async def test_failures_of_the_users_sql(harness: RefdataHarness) -> None:
-    """R11: whatever a statement fails with, its event alone is FAILED, with PostgreSQL's code and words."""
+    """R11: a command whose statement fails is FAILED alone, with the code and the message of PostgreSQL."""
     good = [await harness.send("TRAP", upsert("first", {"n": 0, "word": "taken"}))]
     bad: dict[str, UUID] = {}
     for name, (payload, _) in SQL_POISON.items():
@@ -232,12 +232,12 @@ async def test_a_snapshot_that_cannot_be_applied_fails(harness: RefdataHarness) 
 
 @pytest.mark.full
 async def test_many_bad_ones_among_two_hundred(harness: RefdataHarness) -> None:
-    """R11: in a batch of 200 every bad one fails and every good one commits, in order and without a gap."""
+    """R11: in a batch of 200 every invalid command fails and every valid one commits, in order and without a gap."""
     is_bad = [number % 7 == 0 or 90 <= number < 110 for number in range(200)]
     ids = [uuid4() for _ in is_bad]
     body = [command("TRAP", upsert(f"k{n % 5}", {"n": -1 if bad else n})) for n, bad in enumerate(is_bad)]
-    for event_id, one in zip(ids, body, strict=True):
-        await harness.publish(*on_bus(one, event_id=event_id))
+    for event_id, value in zip(ids, body, strict=True):
+        await harness.publish(*on_bus(value, event_id=event_id))
     await harness.apply()
     numbers = iter(range(1, 201))
     assert await outcomes(harness, *ids) == ["SQL_ERROR" if bad else next(numbers) for bad in is_bad]
@@ -247,14 +247,14 @@ async def test_many_bad_ones_among_two_hundred(harness: RefdataHarness) -> None:
 
 
 async def test_what_works_once_per_transaction_works(harness: RefdataHarness) -> None:
-    """R11: a statement that cannot be run twice in a transaction (a temporary table, say) holds no event up."""
+    """R11: a statement that cannot run twice in a transaction, e.g. for a temporary table, blocks no command."""
     ids = [await harness.send("TRAP", upsert(f"k{n}", {"n": n, "how": "twice"})) for n in range(5)]
     await harness.apply()
     assert await outcomes(harness, *ids) == [1, 2, 3, 4, 5]
 
 
 async def test_injection_changes_nothing_but_data(harness: RefdataHarness) -> None:
-    """R3: SQL in keys and payloads is text there and nothing else."""
+    """R3: SQL in keys and payloads is text and is never executed."""
     nasty = ["'; DROP TABLE mdm_country; --", "$1", ":key", "\\'", '"', "$$", "%s", "{0}", "a\nb", "Ω\u202e", "/*"]
     await harness.send("COUNTRY", *[upsert(text, {"name": text}) for text in nasty])
     await harness.send("LOOSE", *[upsert(text, {text: text}) for text in nasty])
@@ -266,7 +266,7 @@ async def test_injection_changes_nothing_but_data(harness: RefdataHarness) -> No
 
 
 async def test_an_older_revision_is_refused(harness: RefdataHarness) -> None:
-    """R12: lower is FAILED STALE_REVISION, equal is accepted, none leaves the last one as it is."""
+    """R12: a lower revision is FAILED STALE_REVISION, an equal one is accepted, a missing one changes nothing."""
     revisions = [5, 5, 4, None, 4, -7, 6, None, 5, 6]
     ids = []
     for n, revision in enumerate(revisions):
@@ -282,7 +282,7 @@ async def test_an_older_revision_is_refused(harness: RefdataHarness) -> None:
 
 
 async def test_a_statement_that_takes_too_long_fails_in_the_end(harness: RefdataHarness) -> None:
-    """R11: it is tried max_attempts times, then FAILED STATEMENT_TIMEOUT; what is behind it is applied."""
+    """R11: it is tried max_attempts times, then FAILED STATEMENT_TIMEOUT; the commands behind it are applied."""
     slow = await harness.send("TRAP", upsert("slow", {"n": 1, "how": "slow"}))
     after = await harness.send("TRAP", upsert("a", {"n": 1}))
     await harness.apply(max_attempts=2)
@@ -291,7 +291,7 @@ async def test_a_statement_that_takes_too_long_fails_in_the_end(harness: Refdata
 
 
 async def test_what_is_before_a_slow_statement_is_not_blamed(harness: RefdataHarness) -> None:
-    """R11: what is in front of a slow one is committed, and done with; only that one is tried again and set aside."""
+    """R11: the commands before a slow one are committed; only the slow one is retried and dead-lettered."""
     before = [await harness.send("TRAP", upsert(f"k{n}", {"n": n})) for n in range(3)]
     slow = await harness.send("TRAP", upsert("slow", {"n": 1, "how": "slow"}))
     after = await harness.send("TRAP", upsert("a", {"n": 1}))

@@ -1,4 +1,4 @@
-"""Another way to read is another version: what is registered of the definitions, and when they are tried."""
+"""A changed loadSql is a new version: registration of definitions, and checks of their statements."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ from tests.refdata.harness import RefdataHarness, upsert
 
 
 async def test_a_first_definition_makes_no_version(schemas: str, tmp_path: Path) -> None:
-    """R1: what was never read before is not read otherwise than before, also when versions exist already."""
+    """R1: a dictionary that is registered for the first time gets no new version, also if it has versions already."""
     async with in_process(tmp_path, schemas, CURRENCY) as (platform, _):
         harness = RefdataHarness(platform)
         await harness.send("CURRENCY", NOK)
@@ -39,7 +39,7 @@ async def test_a_first_definition_makes_no_version(schemas: str, tmp_path: Path)
 
 
 async def test_many_registrations_at_once_bump_once(schemas: str, tmp_path: Path) -> None:
-    """R1: eight that compare at the same moment make one version, and lose none."""
+    """R1: eight concurrent registrations make one version, and lose none."""
     async with in_process(tmp_path, schemas, CURRENCY, COUNTRY) as (platform, file):
         harness = RefdataHarness(platform)
         await harness.send("CURRENCY", NOK)
@@ -53,7 +53,7 @@ async def test_many_registrations_at_once_bump_once(schemas: str, tmp_path: Path
 
 
 async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path: Path) -> None:
-    """R11: two dictionaries redefined at once cannot deadlock with an applier that holds several."""
+    """R11: a change of two dictionaries cannot deadlock with an applier that locks several."""
     async with (
         in_process(tmp_path, schemas, CURRENCY, COUNTRY) as (platform, file),
         other_connections(schemas) as (applier, looker),
@@ -65,7 +65,7 @@ async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path
         await harness.apply()
         write_definitions(file, schemas, redefined(CURRENCY), redefined(COUNTRY))
         lock = "SELECT FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2 FOR UPDATE"
-        await applier.execute("SET deadlock_timeout = '1min'")  # so that the other one is told
+        await applier.execute("SET deadlock_timeout = '1min'")  # so that the other transaction is the victim
         async with applier.transaction():
             await applier.execute(lock, "acme", "CURRENCY")
             known = DictionaryCatalogue(load_settings(file, {}).refdata).all()
@@ -76,7 +76,7 @@ async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path
 
 
 async def test_two_ways_to_read_never_have_one_version(schemas: str, tmp_path: Path) -> None:
-    """R1: a process that has not reloaded yet must not give out what it reads under the version of the new way."""
+    """R1: a process with the old configuration must not return its items under the version of the new one."""
     async with in_process(tmp_path, schemas, CURRENCY) as (platform, file):
         harness, target = RefdataHarness(platform), DictionaryKey("acme", "CURRENCY")
         await harness.send("CURRENCY", NOK)
@@ -99,7 +99,7 @@ def bus_kind() -> str:
 
 
 async def test_statements_are_tried_before_they_are_needed(harness: RefdataHarness) -> None:
-    """R1, R3: a statement PostgreSQL would not take is named with its key, also a loadSql without k and v."""
+    """R1, R3: a statement that PostgreSQL rejects is named with its setting, also a loadSql without k and v."""
     good = harness.refdata.catalogue.all()
     assert await definitions.check_statements(harness.db, good) == {}
     bad = [
@@ -113,8 +113,8 @@ async def test_statements_are_tried_before_they_are_needed(harness: RefdataHarne
     assert wrong["NOWHERE"].startswith("loadSql: ")
 
 
-async def test_what_nobody_writes_has_versions_too(harness: RefdataHarness) -> None:
-    """R1: another loadSql of a read-only dictionary is another version, for known tenants and for who loaded it."""
+async def test_a_read_only_dictionary_has_versions(harness: RefdataHarness) -> None:
+    """R1: a changed loadSql of a read-only dictionary is a new version, for configured tenants and those with data."""
     brand = DictionaryKey("acme", "BRAND")
     assert (await harness.refdata.catalogue.get(brand).provider.load_all(harness.db, brand)).version == 0
     known = harness.refdata.catalogue.all()

@@ -1,4 +1,4 @@
-"""Who waits for a commit hears of it."""
+"""Writers that wait for a commit are notified."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def bus_kind() -> str:
 
 
 async def test_no_commit_is_too_quick_to_be_heard(harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R6: who waits hears of a commit that came before its publisher had the answer, whoever else is waiting."""
+    """R6: a writer is notified of a commit that happened before the response of the bus, also while others wait."""
     monkeypatch.setattr(commit_waiter, "_POLL", 60)  # the net must not catch it
     publish, waiting = harness.bus.publish, asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""R10: messages of somebody else's topics become commands, on both buses; what cannot is set aside with the reason."""
+"""R10: messages of external topics become commands, on both buses; invalid ones become dead letters with the reason."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ def delivery(value: bytes, key: str = "k", headers: Mapping[str, str] | None = N
 
 
 def mapped(value: bytes | Any, how: Mapping[str, Any] = PLAIN, key: str = "k", **headers: str) -> CommandEvent:
-    """The event a message becomes."""
+    """Return the event of a message."""
     body = value if isinstance(value, bytes) else msgspec.json.encode(value)
     return TopicMapping(ExternalTopicSection(topic="theirs", **how)).map_message(delivery(body, key, headers))
 
@@ -74,7 +74,7 @@ def items(event: CommandEvent) -> list[tuple[str, str, str]]:
 
 
 def test_the_message_is_the_payload_and_its_key_the_key() -> None:
-    """R10: with no more than a tenant and a dictionary, a message is an upsert of its value under its key."""
+    """R10: with only a tenant and a dictionary, a message is an upsert of its value under its key."""
     event = mapped(b' {"name": "Norway", "n": [1, null]} ', key="NO")
     assert (event.target, event.source) == (("acme", "LOOSE"), "KAFKA")
     assert (event.command.event_type, event.command.tenant_id) == ("DELTA", "acme")
@@ -82,7 +82,7 @@ def test_the_message_is_the_payload_and_its_key_the_key() -> None:
 
 
 def test_fields_come_from_where_the_mapping_says() -> None:
-    """R10: constants, pointers with ~0 and ~1 and into lists, headers; a list of items; op values that delete."""
+    """R10: constants, pointers with ~0 and ~1 and into lists, headers, lists of items, and values of op that delete."""
     rows = [
         {"ids": [0, "a"], "m~e": {"op": "put"}, "after": {"x": 1}},
         {"ids": [0, "b"], "m~e": {"op": "gone"}},
@@ -101,13 +101,13 @@ def test_fields_come_from_where_the_mapping_says() -> None:
 
 
 def test_a_message_without_a_value_deletes() -> None:
-    """R10: a tombstone, as compacted topics have them."""
+    """R10: a message without a value is a deletion, as in compacted topics."""
     assert items(mapped(b"", key="NO")) == [("NO", "DELETE", "null")]
 
 
 def test_a_command_keeps_what_it_says() -> None:
-    """R10: a message of §8.1's shape becomes that command, its id and all."""
-    said: Json = {
+    """R10: a message in the form of §8.1 becomes that command, with its id."""
+    document: Json = {
         "eventId": str(uuid4()),
         "tenantId": "tenant-a",
         "dictCode": "COUNTRY",
@@ -119,13 +119,13 @@ def test_a_command_keeps_what_it_says() -> None:
         "occurredAt": "2026-02-27T12:00:00Z",
         "items": [{"key": "RU", "op": "UPSERT", "payload": {"name": "Russia"}}],
     }
-    event = mapped(said, COMMANDS)
+    event = mapped(document, COMMANDS)
     command = event.command
-    assert (event.target, str(event.event_id)) == (("tenant-a", "COUNTRY"), said["eventId"])
+    assert (event.target, str(event.event_id)) == (("tenant-a", "COUNTRY"), document["eventId"])
     assert (command.event_type, command.source_revision, str(command.snapshot_id)) == (
         "SNAPSHOT",
         987654321,
-        said["snapshotId"],
+        document["snapshotId"],
     )
     assert (command.chunk_index, command.chunks_total) == (2, 3)
     assert command.occurred_at == datetime(2026, 2, 27, 12, tzinfo=UTC)
@@ -133,7 +133,7 @@ def test_a_command_keeps_what_it_says() -> None:
 
 
 def test_an_id_that_is_missing_is_made_from_the_place() -> None:
-    """R10: a UUIDv5 of topic, partition and offset: the same at each delivery, another for each message."""
+    """R10: the id is a UUIDv5 of topic, partition and offset: the same at each delivery, different for each message."""
     section = TopicMapping(ExternalTopicSection(topic="theirs", **PLAIN))
     ids = [section.map_message(delivery(b"1", position=position)).event_id for position in (7, 7, 8)]
     assert ids[0] == ids[1] != ids[2]
@@ -145,7 +145,7 @@ def test_an_id_that_is_missing_is_made_from_the_place() -> None:
     "digits", ["1.10", "123456789012345678901234567890", "0.12345678901234567890123", "-0.0", "1e400", "1E-7"]
 )
 def test_no_digit_is_lost(digits: str) -> None:
-    """R10: numbers pass through as they are, at any depth; as keys too."""
+    """R10: numbers keep all digits, at any depth and as keys."""
     ((_, _, text),) = items(mapped(f'{{"n": [{digits}]}}'.encode()))
     found = text.removeprefix('{"n":[').removesuffix("]}")
     assert (Decimal(found), len(found.rstrip("eE+0123456789"))) == (
@@ -158,7 +158,7 @@ def test_no_digit_is_lost(digits: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "how", "key", "said"),
+    ("value", "how", "key", "problem"),
     [
         (b"{", PLAIN, "k", "MALFORMED: the message is not JSON"),
         (b"\xff", PLAIN, "k", "MALFORMED: the message is not JSON"),
@@ -188,27 +188,27 @@ def test_no_digit_is_lost(digits: str) -> None:
         (b'{"at": "now"}', {**PLAIN, "occurredAt": "/at"}, "k", "MALFORMED: Invalid RFC3339"),
     ],
 )
-def test_what_cannot_be_mapped_says_why(value: bytes, how: Json, key: str, said: str) -> None:
-    """R10: whatever is missing or of the wrong kind is refused with a code and the place."""
-    assert refusal(value, how, key).startswith(said)
+def test_what_cannot_be_mapped_says_why(value: bytes, how: Json, key: str, problem: str) -> None:
+    """R10: a missing or wrong field is rejected with a code and its name."""
+    assert refusal(value, how, key).startswith(problem)
 
 
 def test_a_number_beyond_all_bounds_breaks_nothing() -> None:
-    """R10: what no Python number can hold passes as it is or is refused, as PostgreSQL will refuse it."""
+    """R10: numbers that Python cannot represent are passed on or rejected, as PostgreSQL would reject them."""
     with contextlib.suppress(PenstockError):
         assert mapped(b"1e99999999999999999999")
 
 
 @pytest.mark.parametrize("depth", [200, 300, 900, *range(930, 1000, 3), 2_000])
 def test_what_is_nested_deeply_passes_or_is_refused(depth: int) -> None:
-    """R10: at no depth does the mapping itself break."""
+    """R10: no depth of nesting makes the mapping fail."""
     with contextlib.suppress(PenstockError):
         assert mapped(b"[" * depth + b"]" * depth)
 
 
 @pytest.fixture
 async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequest) -> Settings:
-    """Three topics of others: plain ones, commands, lists of changes."""
+    """Return three external topics: plain messages, commands, lists of changes."""
     await create_schemas(database_url)
     broker = request.getfixturevalue("broker") if bus_kind == "kafka" else None
     if broker is not None:
@@ -235,7 +235,7 @@ def topic(harness: RefdataHarness, number: int) -> str:
 
 
 async def adapted(harness: RefdataHarness) -> None:
-    """Have everything on the topics of others turned into commands, and these applied."""
+    """Convert all messages of the external topics to commands, and apply them."""
     async with asyncio.timeout(60), run_adapter(harness.platform):
         for section in harness.platform.section.kafka.external_topics:
             while await harness.bus.backlog(section.topic):
@@ -243,8 +243,8 @@ async def adapted(harness: RefdataHarness) -> None:
     await harness.apply()
 
 
-async def test_the_lag_of_every_topic_is_told(harness: RefdataHarness) -> None:
-    """R26: whoever works on a topic tells how far behind it is."""
+async def test_the_lag_of_every_topic_is_exported(harness: RefdataHarness) -> None:
+    """R26: the lag of every topic with workers is exported."""
     topics = [section.topic for section in harness.platform.section.kafka.external_topics]
     lags = [f'kafka_consumer_lag{{topic="{topic}"}}' for topic in topics]
     async with asyncio.timeout(60), run_adapter(harness.platform):
@@ -253,15 +253,15 @@ async def test_the_lag_of_every_topic_is_told(harness: RefdataHarness) -> None:
 
 
 async def test_messages_of_others_are_applied(harness: RefdataHarness) -> None:
-    """R10: three topics, three mappings, one dictionary; in order, and with no digit lost."""
+    """R10: three topics, three mappings, one dictionary; in order, and with all digits."""
     event_id = uuid4()
     await post(harness, 0, b"1.10", key="a")
     await post(harness, 0, b"123456789012345678901234567890", key="b")
     await post(harness, 0, b"3", key="c")
     await post(harness, 0, b"", key="c")
-    said = {"eventId": str(event_id), "tenantId": "acme", "dictCode": "CURRENCY", "eventType": "DELTA"}
+    fields = {"eventId": str(event_id), "tenantId": "acme", "dictCode": "CURRENCY", "eventType": "DELTA"}
     currency = upsert("NOK", {"name": "Krone", "digits": 2})
-    await post(harness, 1, msgspec.json.encode({**said, "items": [currency]}))
+    await post(harness, 1, msgspec.json.encode({**fields, "items": [currency]}))
     rows = [
         {"ids": [0, "x"], "after": {"x": 1}},
         {"ids": [0, "y"], "after": 2},
@@ -281,7 +281,7 @@ async def test_messages_of_others_are_applied(harness: RefdataHarness) -> None:
 
 
 async def test_what_cannot_be_mapped_is_set_aside(harness: RefdataHarness) -> None:
-    """R10: it goes to the dead letters of its own topic, and the partition moves on; so does what nobody may change."""
+    """R10: a rejected message becomes a dead letter of its topic, and the partition continues."""
     bad = {b"{": "MALFORMED", b"\xff\xfe": "MALFORMED", b"null": "MALFORMED", b'"\\u0000"': "MALFORMED"}
     await post(harness, 0, b"0", key="a")
     for number, value in enumerate(bad, start=1):
@@ -302,7 +302,7 @@ async def test_what_cannot_be_mapped_is_set_aside(harness: RefdataHarness) -> No
 
 @pytest.mark.parametrize("value", [b"1e99999999999999999999", b"[" * 300 + b"]" * 300])
 async def test_what_breaks_the_adapter_does_not_stop_it(harness: RefdataHarness, value: bytes) -> None:
-    """R10: numbers and depths no library expects are set aside or taken; what follows is applied."""
+    """R10: numbers and depths that libraries do not expect are rejected or accepted; the next messages are applied."""
     await post(harness, 0, value, key="a")
     await post(harness, 0, b"1", key="b")
     async with asyncio.timeout(8):
@@ -311,7 +311,7 @@ async def test_what_breaks_the_adapter_does_not_stop_it(harness: RefdataHarness,
 
 
 async def test_a_message_that_is_read_twice_counts_once(harness: RefdataHarness) -> None:
-    """R10: handled again after a crash, it is the same event: it has the id its place gives it."""
+    """R10: a message that is handled again after a crash is the same event, as its id is derived from its position."""
     section = TopicMapping(harness.platform.section.kafka.external_topics[0])
     events = [section.map_message(delivery(b"1", "a")), section.map_message(delivery(b"1", "a"))]
     for event in events:
@@ -323,7 +323,7 @@ async def test_a_message_that_is_read_twice_counts_once(harness: RefdataHarness)
 
 @pytest.mark.parametrize("bus_kind", ["kafka"])  # PostgreSQL's bus has no such messages
 async def test_a_tombstone_of_kafka(harness: RefdataHarness, broker: Kafka) -> None:
-    """R10: a record without a value, with a key that is no text, or without a key, as other writers make them."""
+    """R10: messages without a value, with a key that is not text, or without a key, as other systems send them."""
     await harness.bus.publish([BusMessage(topic(harness, 0), "z", b"0")])  # so that the topic is there
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for key, value in ((b"a", b"1"), (b"a", None), (None, b"1"), (b"\xff", b"2")):
@@ -332,5 +332,5 @@ async def test_a_tombstone_of_kafka(harness: RefdataHarness, broker: Kafka) -> N
     await adapted(harness)
     assert await harness.items("LOOSE") == {"z": 0}
     reasons = [letter.reason for letter in await harness.bus.dead_letters(topic(harness, 0))]
-    # Bytes that are no text are shown replaced, and two such keys might be one: so none is taken.
+    # Invalid bytes are replaced, so two such keys could be equal: such keys are rejected.
     assert reasons == ["MAPPING_FAILED: key: is missing", "MAPPING_FAILED: key: is not UTF-8"]

@@ -1,4 +1,4 @@
-"""A command that comes again."""
+"""Repeated commands."""
 
 from uuid import uuid4
 
@@ -16,7 +16,7 @@ def bus_kind() -> str:
 
 
 async def test_a_repeated_command_is_answered_when_its_dictionary_is_gone(harness: RefdataHarness) -> None:
-    """R8: the same id and body get the same answer, also after the dictionary was taken out."""
+    """R8: the same id and body get the same response, also after the dictionary was removed."""
     event_id = str(uuid4())
     await harness.send("LOOSE", upsert("a", 1), eventId=event_id)
     await harness.apply()

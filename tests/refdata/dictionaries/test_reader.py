@@ -1,4 +1,4 @@
-"""What is read of the tables of a dictionary: one snapshot, with keys that can be told apart."""
+"""Reads of the tables of a dictionary: one snapshot, with unique keys."""
 
 import pytest
 
@@ -17,30 +17,30 @@ def bus_kind() -> str:
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"), [("(null::text, '1'), ('a', '2')", "a null key"), ("('a', '1'), ('a', '2')", "more than once")]
+    ("rows", "problem"), [("(null::text, '1'), ('a', '2')", "a null key"), ("('a', '1'), ('a', '2')", "more than once")]
 )
-async def test_a_load_with_bad_keys_fails(harness: RefdataHarness, rows: str, said: str) -> None:
-    """R3: null or duplicate k fails the load clearly."""
+async def test_a_load_with_bad_keys_fails(harness: RefdataHarness, rows: str, problem: str) -> None:
+    """R3: a null or duplicate k fails the load with a clear error."""
     sql = f"select k, v::jsonb as v from (values {rows}) as t (k, v) where :tenantId <> ''"
     catalogue = DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": [{"code": "BAD", "loadSql": sql}]}))
     target = DictionaryKey("acme", "BAD")
-    with pytest.raises(Corrupt, match=said):
+    with pytest.raises(Corrupt, match=problem):
         await catalogue.get(target).provider.load_all(harness.db, target)
 
 
 async def test_version_and_rows_are_of_one_snapshot(harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R2: what is committed while a dictionary is being loaded is in neither the version nor the rows."""
+    """R2: a commit during a load is neither in the version nor in the rows of the load."""
     await harness.send("LOOSE", upsert("n", 1))
     await harness.apply()
     target = DictionaryKey("acme", "LOOSE")
     provider = harness.refdata.catalogue.get(target).provider
-    seen = store.read_stamp
+    read = store.read_stamp
 
     async def and_then_a_commit(connection: Connection, asked: DictionaryKey) -> tuple[VersionStamp, str | None] | None:
-        standing = await seen(connection, asked)
+        stamp = await read(connection, asked)
         await harness.send("LOOSE", upsert("n", 2))
         await harness.apply()
-        return standing
+        return stamp
 
     monkeypatch.setattr(store, "read_stamp", and_then_a_commit)
     loaded = await provider.load_all(harness.db, target)
@@ -50,7 +50,7 @@ async def test_version_and_rows_are_of_one_snapshot(harness: RefdataHarness, mon
 
 
 async def test_a_null_payload_fails_the_load(harness: RefdataHarness) -> None:
-    """R3: a v that is null is no JSON."""
+    """R3: a null v is rejected."""
     sql = "select :tenantId as k, null::jsonb as v"
     catalogue = DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": [{"code": "BAD", "loadSql": sql}]}))
     with pytest.raises(Corrupt, match="null v"):

@@ -1,4 +1,4 @@
-"""R30: a look before a snapshot replaces everything, versions that are kept, and going back to them."""
+"""R30: the check before a snapshot, retained versions, and rollbacks."""
 
 from datetime import timedelta
 from typing import Any
@@ -29,16 +29,16 @@ LOOSE, COUNTRY = DictionaryKey("acme", "LOOSE"), DictionaryKey("acme", "COUNTRY"
 
 @pytest.fixture
 async def kept_settings(database_url: str) -> Settings:
-    """As ever, but that every dictionary keeps two versions and does not let more than half of its items go."""
+    """Return settings with which every dictionary retains two versions and may not lose more than half of its items."""
     await create_schemas(database_url)
     known = [*dictionaries(DOCUMENT), *dictionaries(OTHER)]
     return refdata_settings(
-        database_url, dictionaries=[{**one, "retainVersions": 2, "maxDropPercent": 50} for one in known]
+        database_url, dictionaries=[{**section, "retainVersions": 2, "maxDropPercent": 50} for section in known]
     )
 
 
 async def snapshot(harness: RefdataHarness, code: str, *keys: str, value: int = 1, **more: Any) -> UpdateState:
-    """Send a SNAPSHOT with these keys; how it ended."""
+    """Send a SNAPSHOT with *keys*, and return the state of its update."""
     items = [upsert(key, {"name": f"{key}{value}"}) for key in keys]
     update = await harness.refdata.submit("acme", decode_command(command(code, *items, event_type="SNAPSHOT", **more)))
     await harness.apply()
@@ -47,7 +47,7 @@ async def snapshot(harness: RefdataHarness, code: str, *keys: str, value: int = 
 
 @pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
 async def test_a_snapshot_that_drops_too_much_fails(kept_settings: Settings, code: str) -> None:
-    """R30: a half-uploaded list is refused with the reason, nothing of it is seen, and what is meant can be said."""
+    """R30: an incomplete list is rejected with the reason and nothing of it is visible; allowRowDrop accepts it."""
     async with opened(kept_settings) as harness:
         assert await snapshot(harness, code, "a", "b", "c", "d") is UpdateState.COMMITTED
         assert await snapshot(harness, code, "a", "b") is UpdateState.COMMITTED  # just half of them
@@ -62,7 +62,7 @@ async def test_a_snapshot_that_drops_too_much_fails(kept_settings: Settings, cod
 
 
 async def test_chunks_that_drop_too_much_fail_together(kept_settings: Settings) -> None:
-    """R30, R13: a snapshot in chunks is looked at when it is whole, and fails as a whole."""
+    """R30, R13: a snapshot in chunks is checked when it is complete, and fails as a whole."""
     async with opened(kept_settings) as harness:
         await snapshot(harness, "LOOSE", *"abcdef")
         whole, ids = uuid4(), []
@@ -70,13 +70,13 @@ async def test_chunks_that_drop_too_much_fail_together(kept_settings: Settings) 
             body = chunk("LOOSE", whole, index, 2, upsert(key, {"name": key}))
             ids.append((await harness.refdata.submit("acme", decode_command(body))).event_id)
         await harness.apply()
-        assert {(await harness.update(one)).error_code for one in ids} == {"ROW_DROP"}
+        assert {(await harness.update(event_id)).error_code for event_id in ids} == {"ROW_DROP"}
         assert sorted(await harness.items("LOOSE")) == list("abcdef")
 
 
 @pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
 async def test_what_was_before_a_snapshot_can_be_gone_back_to(kept_settings: Settings, code: str) -> None:
-    """R30: rolling back makes a new version of the content of an old one."""
+    """R30: a rollback makes a new version with the content of an old one."""
     async with opened(kept_settings) as harness:
         target = DictionaryKey("acme", code)
         await snapshot(harness, code, "a", "b")
@@ -84,7 +84,7 @@ async def test_what_was_before_a_snapshot_can_be_gone_back_to(kept_settings: Set
         await harness.apply()
         before = {key: value["name"] for key, value in (await harness.items(code)).items()}
         await snapshot(harness, code, "x", "y", "z")
-        assert [one.version for one in await harness.refdata.retention.list_retained(target)] == [2]
+        assert [version.version for version in await harness.refdata.retention.list_retained(target)] == [2]
         update = await harness.refdata.roll_back(target, 2, timedelta(milliseconds=50))
         await harness.apply()
         ended = await harness.update(update.event_id)
@@ -93,20 +93,20 @@ async def test_what_was_before_a_snapshot_can_be_gone_back_to(kept_settings: Set
 
 
 async def test_only_so_many_versions_are_kept(kept_settings: Settings) -> None:
-    """R30: the oldest are let go, with all their items; the pinned one stays."""
+    """R30: the oldest versions are deleted with all their items; the pinned one is retained."""
     async with opened(kept_settings) as harness:
         for number in range(6):
             await snapshot(harness, "LOOSE", "a", "b", value=number)
         await harness.refdata.retention.pin(LOOSE, 1)
         upkeep = RefdataMaintenance(harness.db, harness.bus, harness.refdata, harness.platform.metrics, "test")
         await upkeep.prune()
-        assert [one.version for one in await harness.refdata.retention.list_retained(LOOSE)] == [5, 4, 1]
+        assert [version.version for version in await harness.refdata.retention.list_retained(LOOSE)] == [5, 4, 1]
         left = await harness.db.fetch("SELECT DISTINCT version FROM retained_item ORDER BY version")
         assert [row[0] for row in left] == [1, 4, 5]
 
 
 async def test_tenants_keep_their_own(kept_settings: Settings) -> None:
-    """R25, R30: what one tenant keeps or pins is nothing to another."""
+    """R25, R30: retained versions and pins of a tenant do not affect other tenants."""
     async with opened(kept_settings) as harness:
         await snapshot(harness, "LOOSE", "a")
         await harness.refdata.retention.pin(LOOSE, 1)
@@ -118,11 +118,13 @@ async def test_tenants_keep_their_own(kept_settings: Settings) -> None:
 
 
 async def test_what_is_not_kept_cannot_be_had(kept_settings: Settings) -> None:
-    """R30: neither pinned nor gone back to; the last version can be kept by hand, again and again."""
+    """R30: an unknown version can be neither pinned nor restored; the last one can be retained by hand, repeatedly."""
     async with opened(kept_settings) as harness:
         await snapshot(harness, "LOOSE", "a")
         for call in (harness.refdata.retention.pin(LOOSE, 9), harness.refdata.roll_back(LOOSE, 9, timedelta(0))):
             with pytest.raises(NotFound, match="version 9 of LOOSE is not retained"):
                 await call
         assert [await harness.refdata.retention.retain(LOOSE) for _ in range(2)] == [1, 1]
-        assert [(one.version, one.items) for one in await harness.refdata.retention.list_retained(LOOSE)] == [(1, 1)]
+        assert [
+            (version.version, version.items) for version in await harness.refdata.retention.list_retained(LOOSE)
+        ] == [(1, 1)]

@@ -43,14 +43,14 @@ Act = Callable[..., Awaitable[Any]]
 
 
 def order(file: Path, point: str, nth: int = 1, how: signal.Signals = signal.SIGKILL) -> None:
-    """Have whoever runs with *file* end, or stop, at the *nth* passage of *point* from now on."""
+    """Order the process with *file* to end or stop at the *nth* pass of *point*."""
     draft = file.with_suffix(".draft")
     draft.write_text(json.dumps({"at": point, "nth": nth, "how": how.name}))
     draft.rename(file)
 
 
 def run(arguments: Sequence[str], folder: Path, order_file: Path, output: Pipe) -> None:
-    """The program as a process of its own runs it: in *folder*, its log beside its data, what it says to *output*."""
+    """Run the program in *folder*, with its log beside the order file and its output in *output*."""
     for name in [name for name in os.environ if name.startswith("PENSTOCK")]:
         del os.environ[name]
     os.environ[ORDER] = str(order_file)
@@ -67,16 +67,16 @@ def run(arguments: Sequence[str], folder: Path, order_file: Path, output: Pipe) 
 def _pass(point: str) -> None:
     file = Path(os.environ[ORDER])
     try:
-        said = json.loads(file.read_text())
+        current = json.loads(file.read_text())
     except FileNotFoundError:
         return
-    if said["at"] != point or not point:
+    if current["at"] != point or not point:
         return
-    if said["nth"] > 1:
-        order(file, point, said["nth"] - 1, signal.Signals[said["how"]])
+    if current["nth"] > 1:
+        order(file, point, current["nth"] - 1, signal.Signals[current["how"]])
         return
     file.unlink()  # an order is carried out once
-    os.kill(os.getpid(), signal.Signals[said["how"]])
+    os.kill(os.getpid(), signal.Signals[current["how"]])
 
 
 def _put_points() -> None:
@@ -111,16 +111,16 @@ def _around(
     before: str = "",
     after: str = "",
     when: Callable[[Any], bool] = lambda _result: True,
-    unless: Callable[..., bool] = lambda *_args, **_told: False,
+    unless: Callable[..., bool] = lambda *_args, **_options: False,
 ) -> None:
-    """Put points before and after what *owner* does; the second only *when* something came of it."""
+    """Put points before and after the function *name* of *owner*; the second only if *when* accepts the result."""
     act: Act = getattr(owner, name)
 
     @functools.wraps(act)
-    async def passing(*args: Any, **told: Any) -> Any:
+    async def passing(*args: Any, **options: Any) -> Any:
         _pass(before)
-        result = await act(*args, **told)
-        if when(result) and not unless(*args[1:], **told):
+        result = await act(*args, **options)
+        if when(result) and not unless(*args[1:], **options):
             _pass(after)
         return result
 
@@ -132,8 +132,8 @@ def _after_statement(name: str, text: str, point: str) -> None:
     act: Act = getattr(asyncpg.Connection, name)
 
     @functools.wraps(act)
-    async def passing(connection: Any, query: str, *args: Any, **told: Any) -> Any:
-        result = await act(connection, query, *args, **told)
+    async def passing(connection: Any, query: str, *args: Any, **options: Any) -> Any:
+        result = await act(connection, query, *args, **options)
         if query.startswith(text):
             _pass(point)
         return result
@@ -142,14 +142,14 @@ def _after_statement(name: str, text: str, point: str) -> None:
 
 
 def _after_commit_of(owner: Any, name: str, point: str) -> None:
-    """Put a point right after the end of the transaction in which *owner* did something."""
+    """Put a point right after the end of the transaction in which *owner* called *name*."""
     act: Act = getattr(owner, name)
     end: Act = Transaction.__aexit__
     has_acted: ContextVar[bool] = ContextVar(point, default=False)
 
-    async def acting(*args: Any, **told: Any) -> Any:
+    async def acting(*args: Any, **options: Any) -> Any:
         has_acted.set(True)
-        return await act(*args, **told)
+        return await act(*args, **options)
 
     async def ending(*args: Any) -> Any:
         result = await end(*args)

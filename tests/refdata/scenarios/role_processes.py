@@ -39,7 +39,7 @@ _APPLIED = "CREATE TABLE applied (tenant_id text, code text, key text, version b
 
 
 def _ledger(code: str) -> Json:
-    """A dictionary that only ever adds."""
+    """A dictionary whose statements only add rows."""
     put = f"insert into applied select :tenantId, '{code}', :key, :eventVersion"
     everything = (
         f"select :tenantId, '{code}', item ->> 'key', :eventVersion from jsonb_array_elements(:snapshotJson) item"
@@ -58,7 +58,7 @@ def _ledger(code: str) -> Json:
 
 
 class SentCommand(NamedTuple):
-    """A command that was sent: how it must end is known beforehand."""
+    """A command that was sent, with its expected end."""
 
     tenant: str
     event_id: UUID
@@ -67,7 +67,7 @@ class SentCommand(NamedTuple):
 
 
 def load() -> list[SentCommand]:
-    """Commands for every kind of dictionary, a snapshot in chunks among them; some cannot be applied."""
+    """Return commands for every kind of dictionary, including a snapshot in chunks; some cannot be applied."""
     sent: list[SentCommand] = []
     for tenant in TENANTS:
         for number in range(5):
@@ -80,13 +80,13 @@ def load() -> list[SentCommand]:
     return sent + snapshot("acme")
 
 
-def one_delta(tenant: str) -> SentCommand:
-    """A command nobody else has to do with."""
+def make_delta(tenant: str) -> SentCommand:
+    """Return a command for a dictionary that no other command uses."""
     return _delta(tenant, "LOOSE", "alone", 1)
 
 
 def snapshot(tenant: str) -> list[SentCommand]:
-    """A snapshot in three chunks."""
+    """Return the three chunks of a snapshot."""
     snapshot_id, sent = uuid4(), []
     for index in (3, 1, 2):
         event_id = uuid4()
@@ -101,25 +101,25 @@ def _delta(tenant: str, code: str, key: str, payload: Any, *, must_fail: bool = 
 
 
 class RoleProcess:
-    """A role in a process of its own, ready; forked from one that has read the program already."""
+    """A ready role in a process of its own, forked from a process that has loaded the program."""
 
     def __init__(self, name: str, folder: Path) -> None:
         role, order_file = name.partition(".")[0], folder / f"{name}.order"
         arguments = ["serve", role, "--port", "0"] if role == "command-api" else ["work", role]
         self._log = order_file.with_suffix(".log")
         ours, theirs = FORKED.Pipe(duplex=False)
-        told = ([*arguments, "--json"], folder, order_file, theirs)
-        self._process = FORKED.Process(target=run, args=told, name=name)
+        process_arguments = ([*arguments, "--json"], folder, order_file, theirs)
+        self._process = FORKED.Process(target=run, args=process_arguments, name=name)
         self._process.start()
         theirs.close()
         with ours, os.fdopen(os.dup(ours.fileno())) as output:
-            said = "".join(iter(lambda: "" if (line := output.readline()) == "}\n" else line, ""))
-        assert said, self.log
-        self.api = str(json.loads(said + "}")["api"])
+            output_text = "".join(iter(lambda: "" if (line := output.readline()) == "}\n" else line, ""))
+        assert output_text, self.log
+        self.api = str(json.loads(output_text + "}")["api"])
 
     @property
     def log(self) -> str:
-        """The end of what it logged."""
+        """Return the end of its log."""
         return f"{self._process.name}: {self._log.read_text()[-1500:]}"
 
     @property
@@ -131,14 +131,14 @@ class RoleProcess:
             os.kill(self._process.pid, number)
 
     def ended(self) -> int | None:
-        """Wait for its end; its exit code."""
+        """Wait for its end, and return the exit code."""
         self._process.join(WITHIN)
         return self._process.exitcode
 
 
 @dataclass
 class RoleProcesses:
-    """Roles as processes, clients that do not give up, and a listener."""
+    """Roles as processes, clients that retry, and a listener."""
 
     folder: Path
     settings: Settings
@@ -153,7 +153,7 @@ class RoleProcesses:
     heard: set[tuple[str, str, int]] = field(default_factory=set)
 
     async def start(self, *names: str) -> None:
-        """Have roles running; of one role there may be several, told apart after a dot."""
+        """Start roles; several of one role have names with a suffix after a dot."""
         started = await asyncio.gather(*(asyncio.to_thread(RoleProcess, name, self.folder) for name in names))
         self.running.update(zip(names, started, strict=True))
 
@@ -161,7 +161,7 @@ class RoleProcesses:
         order(self.folder / f"{name}.order", point, nth, how)
 
     async def died(self, name: str) -> None:
-        """Back when the role was killed at the point it was told."""
+        """Wait until a role was killed at its point."""
         running = self.running[name]
         assert await asyncio.to_thread(running.ended) == -signal.SIGKILL, running.log
 
@@ -176,7 +176,7 @@ class RoleProcesses:
         self.running[name].signal(signal.SIGCONT)
 
     async def stop(self, name: str) -> None:
-        """Ask a role to end, as it ends when it is scaled down."""
+        """Ask a role to end, as at a scale-down."""
         running = self.running.pop(name)
         running.signal(signal.SIGTERM)
         assert await asyncio.to_thread(running.ended) == 0, running.log
@@ -186,38 +186,38 @@ class RoleProcesses:
             running.signal(signal.SIGKILL)
             running.ended()
 
-    async def send(self, sent: Sequence[SentCommand]) -> None:
-        """Commands of one tenant in order, tenants side by side; who gets no answer asks again, under the same id."""
-        self.sent += sent
+    async def send(self, commands: Sequence[SentCommand]) -> None:
+        """Send the commands of each tenant in order, tenants concurrently; retry with the same id."""
+        self.sent += commands
         lanes: dict[str, list[SentCommand]] = defaultdict(list)
-        for one in sent:
-            lanes[one.tenant].append(one)
+        for sent in commands:
+            lanes[sent.tenant].append(sent)
 
         async def walk(lane: Sequence[SentCommand]) -> None:
-            for one in lane:
-                await becomes(partial(self.ask, one), "no answer")
+            for sent in lane:
+                await becomes(partial(self.ask, sent), "no answer")
 
         async with asyncio.TaskGroup() as group:
             for lane in lanes.values():
                 group.create_task(walk(lane))
 
-    async def ask(self, one: SentCommand) -> bool:
-        """Send a command once; whether it was answered."""
+    async def ask(self, sent: SentCommand) -> bool:
+        """Send a command once, and return whether there was a response."""
         try:
-            url = f"{self.running['command-api'].api}/v1/tenants/{one.tenant}/updates"
-            answer = await self.client.post(url, content=one.body)
+            url = f"{self.running['command-api'].api}/v1/tenants/{sent.tenant}/updates"
+            answer = await self.client.post(url, content=sent.body)
         except httpx.TransportError:
             return False
         assert answer.status_code in (202, 503), answer.text
         return answer.status_code == 202
 
-    async def send_once(self, one: SentCommand, ends: str | None) -> bool:
-        """Send a command and never again; it must end so (None: nobody knows it); whether it was answered."""
-        self.given_up[one.event_id] = ends
-        return await self.ask(one)
+    async def send_once(self, sent: SentCommand, ends: str | None) -> bool:
+        """Send a command once; it must end as *ends* (None: unknown). Return whether there was a response."""
+        self.given_up[sent.event_id] = ends
+        return await self.ask(sent)
 
     async def publish_foreign(self, count: int) -> None:
-        """Messages of somebody else's."""
+        """Publish messages of another system."""
         new = [(tenant, uuid4().hex) for tenant in TENANTS for _ in range(count)]
         self.foreign += new
         body = msgspec.json.encode({"amount": 1})
@@ -225,14 +225,14 @@ class RoleProcesses:
         await self.bus.publish([BusMessage(topic, key, body, {"tenant": tenant}) for tenant, key in new])
 
     async def grow_old(self) -> None:
-        """Time is given: what is under way, is so for an hour."""
+        """Set the age of pending updates to an hour, instead of waiting."""
         await self.db.execute(
             "UPDATE update_request SET created_at = created_at - interval '1 hour', probed_at = NULL"
             " WHERE status = 'PENDING'"
         )
 
     async def nothing_pends(self) -> None:
-        """Back when every update that is known has ended."""
+        """Wait until every known update has ended."""
 
         async def has_ended() -> bool:
             return not await self.db.fetchval("SELECT count(*) FROM update_request WHERE status = 'PENDING'")
@@ -240,7 +240,7 @@ class RoleProcesses:
         await becomes(has_ended, "something stays PENDING")
 
     async def settled(self, within: float = WITHIN) -> None:
-        """Back when nothing is under way any more, and everything was heard."""
+        """Wait until no update is pending and every commit was announced."""
         await becomes(self._is_settled, "it does not come to rest", within, self._unsettled)
 
     async def _is_settled(self) -> bool:
@@ -249,7 +249,7 @@ class RoleProcesses:
         if any(row["status"] == "PENDING" for row in rows):
             return False
         known = {row["event_id"] for row in rows}
-        waited_for = {one.event_id for one in self.sent} | {key for key, ends in self.given_up.items() if ends}
+        waited_for = {sent.event_id for sent in self.sent} | {key for key, ends in self.given_up.items() if ends}
         if not waited_for <= known:
             return False
         came = sum(row["dict_code"] == "FOREIGN" for row in rows)
@@ -267,17 +267,17 @@ class RoleProcesses:
         return {tuple(row) for row in await self.db.fetch("SELECT tenant_id, dict_code, version FROM outbox_event")}
 
     async def check(self) -> None:
-        """What must hold however often anybody crashed."""
+        """Check the invariants that hold after any number of crashes."""
         await self._check_ends()
         await self._check_versions()
         await self._check_applications()
         self._check_stream(await self._committed())
 
     async def _check_ends(self) -> None:
-        """Every event has ended once, and as it must."""
+        """Check that every event has ended once, and as expected."""
         rows = await self.db.fetch("SELECT event_id, dict_code, status, error_code FROM update_request")
         ends = {row["event_id"]: row["error_code"] or row["status"] for row in rows}
-        expected = {one.event_id: "SQL_ERROR" if one.must_fail else "COMMITTED" for one in self.sent}
+        expected = {sent.event_id: "SQL_ERROR" if sent.must_fail else "COMMITTED" for sent in self.sent}
         expected |= {event_id: end for event_id, end in self.given_up.items() if end}
         named = {row["event_id"]: ends[row["event_id"]] for row in rows if row["dict_code"] != "FOREIGN"}
         same("ends", named.items(), expected.items())
@@ -287,11 +287,11 @@ class RoleProcesses:
         same("moves", (UUID(row["subject"].rpartition("/")[2]) for row in moves), ends)
 
     async def _check_versions(self) -> None:
-        """Versions have no gap, none is given twice, and each is some update's."""
-        standing = await self.db.fetch("SELECT tenant_id, dict_code, version FROM dictionary_meta")
-        versions = [(tenant, code, number) for tenant, code, last in standing for number in range(1, last + 1)]
-        told = await self.db.fetch("SELECT tenant_id, dict_code, version FROM outbox_event")
-        same("versions", map(tuple, told), versions)
+        """Check that versions have no gap or duplicate, and that each belongs to an update."""
+        heads = await self.db.fetch("SELECT tenant_id, dict_code, version FROM dictionary_meta")
+        versions = [(tenant, code, number) for tenant, code, last in heads for number in range(1, last + 1)]
+        announced = await self.db.fetch("SELECT tenant_id, dict_code, version FROM outbox_event")
+        same("versions", map(tuple, announced), versions)
         given = await self.db.fetch(
             "SELECT tenant_id, dict_code, committed_version FROM update_request WHERE status = 'COMMITTED'"
         )
@@ -303,14 +303,14 @@ class RoleProcesses:
         )
 
     async def _check_applications(self) -> None:
-        """What only adds was applied as often as it was sent: once, under the version its update names."""
+        """Check that each row was added once, under the version of its update."""
         rows = await self.db.fetch("SELECT tenant_id, code, key, version FROM applied")
         known = await self.db.fetch("SELECT event_id, committed_version FROM update_request")
         version = {row["event_id"]: row["committed_version"] for row in known}
         expected = [
-            (one.tenant, body["dictCode"], item["key"], version[one.event_id])
-            for one in self.sent
-            if (body := json.loads(one.body))["dictCode"] in ("LEDGER", "WHOLE")
+            (sent.tenant, body["dictCode"], item["key"], version[sent.event_id])
+            for sent in self.sent
+            if (body := json.loads(sent.body))["dictCode"] in ("LEDGER", "WHOLE")
             for item in body["items"]
         ]
         same("applications", (tuple(row) for row in rows if row["code"] != "FOREIGN"), expected)
@@ -318,31 +318,31 @@ class RoleProcesses:
         same("foreign applications", came, self.foreign)
 
     def _check_stream(self, committed: set[tuple[str, str, int]]) -> None:
-        """Every commit was told, and is on the stream where there is one."""
+        """Check that every commit was announced, and is in the stream if there is one."""
         same("heard", self.heard, committed)
         if self.redis is not None:
             key = self.settings.refdata.redis.stream_key
             entries: Any = self.redis.holder(key).xrange(key)
-            same("stream", {_told(fields["body"]) for _, fields in entries}, committed)
+            same("stream", {_identify(fields["body"]) for _, fields in entries}, committed)
 
     async def hear(self, signals: Signals, is_listening: asyncio.Event) -> None:
         async with signals.listen(f"test-{os.getpid()}") as feed:
             is_listening.set()
-            async for told in feed:
-                if isinstance(told, Signal):
-                    self.heard.add(_told(told.body))
+            async for signal in feed:
+                if isinstance(signal, Signal):
+                    self.heard.add(_identify(signal.body))
 
 
-def _told(body: str) -> tuple[str, str, int]:
-    said = json.loads(body)
-    return said["tenantId"], said["dictCode"], said["version"]
+def _identify(body: str) -> tuple[str, str, int]:
+    invalidation = json.loads(body)
+    return invalidation["tenantId"], invalidation["dictCode"], invalidation["version"]
 
 
 @asynccontextmanager
 async def role_processes(
     folder: Path, url: str, kafka: Kafka | None, redis: RedisServer | None, *, is_static: bool = False, **refdata: Any
 ) -> AsyncIterator[RoleProcesses]:
-    """Open a refdata without running roles. With *is_static* a restarted role causes no rebalance in Kafka."""
+    """Open refdata without running roles. With *is_static* a restarted role causes no rebalance in Kafka."""
     await create_schemas(url)
     document = _document(url, kafka, redis, is_static=is_static, **refdata)
     YAML(typ="safe").dump(document, folder / "penstock.yaml")
@@ -391,6 +391,6 @@ def _document(url: str, kafka: Kafka | None, redis: RedisServer | None, *, is_st
 
 
 def same(what: str, found: Iterable[Any], expected: Iterable[Any]) -> None:
-    """Both hold the same things as often, in whatever order."""
+    """Check that both contain the same values equally often, in any order."""
     have, want = Counter(list(found)), Counter(list(expected))
     assert have == want, f"{what}: too many {dict(have - want)}, missing {dict(want - have)}"

@@ -1,4 +1,4 @@
-"""The way in, end to end in one process, on both buses."""
+"""The write path, end to end in one process, on both buses."""
 
 from uuid import uuid4
 
@@ -13,7 +13,7 @@ TENANTS = ["acme", "globex"]
 
 
 async def test_the_founding_documents_dictionaries_work(harness: RefdataHarness) -> None:
-    """R1, R3: COUNTRY and CURRENCY, as their YAML stands, on tables of just those columns."""
+    """R1, R3: COUNTRY and CURRENCY, with the YAML of the founding document, on tables with exactly its columns."""
     country = await harness.send("COUNTRY", upsert("NO", {"name": "Norway"}), upsert("SE", {"name": "Sweden"}))
     krone, yen = {"name": "Krone", "digits": 2}, {"name": "Yen", "digits": 0}
     await harness.send("CURRENCY", upsert("NOK", krone), upsert("JPY", yen))
@@ -28,7 +28,7 @@ async def test_the_founding_documents_dictionaries_work(harness: RefdataHarness)
 
 
 async def test_a_snapshot_replaces_all_keys(harness: RefdataHarness) -> None:
-    """R13, R4: keys that are not in a SNAPSHOT are gone; it is one version."""
+    """R13, R4: keys that a SNAPSHOT does not contain are deleted; it is one version."""
     await harness.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 2}))
     await harness.send("CURRENCY", upsert("EUR", {"name": "Euro", "digits": 2}), event_type="SNAPSHOT")
     await harness.send("COUNTRY", upsert("NO", {"name": "Norway"}), event_type="SNAPSHOT")
@@ -39,7 +39,7 @@ async def test_a_snapshot_replaces_all_keys(harness: RefdataHarness) -> None:
 
 
 async def test_another_house_works_with_the_same_artifact(harness: RefdataHarness) -> None:
-    """R28, R4: a schema per tenant, numbers for keys, a view with a join, staging and finalizing."""
+    """R28, R4: a schema per tenant, numbers as keys, a view with a join, staging and finalizing."""
     await harness.send("PRODUCT", upsert("1", {"brand": 1, "price": 10.5}), upsert("2", {"brand": 2, "price": 3}))
     await harness.send("PRODUCT", upsert("1", {"brand": 1, "price": 7}), tenant="globex")
     await harness.send("PRODUCT", delete("1"))
@@ -56,7 +56,7 @@ async def test_another_house_works_with_the_same_artifact(harness: RefdataHarnes
 
 
 async def test_what_lives_in_our_own_table(harness: RefdataHarness) -> None:
-    """R2: a dictionary without SQL lives in dictionary_item, digits and all."""
+    """R2: a dictionary without SQL is stored in dictionary_item, with all digits."""
     await harness.send(
         "LOOSE", upsert("a", 1), upsert("b", {"x": [1, None]}), upsert("a", 2), delete("b"), upsert("c", "t")
     )
@@ -69,7 +69,7 @@ async def test_what_lives_in_our_own_table(harness: RefdataHarness) -> None:
 
 @pytest.mark.parametrize("again", [1, 3])
 async def test_an_event_counts_once(harness: RefdataHarness, again: int) -> None:
-    """R11: however often it is sent, it is applied once, and a FAILED one stays so."""
+    """R11: a command that is sent repeatedly is applied once, and a FAILED one stays FAILED."""
     event_id, bad = uuid4(), uuid4()
     for _ in range(1 + again):
         await harness.send("LOOSE", upsert("a", 1), eventId=str(event_id))
@@ -82,18 +82,21 @@ async def test_an_event_counts_once(harness: RefdataHarness, again: int) -> None
 
 
 async def test_tenants_are_apart_all_the_way(harness: RefdataHarness) -> None:
-    """R28: one dictionary, one key, one id: each tenant has its own on the bus, in the tables and in what is told."""
+    """R28: under the same dictionary, key and id each tenant has its own items: on the bus, in tables and signals."""
     same_id = str(uuid4())
     for tenant in TENANTS:
         await harness.send("LOOSE", upsert("k", tenant), tenant=tenant, eventId=same_id)
     carried = {message.key: msgspec.json.decode(message.value) async for message in published(harness, len(TENANTS))}
-    assert {key: said["tenantId"] for key, said in carried.items()} == {"acme:LOOSE": "acme", "globex:LOOSE": "globex"}
+    assert {key: body["tenantId"] for key, body in carried.items()} == {"acme:LOOSE": "acme", "globex:LOOSE": "globex"}
     async with harness.platform.signals.listen("tenants") as feed:
         assert isinstance(await anext(feed), Resync)
         await harness.apply()
         assert await harness.relay() == len(TENANTS)
-        told = [msgspec.json.decode(signal.body) async for signal in heard(feed, len(TENANTS))]
-    assert {(one["tenantId"], one["version"]) for one in told} == {("acme", 1), ("globex", 1)}
+        invalidations = [msgspec.json.decode(signal.body) async for signal in heard(feed, len(TENANTS))]
+    assert {(invalidation["tenantId"], invalidation["version"]) for invalidation in invalidations} == {
+        ("acme", 1),
+        ("globex", 1),
+    }
     await harness.send("LOOSE", upsert("k", "again"), tenant="globex")
     await harness.send("LOOSE", event_type="SNAPSHOT", tenant="globex")
     await harness.apply()
@@ -101,8 +104,8 @@ async def test_tenants_are_apart_all_the_way(harness: RefdataHarness) -> None:
     assert [await harness.version("LOOSE", tenant) for tenant in TENANTS] == [1, 3]
 
 
-async def test_nobody_writes_under_anothers_key(harness: RefdataHarness) -> None:
-    """R28: who may write to one tenant's key of the topic changes nothing of another's by what the message says."""
+async def test_a_key_of_another_tenant_is_rejected(harness: RefdataHarness) -> None:
+    """R28: a message under the key of one tenant cannot change the data of another one."""
     await harness.send("LOOSE", upsert("k", "globex"), tenant="globex")
     smuggled, event_id = command("LOOSE", upsert("k", "acme was here")), uuid4()
     await harness.publish(on_bus(smuggled, "globex", event_id)[0], "acme:LOOSE")

@@ -1,4 +1,4 @@
-"""kill -9 at every step of every role: nothing is lost, nothing counts twice."""
+"""kill -9 at every step of every role: nothing is lost, nothing is applied twice."""
 
 import asyncio
 import random
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.refdata.scenarios.crash_points import ADAPTING, CHANGING, REFUSING, RELAYING, REPLACING, SENDING, SWEEPING
-from tests.refdata.scenarios.role_processes import ROLES, RoleProcesses, load, one_delta, role_processes
+from tests.refdata.scenarios.role_processes import ROLES, RoleProcesses, load, make_delta, role_processes
 from tests.services.kafka import Kafka
 from tests.services.redis import RedisServer, redis_binary
 from tests.support.require import require
@@ -26,7 +26,7 @@ def redis_server() -> Iterator[RedisServer]:
 async def harness(
     tmp_path: Path, database_url: str, bus_kind: str, request: pytest.FixtureRequest
 ) -> AsyncIterator[RoleProcesses]:
-    """All on PostgreSQL, as it is embedded; or on Kafka and Redis, as it is in production."""
+    """Yield roles on PostgreSQL alone, as embedded, or on Kafka and Redis, as in production."""
     is_kafka = bus_kind == "kafka"
     broker: Kafka | None = request.getfixturevalue("broker") if is_kafka else None
     redis: RedisServer | None = request.getfixturevalue("redis_server") if is_kafka else None
@@ -44,7 +44,7 @@ async def harness(
     ],
 )
 async def test_an_applier_may_die_anywhere(harness: RoleProcesses, points: Sequence[str]) -> None:
-    """R11, R13: killed after the take, inside the transaction, at its end and after it; in snapshots and refusals."""
+    """R11, R13: killed after the take, in the transaction, at its end and after it; for snapshots and rejections."""
     await harness.start("command-api", "apply", "relay")
     for point in points:
         harness.order("apply", point, 2 if point in CHANGING else 1)
@@ -58,7 +58,7 @@ async def test_an_applier_may_die_anywhere(harness: RoleProcesses, points: Seque
 
 @pytest.mark.full
 async def test_the_command_api_may_die_anywhere(harness: RoleProcesses) -> None:
-    """R8: killed before and after the note and the produce; who repeats gets one commit, who does not gets an end."""
+    """R8: killed before and after storing the update and publishing; a repeated command commits once, others end."""
     await harness.start("command-api", "apply", "relay")
     ends = {"opening": None, "opened": "NOT_DELIVERED", "published": "COMMITTED"}
     for point in SENDING:
@@ -67,7 +67,7 @@ async def test_the_command_api_may_die_anywhere(harness: RoleProcesses) -> None:
             group.create_task(harness.died_and_came_back("command-api"))
             group.create_task(harness.send(load()))
         harness.order("command-api", point)
-        assert not await harness.send_once(one_delta("acme"), ends[point])
+        assert not await harness.send_once(make_delta("acme"), ends[point])
         await harness.died_and_came_back("command-api")
         await harness.grow_old()
         await harness.settled()
@@ -76,11 +76,11 @@ async def test_the_command_api_may_die_anywhere(harness: RoleProcesses) -> None:
 
 @pytest.mark.full
 async def test_the_sweeper_may_die_anywhere(harness: RoleProcesses) -> None:
-    """R8: killed before and after its produce; what nobody repeated ends all the same, what is on the bus commits."""
+    """R8: killed before and after publishing; a command that is not repeated ends, a command on the bus commits."""
     await harness.start("command-api", "apply", "relay")
     for point in SWEEPING:
         harness.order("command-api", "opened")
-        assert not await harness.send_once(one_delta("acme"), "NOT_DELIVERED")
+        assert not await harness.send_once(make_delta("acme"), "NOT_DELIVERED")
         await harness.died_and_came_back("command-api")
         harness.order("apply", point)
         await harness.grow_old()
@@ -93,7 +93,7 @@ async def test_the_sweeper_may_die_anywhere(harness: RoleProcesses) -> None:
 
 @pytest.mark.full
 async def test_the_adapter_may_die_anywhere(harness: RoleProcesses) -> None:
-    """R10: killed after the take, before and after the note and the produce, before and after it settles."""
+    """R10: killed after the take, before and after storing the update and publishing, before and after settling."""
     await harness.start("kafka-adapter", "apply", "relay")
     for point in ADAPTING:
         harness.order("kafka-adapter", point, 2)
@@ -106,7 +106,7 @@ async def test_the_adapter_may_die_anywhere(harness: RoleProcesses) -> None:
 
 @pytest.mark.full
 async def test_what_a_dead_adapter_holds_is_not_given_up(harness: RoleProcesses) -> None:
-    """R8, R10: nobody can repeat a foreign message under another id, so the sweeper must not end it."""
+    """R8, R10: a message of an external topic has no other id, so the sweeper must not fail it."""
     await harness.start("kafka-adapter", "apply", "relay")
     harness.order("kafka-adapter", "opened")
     await harness.publish_foreign(2)
@@ -120,7 +120,7 @@ async def test_what_a_dead_adapter_holds_is_not_given_up(harness: RoleProcesses)
 
 @pytest.mark.full
 async def test_the_relay_may_die_anywhere(harness: RoleProcesses) -> None:
-    """R15: killed before and after it announced, before and after its mark is committed; every commit is told."""
+    """R15: killed before and after the announcement and its mark; every commit is announced."""
     await harness.start("command-api", "apply", "relay")
     for point in RELAYING:
         harness.order("relay", point, 2)
@@ -134,7 +134,7 @@ async def test_the_relay_may_die_anywhere(harness: RoleProcesses) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
 async def test_anybody_may_die_anywhere(harness: RoleProcesses, campaign: Campaign) -> None:
-    """R8, R10, R11, R13, R15: round after round, some role is killed at some step of its work."""
+    """R8, R10, R11, R13, R15: in each round a random role is killed at a random step."""
     points = {
         "command-api": SENDING,
         "apply": (*CHANGING, *REPLACING, *REFUSING),

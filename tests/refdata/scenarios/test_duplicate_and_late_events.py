@@ -1,4 +1,4 @@
-"""What holds when something comes twice, late or at a bad moment; on PostgreSQL's bus only, it is the same on both."""
+"""Duplicate, late and badly timed events, on the bus of PostgreSQL only; Kafka behaves the same."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from tests.refdata.retention import RetentionHarness
 
 SECOND = timedelta(seconds=1)
 LOOSE = DictionaryKey("acme", "LOOSE")
-DOWN = Transient("BUS_DOWN", "nobody answers", hint="wait")
+DOWN = Transient("BUS_DOWN", "no answer", hint="wait")
 ENDS = [CommandVerdict(7), CommandVerdict(refusal=CommandRefusal("NO_GOOD", "it is not"))]
 
 
@@ -43,12 +43,12 @@ def retention(harness: RefdataHarness, clock: ManualClock) -> RetentionHarness:
 
 
 async def refused(*_: Any, **__: Any) -> None:
-    """What a bus does that is down."""
+    """Raise the error of a bus that is down."""
     raise DOWN
 
 
 def stumbling(monkeypatch: pytest.MonkeyPatch, error: Exception, times: int) -> list[Exception]:
-    """Let the table of items fail so many times; the failures still to come."""
+    """Make the table of items fail *times* times, and return the remaining failures."""
     original, left = ItemTableProvider.apply_delta, [error] * times
 
     async def stumble(self: ItemTableProvider, tx: Any, changes: Sequence[Any]) -> None:
@@ -61,21 +61,21 @@ def stumbling(monkeypatch: pytest.MonkeyPatch, error: Exception, times: int) -> 
 
 
 async def unsent(retention: RetentionHarness) -> UUID:
-    """An update that was noted, and whose command did not reach the bus."""
+    """Store an update whose command did not reach the bus."""
     event_id, now = uuid4(), retention.clock.now()
     async with retention.harness.db.connection() as connection:
         await store.open_updates(connection, [(LOOSE, event_id, b"")], now=now)
     return event_id
 
 
-async def keys_told(harness: RefdataHarness) -> list[int | None]:
-    """How many keys each version names, oldest first; None where it has no `keys`."""
+async def count_announced_keys(harness: RefdataHarness) -> list[int | None]:
+    """Return the number of keys in the announcement of each version, oldest first; None without `keys`."""
     query = "SELECT jsonb_array_length(payload -> 'keys') FROM outbox_event ORDER BY id"
     return [row[0] for row in await harness.db.fetch(query)]
 
 
 async def test_the_events_epoch_is_when_it_occurred(harness: RefdataHarness) -> None:
-    """R3: `:eventEpoch` is occurredAt in milliseconds, for upsertSql and deleteSql alike."""
+    """R3: `:eventEpoch` is occurredAt in milliseconds, in upsertSql and deleteSql."""
     epochs = []
     for item, at in ((upsert("NO", {"name": "Norway"}), "01:46:40Z"), (delete("NO"), "01:46:41.5Z")):
         await harness.send("COUNTRY", item, occurredAt=f"2001-09-09T{at}")
@@ -85,32 +85,34 @@ async def test_the_events_epoch_is_when_it_occurred(harness: RefdataHarness) -> 
 
 
 @pytest.mark.parametrize(
-    ("count", "text", "told"),
+    ("count", "text", "announced"),
     [(100, "k", 100), (101, "k", None), (11, "k" * 509, 11), (12, "k" * 509, None), (20, "k" * 509, None),
      (10, "é" * 400, None)],
 )  # fmt: skip
-async def test_few_changed_keys_are_told(harness: RefdataHarness, count: int, text: str, told: int | None) -> None:
-    """R15: at most 100 keys of at most 6,000 bytes are named; of more there is no `keys`, and it is announced."""
+async def test_few_changed_keys_are_announced(
+    harness: RefdataHarness, count: int, text: str, announced: int | None
+) -> None:
+    """R15: an announcement names up to 100 keys of up to 6,000 bytes; with more it has no `keys`."""
     await harness.send("LOOSE", *(upsert(f"{text}{number:03}", 1) for number in range(count)))
     await harness.apply()
-    assert await keys_told(harness) == [told]
+    assert await count_announced_keys(harness) == [announced]
     assert await harness.relay() == 1
 
 
 async def test_a_snapshot_names_no_keys(retention: RetentionHarness) -> None:
-    """R15: everything may have changed, whether it came in one piece or in two."""
+    """R15: a snapshot names no keys, in one command or in two chunks."""
     snapshot_id = uuid4()
     await retention.harness.send("LOOSE", upsert("a", 1), event_type="SNAPSHOT")
     for index in (1, 2):
         await retention.send_chunk(snapshot_id, index, 2, upsert(str(index), 1))
     await retention.harness.apply()
-    assert await keys_told(retention.harness) == [None, None]
+    assert await count_announced_keys(retention.harness) == [None, None]
     assert await retention.harness.relay() == 2
 
 
 @pytest.mark.parametrize(("first", "second"), [ENDS, ENDS[::-1]], ids=["committed", "failed"])
 async def test_an_update_ends_once(retention: RetentionHarness, first: CommandVerdict, second: CommandVerdict) -> None:
-    """R7: what is final stays as it is, to its moment, and nothing is noted of the second end."""
+    """R7: a final update does not change, and a second result makes no journal entry."""
     event_id, seen = await unsent(retention), []
     for verdict in (first, second):
         retention.clock.advance(SECOND)
@@ -125,7 +127,7 @@ async def test_an_update_ends_once(retention: RetentionHarness, first: CommandVe
 
 @pytest.mark.parametrize(("first", "second"), [ENDS, ENDS[::-1]], ids=["committed", "failed"])
 async def test_a_snapshot_ends_once(retention: RetentionHarness, first: CommandVerdict, second: CommandVerdict) -> None:
-    """R13: what is final stays as it is, to its moment, and nothing is noted of the second end."""
+    """R13: a final snapshot does not change, and a second result makes no journal entry."""
     snapshot_id, seen = uuid4(), []
     async with retention.harness.db.transaction() as tx:
         await snapshot_store.open_set(tx, LOOSE, snapshot_id, 2, None, now=retention.clock.now())
@@ -141,19 +143,19 @@ async def test_a_snapshot_ends_once(retention: RetentionHarness, first: CommandV
 async def test_a_bus_that_is_down_puts_off_the_look(
     retention: RetentionHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R8: what could not be looked for is looked for at the next sweep, not ten minutes later."""
+    """R8: after an error of the bus the next sweep probes again, not only after ten minutes."""
     await unsent(retention)
     retention.clock.advance(retention.harness.refdata.section.give_up_after + SECOND)
     with monkeypatch.context() as patched:
         patched.setattr(retention.harness.bus, "publish", refused)
-        with pytest.raises(Transient, match="nobody answers"):
+        with pytest.raises(Transient, match="no answer"):
             await retention.upkeep.probe_updates()
     assert await retention.count("update_request", "probed_at IS NULL") == 1
     assert [await retention.upkeep.probe_updates() for _ in range(2)] == [1, 0]
 
 
 async def test_a_fresh_update_is_not_looked_for(retention: RetentionHarness) -> None:
-    """R8: not before giveUpAfter has passed."""
+    """R8: an update is not probed before giveUpAfter has passed."""
     await unsent(retention)
     assert await retention.upkeep.probe_updates() == 0
     retention.clock.advance(retention.harness.refdata.section.give_up_after)
@@ -163,7 +165,7 @@ async def test_a_fresh_update_is_not_looked_for(retention: RetentionHarness) -> 
 
 
 async def test_what_was_sent_to_look_is_not_set_aside(retention: RetentionHarness) -> None:
-    """R8: the update ends as NOT_DELIVERED; the message that ended it was no command, and did what it should."""
+    """R8: the update ends as NOT_DELIVERED; the probe is no command and no dead letter."""
     event_id = await unsent(retention)
     retention.clock.advance(retention.harness.refdata.section.give_up_after + SECOND)
     await retention.upkeep.probe_updates()
@@ -173,7 +175,7 @@ async def test_what_was_sent_to_look_is_not_set_aside(retention: RetentionHarnes
 
 
 async def test_a_snapshots_time_counts_from_its_last_chunk(retention: RetentionHarness) -> None:
-    """R13: chunks that come slowly, each within snapshots.expireAfter of the one before, are a snapshot."""
+    """R13: a snapshot whose chunks arrive slowly, each within snapshots.expireAfter, is complete."""
     snapshot_id, last = uuid4(), uuid4()
     for index in (1, 2, 3):
         last = await retention.send_chunk(snapshot_id, index, 3, upsert(str(index), 1))
@@ -184,11 +186,11 @@ async def test_a_snapshots_time_counts_from_its_last_chunk(retention: RetentionH
     assert await retention.harness.items("LOOSE") == {"1": 1, "2": 1, "3": 1}
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a mistake of ours"), TimeoutError("nobody answers")], ids=type)
+@pytest.mark.parametrize("error", [RuntimeError("a defect of Penstock"), TimeoutError("no answer")], ids=type)
 async def test_our_own_trouble_is_not_the_events(
     harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """R11: what went wrong with us, more often than an event may fail, ends with the event applied, once."""
+    """R11: a defect of Penstock, more often than max_attempts, ends with the command applied, once."""
     left = stumbling(monkeypatch, error, times=3)
     event_id = await harness.send("LOOSE", upsert("a", 1))
     await harness.apply(max_attempts=1)
@@ -200,18 +202,18 @@ async def test_our_own_trouble_is_not_the_events(
 async def test_a_bus_that_is_down_does_not_count_against_foreign_messages(
     harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R10: all of the batch is tried again for as long as it takes, what cannot be read included."""
+    """R10: a whole batch is retried without limit, including messages that cannot be converted."""
     monkeypatch.setattr(harness.refdata, "submit_all", refused)
     handle = adapter_handler(harness.refdata, TopicMapping(ExternalTopicSection(topic="theirs", **PLAIN)))
     deliveries = [delivery(value, position=place) for place, value in enumerate((b"1", b"{rubbish", b"2"))]
     outcomes = await handle(deliveries, asyncio.Event())
-    assert outcomes == [Retry("BUS_DOWN: nobody answers", counts=False)] * 3
+    assert outcomes == [Retry("BUS_DOWN: no answer", counts=False)] * 3
 
 
-async def test_what_somebody_else_judged_meanwhile_is_told_as_before(
+async def test_a_commit_of_another_worker_is_not_rejected(
     harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R11: between a failed statement and its refusal another worker commits the event: so it stays."""
+    """R11: if another worker commits the command between a failed statement and its rejection, the commit stays."""
     original, verdicts = CommandApplier._refuse, []
 
     async def late(self: CommandApplier, case: Any, refusal: CommandRefusal) -> CommandVerdict:

@@ -1,4 +1,4 @@
-"""R1: dictionaries come and change while everything runs; what is wrong changes nothing and is said loudly."""
+"""R1: dictionaries change while all roles run; an invalid configuration changes nothing and is logged."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from tests.support.wait import until
 
 
 class HotReloadHarness:
-    """A running Penstock, the file it was started with, and what it logs."""
+    """A running Penstock, its configuration file and its log."""
 
     def __init__(self, folder: Path, url: str, *known: Json, **sections: Any) -> None:
         self.file, self.url = folder / "penstock.yaml", url
@@ -34,7 +34,7 @@ class HotReloadHarness:
         self.up = Up(folder)
 
     def write(self, *known: Json, **sections: Any) -> None:
-        """Replace the configuration, as an editor does: all of it at once."""
+        """Replace the configuration file atomically, as an editor does."""
         document = {"database": {"url": self.url}, "refdata": {"dictionaries": known}, **sections}
         self.replace(json.dumps(document, indent=1))
 
@@ -46,21 +46,21 @@ class HotReloadHarness:
         return commit_update(f"{self.up.api}/v1/tenants/{tenant}/updates", body)
 
     def history(self, code: str, tenant: str = "acme") -> list[Json]:
-        """The versions of a dictionary, the latest first."""
+        """Return the versions of a dictionary, latest first."""
         found: list[Json] = httpx.get(f"{self.up.api}/v1/tenants/{tenant}/history/{code}").json()["versions"]
         return found
 
     def sources(self, code: str, tenant: str = "acme") -> list[str]:
-        """What made each version, the first one first."""
-        return [one["source"] for one in reversed(self.history(code, tenant))]
+        """Return the source of each version, oldest first."""
+        return [version["source"] for version in reversed(self.history(code, tenant))]
 
     def logged(self, event: str) -> list[Json]:
-        """The lines of the log that tell of *event*; the last may not be there in full yet."""
+        """Return the log entries of *event*; the last line may be incomplete."""
         lines = self.up.log_file.read_text().split("\n")[:-1]
-        return [told for line in lines if line.startswith("{") and (told := json.loads(line))["event"] == event]
+        return [entry for line in lines if line.startswith("{") and (entry := json.loads(line))["event"] == event]
 
     def until_logged(self, event: str, times: int = 1) -> Json:
-        """The last of so many lines, once they are there."""
+        """Wait for *count* log entries of an event, and return the last one."""
         until(lambda: len(self.logged(event)) >= times, f"{times} × {event}")
         return self.logged(event)[times - 1]
 
@@ -73,19 +73,19 @@ def program(schemas: str, tmp_path: Path) -> Iterator[HotReloadHarness]:
 
 
 def test_a_new_dictionary_works_when_the_file_changes(program: HotReloadHarness) -> None:
-    """R1: a dictionary is configuration only: no restart, no signal, and those before it go on."""
+    """R1: a new dictionary needs only configuration, without restart or signal; the others continue."""
     assert program.submit("FRESH", upsert("a", 1)).status_code == 404
     program.write(CURRENCY, {"code": "FRESH"}, COUNTRY)
     until(lambda: program.submit("FRESH", upsert("a", 1)).status_code == 200, "FRESH to be accepted")
     assert program.submit("COUNTRY", upsert("NO", {"name": "Norway"})).json()["committedVersion"] == 1
     assert program.submit("CURRENCY", NOK).json()["committedVersion"] == 1
-    told = program.until_logged("configuration_reloaded")
-    assert (told["dictionaries"], told["redefined"]) == (["CURRENCY", "FRESH", "COUNTRY"], 0)
+    entry = program.until_logged("configuration_reloaded")
+    assert (entry["dictionaries"], entry["redefined"]) == (["CURRENCY", "FRESH", "COUNTRY"], 0)
 
 
 @pytest.mark.full
 def test_a_dictionary_that_is_taken_out_takes_no_more(program: HotReloadHarness) -> None:
-    """R1: what is gone from the file is unknown, what is not enabled says so, and a tenant must be listed."""
+    """R1: a removed dictionary is unknown, a disabled one is reported as such, and a tenant must be listed."""
     program.write(COUNTRY, {**CURRENCY, "enabled": False})
     until(lambda: program.submit("CURRENCY", NOK).status_code == 422, "CURRENCY to be disabled")
     assert program.submit("CURRENCY", NOK).json()["code"] == "DICTIONARY_DISABLED"
@@ -99,7 +99,7 @@ def test_a_dictionary_that_is_taken_out_takes_no_more(program: HotReloadHarness)
 
 @pytest.mark.full
 def test_a_signal_makes_it_look_again(program: HotReloadHarness) -> None:
-    """R1: SIGHUP takes over even what a look at the file does not show: same size, same time, same inode."""
+    """R1: SIGHUP reloads a change that size, time and inode of the file do not show."""
     program.write(CURRENCY, {"code": "FIRST"})
     until(lambda: program.submit("FIRST").status_code == 200, "FIRST to be accepted")
     before = program.file.stat()
@@ -115,7 +115,7 @@ def test_a_signal_makes_it_look_again(program: HotReloadHarness) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("refdata: {dictionaries: [{code: A}, {code: A}]}", "duplicate dictionary: A"),
         ("refdata:\n  dictionaris: []\n", "2:3: refdata.dictionaris: unknown key"),
@@ -123,12 +123,12 @@ def test_a_signal_makes_it_look_again(program: HotReloadHarness) -> None:
         ("refdata: {dictionaries: [{code: X, loadSql: select 1}]}", "loadSql"),
     ],
 )
-def test_a_wrong_configuration_changes_nothing(program: HotReloadHarness, text: str, told: str) -> None:
-    """R1: the old one is kept, the log says so as an error, with the place; the next good one is taken."""
+def test_a_wrong_configuration_changes_nothing(program: HotReloadHarness, text: str, problem: str) -> None:
+    """R1: the previous configuration stays active, and the log has an error with the place; a valid one is loaded."""
     program.replace(text)
     refused = program.until_logged("configuration_refused")
     assert refused["level"] == "error"
-    assert told in refused["error"]
+    assert problem in refused["error"]
     assert program.submit("CURRENCY", NOK).json()["committedVersion"] == 1
     os.kill(program.up.pid, signal.SIGHUP)
     program.until_logged("configuration_refused", 2)
@@ -140,7 +140,7 @@ def test_a_wrong_configuration_changes_nothing(program: HotReloadHarness, text: 
 
 @pytest.mark.full
 def test_statements_postgresql_would_not_take_change_nothing(program: HotReloadHarness) -> None:
-    """R1: SQL is tried before it is taken over; nothing is bumped by what is refused."""
+    """R1: SQL is checked before it is loaded; a rejected configuration makes no new version."""
     assert program.submit("CURRENCY", NOK).status_code == 200
     broken = {**CURRENCY, "loadSql": "select k, v from no_such_table where tenant_id = :tenantId"}
     program.write(broken, {"code": "FRESH"})
@@ -152,7 +152,7 @@ def test_statements_postgresql_would_not_take_change_nothing(program: HotReloadH
 
 @pytest.mark.full
 def test_what_is_not_enabled_need_not_work(program: HotReloadHarness) -> None:
-    """R1: a dictionary whose tables are not there yet can wait in the file, not enabled, and holds up no other."""
+    """R1: a dictionary without tables can be in the file while it is disabled, and does not block others."""
     later = {"code": "LATER", "enabled": False, "loadSql": "select k, v from not_yet where tenant_id = :tenantId"}
     program.write(CURRENCY, later, {"code": "FRESH"})
     until(lambda: bool(program.logged("configuration_reloaded") or program.logged("configuration_refused")), "a reload")
@@ -162,7 +162,7 @@ def test_what_is_not_enabled_need_not_work(program: HotReloadHarness) -> None:
 
 @pytest.mark.full
 def test_a_file_that_is_gone_changes_nothing(program: HotReloadHarness) -> None:
-    """R1: a file that was removed is an error in the log; when it is back it counts."""
+    """R1: a removed file is an error in the log; when it exists again it is loaded."""
     program.file.unlink()
     assert program.until_logged("configuration_refused")["code"] == "CONFIG_UNREADABLE"
     assert program.submit("CURRENCY", NOK).status_code == 200
@@ -171,7 +171,7 @@ def test_a_file_that_is_gone_changes_nothing(program: HotReloadHarness) -> None:
 
 
 def test_another_way_to_read_is_another_version_for_every_tenant(program: HotReloadHarness) -> None:
-    """R1: a changed loadSql bumps the version of that dictionary, for all who have it, once; nothing else does."""
+    """R1: a changed loadSql makes one new version of that dictionary for each tenant with it, and of no other."""
     for tenant in TENANTS:
         assert program.submit("CURRENCY", NOK, tenant=tenant).json()["committedVersion"] == 1
     program.write(CURRENCY, COUNTRY)
@@ -189,7 +189,7 @@ def test_another_way_to_read_is_another_version_for_every_tenant(program: HotRel
 
 @pytest.mark.full
 def test_nothing_but_the_way_to_read_makes_a_version(program: HotReloadHarness) -> None:
-    """R1: another way to write, to check or to reload, another order, SIGHUP or a restart leave the version alone."""
+    """R1: changes of other statements, of reloadOnEvent and of the order, SIGHUP and restarts make no new version."""
     program.submit("CURRENCY", NOK)
     other = {
         **CURRENCY,
@@ -210,8 +210,8 @@ def test_nothing_but_the_way_to_read_makes_a_version(program: HotReloadHarness) 
 
 
 @pytest.mark.full
-def test_a_change_while_nobody_ran_counts_too(program: HotReloadHarness) -> None:
-    """R1: a loadSql that changed between a stop and a start bumps the version at the start."""
+def test_a_change_while_stopped_makes_a_version(program: HotReloadHarness) -> None:
+    """R1: a loadSql that changed between stop and start makes a new version at the start."""
     program.submit("CURRENCY", NOK)
     assert program.up.stop() == 0
     again = HotReloadHarness(program.file.parent, program.url, redefined(CURRENCY))
@@ -221,23 +221,23 @@ def test_a_change_while_nobody_ran_counts_too(program: HotReloadHarness) -> None
 
 @pytest.mark.full
 def test_two_processes_bump_once(schemas: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """R1: however many see the new loadSql, at whatever moment, it is one version."""
-    houses = [HotReloadHarness(tmp_path_factory.mktemp("up"), schemas, CURRENCY) for _ in range(2)]
-    with houses[0].up, houses[1].up:
+    """R1: any number of processes that load the new loadSql at any time make one version."""
+    programs = [HotReloadHarness(tmp_path_factory.mktemp("up"), schemas, CURRENCY) for _ in range(2)]
+    with programs[0].up, programs[1].up:
         for tenant in TENANTS:
-            assert houses[0].submit("CURRENCY", NOK, tenant=tenant).status_code == 200
+            assert programs[0].submit("CURRENCY", NOK, tenant=tenant).status_code == 200
         for round_, known in enumerate([redefined(CURRENCY), CURRENCY, redefined(CURRENCY)], start=1):
-            for program in houses:
+            for program in programs:
                 program.write(known)
-            told = [program.until_logged("configuration_reloaded", round_)["redefined"] for program in houses]
-            assert sorted(told) == [0, 1]
+            numbers = [program.until_logged("configuration_reloaded", round_)["redefined"] for program in programs]
+            assert sorted(numbers) == [0, 1]
         for tenant in TENANTS:
-            assert houses[1].sources("CURRENCY", tenant) == ["REST", "CONFIG", "CONFIG", "CONFIG"]
+            assert programs[1].sources("CURRENCY", tenant) == ["REST", "CONFIG", "CONFIG", "CONFIG"]
 
 
 @pytest.mark.full
-def test_what_needs_a_restart_is_said(program: HotReloadHarness) -> None:
-    """R1: only dictionaries and tenants change while running; another setting is told, once, and the rest taken."""
+def test_a_setting_that_needs_a_restart_is_logged(program: HotReloadHarness) -> None:
+    """R1: only dictionaries and tenants are reloaded; a change of another setting is logged once."""
     program.write(CURRENCY, {"code": "FRESH"}, telemetry={"journal_retention": "P10D"})
     assert program.until_logged("restart_needed")["level"] == "warning"
     until(lambda: program.submit("FRESH").status_code == 200, "FRESH to be accepted")

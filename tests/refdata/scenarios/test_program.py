@@ -1,4 +1,4 @@
-"""The founding document's YAML as it stands, in processes of their own: PostgreSQL, Kafka and a Redis Cluster."""
+"""The YAML of the founding document, in separate processes with PostgreSQL, Kafka and a Redis Cluster."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def cluster() -> Iterator[RedisCluster]:
 
 @asynccontextmanager
 async def users_database(postgres_url: str) -> AsyncIterator[str]:
-    """An empty database that belongs to the document's user, with its tables in it."""
+    """Yield an empty database of the document's user, with its tables."""
     async with fresh_database(postgres_url, empty=True) as url:
         admin = await asyncpg.connect(url)
         try:
@@ -64,7 +64,7 @@ async def database(postgres_url: str) -> AsyncIterator[str]:
 def env(
     database: str, cluster: RedisCluster, bus_kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> dict[str, str]:
-    """The document's file in the working directory, and where its servers really are."""
+    """Write the document's file into the working directory, with the addresses of the servers of the test."""
     shutil.copy(DOCUMENT, tmp_path / "penstock.yaml")
     parts = urlsplit(database)
     cluster.wipe()
@@ -82,7 +82,7 @@ def env(
 
 
 def submitted(api: str, code: str, *items: dict[str, Any], trace: str | None = None, **more: Any) -> dict[str, Any]:
-    """A command that is committed while we wait, however long; how it ended."""
+    """Send a command, wait for its end without limit, and return it."""
     body = {"dictCode": code, "eventType": "DELTA", "items": items, **more}
     headers = {"traceparent": f"00-{trace}-{'1' * 16}-01"} if trace else {}
     return answered(commit_update(f"{api}/v1/tenants/tenant-a/updates", body, headers))
@@ -93,7 +93,7 @@ def health(api: str) -> str:
 
 
 async def announced(cluster: RedisCluster, versions: int) -> list[dict[str, Any]]:
-    """What is in the stream, once it is so much."""
+    """Return the entries of the stream, once there are *count*."""
     node: Any = cluster.holder(STREAM)
     async with asyncio.timeout(30):
         last = "0"
@@ -105,10 +105,10 @@ async def announced(cluster: RedisCluster, versions: int) -> list[dict[str, Any]
     return found
 
 
-async def test_the_founding_document_as_it_stands(
+async def test_the_founding_document_unchanged(
     env: dict[str, str], database: str, cluster: RedisCluster, tmp_path: Path
 ) -> None:
-    """R1, R15, R28: its YAML, its tables, each role a process; what is committed is in the stream of its name."""
+    """R1, R15, R28: its YAML, its tables, each role a process; commits are in the stream with its name."""
     with ExitStack() as stack:
         api = stack.enter_context(CommandApi(tmp_path, env=env)).api
         for role in ("apply", "relay"):
@@ -116,11 +116,11 @@ async def test_the_founding_document_as_it_stands(
         first = submitted(api, "COUNTRY", upsert("NO", {"name": "Norway"}), upsert("SE", {"name": "Sweden"}))
         second = submitted(api, "COUNTRY", delete("SE"))
         third = submitted(api, "CURRENCY", upsert("NOK", {"name": "Krone", "digits": 2}), eventType="SNAPSHOT")
-        assert [one["committedVersion"] for one in (first, second, third)] == [1, 2, 1]
-        told = await announced(cluster, 3)
-    countries = [one for one in told if one["dictCode"] == "COUNTRY"]
+        assert [response["committedVersion"] for response in (first, second, third)] == [1, 2, 1]
+        invalidations = await announced(cluster, 3)
+    countries = [each for each in invalidations if each["dictCode"] == "COUNTRY"]
     assert [(country["version"], country["keys"]) for country in countries] == [(1, ["NO", "SE"]), (2, ["SE"])]
-    assert {"eventId", "tenantId", "dictCode", "version", "committedAt"} <= set(told[0])
+    assert {"eventId", "tenantId", "dictCode", "version", "committedAt"} <= set(invalidations[0])
     connection = await asyncpg.connect(database)
     try:
         rows = await connection.fetch("SELECT tenant_id, code, name, deleted FROM mdm_country ORDER BY code")
@@ -135,7 +135,7 @@ async def test_the_founding_document_as_it_stands(
 
 @pytest.mark.full
 def test_a_trace_goes_through_every_process(env: dict[str, str], tmp_path: Path) -> None:
-    """R26: what a caller follows is seen in each process it passes, under one id, and in their logs."""
+    """R26: a trace of the caller is in each process and in their logs under one id."""
     trace = os.urandom(16).hex()
     with ExitStack() as stack:
         collector = stack.enter_context(Collector())
@@ -150,7 +150,7 @@ def test_a_trace_goes_through_every_process(env: dict[str, str], tmp_path: Path)
 
 
 async def test_everything_in_one_place(env: dict[str, str], cluster: RedisCluster, tmp_path: Path) -> None:
-    """R1: the same file in `penstock up`, beside the platform's own embedded database."""
+    """R1: the same file works in `penstock up`, beside the embedded database of the platform."""
     with Up(tmp_path, env=env) as up:
         assert submitted(up.api, "COUNTRY", upsert("NO", {"name": "Norway"}))["committedVersion"] == 1
         assert (await announced(cluster, 1))[0]["version"] == 1
@@ -160,11 +160,11 @@ async def test_everything_in_one_place(env: dict[str, str], cluster: RedisCluste
 
 @pytest.mark.full
 def test_a_role_says_what_it_misses(tmp_path: Path) -> None:
-    """R10: an adapter without topics, and a second process on an embedded database, are told what to do."""
-    told = penstock("work", "kafka-adapter", cwd=tmp_path)
-    assert told.code == 3
-    assert "externalTopics" in told.err
+    """R10: an adapter without topics, and a second process on an embedded database, get an error with a hint."""
+    result = penstock("work", "kafka-adapter", cwd=tmp_path)
+    assert result.code == 3
+    assert "externalTopics" in result.err
     with Up(tmp_path):
-        told = penstock("work", "apply", cwd=tmp_path)
-    assert told.code == 6
-    assert "locked by up" in told.err
+        result = penstock("work", "apply", cwd=tmp_path)
+    assert result.code == 6
+    assert "locked by up" in result.err

@@ -1,4 +1,4 @@
-"""Appliers that freeze past their session and wake up: others took over, and nothing is applied twice."""
+"""Appliers that hang longer than their session: others take over, and nothing is applied twice."""
 
 import signal
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ async def harness(
 
 
 async def freeze(harness: RoleProcesses, orders: dict[str, str]) -> None:
-    """Give them work until each has frozen at its point."""
+    """Send work until each process has stopped at its point."""
     for name, point in orders.items():
         harness.order(name, point, how=signal.SIGSTOP)
 
@@ -44,7 +44,7 @@ async def freeze(harness: RoleProcesses, orders: dict[str, str]) -> None:
 
 @pytest.mark.full
 async def test_a_frozen_applier_wakes_up_and_applies_nothing_twice(harness: RoleProcesses) -> None:
-    """R11: frozen after the take, inside the transaction, before its end and after it; others go on without them."""
+    """R11: stopped after the take, inside the transaction, before its end and after it; the others continue."""
     await harness.start(*FROZEN, AWAKE)
     await freeze(harness, FROZEN)
     await harness.settled()
@@ -61,8 +61,8 @@ async def test_a_frozen_applier_wakes_up_and_applies_nothing_twice(harness: Role
 
 
 @pytest.mark.full
-async def test_a_frozen_relay_and_a_frozen_adapter_hold_up_nobody(harness: RoleProcesses) -> None:
-    """R10, R15: frozen between their two steps, others do both; when they wake up, nothing is applied twice."""
+async def test_a_stopped_relay_and_a_stopped_adapter_block_no_other(harness: RoleProcesses) -> None:
+    """R10, R15: stopped between their two steps, others do both; when they resume, nothing is applied twice."""
     frozen = {"relay.1": "announced", "kafka-adapter.1": "opened"}
     await harness.start("apply", "kafka-adapter", *frozen)
     await freeze(harness, frozen)
@@ -80,8 +80,8 @@ async def test_a_frozen_relay_and_a_frozen_adapter_hold_up_nobody(harness: RoleP
 
 @pytest.mark.full
 @pytest.mark.parametrize("bus_kind", ["postgres"])
-async def test_an_applier_that_freezes_while_it_settles_holds_up_nobody(harness: RoleProcesses) -> None:
-    """R11: what it was about to settle is another's after the lease, though it froze in the bus's own transaction."""
+async def test_an_applier_that_stops_while_it_settles_blocks_no_other(harness: RoleProcesses) -> None:
+    """R11: after the lease its messages belong to another worker, also if it stopped in the bus's transaction."""
     await harness.start("apply.1", "apply.2")
     await freeze(harness, {"apply.1": "freeing"})
     await harness.settled(within=10)

@@ -1,4 +1,4 @@
-"""R11–R13: random deltas, snapshots and chunks in any order, twice, late or never, against a plain model."""
+"""R11–R13: random deltas, snapshots and chunks in any order, repeated, late or missing, against a plain model."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -64,7 +64,7 @@ TABLES = """
 
 Items = tuple[tuple[str, int | None], ...]  # key and value; None deletes
 Kind = Literal["delta", "whole", "chunk", "beyond"]
-Told = tuple[str, int | None, str | None]  # status, version, code
+ModelResult = tuple[str, int | None, str | None]  # status, version, code
 TARGET = st.sampled_from(TARGETS)
 VALUE = st.sampled_from([*range(5)] * 6 + [BAD])
 REVISION = st.sampled_from([None, None, None, None, 1, 2, 3, 3, 4, 5])
@@ -73,7 +73,7 @@ WHOLE = st.dictionaries(st.integers(0, 3), VALUE, max_size=4)
 
 
 class SentEvent(NamedTuple):
-    """An event as it goes over the bus."""
+    """An event as it is on the bus."""
 
     target: DictionaryKey
     event_id: UUID
@@ -86,7 +86,7 @@ class SentEvent(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A snapshot somebody means to send, chunk by chunk."""
+    """A planned snapshot that is sent chunk by chunk."""
 
     target: DictionaryKey
     snapshot_id: UUID
@@ -110,7 +110,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The n-th chunk of a plan, as planned, or changed in one way."""
+    """The n-th chunk of a plan, unchanged or with one change."""
 
     plan: int
     place: int
@@ -119,7 +119,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Again:
-    """Something that came before: the very same, or other content under its id."""
+    """A repeated event, unchanged or with other content under its id."""
 
     place: int
     other: Delta | None
@@ -138,7 +138,7 @@ Act = Delta | Whole | Chunk | Again
 
 @dataclass
 class ModelDict:
-    """What a dictionary must hold."""
+    """The expected content of a dictionary."""
 
     version: int = 0
     revision: int | None = None
@@ -147,7 +147,7 @@ class ModelDict:
     def is_newer_than(self, revision: int | None) -> bool:
         return revision is not None and self.revision is not None and revision < self.revision
 
-    def commit(self, items: dict[str, int], revision: int | None) -> Told:
+    def commit(self, items: dict[str, int], revision: int | None) -> ModelResult:
         self.items, self.version = items, self.version + 1
         self.revision = self.revision if revision is None else revision
         return "COMMITTED", self.version, None
@@ -155,37 +155,37 @@ class ModelDict:
 
 @dataclass
 class ModelSet:
-    """A snapshot as far as it came."""
+    """The received chunks of a snapshot."""
 
     total: int
     revision: int | None
     touched: datetime
     chunks: dict[int, Items] = field(default_factory=dict)
     events: list[tuple[str, UUID]] = field(default_factory=list)
-    end: Told | None = None
+    end: ModelResult | None = None
 
 
 @dataclass
 class SnapshotModel:
-    """R11–R13 in plain Python: one event after another, nothing concurrent, nothing stored."""
+    """R11–R13 in plain Python: sequential, without storage."""
 
     dicts: dict[DictionaryKey, ModelDict] = field(default_factory=lambda: {target: ModelDict() for target in TARGETS})
     sets: dict[tuple[DictionaryKey, UUID], ModelSet] = field(default_factory=dict)
-    told: dict[tuple[str, UUID], Told] = field(default_factory=dict)
+    results: dict[tuple[str, UUID], ModelResult] = field(default_factory=dict)
 
-    def judge(self, sent: SentEvent, now: datetime) -> Told | None:
-        """What becomes of an event; None when it was judged before."""
+    def judge(self, sent: SentEvent, now: datetime) -> ModelResult | None:
+        """Return the result of an event; None if it was processed before."""
         key = (sent.target.tenant_id, sent.event_id)
-        if key in self.told:
+        if key in self.results:
             return None
         if sent.kind == "beyond":
-            self.told[key] = failed("BAD_CHUNK")
+            self.results[key] = failed("BAD_CHUNK")
         elif sent.kind == "chunk":
-            self.told[key] = self.judge_chunk(sent, now)
+            self.results[key] = self.judge_chunk(sent, now)
         elif self.dicts[sent.target].is_newer_than(sent.revision):
-            self.told[key] = failed("STALE_REVISION")
+            self.results[key] = failed("STALE_REVISION")
         elif is_refused(sent.target, sent.items):
-            self.told[key] = failed("SQL_ERROR")
+            self.results[key] = failed("SQL_ERROR")
         else:
             dictionary = self.dicts[sent.target]
             items = dict(dictionary.items) if sent.kind == "delta" else {}
@@ -194,10 +194,10 @@ class SnapshotModel:
                     items.pop(name, None)
                 else:
                     items[name] = value
-            self.told[key] = dictionary.commit(items, sent.revision)
-        return self.told[key]
+            self.results[key] = dictionary.commit(items, sent.revision)
+        return self.results[key]
 
-    def judge_chunk(self, sent: SentEvent, now: datetime) -> Told:
+    def judge_chunk(self, sent: SentEvent, now: datetime) -> ModelResult:
         opened = ModelSet(sent.total, sent.revision, now)
         known = self.sets.setdefault((sent.target, sent.snapshot_id), opened)
         if sent.total != known.total:
@@ -212,13 +212,13 @@ class SnapshotModel:
             return known.end
         known.chunks[sent.place], known.touched = sent.items, now
         known.events.append((sent.target.tenant_id, sent.event_id))
-        if sum(map(len, known.chunks.values())) > MOST_ITEMS:  # told with the chunk that is one too many
+        if sum(map(len, known.chunks.values())) > MOST_ITEMS:  # reported with the chunk that exceeds the limit
             return self.close(known, failed("SNAPSHOT_TOO_LARGE"))
         if len(known.chunks) < known.total:
             return "PENDING", None, None
         return self.close(known, self.complete(sent.target, known))
 
-    def complete(self, target: DictionaryKey, known: ModelSet) -> Told:
+    def complete(self, target: DictionaryKey, known: ModelSet) -> ModelResult:
         dictionary = self.dicts[target]
         items = tuple(item for index in sorted(known.chunks) for item in known.chunks[index])
         if dictionary.is_newer_than(known.revision):
@@ -229,24 +229,28 @@ class SnapshotModel:
             return failed("SQL_ERROR")
         return dictionary.commit({key: value for key, value in items if value is not None}, known.revision)
 
-    def close(self, known: ModelSet, end: Told) -> Told:
+    def close(self, known: ModelSet, end: ModelResult) -> ModelResult:
         known.end = end
-        self.told.update(dict.fromkeys(known.events, end))
+        self.results.update(dict.fromkeys(known.events, end))
         return end
 
     def expire(self, now: datetime) -> int:
-        late = [one for one in self.sets.values() if one.end is None and one.touched < now - EXPIRE_AFTER]
-        for one in late:
-            self.close(one, failed("SNAPSHOT_INCOMPLETE"))
+        late = [
+            snapshot
+            for snapshot in self.sets.values()
+            if snapshot.end is None and snapshot.touched < now - EXPIRE_AFTER
+        ]
+        for snapshot in late:
+            self.close(snapshot, failed("SNAPSHOT_INCOMPLETE"))
         return len(late)
 
 
-def failed(code: str) -> Told:
+def failed(code: str) -> ModelResult:
     return "FAILED", None, code
 
 
 def is_refused(target: DictionaryKey, items: Items) -> bool:
-    """Whether the dictionary's own table refuses one of *items*."""
+    """Return whether the table of the dictionary rejects one of *items*."""
     return target.dict_code not in OURS and any(value is not None and value > 4 for _, value in items)
 
 
@@ -257,7 +261,7 @@ def payload_of(code: str, value: int) -> Any:
 
 
 def value_of(code: str, text: str) -> int:
-    """The value of an item as a reader loads it."""
+    """Return the value of an item as a reader loads it."""
     found = msgspec.json.decode(text)
     return int(found["digits"] if code == "CURRENCY" else found["price"] if code == "PRODUCT" else found)
 
@@ -320,7 +324,7 @@ class SnapshotLifecycle(RuleBasedStateMachine):
         is_tidy: bool,
         revision: int | None,
     ) -> None:
-        """Mean to send a snapshot: a tidy one names each key once, the others perhaps in two chunks."""
+        """Plan a snapshot: a tidy one has unique keys, others may have a key in two chunks."""
         keys, seen = KEYS[whose.dict_code], set[int]()
         made: list[Items] = []
         for part in parts:
@@ -344,7 +348,7 @@ class SnapshotLifecycle(RuleBasedStateMachine):
     def deliver_a_whole_plan(
         self, plan: int, order: list[int], lost: int, twist: tuple[int, int, str], between: list[Delta]
     ) -> None:
-        """Every chunk but perhaps one, in any order, one of them twice, as it was or changed; deltas in between."""
+        """Send all chunks except perhaps one, in any order, one of them twice or changed, with deltas in between."""
         planned = self.plans[plan % len(self.plans)]
         kept = [index for index in order if index < len(planned.parts) and index != lost]
         batch = [self.chunk(planned, index) for index in kept]
@@ -401,7 +405,7 @@ class SnapshotLifecycle(RuleBasedStateMachine):
         return sent._replace(kind="beyond", place=total + 1) if change == "beyond" else sent
 
     def settle(self, batch: list[SentEvent]) -> None:
-        """Settle *batch* at once; what is said of each is what the model says, one after another."""
+        """Apply *batch* at once, and compare the results with those of the model in sequence."""
 
         async def verdicts() -> list[CommandVerdict]:
             return [
@@ -421,7 +425,7 @@ class SnapshotLifecycle(RuleBasedStateMachine):
 
     @invariant()
     def what_readers_see_equals_the_model(self) -> None:
-        """R13: nothing of an incomplete snapshot, nothing of a refused event, everything else under its version."""
+        """R13: items are those of all commits; nothing of an incomplete snapshot or of a failed command is visible."""
         for target, expected in self.model.dicts.items():
             loaded = self.run(self.catalogue.get(target).provider.load_all(self.db, target))
             assert {key: value_of(target.dict_code, text) for key, text in loaded.items.items()} == expected.items
@@ -429,17 +433,17 @@ class SnapshotLifecycle(RuleBasedStateMachine):
 
     @invariant()
     def every_update_ended_as_the_model_says(self) -> None:
-        """R7: one version for all events of a snapshot, one reason when it failed."""
+        """R7: all events of a snapshot have one version, or one error."""
         rows = self.run(self.db.fetch("SELECT * FROM update_request"))
-        told = {
+        results = {
             (row["tenant_id"], row["event_id"]): (row["status"], row["committed_version"], row["error_code"])
             for row in rows
         }
-        assert told == self.model.told
+        assert results == self.model.results
         assert all((row["error_message"] is None) == (row["status"] != "FAILED") for row in rows)
 
     @invariant()
-    def every_version_is_told_once_and_in_order(self) -> None:
+    def every_version_is_announced_once_and_in_order(self) -> None:
         """R15: the outbox has versions 1 to n of each dictionary."""
         rows = self.run(self.db.fetch("SELECT tenant_id, dict_code, version FROM outbox_event ORDER BY id"))
         for target, expected in self.model.dicts.items():
@@ -448,7 +452,7 @@ class SnapshotLifecycle(RuleBasedStateMachine):
 
     @invariant()
     def sets_equal_the_model(self) -> None:
-        """R13: each set stands where the model has it; the content of an ended one is let go, nothing stays staged."""
+        """R13: each set has the state of the model; the content of a final one is deleted."""
         query = """
             SELECT s.*, (SELECT count(*) FROM snapshot_chunk c
                          WHERE (c.tenant_id, c.dict_code, c.snapshot_id) = (s.tenant_id, s.dict_code, s.snapshot_id)
@@ -457,17 +461,17 @@ class SnapshotLifecycle(RuleBasedStateMachine):
         rows = self.run(self.db.fetch(query))
         found = {(DictionaryKey(row["tenant_id"], row["dict_code"]), row["snapshot_id"]): row for row in rows}
         assert found.keys() == self.model.sets.keys()
-        for key, one in self.model.sets.items():
-            status, version, code = one.end or ("OPEN", None, None)
+        for key, snapshot in self.model.sets.items():
+            status, version, code = snapshot.end or ("OPEN", None, None)
             row = found[key]
             assert (row["status"], row["committed_version"], row["error_code"]) == (status, version, code)
-            assert row["kept"] == (0 if one.end else len(one.chunks))
+            assert row["kept"] == (0 if snapshot.end else len(snapshot.chunks))
         assert self.run(self.db.fetchval("SELECT count(*) FROM incoming_product")) == 0
 
 
 @pytest.mark.soak
 async def test_dictionaries_behave_like_the_model(database_url: str, campaign: Campaign) -> None:
-    """R11, R12, R13: whatever comes in whatever order, items, versions, answers and outbox equal a plain model."""
+    """R11, R12, R13: for any input in any order, items, versions, results and outbox equal those of a plain model."""
     campaign.rounds, campaign.counts_items = model_examples(20, soak=1000), True
     await create_schemas(database_url)
     machine = type("Run", (SnapshotLifecycle,), {"url": database_url})

@@ -1,4 +1,4 @@
-"""Trouble that passes: an event it meets is applied once in the end, and never FAILED for it."""
+"""Temporary errors: an affected command is applied once in the end, and never FAILED."""
 
 import asyncio
 import signal
@@ -80,11 +80,11 @@ FLAKY: Json = {
             from jsonb_array_elements(:snapshotJson) item""",
     },
 }
-DOWN = Transient("BUS_DOWN", "nobody answers", hint="wait")
+DOWN = Transient("BUS_DOWN", "no answer", hint="wait")
 
 
 async def flaky_settings(url: str, broker: Kafka | None, give_up_after: timedelta = SECOND) -> Settings:
-    """The usual dictionaries and a flaky one."""
+    """Yield the usual dictionaries and one with temporary errors."""
     await create_schemas(url)
     connection = await asyncpg.connect(url)
     await connection.execute(STUMBLES)
@@ -103,21 +103,21 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
 
 @pytest.fixture
 async def small(database_url: str) -> AsyncIterator[RefdataHarness]:
-    """On PostgreSQL's bus only, for what is the same on both."""
+    """Run a test on the bus of PostgreSQL only, if both buses behave the same."""
     async with opened(await flaky_settings(database_url, None)) as harness:
         yield harness
 
 
 @pytest.fixture
 async def outside(database_url: str) -> "AsyncIterator[asyncpg.Connection[asyncpg.Record]]":
-    """A connection of somebody else's."""
+    """Yield a connection of another client."""
     connection = await asyncpg.connect(database_url)
     yield connection
     await connection.close()
 
 
 async def blocked(outside: "asyncpg.Connection[asyncpg.Record]") -> int:
-    """The backend that waits for a lock, once there is one."""
+    """Return the backend that waits for a lock, when there is one."""
     query = """SELECT l.pid FROM pg_locks l JOIN pg_stat_activity a USING (pid)
                WHERE NOT l.granted AND a.datname = current_database()"""
     async with asyncio.timeout(30):
@@ -127,7 +127,7 @@ async def blocked(outside: "asyncpg.Connection[asyncpg.Record]") -> int:
 
 
 async def ended(harness: RefdataHarness, event_id: UUID, within: float = 60) -> UpdateRecord:
-    """The update, once it is no longer PENDING."""
+    """Return the update, once it is no longer PENDING."""
     async with asyncio.timeout(within):
         while True:
             notified = harness.refdata.notifier.next_event("")
@@ -140,7 +140,7 @@ async def ended(harness: RefdataHarness, event_id: UUID, within: float = 60) -> 
 
 
 async def applied_once(harness: RefdataHarness, *event_ids: UUID) -> None:
-    """Nothing failed, nothing was set aside, and every version is there once."""
+    """Check that nothing failed, nothing is a dead letter, and every version exists once."""
     updates = [await harness.update(event_id) for event_id in event_ids]
     assert [(update.status, update.error_message) for update in updates] == [(UpdateState.COMMITTED, None)] * len(
         updates
@@ -156,7 +156,7 @@ async def applied_once(harness: RefdataHarness, *event_ids: UUID) -> None:
     "how", ["cut", "40001", "40P01", "55P03", "57P01", "57P02", "57P03", "53300", "53200", "08006", "25006", "25P03"]
 )
 async def test_trouble_of_the_moment_is_nobodys_fault(small: RefdataHarness, how: str) -> None:
-    """R11: a connection cut, a deadlock, a serialization failure …: tried again, without counting, until it works."""
+    """R11: a lost connection, a deadlock, a serialization failure …: retried without counting until it succeeds."""
     ids = [await small.send("FLAKY", upsert(key, {"how": how, "times": 2})) for key in "abc"]
     await small.apply(max_attempts=1)
     await applied_once(small, *ids)
@@ -164,7 +164,7 @@ async def test_trouble_of_the_moment_is_nobodys_fault(small: RefdataHarness, how
 
 @pytest.mark.parametrize("how", ["cut", "40001"])
 async def test_trouble_of_the_moment_on_both_buses(harness: RefdataHarness, how: str) -> None:
-    """R11: with what is before and behind it in the partition, whatever the bus; deltas and a snapshot alike."""
+    """R11: the commands before and behind it in the partition are applied too, on either bus; deltas and a snapshot."""
     ids = [
         await harness.send("FLAKY", upsert("a", {"times": 0})),
         await harness.send("FLAKY", upsert("b", {"how": how, "times": 3}), event_type="DELTA"),
@@ -177,20 +177,20 @@ async def test_trouble_of_the_moment_on_both_buses(harness: RefdataHarness, how:
 
 @pytest.mark.parametrize("state", ["57P05", "58030"])
 async def test_sessions_that_were_ended_are_nobodys_fault(small: RefdataHarness, state: str) -> None:
-    """R11: idle for too long, or on a disk that fails: not for the event to answer."""
+    """R11: an idle timeout or a failing disk is not the fault of the command."""
     event_id = await small.send("FLAKY", upsert("a", {"how": state, "times": 1}))
     await small.apply(max_attempts=1)
     await applied_once(small, event_id)
 
 
 async def test_a_process_that_froze_in_a_transaction(small: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R11: the server ended its transaction meanwhile; awake again, it begins anew and fails nothing."""
+    """R11: after the server ended the transaction of a stopped process, it starts again and fails nothing."""
     original, calls = ItemTableProvider.apply_delta, []
 
     async def freeze(self: ItemTableProvider, tx: Any, changes: Sequence[Any]) -> None:
         calls.append(1)
         if len(calls) == 1:
-            # All of the process stands still, until the server has had enough of it.
+            # The whole process stops until the server ends its session.
             pid = tx.get_server_pid()
             with ThreadPoolExecutor() as outside:
                 outside.submit(asyncio.run, _gone(small.db.dsn, pid)).result()
@@ -205,7 +205,7 @@ async def test_a_process_that_froze_in_a_transaction(small: RefdataHarness, monk
 
 
 async def _gone(url: str, pid: int) -> None:
-    """Back when the server has ended a session."""
+    """Wait until the server has ended a session."""
     connection = await asyncpg.connect(url)
     async with asyncio.timeout(30):
         while await connection.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", pid):
@@ -216,7 +216,7 @@ async def _gone(url: str, pid: int) -> None:
 async def test_a_connection_cut_from_outside(
     harness: RefdataHarness, outside: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
-    """R11: the backend is terminated in the middle of a transaction; nothing of it stays, and it is done again."""
+    """R11: the backend is terminated in a transaction; its changes are rolled back and applied again."""
     ids = [await harness.send("FLAKY", upsert(key, {"how": "wait", "times": 2})) for key in "abc"]
     await outside.execute("SELECT pg_advisory_lock(42)")
     task = asyncio.create_task(harness.apply(max_attempts=1))
@@ -227,7 +227,7 @@ async def test_a_connection_cut_from_outside(
 
 
 async def test_a_real_deadlock(small: RefdataHarness, outside: "asyncpg.Connection[asyncpg.Record]") -> None:
-    """R11: the applier is the victim of a deadlock with somebody else's transaction, and tries again."""
+    """R11: an applier that is the victim of a deadlock with another client retries."""
     event_id = await small.send("FLAKY", upsert("a", {"how": "pair", "times": 1}))
     await outside.execute("SET deadlock_timeout = '1min'")
     async with outside.transaction():
@@ -242,7 +242,7 @@ async def test_a_real_deadlock(small: RefdataHarness, outside: "asyncpg.Connecti
 async def test_a_function_that_was_replaced_meanwhile(
     small: RefdataHarness, outside: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
-    """R11: a statement prepared before its function got another result is prepared again; its event does not fail."""
+    """R11: a statement whose function got another result type is prepared again; its command does not fail."""
     first = await small.send("PRODUCT", upsert("1", {"brand": 1, "price": 1}))
     await small.apply()
     source = await outside.fetchval("SELECT pg_get_functiondef('put_product'::regproc)")
@@ -250,14 +250,14 @@ async def test_a_function_that_was_replaced_meanwhile(
     await outside.execute(source.replace("RETURNS void", "RETURNS int").replace("END\n", "RETURN 1; END\n"))
     second = await small.send("PRODUCT", upsert("2", {"brand": 1, "price": 1}))
     await small.apply()
-    assert [(await small.update(one)).error_message for one in (first, second)] == [None, None]
+    assert [(await small.update(event_id)).error_message for event_id in (first, second)] == [None, None]
 
 
 async def test_many_statements_that_take_long_together_are_not_stuck(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R11: fifteen statements of 0.2 s are more than the client waits for one batch; they go in smaller ones."""
-    monkeypatch.setattr("penstock.kernel.db.database._NET", 1.0)  # so it waits for two seconds
+    """R11: fifteen statements of 0.2 s exceed the timeout of the client; the batch is split."""
+    monkeypatch.setattr("penstock.kernel.db.database._CLIENT_MARGIN", 1.0)  # so it waits for two seconds
     settings = await flaky_settings(database_url, None)
     database = settings.database.model_copy(update={"statement_timeout": SECOND})
     async with opened(settings.model_copy(update={"database": database})) as harness:
@@ -270,7 +270,7 @@ async def test_many_statements_that_take_long_together_are_not_stuck(
 @pytest.mark.full
 @pytest.mark.soak
 async def test_postgresql_restarts_in_the_middle(tmp_path: Path, campaign: Campaign) -> None:
-    """R11: PostgreSQL is killed or told to stop while events are applied: none fails, none is lost or counts twice."""
+    """R11: PostgreSQL is killed or stopped during the application: nothing fails, is lost or is applied twice."""
     campaign.counts_items, rounds = True, examples(3, soak=100)
     async with embedded_postgres(tmp_path / "pg") as url:
         # Longer than a server takes to come back on a busy machine: what could not be sent meanwhile is not lost.
@@ -293,7 +293,7 @@ _WHOLE = [upsert(str(n), n) for n in range(5_000)]
 
 
 async def _strike(folder: Path, harness: RefdataHarness, number: int) -> None:
-    """Stop the server, each time in another way, once some of the round is under way."""
+    """Stop the server in several ways, each time while commands of the round are pending."""
     how = (signal.SIGKILL, signal.SIGINT, signal.SIGQUIT)[number % 3]
     for _ in range(randrange(20)):
         await wait_event(harness.refdata.notifier.next_event(""), 0.02)
@@ -302,7 +302,7 @@ async def _strike(folder: Path, harness: RefdataHarness, number: int) -> None:
 
 
 async def _insist(harness: RefdataHarness, *items: Json, code: str = "FLAKY", **more: Any) -> UUID:
-    """Send under one id until it is taken, as a client does who gets 503."""
+    """Send a command with the same id until it is accepted, as a client does after 503."""
     event_id = uuid4()
     async with asyncio.timeout(60):
         while True:
@@ -313,13 +313,13 @@ async def _insist(harness: RefdataHarness, *items: Json, code: str = "FLAKY", **
 
 
 def upkeep(harness: RefdataHarness) -> RefdataMaintenance:
-    """The sweeper of somebody whose clock shows two minutes more."""
+    """Return the maintenance of a process whose clock is two minutes ahead."""
     harness.db.clock = ManualClock(harness.db.clock.now() + timedelta(minutes=2))
     return RefdataMaintenance(harness.db, harness.bus, harness.refdata, harness.platform.metrics, "sweeper")
 
 
 async def unsent(harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> UUID:
-    """An update that was noted, and whose command did not reach the bus."""
+    """Store an update whose command did not reach the bus."""
 
     async def publish(_: Sequence[BusMessage], **__: Any) -> None:
         raise DOWN
@@ -327,7 +327,7 @@ async def unsent(harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> UU
     event_id = uuid4()
     with monkeypatch.context() as patched:
         patched.setattr(harness.bus, "publish", publish)
-        with pytest.raises(Transient, match="nobody answers"):
+        with pytest.raises(Transient, match="no answer"):
             await harness.send("FLAKY", upsert("a", {"times": 0}), eventId=str(event_id))
     assert (await harness.update(event_id)).status is UpdateState.PENDING
     return event_id
@@ -336,7 +336,7 @@ async def unsent(harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> UU
 async def test_a_command_the_bus_did_not_take_is_sent_again(
     harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R8: the same id again, once the bus is back, commits it, once."""
+    """R8: the same id, sent again when the bus is up, commits once."""
     event_id = await unsent(harness, monkeypatch)
     for _ in range(2):
         assert await harness.send("FLAKY", upsert("a", {"times": 0}), eventId=str(event_id)) == event_id
@@ -347,7 +347,7 @@ async def test_a_command_the_bus_did_not_take_is_sent_again(
 async def test_a_command_that_never_reached_the_bus_ends(
     harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R8: nobody sends it again: the sweeper ends it as FAILED NOT_DELIVERED; sent too late, it stays so."""
+    """R8: without a repetition the sweeper fails the update as NOT_DELIVERED; a later repetition does not change it."""
     event_id = await unsent(harness, monkeypatch)
     other = await harness.send("FLAKY", upsert("b", {"times": 0}))
     await harness.apply()
@@ -365,7 +365,7 @@ async def test_a_command_that_never_reached_the_bus_ends(
 
 
 async def test_what_only_waits_is_not_given_up(harness: RefdataHarness) -> None:
-    """R8: a backlog older than giveUpAfter is looked for, found on the bus, and committed."""
+    """R8: the commands of a backlog older than giveUpAfter are probed, found and committed."""
     ids = [await harness.send("FLAKY", upsert(key, {"times": 0})) for key in "abc"]
     assert await upkeep(harness).probe_updates() == 3
     await harness.apply()
@@ -376,7 +376,7 @@ async def test_what_only_waits_is_not_given_up(harness: RefdataHarness) -> None:
 
 
 async def test_a_bus_that_is_down_is_503(database_url: str) -> None:
-    """R8: 503 BUS_DOWN with a hint and when to come again; the update can be asked for, under the id that was sent."""
+    """R8: the response is 503 BUS_DOWN with a hint and Retry-After; the update can be requested under the sent id."""
     settings = await flaky_settings(database_url, Kafka("127.0.0.1:1", is_real=True))
     event_id = uuid4()
     async with opened(settings) as harness:

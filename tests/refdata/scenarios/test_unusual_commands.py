@@ -1,4 +1,4 @@
-"""Edges between the parts of the way in: ids, versions of what nobody writes, large batches."""
+"""Edge cases of the write path: ids, versions of dictionaries without writes, large batches."""
 
 from uuid import uuid4
 
@@ -14,7 +14,7 @@ def bus_kind() -> str:
 
 
 async def test_an_id_of_another_dictionary_is_not_lost_in_silence(harness: RefdataHarness) -> None:
-    """R11: under an id that was another dictionary's nothing is applied, and a dead letter says so."""
+    """R11: a command with the id of another dictionary's is not applied, and becomes a dead letter with the reason."""
     event_id = uuid4()
     for code, payload in (("LOOSE", 1), ("COUNTRY", {"name": "Norway"})):
         await harness.publish(*on_bus(command(code, upsert("NO", payload)), event_id=event_id))
@@ -27,7 +27,7 @@ async def test_an_id_of_another_dictionary_is_not_lost_in_silence(harness: Refda
 
 
 async def test_large_messages_come_in_small_batches(harness: RefdataHarness) -> None:
-    """R11: a batch is bounded by bytes as well as by number, and everything comes in the end."""
+    """R11: a batch is limited by bytes as well as by number, and all its messages are applied."""
     whole, text = uuid4(), "x" * 400_000
     for index in range(1, 25):
         body = chunk("LOOSE", whole, index, 24, upsert(f"a{index}", text), upsert(f"b{index}", text))
