@@ -446,3 +446,27 @@ async def test_the_password_is_taken_from_the_environment(
     finally:
         await connection.execute(f"DROP ROLE {role}")
         await connection.close()
+
+
+async def test_a_missing_right_names_the_grant(database_url: str) -> None:
+    """R1: a user of refdata.postgres without a right gets an error with database, user and the GRANT that helps."""
+    name = database_url.rpartition("/")[2].partition("?")[0]
+    role = f"limited_{name}"
+    connection = await asyncpg.connect(database_url)
+    try:
+        await connection.execute(f"CREATE ROLE {role} LOGIN; CREATE SCHEMA empty")
+        block = postgres_of(database_url, schema="empty") | {"username": role}
+        for grant in (f"GRANT USAGE ON SCHEMA empty TO {role}", f"GRANT ALL ON SCHEMA empty TO {role}"):
+            with pytest.raises(BadConfig) as raised:
+                async with opened_on(refdata_settings(database_url, postgres=block)):
+                    pass
+            text = f"{raised.value.message} {raised.value.hint}"
+            assert name in text
+            assert role in text
+            assert "GRANT" in text
+            await connection.execute(grant)
+        async with opened_on(refdata_settings(database_url, postgres=block)) as harness:
+            assert await harness.db.fetchval("SELECT current_user") == role
+    finally:
+        await connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        await connection.close()
