@@ -30,83 +30,86 @@ from tests.support.types import Json
 EXAMPLE = Path(__file__).parents[3] / "examples" / "market-report"
 FLOW = "market-report"
 LEASE = timedelta(seconds=60)
-WITHIN = 30.0  # seconds; only a broken promise takes so long
-_ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+TIMEOUT = 30.0  # seconds; only a failing test takes so long
+_FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 class MarketHarness:
-    """Runs of the example and of flows like it."""
+    """Create and read runs of the example and of similar flows."""
 
     def __init__(self, engine: FlowEngine, views: FlowViews, storage: FolderStorage, folder: Path) -> None:
         self.engine, self.views, self.storage, self.folder = engine, views, storage, folder
         self.operations = RunOperations(engine, storage)
 
-    async def create(self, run_id: str = "r1", **asked: Any) -> bool:
-        """Ask for a run; whether it is new."""
-        request = RunRequest.model_validate({"runId": run_id, **(asked or {"flow": FLOW})})
-        return (await self.engine.create(request, "tester"))[1]
+    async def create(self, run_id: str = "r1", **request: Any) -> bool:
+        """Create a run, by default of the example; return whether it is new."""
+        body = RunRequest.model_validate({"runId": run_id, **(request or {"flow": FLOW})})
+        return (await self.engine.create(body, "tester"))[1]
 
-    async def ended(self, run_id: str = "r1") -> Json:
-        """The run, once it has ended."""
-        async with asyncio.timeout(WITHIN):
+    async def wait_for_end(self, run_id: str = "r1") -> Json:
+        """Wait for the end of a run, and return the run."""
+        async with asyncio.timeout(TIMEOUT):
             while True:
                 notified = self.engine.notifier.next_event(RUNS)
                 run = await self.views.read_run(run_id)
-                if run["status"] in _ENDED:
+                if run["status"] in _FINAL:
                     return run
                 await notified.wait()
 
-    async def done(self, run_id: str = "r1", **asked: Any) -> Json:
-        """A run from its beginning to its end."""
-        await self.create(run_id, **asked)
-        return await self.ended(run_id)
+    async def run_to_end(self, run_id: str = "r1", **request: Any) -> Json:
+        """Create a run, wait for its end, and return it."""
+        await self.create(run_id, **request)
+        return await self.wait_for_end(run_id)
 
-    async def artifact(self, step_id: str, name: str, run_id: str = "r1") -> bytes:
+    async def read_artifact(self, step_id: str, name: str, run_id: str = "r1") -> bytes:
         return await self.engine.read_artifact(run_id, step_id, name)
 
-    async def manifest(self, run_id: str = "r1") -> tuple[list[str], dict[str, str]]:
-        """Of the published manifest: the pictures that came, and the codes of those that did not."""
-        told = orjson.loads(await self.artifact("charts", MANIFEST, run_id))
-        assert [each["id"] for each in told["requested"]] == ["days", "four-hours", "hours"]
-        return [each["id"] for each in told["items"]], {each["id"]: each["code"] for each in told["failures"]}
+    async def read_manifest(self, run_id: str = "r1") -> tuple[list[str], dict[str, str]]:
+        """Return the items of the published manifest, and the error codes of the missing charts."""
+        manifest = orjson.loads(await self.read_artifact("charts", MANIFEST, run_id))
+        assert [request["id"] for request in manifest["requested"]] == ["days", "four-hours", "hours"]
+        failures = {failure["id"]: failure["code"] for failure in manifest["failures"]}
+        return [item["id"] for item in manifest["items"]], failures
 
-    def published(self) -> dict[str, tuple[bytes, int]]:
-        """All artifacts there are: their contents, and when they were written."""
-        return self.stored("runs", "charts")
+    def list_published(self) -> dict[str, tuple[bytes, int]]:
+        """Return the contents and write times of all published artifacts by path."""
+        return self.list_objects("runs", "charts")
 
-    def stored(self, *folders: str) -> dict[str, tuple[bytes, int]]:
-        """The objects in some *folders* of the store, e.g. attempts: their contents, and when they were written."""
+    def list_objects(self, *folders: str) -> dict[str, tuple[bytes, int]]:
+        """Return the contents and write times of all objects in *folders* of the storage by path."""
         files = [path for folder in folders for path in (self.folder / folder).rglob("*") if path.is_file()]
         return {
             path.relative_to(self.folder).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns) for path in files
         }
 
     async def has_written(self, data: bytes) -> bool:
-        """Whether an attempt at the charts has written *data*, which nobody has published yet."""
+        """Return whether an attempt of the charts has written *data* that is not published yet."""
         paths = [info.path async for info in self.storage.list("attempts/r1/charts")]
         return data in [(await self.storage.get(path)).data for path in paths]
 
-    async def all_told(self, run_id: str = "r1") -> bytes:
-        """Everything that anybody can read of a run: itself, its logs, its history and its artifacts."""
+    async def read_all(self, run_id: str = "r1") -> bytes:
+        """Return everything that a user can read about a run: its state, logs, history and artifacts."""
         run = await self.views.read_run(run_id)
         logs = [await self.views.read_logs(run_id, step_id, None, 0, 1_000) for step_id in run["steps"]]
         history = await self.views.read_history(run_id, (0, 0), 1_000)
-        told = orjson.dumps([run, *(one.model_dump() for one in [history, *logs])])
-        return told + b"".join(data for data, _ in self.published().values())
+        answers = orjson.dumps([run, *(page.model_dump() for page in [history, *logs])])
+        return answers + b"".join(data for data, _ in self.list_published().values())
 
     @asynccontextmanager
-    async def worked_by(self, workers: Workers, name: str = "w1", at_once: int = 8) -> AsyncIterator[None]:
-        """Somebody who does steps; at the end what is under way is waited for, and reported."""
+    async def run_worker(self, workers: Workers, name: str = "w1", concurrency: int = 8) -> AsyncIterator[None]:
+        """Run a worker; at the end it completes and reports its running steps."""
         source = LocalWorkSource(self.engine, self.storage)
-        worker = StepWorker(source, workers, Telemetry(), name=name, concurrency=at_once, lease_for=LEASE)
+        worker = StepWorker(source, workers, Telemetry(), name=name, concurrency=concurrency, lease_for=LEASE)
         async with worker.run(timedelta(seconds=5)):
             yield
 
 
 @asynccontextmanager
-async def opened(url: str, folder: Path, *, clock: Clock | None = None, **section: Any) -> AsyncIterator[MarketHarness]:
-    """Flows of the example's folder, and nobody who does their steps."""
-    flows = settings(**section)
+async def open_market(
+    url: str, folder: Path, *, clock: Clock | None = None, **section: Any
+) -> AsyncIterator[MarketHarness]:
+    """Open the flows of the example without a worker."""
+    flows = make_settings(**section)
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(Database.open(url, clock=clock, prefers_indexes=True))
         storage, catalogue = FolderStorage(folder / "objects"), open_catalogue(flows)
@@ -117,43 +120,46 @@ async def opened(url: str, folder: Path, *, clock: Clock | None = None, **sectio
 
 
 @asynccontextmanager
-async def market(
+async def run_market(
     url: str,
     folder: Path,
     server: ScriptedMarketServer | None = None,
     handlers: Mapping[str, Handler] | None = None,
     **section: Any,
 ) -> AsyncIterator[MarketHarness]:
-    """The same with the built-in workers, but for kinds that have *handlers* of the test's own."""
-    async with opened(url, folder, **section) as found, found.worked_by(workers(server, handlers, **section)):
-        yield found
+    """Run the flows of the example with the built-in workers; *handlers* replace the workers of their kinds."""
+    async with (
+        open_market(url, folder, **section) as harness,
+        harness.run_worker(make_workers(server, handlers, **section)),
+    ):
+        yield harness
 
 
-def workers(
+def make_workers(
     server: ScriptedMarketServer | None = None, handlers: Mapping[str, Handler] | None = None, **section: Any
 ) -> Workers:
-    """The built-in workers, whose pauses are kept by the *server* they ask instead of waited for."""
+    """Return the built-in workers; the *server* records their pauses, so that a test does not wait for them."""
     pause = server.pause if server else asyncio.sleep
-    flows, built_in = settings(**section), Workers()
+    flows, built_in = make_settings(**section), Workers()
     for make_worker in open_catalogue(flows).make_workers(KindContext(flows, pause=pause)):
         built_in.add(make_worker)
     built_in.handlers |= handlers or {}
     return built_in
 
 
-def settings(**section: Any) -> FlowsSection:
+def make_settings(**section: Any) -> FlowsSection:
     apis = {name: {**section[name], "token": TOKEN_REF} for name in ("images", "llm") if name in section}
     return FlowsSection.model_validate(
         {"folder": EXAMPLE / "flows", "files": EXAMPLE, "lease": LEASE, **section, **apis}
     )
 
 
-def example(**changed: Mapping[str, Any]) -> Json:
-    """The example's steps, tried once, with some of it written otherwise: what a step says, and its inputs."""
-    written = YAML(typ="safe").load(EXAMPLE / "flows" / f"{FLOW}.yaml")
+def make_request(**changes: Mapping[str, Any]) -> Json:
+    """Return the scope and steps of the example with one attempt per step; *changes* update steps and their inputs."""
+    flow = YAML(typ="safe").load(EXAMPLE / "flows" / f"{FLOW}.yaml")
     steps: Json = {}
-    for name, step in written["steps"].items():
-        change = dict(changed.get(name, {}))
+    for name, step in flow["steps"].items():
+        change = dict(changes.get(name, {}))
         inputs = {**step["inputs"], **change.pop("inputs", {})}
         steps[name] = {**step, "retry": None, **change, "inputs": inputs}
-    return {"scope": written["scope"], "steps": steps}
+    return {"scope": flow["scope"], "steps": steps}

@@ -1,4 +1,4 @@
-"""F6, F12, F13: market reports from candles to words, on the real engine, while those it asks fail in every way."""
+"""F6, F12, F13: market reports from candles to text, on the real engine, with image and model APIs that fail."""
 
 import asyncio
 import csv
@@ -33,16 +33,24 @@ from tests.flows.market_servers import (
     never_answer,
     picture,
 )
-from tests.flows.scenarios.market_harness import EXAMPLE, FLOW, LEASE, example, market, opened, workers
+from tests.flows.scenarios.market_harness import (
+    EXAMPLE,
+    FLOW,
+    LEASE,
+    make_request,
+    make_workers,
+    open_market,
+    run_market,
+)
 from tests.support.processes import Up
 from tests.support.types import Json
 from tests.support.wait import becomes, until
 
 SECOND = timedelta(seconds=1)
-PICTURES = ["days", "four-hours", "hours"]
-LEFT = {
+CHARTS = ["days", "four-hours", "hours"]
+PUBLISHED_PATHS = {
     *(f"runs/r1/ohlcv/{timeframe}.json" for timeframe in ("1h", "4h", "1d")),
-    *(f"charts/r1/charts/{name}.svg" for name in PICTURES),
+    *(f"charts/r1/charts/{name}.svg" for name in CHARTS),
     "charts/r1/charts/manifest.json",
     "runs/r1/report/report.md",
 }
@@ -50,101 +58,103 @@ LEFT = {
 
 @pytest.fixture
 async def api(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedMarketServer]:
-    """An image API, or a model: what it answers is the test's."""
+    """A server that acts as image API or model; the test sets its answers."""
     monkeypatch.setenv(TOKEN_NAME, TOKEN)
     async with market_server() as server:
         server.script(picture)
         yield server
 
 
-def statuses(run: Json) -> dict[str, str]:
+def read_statuses(run: Json) -> dict[str, str]:
     return {name: step["status"] for name, step in run["steps"].items()}
 
 
-def failed_charts(run: Json) -> Json:
-    """The error of the charts, which ended the run before its report."""
+def read_charts_error(run: Json) -> Json:
+    """Return the error of the charts; assert that it ended the run before the report."""
     assert run["status"] == "FAILED"
-    assert statuses(run) == {"ohlcv": "SUCCEEDED", "charts": "FAILED", "report": "CANCELLED"}
+    assert read_statuses(run) == {"ohlcv": "SUCCEEDED", "charts": "FAILED", "report": "CANCELLED"}
     assert run["steps"]["report"]["reason"] == "upstream_failed"
     error: Json = run["steps"]["charts"]["error"]
     return error
 
 
 def parse_candles(symbol: str) -> list[list[float]]:
-    """Open, high, low and close of the rows that are good, read without any help of ours."""
-    good = []
+    """Return open, high, low and close of the valid rows, parsed independently of Penstock."""
+    prices = []
     with (EXAMPLE / "candles.csv").open() as file:
         for row in csv.DictReader(file):
-            with suppress(ValueError):  # two rows have no such time, or no prices; in a third the high is below the low
+            with suppress(ValueError):  # two rows have no valid time or prices; a third has a high below its low
                 datetime.fromisoformat(row["time"])
-                prices = [float(row[name]) for name in ("open", "high", "low", "close")]
-                if row["symbol"] == symbol and prices[1] >= prices[2]:
-                    good.append(prices)
-    return good
+                candle = [float(row[name]) for name in ("open", "high", "low", "close")]
+                if row["symbol"] == symbol and candle[1] >= candle[2]:
+                    prices.append(candle)
+    return prices
 
 
-async def test_the_example_from_candles_to_report(database_url: str, tmp_path: Path) -> None:
-    """F13: with no internet it succeeds, and leaves candles, charts, their manifest and a report of what they show."""
+async def test_the_example_writes_a_report(database_url: str, tmp_path: Path) -> None:
+    """F13: the example succeeds without internet, and publishes candles, charts, their manifest and a report."""
     candles = parse_candles("TIDE")
-    async with market(database_url, tmp_path) as found:
-        run = await found.done()
+    async with run_market(database_url, tmp_path) as harness:
+        run = await harness.run_to_end()
         assert (run["status"], run["scope"]) == ("SUCCEEDED", {"symbol": "TIDE", "theme": "light"})
-        assert set(statuses(run).values()) == {"SUCCEEDED"}
-        report = (await found.artifact("report", "report.md")).decode()
-        for name in PICTURES:
-            drawn = Xml.fromstring(await found.artifact("charts", f"{name}.svg"))
-            assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
-            assert f"{candles[-1][3]:.2f}" in drawn.itertext()
+        assert set(read_statuses(run).values()) == {"SUCCEEDED"}
+        report = (await harness.read_artifact("report", "report.md")).decode()
+        for name in CHARTS:
+            chart = Xml.fromstring(await harness.read_artifact("charts", f"{name}.svg"))
+            assert chart.tag == "{http://www.w3.org/2000/svg}svg"
+            assert f"{candles[-1][3]:.2f}" in chart.itertext()
             assert f"(../../../charts/r1/charts/{name}.svg)" in report
-    assert found.published().keys() == LEFT
-    assert not found.stored("attempts")
+    assert harness.list_published().keys() == PUBLISHED_PATHS
+    assert not harness.list_objects("attempts")
     assert f"it opened at {candles[0][0]:.2f} and closed at **{candles[-1][3]:.2f}**" in report
-    assert f"| High | {max(each[1] for each in candles):.2f} |" in report
-    assert f"from {min(each[2] for each in candles):.2f} (" in report
+    assert f"| High | {max(candle[1] for candle in candles):.2f} |" in report
+    assert f"from {min(candle[2] for candle in candles):.2f} (" in report
     assert f"| Candles | {len(candles):,} |" in report
 
 
-async def test_what_is_kept_of_artifacts_is_what_is_stored(database_url: str, tmp_path: Path) -> None:
-    """F6, F12: each has its sha256, size and URI with its step, and the outputs point at the manifest."""
-    async with market(database_url, tmp_path) as found:
-        run = await found.done()
-        stored = found.published()
+async def test_artifact_metadata_matches_the_stored_objects(database_url: str, tmp_path: Path) -> None:
+    """F6, F12: a step lists sha256, size and URI of each artifact, and the outputs contain the URI of the manifest."""
+    async with run_market(database_url, tmp_path) as harness:
+        run = await harness.run_to_end()
+        stored = harness.list_published()
         for kind, name in (("runs", "ohlcv"), ("charts", "charts"), ("runs", "report")):
             for artifact in run["steps"][name]["artifacts"]:
                 path = f"{kind}/r1/{name}/{artifact['name']}"
                 data, _ = stored.pop(path)
-                assert artifact["uri"] == found.storage.uri(path)
+                assert artifact["uri"] == harness.storage.uri(path)
                 assert (artifact["sha256"], artifact["size"]) == (hashlib.sha256(data).hexdigest(), len(data))
         assert not stored
         charts = run["steps"]["charts"]
-        assert charts["outputs"][MANIFEST_OUTPUT] == found.storage.uri("charts/r1/charts/manifest.json")
-        told = orjson.loads(await found.artifact("charts", MANIFEST))
-        assert await found.manifest() == (PICTURES, {})
-    kept = {chart["name"]: (chart["sha256"], chart["size"]) for chart in charts["artifacts"]}
-    assert all(kept[item["name"]] == (item["sha256"], item["size"]) for item in told["items"])
+        assert charts["outputs"][MANIFEST_OUTPUT] == harness.storage.uri("charts/r1/charts/manifest.json")
+        manifest = orjson.loads(await harness.read_artifact("charts", MANIFEST))
+        assert await harness.read_manifest() == (CHARTS, {})
+    listed = {chart["name"]: (chart["sha256"], chart["size"]) for chart in charts["artifacts"]}
+    assert all(listed[item["name"]] == (item["sha256"], item["size"]) for item in manifest["items"])
 
 
-async def test_asking_again_for_the_example_changes_nothing(database_url: str, tmp_path: Path) -> None:
-    """F2, F6: the same run id is the same run, no step of it is tried again, and its artifacts are not rewritten."""
-    async with market(database_url, tmp_path) as found:
-        run, stored = await found.done(), found.published()
-        assert not await found.create()
+async def test_a_repeated_request_changes_nothing(database_url: str, tmp_path: Path) -> None:
+    """F2, F6: a request with the same run id returns the same run; no step and no artifact is written again."""
+    async with run_market(database_url, tmp_path) as harness:
+        run, stored = await harness.run_to_end(), harness.list_published()
+        assert not await harness.create()
         with pytest.raises(Conflict, match="with a different request"):
-            await found.create(flow=FLOW, scope={"symbol": "EMBER"})
+            await harness.create(flow=FLOW, scope={"symbol": "EMBER"})
         for name in ("ohlcv", "charts", "report", None):
             with pytest.raises(Conflict, match="run r1 has succeeded"):
-                await found.operations.retry("r1", "tester", name)
-        other = await found.done("r2", flow=FLOW, scope={"symbol": "EMBER", "theme": "dark"})
+                await harness.operations.retry("r1", "tester", name)
+        other = await harness.run_to_end("r2", flow=FLOW, scope={"symbol": "EMBER", "theme": "dark"})
         assert other["status"] == "SUCCEEDED"
-        assert await found.views.read_run("r1") == run
-        assert {path: one for path, one in found.published().items() if "/r1/" in path} == stored
-        twin = await found.done("r3")
+        assert await harness.views.read_run("r1") == run
+        assert {path: file for path, file in harness.list_published().items() if "/r1/" in path} == stored
+        twin = await harness.run_to_end("r3")
         assert twin["status"] == "SUCCEEDED"
-        for name in PICTURES:
-            assert await found.artifact("charts", f"{name}.svg", "r3") == stored[f"charts/r1/charts/{name}.svg"][0]
+        for name in CHARTS:
+            assert (
+                await harness.read_artifact("charts", f"{name}.svg", "r3") == stored[f"charts/r1/charts/{name}.svg"][0]
+            )
 
 
-TROUBLES = {
+IMAGE_ERRORS = {
     "IMAGE_ERROR": make_answer("busy", status=503),
     "IMAGE_TIMEOUT": never_answer,
     "IMAGE_THROTTLED": make_answer(status=429, Retry_After="3600"),
@@ -156,124 +166,124 @@ TROUBLES = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("code", ["IMAGE_ERROR", "IMAGE_TIMEOUT", "IMAGE_THROTTLED", "IMAGE_BAD_ANSWER"])
-async def test_fewer_pictures_than_asked_may_be_enough(
+async def test_minimum_of_charts_is_a_partial_success(
     api: ScriptedMarketServer, database_url: str, tmp_path: Path, code: str
 ) -> None:
-    """F12: with minImages of them the step succeeds as partial, and the report goes with those that came."""
-    api.script(TROUBLES[code], chart="four-hours")
+    """F12: with at least minImages charts the step succeeds as partial, and the report contains the rendered ones."""
+    api.script(IMAGE_ERRORS[code], chart="four-hours")
     images = {"url": api.url, "timeout": 1, "attempts": 1}
-    async with market(database_url, tmp_path, api, images=images) as found:
-        run = await found.done(**example())
+    async with run_market(database_url, tmp_path, api, images=images) as harness:
+        run = await harness.run_to_end(**make_request())
         charts = run["steps"]["charts"]
         assert (run["status"], charts["status"], charts["error"]) == ("SUCCEEDED", "SUCCEEDED", None)
-        told = charts["outputs"]
-        assert (told["partial"], told["received"], told["requested"]) == (True, 2, 3)
-        assert await found.manifest() == (["days", "hours"], {"four-hours": code})
+        outputs = charts["outputs"]
+        assert (outputs["partial"], outputs["received"], outputs["requested"]) == (True, 2, 3)
+        assert await harness.read_manifest() == (["days", "hours"], {"four-hours": code})
         assert [chart["name"] for chart in charts["artifacts"]] == ["days.png", "hours.png", MANIFEST]
-        report = await found.artifact("report", "report.md")
+        report = await harness.read_artifact("report", "report.md")
         assert b"days.png" in report
         assert b"four-hours" not in report
-        assert TOKEN.encode() not in await found.all_told()
+        assert TOKEN.encode() not in await harness.read_all()
 
 
 @pytest.mark.parametrize("code", ["IMAGE_TIMEOUT", "IMAGE_REFUSED", "IMAGE_UNAUTHORIZED"])
-async def test_too_few_pictures_fail_the_run(
+async def test_too_few_charts_fail_the_run(
     api: ScriptedMarketServer, database_url: str, tmp_path: Path, code: str
 ) -> None:
-    """F7, F12: FAILED with the pictures that did not come; the manifest and what came are there all the same."""
-    api.script(TROUBLES[code], chart="days")
-    api.script(TROUBLES[code], chart="hours")
+    """F7, F12: the error lists the missing charts; the manifest and the rendered charts are published anyway."""
+    api.script(IMAGE_ERRORS[code], chart="days")
+    api.script(IMAGE_ERRORS[code], chart="hours")
     images = {"url": api.url, "timeout": 1, "attempts": 1}
-    async with market(database_url, tmp_path, api, images=images) as found:
-        run = await found.done(**example())
-        error, charts = failed_charts(run), run["steps"]["charts"]
+    async with run_market(database_url, tmp_path, api, images=images) as harness:
+        run = await harness.run_to_end(**make_request())
+        error, charts = read_charts_error(run), run["steps"]["charts"]
         assert (error["code"], error["details"]["minImages"]) == ("TOO_FEW_IMAGES", 2)
         assert "1 of 3 charts were rendered; minImages is 2" in error["message"]
-        assert [each["id"] for each in error["details"]["failures"]] == ["days", "hours"]
-        assert charts["outputs"] == {MANIFEST_OUTPUT: found.storage.uri("charts/r1/charts/manifest.json")}
-        assert await found.manifest() == (["four-hours"], {"days": code, "hours": code})
+        assert [failure["id"] for failure in error["details"]["failures"]] == ["days", "hours"]
+        assert charts["outputs"] == {MANIFEST_OUTPUT: harness.storage.uri("charts/r1/charts/manifest.json")}
+        assert await harness.read_manifest() == (["four-hours"], {"days": code, "hours": code})
         assert [chart["name"] for chart in charts["artifacts"]] == ["four-hours.png", MANIFEST]
-        assert TOKEN.encode() not in await found.all_told()
+        assert TOKEN.encode() not in await harness.read_all()
 
 
-async def test_an_api_that_recovers_gives_all_pictures(
-    api: ScriptedMarketServer, database_url: str, tmp_path: Path
-) -> None:
-    """F13: a picture that does not come at once is asked for again, as long after as the API says."""
+async def test_failed_image_requests_are_retried(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
+    """F13: a failed image request is retried, after the delay of Retry-After if the API sends it."""
     api.script(make_answer("busy", status=500), make_answer("<html>"), picture, chart="days")
     api.script(never_answer, picture, chart="four-hours")
     api.script(make_answer(status=429, Retry_After="7"), picture, chart="hours")
-    async with market(database_url, tmp_path, api, images={"url": api.url, "timeout": 1}) as found:
-        run = await found.done(**example())
+    async with run_market(database_url, tmp_path, api, images={"url": api.url, "timeout": 1}) as harness:
+        run = await harness.run_to_end(**make_request())
         assert (run["status"], run["steps"]["charts"]["attempts"]) == ("SUCCEEDED", 1)
         assert run["steps"]["charts"]["outputs"]["partial"] is False
-        assert await found.manifest() == (PICTURES, {})
-        assert await found.artifact("charts", "hours.png") == PNG
+        assert await harness.read_manifest() == (CHARTS, {})
+        assert await harness.read_artifact("charts", "hours.png") == PNG
     assert (len(api.bodies), len(api.pauses), api.pauses.count(7.0)) == (7, 4, 1)
     assert all(headers["Authorization"] == f"Bearer {TOKEN}" for headers in api.headers)
 
 
-async def test_a_step_that_is_tried_again_leaves_only_its_last_attempt(
+async def test_a_retried_step_publishes_only_its_last_attempt(
     api: ScriptedMarketServer, database_url: str, tmp_path: Path
 ) -> None:
-    """F6, F10: what an attempt before wrote is not published, and the manifest is the last one's."""
+    """F6, F10: the files of earlier attempts are not published, and the manifest is of the last attempt."""
     busy = make_answer("busy", status=503)
     api.script(make_answer(b"\xff\xd8\xff first", content_type="image/jpeg"), picture, chart="days")
     api.script(busy, picture, chart="hours")
     api.script(busy, busy, chart="four-hours")
-    again = {"retry": {"maxAttempts": 2, "backoff": 0}}
-    async with market(database_url, tmp_path, api, images={"url": api.url, "attempts": 1}) as found:
-        run = await found.done(**example(charts=again))
+    retry = {"retry": {"maxAttempts": 2, "backoff": 0}}
+    async with run_market(database_url, tmp_path, api, images={"url": api.url, "attempts": 1}) as harness:
+        run = await harness.run_to_end(**make_request(charts=retry))
         charts = run["steps"]["charts"]
         assert (run["status"], charts["attempts"], charts["outputs"]["partial"]) == ("SUCCEEDED", 2, True)
         assert [chart["name"] for chart in charts["artifacts"]] == ["days.png", "hours.png", MANIFEST]
-        assert await found.manifest() == (["days", "hours"], {"four-hours": "IMAGE_ERROR"})
-        assert not [path for path in found.published() if path.endswith(".jpg")]
-        moves = (await found.views.read_history("r1", (0, 0), 100)).moves
-        [back] = [move for move in moves if (move.source, move.target) == ("RUNNING", "READY")]
-        assert (back.reason or "").startswith("TOO_FEW_IMAGES: 1 of 3")
+        assert await harness.read_manifest() == (["days", "hours"], {"four-hours": "IMAGE_ERROR"})
+        assert not [path for path in harness.list_published() if path.endswith(".jpg")]
+        moves = (await harness.views.read_history("r1", (0, 0), 100)).moves
+        [retried] = [move for move in moves if (move.source, move.target) == ("RUNNING", "READY")]
+        assert (retried.reason or "").startswith("TOO_FEW_IMAGES: 1 of 3")
 
 
-async def test_refusals_are_not_tried_again(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
-    """F10: a step whose pictures can never come has one attempt, though its `retry` gives it three."""
+async def test_permanent_refusals_are_not_retried(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
+    """F10: a step whose image requests are all refused has one attempt, although its `retry` allows three."""
     api.script(make_answer("no", status=400))
-    async with market(database_url, tmp_path, api, images={"url": api.url}) as found:
-        run = await found.done()
-        assert failed_charts(run)["code"] == "TOO_FEW_IMAGES"
+    async with run_market(database_url, tmp_path, api, images={"url": api.url}) as harness:
+        run = await harness.run_to_end()
+        assert read_charts_error(run)["code"] == "TOO_FEW_IMAGES"
         assert (run["steps"]["charts"]["attempts"], len(api.bodies)) == (1, 3)
 
 
-async def test_a_failed_run_is_taken_up_by_hand(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
-    """F10: once the API is well, the charts are tried again, and the run ends with them and its report."""
+async def test_a_failed_run_is_retried_by_an_operator(
+    api: ScriptedMarketServer, database_url: str, tmp_path: Path
+) -> None:
+    """F10: after the API has recovered, a retry of the charts completes the run with charts and report."""
     api.script(make_answer("down", status=503))
-    async with market(database_url, tmp_path, api, images={"url": api.url}) as found:
-        assert failed_charts(await found.done(**example()))["code"] == "TOO_FEW_IMAGES"
-        before = found.published()
-        assert (await found.manifest())[0] == []
+    async with run_market(database_url, tmp_path, api, images={"url": api.url}) as harness:
+        assert read_charts_error(await harness.run_to_end(**make_request()))["code"] == "TOO_FEW_IMAGES"
+        before = harness.list_published()
+        assert (await harness.read_manifest())[0] == []
         api.script(picture)
-        assert await found.operations.retry("r1", "tester", "charts") == ["charts", "report"]
-        run = await found.ended()
-        assert set(statuses(run).values()) == {"SUCCEEDED"}
+        assert await harness.operations.retry("r1", "tester", "charts") == ["charts", "report"]
+        run = await harness.wait_for_end()
+        assert set(read_statuses(run).values()) == {"SUCCEEDED"}
         assert run["steps"]["charts"]["error"] is None
-        assert await found.manifest() == (PICTURES, {})
-        after = found.published()
-        assert {path: one for path, one in after.items() if "/ohlcv/" in path} == {
-            path: one for path, one in before.items() if "/ohlcv/" in path
+        assert await harness.read_manifest() == (CHARTS, {})
+        after = harness.list_published()
+        assert {path: file for path, file in after.items() if "/ohlcv/" in path} == {
+            path: file for path, file in before.items() if "/ohlcv/" in path
         }
 
 
-async def test_charts_nobody_needs(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
-    """F7, F12: with `required: false` they are SKIPPED with error and manifest; the report goes without them."""
+async def test_optional_charts_are_skipped(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
+    """F7, F12: failed charts with `required: false` are SKIPPED with error and manifest; the report has none."""
     api.script(make_answer("down", status=503))
     without = {"inputs": {"charts": "${steps.charts.outputs.items or null}"}}
-    async with market(database_url, tmp_path, api, images={"url": api.url}) as found:
-        run = await found.done(**example(charts={"required": False}, report=without))
+    async with run_market(database_url, tmp_path, api, images={"url": api.url}) as harness:
+        run = await harness.run_to_end(**make_request(charts={"required": False}, report=without))
         assert run["status"] == "SUCCEEDED"
-        assert statuses(run) == {"ohlcv": "SUCCEEDED", "charts": "SKIPPED", "report": "SUCCEEDED"}
+        assert read_statuses(run) == {"ohlcv": "SUCCEEDED", "charts": "SKIPPED", "report": "SUCCEEDED"}
         charts = run["steps"]["charts"]
         assert charts["error"]["code"] == "TOO_FEW_IMAGES"
         assert charts["outputs"][MANIFEST_OUTPUT] == charts["artifacts"][0]["uri"]
-        assert b"## Charts" not in await found.artifact("report", "report.md")
+        assert b"## Charts" not in await harness.read_artifact("report", "report.md")
 
 
 BAD_CHARTS: list[Json] = [
@@ -286,181 +296,198 @@ BAD_CHARTS: list[Json] = [
 ]
 
 
-async def test_more_pictures_than_requested_are_refused(database_url: str, tmp_path: Path) -> None:
-    """F2, F12: 422 when the run is asked for, whatever else of the inputs is a reference; there is no run of it."""
-    async with opened(database_url, tmp_path) as found:
+async def test_invalid_chart_inputs_are_refused(database_url: str, tmp_path: Path) -> None:
+    """F2, F12: invalid inputs are refused with 422, also beside inputs that are references, and no run is created."""
+    async with open_market(database_url, tmp_path) as harness:
         for inputs in BAD_CHARTS:
-            with pytest.raises(Invalid) as told:
-                await found.create(**example(charts={"inputs": inputs}))
-            assert (told.value.code, told.value.status, told.value.details["step"]) == ("BAD_INPUTS", 422, "charts")
-        assert await found.create(**example())
+            with pytest.raises(Invalid) as refused:
+                await harness.create(**make_request(charts={"inputs": inputs}))
+            assert (refused.value.code, refused.value.status, refused.value.details["step"]) == (
+                "BAD_INPUTS",
+                422,
+                "charts",
+            )
+        assert await harness.create(**make_request())
 
 
-async def test_more_pictures_than_requested_by_reference(database_url: str, tmp_path: Path) -> None:
-    """F12: what is known only on the way fails the step with BAD_INPUTS, before any worker has it."""
-    async with market(database_url, tmp_path) as found:
-        written = example(charts={"inputs": {"minImages": "${scope.least}"}, "retry": {"maxAttempts": 3}})
-        run = await found.done(**{**written, "scope": {**written["scope"], "least": 4}})
-        error = failed_charts(run)
+async def test_invalid_chart_inputs_by_reference_fail_the_step(database_url: str, tmp_path: Path) -> None:
+    """F12: inputs that become invalid through a reference fail the step with BAD_INPUTS before a worker claims it."""
+    async with run_market(database_url, tmp_path) as harness:
+        request = make_request(charts={"inputs": {"minImages": "${scope.least}"}, "retry": {"maxAttempts": 3}})
+        run = await harness.run_to_end(**{**request, "scope": {**request["scope"], "least": 4}})
+        error = read_charts_error(run)
         assert (error["code"], run["steps"]["charts"]["attempts"]) == ("BAD_INPUTS", 0)
         assert "minImages: 4 is greater than the number of requests, 3" in error["message"]
-        fine = await found.done("r2", **{**written, "scope": {**written["scope"], "least": 3}})
-        assert fine["status"] == "SUCCEEDED"
+        valid = await harness.run_to_end("r2", **{**request, "scope": {**request["scope"], "least": 3}})
+        assert valid["status"] == "SUCCEEDED"
 
 
-Does = Callable[[FlowStep], Awaitable[Outputs]]
-ELSEWHERE = {MANIFEST_OUTPUT: "gs://elsewhere/manifest.json", "partial": False, "received": 3, "items": []}
+ChartWorker = Callable[[FlowStep], Awaitable[Outputs]]
+FALSE_OUTPUTS = {MANIFEST_OUTPUT: "gs://elsewhere/manifest.json", "partial": False, "received": 3, "items": []}
 
 
-def manifest_with(*came: str, **changed: Any) -> bytes:
-    told = {
-        "requested": [{"id": name} for name in PICTURES],
-        "items": [{"id": name, "name": f"{name}.png"} for name in came],
-        "failures": [{"id": name, "code": "LOST"} for name in PICTURES if name not in came],
+def encode_manifest(*rendered: str, **changes: Any) -> bytes:
+    manifest = {
+        "requested": [{"id": name} for name in CHARTS],
+        "items": [{"id": name, "name": f"{name}.png"} for name in rendered],
+        "failures": [{"id": name, "code": "LOST"} for name in CHARTS if name not in rendered],
     }
-    return orjson.dumps(told | changed)
+    return orjson.dumps(manifest | changes)
 
 
-def writing(files: Mapping[str, bytes], untold: str = "", invented: str = "") -> Does:
-    """A worker that writes *files*, and says all went well."""
+def make_writer(files: Mapping[str, bytes], unreported: str = "", invented: str = "") -> ChartWorker:
+    """Return a worker that writes *files* and always reports success."""
 
     async def chart(step: FlowStep) -> Outputs:
         for name, data in files.items():
             await step.write(name, data)
-        step.artifacts = [*(name for name in step.artifacts if name != untold), *([invented] if invented else [])]
-        return ELSEWHERE
+        step.artifacts = [*(name for name in step.artifacts if name != unreported), *([invented] if invented else [])]
+        return FALSE_OUTPUTS
 
     return chart
 
 
-TWO = {"days.png": PNG, "hours.png": PNG}
-LIES: dict[str, tuple[str, Does]] = {
-    "nothing": ("MANIFEST_MISSING", writing({})),
-    "no manifest": ("MANIFEST_MISSING", writing(TWO)),
-    "no JSON": ("MANIFEST_INVALID", writing({**TWO, MANIFEST: b"{"})),
-    "no object": ("MANIFEST_INVALID", writing({**TWO, MANIFEST: b"[]"})),
-    "too few": ("TOO_FEW_IMAGES", writing({**TWO, MANIFEST: manifest_with("days")})),
-    "none": ("TOO_FEW_IMAGES", writing({**TWO, MANIFEST: manifest_with()})),
-    "not written": ("ARTIFACT_MISSING", writing({"days.png": PNG, MANIFEST: manifest_with("days", "hours")})),
-    "not told of": ("ARTIFACT_MISSING", writing({**TWO, MANIFEST: manifest_with("days", "hours")}, "hours.png")),
-    "only told of": (
+TWO_CHARTS = {"days.png": PNG, "hours.png": PNG}
+FALSE_REPORTS: dict[str, tuple[str, ChartWorker]] = {
+    "nothing": ("MANIFEST_MISSING", make_writer({})),
+    "no manifest": ("MANIFEST_MISSING", make_writer(TWO_CHARTS)),
+    "no JSON": ("MANIFEST_INVALID", make_writer({**TWO_CHARTS, MANIFEST: b"{"})),
+    "no object": ("MANIFEST_INVALID", make_writer({**TWO_CHARTS, MANIFEST: b"[]"})),
+    "too few": ("TOO_FEW_IMAGES", make_writer({**TWO_CHARTS, MANIFEST: encode_manifest("days")})),
+    "none": ("TOO_FEW_IMAGES", make_writer({**TWO_CHARTS, MANIFEST: encode_manifest()})),
+    "not written": ("ARTIFACT_MISSING", make_writer({"days.png": PNG, MANIFEST: encode_manifest("days", "hours")})),
+    "not reported": (
         "ARTIFACT_MISSING",
-        writing({"days.png": PNG, MANIFEST: manifest_with("days", "hours")}, invented="hours.png"),
+        make_writer({**TWO_CHARTS, MANIFEST: encode_manifest("days", "hours")}, "hours.png"),
     ),
-    "one picture twice": (
+    "only reported": (
+        "ARTIFACT_MISSING",
+        make_writer({"days.png": PNG, MANIFEST: encode_manifest("days", "hours")}, invented="hours.png"),
+    ),
+    "one image twice": (
         "MANIFEST_INVALID",
-        writing({**TWO, MANIFEST: manifest_with(items=[{"id": name, "name": "days.png"} for name in PICTURES])}),
+        make_writer(
+            {**TWO_CHARTS, MANIFEST: encode_manifest(items=[{"id": name, "name": "days.png"} for name in CHARTS])}
+        ),
     ),
     "fewer requested": (
         "MANIFEST_INVALID",
-        writing({**TWO, MANIFEST: manifest_with("days", "hours", requested=[{"id": "days"}, {"id": "hours"}])}),
+        make_writer(
+            {**TWO_CHARTS, MANIFEST: encode_manifest("days", "hours", requested=[{"id": "days"}, {"id": "hours"}])}
+        ),
     ),
 }
 
 
-async def lying(step: FlowStep) -> Outputs:
-    return await LIES[step.scope["lie"]][1](step)
+async def report_falsely(step: FlowStep) -> Outputs:
+    return await FALSE_REPORTS[step.scope["case"]][1](step)
 
 
-async def test_a_worker_is_not_believed(database_url: str, tmp_path: Path) -> None:
-    """F12: a success that its manifest does not bear out is FAILED; what was written is there to find out why."""
-    runs = {f"r{n}": lie for n, lie in enumerate(LIES)}
-    async with market(database_url, tmp_path, handlers={CHART_EXPORT: lying}) as found:
-        for run_id, lie in runs.items():
-            await found.create(run_id, **{**example(), "scope": {"symbol": "TIDE", "theme": "dark", "lie": lie}})
-        for run_id, lie in runs.items():
-            run, code = await found.ended(run_id), LIES[lie][0]
-            assert failed_charts(run)["code"] == code, lie
+async def test_a_success_without_a_valid_manifest_fails(database_url: str, tmp_path: Path) -> None:
+    """F12: a success that contradicts its manifest is FAILED; the written files are published for diagnosis."""
+    runs = {f"r{n}": case for n, case in enumerate(FALSE_REPORTS)}
+    async with run_market(database_url, tmp_path, handlers={CHART_EXPORT: report_falsely}) as harness:
+        for run_id, case in runs.items():
+            await harness.create(
+                run_id, **{**make_request(), "scope": {"symbol": "TIDE", "theme": "dark", "case": case}}
+            )
+        for run_id, case in runs.items():
+            run, code = await harness.wait_for_end(run_id), FALSE_REPORTS[case][0]
+            assert read_charts_error(run)["code"] == code, case
             charts = run["steps"]["charts"]
             names = [chart["name"] for chart in charts["artifacts"]]
-            assert (MANIFEST in names) == (code != "MANIFEST_MISSING"), lie
-            uri = found.storage.uri(f"charts/{run_id}/charts/manifest.json") if MANIFEST in names else None
-            assert charts["outputs"].get(MANIFEST_OUTPUT) == uri, lie
-            assert all([await found.artifact("charts", name, run_id) for name in names])
+            assert (MANIFEST in names) == (code != "MANIFEST_MISSING"), case
+            uri = harness.storage.uri(f"charts/{run_id}/charts/manifest.json") if MANIFEST in names else None
+            assert charts["outputs"].get(MANIFEST_OUTPUT) == uri, case
+            assert all([await harness.read_artifact("charts", name, run_id) for name in names])
 
 
-async def test_a_worker_that_says_too_much_is_corrected(database_url: str, tmp_path: Path) -> None:
-    """F12: how many pictures came is what the manifest says; and a manifest that was written is published."""
-    files = {**TWO, MANIFEST: manifest_with("days", "hours")}
-    async with market(database_url, tmp_path, handlers={CHART_EXPORT: writing(files, untold=MANIFEST)}) as found:
-        charts = (await found.done(**example()))["steps"]["charts"]
+async def test_outputs_are_corrected_by_the_manifest(database_url: str, tmp_path: Path) -> None:
+    """F12: the outputs follow the manifest, and a manifest is published even if the worker does not report it."""
+    files = {**TWO_CHARTS, MANIFEST: encode_manifest("days", "hours")}
+    async with run_market(
+        database_url, tmp_path, handlers={CHART_EXPORT: make_writer(files, unreported=MANIFEST)}
+    ) as harness:
+        charts = (await harness.run_to_end(**make_request()))["steps"]["charts"]
         assert charts["status"] == "SUCCEEDED"
-        told = charts["outputs"]
-        assert (told["partial"], told["received"], told["requested"]) == (True, 2, 3)
-        assert told[MANIFEST_OUTPUT] == found.storage.uri("charts/r1/charts/manifest.json")
-        assert await found.manifest() == (["days", "hours"], {"four-hours": "LOST"})
+        outputs = charts["outputs"]
+        assert (outputs["partial"], outputs["received"], outputs["requested"]) == (True, 2, 3)
+        assert outputs[MANIFEST_OUTPUT] == harness.storage.uri("charts/r1/charts/manifest.json")
+        assert await harness.read_manifest() == (["days", "hours"], {"four-hours": "LOST"})
 
 
-async def fails(step: FlowStep) -> Outputs:
-    for name, data in {**TWO, MANIFEST: manifest_with("days", "hours")}.items():
+async def fail_with_manifest(step: FlowStep) -> Outputs:
+    for name, data in {**TWO_CHARTS, MANIFEST: encode_manifest("days", "hours")}.items():
         await step.write(name, data)
     raise StepFailed("OUT_OF_PAPER", "there is no paper", {"sheets": 0})
 
 
-async def breaks(step: FlowStep) -> Outputs:
-    await step.write(MANIFEST, manifest_with())
+async def crash_with_manifest(step: FlowStep) -> Outputs:
+    await step.write(MANIFEST, encode_manifest())
     raise RuntimeError("a bug")
 
 
-@pytest.mark.parametrize(("handler", "code"), [(fails, "OUT_OF_PAPER"), (breaks, "WORKER_ERROR")])
-async def test_a_worker_that_fails_leaves_its_manifest(
+@pytest.mark.parametrize(
+    ("handler", "code"), [(fail_with_manifest, "OUT_OF_PAPER"), (crash_with_manifest, "WORKER_ERROR")]
+)
+async def test_a_failed_attempt_publishes_its_manifest(
     database_url: str, tmp_path: Path, handler: Handler, code: str
 ) -> None:
-    """F12: who says FAILED is believed, whatever the manifest holds; it is published, and pointed at."""
-    async with market(database_url, tmp_path, handlers={CHART_EXPORT: handler}) as found:
-        run = await found.done(**example())
-        assert failed_charts(run)["code"] == code
-        uri = found.storage.uri("charts/r1/charts/manifest.json")
+    """F12: a reported failure is accepted whatever the manifest says; the manifest is published and in the outputs."""
+    async with run_market(database_url, tmp_path, handlers={CHART_EXPORT: handler}) as harness:
+        run = await harness.run_to_end(**make_request())
+        assert read_charts_error(run)["code"] == code
+        uri = harness.storage.uri("charts/r1/charts/manifest.json")
         assert run["steps"]["charts"]["outputs"] == {MANIFEST_OUTPUT: uri}
-        assert len((await found.manifest())[1]) in (1, 3)
+        assert len((await harness.read_manifest())[1]) in (1, 3)
 
 
-async def test_charts_that_take_too_long_leave_their_manifest(
+async def test_timed_out_charts_publish_their_manifest(
     api: ScriptedMarketServer, database_url: str, tmp_path: Path
 ) -> None:
-    """F12: an attempt stopped by its `timeout` is FAILED; of each picture the manifest tells whether it came."""
+    """F12: an attempt stopped by its `timeout` is FAILED; the manifest lists rendered and missing charts."""
     api.script(never_answer, chart="hours")
-    async with market(database_url, tmp_path, api, images={"url": api.url}) as found:
-        run = await found.done(**example(charts={"timeout": 0.5}))
-        assert failed_charts(run)["code"] == "STEP_TIMEOUT"
-        items, failures = await found.manifest()
-        assert (failures["hours"], sorted([*items, *failures])) == ("STOPPED", PICTURES)
+    async with run_market(database_url, tmp_path, api, images={"url": api.url}) as harness:
+        run = await harness.run_to_end(**make_request(charts={"timeout": 0.5}))
+        assert read_charts_error(run)["code"] == "STEP_TIMEOUT"
+        items, failures = await harness.read_manifest()
+        assert (failures["hours"], sorted([*items, *failures])) == ("STOPPED", CHARTS)
 
 
-async def test_a_lie_is_worth_another_attempt(database_url: str, tmp_path: Path) -> None:
-    """F10, F12: with `retry` the next attempt may be honest; nothing of the first one is published."""
-    honest, liar = workers().handlers[CHART_EXPORT], writing({"days.png": b"first"})
+async def test_a_rejected_success_is_retried(database_url: str, tmp_path: Path) -> None:
+    """F10, F12: a success that is rejected is retried with `retry`; no file of the first attempt is published."""
+    honest, dishonest = make_workers().handlers[CHART_EXPORT], make_writer({"days.png": b"first"})
 
     async def chart(step: FlowStep) -> Outputs:
-        told: Outputs = await (liar(step) if step.attempt == 1 else honest(step))  # type: ignore[misc]
-        return told
+        outputs: Outputs = await (dishonest(step) if step.attempt == 1 else honest(step))  # type: ignore[misc]
+        return outputs
 
-    async with market(database_url, tmp_path, handlers={CHART_EXPORT: chart}) as found:
-        run = await found.done(**example(charts={"retry": {"maxAttempts": 2, "backoff": 0}}))
+    async with run_market(database_url, tmp_path, handlers={CHART_EXPORT: chart}) as harness:
+        run = await harness.run_to_end(**make_request(charts={"retry": {"maxAttempts": 2, "backoff": 0}}))
         assert (run["status"], run["steps"]["charts"]["attempts"]) == ("SUCCEEDED", 2)
-        assert found.published().keys() == LEFT
+        assert harness.list_published().keys() == PUBLISHED_PATHS
 
 
 async def test_a_model_writes_the_report(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
-    """F13: an OpenAI-compatible endpoint is given the figures, and what it writes stands above them."""
+    """F13: an OpenAI-compatible endpoint receives the figures, and its text precedes them in the report."""
     api.script(make_completion("It rose, with a pause in spring."))
-    async with market(database_url, tmp_path, api, llm={"url": api.url, "model": "small-1"}) as found:
-        run = await found.done(**example(report={"inputs": {"instructions": "Be brief."}}))
+    async with run_market(database_url, tmp_path, api, llm={"url": api.url, "model": "small-1"}) as harness:
+        run = await harness.run_to_end(**make_request(report={"inputs": {"instructions": "Be brief."}}))
         assert (run["status"], run["steps"]["report"]["outputs"]["writer"]) == ("SUCCEEDED", "small-1")
-        report = (await found.artifact("report", "report.md")).decode()
+        report = (await harness.read_artifact("report", "report.md")).decode()
     assert report.startswith("# TIDE, market report\n\nIt rose, with a pause in spring.\n\n_Written by small-1._")
     assert report.count("![") == 3
-    [path], [asked], [headers] = api.paths, api.bodies, api.headers
+    [path], [body], [headers] = api.paths, api.bodies, api.headers
     assert (path, headers["Authorization"]) == ("/v1/chat/completions", f"Bearer {TOKEN}")
-    content = asked["messages"][1]["content"]
+    content = body["messages"][1]["content"]
     figures = orjson.loads(content.removeprefix("Be brief."))
     candles = parse_candles("TIDE")
-    assert [each["timeframe"] for each in figures["timeframes"]] == ["1h", "4h", "1d"]
-    assert {each["high"] for each in figures["timeframes"]} == {max(each[1] for each in candles)}
+    assert [row["timeframe"] for row in figures["timeframes"]] == ["1h", "4h", "1d"]
+    assert {row["high"] for row in figures["timeframes"]} == {max(candle[1] for candle in candles)}
 
 
 @pytest.mark.parametrize(
-    ("trouble", "code", "attempts"),
+    ("answer", "code", "attempts"),
     [
         (never_answer, "LLM_TIMEOUT", 2),
         (make_answer(f"overloaded, {TOKEN}", status=503), "LLM_UNAVAILABLE", 2),
@@ -471,135 +498,135 @@ async def test_a_model_writes_the_report(api: ScriptedMarketServer, database_url
         (make_answer(f"{TOKEN} may not ask that", status=400), "LLM_REFUSED", 1),
     ],
 )
-async def test_a_model_that_fails_the_report(
+async def test_failures_of_a_model_fail_the_report(
     api: ScriptedMarketServer,
     database_url: str,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
-    trouble: Answer,
+    answer: Answer,
     code: str,
     attempts: int,
 ) -> None:
-    """F10, F13: each failure has its code, and is tried again where that may help; the token is never told."""
-    api.script(trouble)
-    again = {"retry": {"maxAttempts": 2, "backoff": 0}}
-    patience = 0.1 if trouble is never_answer else 30
-    async with market(database_url, tmp_path, api, llm={"url": api.url, "timeout": patience}) as found:
-        run = await found.done(**example(report=again))
+    """F10, F13: each failure has its code, temporary failures are retried, and the token is never published."""
+    api.script(answer)
+    retry = {"retry": {"maxAttempts": 2, "backoff": 0}}
+    timeout = 0.1 if answer is never_answer else 30
+    async with run_market(database_url, tmp_path, api, llm={"url": api.url, "timeout": timeout}) as harness:
+        run = await harness.run_to_end(**make_request(report=retry))
         report = run["steps"]["report"]
         assert (run["status"], report["status"], report["error"]["code"]) == ("FAILED", "FAILED", code)
         assert (report["attempts"], report["artifacts"]) == (attempts, [])
         assert run["reason"] == "step report failed"
-        assert statuses(run) == {"ohlcv": "SUCCEEDED", "charts": "SUCCEEDED", "report": "FAILED"}
-        assert TOKEN.encode() not in await found.all_told()
+        assert read_statuses(run) == {"ohlcv": "SUCCEEDED", "charts": "SUCCEEDED", "report": "FAILED"}
+        assert TOKEN.encode() not in await harness.read_all()
     assert all(headers["Authorization"] == f"Bearer {TOKEN}" for headers in api.headers)
     assert TOKEN not in "".join(capfd.readouterr())
 
 
-async def test_a_model_that_recovers_between_attempts(
-    api: ScriptedMarketServer, database_url: str, tmp_path: Path
-) -> None:
-    """F10: an attempt that came to nothing is followed by one that succeeds; its log tells of both."""
+async def test_a_model_recovers_between_attempts(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
+    """F10: a failed attempt is followed by a successful one; the history has the reason of the failure."""
     busy = make_answer("busy", status=503)
     api.script(busy, busy, busy, make_completion("All is well."))
-    async with market(database_url, tmp_path, api, llm={"url": api.url}) as found:
-        run = await found.done(**example(report={"retry": {"maxAttempts": 2, "backoff": 0}}))
+    async with run_market(database_url, tmp_path, api, llm={"url": api.url}) as harness:
+        run = await harness.run_to_end(**make_request(report={"retry": {"maxAttempts": 2, "backoff": 0}}))
         report = run["steps"]["report"]
         assert (run["status"], report["attempts"], report["error"]) == ("SUCCEEDED", 2, None)
-        assert b"All is well." in await found.artifact("report", "report.md")
-        moves = (await found.views.read_history("r1", (0, 0), 100)).moves
+        assert b"All is well." in await harness.read_artifact("report", "report.md")
+        moves = (await harness.views.read_history("r1", (0, 0), 100)).moves
         assert [move.reason for move in moves if (move.source, move.target) == ("RUNNING", "READY")] == [
             f"LLM_UNAVAILABLE: {api.url}/chat/completions answered with status 503: busy"
         ]
 
 
-async def test_a_model_that_repeats_the_token(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
-    """F13: whatever it make_completion, the report does not hold the secret it was asked with."""
+async def test_the_token_is_removed_from_the_report(
+    api: ScriptedMarketServer, database_url: str, tmp_path: Path
+) -> None:
+    """F13: a token that the model repeats is not in the report."""
     api.script(make_completion(f"You are {TOKEN}, and prices rose."))
-    async with market(database_url, tmp_path, api, llm={"url": api.url}) as found:
-        assert (await found.done(**example()))["status"] == "SUCCEEDED"
-        assert TOKEN.encode() not in await found.all_told()
-        assert b"and prices rose." in await found.artifact("report", "report.md")
+    async with run_market(database_url, tmp_path, api, llm={"url": api.url}) as harness:
+        assert (await harness.run_to_end(**make_request()))["status"] == "SUCCEEDED"
+        assert TOKEN.encode() not in await harness.read_all()
+        assert b"and prices rose." in await harness.read_artifact("report", "report.md")
 
 
-class Held:
-    """A picture that comes when it is let go."""
+class DelayedImage:
+    """An image answer that is sent when the test releases it."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self.asked, self.let_go = asyncio.Event(), asyncio.Event()
+        self.requested, self.released = asyncio.Event(), asyncio.Event()
 
     async def __call__(self, server: ScriptedMarketServer) -> web.StreamResponse:
-        self.asked.set()
-        await self.let_go.wait()
+        self.requested.set()
+        await self.released.wait()
         return await make_answer(self._data)(server)
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_who_lost_the_lease_cannot_publish(
+async def test_a_worker_without_lease_cannot_publish(
     api: ScriptedMarketServer, database_url: str, tmp_path: Path, clock: ManualClock, is_late: bool
 ) -> None:
-    """F6, F11: a worker that goes on after its lease, until before or after the winner's end, changes nothing."""
-    slow, slow_hours, quick = Held(PNG + b"slow"), Held(PNG), Held(PNG)
-    slow_hours.let_go.set()
+    """F6, F11: a worker that continues after its lease changes nothing, whether or not the next worker has finished."""
+    slow, slow_hours, quick = DelayedImage(PNG + b"slow"), DelayedImage(PNG), DelayedImage(PNG)
+    slow_hours.released.set()
     api.script(slow, make_answer(PNG + b"quick"), chart="days")
     api.script(slow_hours, quick, chart="hours")
     section: Json = {"images": {"url": api.url}}
-    async with opened(database_url, tmp_path, clock=clock, **section) as found, AsyncExitStack() as winner:
-        async with found.worked_by(workers(api, **section), "slow", at_once=1):
-            await found.create(**example())
-            await slow.asked.wait()
-            await slow_hours.asked.wait()  # otherwise this request could come after the winner's and be held instead
+    async with open_market(database_url, tmp_path, clock=clock, **section) as harness, AsyncExitStack() as winner:
+        async with harness.run_worker(make_workers(api, **section), "slow", concurrency=1):
+            await harness.create(**make_request())
+            await slow.requested.wait()
+            await slow_hours.requested.wait()  # otherwise the delayed answer could go to the winner's request
             clock.advance(LEASE + SECOND)
-            assert await found.engine.reap() == 1
-            await winner.enter_async_context(found.worked_by(workers(api, **section), "quick"))
-            await quick.asked.wait()
-            await becomes(lambda: found.has_written(PNG + b"quick"), "the winner has its days")
+            assert await harness.engine.reap() == 1
+            await winner.enter_async_context(harness.run_worker(make_workers(api, **section), "quick"))
+            await quick.requested.wait()
+            await becomes(lambda: harness.has_written(PNG + b"quick"), "the winner has written its chart of days")
             if is_late:
-                quick.let_go.set()
-                await found.ended()
-            before = found.published(), await found.views.read_run("r1")
-            slow.let_go.set()
-        assert (found.published(), await found.views.read_run("r1")) == before
-        quick.let_go.set()
-        run = await found.ended()
+                quick.released.set()
+                await harness.wait_for_end()
+            before = harness.list_published(), await harness.views.read_run("r1")
+            slow.released.set()
+        assert (harness.list_published(), await harness.views.read_run("r1")) == before
+        quick.released.set()
+        run = await harness.wait_for_end()
         charts = run["steps"]["charts"]
         assert (run["status"], charts["worker"], charts["attempts"]) == ("SUCCEEDED", "quick", 2)
-        assert await found.artifact("charts", "days.png") == PNG + b"quick"
-        assert await found.manifest() == (PICTURES, {})
-        kept = {chart["name"]: chart["sha256"] for chart in charts["artifacts"]}
-        assert kept["days.png"] == hashlib.sha256(PNG + b"quick").hexdigest()
+        assert await harness.read_artifact("charts", "days.png") == PNG + b"quick"
+        assert await harness.read_manifest() == (CHARTS, {})
+        checksums = {chart["name"]: chart["sha256"] for chart in charts["artifacts"]}
+        assert checksums["days.png"] == hashlib.sha256(PNG + b"quick").hexdigest()
     assert len(api.bodies) == 6
 
 
 @pytest.mark.full
-def test_the_example_as_a_user_runs_it(database_url: str, tmp_path: Path) -> None:
-    """F13, F18: `penstock up` with the example's configuration: the run is asked for, seen and fetched over HTTP.
+def test_the_example_runs_with_penstock_up(database_url: str, tmp_path: Path) -> None:
+    """F13, F18: `penstock up` runs the example; a client creates a run, reads it, and fetches its artifacts over HTTP.
 
-    Who watches when the server stops is told to its end, and not waited for.
+    A shutdown of the server closes open event streams properly and does not wait for their clients.
     """
     shutil.copytree(EXAMPLE, tmp_path / "examples" / "market-report")
-    asked = {"runId": "tide-1", "flow": FLOW, "scope": {"symbol": "TIDE", "theme": "dark"}}
+    request = {"runId": "tide-1", "flow": FLOW, "scope": {"symbol": "TIDE", "theme": "dark"}}
     env = {"PENSTOCK__DATABASE__URL": database_url}
     with (
         Up(tmp_path, "--config", "examples/market-report/penstock.yaml", env=env) as up,
         httpx.Client(base_url=up.api) as http,
     ):
-        assert http.post("/api/v1/flow_runs", json=asked).status_code == 201
+        assert http.post("/api/v1/flow_runs", json=request).status_code == 201
         until(lambda: http.get("/api/v1/flow_runs/tide-1").json()["status"] in ("SUCCEEDED", "FAILED"), "it ends")
         run = http.get("/api/v1/flow_runs/tide-1").json()
-        assert (run["status"], set(statuses(run).values())) == ("SUCCEEDED", {"SUCCEEDED"})
+        assert (run["status"], set(read_statuses(run).values())) == ("SUCCEEDED", {"SUCCEEDED"})
         for artifact in run["steps"]["charts"]["artifacts"]:
-            got = http.get(f"/api/v1/flow_runs/tide-1/steps/charts/artifacts/{artifact['name']}")
-            assert (got.status_code, len(got.content)) == (200, artifact["size"])
-            assert hashlib.sha256(got.content).hexdigest() == artifact["sha256"]
+            response = http.get(f"/api/v1/flow_runs/tide-1/steps/charts/artifacts/{artifact['name']}")
+            assert (response.status_code, len(response.content)) == (200, artifact["size"])
+            assert hashlib.sha256(response.content).hexdigest() == artifact["sha256"]
         assert http.get("/api/v1/flow_runs/tide-1/steps/charts/artifacts/days.svg").text.startswith("<svg ")
-        assert http.post("/api/v1/flow_runs", json=asked).status_code == 200
-        wrong = http.post("/api/v1/flow_runs", json=example(charts={"inputs": {"minImages": 4}}))
-        assert (wrong.status_code, wrong.json()["code"]) == (422, "BAD_INPUTS")
+        assert http.post("/api/v1/flow_runs", json=request).status_code == 200
+        invalid = http.post("/api/v1/flow_runs", json=make_request(charts={"inputs": {"minImages": 4}}))
+        assert (invalid.status_code, invalid.json()["code"]) == (422, "BAD_INPUTS")
         refused = http.post("/api/v1/flow_runs/tide-1/steps/charts/retry")
         assert (refused.status_code, refused.json()["code"]) == (409, "CANNOT_RETRY")
-        with http.stream("GET", "/api/v1/flow_runs/events") as watched:
+        with http.stream("GET", "/api/v1/flow_runs/events") as stream:
             assert up.stop() == 0
-            assert watched.read() is not None  # to a proper end: it was not broken off
+            assert stream.read() is not None  # a broken connection would raise
     assert "Traceback" not in up.log_file.read_text()
