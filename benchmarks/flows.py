@@ -79,10 +79,10 @@ def conclusions(figures: Sequence[Figure], sizes: Sizes) -> list[str]:
             times = ratio(figures, _name(workload, US), _name(workload, who))
             if times is not None:
                 wanted = WANTED.get(workload.what) if who == DBOS else None
-                text.append(f"{workload.name}: {times:.1f} times {who}" + (f" (wanted: {wanted})" if wanted else ""))
+                text.append(f"{workload.name}: {times:.1f} times {who}" + (f" (target: {wanted})" if wanted else ""))
     measurements = next(workload for workload in sizes.workloads if workload.what == ONE)
     latency = [figure.median for figure in figures if figure.bench.name == _name(measurements, US, P50)]
-    text += [f"finish to start, p50 of 1 chain: {ms:.2f} ms (wanted: at most {_WANTED_MS})" for ms in latency]
+    text += [f"finish to start, p50 of 1 chain: {ms:.2f} ms (target: at most {_WANTED_MS})" for ms in latency]
     return text
 
 

@@ -113,7 +113,7 @@ def _ratio(figures: Sequence[Figure], ours: str, theirs: str, wanted: str) -> li
     rates, by_time = ratio(figures, ours, theirs), ratio(figures, ours + BY_TIME, theirs + BY_TIME)
     if rates is None or by_time is None:
         return []
-    aim = f" (wanted {wanted})" if wanted else ""
+    aim = f" (target: {wanted})" if wanted else ""
     return [f"{rates:.2f}×{BY_TIME} {by_time:.2f}×{aim}: {ours} / {theirs.rpartition(': ')[2]}"]
 
 
