@@ -1,4 +1,4 @@
-"""The workers of docs/flows.md work as they are written."""
+"""The workers in docs/flows.md work as documented."""
 
 import asyncio
 import json
@@ -21,25 +21,23 @@ from tests.support.wait import becomes
 ADDRESS = "http://127.0.0.1:8080"
 
 
-async def test_the_requests_of_a_worker_are_answered_so(harness: FlowsHarness) -> None:
-    """F17: each curl of docs/flows.md gives what is written below it."""
+async def test_documented_requests_have_the_documented_responses(harness: FlowsHarness) -> None:
+    """F17: each curl command in docs/flows.md has the documented response."""
     if shutil.which("curl") is None:
         require("curl")
-    (block,) = [one for one in blocks("console") if "flow_steps/claim" in one]
+    (block,) = [block for block in blocks("console") if "flow_steps/claim" in block]
     async with on_a_port(harness) as address:
         for command, expected in re.findall(r"^\$ (curl .*?)\n(\{.*?\})$", block, re.DOTALL | re.MULTILINE):
             process = await asyncio.create_subprocess_shell(
                 command.replace(ADDRESS, address), stdout=asyncio.subprocess.PIPE
             )
-            told, _ = await process.communicate()
-            assert _timeless(told.decode()) == _timeless(expected)
+            output, _ = await process.communicate()
+            assert remove_times(output.decode()) == remove_times(expected)
     assert await harness.statuses("card-1") == {"greet": "SUCCEEDED"}
 
 
-async def test_the_worker_of_the_document_works(
-    harness: FlowsHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F17: what docs/flows.md has for a worker in Python does its steps."""
+async def test_documented_python_worker(harness: FlowsHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F17: the Python worker in docs/flows.md executes its steps."""
     monkeypatch.setattr(registered, "handlers", {})
     (tmp_path / "greeter.py").write_text(blocks("python")[1])
     load_module(str(tmp_path / "greeter.py"))
@@ -47,13 +45,13 @@ async def test_the_worker_of_the_document_works(
     workers.add(registered)
     async with on_a_port(harness) as address:
         working = asyncio.create_task(serve(workers, stop, url=address))
-        await _greeted(harness)
+        await run_greetings(harness)
         stop.set()
         await working
 
 
-async def test_the_worker_in_node_works(harness: FlowsHarness, tmp_path: Path) -> None:
-    """F17: what docs/flows.md has for a worker in another language does its steps."""
+async def test_documented_node_worker(harness: FlowsHarness, tmp_path: Path) -> None:
+    """F17: the worker in another language in docs/flows.md executes its steps."""
     if shutil.which("node") is None:
         require("node")
     (program,) = blocks("js")
@@ -62,24 +60,24 @@ async def test_the_worker_in_node_works(harness: FlowsHarness, tmp_path: Path) -
         environment = {**os.environ, "PENSTOCK_URL": address}
         process = await asyncio.create_subprocess_exec("node", str(tmp_path / "worker.mjs"), env=environment)
         try:
-            await _greeted(harness)
+            await run_greetings(harness)
         finally:
             process.kill()
             await process.wait()
 
 
-async def _greeted(harness: FlowsHarness) -> None:
-    """Two runs: one whose step is done, and one whose step cannot be."""
-    for run_id, name in (("ada", "world"), ("nobody", "")):
+async def run_greetings(harness: FlowsHarness) -> None:
+    """Create two runs: one whose step succeeds, and one whose step fails."""
+    for run_id, name in (("ada", "world"), ("unnamed", "")):
         await harness.create({"greet": {"kind": "GREET", "inputs": {"name": name}}}, run_id)
 
     async def ended() -> bool:
-        return [(await harness.run(run_id))["status"] for run_id in ("ada", "nobody")] == ["SUCCEEDED", "FAILED"]
+        return [(await harness.run(run_id))["status"] for run_id in ("ada", "unnamed")] == ["SUCCEEDED", "FAILED"]
 
     await becomes(ended, "both runs have ended")
     assert (await harness.run("ada"))["steps"]["greet"]["outputs"] == {"greeting": "hello world"}
-    assert (await harness.run("nobody"))["steps"]["greet"]["error"]["code"] == "NAME_EMPTY"
+    assert (await harness.run("unnamed"))["steps"]["greet"]["error"]["code"] == "NAME_EMPTY"
 
 
-def _timeless(answer: str) -> Any:
+def remove_times(answer: str) -> Any:
     return json.loads(re.sub(r'"leaseUntil":"[^"]*"', '"leaseUntil":null', answer))

@@ -1,4 +1,4 @@
-"""Many flows at once, and wide ones: all end, and what is done for a step does not grow with those beside it."""
+"""Many flows at a time, and wide flows: all end, and the cost of a step does not depend on the other steps."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -36,36 +36,36 @@ workers = Workers()
 
 
 @workers.worker("work")
-async def nothing(step: FlowStep) -> Mapping[str, Any]:
+async def noop(step: FlowStep) -> Mapping[str, Any]:
     return {"list": list(range(step.inputs["count"]))} if "count" in step.inputs else {"v": 1}
 
 
 class StatementCount:
-    """How many statements were sent."""
+    """The number of statements that were sent."""
 
     statements = 0
 
 
 @contextmanager
-def counted() -> Iterator[StatementCount]:
-    found = StatementCount()
+def count_statements() -> Iterator[StatementCount]:
+    counter = StatementCount()
     with pytest.MonkeyPatch.context() as patched:
         for name in ("execute", "fetch", "fetchrow", "fetchval"):
-            patched.setattr(asyncpg.Connection, name, _counting(getattr(asyncpg.Connection, name), found))
-        yield found
+            patched.setattr(asyncpg.Connection, name, _wrap(getattr(asyncpg.Connection, name), counter))
+        yield counter
 
 
-def _counting(act: Any, found: StatementCount) -> Any:
-    async def acting(*args: Any, **told: Any) -> Any:
-        found.statements += 1
-        return await act(*args, **told)
+def _wrap(method: Any, counter: StatementCount) -> Any:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        counter.statements += 1
+        return await method(*args, **kwargs)
 
-    return acting
+    return call
 
 
 @asynccontextmanager
-async def working(url: str, folder: Path) -> AsyncIterator[FlowEngine]:
-    """An engine and one who works for it, who has done a few small runs: plans are kept that fit those."""
+async def running_engine(url: str, folder: Path) -> AsyncIterator[FlowEngine]:
+    """Yield an engine with a worker that has completed small runs: the plans are those of small tables."""
     storage, section = FolderStorage(folder), FlowsSection(lease=LEASE)
     async with (
         Database.open(url, prefers_indexes=True) as db,
@@ -77,16 +77,16 @@ async def working(url: str, folder: Path) -> AsyncIterator[FlowEngine]:
         async with worker.run():
             for shape in WIDE.values():
                 for _ in range(8):
-                    await made(engine, shape(3))
-                await ended(engine)
+                    await create_run(engine, shape(3))
+                await wait_for_end(engine)
             yield engine
 
 
-async def made(engine: FlowEngine, steps: Mapping[str, Any]) -> None:
+async def create_run(engine: FlowEngine, steps: Mapping[str, Any]) -> None:
     await engine.create(RunRequest.model_validate({"steps": steps}), "tester")
 
 
-async def ended(engine: FlowEngine) -> None:
+async def wait_for_end(engine: FlowEngine) -> None:
     async def is_over() -> bool:
         return not await engine.db.fetchval(UNENDED)
 
@@ -96,55 +96,55 @@ async def ended(engine: FlowEngine) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
-async def test_many_flows_at_once(database_url: str, tmp_path: Path, campaign: Campaign) -> None:
-    """F3, F4: all of two thousand end, however they come together."""
+async def test_many_concurrent_flows(database_url: str, tmp_path: Path, campaign: Campaign) -> None:
+    """F3, F4: all of two thousand runs end."""
     count = campaign.rounds = examples(200, soak=2_000)
-    async with working(database_url, tmp_path) as engine:
-        with counted() as found:
+    async with running_engine(database_url, tmp_path) as engine:
+        with count_statements() as counter:
             async with asyncio.TaskGroup() as group:
                 for _ in range(count):
-                    group.create_task(made(engine, DIAMOND))
-            await ended(engine)
+                    group.create_task(create_run(engine, DIAMOND))
+            await wait_for_end(engine)
         await check_consistency(engine.db)
-    assert found.statements / (count * len(DIAMOND)) < 8
+    assert counter.statements / (count * len(DIAMOND)) < 8
 
 
 def fan(width: int) -> dict[str, Any]:
-    """Many steps between one and one."""
+    """Return parallel steps between a first and a last step."""
     sides = {f"s{n}": work("first") for n in range(width)}
     return {"first": work(), **sides, "last": work(*sides)}
 
 
-def looked_at(width: int) -> dict[str, Any]:
-    """The same, each with inputs that refer to the first."""
+def evaluated_fan(width: int) -> dict[str, Any]:
+    """Return the same, with inputs that refer to the first step."""
     sides = {f"s{n}": work("first", inputs={"v": "${steps.first.outputs.v}"}) for n in range(width)}
     return {"first": work(), **sides, "last": work(*sides)}
 
 
-def spread(width: int) -> dict[str, Any]:
-    """As many items of one map."""
+def wide_map(width: int) -> dict[str, Any]:
+    """Return a map with many items."""
     over = map_step("${steps.first.outputs.list}", "first")
     return {"first": work(inputs={"count": width}), "each": over, "last": work("each")}
 
 
 def many_maps(width: int) -> dict[str, Any]:
-    """Many maps with three items each."""
+    """Return many maps with three items each."""
     return {f"m{n}": map_step([1, 2, 3]) for n in range(-(-width // 4))}
 
 
 Shape = Callable[[int], dict[str, Any]]
-WIDE: dict[str, Shape] = {"fan": fan, "looked at": looked_at, "map": spread, "many maps": many_maps}
+WIDE: dict[str, Shape] = {"fan": fan, "looked at": evaluated_fan, "map": wide_map, "many maps": many_maps}
 
 
 @pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
 @pytest.mark.parametrize("name", WIDE)
-async def test_a_wide_flow_costs_no_more_for_a_step(name: str, database_url: str, tmp_path: Path) -> None:
-    """F3, F14: for four times as many steps beside it, a step takes no more statements, and reads no more rows."""
+async def test_width_does_not_change_the_cost_of_a_step(name: str, database_url: str, tmp_path: Path) -> None:
+    """F3, F14: with four times as many steps, a step takes no more statements, and reads no more rows."""
     width = examples(240, soak=10_000)
-    narrow = await cost(database_url, tmp_path, WIDE[name], width // 4)
-    wide = await cost(database_url, tmp_path, WIDE[name], width)
+    narrow = await measure(database_url, tmp_path, WIDE[name], width // 4)
+    wide = await measure(database_url, tmp_path, WIDE[name], width)
     assert wide[0] < 6
     assert wide[0] <= narrow[0] * 1.5 + 1
     assert wide[1] <= narrow[1] * 1.5 + 10
@@ -152,22 +152,22 @@ async def test_a_wide_flow_costs_no_more_for_a_step(name: str, database_url: str
         await check_consistency(db)
 
 
-async def cost(url: str, folder: Path, shape: Shape, width: int) -> tuple[float, float]:
-    """Statements and rows read for a step."""
-    before = await rows_read(url)
-    async with working(url, folder):
+async def measure(url: str, folder: Path, shape: Shape, width: int) -> tuple[float, float]:
+    """Return the statements and the read rows per step."""
+    before = await read_row_count(url)
+    async with running_engine(url, folder):
         pass
-    small_ones = await rows_read(url) - before
-    async with working(url, folder) as engine:
-        with counted() as found:
-            await made(engine, shape(width))
-            await ended(engine)
-    read = await rows_read(url) - before - 2 * small_ones
-    return found.statements / width, read / width
+    small_ones = await read_row_count(url) - before
+    async with running_engine(url, folder) as engine:
+        with count_statements() as counter:
+            await create_run(engine, shape(width))
+            await wait_for_end(engine)
+    read = await read_row_count(url) - before - 2 * small_ones
+    return counter.statements / width, read / width
 
 
-async def rows_read(url: str) -> int:
-    """What all sessions read that are gone by now."""
+async def read_row_count(url: str) -> int:
+    """Return the rows that all ended sessions have read."""
     async with Database.open(url, size=1) as db:
 
         async def is_alone() -> bool:

@@ -1,4 +1,4 @@
-"""F12, F17: a kind of a user's module is checked as the built-in ones are: by its inputs and by its document."""
+"""F12, F17: kinds of a user's module are checked like the built-in kinds: by their inputs and by their document."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,14 +36,14 @@ DRAIN = timedelta(seconds=5)
 
 @pytest.fixture
 async def harness(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsHarness]:
-    """The API of flows, whose configuration names the module."""
+    """Yield the API of flows, with the module in its configuration."""
     async with flows_harness(database_url, tmp_path, modules=[MODULE]) as opened:
         yield opened
 
 
 @pytest.fixture(params=["beside the database", "over HTTP"])
 async def exporting(request: pytest.FixtureRequest, harness: FlowsHarness, url: str) -> AsyncIterator[FlowsHarness]:
-    """The same, with the worker of the module."""
+    """Yield the same, with the worker of the module."""
     async with AsyncExitStack() as stack:
         if request.param == "over HTTP":
             await stack.enter_async_context(sdk.run_worker(workers, url=url, drain=DRAIN))
@@ -54,53 +54,53 @@ async def exporting(request: pytest.FixtureRequest, harness: FlowsHarness, url: 
         yield harness
 
 
-async def exported(harness: FlowsHarness, run_id: str, **inputs: Any) -> Json:
-    """The step, once its run has ended."""
+async def run_export(harness: FlowsHarness, run_id: str, **inputs: Any) -> Json:
+    """Return the step after the end of its run."""
     await harness.create({"export": {"kind": KIND, "inputs": inputs}}, run_id)
     step: Json = (await harness.wait_for_end(run_id))["steps"]["export"]
     return step
 
 
-async def test_a_users_kind_is_judged_by_its_document(exporting: FlowsHarness) -> None:
+async def test_success_is_checked_by_its_document(exporting: FlowsHarness) -> None:
     """F12: a success of a kind with `check_report` is accepted or refused by its document, not by its outputs."""
     uri = exporting.storage.uri(f"runs/good/export/{RECEIPT}")
     for run_id, forgets in (("good", False), ("forgot", True)):
-        step = await exported(exporting, run_id, rows=3, receipt='{"rows": 3}', forgets=forgets)
+        step = await run_export(exporting, run_id, rows=3, receipt='{"rows": 3}', forgets=forgets)
         assert (step["status"], step["error"]) == ("SUCCEEDED", None)
         assert step["outputs"] == {"rows": 3, RECEIPT_OUTPUT: uri.replace("good", run_id)}
-        assert [one["name"] for one in step["artifacts"]] == [RECEIPT]
-    wrong = await exported(exporting, "wrong", rows=3, receipt='{"rows": 2}')
+        assert [artifact["name"] for artifact in step["artifacts"]] == [RECEIPT]
+    wrong = await run_export(exporting, "wrong", rows=3, receipt='{"rows": 2}')
     assert (wrong["status"], wrong["error"]["code"]) == ("FAILED", "RECEIPT_DIFFERS")
     assert wrong["error"]["details"] == [RECEIPT]
-    assert [one["name"] for one in wrong["artifacts"]] == [RECEIPT]
-    missing = await exported(exporting, "missing", rows=3)
+    assert [artifact["name"] for artifact in wrong["artifacts"]] == [RECEIPT]
+    missing = await run_export(exporting, "missing", rows=3)
     assert (missing["status"], missing["error"]["code"]) == ("FAILED", "RECEIPT_MISSING")
     assert RECEIPT_OUTPUT not in (missing["outputs"] or {})
 
 
-async def test_a_check_that_crashes_fails_the_step(exporting: FlowsHarness) -> None:
+async def test_crashed_check_fails_the_step(exporting: FlowsHarness) -> None:
     """F12: an error inside a user's check ends its own step with WORKER_ERROR; the document is published."""
-    step = await exported(exporting, "r1", rows=3, receipt="{}")
+    step = await run_export(exporting, "r1", rows=3, receipt="{}")
     assert (step["status"], step["error"]["code"]) == ("FAILED", "WORKER_ERROR")
     assert "KeyError" in step["error"]["message"]
-    assert [one["name"] for one in step["artifacts"]] == [RECEIPT]
+    assert [artifact["name"] for artifact in step["artifacts"]] == [RECEIPT]
 
 
-async def test_the_inputs_of_a_users_kind_are_checked(harness: FlowsHarness) -> None:
+async def test_inputs_of_user_kinds_are_checked(harness: FlowsHarness) -> None:
     """F2, F17: a run with inputs that `check_inputs` refuses is not created."""
     steps = {"export": {"kind": KIND, "inputs": {"receipt": "{}"}}}
     problem = await harness.post_refused(422, "BAD_INPUTS", "/flow_runs", runId="r1", steps=steps)
     assert "inputs.rows" in problem["detail"]
 
 
-async def test_a_check_of_inputs_that_crashes_is_named(harness: FlowsHarness) -> None:
+async def test_crashed_input_check_is_named(harness: FlowsHarness) -> None:
     """F2, F17: an error inside `check_inputs` refuses the run with BAD_INPUTS, the kind and the error."""
     steps = {"export": {"kind": KIND, "inputs": {"rows": "three"}}}
     problem = await harness.post_refused(422, "BAD_INPUTS", "/flow_runs", runId="r1", steps=steps)
     assert f"step 'export', inputs: the input check of kind '{KIND}' crashed: TypeError: " in problem["detail"]
 
 
-async def test_a_module_makes_workers_of_its_context(database_url: str, tmp_path: Path) -> None:
+async def test_make_workers_receives_the_context(database_url: str, tmp_path: Path) -> None:
     """F17: `make_workers` receives the section, the query and the clock of the process; its worker executes a step."""
     section = FlowsSection(modules=[counting_kind.__name__], lease=LEASE)
     clock, storage = ManualClock(), FolderStorage(tmp_path)
@@ -109,8 +109,8 @@ async def test_a_module_makes_workers_of_its_context(database_url: str, tmp_path
         platform = await stack.enter_async_context(open_engine(db, storage, section, Telemetry()))
         await stack.enter_async_context(run_flows(platform, Workers(), queries=db, drain=DRAIN))
         with pytest.raises(Invalid, match=r"inputs\.status: is missing"):
-            await platform.engine.create(counting(), "tester")
-        await platform.engine.create(counting(status="RUNNING"), "tester")
+            await platform.engine.create(count_request(), "tester")
+        await platform.engine.create(count_request(status="RUNNING"), "tester")
         views = FlowViews(db, platform.catalogue)
 
         async def has_ended() -> bool:
@@ -121,7 +121,7 @@ async def test_a_module_makes_workers_of_its_context(database_url: str, tmp_path
     assert outputs == {"runs": 1, "at": clock.now().isoformat(), "lease": LEASE.total_seconds()}
 
 
-async def test_a_remote_worker_makes_workers_too(database_url: str, tmp_path: Path) -> None:
+async def test_remote_worker_calls_make_workers(database_url: str, tmp_path: Path) -> None:
     """F17: `penstock work flows --url` executes the kinds of `make_workers`, without a database to query."""
     modules = [counting_kind.__name__]
     settings = Settings.model_validate({"flows": {"modules": modules}, "server": {"port": 0}})
@@ -135,6 +135,6 @@ async def test_a_remote_worker_makes_workers_too(database_url: str, tmp_path: Pa
     assert (run["status"], run["steps"]["count"]["outputs"]["runs"]) == ("SUCCEEDED", None)
 
 
-def counting(**inputs: Any) -> RunRequest:
+def count_request(**inputs: Any) -> RunRequest:
     steps = {"count": {"kind": counting_kind.KIND, "inputs": inputs}}
     return RunRequest.model_validate({"runId": "r1", "steps": steps})

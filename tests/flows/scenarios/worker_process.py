@@ -1,7 +1,7 @@
-"""A process that works on flows until it is killed or told to stop, and what it can do.
+"""A process that executes steps until it is killed or stopped, and its handlers.
 
-Whatever is done leaves a line in a file all processes share, written as the last act of its handler: who reads it knows
-of every attempt that got so far. `penstock up` does the same steps when it is given this module.
+Each handler appends a line to a file that all processes share, as its last action: the file has every attempt that got
+so far. `penstock up` executes the same steps with this module in its configuration.
 """
 
 import asyncio
@@ -66,14 +66,14 @@ class FlowWorkerProcess(CrashingProcess):
 
 @workers.worker("noop")
 async def noop(step: FlowStep) -> Mapping[str, Any]:
-    """Only say who did it."""
-    return _done(step)
+    """Return the token of the attempt."""
+    return make_outputs(step)
 
 
 @workers.worker("list")
 async def give_list(step: FlowStep) -> Mapping[str, Any]:
-    """Give as many items as are asked for."""
-    return {**_done(step), "list": list(range(step.inputs["count"]))}
+    """Return a list with the requested number of items."""
+    return {**make_outputs(step), "list": list(range(step.inputs["count"]))}
 
 
 @workers.worker("flaky")
@@ -81,41 +81,41 @@ async def fail_at_first(step: FlowStep) -> Mapping[str, Any]:
     """Succeed after some failures, or never."""
     if step.attempt <= step.inputs["failures"]:
         raise StepFailed("FLAKY", f"attempt {step.attempt}")
-    return _done(step)
+    return make_outputs(step)
 
 
 @workers.worker("leave")
 async def leave_artifact(step: FlowStep) -> Mapping[str, Any]:
-    """Leave an artifact that tells who wrote it; first look whether what the step before left is whole."""
+    """Write an artifact with the token of the attempt; first check the artifact of the step before."""
     if before := step.inputs.get("after"):
         assert (await step.read(before["step"], ARTIFACT)).decode() == before["token"]
-    outputs = _done(step, note=False)
+    outputs = make_outputs(step, is_recorded=False)
     await step.write(ARTIFACT, outputs["token"])
-    return _noted(step, outputs)
+    return record_attempt(step, outputs)
 
 
 @workers.worker("wait")
 async def wait_for_file(step: FlowStep) -> Mapping[str, Any]:
-    """Be under way until a file appears."""
+    """Run until a file exists."""
     Path(f"{step.inputs['file']}.started").touch()
-    await becomes(_is_there(Path(step.inputs["file"])), "the file", within=FOREVER)
-    return _done(step)
+    await becomes(exists_check(Path(step.inputs["file"])), "the file", within=FOREVER)
+    return make_outputs(step)
 
 
-def _is_there(file: Path) -> Any:
+def exists_check(file: Path) -> Any:
     async def is_there() -> bool:
         return file.exists()
 
     return is_there
 
 
-def _done(step: FlowStep, *, note: bool = True) -> dict[str, Any]:
-    """What tells this doing of the step from every other."""
+def make_outputs(step: FlowStep, *, is_recorded: bool = True) -> dict[str, Any]:
+    """Return outputs that identify the attempt."""
     outputs = {"fence": step.fence, "token": uuid4().hex}
-    return _noted(step, outputs) if note else outputs
+    return record_attempt(step, outputs) if is_recorded else outputs
 
 
-def _noted(step: FlowStep, outputs: dict[str, Any]) -> dict[str, Any]:
+def record_attempt(step: FlowStep, outputs: dict[str, Any]) -> dict[str, Any]:
     line = f"{step.run_id} {step.step_id} {step.fence} {outputs['token']}\n"
     file = os.open(os.environ[DONE], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
@@ -128,7 +128,7 @@ def _noted(step: FlowStep, outputs: dict[str, Any]) -> dict[str, Any]:
 def _run(place: WorkerSetup) -> None:
     os.environ[DONE] = str(place.done)
     redirect_output(place.folder / "workers.log")
-    for module in (reports, maintenance):  # as with the lease: nobody here takes longer and lives
+    for module in (reports, maintenance):  # short, like the lease: a process that takes longer has died
         vars(module)["PUBLISH_TIMEOUT"] = _SECOND
     asyncio.run(_work(place))
 
@@ -141,8 +141,8 @@ async def _work(place: WorkerSetup) -> None:
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(Database.open(place.url, prefers_indexes=True))
         engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, {}, section))
-        for name, chore, every in FlowMaintenance(engine, catalogue, storage).periodic_tasks():
-            await stack.enter_async_context(run_periodically(name, chore, min(every, _SECOND)))
+        for name, task, every in FlowMaintenance(engine, catalogue, storage).periodic_tasks():
+            await stack.enter_async_context(run_periodically(name, task, min(every, _SECOND)))
         worker = StepWorker(
             LocalWorkSource(engine, storage),
             workers,
