@@ -80,7 +80,7 @@ class FlowMaintenance:
                 await self._engine.finish_sealed((row["run"], row["n"]))
             except PenstockError as error:  # one failure must not delay the other steps
                 name = {"run": row["run_id"], "step": row["step_id"]}
-                _log.warning("flow_artifacts_unpublished", **name, code=error.code, error=error.message)
+                _log.warning("flow_publication_failed", **name, code=error.code, error=error.message)
 
     async def repair(self) -> int:
         """F3: repair inconsistent runs after a crash; return their number."""
@@ -142,7 +142,7 @@ class FlowMaintenance:
             except Transient:
                 raise
             except (PenstockError, ValueError) as error:  # one failure must not delay the other sub-runs
-                _log.error("flow_sub_run_unreported", run=row["run_id"], error=str(error))
+                _log.error("flow_sub_run_report_failed", run=row["run_id"], error=str(error))
 
     async def _settle_sub_run(self, row: asyncpg.Record) -> None:
         if FlowRunStatus(row["status"]) in RUN.groups["ended"]:

@@ -96,7 +96,7 @@ def _check_work(step_id: str, part: str, work: WorkSpec, kind_checks: KindChecks
         except Invalid as error:
             raise Invalid("BAD_INPUTS", error.message, hint=error.hint, **error.details) from None
         except Exception as error:  # the check may be code of a user
-            structlog.get_logger().exception("input_check_crashed", part="flows", kind=work.kind, step=step_id)
+            structlog.get_logger().exception("flow_input_check_crashed", kind=work.kind, step=step_id)
             problem = f"the input check of kind {work.kind!r} crashed: {type(error).__name__}: {error}"
             raise Invalid("BAD_INPUTS", problem, hint="`check_inputs` must raise Invalid for wrong inputs") from error
 
