@@ -68,7 +68,7 @@ async def test_dictionary_is_published_once(
     refdata: RefdataHarness, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """F14: with several chunks, and workers that die between them, the versions are the same."""
-    monkeypatch.setattr(contract, "_ITEM_ROOM", 70)  # bytes: two items
+    monkeypatch.setattr(contract, "_ITEMS_LIMIT", 70)  # bytes: two items
     worker = refdata_worker(RefdataAdapter(refdata.refdata))
     async with running_step(worker, make_publish_step(items=make_items(5), mode=mode)):
         await wait_for_commands(refdata)
