@@ -35,7 +35,7 @@ from penstock.tracking.contract import StageStatus as ShardStatus
 from penstock.tracking.model import ShardRow
 from penstock.tracking.service import Tracking
 
-_ORIGIN = "diag/asked_by.json"  # a file of an ingest run that names the step that started it
+_ORIGIN = "diag/requester.json"  # a file of an ingest run that names the step that started it
 _SEARCH_LIMIT = 20  # latest runs of a supplier among which the run of a step is searched
 
 
@@ -144,31 +144,31 @@ class IngestAdapter:
         return (ledger.load(self._tree, supplier).last_run or {}).get("run_id")
 
     def run(
-        self, supplier: str, asked_by: str, after: str | None, should_stop: Callable[[], bool]
+        self, supplier: str, requester: str, after: str | None, should_stop: Callable[[], bool]
     ) -> IngestOutputs | None:
-        if published := self._find_published(supplier, asked_by):
+        if published := self._find_published(supplier, requester):
             results = self._workspace.deliver(supplier)  # the earlier run may have been killed before it delivered
             log_deliveries(supplier, {target: result.as_dict() for target, result in results.items()})
             return published
-        hooks = RunHooks(should_stop=should_stop, on_step=self._make_marker(supplier, asked_by))
+        hooks = RunHooks(should_stop=should_stop, on_step=self._make_marker(supplier, requester))
         outcome = self._workspace.run(supplier, hooks, waits=True)
         log_outcome(outcome.as_dict())
         if outcome.manifest is not None:
             return _make_outputs(outcome.manifest.as_dict())
         # The run of a killed attempt may have been completed now, or it failed and removed the file from the inbox.
-        for outputs in self._find_runs(supplier, asked_by):
+        for outputs in self._find_runs(supplier, requester):
             if outputs.failure_code != FailureCode.INTERRUPTED:
                 return outputs
         last = self.last(supplier)
         return self._read_outputs(last) if last is not None and last != after else None
 
-    def _find_published(self, supplier: str, asked_by: str) -> IngestOutputs | None:
-        return next((run for run in self._find_runs(supplier, asked_by) if run.status == IngestRunStatus.PASS), None)
+    def _find_published(self, supplier: str, requester: str) -> IngestOutputs | None:
+        return next((run for run in self._find_runs(supplier, requester) if run.status == IngestRunStatus.PASS), None)
 
-    def _find_runs(self, supplier: str, asked_by: str) -> Iterator[IngestOutputs]:
-        """Yield the ended runs that the step *asked_by* started, the latest first."""
+    def _find_runs(self, supplier: str, requester: str) -> Iterator[IngestOutputs]:
+        """Yield the ended runs that the step *requester* started, the latest first."""
         for run_id in sorted(self._tree.list_runs(supplier), reverse=True)[:_SEARCH_LIMIT]:
-            if parse_document(self._tree.read(paths.run(run_id, _ORIGIN))).get("asked_by") == asked_by and (
+            if parse_document(self._tree.read(paths.run(run_id, _ORIGIN))).get("requester") == requester and (
                 run := self._read_outputs(run_id)
             ):
                 yield run
@@ -177,11 +177,11 @@ class IngestAdapter:
         manifest = parse_document(self._tree.read(paths.run(run_id, paths.MANIFEST)))
         return _make_outputs(manifest) if manifest else None
 
-    def _make_marker(self, supplier: str, asked_by: str) -> Callable[[PublishStep], None]:
+    def _make_marker(self, supplier: str, requester: str) -> Callable[[PublishStep], None]:
         def on_step(step: PublishStep) -> None:
             run_id = ledger.load(self._tree, supplier).running if step is PublishStep.STARTED else None
             if run_id is not None:
-                self._tree.write(paths.run(run_id, _ORIGIN), encode_document({"asked_by": asked_by}))
+                self._tree.write(paths.run(run_id, _ORIGIN), encode_document({"requester": requester}))
 
         return on_step
 

@@ -67,7 +67,7 @@ def test_large_state_is_sent_in_several_chunks(
     harness: IngestHarness, dictionary: Dictionary, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I23: a state in many commands is one version; an empty state is one command."""
-    monkeypatch.setattr(contract, "_ITEM_ROOM", 1_000)
+    monkeypatch.setattr(contract, "_ITEMS_LIMIT", 1_000)
     harness.configure({**KEYED, "targets": [dictionary.target], "allow_empty_snapshot": True, "min_fact_count": 0})
     harness.publish(snapshot({f"k{number}": number for number in range(100)}))
     assert statuses(deliver()) == {dictionary.name: "DELIVERED"}
