@@ -13,6 +13,7 @@ import asyncpg
 import httpx
 import pytest
 
+from penstock import __version__
 from penstock.kernel.tasks.periodic import run_periodically
 from tests.deploy.upgrade import upgrade_versions
 from tests.deploy.upgrade.test_migrations import recorded
@@ -80,7 +81,7 @@ async def test_the_other_parts_are_shared_by_two_versions(
                 async with client.tracking(old):  # all the while the newer one changes the tables
                     new = await asyncio.to_thread(stack.enter_context, up(following, tmp_path))
                     await client.more_of_it()
-                assert await client.versions(old, new) == [None, NEXT]
+                assert await client.versions(old, new) == [__version__, NEXT]
                 await shares_rows(client, old, new)
                 await shares_steps(client, tmp_path, old, new)
                 await shares_partitions(client, url, source, old, new)
@@ -95,7 +96,7 @@ async def test_the_other_parts_are_shared_by_two_versions(
 async def test_the_older_program_tells_of_the_newer_schema(
     before: Version, following: Version, postgres_url: str, tmp_path: Path
 ) -> None:
-    """R27: it names what it does not know, needs nothing, waits for nothing, and changes nothing."""
+    """R27: it names the unknown migrations, waits for nothing, and changes nothing."""
     async with fresh_database(postgres_url) as url:
         write_config(tmp_path, {"database": {"url": url}})
         waits = ("db", "wait", "--timeout", "0.5", "--json")
@@ -114,7 +115,7 @@ async def test_the_older_program_tells_of_the_newer_schema(
         for command in (waits, ("doctor", "--json")):
             done = await asyncio.to_thread(penstock_here, *command, cwd=tmp_path)
             assert done.code == 0, done
-        assert "of a newer release: " in done.out
+        assert "a newer release" in done.out
 
 
 def since_the_first_release() -> list[str]:
@@ -126,10 +127,10 @@ def since_the_first_release() -> list[str]:
 @pytest.mark.full
 def test_the_older_program_refuses_settings_it_does_not_know(before: Version, tmp_path: Path) -> None:
     """R27: why a setting is set after the upgrade, and taken out before the way back."""
-    write_config(tmp_path, {"server": {"drain_delay": 1}})
+    write_config(tmp_path, {"server": {"setting_of_next": 1}})
     done = before.run("db", "migrate", "--dry-run", folder=tmp_path)
     assert done.code == 3
-    assert "server.drain_delay" in done.err
+    assert "server.setting_of_next" in done.err
 
 
 class UpgradeClient(httpx.AsyncClient):
@@ -142,7 +143,7 @@ class UpgradeClient(httpx.AsyncClient):
         self._errors: list[str] = []
 
     async def ask(self, role: VersionRole, path: str, body: Any) -> Any:
-        """What was prepared before a table changed is refused to one who asks, who asks again."""
+        """Return the response; a statement that was prepared before a table changed fails once, and is sent again."""
         answer = await self.post(f"{role.api}{path}", json=body)
         if answer.status_code == 503 and "cached statement" in answer.text:
             self.refused.append(path)
@@ -151,16 +152,16 @@ class UpgradeClient(httpx.AsyncClient):
         return answer.json()
 
     async def versions(self, *roles: VersionRole) -> list[str | None]:
-        """As the metrics have it; the version before did not tell."""
+        """Return the versions in the metrics of *roles*."""
         pages = [(await self.get(f"{role.api}/actuator/prometheus")).text for role in roles]
         found = [[line for line in page.splitlines() if line.startswith("penstock_build_info{")] for page in pages]
         return [lines[0].partition('version="')[2].partition('"')[0] if lines else None for lines in found]
 
     @asynccontextmanager
     async def tracking(self, role: VersionRole) -> AsyncIterator[None]:
-        """Files are registered, claimed and reported meanwhile."""
+        """Register, claim and report files meanwhile."""
 
-        async def one_more() -> None:
+        async def track_file() -> None:
             try:
                 await self.register(role, f"alone{self._rounds}", [0])
                 assert len(await self.work(role, "alone")) == 1
@@ -168,7 +169,7 @@ class UpgradeClient(httpx.AsyncClient):
             except (AssertionError, httpx.HTTPError) as error:
                 self._errors.append(str(error))
 
-        async with run_periodically("tracking", one_more, timedelta(milliseconds=50)):
+        async with run_periodically("tracking", track_file, timedelta(milliseconds=50)):
             await self.more_of_it()
             yield
             await self.more_of_it()

@@ -23,7 +23,7 @@ from tests.support.require import require
 from tests.support.wait import until
 
 ROOT = Path(__file__).parents[3]
-BEFORE = "8cc9bf2130456fbd9f9cb08892c9ebec2ac9a91b"  # the last commit before there was a guide to upgrades
+BEFORE = "a47b3b3b0c4f808ad48a6369f20ac2b11ec7c44f"  # the first version with the names of the first release
 NEXT = "99.0.0"
 PARTS = ("kernel", "tracking", "refdata", "ingest", "harvest", "flows")
 _LAUNCHER = Path(__file__).with_name("upgrade_launcher.py")
