@@ -14,7 +14,7 @@ from benchmarks.servers import processor_seconds
 from benchmarks.session import Session
 from benchmarks.wrk import make_generator
 from penstock.app.parts import open_refdata
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 
@@ -76,7 +76,7 @@ class Place:
 
     async def url(self) -> str:
         if not self._url:
-            opened = embedded_postgres(self._postgres, settings={"max_connections": "400"})
+            opened = run_embedded_postgres(self._postgres, settings={"max_connections": "400"})
             self._url = await self._stack.enter_async_context(opened)
         return self._url
 

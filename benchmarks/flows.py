@@ -18,7 +18,7 @@ from benchmarks.harness import Bench, Figure, Group, Measure, Shared, ratio
 from benchmarks.harvest_place import fresh_database
 from benchmarks.peers import flows_env
 from benchmarks.session import Session
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 
 OURS = peers.HERE.parent / "flows_ours.py"
 US, DBOS, PREFECT, RESTATE = "Penstock", "DBOS", "Prefect", "Restate"
@@ -60,7 +60,7 @@ class Sizes:
 @asynccontextmanager
 async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
     """Open every workload for each contender that can run here."""
-    async with embedded_postgres(session.postgres) as url:
+    async with run_embedded_postgres(session.postgres) as url:
         asked = await _askable(session, url)
         yield [
             bench

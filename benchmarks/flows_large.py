@@ -21,7 +21,7 @@ from penstock.flows.definition.spec import RunRequest
 from penstock.flows.model import ClaimedStep, Prefetch, StepReport
 from penstock.flows.runtime import FlowsPlatform
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 
 STEPS, CHUNK, BATCH = 10, 10_000, 100
 WORKER = "benchmark"
@@ -68,7 +68,7 @@ class Sizes:
 async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
     """Open fans of both breadths, and claims and new runs in both tables."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(session.postgres))
+        url = await stack.enter_async_context(run_embedded_postgres(session.postgres))
         found = [
             Bench(_fan(breadth, how), "steps", partial(_run_fan, url, FANS[how], breadth))
             for how in sizes.fans

@@ -34,7 +34,7 @@ from penstock.flows.model import ClaimedStep, StepReport
 from penstock.flows.runtime import FlowsPlatform
 from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
-from penstock.kernel.ids import worker_name
+from penstock.kernel.ids import make_worker_name
 from penstock.kernel.telemetry.telemetry import Telemetry, configure_logging
 from penstock.settings import Settings
 
@@ -86,7 +86,7 @@ async def working(platform: FlowsPlatform, concurrency: int) -> AsyncIterator[Ti
         flows_defined.workers,
         platform.telemetry,
         platform.metrics,
-        name=worker_name("benchmark"),
+        name=make_worker_name("benchmark"),
         concurrency=concurrency,
         lease_for=platform.section.lease,
     )

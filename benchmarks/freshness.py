@@ -32,7 +32,7 @@ from benchmarks.session import Session
 from benchmarks.simulated_pods import HEARD, HELD
 from benchmarks.wrk import SECONDS
 from penstock.app.parts import open_refdata
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.tasks.wait import cancel_and_wait
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.messages import build_command_message
@@ -104,7 +104,7 @@ async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
     """Open a few whole pods at many deltas a second, and the loaders of many at fewer."""
     program = session.require_tool("redis-server")
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(session.postgres, settings=POSTGRES))
+        url = await stack.enter_async_context(run_embedded_postgres(session.postgres, settings=POSTGRES))
         print(f"filling {sizes.whole.items:,} items", file=sys.stderr)
         await fill(url, sizes.large, sizes.small)
         redis = await stack.enter_async_context(redis_peer(program, core=None))

@@ -21,7 +21,7 @@ from benchmarks.session import Session
 from penstock.harvest.config import PartitionsSection
 from penstock.harvest.model import PartitionKind, PartitionRange
 from penstock.harvest.plan.heatmap import make_heatmap
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 
 # What dlt's performance guide recommends, as far as it made dlt faster here.
 DLT = {
@@ -92,7 +92,7 @@ async def place(session: Session, records: int) -> AsyncIterator[Place]:
     """Start the source and PostgreSQL, and yield both."""
     program = ("-m", "penstock.cli.main", "harvest", "source", "--port", "0", "--json")
     async with AsyncExitStack() as stack:
-        postgres = await stack.enter_async_context(embedded_postgres(session.postgres))
+        postgres = await stack.enter_async_context(run_embedded_postgres(session.postgres))
         source = await stack.enter_async_context(served(*program, "--records", str(records), "--seed", str(SEED)))
         yield Place(source, postgres, session.folder, records, await _ranges(source))
 

@@ -10,7 +10,7 @@ from benchmarks.peers.ingest_facts import SUPPLIER, measured
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
-from penstock.kernel.telemetry.build import code_commit
+from penstock.kernel.telemetry.build import find_code_commit
 
 CONFIG = """
 min_fact_count: 1
@@ -41,5 +41,5 @@ def ingest(source: Path, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    code_commit()  # asks git, which is no part of the work
+    find_code_commit()  # asks git, which is no part of the work
     measured(ingest)

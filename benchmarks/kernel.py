@@ -19,7 +19,7 @@ from penstock.kernel.bus import Bus, BusMessage, Subscription
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.machine import StateMachine, Transition
 from penstock.kernel.tasks.outcome import Done
 from penstock.tracking.lease import Lease, LeaseReport
@@ -81,7 +81,7 @@ CREATE INDEX bench_held ON bench (lease_until) WHERE status = 'held';
 async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
     """Open everything to measure, on a PostgreSQL of its own with its usual, durable settings."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(session.postgres))
+        url = await stack.enter_async_context(run_embedded_postgres(session.postgres))
         db = await stack.enter_async_context(Database.open(url))
         await migrate.migrate(db, migrate.load("penstock.kernel"))
         found = [

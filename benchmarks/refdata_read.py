@@ -28,7 +28,7 @@ from benchmarks.pods import Dictionaries, Pod, fill, query_api, settings_for
 from benchmarks.servers import SERVER_CORE, Served, pin, started
 from benchmarks.session import Session
 from benchmarks.wrk import SECONDS, make_generator
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 
 WANTED_TPS = 2_000_000
 MOST_P99_MS = 25
@@ -77,7 +77,7 @@ class Sizes:
 async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
     """Open reads, memory and starts; a server is started when it is first needed."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(session.postgres))
+        url = await stack.enter_async_context(run_embedded_postgres(session.postgres))
         print(f"filling {sizes.items:,} items and {sizes.many**2:,}", file=sys.stderr)
         await fill(url, sizes.large, sizes.small)
         house = _House(url, session, sizes, stack)

@@ -23,7 +23,7 @@ from benchmarks.kernel import KAFKA
 from benchmarks.servers import served
 from benchmarks.session import Session
 from penstock.app.parts import open_refdata
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.tasks.wait import wait_event
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.client import RefdataClient
@@ -80,7 +80,7 @@ class Sizes:
 async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
     """Open deltas, snapshots and latencies, on each bus there is."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(session.postgres))
+        url = await stack.enter_async_context(run_embedded_postgres(session.postgres))
         found: list[Bench] = []
         for name, kafka in _buses(session).items():
             settings = _settings(url, kafka)
@@ -155,10 +155,10 @@ async def _through(platform: RefdataPlatform, events: Sequence[CommandEvent]) ->
     async with run_apply(platform), run_relay(platform):
         began = perf_counter()
         await _publish(platform, events)
-        while await platform.bus.backlog(topic):
-            await wait_event(platform.refdata.notifier.next_event(COMMITS), 0.05)
+        while await platform.bus.count_backlog(topic):
+            await wait_event(platform.refdata.notifier.get_next_event(COMMITS), 0.05)
         while await platform.db.fetchval("SELECT EXISTS (SELECT FROM outbox_event WHERE NOT published)"):
-            await wait_event(platform.refdata.notifier.next_event(COMMITS), 0.02)
+            await wait_event(platform.refdata.notifier.get_next_event(COMMITS), 0.02)
         return perf_counter() - began
 
 

@@ -21,7 +21,7 @@ from benchmarks.session import Session
 from penstock.app.schema import tracking_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.tracking import maintenance
@@ -72,7 +72,7 @@ Drain = Callable[[int, int], Awaitable[None]]
 async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
     """Open drains by batch size, ours and the peer's, on one server."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(session.postgres))
+        url = await stack.enter_async_context(run_embedded_postgres(session.postgres))
         db, tracking = await stack.enter_async_context(_tracking(url))
         client = await stack.enter_async_context(_served(url))
         python = await peers.environment("pgqueuer", *peers.PGQUEUER) if session.has_peers("PgQueuer") else None
@@ -87,7 +87,7 @@ async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
 async def large_benches(session: Session, sizes: LargeSizes) -> AsyncIterator[list[Bench]]:
     """Open the same drain and the summary, on an empty table and on one with many finished rows."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(session.postgres))
+        url = await stack.enter_async_context(run_embedded_postgres(session.postgres))
         found: list[Bench] = []
         for name, finished in (("an empty table", 0), (f"{sizes.finished:,} rows", sizes.finished)):
             own = await _database(url, f"pipeline_{finished}")

@@ -19,7 +19,7 @@ from drills.faults import Fault
 from drills.target import Target
 from penstock.app.schema import platform_migrations
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.db.migrate import migrate
 from penstock.kernel.errors import Invalid, TimedOut, Transient
 from penstock.settings import Settings
@@ -151,7 +151,7 @@ async def embedded(setup: Setup, logs: Path) -> AsyncIterator[Target]:
         folder = _create_folder(stack, None)
         memory = _create_folder(stack, _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
         postgres = Postgres(folder / "postgres")
-        url = await stack.enter_async_context(embedded_postgres(postgres.folder))
+        url = await stack.enter_async_context(run_embedded_postgres(postgres.folder))
         config = folder / "penstock.yaml"
         config.write_text(json.dumps(setup.settings(url, memory, folder / "data")))  # JSON is YAML too
         async with Database.open(url, size=1) as db:

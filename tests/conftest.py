@@ -93,7 +93,7 @@ class _SharedPostgres:
             binaries = embedded.PostgresBinaries(Path(folder), embedded.read_major(Path(folder) / "postgres"))
             embedded.find_binaries = lambda: binaries
         try:
-            async with embedded.embedded_postgres(self._folder.path, settings=SETTINGS) as url:
+            async with embedded.run_embedded_postgres(self._folder.path, settings=SETTINGS) as url:
                 await make_template(url)
                 self.url = url
                 self._started.set()

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.kernel.db.locks import advisory_key
+from penstock.kernel.db.locks import compute_advisory_key
 from tests.services.postgres import fresh_database
 from tests.support.processes import Up, penstock
 from tests.support.wait import until
@@ -98,11 +98,11 @@ Holder = Callable[[Path], "subprocess.Popen[bytes]"]
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.telemetry.telemetry import configure_logging
 configure_logging("ERROR", "json")
 async def main():
-    async with embedded_postgres(Path(sys.argv[1])):
+    async with run_embedded_postgres(Path(sys.argv[1])):
         print("held", file=sys.stderr, flush=True)  # the log goes to standard output
         await asyncio.to_thread(sys.stdin.read)
 asyncio.run(main())
@@ -281,7 +281,7 @@ class MigrationLock:
 
     def __enter__(self) -> None:
         self._connection = self._run(asyncpg.connect(self._url))
-        self._run(self._connection.execute("SELECT pg_advisory_lock($1)", advisory_key("penstock.migrate")))
+        self._run(self._connection.execute("SELECT pg_advisory_lock($1)", compute_advisory_key("penstock.migrate")))
 
     def __exit__(self, *_: object) -> None:
         self._run(self._connection.close())

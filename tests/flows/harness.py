@@ -21,7 +21,7 @@ from penstock.flows.maintenance import FlowMaintenance
 from penstock.flows.runtime import open_engine
 from penstock.kernel.clock import Clock
 from penstock.kernel.db.database import Database
-from penstock.kernel.http.app import services_of
+from penstock.kernel.http.app import get_services
 from penstock.kernel.http.auth import Authenticator, NoAuthenticator
 from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.storage.folder import FolderStorage
@@ -115,7 +115,7 @@ async def flows_harness(
         app = make_app("Flows", web, LivenessPulse({}, needs=[]))
         for part in (runs, steps):
             app.include_router(part.routes)
-        services = services_of(app)
+        services = get_services(app)
         services.add(FlowEngine, platform.engine)
         services.add(RunOperations, platform.operations)
         services.add(FlowViews, FlowViews(db, platform.catalogue))

@@ -13,7 +13,7 @@ from penstock.cli.main import app
 from penstock.flows import status
 from penstock.flows.api.queries import FlowViews
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.http.app import services_of
+from penstock.kernel.http.app import get_services
 from penstock.kernel.status import StatusIssue
 from tests.flows.harness import FlowsHarness, flows_harness
 
@@ -34,7 +34,7 @@ async def harness(database_url: str, tmp_path: Path, clock: ManualClock) -> Asyn
 
 async def list_issues(harness: FlowsHarness) -> list[StatusIssue]:
     """Return the issues; check that each command of a hint is valid for the command line."""
-    issues = list((await status.report_status(services_of(harness.app).get(FlowViews))).issues)
+    issues = list((await status.report_status(get_services(harness.app).get(FlowViews))).issues)
     for issue in issues:
         for command in re.findall(r"penstock ((?:flow|work) [^;]+)", issue.hint or ""):
             result = CliRunner().invoke(app, [*shlex.split(command), "--help"])
@@ -105,5 +105,5 @@ async def test_missing_folder_is_an_issue(harness: FlowsHarness, tmp_path: Path,
 async def test_summary_counts_runs_and_steps(harness: FlowsHarness) -> None:
     """F18: the summary has the number of active runs and of waiting steps."""
     await harness.create({"a": {"kind": "work"}, "b": {"kind": "work"}, "c": {"kind": "work", "dependsOn": ["a"]}})
-    report = await status.report_status(services_of(harness.app).get(FlowViews))
+    report = await status.report_status(get_services(harness.app).get(FlowViews))
     assert report.summary == "1 active run, 2 steps waiting for a worker"

@@ -12,7 +12,7 @@ from penstock.harvest.api import routes as harvest_api
 from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.service import Harvest
 from penstock.harvest.simulator.faults import Faults
-from penstock.kernel.http.app import services_of
+from penstock.kernel.http.app import get_services
 from penstock.kernel.http.auth import make_authenticator
 from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.telemetry.telemetry import Telemetry
@@ -74,7 +74,7 @@ async def open_client(
         "test", PublicApis(settings, telemetry, make_authenticator(settings.auth)), LivenessPulse({}, needs=[])
     )
     app.include_router(harvest_api.routes)
-    services = services_of(app)
+    services = get_services(app)
     services.add(Harvest, stepper.harvest)
     services.add(HarvestViews, HarvestViews(stepper.db, stepper.storage, stepper.section))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -382,7 +382,7 @@ class HarvestHarness:
     async def dead_letters(self) -> list[DeadLetter]:
         """Return the dead letters of runs of this database."""
         run_ids = {str(row["run_id"]) for row in await self.db.fetch("SELECT run_id FROM harvest_plan")}
-        letters = [letter for topic in TOPICS for letter in await self.platform.bus.dead_letters(topic)]
+        letters = [letter for topic in TOPICS for letter in await self.platform.bus.read_dead_letters(topic)]
         return [letter for letter in letters if json.loads(letter.message.value)["runId"] in run_ids]
 
     async def handle_messages(self, topic: str, handle: Callable[[BusDelivery], Awaitable[Outcome]]) -> int:
@@ -392,7 +392,7 @@ class HarvestHarness:
 
     async def backlog(self) -> int:
         """Return the number of unsettled messages."""
-        return sum([await self.platform.bus.backlog(topic) for topic in TOPICS])
+        return sum([await self.platform.bus.count_backlog(topic) for topic in TOPICS])
 
     async def count_seen(self, run_id: UUID) -> int:
         """Return the number of records that the last passes over all partitions saw."""

@@ -21,7 +21,7 @@ async def test_invalid_messages_are_dead_lettered(database_url: str, tmp_path: P
         await stones.bus.publish([BusMessage(topic, f"k{n}", value) for n, value in enumerate(INVALID)])
         outcomes = [outcome for _ in INVALID for outcome in await stones.deliver(topic)]
         assert all(isinstance(outcome, Failed) for outcome in outcomes)
-        letters = await stones.bus.dead_letters(topic)
+        letters = await stones.bus.read_dead_letters(topic)
         assert [letter.reason.split(":")[0] for letter in letters] == ["BAD_MESSAGE"] * len(INVALID)
         assert {letter.attempts for letter in letters} == {1}
         run_id = await stones.plan_run()

@@ -172,7 +172,7 @@ async def lose_and_rescue(stones: HarvestStepper, topic: str) -> int:
     await lose(stones, topic)
     await stall(stones)
     await stones.rescuer.rescue()
-    return await stones.bus.backlog(topic)
+    return await stones.bus.count_backlog(topic)
 
 
 async def test_recent_and_ended_work_is_not_rescued(stones: HarvestStepper) -> None:
@@ -180,13 +180,13 @@ async def test_recent_and_ended_work_is_not_rescued(stones: HarvestStepper) -> N
     await stones.harvest.start(FEED, "test")
     await lose(stones, contract.PLANS)
     await stones.rescuer.rescue()
-    assert await stones.bus.backlog(contract.PLANS) == 0
+    assert await stones.bus.count_backlog(contract.PLANS) == 0
     assert await lose_and_rescue(stones, contract.PLANS) == 1
     await stones.finish()
     await stall(stones)
     await stones.rescuer.rescue()
     for topic in (contract.PLANS, contract.WORK_ITEMS, contract.CONSOLIDATIONS):
-        assert await stones.bus.backlog(topic) == 0
+        assert await stones.bus.count_backlog(topic) == 0
 
 
 async def test_lost_plan(stones: HarvestStepper) -> None:
@@ -245,7 +245,7 @@ async def test_late_message_has_no_effect(stones: HarvestStepper) -> None:
     expected = (await stones.run(run_id))["expected_workers"]
     await stones.db.execute("UPDATE partition_progress SET updated_at = updated_at - interval '1 day'")
     await stones.rescuer.rescue()
-    assert await stones.bus.backlog(contract.WORK_ITEMS) == 2 * expected
+    assert await stones.bus.count_backlog(contract.WORK_ITEMS) == 2 * expected
     await stones.finish()
     run = await stones.run(run_id)
     assert (run["state"], run["completed_workers"], run["consolidated"]) == ("completed", expected, 60)
@@ -254,10 +254,10 @@ async def test_late_message_has_no_effect(stones: HarvestStepper) -> None:
 async def test_slow_work_is_rescued_later(stones: HarvestStepper) -> None:
     """H6: while the bus has messages, work counts as stalled only after a longer time."""
     await stones.plan_run()
-    before = await stones.bus.backlog(contract.WORK_ITEMS)
+    before = await stones.bus.count_backlog(contract.WORK_ITEMS)
     await stones.db.execute("UPDATE partition_progress SET updated_at = updated_at - interval '10 minutes'")
     await stones.rescuer.rescue()
-    assert await stones.bus.backlog(contract.WORK_ITEMS) == before
+    assert await stones.bus.count_backlog(contract.WORK_ITEMS) == before
 
 
 async def prune_all(stones: HarvestStepper) -> int:

@@ -17,7 +17,7 @@ from penstock.ingest.state.retention import delete_expired
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import ManualClock, SystemClock
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.telemetry.build import code_commit
+from penstock.kernel.telemetry.build import find_code_commit
 from tests.support.crash import KillAtCall, call_at, kill_self
 from tests.support.fork_server import FORKED
 
@@ -26,7 +26,7 @@ _CAPABILITIES_V3 = 0x20080522
 TIMEOUT = 60.0  # seconds
 DISK_CALLS = ("rename", "replace", "unlink", "rmdir", "link", "symlink", "mkdir", "fsync", "open", "chmod")
 
-code_commit()  # runs git once for all processes
+find_code_commit()  # runs git once for all processes
 
 
 def run_until(root: Path, step: PublishStep | None) -> None:

@@ -93,7 +93,7 @@ class BucketBackend:
             tree.close()
 
     def _set_time(self, path: str, time_of_change: datetime) -> None:
-        parts = self.storage.uri(path).partition("://")[2]
+        parts = self.storage.make_uri(path).partition("://")[2]
         if isinstance(self.storage, FolderStorage):
             os.utime(f"/{parts.lstrip('/')}", (time_of_change.timestamp(), time_of_change.timestamp()))
             return

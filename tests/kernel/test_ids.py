@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.ids import new_id, worker_name
+from penstock.kernel.ids import make_id, make_worker_name
 
 
 @settings(deadline=None)
@@ -16,7 +16,7 @@ from penstock.kernel.ids import new_id, worker_name
 def test_an_id_is_a_uuid_of_version_7(at: datetime) -> None:
     """Version and variant are those of RFC 9562, and the first 48 bits are the milliseconds."""
     moment = at.replace(tzinfo=UTC)
-    identifier = new_id(ManualClock(moment))
+    identifier = make_id(ManualClock(moment))
     assert (identifier.version, identifier.variant) == (7, uuid.RFC_4122)
     assert abs((identifier.int >> 80) - moment.timestamp() * 1000) <= 1
 
@@ -25,14 +25,14 @@ def test_ids_sort_by_their_time_of_creation() -> None:
     """A later id is greater, also as text, and all ids are different."""
     clock, ids = ManualClock(), []
     for _ in range(500):
-        ids.append(new_id(clock))
+        ids.append(make_id(clock))
         clock.advance(timedelta(milliseconds=1))
     assert ids == sorted(ids)
     assert [str(identifier) for identifier in ids] == sorted(str(identifier) for identifier in ids)
-    assert len({new_id(clock) for _ in range(1000)}) == 1000
+    assert len({make_id(clock) for _ in range(1000)}) == 1000
 
 
 def test_a_worker_name_identifies_the_process() -> None:
     """The name contains role, host and process id."""
-    role, _, address = worker_name("relay").partition("@")
+    role, _, address = make_worker_name("relay").partition("@")
     assert (role, address.rpartition(":")[2]) == ("relay", str(os.getpid()))

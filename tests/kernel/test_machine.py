@@ -63,8 +63,8 @@ def test_moves_are_found_by_name() -> None:
 
 def test_sources_and_finals_follow_from_the_moves() -> None:
     """Sources and final states are in the order of the declaration."""
-    assert DOOR.sources(Door.GONE) == (Door.OPEN, Door.SHUT)
-    assert DOOR.sources(Door.OPEN) == ()
+    assert DOOR.find_sources(Door.GONE) == (Door.OPEN, Door.SHUT)
+    assert DOOR.find_sources(Door.OPEN) == ()
     assert DOOR.finals == (Door.GONE,)
 
 
@@ -81,22 +81,22 @@ def test_sources_and_finals_follow_from_the_moves() -> None:
 )
 def test_words_become_sql_literals(word: str, literal: str) -> None:
     """A state, its sources, a move or a group is a quoted literal in SQL."""
-    assert DOOR.sql(word) == literal
+    assert DOOR.format_sql(word) == literal
 
 
 @pytest.mark.parametrize("word", ["shut", "to_NOWHERE", "to_", "slam", "", "to_OPEN"])
 def test_an_undeclared_word_is_an_error(word: str) -> None:
     """An unknown word or an empty set of states fails when the SQL is loaded, not when it runs."""
     with pytest.raises(LookupError):
-        DOOR.sql(word)
+        DOOR.format_sql(word)
 
 
 async def test_the_check_constraint_allows_only_the_states(db: Database) -> None:
     """The CHECK condition of a machine allows each of its states, also with quotes in it, and nothing else."""
-    await db.execute(f"CREATE TABLE door (state text CHECK ({DOOR.sql_check('state')}))")
+    await db.execute(f"CREATE TABLE door (state text CHECK ({DOOR.format_sql_check('state')}))")
     await db.execute("INSERT INTO door SELECT unnest($1::text[])", list(Door))
-    assert await db.fetchval(f"SELECT count(*) FROM door WHERE state IN {DOOR.sql('to_SHUT')}") == 2
-    assert await db.fetchval(f"SELECT state FROM door WHERE state = {DOOR.sql('ODD')}") == Door.ODD
+    assert await db.fetchval(f"SELECT count(*) FROM door WHERE state IN {DOOR.format_sql('to_SHUT')}") == 2
+    assert await db.fetchval(f"SELECT state FROM door WHERE state = {DOOR.format_sql('ODD')}") == Door.ODD
     with pytest.raises(asyncpg.CheckViolationError):
         await db.execute("INSERT INTO door VALUES ('ajar')")
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.kernel.errors import Transient
 from penstock.kernel.http.health import LivenessPulse
-from penstock.kernel.status import IssueSeverity, PartReport, StatusIssue, late_issue
+from penstock.kernel.status import IssueSeverity, PartReport, StatusIssue, make_late_issue
 from penstock.overview import status
 from penstock.overview.disks import DiskUsage, read_disk, report_disks
 from penstock.overview.status import StatusBoard
@@ -27,7 +27,7 @@ async def test_a_part_without_an_answer_hides_no_other(monkeypatch: pytest.Monke
     monkeypatch.setattr(status, "_CHECK_TIMEOUT", 0.05)
 
     async def slow() -> PartReport:
-        return PartReport("fine", [late_issue("x", "slow")])
+        return PartReport("fine", [make_late_issue("x", "slow")])
 
     async def down() -> PartReport:
         raise Transient("DATABASE_DOWN", "no PostgreSQL", hint="start it")
@@ -39,9 +39,9 @@ async def test_a_part_without_an_answer_hides_no_other(monkeypatch: pytest.Monke
         await asyncio.Event().wait()
         raise AssertionError
 
-    assert (await make_board().status()).status == "OK"
-    assert (await make_board(slow=slow).status()).status == "LATE"
-    report = await make_board(slow=slow, down=down, crashes=crashes, hangs=hangs).status()
+    assert (await make_board().read_status()).status == "OK"
+    assert (await make_board(slow=slow).read_status()).status == "LATE"
+    report = await make_board(slow=slow, down=down, crashes=crashes, hangs=hangs).read_status()
     assert report.status == "BROKEN"
     assert {part.part: [issue.problem for issue in part.issues] for part in report.parts} == {
         "platform": [],
@@ -59,7 +59,7 @@ async def test_a_component_that_is_down_is_broken() -> None:
     async def down() -> None:
         raise Transient("REDIS_DOWN", "no Redis", hint="start it")
 
-    report = await StatusBoard(LivenessPulse({"signals": down}, needs=[]), {}, lambda: NOW).status()
+    report = await StatusBoard(LivenessPulse({"signals": down}, needs=[]), {}, lambda: NOW).read_status()
     (platform,) = report.parts
     assert platform.summary == "0 of 1 component up"
     (issue,) = platform.issues
@@ -118,7 +118,7 @@ async def test_a_disk_that_cannot_be_read_is_broken() -> None:
     def fail(_folder: Path) -> DiskUsage:
         raise OSError(5, "Input/output error")
 
-    report = await make_board(disks=lambda: report_disks([Path("/data")], fail)).status()
+    report = await make_board(disks=lambda: report_disks([Path("/data")], fail)).read_status()
     (issue,) = report.parts[1].issues
     assert (issue.severity, report.status) == (IssueSeverity.BROKEN, "BROKEN")
     assert issue.problem == "DISK_UNREADABLE: cannot read the free space of /data: Input/output error"

@@ -87,7 +87,7 @@ class RefdataHarness:
             handler = apply_handler(applier, self.platform.metrics, telemetry)
             worker = Worker(queue, handler, telemetry)
             total = 0
-            while await self.bus.backlog(self.topic):
+            while await self.bus.count_backlog(self.topic):
                 total += await worker.drain()
                 await queue.wait(0.05)
             return total
@@ -111,7 +111,7 @@ class RefdataHarness:
 
     async def dead(self) -> list[str]:
         """Return the reasons of the dead letters, oldest first."""
-        return [letter.reason for letter in await self.bus.dead_letters(self.topic)]
+        return [letter.reason for letter in await self.bus.read_dead_letters(self.topic)]
 
 
 @asynccontextmanager

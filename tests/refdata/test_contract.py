@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker
 
 from penstock.kernel.bus import BusMessage
-from penstock.kernel.bus.kafka.dead_letters import dead_letter_topic
+from penstock.kernel.bus.kafka.dead_letters import name_dead_letter_topic
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.signals import Resync
 from penstock.kernel.signals.redis.group import BODY
@@ -256,7 +256,7 @@ def test_asyncapi_is_of_the_defaults() -> None:
     section = RefdataSection()
     assert {name: channel["address"] for name, channel in ASYNCAPI["channels"].items()} == {
         "commands": section.kafka.commands_topic,
-        "deadCommands": dead_letter_topic(section.kafka.commands_topic),
+        "deadCommands": name_dead_letter_topic(section.kafka.commands_topic),
         "invalidations": section.redis.pub_channel,
         "invalidationStream": section.redis.stream_key,
         "changes": f"{contract.PREFIX}/{{tenantId}}/dictionaries/{{dictCode}}/changes",

@@ -197,7 +197,7 @@ async def test_a_direct_change_is_reported_and_changes_nothing(harness: RefdataH
     assert await watch.check_all(known) == 1
     assert await watch.check_all(known) == 0  # reported once
     assert await harness.version("COUNTRY") == 2
-    assert f"{DRIFTS} 1.0" in harness.platform.telemetry.exposition().decode()
+    assert f"{DRIFTS} 1.0" in harness.platform.telemetry.format_metrics().decode()
 
 
 async def test_a_drift_check_that_fails_stops_nothing(harness: RefdataHarness) -> None:

@@ -52,7 +52,7 @@ async def test_the_tables_know_the_machines_states(db: Database, table: str, mac
     """R14: the CHECK of each status column allows exactly the states of the machine."""
     query = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = $1"
     found = await db.fetchval(query, f"{table}_status_check")
-    await db.execute(f"CREATE TABLE twin (status text CONSTRAINT twin CHECK ({machine.sql_check('status')}))")
+    await db.execute(f"CREATE TABLE twin (status text CONSTRAINT twin CHECK ({machine.format_sql_check('status')}))")
     assert found == await db.fetchval(query, "twin")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.kernel.telemetry.build import code_commit
+from penstock.kernel.telemetry.build import find_code_commit
 
 QUICK = "PENSTOCK_QUICK"
 
@@ -62,7 +62,7 @@ def needs_database(item: pytest.Item) -> bool:
 
 def forbid_processes() -> None:
     """Fail whatever starts a process from now on: a quick test that does is not pure and needs the mark."""
-    code_commit()  # asks git once per process
+    find_code_commit()  # asks git once per process
 
     def refuse(event: str, args: tuple[Any, ...]) -> None:
         if event in _STARTS and _WORKBOOK_READER not in str(args):

@@ -35,7 +35,7 @@ LEASE = Lease(
 TABLE = f"""
 CREATE TABLE job (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    status text NOT NULL DEFAULT 'new' CHECK ({JOB.sql_check("status")}),
+    status text NOT NULL DEFAULT 'new' CHECK ({JOB.format_sql_check("status")}),
     fence bigint NOT NULL DEFAULT 0,
     attempts integer NOT NULL DEFAULT 0,
     due_at timestamptz NOT NULL DEFAULT '-infinity',
@@ -43,8 +43,8 @@ CREATE TABLE job (
     lease_until timestamptz,
     moves bigint[] NOT NULL DEFAULT '{{}}'
 ) WITH (fillfactor = 70);
-CREATE INDEX job_ready ON job (due_at, id) WHERE status = {JOB.sql("NEW")};
-CREATE INDEX job_claimed ON job (lease_until) WHERE status = {JOB.sql("STARTED")};
+CREATE INDEX job_ready ON job (due_at, id) WHERE status = {JOB.format_sql("NEW")};
+CREATE INDEX job_claimed ON job (lease_until) WHERE status = {JOB.format_sql("STARTED")};
 """
 
 

@@ -10,7 +10,7 @@ from tests.tracking.harness import WORKER, TrackingHarness, expire, make_report
 
 def read_metrics(telemetry: Telemetry) -> dict[str, float]:
     """Return the read_metrics of tracking by name, without their common prefix."""
-    lines = telemetry.exposition().decode().splitlines()
+    lines = telemetry.format_metrics().decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if line.startswith("penstock_tracking"))
     return {name.removeprefix("penstock_tracking_"): float(value) for name, _, value in pairs}
 

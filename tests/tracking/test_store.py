@@ -26,7 +26,9 @@ async def test_table_allows_the_states_of_the_machine(db: Database, stage: Stage
         "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = $1",
         f"pipeline_tracking_{stage.field}_status_check",
     )
-    await db.execute(f"CREATE TABLE twin (status text CONSTRAINT twin CHECK ({MACHINES[stage].sql_check('status')}))")
+    await db.execute(
+        f"CREATE TABLE twin (status text CONSTRAINT twin CHECK ({MACHINES[stage].format_sql_check('status')}))"
+    )
     twin = await db.fetchval("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = 'twin'")
     assert found == twin.replace("status", f"{stage.field}_status")
 

@@ -23,7 +23,7 @@ from penstock.ingest import status as ingest_status
 from penstock.ingest.api import routes as ingest_api
 from penstock.ingest.api.queries import IngestViews
 from penstock.kernel.http import health
-from penstock.kernel.http.app import Caller, create_app, services_of
+from penstock.kernel.http.app import Caller, create_app, get_services
 from penstock.kernel.http.auth import Authenticator
 from penstock.kernel.http.health import LivenessPulse
 from penstock.kernel.http.middleware import DrainMiddleware, HttpMetrics
@@ -87,7 +87,7 @@ class Parts:
 def make_api(web: PublicApis, pulse: LivenessPulse, parts: Parts) -> FastAPI:
     """Return the API of all parts."""
     app = make_pipeline_api(web, pulse, parts.tracking, title="Penstock")
-    services = services_of(app)
+    services = get_services(app)
     services.add(Refdata, parts.refdata)
     services.add(IngestViews, parts.ingest)
     services.add(Harvest, parts.harvest)
@@ -122,7 +122,7 @@ def make_pipeline_api(
 ) -> FastAPI:
     """Return the API of tracking."""
     app = make_app(title, web, pulse)
-    services_of(app).add(Tracking, tracking)
+    get_services(app).add(Tracking, tracking)
     app.include_router(tracking_api.routes)
 
     @app.get("/", include_in_schema=False)
@@ -135,7 +135,7 @@ def make_pipeline_api(
 def make_command_api(web: PublicApis, pulse: LivenessPulse, refdata: Refdata) -> FastAPI:
     """Return the API for commands and updates of refdata."""
     app = make_app("Penstock commands", web, pulse)
-    services_of(app).add(Refdata, refdata)
+    get_services(app).add(Refdata, refdata)
     app.include_router(refdata_api.routes)
     return app
 

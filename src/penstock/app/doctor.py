@@ -19,7 +19,7 @@ from penstock.kernel.config.sections import EMBEDDED
 from penstock.kernel.db import datadir, migrate
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import find_binaries
-from penstock.kernel.db.locks import file_lock
+from penstock.kernel.db.locks import hold_file_lock
 from penstock.kernel.errors import BadConfig, Conflict, PenstockError, TimedOut
 from penstock.kernel.http.auth import make_authenticator
 from penstock.kernel.signals import Signals
@@ -184,7 +184,7 @@ def _is_running(folder: Path) -> bool:
     if not (folder / "lock").exists():
         return False
     try:
-        with file_lock(folder / "lock", "doctor"):
+        with hold_file_lock(folder / "lock", "doctor"):
             return False
     except Conflict:
         return True

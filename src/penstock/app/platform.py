@@ -17,7 +17,7 @@ from penstock.kernel.config.loader import resolve_secret
 from penstock.kernel.config.sections import EMBEDDED, DatabaseSection
 from penstock.kernel.db import datadir, migrate
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.db.outbox import Outbox
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.signals import Signals
@@ -78,7 +78,7 @@ async def open_database(
     async with AsyncExitStack() as stack:
         if section.url == EMBEDDED:
             datadir.check_format(settings.data_dir)
-            url = await stack.enter_async_context(embedded_postgres(settings.data_dir / "postgres"))
+            url = await stack.enter_async_context(run_embedded_postgres(settings.data_dir / "postgres"))
         else:
             url = _with_password(section)
         opened = connect(url, section, prefers_indexes=prefers_indexes, session=session)

@@ -15,7 +15,7 @@ from penstock.app.http_server import address_of, bind_listener, run_server, serv
 from penstock.kernel.db import datadir
 from penstock.kernel.http.auth import make_authenticator
 from penstock.kernel.http.health import LivenessPulse
-from penstock.kernel.ids import worker_name
+from penstock.kernel.ids import make_worker_name
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 
@@ -80,5 +80,5 @@ async def open_process(
         telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
         web = PublicApis(settings, telemetry, make_authenticator(settings.auth))
         if owns_data_dir:
-            stack.enter_context(datadir.lock_data_dir(settings.data_dir, worker_name(role)))
+            stack.enter_context(datadir.lock_data_dir(settings.data_dir, make_worker_name(role)))
         yield Process(settings, web, stack, stop)

@@ -363,7 +363,7 @@ async def _wait_for_refdata(stack: AsyncExitStack, settings: Settings, telemetry
             return await stack.enter_async_context(open_refdata(settings, telemetry))
         except Transient as error:
             structlog.get_logger().warning("primary_unreachable", code=error.code, error=error.message)
-            await asyncio.sleep(backoff.next().total_seconds())
+            await asyncio.sleep(backoff.compute_next().total_seconds())
 
 
 def _refdata_is_embedded(settings: Settings) -> bool:

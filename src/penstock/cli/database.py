@@ -94,7 +94,7 @@ async def _wait_until_ready(settings: "Settings", timeout: float) -> None:
                     printed = missing
                 if monotonic() >= deadline:
                     break
-                await asyncio.sleep(backoff.next().total_seconds())
+                await asyncio.sleep(backoff.compute_next().total_seconds())
             else:
                 return
     hint = "check that PostgreSQL is running; `penstock db migrate` migrates the schema to this release"

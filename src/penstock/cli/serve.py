@@ -46,10 +46,10 @@ def serve(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) ->
     """Run *role* until SIGINT or SIGTERM; call *on_ready* with its addresses."""
     import uvloop
 
-    from penstock.kernel.telemetry.build import code_commit
+    from penstock.kernel.telemetry.build import find_code_commit
     from penstock.kernel.telemetry.telemetry import configure_logging
 
-    code_commit()  # runs git in a checkout; later that would block the event loop
+    find_code_commit()  # runs git in a checkout; later that would block the event loop
     configure_logging(settings.telemetry.log_level, settings.telemetry.log_format)
     if settings.auth.jwt is None:
         print_message(

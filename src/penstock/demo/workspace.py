@@ -15,7 +15,7 @@ from typing import Any
 from penstock.demo.event_files import write_documents
 from penstock.demo.samples import FOLDER as SAMPLES
 from penstock.kernel.db import datadir
-from penstock.kernel.db.locks import file_lock
+from penstock.kernel.db.locks import hold_file_lock
 from penstock.kernel.errors import BadConfig, Conflict
 
 CONFIG, LOG = "penstock.yaml", "log.txt"
@@ -60,7 +60,7 @@ class DemoWorkspace:
         self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             try:
-                stack.enter_context(file_lock(self.folder / _MARK, "demo"))
+                stack.enter_context(hold_file_lock(self.folder / _MARK, "demo"))
                 # A server may still run after its demo was killed.
                 with datadir.lock_data_dir(self.folder / ".penstock", "demo"):
                     pass

@@ -51,7 +51,7 @@ async def read_attempt(storage: Storage, run_id: str, step_id: str, fence: int, 
 async def find_missing(storage: Storage, run_id: str, step_id: str, fence: int, names: Sequence[str]) -> list[str]:
     """Return those of *names* that the attempt did not write."""
     folder = attempt_folder(run_id, step_id, fence)
-    return [name for name in names if await storage.info(f"{folder}/{name}") is None]
+    return [name for name in names if await storage.read_info(f"{folder}/{name}") is None]
 
 
 def missing_error(missing: Sequence[str]) -> StepError:
@@ -129,4 +129,4 @@ async def _copy(storage: Storage, source: str, target: str, name: str, check_own
         file.flush()
         await check_ownership()
         await storage.put_file(target, Path(file.name))
-    return StepArtifact(name, target, storage.uri(target), digest.hexdigest(), size)
+    return StepArtifact(name, target, storage.make_uri(target), digest.hexdigest(), size)

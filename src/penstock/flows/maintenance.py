@@ -26,7 +26,7 @@ from penstock.kernel.errors import Conflict, PenstockError, Transient
 from penstock.kernel.storage import Storage
 from penstock.kernel.tasks.periodic import PeriodicTask
 from penstock.kernel.tasks.wait import wait_event
-from penstock.kernel.telemetry.telemetry import current_traceparent
+from penstock.kernel.telemetry.telemetry import format_traceparent
 
 SCHEDULE = "schedule"
 _BATCH = 100
@@ -129,7 +129,7 @@ class FlowMaintenance:
 
     async def handle_ended_runs(self) -> None:
         """F14, F16: settle the steps of ended sub-runs, and start runs that waited for an ended run."""
-        notified = self._engine.notifier.next_event(RUNS)
+        notified = self._engine.notifier.get_next_event(RUNS)
         await self.settle_sub_runs()
         await self.start_waiting_runs()
         await wait_event(notified, _POLL)
@@ -215,7 +215,7 @@ class FlowMaintenance:
         with suppress(Conflict):  # created before the flow was changed
             request = RunRequest(run_id=name, flow=spec.name, scope=plan.scope)
             with self._tracer.start_as_current_span("flow.schedule"):
-                await self._engine.create(request, SCHEDULE, scheduled_for=due[0], trace=current_traceparent())
+                await self._engine.create(request, SCHEDULE, scheduled_for=due[0], trace=format_traceparent())
         await self._db.execute(store.SQL["update_schedule"], spec.name, due[0], name, None)
 
     async def delete_old_runs(self) -> None:

@@ -20,7 +20,7 @@ from penstock.flows.step import KindContext, Workers
 from penstock.flows.worker.local import LocalWorkSource
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.db.database import Database
-from penstock.kernel.ids import worker_name
+from penstock.kernel.ids import make_worker_name
 from penstock.kernel.states.event_stream import ChangeNotifications, JournalTail
 from penstock.kernel.storage import Storage
 from penstock.kernel.tasks.periodic import run_periodically
@@ -71,7 +71,7 @@ async def run_flows(
 
     *others* execute the steps that call other parts; *queries* is the database that steps may read.
     """
-    section, name = platform.section, worker_name("flows")
+    section, name = platform.section, make_worker_name("flows")
     maintenance = FlowMaintenance(
         platform.engine, platform.catalogue, platform.storage, platform.metrics, platform.telemetry.tracer
     )

@@ -25,7 +25,7 @@ from penstock.flows.model import StepError
 from penstock.flows.step import FlowStep, KindContext, ReportCheck, StepFailed, Workers
 from penstock.flows.worker.loop import StepWorker
 from penstock.flows.worker.remote import LEASE, HttpWorkSource
-from penstock.kernel.ids import worker_name
+from penstock.kernel.ids import make_worker_name
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 __all__ = [
@@ -120,7 +120,7 @@ async def run_worker(
             workers,
             used,
             FlowMetrics(used.registry),
-            name=name or worker_name("flows"),
+            name=name or make_worker_name("flows"),
             concurrency=concurrency,
             lease_for=lease_for,
         )

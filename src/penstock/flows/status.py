@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.flows.api.queries import FailedRun, FlowViews, WaitingSteps
 from penstock.flows.definition.catalogue import FlowFileError
-from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
+from penstock.kernel.status import PartReport, StatusIssue, make_broken_issue, make_late_issue, pluralize
 from penstock.kernel.text import format_duration
 
 FAILED_WITHIN = timedelta(days=1)
@@ -35,16 +35,16 @@ def _file_issue(path: str, error: FlowFileError, folder: Path | None) -> StatusI
     quoted = shlex.quote(str(Path(path).absolute()))  # the hint is pasted in another folder
     if path == str(folder):
         hint = f"mkdir -p {quoted}; or correct `flows.folder` in penstock.yaml and restart"
-        return broken_issue("flows.folder", error.message, hint)
+        return make_broken_issue("flows.folder", error.message, hint)
     hint = f"fix the file; penstock flow validate {quoted}"
-    return broken_issue(Path(path).name, error.message.partition("\n")[0], hint)
+    return make_broken_issue(Path(path).name, error.message.partition("\n")[0], hint)
 
 
 def _run_issue(run: FailedRun, now: datetime) -> StatusIssue:
     ago = format_duration(now - run.finished_at)
     problem = f"{run.flow or 'run'} failed {ago} ago: {run.reason or 'see its steps'}"
     hint = f"penstock flow show {run.run_id}; then penstock flow retry {run.run_id}"
-    return broken_issue(run.run_id, problem, hint, run.finished_at)
+    return make_broken_issue(run.run_id, problem, hint, run.finished_at)
 
 
 def _kind_issues(waiting: list[WaitingSteps]) -> Iterator[StatusIssue]:
@@ -53,4 +53,4 @@ def _kind_issues(waiting: list[WaitingSteps]) -> Iterator[StatusIssue]:
             oldest = format_duration(kind.oldest)
             problem = f"{pluralize(kind.steps, 'step')} waiting for a worker, the oldest for {oldest}"
             hint = f"penstock work flows --kinds {kind.kind}; or start your own worker for this kind"
-            yield late_issue(kind.kind, problem, hint)
+            yield make_late_issue(kind.kind, problem, hint)

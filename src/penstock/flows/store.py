@@ -31,17 +31,17 @@ NO_PREFETCH: tuple[Sequence[str], int, None, None] = ((), 0, None, None)
 
 _MACROS = {
     "<moves>": APPENDED_MOVES,
-    "<becomes_ready>": f"(t.unmet = met.met AND t.status = {STEP.sql('PENDING')} AND NOT t.needs_evaluation)",
+    "<becomes_ready>": f"(t.unmet = met.met AND t.status = {STEP.format_sql('PENDING')} AND NOT t.needs_evaluation)",
     "<is_prefetched>": "(t.kind = ANY ($16::text[]) AND met.position <= $17::integer)",
     "<starts_ready>": "($14 AND s.unmet = 0 AND NOT s.needs_evaluation)",
     "<open>": "(r.open - CASE WHEN r.is_counted THEN done.closed ELSE done.last END)",
     # F7: one failure fails the run; otherwise it ends with the last of its steps without children.
     "<run_reached>": f"""CASE
-            WHEN r.status <> {RUN.sql("RUNNING")} THEN r.status
-            WHEN done.failed > 0 THEN {RUN.sql("FAILED")}
+            WHEN r.status <> {RUN.format_sql("RUNNING")} THEN r.status
+            WHEN done.failed > 0 THEN {RUN.format_sql("FAILED")}
             WHEN <open> > 0 THEN r.status
-            WHEN r.failed > 0 THEN {RUN.sql("FAILED")}
-            ELSE {RUN.sql("SUCCEEDED")} END""",
+            WHEN r.failed > 0 THEN {RUN.format_sql("FAILED")}
+            ELSE {RUN.format_sql("SUCCEEDED")} END""",
 }
 
 

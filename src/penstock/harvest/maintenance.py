@@ -56,7 +56,7 @@ class RunRescuer:
         await self._report_no_progress()
 
     async def _stalled_before(self, topic: str) -> datetime:
-        factor = _BUSY_FACTOR if await self._bus.backlog(topic) else 1
+        factor = _BUSY_FACTOR if await self._bus.count_backlog(topic) else 1
         return self._db.clock.now() - self._after * factor
 
     async def _rescue_plans(self, before: datetime) -> None:

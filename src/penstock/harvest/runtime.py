@@ -19,7 +19,7 @@ from penstock.harvest.service import Harvest
 from penstock.kernel.bus import Bus, BusDelivery, DeliveryPolicy, Subscription
 from penstock.kernel.bus.workers import run_workers
 from penstock.kernel.db.database import Database
-from penstock.kernel.ids import worker_name
+from penstock.kernel.ids import make_worker_name
 from penstock.kernel.storage import Storage
 from penstock.kernel.tasks.outcome import Done, Outcome
 from penstock.kernel.tasks.periodic import run_periodically
@@ -51,7 +51,7 @@ class HarvestPlatform:
 @asynccontextmanager
 async def run_harvest(platform: HarvestPlatform) -> AsyncIterator[None]:
     """Run the workers and the periodic tasks of all feeds until the block ends."""
-    section, db, bus, name = platform.section, platform.db, platform.bus, worker_name("harvest")
+    section, db, bus, name = platform.section, platform.db, platform.bus, make_worker_name("harvest")
     metrics = HarvestMetrics(platform.telemetry.registry)
     metrics.set_intervals({feed: its.every for feed, its in section.feeds.items()})
     async with AsyncExitStack() as stack:

@@ -25,7 +25,7 @@ from penstock.harvest.store import RunRow
 from penstock.kernel.bus import Bus, BusMessage
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import Conflict, Invalid, NotFound
-from penstock.kernel.ids import new_id
+from penstock.kernel.ids import make_id
 
 SCHEDULE = "schedule"
 
@@ -127,12 +127,12 @@ class Harvest:
             for name, seen in await partitions.list_unfinished(tx, run_id)
         ]
         for part in ended:
-            await partitions.record_work(tx, run_id, part, new_id(self.db.clock), by, now)
+            await partitions.record_work(tx, run_id, part, make_id(self.db.clock), by, now)
         await end_partitions(tx, self._bus, run.feed, run_id, run.trace_id, ended, by, now)
         return run.feed
 
     async def _request_run(self, tx: Connection, feed: str, by: str, *, full: bool, run_id: UUID | None = None) -> UUID:
-        run_id, trace_id = run_id or new_id(self.db.clock), new_id(self.db.clock).hex
+        run_id, trace_id = run_id or make_id(self.db.clock), make_id(self.db.clock).hex
         run_type = HarvestRunType.FULL if full else None
         await store.insert_plan(tx, run_id, feed, run_type, by, self.db.clock.now(), trace_id)
         message = msgspec.json.encode(PlanMessage(run_id, feed, trace_id))

@@ -7,7 +7,7 @@ from penstock.harvest.api.queries import DeliveryProblem, HarvestViews
 from penstock.harvest.api.schemas import FeedView, HarvestRun
 from penstock.harvest.contract import HarvestRunState, PlanState
 from penstock.harvest.model import RUN
-from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
+from penstock.kernel.status import PartReport, StatusIssue, make_broken_issue, make_late_issue, pluralize
 from penstock.kernel.text import format_duration
 
 _FAILED = (PlanState.FAILED, HarvestRunState.FAILED, HarvestRunState.CONSOLIDATION_SKIPPED)
@@ -33,7 +33,7 @@ def _feed_issues(feed: FeedView, now: datetime) -> Iterator[StatusIssue]:
         yield _failed_run_issue(feed, run)
     if feed.paused_until is not None:
         problem = f"no requests for {format_duration(feed.paused_until - now)}: {feed.pause_reason}"
-        yield late_issue(feed.feed, problem, f"requests resume automatically; penstock harvest show {feed.feed}")
+        yield make_late_issue(feed.feed, problem, f"requests resume automatically; penstock harvest show {feed.feed}")
     if feed.every_seconds and feed.watermark is not None:
         every, overlap = timedelta(seconds=feed.every_seconds), timedelta(seconds=feed.overlap_seconds)
         if now - feed.watermark - overlap > _TOLERATED_RUNS * every + _TOLERATED_DELAY:
@@ -52,20 +52,20 @@ def _failed_run_issue(feed: FeedView, run: HarvestRun) -> StatusIssue:
         hint = f"fix the cause; penstock harvest run {name}"
     else:
         hint = f"penstock harvest partitions {run.run_id}; then penstock harvest retry {run.run_id}"
-    return broken_issue(name, problem, hint, run.requested_at)
+    return make_broken_issue(name, problem, hint, run.requested_at)
 
 
 def _watermark_issue(feed: FeedView, watermark: datetime, age: timedelta, every: timedelta) -> StatusIssue:
     problem = f"synchronised up to {format_duration(age)} ago, although a run is due every {format_duration(every)}"
     hint = f"penstock harvest show {feed.feed}; penstock harvest watermark {feed.feed}"
-    return late_issue(feed.feed, problem, hint, watermark)
+    return make_late_issue(feed.feed, problem, hint, watermark)
 
 
 def _delivery_issue(problem: DeliveryProblem) -> StatusIssue:
     alerts, hint = pluralize(problem.alerts, "alert"), f"penstock harvest alerts {problem.feed}"
     if problem.is_settled:
-        return broken_issue(
+        return make_broken_issue(
             problem.feed, f"the delivery of {alerts} was given up: {problem.error}", hint, problem.since
         )
     hint += "; check harvest.alerts in penstock.yaml"
-    return late_issue(problem.feed, f"{alerts} not delivered: {problem.error}", hint, problem.since)
+    return make_late_issue(problem.feed, f"{alerts} not delivered: {problem.error}", hint, problem.since)

@@ -9,7 +9,7 @@ from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import IngestRunStatus
 from penstock.ingest.model import IgnoredEntry, IngestAlert, SupplierStatus
 from penstock.ingest.tree import paths
-from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
+from penstock.kernel.status import PartReport, StatusIssue, make_broken_issue, make_late_issue, pluralize
 from penstock.kernel.text import format_duration
 
 
@@ -48,7 +48,7 @@ def list_issues(supplier: SupplierStatus) -> Iterator[StatusIssue]:
 def _state_issue(supplier: SupplierStatus) -> StatusIssue:
     root = supplier.config_path.removesuffix(f"/{paths.config(supplier.supplier)}")
     hint = f"penstock ingest verify {supplier.supplier} --root {shlex.quote(root)}; then restore the files it names"
-    return broken_issue(supplier.supplier, "the published state is missing or damaged", hint)
+    return make_broken_issue(supplier.supplier, "the published state is missing or damaged", hint)
 
 
 def _config_issue(supplier: SupplierStatus) -> StatusIssue:
@@ -58,13 +58,13 @@ def _config_issue(supplier: SupplierStatus) -> StatusIssue:
         first, *more = (supplier.config_error or "").splitlines()
         errors = f" (and {pluralize(len(more), 'more error')})" if more else ""
         problem = f"the configuration is invalid: {first}{errors}{files}"
-        return broken_issue(name, problem, f"fix {config}; then penstock ingest show {name}")
+        return make_broken_issue(name, problem, f"fix {config}; then penstock ingest show {name}")
     problem = f"an inbox without a configuration: {supplier.config_path} is missing{files}"
     if supplier.inbox:
         sample = shlex.quote(f"{supplier.inbox_path}/{supplier.inbox[0]}")
-        return broken_issue(name, problem, f"penstock ingest inspect {sample} > {config}; then review that file")
+        return make_broken_issue(name, problem, f"penstock ingest inspect {sample} > {config}; then review that file")
     hint = f"rmdir {shlex.quote(supplier.inbox_path)}; or create {config}; penstock ingest inspect FILE > {config}"
-    return late_issue(name, problem, hint)
+    return make_late_issue(name, problem, hint)
 
 
 def _count_waiting(supplier: SupplierStatus) -> str:
@@ -85,38 +85,38 @@ def _failure_issue(supplier: SupplierStatus) -> StatusIssue:
     if run.get("run_id"):
         hint = f"{hint}; penstock ingest bad-rows {run['run_id']}"
     since = datetime.fromisoformat(run["finished_at"]) if run.get("finished_at") else None
-    return broken_issue(name, f"{problem}; {served}", hint, since)
+    return make_broken_issue(name, f"{problem}; {served}", hint, since)
 
 
 def _age_issue(supplier: SupplierStatus) -> StatusIssue:
     age = format_duration(timedelta(seconds=supplier.age_seconds or 0))
     problem = f"the published state is {age} old; {pluralize(len(supplier.inbox), 'file')} in the inbox"
     hint = f"check that the supplier has sent a file; penstock ingest show {supplier.supplier}"
-    return late_issue(supplier.supplier, problem, hint, supplier.published_at)
+    return make_late_issue(supplier.supplier, problem, hint, supplier.published_at)
 
 
 def _unchanged_issue(supplier: SupplierStatus) -> StatusIssue:
     problem = f"the last {pluralize(supplier.unchanged_files, 'file')} had the same content as the published file"
     hint = f"ask the supplier why its export does not change; penstock ingest quarantine ls {supplier.supplier}"
-    return late_issue(supplier.supplier, problem, hint)
+    return make_late_issue(supplier.supplier, problem, hint)
 
 
 def _delivery_issue(supplier: SupplierStatus) -> StatusIssue:
     undelivered = supplier.undelivered
     problem = f"the published state has not reached {pluralize(len(undelivered), 'target')}: {'; '.join(undelivered)}"
     hint = f"deliveries are retried; check the target if this stays; penstock ingest show {supplier.supplier}"
-    return late_issue(supplier.supplier, problem, hint)
+    return make_late_issue(supplier.supplier, problem, hint)
 
 
 def _ignored_issue(supplier: SupplierStatus) -> StatusIssue:
     problem = f"{_describe_entries(supplier.ignored)} in the inbox: runs ignore everything but complete files"
-    return late_issue(supplier.supplier, problem, _move_hint(supplier.ignored))
+    return make_late_issue(supplier.supplier, problem, _move_hint(supplier.ignored))
 
 
 def _stray_issues(strays: Sequence[IgnoredEntry]) -> Iterator[StatusIssue]:
     if strays:
         problem = f"{_describe_entries(strays)} beside the inboxes: no supplier reads them"
-        yield late_issue("inbox", problem, _move_hint(strays))
+        yield make_late_issue("inbox", problem, _move_hint(strays))
 
 
 def _describe_entries(entries: Sequence[IgnoredEntry]) -> str:

@@ -153,7 +153,7 @@ class InboxWatcher:
         # A failed run and a damaged state both exit with 1; only the failed run prints an outcome.
         if exit_code not in (0, 1) or not output:
             backoff = self._pauses.get(supplier, (Backoff(limit=_MAX_PAUSE), 0.0))[0]
-            pause = backoff.next().total_seconds()
+            pause = backoff.compute_next().total_seconds()
             self._pauses[supplier] = (backoff, monotonic() + pause)
             self._log.warning("ingest_process_failed", supplier=supplier, exit_code=exit_code, retry_in_seconds=pause)
             return

@@ -30,7 +30,7 @@ from penstock.ingest.tree.port import FileTree
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig, Invalid, NotFound
-from penstock.kernel.ids import worker_name
+from penstock.kernel.ids import make_worker_name
 
 OpenDatabase = Callable[[], AbstractAsyncContextManager[Database]]
 
@@ -52,7 +52,7 @@ class IngestWorkspace:
         self._section = section
         self._bridge = bridge
         self._open_database = open_database
-        self._holder = worker_name("ingest")
+        self._holder = make_worker_name("ingest")
         self._clock: Clock = SystemClock()
 
     def run(self, supplier: str, hooks: RunHooks, *, waits: bool) -> RunOutcome:

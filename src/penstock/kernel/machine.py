@@ -45,13 +45,13 @@ class StateMachine(Generic[S]):
         left = {source for move in self.moves.values() for source in move.sources}
         return tuple(state for state in self.states if state not in left)
 
-    def sources(self, target: S) -> tuple[S, ...]:
+    def find_sources(self, target: S) -> tuple[S, ...]:
         """Return the states from which a move leads to *target*, in the order of declaration."""
         reached = {source for move in self.moves.values() if move.target == target for source in move.sources}
         return tuple(state for state in self.states if state in reached)
 
     def can(self, current: S, target: S) -> bool:
-        return current in self.sources(target)
+        return current in self.find_sources(target)
 
     def check(self, current: S, target: S) -> None:
         """Raise Conflict BAD_MOVE, which lists the possible states, unless a move leads from *current* to *target*."""
@@ -73,24 +73,24 @@ class StateMachine(Generic[S]):
             raise NotFound("UNKNOWN_MOVE", f"{self.name} has no move {name!r}", hint=f"moves: {', '.join(self.moves)}")
         return self.moves[name]
 
-    def sql(self, word: str) -> str:
+    def format_sql(self, word: str) -> str:
         """Return the SQL literal for *word*: a state, `to_<STATE>` (its sources), a move (its sources) or a group.
 
         PostgreSQL uses a partial index only with literals, not with parameters.
         """
         if word in self.states.__members__:
-            return _literal(self.states[word])
+            return _format_literal(self.states[word])
         if word.startswith("to_") and word[3:] in self.states.__members__:
-            return _tuple(self.sources(self.states[word[3:]]))
+            return _format_tuple(self.find_sources(self.states[word[3:]]))
         if word in self.moves:
-            return _tuple(self.moves[word].sources)
+            return _format_tuple(self.moves[word].sources)
         if word in self.groups:
-            return _tuple(self.groups[word])
+            return _format_tuple(self.groups[word])
         raise LookupError(f"machine {self.name} has no state, move or group {word!r}")
 
-    def sql_check(self, column: str) -> str:
+    def format_sql_check(self, column: str) -> str:
         """Return the CHECK condition for a column with a state of this machine."""
-        return f"{column} IN {_tuple(self.states)}"
+        return f"{column} IN {_format_tuple(self.states)}"
 
     def _validate(self, moves: list[Transition[S]]) -> None:
         if len(moves) != len(self.moves):
@@ -104,12 +104,12 @@ class StateMachine(Generic[S]):
             raise ValueError(f"machine {self.name}: no move leads to {', '.join(unreachable)}")
 
 
-def _literal(state: StrEnum) -> str:
+def _format_literal(state: StrEnum) -> str:
     return "'" + state.value.replace("'", "''") + "'"
 
 
-def _tuple(states: Iterable[StrEnum]) -> str:
-    literals = [_literal(state) for state in states]
+def _format_tuple(states: Iterable[StrEnum]) -> str:
+    literals = [_format_literal(state) for state in states]
     if not literals:
         raise LookupError("an empty set of states: the SQL condition would never be true")
     return f"({', '.join(literals)})"

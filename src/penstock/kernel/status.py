@@ -32,12 +32,14 @@ class PartReport:
     issues: Sequence[StatusIssue] = ()
 
 
-def broken_issue(subject: str, problem: str, hint: str | None = None, since: datetime | None = None) -> StatusIssue:
+def make_broken_issue(
+    subject: str, problem: str, hint: str | None = None, since: datetime | None = None
+) -> StatusIssue:
     """Return an issue that needs an operator."""
     return StatusIssue(IssueSeverity.BROKEN, subject, problem, hint, since)
 
 
-def late_issue(subject: str, problem: str, hint: str | None = None, since: datetime | None = None) -> StatusIssue:
+def make_late_issue(subject: str, problem: str, hint: str | None = None, since: datetime | None = None) -> StatusIssue:
     """Return an issue that may end without an operator."""
     return StatusIssue(IssueSeverity.LATE, subject, problem, hint, since)
 

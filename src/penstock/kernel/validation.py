@@ -99,7 +99,9 @@ class Violation:
 
 def list_violations(details: Iterable[ErrorDetail], document: Any) -> list[Violation]:
     """Return one violation per path of *document*; the members of a union are named together."""
-    violations = [Violation(_real_path(detail["loc"], document), describe_error(detail), detail) for detail in details]
+    violations = [
+        Violation(_make_real_path(detail["loc"], document), describe_error(detail), detail) for detail in details
+    ]
     return [_join([*same]) for _, same in groupby(violations, key=lambda violation: violation.path)]
 
 
@@ -111,7 +113,7 @@ def describe_error(detail: ErrorDetail) -> str:
     if kind in _BOUNDS:
         word, name = _BOUNDS[kind]
         bound = context[name]
-        return f"must be {_kind_of(bound)} {word} {format(bound, 'g') if isinstance(bound, float) else bound}"
+        return f"must be {_name_kind(bound)} {word} {format(bound, 'g') if isinstance(bound, float) else bound}"
     if kind in _LENGTHS:
         return _describe_length(kind, context)
     if kind not in _OF_PYDANTIC or kind in ("value_error", "assertion_error"):  # the text is of this project
@@ -130,11 +132,13 @@ def _describe_length(kind: str, context: Mapping[str, Any]) -> str:
 def _describe_choice(kind: str, context: Mapping[str, Any]) -> str | None:
     match kind:
         case "enum" | "literal_error":
-            return f"must be {_choices(context['expected'])}"
+            return f"must be {_format_choices(context['expected'])}"
         case "union_tag_invalid":
-            return f"its key {_plain(context['discriminator'])} must be {_choices(context['expected_tags'])}"
+            return (
+                f"its key {_strip_quotes(context['discriminator'])} must be {_format_choices(context['expected_tags'])}"
+            )
         case "union_tag_not_found":
-            return f"needs the key {_plain(context['discriminator'])}"
+            return f"needs the key {_strip_quotes(context['discriminator'])}"
         case "string_pattern_mismatch":
             return f"must match {context['pattern']}"
         case "multiple_of":
@@ -144,28 +148,28 @@ def _describe_choice(kind: str, context: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _kind_of(bound: Any) -> str:
+def _name_kind(bound: Any) -> str:
     """Return the noun for a value that is compared with *bound*; pydantic spells the bound of a duration as text."""
     if isinstance(bound, str):
         return "a duration"
     return "a whole number" if isinstance(bound, int) else "a number"
 
 
-def _choices(expected: str) -> str:
-    choices = [_plain(choice) for part in expected.split(", ") for choice in part.split(" or ")]
+def _format_choices(expected: str) -> str:
+    choices = [_strip_quotes(choice) for part in expected.split(", ") for choice in part.split(" or ")]
     return choices[0] if len(choices) == 1 else f"one of: {', '.join(choices)}"
 
 
-def _plain(quoted: str) -> str:
+def _strip_quotes(quoted: str) -> str:
     return quoted.strip("'")
 
 
-def _real_path(path: Sequence[str | int], document: Any) -> Path:
+def _make_real_path(path: Sequence[str | int], document: Any) -> Path:
     """Return *path* without the members of unions and the kinds that pydantic adds to it."""
-    return tuple(_real_keys(path, document))
+    return tuple(_iterate_real_keys(path, document))
 
 
-def _real_keys(path: Sequence[str | int], value: Any) -> Iterator[str | int]:
+def _iterate_real_keys(path: Sequence[str | int], value: Any) -> Iterator[str | int]:
     for number, key in enumerate(path):
         is_last = number == len(path) - 1
         if _has_key(value, key):

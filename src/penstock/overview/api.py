@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from penstock.kernel.http.app import require_operator, service
+from penstock.kernel.http.app import get_service, require_operator
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.states.event_stream import EVENT_STREAM, LiveEvents
 from penstock.overview import schemas
@@ -20,7 +20,7 @@ Operator = Annotated[Principal, Depends(require_operator("events and status of a
 
 async def _reserve_stream(request: Request, _caller: Operator) -> AsyncIterator[LiveEvents]:
     """Yield the event history with a slot reserved for one more stream."""
-    live = service(request, EventHistory)
+    live = get_service(request, EventHistory)
     async with live.reserve_slot():
         yield live
 
@@ -50,7 +50,7 @@ async def events(
     """Stream the moves of all parts as server-sent events named `move`."""
     # The positions are read before the response starts: a client that has its first byte misses no later move.
     machines = [machine.name for name in part or () for machine in MACHINES[name]]
-    start = await live.start_positions(last_event_id, last=last, of=machines, subject_prefix=subject)
+    start = await live.find_start_positions(last_event_id, last=last, of=machines, subject_prefix=subject)
     stream = live.stream(start, make_encoder(subject), "Penstock", of=machines, follow=follow)
     return StreamingResponse(stream, media_type=EVENT_STREAM)
 
@@ -58,4 +58,4 @@ async def events(
 @routes.get(STATUS)
 async def status(request: Request, _caller: Operator) -> schemas.StatusReport:
     """Return what is late or broken in all parts, each issue with its next step."""
-    return await service(request, StatusBoard).status()
+    return await get_service(request, StatusBoard).read_status()

@@ -32,7 +32,7 @@ class OverviewClient(ApiClient):
         Transient is raised.
         """
         query = [("subject", subject), ("last", str(last)), ("follow", str(follow).lower())]
-        address = self._address(EVENTS).update_query([*query, *(("part", part) for part in parts)])
+        address = self._make_address(EVENTS).update_query([*query, *(("part", part) for part in parts)])
         last_id: str | None = None
         backoff, received_at = Backoff(), monotonic()
         while True:
@@ -48,4 +48,4 @@ class OverviewClient(ApiClient):
             except Transient:
                 if not (follow and last_id) or monotonic() - received_at > _RECONNECT_FOR:
                     raise
-            await asyncio.sleep(backoff.next().total_seconds())
+            await asyncio.sleep(backoff.compute_next().total_seconds())

@@ -9,7 +9,7 @@ import structlog
 from penstock import __version__
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.http.health import LivenessPulse
-from penstock.kernel.status import IssueSeverity, PartReport, broken_issue, pluralize
+from penstock.kernel.status import IssueSeverity, PartReport, make_broken_issue, pluralize
 from penstock.overview import schemas
 
 OK = "OK"
@@ -27,7 +27,7 @@ class StatusBoard:
         self._pulse = pulse
         self._now = now
 
-    async def status(self) -> schemas.StatusReport:
+    async def read_status(self) -> schemas.StatusReport:
         """Run all checks at once and return their reports; the status of the whole is the worst of all issues."""
         reports = await asyncio.gather(*(_run_check(name, check) for name, check in self._checks.items()))
         parts = [
@@ -42,10 +42,10 @@ class StatusBoard:
 
     async def _check_platform(self) -> PartReport:
         """Return the health of the components that all parts use."""
-        components = (await self._pulse.health()).components
+        components = (await self._pulse.check_health()).components
         down = {name: component for name, component in components.items() if component.status == "DOWN"}
         issues = [
-            broken_issue(
+            make_broken_issue(
                 name, f"is down: {component.code or 'it did not answer'}", component.detail or "penstock doctor"
             )
             for name, component in sorted(down.items())
@@ -68,4 +68,4 @@ async def _run_check(name: str, check: StatusCheck) -> PartReport:
 
 
 def _report_failure(name: str, problem: str, hint: str | None) -> PartReport:
-    return PartReport("status unknown", [broken_issue(name, problem, hint)])
+    return PartReport("status unknown", [make_broken_issue(name, problem, hint)])

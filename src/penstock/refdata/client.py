@@ -104,7 +104,7 @@ class PodClient(ApiClient):
     ) -> AsyncIterator[AsyncIterator[Mapping[str, Any]]]:
         """Open a stream of the changes after version *since*, or after the current version."""
         path = f"{_segment(tenant)}/dictionaries{_segment(dict_code)}/changes"
-        address = self._address(path, {} if since is None else {"since": str(since)})
+        address = self._make_address(path, {} if since is None else {"since": str(since)})
         async with self._stream(address, silent_for=_SILENCE_LIMIT) as events:
             yield ({"event": event.name, **event.data} async for event in events)
 

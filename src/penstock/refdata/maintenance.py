@@ -89,7 +89,7 @@ def make_lag_task(bus: Bus, topic: str, metrics: RefdataMetrics) -> tuple[str, P
     """R26: return the periodic task that updates the lag of *topic*."""
 
     async def update_lag() -> None:
-        metrics.set_lag(topic, await bus.backlog(topic))
+        metrics.set_lag(topic, await bus.count_backlog(topic))
 
     return f"lag of {topic}", update_lag, 5 * SECOND
 

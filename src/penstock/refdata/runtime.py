@@ -11,7 +11,7 @@ import structlog
 from penstock.kernel.bus import Bus, BusDelivery, DeliveryPolicy
 from penstock.kernel.bus.workers import run_workers
 from penstock.kernel.db.database import Database
-from penstock.kernel.ids import worker_name
+from penstock.kernel.ids import make_worker_name
 from penstock.kernel.signals import Signals
 from penstock.kernel.tasks.periodic import run_periodically
 from penstock.kernel.telemetry.telemetry import Telemetry
@@ -46,7 +46,7 @@ Role = Callable[[RefdataPlatform], contextlib.AbstractAsyncContextManager[None]]
 @asynccontextmanager
 async def run_apply(platform: RefdataPlatform) -> AsyncIterator[None]:
     """R11: apply commands and run the periodic tasks until the end."""
-    section, name = platform.section, worker_name("apply")
+    section, name = platform.section, make_worker_name("apply")
     applier = CommandApplier(
         platform.db,
         platform.refdata.catalogue,
@@ -76,7 +76,7 @@ async def run_adapter(platform: RefdataPlatform) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         for topic in platform.section.kafka.external_topics:
             handler = adapter_handler(platform.refdata, TopicMapping(topic))
-            name = worker_name("kafka-adapter")
+            name = make_worker_name("kafka-adapter")
             await stack.enter_async_context(_run_topic_workers(platform, topic.topic, name, handler))
         yield
 

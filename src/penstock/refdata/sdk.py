@@ -135,7 +135,7 @@ class Dictionaries:
             except Transient:
                 if monotonic() > deadline:
                     raise
-            await asyncio.sleep(backoff.next().total_seconds())
+            await asyncio.sleep(backoff.compute_next().total_seconds())
 
     async def _wait_for_commit(self, command: Command) -> int:
         deadline, event_id = monotonic() + self._timeout, str(command.event_id)

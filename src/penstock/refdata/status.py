@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
+from penstock.kernel.status import PartReport, StatusIssue, make_broken_issue, make_late_issue, pluralize
 from penstock.kernel.text import format_duration
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.dictionaries.statement_checks import BrokenStatement
@@ -32,14 +32,16 @@ async def report_status(refdata: Refdata) -> PartReport:
 
 def _broken_sql_issue(broken: BrokenStatement) -> StatusIssue:
     hint = "fix the statement in refdata.dictionaries, its tables, or the rights of the database user"
-    return broken_issue(broken.subject, f"SQL fails: {broken.error}", f"{hint}; docs/runbook/PenstockReloadErrors.md")
+    return make_broken_issue(
+        broken.subject, f"SQL fails: {broken.error}", f"{hint}; docs/runbook/PenstockReloadErrors.md"
+    )
 
 
 def _failed_issue(row: Mapping[str, Any], now: datetime) -> StatusIssue:
     ago = format_duration(now - row["last_at"])
     problem = f"{pluralize(row['failed'], 'update')} failed, the last {ago} ago: {row['code']}"
     hint = f"penstock dict updates {row['tenant_id']}"
-    return broken_issue(f"{row['tenant_id']}/{row['dict_code']}", problem, hint, row["last_at"])
+    return make_broken_issue(f"{row['tenant_id']}/{row['dict_code']}", problem, hint, row["last_at"])
 
 
 def _drift_issue(refdata: Refdata, row: Mapping[str, Any], now: datetime) -> StatusIssue:
@@ -51,7 +53,9 @@ def _drift_issue(refdata: Refdata, row: Mapping[str, Any], now: datetime) -> Sta
     hint = f"load the items in each pod with --query-url; penstock dict audit {names}"
     if refdata.catalogue.get(target).is_writable:
         hint = f"{hint}; or make a new version for all pods; penstock dict import {names} FILE"
-    return late_issue("/".join(target), problem, f"{hint}; docs/runbook/PenstockDriftDetected.md", row["drifted_at"])
+    return make_late_issue(
+        "/".join(target), problem, f"{hint}; docs/runbook/PenstockDriftDetected.md", row["drifted_at"]
+    )
 
 
 def _delay_issues(counts: Mapping[str, Any], now: datetime) -> Iterator[StatusIssue]:
@@ -60,9 +64,9 @@ def _delay_issues(counts: Mapping[str, Any], now: datetime) -> Iterator[StatusIs
         problem = f"{pluralize(counts['pending'], 'update')} pending, the oldest for {format_duration(now - since)}"
         hint = "check that `penstock work apply` or `penstock up` is running; "
         hint += "penstock dict updates TENANT --status PENDING"
-        yield late_issue("apply", problem, hint, since)
+        yield make_late_issue("apply", problem, hint, since)
     since = counts["unannounced_since"]
     if since is not None and now - since > UNANNOUNCED_TOO_LONG:
         problem = f"versions not announced to pods, the oldest for {format_duration(now - since)}"
         hint = "check that `penstock work relay` or `penstock up` is running and reaches Redis"
-        yield late_issue("relay", problem, hint, since)
+        yield make_late_issue("relay", problem, hint, since)

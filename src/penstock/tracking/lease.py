@@ -21,7 +21,7 @@ from penstock.kernel.db.database import Connection
 from penstock.kernel.db.sql import load
 from penstock.kernel.machine import S, StateMachine
 from penstock.kernel.states.journal import APPENDED_MOVES
-from penstock.kernel.tasks.outcome import clean_reason
+from penstock.kernel.tasks.outcome import sanitize_reason
 
 Key = tuple[Any, ...]
 REAPER = "reaper"
@@ -131,7 +131,7 @@ class Lease(Generic[S]):
         # Always in the same order, so that concurrent batches do not deadlock.
         keys = self._columns(sorted((report.key, report.fence) for report in reports))
         due = due_at if target is self.ready else None
-        why = clean_reason(reason) if reason else None
+        why = sanitize_reason(reason) if reason else None
         moved = await tx.fetch(self._sql["settle"], now, target.value, why, due, counts_attempt, *keys)
         states = self.machine.states
         accepted = [AcceptedReport(self._key(row), row["fence"], states(row["state"]), True) for row in moved]
@@ -181,9 +181,9 @@ class Lease(Generic[S]):
             "attempts": self.attempts,
             "stamp": f", {self.stamp} = <now>" if self.stamp else "",
             "machine": f"'{self.machine.name}'",
-            "ready": self.machine.sql(self.ready.name),
-            "claimed": self.machine.sql(self.claimed.name),
-            "failed": self.machine.sql(self.failed.name),
+            "ready": self.machine.format_sql(self.ready.name),
+            "claimed": self.machine.format_sql(self.claimed.name),
+            "failed": self.machine.format_sql(self.failed.name),
             "condition": self.condition,
             "max_attempts": str(self.max_attempts),
             "subject": self.subject,
@@ -196,7 +196,7 @@ class Lease(Generic[S]):
     def _paths(self) -> str:
         """Return the moves to each state a claimed row can reach, as a relation: reached, number, source, target."""
         paths = [(self.claimed, self.done), (self.claimed, self.failed), (self.claimed, *self._return_path)]
-        words = [[self.machine.sql(state.name) for state in path] for path in paths]
+        words = [[self.machine.format_sql(state.name) for state in path] for path in paths]
         rows = [f"({path[-1]}, {n}, {path[n - 1]}, {path[n]})" for path in words for n in range(1, len(path))]
         return f"(VALUES {', '.join(rows)}) AS step (reached, n, source, target)"
 

@@ -13,7 +13,7 @@ from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.machine import Transition
 from penstock.kernel.states.event_stream import ChangeNotifications, JournalTail, LiveEvents
 from penstock.kernel.states.journal import StoredEntry
-from penstock.kernel.tasks.outcome import clean_reason
+from penstock.kernel.tasks.outcome import sanitize_reason
 from penstock.tracking import store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Stage, StageReportAnswer, StageReportKind, StageStatus
@@ -153,7 +153,7 @@ class Tracking:
         Return the number of rows that have the target status now.
         """
         step = MACHINES[stage].move(name)
-        error = clean_reason(reason) if reason else None
+        error = sanitize_reason(reason) if reason else None
         async with self.db.transaction() as tx:
             if shard is None:
                 await store.lock_file(tx, filename)
@@ -324,7 +324,7 @@ class Tracking:
     async def pause(self, stage: Stage, *, actor: str, reason: str | None) -> StagePause:
         """T19: stop claims and starts of *stage*; started rows may end. Return the pause."""
         async with self.db.transaction() as tx:
-            why = clean_reason(reason) if reason else None
+            why = sanitize_reason(reason) if reason else None
             await store.pause(tx, stage, actor=actor, reason=why, now=self.db.clock.now())
             pause = (await store.list_pauses(tx))[stage]
         _log.info("stage_paused", stage=stage, actor=pause.actor, reason=pause.reason)

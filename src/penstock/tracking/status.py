@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import timedelta
 
-from penstock.kernel.status import PartReport, StatusIssue, broken_issue, late_issue, pluralize
+from penstock.kernel.status import PartReport, StatusIssue, make_broken_issue, make_late_issue, pluralize
 from penstock.kernel.text import format_duration
 from penstock.tracking.contract import Stage, StageStatus
 from penstock.tracking.model import FILE_STAGE, LAST_STAGE, OverdueRows, PipelineCounts, format_reason
@@ -30,17 +30,17 @@ async def report_status(tracking: Tracking) -> PartReport:
 def _stage_issues(stage: Stage, counts: PipelineCounts) -> Iterator[StatusIssue]:
     if failed := counts.rows(stage, StageStatus.FAILED):
         hint = f"penstock track ls --stage {stage} --status failed; then penstock track retry {stage} --all"
-        yield broken_issue(stage, f"{pluralize(failed, 'shard')} failed", hint)
+        yield make_broken_issue(stage, f"{pluralize(failed, 'shard')} failed", hint)
     pause = counts.pauses.get(stage)
     if pause is not None:
         duration = format_duration(counts.at - pause.since)
         problem = f"paused for {duration} by {pause.actor}{format_reason(pause.reason)}"
-        yield late_issue(stage, problem, f"penstock track resume {stage}", pause.since)
+        yield make_late_issue(stage, problem, f"penstock track resume {stage}", pause.since)
     oldest = counts.oldest.get(stage)
     if oldest is not None and pause is None and counts.at - oldest > WAITS_TOO_LONG:
         waiting = pluralize(counts.ready(stage), "shard")
         problem = f"{waiting} waiting for a worker, the oldest was registered {format_duration(counts.at - oldest)} ago"
-        yield late_issue(
+        yield make_late_issue(
             stage, problem, f"check that a {stage} daemon is running; penstock track queue {stage}", oldest
         )
 
@@ -50,8 +50,8 @@ def _overdue_issue(overdue: OverdueRows, counts: PipelineCounts) -> StatusIssue:
     hint = f"penstock track ls --stage {stage} --status started"
     if overdue.has_lease:
         problem = f"{rows} with an expired lease, the oldest for {age}: no server returns them to the queue"
-        return broken_issue(
+        return make_broken_issue(
             stage, problem, f"{hint}; look for periodic_task_failed in the log of the server", overdue.since
         )
     problem = f"{rows} started without a lease, the oldest {age} ago: the worker may be dead"
-    return late_issue(stage, problem, hint, overdue.since)
+    return make_late_issue(stage, problem, hint, overdue.since)

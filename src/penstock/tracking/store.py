@@ -78,7 +78,7 @@ def _fill(body: str, words: Mapping[str, str]) -> str:
 
 
 def _may_start(stage: Stage) -> str:
-    return f"t.{stage.before.field}_status = {MACHINES[stage].sql('DONE')}" if stage.before else "true"
+    return f"t.{stage.before.field}_status = {MACHINES[stage].format_sql('DONE')}" if stage.before else "true"
 
 
 def _is_paused(stage: Stage) -> str:
@@ -259,7 +259,11 @@ async def list_rows(tx: Connection, wanted: RowFilter, after: tuple[str, int], l
 def _list_rows(wanted: RowFilter) -> str:
     """Return the statement with stage and status as literals, which the partial indexes need."""
     stages = [wanted.stage] if wanted.stage else list(Stage)
-    terms = [f"t.{stage.field}_status = {MACHINES[stage].sql(wanted.status.name)}" for stage in stages if wanted.status]
+    terms = [
+        f"t.{stage.field}_status = {MACHINES[stage].format_sql(wanted.status.name)}"
+        for stage in stages
+        if wanted.status
+    ]
     condition = f"({' OR '.join(terms) or 'true'})"
     # A started row always has a lease, if only an endless one: this condition makes the index on leases usable.
     condition += " AND t.lease_until IS NOT NULL" if wanted.status is StageStatus.STARTED else ""

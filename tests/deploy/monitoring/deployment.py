@@ -237,7 +237,7 @@ async def drifted(url: str) -> str:
         await watch.check_all(DictionaryCatalogue(section).all())
         await db.execute("UPDATE country SET name = name || '!'")
         assert await watch.check_all(DictionaryCatalogue(section).all()) == 1
-    return telemetry.exposition().decode()
+    return telemetry.format_metrics().decode()
 
 
 def shows(api: str, *metrics: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from penstock.app.schema import platform_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.settings import Settings
 from tests.deploy.rolling.rolling_roles import (
     API,
@@ -60,7 +60,7 @@ class Primary:
         self.url = ""
 
     async def start(self) -> None:
-        self.url = await self._running.enter_async_context(embedded_postgres(self._folder, settings=SETTINGS))
+        self.url = await self._running.enter_async_context(run_embedded_postgres(self._folder, settings=SETTINGS))
 
     async def stop(self) -> None:
         await self._running.aclose()

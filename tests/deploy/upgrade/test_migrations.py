@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from penstock.app.schema import platform_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.locks import advisory_lock
+from penstock.kernel.db.locks import hold_advisory_lock
 from penstock.kernel.db.migrate import Migration
 from penstock.settings import Settings
 from tests.deploy.upgrade.upgrade_rules import broken_rules, tables_made
@@ -135,6 +135,6 @@ async def test_a_migration_deferred_to_those_at_work(db: Database) -> None:
 
 async def test_a_start_without_migrations_takes_no_lock(db: Database) -> None:
     """R27: a pod of the release before that restarts while the new one's index is built is there at once."""
-    async with db.session() as other, advisory_lock(other, "penstock.migrate"):
+    async with db.session() as other, hold_advisory_lock(other, "penstock.migrate"):
         async with asyncio.timeout(20):
             assert await migrate.migrate(db, platform_migrations(Settings())) == []

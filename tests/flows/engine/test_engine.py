@@ -172,7 +172,7 @@ async def test_retried_step_wakes_a_waiting_claim(flows: FlowsStepper) -> None:
         ("b", StepReportKind.RELEASED, True),
         ("c", StepReportKind.SUCCEEDED, False),
     ):
-        notified = flows.notifier.next_event(STEPS)
+        notified = flows.notifier.get_next_event(STEPS)
         await flows.report(claimed[name], outcome)
         assert notified.is_set() is is_reported, name
 
@@ -182,11 +182,11 @@ async def test_end_of_a_limited_step_wakes_a_waiting_claim(database_url: str, tm
     async with flows_stepper(database_url, tmp_path, limits={WORK: 1}) as flows:
         await flows.start({"a": work(), "b": work()})
         claimed = (await flows.claim())["a"]
-        notified = flows.notifier.next_event(STEPS)
+        notified = flows.notifier.get_next_event(STEPS)
         await flows.report(claimed)
         assert notified.is_set()
         claimed = (await flows.claim())["b"]
-        notified = flows.notifier.next_event(STEPS)
+        notified = flows.notifier.get_next_event(STEPS)
         await flows.work_source.settle("w", [(claimed, make_report(claimed))], [WORK], 1)
         assert notified.is_set()
 

@@ -50,7 +50,7 @@ class MarketHarness:
         """Wait for the end of a run, and return the run."""
         async with asyncio.timeout(TIMEOUT):
             while True:
-                notified = self.engine.notifier.next_event(RUNS)
+                notified = self.engine.notifier.get_next_event(RUNS)
                 run = await self.views.read_run(run_id)
                 if run["status"] in _FINAL:
                     return run

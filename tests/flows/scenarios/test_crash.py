@@ -14,7 +14,7 @@ import pytest
 from penstock.app.schema import platform_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.errors import Transient
 from penstock.settings import Settings
 from tests.flows.scenarios.crash_scenarios import (
@@ -145,7 +145,7 @@ def kill_server(up: Up, *, with_postgres: bool) -> None:
 @asynccontextmanager
 async def open_database(data: Path, scenarios: dict[str, RunScenario]) -> AsyncIterator[FlowsCrashHarness]:
     """Yield a harness on the database of the server that runs on *data*."""
-    async with embedded_postgres(data / "postgres") as url, crash_harness(url, data, SECTION) as harness:
+    async with run_embedded_postgres(data / "postgres") as url, crash_harness(url, data, SECTION) as harness:
         harness.scenarios = scenarios
         yield harness
 
@@ -156,7 +156,7 @@ async def open_database(data: Path, scenarios: dict[str, RunScenario]) -> AsyncI
 async def test_postgresql_may_die_during_work(tmp_path: Path, campaign: Campaign) -> None:
     """F3, F4, F11: PostgreSQL is killed or stopped at once; the workers reconnect, and all runs end."""
     campaign.counts_items = True
-    async with embedded_postgres(tmp_path / "pg") as url:
+    async with run_embedded_postgres(tmp_path / "pg") as url:
         async with Database.open(url, size=1) as db:
             await migrate.migrate(db, platform_migrations(Settings()))
         place = WorkerSetup(url, tmp_path, SECTION)

@@ -51,7 +51,7 @@ async def test_inner_runs_count_against_the_limit_of_their_flow(flows: FlowsStep
 async def test_waiting_inner_runs_send_a_notification(flows: FlowsStepper) -> None:
     """F14: a waiting inner run notifies the task that starts runs, which need not wait for its next interval."""
     flows.catalogue.add("one", {"a": work()})
-    notified = flows.notifier.next_event(engine.RUNS)
+    notified = flows.notifier.get_next_event(engine.RUNS)
     await flows.start({"f": named_flow("one")})
     assert notified.is_set()
 

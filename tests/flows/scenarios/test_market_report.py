@@ -121,11 +121,11 @@ async def test_artifact_metadata_matches_the_stored_objects(database_url: str, t
             for artifact in run["steps"][name]["artifacts"]:
                 path = f"{kind}/r1/{name}/{artifact['name']}"
                 data, _ = stored.pop(path)
-                assert artifact["uri"] == harness.storage.uri(path)
+                assert artifact["uri"] == harness.storage.make_uri(path)
                 assert (artifact["sha256"], artifact["size"]) == (hashlib.sha256(data).hexdigest(), len(data))
         assert not stored
         charts = run["steps"]["charts"]
-        assert charts["outputs"][MANIFEST_OUTPUT] == harness.storage.uri("charts/r1/charts/manifest.json")
+        assert charts["outputs"][MANIFEST_OUTPUT] == harness.storage.make_uri("charts/r1/charts/manifest.json")
         manifest = orjson.loads(await harness.read_artifact("charts", MANIFEST))
         assert await harness.read_manifest() == (CHARTS, {})
     listed = {chart["name"]: (chart["sha256"], chart["size"]) for chart in charts["artifacts"]}
@@ -200,7 +200,7 @@ async def test_too_few_charts_fail_the_run(
         assert (error["code"], error["details"]["minImages"]) == ("TOO_FEW_IMAGES", 2)
         assert "1 of 3 charts were rendered; minImages is 2" in error["message"]
         assert [failure["id"] for failure in error["details"]["failures"]] == ["days", "hours"]
-        assert charts["outputs"] == {MANIFEST_OUTPUT: harness.storage.uri("charts/r1/charts/manifest.json")}
+        assert charts["outputs"] == {MANIFEST_OUTPUT: harness.storage.make_uri("charts/r1/charts/manifest.json")}
         assert await harness.read_manifest() == (["four-hours"], {"days": code, "hours": code})
         assert [chart["name"] for chart in charts["artifacts"]] == ["four-hours.png", MANIFEST]
         assert TOKEN.encode() not in await harness.read_all()
@@ -397,7 +397,7 @@ async def test_a_success_without_a_valid_manifest_fails(database_url: str, tmp_p
             charts = run["steps"]["charts"]
             names = [chart["name"] for chart in charts["artifacts"]]
             assert (MANIFEST in names) == (code != "MANIFEST_MISSING"), case
-            uri = harness.storage.uri(f"charts/{run_id}/charts/manifest.json") if MANIFEST in names else None
+            uri = harness.storage.make_uri(f"charts/{run_id}/charts/manifest.json") if MANIFEST in names else None
             assert charts["outputs"].get(MANIFEST_OUTPUT) == uri, case
             assert all([await harness.read_artifact("charts", name, run_id) for name in names])
 
@@ -412,7 +412,7 @@ async def test_outputs_are_corrected_by_the_manifest(database_url: str, tmp_path
         assert charts["status"] == "SUCCEEDED"
         outputs = charts["outputs"]
         assert (outputs["partial"], outputs["received"], outputs["requested"]) == (True, 2, 3)
-        assert outputs[MANIFEST_OUTPUT] == harness.storage.uri("charts/r1/charts/manifest.json")
+        assert outputs[MANIFEST_OUTPUT] == harness.storage.make_uri("charts/r1/charts/manifest.json")
         assert await harness.read_manifest() == (["days", "hours"], {"four-hours": "LOST"})
 
 
@@ -437,7 +437,7 @@ async def test_a_failed_attempt_publishes_its_manifest(
     async with run_market(database_url, tmp_path, handlers={CHART_EXPORT: handler}) as harness:
         run = await harness.run_to_end(**make_request())
         assert read_charts_error(run)["code"] == code
-        uri = harness.storage.uri("charts/r1/charts/manifest.json")
+        uri = harness.storage.make_uri("charts/r1/charts/manifest.json")
         assert run["steps"]["charts"]["outputs"] == {MANIFEST_OUTPUT: uri}
         assert len((await harness.read_manifest())[1]) in (1, 3)
 

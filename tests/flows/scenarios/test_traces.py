@@ -55,6 +55,6 @@ async def test_every_step_has_a_span_in_the_trace_of_its_run(flows: FlowsStepper
     spans = {str((span.attributes or {})["step"]): span for span in kept.get_finished_spans()}
     assert {name: span.status.is_ok for name, span in spans.items()} == {"a": True, "b": False}
     assert {f"{span.context.trace_id:032x}" for span in spans.values() if span.context} == {TRACE}
-    exposition = telemetry.exposition().decode()
+    exposition = telemetry.format_metrics().decode()
     assert 'penstock_flow_steps_total{kind="work",outcome="SUCCEEDED"} 1.0' in exposition
     assert 'penstock_flow_steps_total{kind="work",outcome="FAILED"} 1.0' in exposition

@@ -63,7 +63,7 @@ async def run_export(harness: FlowsHarness, run_id: str, **inputs: Any) -> Json:
 
 async def test_success_is_checked_by_its_document(exporting: FlowsHarness) -> None:
     """F12: a success of a kind with `check_report` is accepted or refused by its document, not by its outputs."""
-    uri = exporting.storage.uri(f"runs/good/export/{RECEIPT}")
+    uri = exporting.storage.make_uri(f"runs/good/export/{RECEIPT}")
     for run_id, forgets in (("good", False), ("forgot", True)):
         step = await run_export(exporting, run_id, rows=3, receipt='{"rows": 3}', forgets=forgets)
         assert (step["status"], step["error"]) == ("SUCCEEDED", None)

@@ -104,7 +104,7 @@ async def test_run_with_a_failed_partition(stones: HarvestStepper) -> None:
     assert len(failures) == failed
     assert all("SOURCE_ERROR" in row["error_message"] for row in failures)
     assert len(await run_query(stones, "progress_at_failure", run_id)) == failed
-    assert await stones.bus.backlog(contract.CONSOLIDATIONS) == 0
+    assert await stones.bus.count_backlog(contract.CONSOLIDATIONS) == 0
 
     stones.source.set_faults()
     await stones.harvest.retry(run_id, "test")

@@ -164,7 +164,7 @@ async def test_endless_pause_raises_one_alert(database_url: str, tmp_path: Path)
             assert part["paused_until"] > stepper.db.clock.now() + timedelta(minutes=9)
             assert await stepper.fetcher.resume_paused() == 0
             await stepper.rescuer.rescue()
-            assert await stepper.bus.backlog(WORK_ITEMS) == 0
+            assert await stepper.bus.count_backlog(WORK_ITEMS) == 0
             assert await end_pauses(stepper) == 1
         assert await list_alerts(stepper) == []
         await deliver_all(stepper, WORK_ITEMS, limit=2)

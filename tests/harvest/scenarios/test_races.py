@@ -279,4 +279,4 @@ async def test_concurrent_rescuers_send_a_message_once(
         await asyncio.gather(*(stepper.rescuer.rescue() for _ in range(4)))
         parts = await list_partitions(stepper, run_id)
         assert {part["rescues"] for part in parts.values()} == {1}
-        assert await stepper.bus.backlog(WORK_ITEMS) == len(parts)
+        assert await stepper.bus.count_backlog(WORK_ITEMS) == len(parts)

@@ -36,7 +36,7 @@ WAIT = 30
 async def test_status_column_allows_the_states_of_the_machine(db: Database) -> None:
     """The CHECK of the status column allows exactly the states of the machine."""
     definition = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = $1"
-    await db.execute(f"CREATE TABLE twin (status text CONSTRAINT twin CHECK ({RUN.sql_check('status')}))")
+    await db.execute(f"CREATE TABLE twin (status text CONSTRAINT twin CHECK ({RUN.format_sql_check('status')}))")
     assert await db.fetchval(definition, "ingest_run_status_check") == await db.fetchval(definition, "twin")
 
 

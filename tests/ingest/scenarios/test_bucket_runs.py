@@ -394,14 +394,14 @@ class CrashingObjectStorage:
     def stream(self, path: str, *, etag: str | None = None) -> AsyncIterator[bytes]:
         return self._read().stream(path, etag=etag)
 
-    async def info(self, path: str) -> ObjectInfo | None:
-        return await self._read().info(path)
+    async def read_info(self, path: str) -> ObjectInfo | None:
+        return await self._read().read_info(path)
 
     def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
         return self._read().list(prefix)
 
-    def uri(self, path: str) -> str:
-        return self._inner.uri(path)
+    def make_uri(self, path: str) -> str:
+        return self._inner.make_uri(path)
 
     async def check(self) -> None:
         await self._read().check()

@@ -113,7 +113,7 @@ def test_a_name_that_objects_cannot_have(folder: FolderBackend, stored: BucketBa
     drop(folder, "two\nlines.csv", b"x")
     found = arrival(folder.tree, "two\nlines.csv")
     assert folder.tree.move(found, BROKEN) == f"{BROKEN}/two\nlines.csv"
-    place = Path(stored.storage.uri(INBOX).removeprefix("file://"))
+    place = Path(stored.storage.make_uri(INBOX).removeprefix("file://"))
     place.mkdir(parents=True)
     (place / "two\nlines.csv").write_bytes(b"x")
     assert stored.tree.list_arrivals(SUPPLIER) == []

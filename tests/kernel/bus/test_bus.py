@@ -285,7 +285,7 @@ async def test_workers_join_and_leave_and_every_message_is_handled(backend: BusB
         await publish_some()
         await notes.until_handled(total)
     check_handled_in_order(backend, notes, total)
-    assert await backend.bus.backlog(backend.topic) == 0
+    assert await backend.bus.count_backlog(backend.topic) == 0
 
 
 def check_handled_in_order(backend: BusBackend, notes: Notes, total: int) -> None:
@@ -354,11 +354,11 @@ async def test_a_settle_after_the_lease_expired_changes_nothing(backend: BusBack
             taken = await take(quick)
             assert await settle(slow, claimed) == 1
             assert await settle(slow, claimed, Failed("no")) == 1
-            assert await backend.bus.backlog(backend.topic) == 2
+            assert await backend.bus.count_backlog(backend.topic) == 2
             assert (values(taken), taken[0].attempt) == (["1"], 2)
             await finish(backend, quick, taken[0])
             assert values(await take(quick)) == ["2"]
-    assert await backend.bus.dead_letters(backend.topic) == []
+    assert await backend.bus.read_dead_letters(backend.topic) == []
 
 
 async def test_an_earlier_claim_of_the_same_worker_does_not_count(backend: BusBackend) -> None:
@@ -371,7 +371,7 @@ async def test_an_earlier_claim_of_the_same_worker_does_not_count(backend: BusBa
         assert claimed[0].fence > lost[0].fence
         assert await settle(subscription, lost, Failed("too late")) == 1
         await finish(backend, subscription, claimed[0])
-    assert await backend.bus.dead_letters(backend.topic) == []
+    assert await backend.bus.read_dead_letters(backend.topic) == []
 
 
 async def test_lost_messages_are_redelivered_however_many_wait(backend: BusBackend) -> None:
@@ -412,7 +412,7 @@ async def test_a_worker_that_extends_its_lease_keeps_its_messages(backend: BusBa
         async with backend.bus.subscribe(backend.topic, worker="other", policy=short) as other:
             until = time.monotonic() + 2 * SHORT.total_seconds()
             async with asyncio.timeout(WITHIN):
-                while await backend.bus.backlog(backend.topic):
+                while await backend.bus.count_backlog(backend.topic):
                     taken = await other.take(10)
                     for delivery in taken:
                         await notes.add("other", delivery)
@@ -474,7 +474,7 @@ async def test_a_frozen_worker_loses_its_messages(backend: BusBackend) -> None:
             zombie.send(signal.SIGCONT)
             await zombie.tell("settle")
             assert await zombie.line() == "lost 1 1"
-            assert await backend.bus.backlog(backend.topic) == 1
+            assert await backend.bus.count_backlog(backend.topic) == 1
             await finish(backend, subscription, taken[0])
 
 
@@ -492,12 +492,12 @@ async def test_a_lease_that_expires_during_a_change_of_workers_blocks_nothing(ba
             backend.bus.subscribe(backend.topic, worker="next", policy=LONG) as other,
             asyncio.timeout(WITHIN),
         ):
-            while await backend.bus.backlog(backend.topic):
+            while await backend.bus.count_backlog(backend.topic):
                 for worker in (late, other):
                     await settle(worker, await worker.take(100))
                     await worker.wait(0.1)
         assert await settle(late, claimed) == len(claimed)
-    assert await backend.bus.dead_letters(backend.topic) == []
+    assert await backend.bus.read_dead_letters(backend.topic) == []
 
 
 async def test_a_running_worker_loses_nothing_when_another_dies(kafka_backend: KafkaBusBackend) -> None:
@@ -545,10 +545,10 @@ async def test_a_message_that_kills_its_workers_is_dead_lettered_alone(backend: 
     assert exits == [-signal.SIGKILL, -signal.SIGKILL, 0]
     assert handled.count("poison") == 2
     assert sorted({value for value in handled if value != "poison"}) == others
-    [dead_letter] = await backend.bus.dead_letters(backend.topic)
+    [dead_letter] = await backend.bus.read_dead_letters(backend.topic)
     assert (dead_letter.message.key, dead_letter.message.value) == ("a", b"poison")
     assert dead_letter.reason == "its workers died or froze 2 times"
-    assert await backend.bus.backlog(backend.topic) == 0
+    assert await backend.bus.count_backlog(backend.topic) == 0
 
 
 # Retry and dead letters
@@ -602,7 +602,7 @@ async def test_a_message_is_dead_lettered_after_its_attempts(backend: BusBackend
         await notes.until_handled(2)
     assert sum(dead) == 1
     assert notes.of_key("a") == ["bad", "bad", "bad", "good"]
-    [dead_letter] = await backend.bus.dead_letters(backend.topic)
+    [dead_letter] = await backend.bus.read_dead_letters(backend.topic)
     assert dead_letter.message == BusMessage(backend.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"})
     assert dead_letter.reason == "failed after 3 attempts: disk full"
     assert dead_letter.attempts == 3
@@ -619,8 +619,8 @@ async def test_a_transient_error_is_retried_without_limit(backend: BusBackend) -
             assert delivery.attempt == 1
             await settle(subscription, [delivery], Retry("database down", QUICK, counts=False))
         await settle(subscription, await take(subscription))
-    assert await backend.bus.dead_letters(backend.topic) == []
-    assert await backend.bus.backlog(backend.topic) == 0
+    assert await backend.bus.read_dead_letters(backend.topic) == []
+    assert await backend.bus.count_backlog(backend.topic) == 0
 
 
 async def test_a_failure_is_dead_lettered_at_once_and_the_partition_continues(backend: BusBackend) -> None:
@@ -631,16 +631,16 @@ async def test_a_failure_is_dead_lettered_at_once_and_the_partition_continues(ba
         taken = await take_all(subscription, 4)
         outcomes: list[Outcome] = [Failed(reason), Done(), Failed("x" * 10_000), Done()]
         assert await subscription.settle(list(zip(taken, outcomes, strict=True))) == 0
-        assert await backend.bus.backlog(backend.topic) == 0
+        assert await backend.bus.count_backlog(backend.topic) == 0
         await publish(backend, ("a", "next"))
         assert values(await take(subscription)) == ["next"]
-    dead_letters = await backend.bus.dead_letters(backend.topic)
+    dead_letters = await backend.bus.read_dead_letters(backend.topic)
     assert [dead_letter.message.value for dead_letter in dead_letters] == [b"0", b"2"]
     assert dead_letters[0].reason == "no � JSON ? ✗"
     assert dead_letters[1].reason.startswith("xxx")
-    assert [dead_letter.message.value for dead_letter in await backend.bus.dead_letters(backend.topic, limit=1)] == [
-        b"0"
-    ]
+    assert [
+        dead_letter.message.value for dead_letter in await backend.bus.read_dead_letters(backend.topic, limit=1)
+    ] == [b"0"]
 
 
 async def test_recent_dead_letters_are_counted(backend: BusBackend) -> None:
@@ -671,7 +671,7 @@ async def test_a_message_of_a_transaction_is_delivered_after_the_commit(backend:
                 [BusMessage(backend.topic, "a", b"1", {"n": "1"}), BusMessage(backend.topic, "a", b"2")], tx=tx
             )
             await backend.relay()
-            assert await backend.bus.backlog(backend.topic) == 0
+            assert await backend.bus.count_backlog(backend.topic) == 0
         await backend.relay()
         taken = await take_all(subscription, 2)
         assert [(d.message.value, dict(d.message.headers)) for d in taken] == [(b"1", {"n": "1"}), (b"2", {})]
@@ -742,22 +742,22 @@ async def test_an_invalid_message_is_refused(backend: BusBackend, change: dict[s
     fine = BusMessage(backend.topic, "fine", b"")
     with pytest.raises(Invalid, match=r"key|bytes|header|topic"):
         await backend.bus.publish([fine, replace(fine, **change)])
-    assert await backend.bus.backlog(backend.topic) == 0
+    assert await backend.bus.count_backlog(backend.topic) == 0
 
 
 async def test_the_backlog_counts_unsettled_messages(backend: BusBackend) -> None:
     """Waiting and delivered messages count, settled ones do not; an unknown topic has no backlog."""
-    assert await backend.bus.backlog(backend.topic) == 0
-    assert await backend.bus.dead_letters(backend.topic) == []
+    assert await backend.bus.count_backlog(backend.topic) == 0
+    assert await backend.bus.read_dead_letters(backend.topic) == []
     await publish(backend, *[(f"k{n}", str(n)) for n in range(10)])
-    assert await backend.bus.backlog(backend.topic) == 10
+    assert await backend.bus.count_backlog(backend.topic) == 10
     async with backend.bus.subscribe(backend.topic, worker="w", policy=LONG) as subscription:
         taken = await take_all(subscription, 10)
-        assert await backend.bus.backlog(backend.topic) == 10
+        assert await backend.bus.count_backlog(backend.topic) == 10
         outcomes = [Failed("no") if n < 3 else Done() if n < 7 else None for n in range(10)]
         await subscription.settle(list(zip(taken, outcomes, strict=True)))
         settled = settled_before_first_open(taken, outcomes)
-        assert await backend.bus.backlog(backend.topic) == 10 - settled
+        assert await backend.bus.count_backlog(backend.topic) == 10 - settled
 
 
 def settled_before_first_open(taken: Sequence[BusDelivery], outcomes: Sequence[Outcome | None]) -> int:

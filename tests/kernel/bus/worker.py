@@ -44,7 +44,7 @@ async def work(bus: Bus, subscription: Subscription) -> None:
         return Done()
 
     worker = Worker(subscription, handle_each(handle, subscription), Telemetry(), batch=100)
-    while await worker.step() or await bus.backlog(subscription.name):
+    while await worker.step() or await bus.count_backlog(subscription.name):
         await subscription.wait(0.5)
 
 

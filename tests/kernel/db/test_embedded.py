@@ -12,15 +12,15 @@ import psutil
 import pytest
 
 from penstock.kernel.db import embedded
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.errors import BadConfig, Conflict, Transient
 
 CREATE_AND_DIE = """
 import asyncio, os, signal, sys, asyncpg
 from pathlib import Path
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 async def main():
-    async with embedded_postgres(Path(sys.argv[1])) as url:
+    async with run_embedded_postgres(Path(sys.argv[1])) as url:
         connection = await asyncpg.connect(url)
         await connection.execute("CREATE TABLE answer AS SELECT 42 AS n")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -49,17 +49,17 @@ def servers(folder: Path) -> list[psutil.Process]:
 
 async def test_data_survives_a_restart(tmp_path: Path) -> None:
     """Committed data exists after a stop and a start, and no server runs between them."""
-    async with embedded_postgres(tmp_path / "pg") as url:
+    async with run_embedded_postgres(tmp_path / "pg") as url:
         await query_value(url, "CREATE TABLE answer AS SELECT 42 AS n")
     assert servers(tmp_path / "pg") == []
-    async with embedded_postgres(tmp_path / "pg") as url:
+    async with run_embedded_postgres(tmp_path / "pg") as url:
         assert await query_value(url, "SELECT n FROM answer") == 42
 
 
 async def test_a_second_user_shares_the_running_server(tmp_path: Path) -> None:
     """A second user of a running server shares it, and does not stop it."""
-    async with embedded_postgres(tmp_path / "pg") as first:
-        async with embedded_postgres(tmp_path / "pg") as second:
+    async with run_embedded_postgres(tmp_path / "pg") as first:
+        async with run_embedded_postgres(tmp_path / "pg") as second:
             assert second == first
         assert await query_value(first, "SELECT 1") == 1
         assert len(servers(tmp_path / "pg")) == 1
@@ -70,12 +70,12 @@ async def test_two_starters_at_once_start_one_server(tmp_path: Path) -> None:
     """Two concurrent starts lead to one server that both can use."""
 
     async def use() -> object:
-        async with embedded_postgres(tmp_path / "pg") as url:
+        async with run_embedded_postgres(tmp_path / "pg") as url:
             return await query_value(url, "SELECT 1")
 
     await use()  # the folder exists; now race
     first = asyncio.create_task(use())
-    async with embedded_postgres(tmp_path / "pg") as url:
+    async with run_embedded_postgres(tmp_path / "pg") as url:
         assert await query_value(url, "SELECT 1") == 1
         assert len(servers(tmp_path / "pg")) == 1
         assert await first == 1
@@ -89,17 +89,17 @@ async def test_data_survives_a_kill_of_the_starter(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     _, alive = await asyncio.to_thread(psutil.wait_procs, servers(tmp_path / "pg"), timeout=30)
     assert alive == []
-    async with embedded_postgres(tmp_path / "pg") as url:
+    async with run_embedded_postgres(tmp_path / "pg") as url:
         assert await query_value(url, "SELECT n FROM answer") == 42
 
 
 @pytest.mark.full
 async def test_a_reused_process_id_does_not_block_the_start(tmp_path: Path) -> None:
     """After a reboot the pid in the lock file may belong to any process; the start waits only for a PostgreSQL."""
-    async with embedded_postgres(tmp_path / "pg"):
+    async with run_embedded_postgres(tmp_path / "pg"):
         lock = (tmp_path / "pg" / "data" / "postmaster.pid").read_text()
     (tmp_path / "pg" / "data" / "postmaster.pid").write_text("1" + lock[lock.index("\n") :])
-    async with asyncio.timeout(30), embedded_postgres(tmp_path / "pg") as url:
+    async with asyncio.timeout(30), run_embedded_postgres(tmp_path / "pg") as url:
         assert await query_value(url, "SELECT 1") == 1
 
 
@@ -123,14 +123,14 @@ async def test_root_does_not_change_the_owner_of_a_link_target(tmp_path: Path) -
     target.mkdir()
     (tmp_path / "pg").symlink_to(target)
     with pytest.raises(BadConfig, match="is a symbolic link"):
-        async with embedded_postgres(tmp_path / "pg"):
+        async with run_embedded_postgres(tmp_path / "pg"):
             pass
     assert target.stat().st_uid == 0
 
 
 async def test_a_server_that_dies_is_restarted(tmp_path: Path) -> None:
     """After kill -9 of PostgreSQL it is available again at the same address with its data."""
-    async with embedded_postgres(tmp_path / "pg") as url:
+    async with run_embedded_postgres(tmp_path / "pg") as url:
         await query_value(url, "CREATE TABLE answer AS SELECT 42 AS n")
         (server,) = servers(tmp_path / "pg")
         server.kill()
@@ -149,7 +149,7 @@ async def test_an_incomplete_cluster_is_created_again(tmp_path: Path) -> None:
     """The next start removes what a crash during the first initialisation has left."""
     (tmp_path / "pg" / "data.new").mkdir(parents=True)
     (tmp_path / "pg" / "data.new" / "PG_VERSION").write_text("18\n")
-    async with embedded_postgres(tmp_path / "pg") as url:
+    async with run_embedded_postgres(tmp_path / "pg") as url:
         assert await query_value(url, "SELECT 1") == 1
 
 
@@ -157,15 +157,15 @@ async def test_an_incomplete_cluster_is_created_again(tmp_path: Path) -> None:
 async def test_a_path_too_long_for_a_socket_works(tmp_path: Path) -> None:
     """The socket of a data directory with a long path is in another folder, which is removed at the end."""
     folder = tmp_path / ("long" * 25) / "pg"
-    async with embedded_postgres(folder) as url:
+    async with run_embedded_postgres(folder) as url:
         assert await query_value(url, "SELECT 1") == 1
-        assert embedded._socket_folder(folder).exists()
-    assert not embedded._socket_folder(folder).exists()
+        assert embedded._choose_socket_folder(folder).exists()
+    assert not embedded._choose_socket_folder(folder).exists()
 
 
 async def test_commits_are_durable_by_default(tmp_path: Path) -> None:
     """No setting of the embedded server trades durability for speed."""
-    async with embedded_postgres(tmp_path / "pg") as url:
+    async with run_embedded_postgres(tmp_path / "pg") as url:
         settings = [
             await query_value(url, f"SHOW {name}") for name in ("fsync", "synchronous_commit", "full_page_writes")
         ]
@@ -175,7 +175,7 @@ async def test_commits_are_durable_by_default(tmp_path: Path) -> None:
 
 async def test_the_socket_is_private(tmp_path: Path) -> None:
     """Other users of the machine cannot connect, because they cannot enter the folder of the socket."""
-    async with embedded_postgres(tmp_path / "pg"):
+    async with run_embedded_postgres(tmp_path / "pg"):
         assert (tmp_path / "pg" / "socket").stat().st_mode & 0o077 == 0
 
 
@@ -184,14 +184,14 @@ async def test_data_of_another_major_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pg" / "data").mkdir(parents=True)
     (tmp_path / "pg" / "data" / "PG_VERSION").write_text("12\n")
     with pytest.raises(Conflict, match="PostgreSQL 12"):
-        async with embedded_postgres(tmp_path / "pg"):
+        async with run_embedded_postgres(tmp_path / "pg"):
             pass
 
 
 async def test_a_failed_start_has_the_reason(tmp_path: Path) -> None:
     """The error has the reason from the log of PostgreSQL, and the hint has the path of the log."""
     with pytest.raises(Transient, match=r"(?s)max_connections") as caught:
-        async with embedded_postgres(tmp_path / "pg", settings={"max_connections": "rubbish"}):
+        async with run_embedded_postgres(tmp_path / "pg", settings={"max_connections": "rubbish"}):
             pass
     assert caught.value.hint is not None
     assert "postgres.log" in caught.value.hint

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.locks import advisory_key, advisory_lock, file_lock, try_advisory_lock
+from penstock.kernel.db.locks import compute_advisory_key, hold_advisory_lock, hold_file_lock, try_advisory_lock
 from penstock.kernel.errors import Conflict
 from tests.services.postgres import LOCK_AWAITED
 
 HOLDER = """
 import sys
 from pathlib import Path
-from penstock.kernel.db.locks import file_lock
-with file_lock(Path(sys.argv[1]), "run acme_7"):
+from penstock.kernel.db.locks import hold_file_lock
+with hold_file_lock(Path(sys.argv[1]), "run acme_7"):
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -47,14 +47,14 @@ def test_a_lock_of_another_process_ends_with_the_process(tmp_path: Path) -> None
     """I4: the error of the second caller names the holder, with exit code 6; SIGKILL releases the lock at once."""
     path = tmp_path / "lock"
     with lock_in_other_process(path) as process:
-        with pytest.raises(Conflict) as locked, file_lock(path, "me"):
+        with pytest.raises(Conflict) as locked, hold_file_lock(path, "me"):
             pass
         assert (locked.value.code, locked.value.exit_code) == ("LOCKED", 6)
         assert f"{tmp_path} is locked by run acme_7 (pid {process.pid}, since " in locked.value.message
         assert locked.value.details["holder"] == "run acme_7"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        with file_lock(path, "me"):
+        with hold_file_lock(path, "me"):
             pass
 
 
@@ -62,7 +62,7 @@ def test_a_lock_is_free_after_its_block(tmp_path: Path) -> None:
     """I4: the lock is released also after an exception, and its file remains."""
     path = tmp_path / "lock"
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError), file_lock(path, "me"):
+        with pytest.raises(ZeroDivisionError), hold_file_lock(path, "me"):
             _ = 1 / 0
     assert path.exists()
 
@@ -70,9 +70,9 @@ def test_a_lock_is_free_after_its_block(tmp_path: Path) -> None:
 def test_the_lock_file_names_the_holder(tmp_path: Path, clock: ManualClock) -> None:
     """I4: the note of a new holder replaces the old one, which may have been longer."""
     path = tmp_path / "lock"
-    with file_lock(path, "a holder with a long name", clock):
+    with hold_file_lock(path, "a holder with a long name", clock):
         pass
-    with file_lock(path, "me", clock), pytest.raises(Conflict) as locked, file_lock(path, "you", clock):
+    with hold_file_lock(path, "me", clock), pytest.raises(Conflict) as locked, hold_file_lock(path, "you", clock):
         pass
     assert locked.value.details == {"holder": "me", "pid": os.getpid(), "since": clock.now().isoformat()}
 
@@ -81,9 +81,9 @@ def test_the_lock_file_names_the_holder(tmp_path: Path, clock: ManualClock) -> N
 def test_a_lock_with_an_unreadable_note_is_still_a_lock(tmp_path: Path, note: bytes) -> None:
     """I4: the second caller gets Conflict whatever the file contains."""
     path = tmp_path / "lock"
-    with file_lock(path, "me"):
+    with hold_file_lock(path, "me"):
         path.write_bytes(note)
-        with pytest.raises(Conflict, match="is locked by unknown"), file_lock(path, "you"):
+        with pytest.raises(Conflict, match="is locked by unknown"), hold_file_lock(path, "you"):
             pass
 
 
@@ -93,10 +93,10 @@ async def test_an_advisory_lock_has_one_holder(db: Database) -> None:
     async with db.session() as first, db.session() as second:
 
         async def follow() -> None:
-            async with advisory_lock(second, "acme"):
+            async with hold_advisory_lock(second, "acme"):
                 inside.append("second")
 
-        async with advisory_lock(first, "acme"):
+        async with hold_advisory_lock(first, "acme"):
             follower = asyncio.create_task(follow())
             while not await db.fetchval(LOCK_AWAITED):
                 assert not follower.done()
@@ -116,13 +116,13 @@ async def test_trying_a_locked_name_returns_at_once(db: Database) -> None:
             assert again
 
 
-@pytest.mark.parametrize("lock", [advisory_lock, try_advisory_lock])
+@pytest.mark.parametrize("lock", [hold_advisory_lock, try_advisory_lock])
 async def test_an_advisory_lock_ends_with_its_connection(db: Database, database_url: str, lock: object) -> None:
     """I4: a lost connection releases the lock, and the end of the block does not fail."""
     connection = await asyncpg.connect(database_url)
     async with lock(connection, "acme"):  # type: ignore[operator]
         await connection.close()
-        async with db.session() as other, advisory_lock(other, "acme"):
+        async with db.session() as other, hold_advisory_lock(other, "acme"):
             pass
 
 
@@ -130,10 +130,10 @@ async def test_an_advisory_lock_ends_with_its_connection(db: Database, database_
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_every_name_has_a_valid_number(name: str) -> None:
     """The number of a lock fits a bigint, and is the same in every process."""
-    assert -(2**63) <= advisory_key(name) < 2**63
-    assert advisory_key(name) == advisory_key(name)
+    assert -(2**63) <= compute_advisory_key(name) < 2**63
+    assert compute_advisory_key(name) == compute_advisory_key(name)
 
 
 def test_the_numbers_never_change() -> None:
     """Two releases exclude each other during a rolling upgrade."""
-    assert advisory_key("penstock.migrate") == 8242059233297345630
+    assert compute_advisory_key("penstock.migrate") == 8242059233297345630

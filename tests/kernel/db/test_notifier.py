@@ -13,11 +13,11 @@ CHANNEL = "test_notifier"
 async def test_a_notification_wakes_the_waiters_of_its_topic(db: Database) -> None:
     """T12: a waiter is woken by a notification of its topic, and by no other."""
     notifier = Notifier(db, CHANNEL)
-    mine, other = notifier.next_event("mine"), notifier.next_event("other")
+    mine, other = notifier.get_next_event("mine"), notifier.get_next_event("other")
     notifier.notify("mine")
     assert mine.is_set()
     assert not other.is_set()
-    assert not notifier.next_event("mine").is_set(), "a notification is for earlier waiters, not for later ones"
+    assert not notifier.get_next_event("mine").is_set(), "a notification is for earlier waiters, not for later ones"
 
 
 async def test_a_notification_reaches_other_processes(db: Database, database_url: str) -> None:
@@ -32,7 +32,7 @@ async def test_a_notification_reaches_other_processes(db: Database, database_url
         async def wait_twice() -> None:
             nonlocal wakeups
             while wakeups < 2:  # the first wake-up may only mean that the listener has started
-                await remote.next_event("work").wait()
+                await remote.get_next_event("work").wait()
                 wakeups += 1
             is_woken.set()
 
@@ -46,10 +46,10 @@ async def test_a_notification_reaches_other_processes(db: Database, database_url
 async def test_closing_wakes_all_waiters(db: Database) -> None:
     """T17: after a stop no waiter waits any longer, and none starts to wait."""
     notifier = Notifier(db, CHANNEL)
-    waiting = notifier.next_event("work")
+    waiting = notifier.get_next_event("work")
     notifier.close()
     assert waiting.is_set()
-    assert notifier.next_event("work").is_set()
+    assert notifier.get_next_event("work").is_set()
 
 
 async def test_many_notifications_are_sent_once(db: Database) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.page import Page, decode_cursor, encode_cursor, make_page, start_after
+from penstock.kernel.db.page import Page, decode_cursor, decode_start, encode_cursor, make_page
 from penstock.kernel.errors import Invalid
 
 TYPES = (datetime, int, str)
@@ -27,7 +27,7 @@ ORDER BY at, id LIMIT $3 + 1
 
 
 async def read_page(db: Database, cursor: str | None, limit: int) -> Page[Any]:
-    at, id_ = start_after(cursor, (datetime, int), (None, None))
+    at, id_ = decode_start(cursor, (datetime, int), (None, None))
     return make_page(await db.fetch(READ, at, id_, limit), limit, lambda row: (row["at"], row["id"]))
 
 
@@ -85,10 +85,10 @@ def test_an_invalid_cursor_is_refused(cursor: str) -> None:
 
 def test_a_page_starts_at_the_beginning_or_after_a_cursor() -> None:
     """T5: no cursor means the first page; an empty cursor is invalid."""
-    assert start_after(None, [int, str], (0, "")) == (0, "")
-    assert start_after(encode_cursor([7, "a"]), [int, str], (0, "")) == (7, "a")
+    assert decode_start(None, [int, str], (0, "")) == (0, "")
+    assert decode_start(encode_cursor([7, "a"]), [int, str], (0, "")) == (7, "a")
     with pytest.raises(Invalid) as refused:
-        start_after("", [int, str], (0, ""))
+        decode_start("", [int, str], (0, ""))
     assert refused.value.code == "BAD_CURSOR"
 
 

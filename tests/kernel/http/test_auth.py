@@ -51,9 +51,9 @@ class CountingKeys:
     inner: KeySource = field(default_factory=lambda: SharedSecret(SECRET))
     asked: int = 0
 
-    async def key_for(self, token: str) -> Any:
+    async def find_key(self, token: str) -> Any:
         self.asked += 1
-        return await self.inner.key_for(token)
+        return await self.inner.find_key(token)
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
@@ -263,7 +263,7 @@ async def test_an_outage_is_not_cached() -> None:
     """R25: a token that could not be verified is verified in the next request."""
 
     class Down:
-        async def key_for(self, token: str) -> Any:
+        async def find_key(self, token: str) -> Any:
             raise Transient("JWKS_UNAVAILABLE", "down")
 
     keys = CountingKeys(Down())

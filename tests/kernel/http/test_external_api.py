@@ -72,7 +72,7 @@ class ExternalServer:
     ) -> Any:
         around = {"around": options.pop("around")} if "around" in options else {}
         api = self.api(**options)
-        async with api.session() as session:
+        async with api.open_session() as session:
             return await api.call(session, "POST", self.url.join(URL(path)), read, b"{}", **around)
 
     async def failure(self, path: str = "/", **options: Any) -> CallFailed:

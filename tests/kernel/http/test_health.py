@@ -57,15 +57,15 @@ async def test_without_a_required_dependency_a_process_is_alive_but_not_ready() 
 async def test_a_process_that_does_not_serve_is_not_ready() -> None:
     """R23: a process is not ready until everything is loaded, and not while it drains."""
     pulse = LivenessPulse({}, needs=[])
-    assert (await pulse.readiness()).status == "DOWN"
+    assert (await pulse.check_readiness()).status == "DOWN"
     pulse.is_serving = True
-    assert (await pulse.readiness()).status == "UP"
+    assert (await pulse.check_readiness()).status == "UP"
 
 
 async def test_a_dependency_that_hangs_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe is answered in time, whichever dependency hangs."""
     monkeypatch.setattr(actuator, "CHECK_TIMEOUT", 0.01)
-    health = await LivenessPulse({"bus": hanging}, needs=[]).health()
+    health = await LivenessPulse({"bus": hanging}, needs=[]).check_health()
     assert health.components["bus"].code == "TIMED_OUT"
 
 
@@ -78,7 +78,7 @@ async def test_many_probes_run_a_check_once() -> None:
         asked += 1
 
     pulse = LivenessPulse({"database": count}, needs=[])
-    await asyncio.gather(*(pulse.health() for _ in range(50)))
+    await asyncio.gather(*(pulse.check_health() for _ in range(50)))
     assert asked == 1
 
 
@@ -92,9 +92,9 @@ def samples(exposition: bytes, name: str) -> dict[str, float]:
 async def test_the_metrics_contain_the_health() -> None:
     """R26, R27: readiness and each dependency are metrics for alerts, with their present values."""
     telemetry, pulse = Telemetry(), LivenessPulse({"database": well, "signals": down}, needs=["database"])
-    before = await pulse.exposition(telemetry)
+    before = await pulse.format_metrics(telemetry)
     pulse.is_serving = True
-    after = await pulse.exposition(telemetry)
+    after = await pulse.format_metrics(telemetry)
     assert (samples(before, "penstock_ready"), samples(after, "penstock_ready")) == ({"": 0}, {"": 1})
     assert samples(after, "penstock_component_up") == {"database": 1, "signals": 0}
     assert list(samples(after, "penstock_build_info").values()) == [1]
@@ -106,8 +106,8 @@ async def test_two_servers_of_a_process_export_their_own_health() -> None:
     telemetry = Telemetry()
     api, pod = LivenessPulse({"database": well}, needs=["database"]), LivenessPulse({"primary": down}, needs=[])
     api.is_serving = True
-    assert samples(await pod.exposition(telemetry), "penstock_component_up") == {"primary": 0}
-    text = await api.exposition(telemetry)
+    assert samples(await pod.format_metrics(telemetry), "penstock_component_up") == {"primary": 0}
+    text = await api.format_metrics(telemetry)
     assert samples(text, "penstock_component_up") == {"database": 1}
     assert samples(text, "penstock_ready") == {"": 1}
 
@@ -135,8 +135,8 @@ async def test_a_check_that_crashes_does_not_hide_the_others() -> None:
         raise RuntimeError("a bug")
 
     pulse = LivenessPulse({"database": well, "bus": crashed}, needs=[])
-    assert samples(await pulse.exposition(Telemetry()), "penstock_component_up") == {"database": 1, "bus": 0}
-    assert (await pulse.health()).components["bus"].code == "CHECK_CRASHED"
+    assert samples(await pulse.format_metrics(Telemetry()), "penstock_component_up") == {"database": 1, "bus": 0}
+    assert (await pulse.check_health()).components["bus"].code == "CHECK_CRASHED"
 
 
 async def test_an_expensive_check_runs_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ async def test_an_expensive_check_runs_rarely(monkeypatch: pytest.MonkeyPatch) -
             await down()
 
     pulse = LivenessPulse({"storage": check}, needs=[], expensive=["storage"])
-    states = [(await pulse.health()).status for _ in range(6)]
+    states = [(await pulse.check_health()).status for _ in range(6)]
     assert states == ["DOWN", "DOWN", "UP", "UP", "UP", "UP"]
     assert len(asked) == 3
 

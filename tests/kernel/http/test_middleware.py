@@ -47,7 +47,7 @@ async def test_metrics_are_by_route_not_by_path(http: httpx.AsyncClient, telemet
     for number in range(5):
         await http.get(f"/nowhere/{number}")
         await http.request(f"METHOD{number}", "/items")
-    text = telemetry.exposition().decode()
+    text = telemetry.format_metrics().decode()
     assert 'method="GET",route="none",status="404"} 5.0' in text
     assert "METHOD1" not in text
 

@@ -18,7 +18,7 @@ AT_ONCE = 2.0
 
 
 async def assert_down(signals: Signals) -> None:
-    for attempt in (signals.announce(["lost"]), signals.check(), signals.lag()):
+    for attempt in (signals.announce(["lost"]), signals.check(), signals.measure_lag()):
         with pytest.raises(Transient) as down:
             await attempt
         assert down.value.code == "SIGNALS_DOWN"

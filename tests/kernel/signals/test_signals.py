@@ -10,7 +10,7 @@ import pytest
 
 from penstock.kernel.db import listener as notifications
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.db.listener import MissedNotifications, Notification
 from penstock.kernel.errors import Invalid
 from penstock.kernel.signals import BODY_LIMIT, Resync, Signal
@@ -217,7 +217,7 @@ async def test_without_postgres_announcing_is_transient() -> None:
     """R23: while the server is down an announcement is Transient, with a hint."""
     with tempfile.TemporaryDirectory(prefix="penstock-test-") as folder:
         async with contextlib.AsyncExitStack() as server, contextlib.AsyncExitStack() as client:
-            url = await server.enter_async_context(embedded_postgres(Path(folder)))
+            url = await server.enter_async_context(run_embedded_postgres(Path(folder)))
             db = await client.enter_async_context(Database.open(url))
             signals = PostgresSignals(db, "changes")
             await signals.announce(["works"])

@@ -36,7 +36,7 @@ async def test_a_notification_wakes_a_stream(db: Database, monkeypatch: pytest.M
     monkeypatch.setattr(event_stream, "POLL_INTERVAL", 3600.0)
     notifiers = [Notifier(db, "one"), Notifier(db, "two")]
     tails = LiveEvents([JournalTail(db, ["m"])], [ChangeNotifications(notifier, "moves") for notifier in notifiers])
-    async with aclosing(tails.moves(await tails.start_positions(None))) as moves, asyncio.timeout(20):
+    async with aclosing(tails.iterate_moves(await tails.find_start_positions(None))) as moves, asyncio.timeout(20):
         for notifier in notifiers:
             waiting = asyncio.ensure_future(anext(moves))
             while not (await asyncio.wait([waiting], timeout=0.01))[0] or not waiting.result()[1]:
@@ -56,7 +56,7 @@ async def test_a_stream_that_does_not_follow_ends(db: Database, monkeypatch: pyt
     tails = LiveEvents([JournalTail(db, ["m"])], [ChangeNotifications(Notifier(db, "one"), "moves")])
     subjects: list[str] = []
     async with asyncio.timeout(20):
-        async for _, entries in tails.moves(await tails.start_positions(None, last=100), follow=False):
+        async for _, entries in tails.iterate_moves(await tails.find_start_positions(None, last=100), follow=False):
             subjects += [stored.entry.subject for stored in entries]
             await append_moves(db, "later", "later still")
     assert subjects[:5] == [f"a{number}" for number in range(5)]
@@ -72,8 +72,8 @@ async def test_moves_of_other_machines_are_skipped_once(db: Database, monkeypatc
     await append_moves(db, "second")
     await wait_until_visible(db)
     tails = LiveEvents([JournalTail(db, ["m", "other"])], [])
-    start = await tails.start_positions(None, last=2, of=["m"])
-    batches = [entries async for _, entries in tails.moves(start, of=["m"], follow=False)]
+    start = await tails.find_start_positions(None, last=2, of=["m"])
+    batches = [entries async for _, entries in tails.iterate_moves(start, of=["m"], follow=False)]
     assert [stored.entry.subject for entries in batches for stored in entries] == ["first", "second"]
     assert len(batches) <= 2
     async with db.connection() as connection:

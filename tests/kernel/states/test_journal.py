@@ -39,7 +39,7 @@ async def test_a_rolled_back_move_is_not_in_the_journal(db: Database) -> None:
 async def test_the_tail_misses_nothing_that_commits_late(db: Database) -> None:
     """T17: a slow transaction with lower numbers comes before a quick one, and is never skipped."""
     async with db.connection() as reader:
-        position = await journal.end_position(reader)
+        position = await journal.read_end_position(reader)
         async with db.transaction() as slow:
             await journal.append(slow, [entry("slow")])
             async with db.transaction() as quick:
@@ -99,7 +99,7 @@ async def test_a_tail_can_start_with_past_moves(db: Database, machines: str, cou
                 batch,
                 AT,
             )
-        position = await journal.position_before_last(connection, list(machines), count)
+        position = await journal.read_position_before_last(connection, list(machines), count)
         entries, _ = await journal.read_after(connection, position, limit=1000)
     assert [stored.entry.subject for stored in entries] == subjects
 
@@ -116,7 +116,7 @@ async def test_a_tail_can_start_with_past_moves_of_a_subject(db: Database) -> No
                 batch,
                 AT,
             )
-        position = await journal.position_before_last(connection, ["m"], 2, "x/1")
+        position = await journal.read_position_before_last(connection, ["m"], 2, "x/1")
         entries, _ = await journal.read_after(connection, position, limit=1000)
     assert [stored.entry.subject for stored in entries] == ["x/1", "y/1", "y/2", "y/3", "x/10", "y/4"]
 

@@ -55,7 +55,7 @@ async def assert_down(bucket: ObjectStorage, tmp_path: Path, *, within: float) -
         bucket.replace("a", b"", etag="any"),
         bucket.put_file("a", tmp_path / "file"),
         bucket.get("a"),
-        bucket.info("a"),
+        bucket.read_info("a"),
         bucket.delete("a"),
         bucket.check(),
         anext(bucket.list()),

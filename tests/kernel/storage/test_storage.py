@@ -55,7 +55,7 @@ async def test_a_put_object_is_read(storage: Storage) -> None:
     stored = await storage.get("a/b/object")
     assert stored.data == b"content"
     assert (stored.info.path, stored.info.size, stored.info.etag) == ("a/b/object", 7, written.etag)
-    assert await storage.info("a/b/object") == stored.info
+    assert await storage.read_info("a/b/object") == stored.info
     assert [info async for info in storage.list()] == [stored.info]
     assert b"".join([piece async for piece in storage.stream("a/b/object")]) == b"content"
     assert abs(written.modified_at - datetime.now(UTC)) < timedelta(minutes=1)
@@ -90,7 +90,7 @@ async def test_a_missing_object_is_not_found(storage: Storage) -> None:
         with pytest.raises(NotFound) as streamed:
             await anext(storage.stream(path))
         assert got.value.code == streamed.value.code == "OBJECT_NOT_FOUND"
-        assert await storage.info(path) is None
+        assert await storage.read_info(path) is None
 
 
 async def test_deleting_twice_succeeds(storage: Storage) -> None:
@@ -121,11 +121,11 @@ async def test_a_bad_path_is_refused(storage: Storage, path: str, tmp_path: Path
         storage.replace(path, b"", etag="any"),
         storage.put_file(path, Path(__file__)),
         storage.get(path),
-        storage.info(path),
+        storage.read_info(path),
         storage.delete(path),
         anext(storage.stream(path)),
         *([anext(storage.list(path))] if path else []),
-        asyncio.to_thread(storage.uri, path),
+        asyncio.to_thread(storage.make_uri, path),
     ]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert [outcome.code for outcome in outcomes if isinstance(outcome, Invalid)] == ["BAD_PATH"] * len(calls)
@@ -145,8 +145,8 @@ async def test_unusual_names_are_allowed(storage: Storage) -> None:
 
 async def test_a_uri_locates_the_object(folder: FolderStorage, root: Path, s3: S3Bucket) -> None:
     """A person or another program can find the object by its URI."""
-    assert folder.uri("a/ü b") == (root / "a" / "ü b").as_uri()
-    assert ObjectStorage(f"{s3.url}/p/", s3.options).uri("a/b") == f"{s3.url}/p/a/b"
+    assert folder.make_uri("a/ü b") == (root / "a" / "ü b").as_uri()
+    assert ObjectStorage(f"{s3.url}/p/", s3.options).make_uri("a/b") == f"{s3.url}/p/a/b"
 
 
 async def test_check_leaves_nothing(storage: Storage) -> None:
@@ -221,7 +221,7 @@ async def test_a_large_object_moves_in_pieces(storage: Storage, tmp_path: Path) 
     assert max(sizes) <= 2 * MB
     with (tmp_path / "large").open("rb") as source:
         assert digest.hexdigest() == hashlib.file_digest(source, "sha256").hexdigest()
-    info = await storage.info("large")
+    info = await storage.read_info("large")
     assert info is not None
     assert info.etag == written.etag
 

@@ -42,7 +42,7 @@ def test_a_backoff_remembers_until_it_is_reset(monkeypatch: pytest.MonkeyPatch) 
     """Delays grow from call to call, and start again after a reset."""
     monkeypatch.setattr(backoff, "random", lambda: 0.0)
     delays = Backoff(first=FIRST, limit=MOST)
-    assert [delays.next() for _ in range(3)] == [SECOND / 2, SECOND, SECOND * 2]
+    assert [delays.compute_next() for _ in range(3)] == [SECOND / 2, SECOND, SECOND * 2]
     delays.reset()
-    assert delays.next() == SECOND / 2
-    assert all(delays.next() <= MOST for _ in range(200))
+    assert delays.compute_next() == SECOND / 2
+    assert all(delays.compute_next() <= MOST for _ in range(200))

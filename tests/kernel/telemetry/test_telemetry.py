@@ -135,7 +135,7 @@ def test_work_is_counted_and_timed() -> None:
     telemetry.work.count("shards", [Done(), Done(), Failed("x"), None], lost=2)
     with pytest.raises(ZeroDivisionError), telemetry.work.time_batch("shards"):
         _ = 1 / 0
-    text = telemetry.exposition().decode()
+    text = telemetry.format_metrics().decode()
     for outcome, number in {"done": 2, "failed": 1, "released": 1, "superseded": 2}.items():
         assert f'penstock_work_items_total{{outcome="{outcome}",queue="shards"}} {number}.0' in text
     assert 'penstock_work_batch_seconds_count{queue="shards"} 1.0' in text
@@ -145,8 +145,8 @@ def test_two_telemetry_objects_share_nothing() -> None:
     """Two services in one process have separate metrics."""
     first, second = Telemetry(), Telemetry()
     first.work.count("q", [Done()], lost=0)
-    assert 'outcome="done"' in first.exposition().decode()
-    assert 'outcome="done"' not in second.exposition().decode()
+    assert 'outcome="done"' in first.format_metrics().decode()
+    assert 'outcome="done"' not in second.format_metrics().decode()
     assert first.provider is not second.provider
 
 

@@ -52,7 +52,7 @@ class Numbers:
         self.settled.update(results)
         return 0
 
-    def lane(self, item: int) -> Hashable:
+    def find_lane(self, item: int) -> Hashable:
         return item // 10
 
 
@@ -250,6 +250,6 @@ async def test_the_loop_counts_outcomes() -> None:
         return Failed("no") if item == 2 else Done()
 
     await worker(Numbers([1, 2, 11]), handle, telemetry).drain()
-    exposition = telemetry.exposition().decode()
+    exposition = telemetry.format_metrics().decode()
     assert 'penstock_work_items_total{outcome="done",queue="numbers"} 2.0' in exposition
     assert 'penstock_work_items_total{outcome="failed",queue="numbers"} 1.0' in exposition

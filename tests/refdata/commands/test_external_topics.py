@@ -238,7 +238,7 @@ async def adapted(harness: RefdataHarness) -> None:
     """Convert all messages of the external topics to commands, and apply them."""
     async with asyncio.timeout(60), run_adapter(harness.platform):
         for section in harness.platform.section.kafka.external_topics:
-            while await harness.bus.backlog(section.topic):
+            while await harness.bus.count_backlog(section.topic):
                 pass
     await harness.apply()
 
@@ -248,8 +248,8 @@ async def test_the_lag_of_every_topic_is_exported(harness: RefdataHarness) -> No
     topics = [section.topic for section in harness.platform.section.kafka.external_topics]
     lags = [f'kafka_consumer_lag{{topic="{topic}"}}' for topic in topics]
     async with asyncio.timeout(60), run_adapter(harness.platform):
-        while not all(lag in harness.platform.telemetry.exposition().decode() for lag in lags):
-            await harness.bus.backlog(topics[0])
+        while not all(lag in harness.platform.telemetry.format_metrics().decode() for lag in lags):
+            await harness.bus.count_backlog(topics[0])
 
 
 async def test_messages_of_others_are_applied(harness: RefdataHarness) -> None:
@@ -291,7 +291,7 @@ async def test_what_cannot_be_mapped_is_set_aside(harness: RefdataHarness) -> No
     await adapted(harness)
     assert await harness.items("LOOSE") == {"a": len(bad)}
     assert await harness.version("LOOSE") == len(bad) + 1
-    letters = await harness.bus.dead_letters(topic(harness, 0))
+    letters = await harness.bus.read_dead_letters(topic(harness, 0))
     assert [(letter.message.value, letter.reason.partition(":")[0]) for letter in letters] == list(bad.items())
     assert [reason.partition(":")[0] for reason in await harness.dead()] == ["DICTIONARY_READ_ONLY"]
     assert (
@@ -331,6 +331,6 @@ async def test_a_tombstone_of_kafka(harness: RefdataHarness, broker: Kafka) -> N
     assert producer.flush(10) == 0
     await adapted(harness)
     assert await harness.items("LOOSE") == {"z": 0}
-    reasons = [letter.reason for letter in await harness.bus.dead_letters(topic(harness, 0))]
+    reasons = [letter.reason for letter in await harness.bus.read_dead_letters(topic(harness, 0))]
     # Invalid bytes are replaced, so two such keys could be equal: such keys are rejected.
     assert reasons == ["MAPPING_FAILED: key: is missing", "MAPPING_FAILED: key: is not UTF-8"]

@@ -17,7 +17,7 @@ import pytest
 from penstock.app.apis import PublicApis, make_command_api
 from penstock.kernel.bus import BusMessage
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.errors import Transient
 from penstock.kernel.http.auth import NoAuthenticator
 from penstock.kernel.http.health import LivenessPulse
@@ -130,7 +130,7 @@ async def ended(harness: RefdataHarness, event_id: UUID, within: float = 60) -> 
     """Return the update, once it is no longer PENDING."""
     async with asyncio.timeout(within):
         while True:
-            notified = harness.refdata.notifier.next_event("")
+            notified = harness.refdata.notifier.get_next_event("")
             try:
                 if (update := await harness.update(event_id)).status is not UpdateState.PENDING:
                     return update
@@ -272,7 +272,7 @@ async def test_many_statements_that_take_long_together_are_not_stuck(
 async def test_postgresql_restarts_in_the_middle(tmp_path: Path, campaign: Campaign) -> None:
     """R11: PostgreSQL is killed or stopped during the application: nothing fails, is lost or is applied twice."""
     campaign.counts_items, rounds = True, examples(3, soak=100)
-    async with embedded_postgres(tmp_path / "pg") as url:
+    async with run_embedded_postgres(tmp_path / "pg") as url:
         # Longer than a server takes to come back on a busy machine: what could not be sent meanwhile is not lost.
         settings = await flaky_settings(url, None, give_up_after=60 * SECOND)
         async with opened(settings) as harness, run_apply(harness.platform):
@@ -296,7 +296,7 @@ async def _strike(folder: Path, harness: RefdataHarness, number: int) -> None:
     """Stop the server in several ways, each time while commands of the round are pending."""
     how = (signal.SIGKILL, signal.SIGINT, signal.SIGQUIT)[number % 3]
     for _ in range(randrange(20)):
-        await wait_event(harness.refdata.notifier.next_event(""), 0.02)
+        await wait_event(harness.refdata.notifier.get_next_event(""), 0.02)
     for server in servers(folder):
         server.send_signal(how)
 
@@ -309,7 +309,7 @@ async def _insist(harness: RefdataHarness, *items: Json, code: str = "FLAKY", **
             try:
                 return await harness.send(code, *items, eventId=str(event_id), **more)
             except Transient:
-                await wait_event(harness.refdata.notifier.next_event(""), 0.1)
+                await wait_event(harness.refdata.notifier.get_next_event(""), 0.1)
 
 
 def upkeep(harness: RefdataHarness) -> RefdataMaintenance:

@@ -25,7 +25,7 @@ async def read_moves(moves: AsyncIterator[Batch], number: int) -> list[tuple[str
 
 async def test_watcher_receives_moves_in_order(api: TrackingHarness, tracking: Tracking) -> None:
     """T17: a watcher receives every move after its start, in order."""
-    async with aclosing(tracking.live.moves(await tracking.live.start_positions(None))) as moves:
+    async with aclosing(tracking.live.iterate_moves(await tracking.live.find_start_positions(None))) as moves:
         await api.queue_up(WORKER, FILE)
         expected = [(f"{FILE}/0", status) for status in ("started", "done", "started", "done")]
         assert await read_moves(moves, 4) == expected
@@ -34,13 +34,13 @@ async def test_watcher_receives_moves_in_order(api: TrackingHarness, tracking: T
 async def test_watcher_continues_at_a_position(api: TrackingHarness, tracking: Tracking) -> None:
     """T17: a stream from any position contains every later move exactly once."""
     await api.queue_up(WORKER, FILE, 0, 1)
-    async with aclosing(tracking.live.moves((BEGINNING,))) as moves:
+    async with aclosing(tracking.live.iterate_moves((BEGINNING,))) as moves:
         batch: list[StoredEntry] = []
         while len(batch) < 8:
             batch += (await anext(moves))[1]
     whole = [(stored.entry.subject, stored.entry.target) for stored in batch]
     for index in (0, 3, 6):
-        async with aclosing(tracking.live.moves((batch[index].position,))) as moves:
+        async with aclosing(tracking.live.iterate_moves((batch[index].position,))) as moves:
             assert await read_moves(moves, 7 - index) == whole[index + 1 :]
 
 

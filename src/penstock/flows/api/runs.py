@@ -18,12 +18,12 @@ from penstock.flows.engine.operations import RunOperations
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
-from penstock.kernel.http.app import require_operator, service
+from penstock.kernel.http.app import get_service, require_operator
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import UtcTime
 from penstock.kernel.states.event_stream import EVENT_STREAM, LiveEvents
 from penstock.kernel.states.journal import StoredEntry
-from penstock.kernel.telemetry.telemetry import current_traceparent
+from penstock.kernel.telemetry.telemetry import format_traceparent
 
 EVENTS = "events"  # a path segment, so that no run can have this id
 _STREAM: dict[int | str, Any] = {200: {"content": {EVENT_STREAM: {}}}}
@@ -37,15 +37,15 @@ LastEvent = Annotated[str | None, Header(alias="Last-Event-ID", description="Con
 
 # These functions are async although they do not wait: the framework would run a plain function in a thread.
 async def _engine(request: Request, _caller: Operator) -> FlowEngine:
-    return service(request, FlowEngine)
+    return get_service(request, FlowEngine)
 
 
 async def _operations(request: Request, _caller: Operator) -> RunOperations:
-    return service(request, RunOperations)
+    return get_service(request, RunOperations)
 
 
 async def _views(request: Request, _caller: Operator) -> FlowViews:
-    return service(request, FlowViews)
+    return get_service(request, FlowViews)
 
 
 Engine = Annotated[FlowEngine, Depends(_engine)]
@@ -63,7 +63,7 @@ async def _check_names(request: Request, _caller: Operator) -> None:
 
 async def _reserve_stream(request: Request, _caller: Operator) -> AsyncIterator[LiveEvents]:
     """Yield the source of events, and count one more event stream while it is open."""
-    live = service(request, FlowEvents)
+    live = get_service(request, FlowEvents)
     async with live.reserve_slot():
         yield live
 
@@ -82,7 +82,7 @@ async def create(
 ) -> schemas.RunCreated:
     """F2: create a run of a named flow or of inline steps. The same request with the same `runId` is repeatable."""
     _reject_reserved(body.run_id)
-    run_id, is_new = await engine.create(body, caller.subject, trace=current_traceparent())
+    run_id, is_new = await engine.create(body, caller.subject, trace=format_traceparent())
     response.status_code = 201 if is_new else 200
     return _view_created(run_id, await views.read_run_status(run_id), is_new=is_new)
 
@@ -97,7 +97,7 @@ async def list_runs(
     cursor: Cursor = None,
 ) -> schemas.FlowRunList:
     """List runs, the latest first."""
-    (before,) = page.start_after(cursor, [int], [LAST])
+    (before,) = page.decode_start(cursor, [int], [LAST])
     found = await views.list_runs(flow, status, since, before, limit)
     return schemas.FlowRunList(runs=list(found.items), next=found.next)
 
@@ -135,14 +135,14 @@ async def stream_run_events(
 @routes.get("/flow_runs/{runId}/logs")
 async def list_run_logs(run_id: RunId, views: Views, limit: Limit = 200, cursor: Cursor = None) -> schemas.RunLogPage:
     """F18: list the log lines of all steps of a run, the oldest first."""
-    at, line = page.start_after(cursor, [datetime, int], (None, 0))
+    at, line = page.decode_start(cursor, [datetime, int], (None, 0))
     return await views.read_run_logs(run_id, (at, line), limit)
 
 
 @routes.get("/flow_runs/{runId}/history")
 async def show_history(run_id: RunId, views: Views, limit: Limit = 1000, cursor: Cursor = None) -> schemas.FlowHistory:
     """F18: list the moves of a run and its steps, the oldest first, with actor, time and reason."""
-    entry, index = page.start_after(cursor, [int, int], (0, 0))
+    entry, index = page.decode_start(cursor, [int, int], (0, 0))
     return await views.read_history(run_id, (entry, index), limit)
 
 
@@ -207,7 +207,7 @@ async def list_step_logs(
     cursor: Cursor = None,
 ) -> schemas.LogPage:
     """F18: list the log lines of a step, the oldest first."""
-    (after,) = page.start_after(cursor, [int], [0])
+    (after,) = page.decode_start(cursor, [int], [0])
     return await views.read_logs(run_id, step_id, attempt, after, limit)
 
 
@@ -241,7 +241,7 @@ async def _open_stream(
     live: LiveEvents, last_event_id: str | None, view: Callable[[StoredEntry], schemas.FlowMove | None]
 ) -> StreamingResponse:
     # Read the start before the response begins: after the first byte, the client misses nothing.
-    start = await live.start_positions(last_event_id)
+    start = await live.find_start_positions(last_event_id)
     return StreamingResponse(live.stream(start, view, "flows"), media_type=EVENT_STREAM)
 
 

@@ -137,7 +137,7 @@ async def read_artifact(run_id: RunId, step_id: StepId, name: ArtifactName, engi
     """F6: read an artifact of a step."""
     artifact = await engine.find_artifact(run_id, step_id, name)
     storage = engine.publisher.storage
-    stored = await storage.info(artifact.path)
+    stored = await storage.read_info(artifact.path)
     if stored is None:
         hint = f"write it again: `penstock flow run --resume {run_id} --from {step_id}`"
         raise NotFound("ARTIFACT_DELETED", f"{artifact.uri} was deleted from the object store", hint=hint)

@@ -43,7 +43,7 @@ from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.db.locks import acquire_transaction_lock, try_advisory_lock
 from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.errors import Conflict, NotFound, Transient
-from penstock.kernel.ids import new_id
+from penstock.kernel.ids import make_id
 from penstock.kernel.storage import Storage
 from penstock.kernel.text import make_storable
 
@@ -105,7 +105,7 @@ class FlowEngine:
         flow, steps, scope, policy = resolve_request(request, self.flows)
         # The plan of inline steps is not cached, because they rarely run again.
         planned = self._plans.plan_steps(steps, self.checks) if flow else plan.plan_steps(steps, self.checks)
-        run_id = request.run_id or str(new_id(self.db.clock))
+        run_id = request.run_id or str(make_id(self.db.clock))
         digest = plan.compute_digest(request)
         ends = plan.count_open_ends(planned)
         new = NewRun(run_id, flow, scope, digest, policy.fail_fast, ends, by, scheduled_for=scheduled_for, trace=trace)

@@ -25,7 +25,7 @@ from penstock.flows.model import (
 )
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict
-from penstock.kernel.ids import new_id
+from penstock.kernel.ids import make_id
 from penstock.kernel.storage import Storage
 
 _log = structlog.get_logger()
@@ -160,7 +160,7 @@ class RunOperations:
         steps = {row["step_id"]: StepSpec.model_validate(row["spec"]) for row in rows if row["map_n"] is None}
         planned = plan.plan_steps(steps, self._engine.checks)
         reused = await self._find_reusable(run_id, step_id, planned, rows)
-        name = new_run_id or str(new_id(self._db.clock))
+        name = new_run_id or str(make_id(self._db.clock))
         ends = sum(not step.children and step.n not in reused for step in planned)
         new = NewRun(name, document["flow"], document["scope"], document["digest"], document["fail_fast"], ends, by)
         async with self._db.transaction() as tx:

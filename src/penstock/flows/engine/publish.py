@@ -47,7 +47,7 @@ class FlowPublisher:
         outputs = {output: value for output, value in report.outputs.items() if output != check.output}
         if data is not None:  # a document in the store is published, even if the report does not name it
             folder = artifact_folder(row["kind"], row["run_id"], row["step_id"])
-            outputs[check.output] = self.storage.uri(f"{folder}/{name}")
+            outputs[check.output] = self.storage.make_uri(f"{folder}/{name}")
             report = replace(report, artifacts=sorted({*report.artifacts, name}))
         report = replace(report, outputs=outputs)
         if report.outcome is not StepReportKind.SUCCEEDED:

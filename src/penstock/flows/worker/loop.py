@@ -120,7 +120,7 @@ class StepWorker:
                 backoff.reset()
             except Exception as error:  # noqa: BLE001 - the edge of the loop: a worker outlives errors of its source
                 self._log_error("flow_claim_failed", error)
-                await asyncio.sleep(backoff.next().total_seconds())
+                await asyncio.sleep(backoff.compute_next().total_seconds())
                 continue
             self._start_or_release(claimed)
 
@@ -160,7 +160,7 @@ class StepWorker:
                 self._log_error("flow_report_failed", error)
                 if not isinstance(error, Transient) or monotonic() > deadline:
                     return []  # the leases expire, and other workers claim the steps
-            await asyncio.sleep(backoff.next().total_seconds())
+            await asyncio.sleep(backoff.compute_next().total_seconds())
         for (claimed, _), answer in zip(done, answers, strict=True):
             if answer not in (StepReportAnswer.SETTLED, StepReportAnswer.UNCHANGED):
                 self._log.warning("flow_step_superseded", run=claimed.run_id, step=claimed.step_id, answer=answer)

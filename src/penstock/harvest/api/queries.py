@@ -125,7 +125,7 @@ class HarvestViews:
             feed=feed,
             current=current,
             blob=await self._read_blob(feed),
-            blob_url=self._storage.uri(watermark.blob_path(feed)),
+            blob_url=self._storage.make_uri(watermark.blob_path(feed)),
             history=[
                 _make_watermark(*(row[name] for name in ("last_updated_at", "run_id", "run_completed_at")))
                 for row in history

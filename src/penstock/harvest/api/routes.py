@@ -12,7 +12,7 @@ from penstock.harvest.contract import NAME, PREFIX
 from penstock.harvest.service import Harvest
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
-from penstock.kernel.http.app import require_operator, service
+from penstock.kernel.http.app import get_service, require_operator
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import Text
 
@@ -26,11 +26,11 @@ PartitionId = Annotated[Text, Path(alias="partitionId", max_length=100)]
 
 
 async def _harvest(request: Request) -> Harvest:
-    return service(request, Harvest)
+    return get_service(request, Harvest)
 
 
 async def _views(request: Request, _caller: Operator) -> HarvestViews:
-    return service(request, HarvestViews)
+    return get_service(request, HarvestViews)
 
 
 Service = Annotated[Harvest, Depends(_harvest)]
@@ -92,7 +92,7 @@ async def runs(
     cursor: Cursor = None,
 ) -> schemas.HarvestRunList:
     """List runs, newest first."""
-    time, run_id = page.start_after(cursor, [datetime, UUID], START)
+    time, run_id = page.decode_start(cursor, [datetime, UUID], START)
     runs = await views.runs(feed, (time, run_id), limit)
     return schemas.HarvestRunList(runs=list(runs.items), next=runs.next)
 
@@ -112,7 +112,7 @@ async def partitions(run_id: RunId, views: Views) -> schemas.PartitionList:
 @routes.get("/runs/{runId}/rejects")
 async def rejects(run_id: RunId, views: Views, limit: Limit = 20, cursor: Cursor = None) -> schemas.RejectList:
     """List the records of a run that could not be stored or mapped, with the reasons."""
-    (after,) = page.start_after(cursor, [int], [0])
+    (after,) = page.decode_start(cursor, [int], [0])
     return await views.rejects(run_id, after, limit)
 
 

@@ -125,12 +125,12 @@ class FeedMapping:
     @cached_property
     def digest(self) -> str:
         """A digest of the mapping. If it changes, all canonical records are made again."""
-        return canonical.digest(self.document)
+        return canonical.compute_digest(self.document)
 
     @cached_property
     def pricing_digest(self) -> str:
         """A digest of the pricing rules."""
-        return canonical.digest(self.pricing_document())
+        return canonical.compute_digest(self.pricing_document())
 
     def pricing_document(self) -> Any:
         """Return the pricing rules as JSON data."""

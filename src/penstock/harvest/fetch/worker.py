@@ -29,7 +29,7 @@ from penstock.harvest.store import SQL
 from penstock.kernel.bus import Bus, BusDelivery
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import Transient
-from penstock.kernel.ids import new_id
+from penstock.kernel.ids import make_id
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 
 ATTEMPTS = 4  # H6: redelivered at most 3 times
@@ -112,7 +112,7 @@ class Fetcher:
         part = EndedPartition(task.partition_id, _STATES.get(verdict, PartitionState.RUNNING), counts.seen, error)
         message = make_work_item(task.run_id, task.partition_id, step.position.offset, step.scan, task.trace_id)
         payload = msgspec.json.decode(message.value)
-        row_id = new_id(self._db.clock)
+        row_id = make_id(self._db.clock)
         await partitions.record_work(tx, task.run_id, part, row_id, self._worker, now, payload=payload, started=started)
         if part.status is PartitionState.RUNNING:
             await self._bus.publish([message], tx=tx)
@@ -175,7 +175,7 @@ class Fetcher:
             if task.run_state is HarvestRunState.CREATED:
                 await store.move_run(tx, run_id, HarvestRunState.CREATED, "begin", self._worker, now)
             part = EndedPartition(partition_id, PartitionState.FAILED, task.seen, error)
-            await partitions.record_work(tx, run_id, part, new_id(self._db.clock), self._worker, now)
+            await partitions.record_work(tx, run_id, part, make_id(self._db.clock), self._worker, now)
             run_error = await end_partitions(tx, self._bus, task.feed, run_id, task.trace_id, [part], self._worker, now)
         if run_error:
             log_failed_run(task.feed, run_id, AlertCode.CONSOLIDATION_SKIPPED, run_error)

@@ -41,7 +41,7 @@ class SourceClient:
         all_headers = {"Accept": "application/json", **headers}
         limits = (call.timeout, call.attempts, call.page_bytes)
         api = ExternalApi(limiter.clock, *limits, all_headers, connections=call.concurrency, wait=_choose_delay)
-        async with api.session() as session:
+        async with api.open_session() as session:
             yield cls(api, session, limiter)
 
     async def request(self, method: str, url: URL, read: Callable[[bytes], T], body: bytes | None = None) -> T:

@@ -20,7 +20,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.db.sql import load
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.backoff import compute_delay
-from penstock.kernel.tasks.outcome import clean_reason
+from penstock.kernel.tasks.outcome import sanitize_reason
 
 MAX_WAIT = timedelta(seconds=5)  # a request that would wait longer fails, so that its worker can do other work
 REFRESH = timedelta(seconds=0.5)  # delay until a pause of another process is noticed
@@ -181,7 +181,7 @@ class RateLimiter:
         until = now + min(self._choose_pause(paused.after), self._call.max_pause)
         if claim or until > state.paused_until:
             self._state = replace(state, paused_until=until)  # of many concurrent 429s, one writes
-            await self._update("record_pause", until, clean_reason(paused.message), claim)
+            await self._update("record_pause", until, sanitize_reason(paused.message), claim)
         return self._state.paused_until - now
 
     def _choose_pause(self, requested: timedelta | None) -> timedelta:
@@ -194,7 +194,7 @@ class RateLimiter:
         return compute_delay(self._throttled, first=_FIRST_PAUSE)
 
     async def _record_failure(self, failed: SourceFailed, claim: datetime | None) -> None:
-        limits = (self._call.break_after, clean_reason(str(failed)), self._call.break_for)
+        limits = (self._call.break_after, sanitize_reason(str(failed)), self._call.break_for)
         await self._update("record_failure", self.clock.now(), *limits, claim)
 
     async def _record_success(self, claim: datetime | None) -> None:

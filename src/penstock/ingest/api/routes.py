@@ -12,7 +12,7 @@ from penstock.ingest.contract import PREFIX, IngestRunState
 from penstock.ingest.run.store import START
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
-from penstock.kernel.http.app import require_operator, service
+from penstock.kernel.http.app import get_service, require_operator
 
 NDJSON = "application/x-ndjson"
 routes = APIRouter(prefix=PREFIX, tags=["ingest"], dependencies=[Depends(require_operator("suppliers"))])
@@ -21,7 +21,7 @@ RunId = Annotated[str, Path(max_length=128, description="Id of the run.")]
 
 
 async def _views(request: Request) -> IngestViews:
-    return service(request, IngestViews)
+    return get_service(request, IngestViews)
 
 
 Views = Annotated[IngestViews, Depends(_views)]
@@ -61,7 +61,7 @@ async def runs(
     cursor: Cursor = None,
 ) -> schemas.IngestRunList:
     """Return runs, newest first."""
-    started_at, run_id = page.start_after(cursor, [datetime, str], START)
+    started_at, run_id = page.decode_start(cursor, [datetime, str], START)
     rows = await views.runs(supplier, status, (started_at, run_id), limit)
     return schemas.IngestRunList(runs=[schemas.IngestRun.model_validate(row) for row in rows.items], next=rows.next)
 

@@ -11,7 +11,7 @@ from penstock.ingest.tree import paths
 from penstock.ingest.tree.documents import encode_document, hash_content, parse_document
 from penstock.ingest.tree.port import FileChanged, FileTree
 from penstock.kernel.clock import Clock
-from penstock.kernel.telemetry.build import code_commit
+from penstock.kernel.telemetry.build import find_code_commit
 
 
 def recover_run(tree: FileTree, supplier: str, ledger: Ledger, clock: Clock) -> dict[str, Any] | None:
@@ -107,7 +107,7 @@ def _give_up_run(
         status=IngestRunStatus.FAIL,
         failure=RunFailure(FailureCode.INTERRUPTED, message, "no action is needed: the next run processes the file"),
         previous_run=current.run_id if current else None,
-        code_commit=code_commit(),
+        code_commit=find_code_commit(),
         versions=publish.read_versions(),
     )
     publish.write_manifest(tree, interrupted)

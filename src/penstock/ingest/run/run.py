@@ -34,7 +34,7 @@ from penstock.ingest.tree.port import FileTree
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import NotFound, PenstockError, Transient
 from penstock.kernel.status import pluralize
-from penstock.kernel.telemetry.build import code_commit
+from penstock.kernel.telemetry.build import find_code_commit
 from penstock.kernel.text import format_time
 
 # Not the fault of the file: it stays in the inbox for the next run.
@@ -323,7 +323,7 @@ class RunContext:
             config_sha256=self._digest,
             key=self.config.key if self.config else (),
             previous_run=self.current.pointer.run_id if self.current else None,
-            code_commit=code_commit(),
+            code_commit=find_code_commit(),
             versions=read_versions(),
         )
 

@@ -25,7 +25,7 @@ from penstock.ingest.tree.port import (
     parse_pointer,
     superseded_error,
 )
-from penstock.kernel.db.locks import file_lock
+from penstock.kernel.db.locks import hold_file_lock
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, PenstockError
 from penstock.kernel.storage import ObjectInfo, Storage
 
@@ -55,7 +55,7 @@ class BucketTree:
 
     @contextmanager
     def lock(self, supplier: str, holder: str) -> Iterator[None]:
-        with file_lock(self._local_folder() / f"{supplier}.lock", holder, subject=f"supplier {supplier}"):
+        with hold_file_lock(self._local_folder() / f"{supplier}.lock", holder, subject=f"supplier {supplier}"):
             yield
 
     def open_work_folder(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
@@ -177,7 +177,7 @@ class BucketTree:
         current = stored[0] if stored else None
         if current != seen:
             raise superseded_error(supplier, current)
-        if self._call(self._storage.info(paths.state(supplier, pointer.run_id, paths.FACTS))) is None:
+        if self._call(self._storage.read_info(paths.state(supplier, pointer.run_id, paths.FACTS))) is None:
             raise superseded_error(supplier, current)  # the run was so slow that retention removed its state
         path, data = _pointer_path(supplier), orjson.dumps(pointer.as_dict())
         try:
@@ -192,7 +192,7 @@ class BucketTree:
                 raise superseded_error(supplier, current) from None
 
     def uri(self, path: str) -> str:
-        return self._storage.uri(path)
+        return self._storage.make_uri(path)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return self._bridge.call(work)
@@ -209,7 +209,7 @@ class BucketTree:
             return disk.copy_pieces(pieces, target)
 
     def _is_unchanged(self, arrival: InboxFile) -> bool:
-        info = self._call(self._storage.info(_inbox_path(arrival)))
+        info = self._call(self._storage.read_info(_inbox_path(arrival)))
         return info is not None and info.etag == arrival.signature
 
     def _store_under_free_name(self, source: Path, folder: str, names: Iterator[str]) -> str:

@@ -23,7 +23,7 @@ from penstock.ingest.tree.port import (
     parse_pointer,
     superseded_error,
 )
-from penstock.kernel.db.locks import file_lock
+from penstock.kernel.db.locks import hold_file_lock
 from penstock.kernel.errors import Corrupt, NotFound
 
 _REMOVED = "removed-"  # prefix of detached folders; no supplier has such a name with a UUID
@@ -61,7 +61,7 @@ class FolderTree:
         with ExitStack() as stack:
             with self._reported():
                 self._work.mkdir(parents=True, exist_ok=True)
-                lock = file_lock(self._work / f"{supplier}.lock", holder, subject=f"supplier {supplier}")
+                lock = hold_file_lock(self._work / f"{supplier}.lock", holder, subject=f"supplier {supplier}")
                 stack.enter_context(lock)
             yield
 

@@ -97,10 +97,10 @@ class Bus(Protocol):
     ) -> AbstractAsyncContextManager[Subscription]:
         """Join the workers of *topic* as *worker*; at the end unsettled messages are released."""
 
-    async def backlog(self, topic: str) -> int:
+    async def count_backlog(self, topic: str) -> int:
         """Return the number of messages of *topic* that are not settled yet."""
 
-    async def dead_letters(self, topic: str, *, limit: int = 100) -> list[DeadLetter]:
+    async def read_dead_letters(self, topic: str, *, limit: int = 100) -> list[DeadLetter]:
         """Return the dead letters of *topic*, oldest first."""
 
     async def count_dead_letters(self, topic: str, since: datetime) -> DeadLetterCount:

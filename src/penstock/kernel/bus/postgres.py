@@ -79,10 +79,10 @@ class PostgresBus:
         await self._db.execute(SQL["declare"], topic, self._partitions)
         self._declared.add(topic)
 
-    async def backlog(self, topic: str) -> int:
+    async def count_backlog(self, topic: str) -> int:
         return int(await self._db.fetchval(SQL["backlog"], topic))
 
-    async def dead_letters(self, topic: str, *, limit: int = 100) -> list[DeadLetter]:
+    async def read_dead_letters(self, topic: str, *, limit: int = 100) -> list[DeadLetter]:
         rows = await self._db.fetch(SQL["dead_letters"], topic, limit)
         return [
             DeadLetter(
@@ -125,7 +125,7 @@ class PostgresSubscription:
             killers = [delivery for delivery in taken if delivery.attempt > self._policy.max_attempts]
             if not killers:
                 return taken
-            await self._dead_letter_killers(killers)
+            await self._send_killers_to_dead_letters(killers)
             lost = {delivery.partition for delivery in killers}
             if rest := [delivery for delivery in taken if delivery.partition not in lost]:
                 return rest
@@ -152,7 +152,7 @@ class PostgresSubscription:
             rows = await tx.fetch(
                 SQL["settle"],
                 self.name,
-                *_columns(lanes),
+                *_make_columns(lanes),
                 [partition for partition, _ in finished],
                 [position for _, position in finished],
                 [delivery.partition for delivery, _ in dead],
@@ -169,7 +169,7 @@ class PostgresSubscription:
         self._policy.on_dead(sum(delivery.partition in freed for delivery, _ in dead))
         return sum(delivery.partition not in freed for delivery, _ in results)
 
-    def lane(self, item: BusDelivery) -> Hashable:
+    def find_lane(self, item: BusDelivery) -> Hashable:
         return item.partition
 
     async def release(self) -> None:
@@ -195,7 +195,7 @@ class PostgresSubscription:
             self._out[delivery.partition, delivery.fence].append(delivery)
         return taken
 
-    async def _dead_letter_killers(self, killers: Sequence[BusDelivery]) -> None:
+    async def _send_killers_to_dead_letters(self, killers: Sequence[BusDelivery]) -> None:
         """Dead-letter messages whose workers died in all attempts."""
         for delivery in killers:
             structlog.get_logger().error("poison_message_dead_lettered", topic=self.name, key=delivery.message.key)
@@ -203,7 +203,7 @@ class PostgresSubscription:
         await self.settle([(delivery, reason) for delivery in killers])
 
 
-def _columns(lanes: Sequence[PartitionSettlement]) -> tuple[list[object], ...]:
+def _make_columns(lanes: Sequence[PartitionSettlement]) -> tuple[list[object], ...]:
     return (
         [lane.partition for lane in lanes],
         [lane.fence for lane in lanes],

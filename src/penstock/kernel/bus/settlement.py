@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from penstock.kernel.bus import BusDelivery, DeliveryPolicy
-from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry, clean_reason
+from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry, sanitize_reason
 
 
 @dataclass(slots=True)
@@ -41,9 +41,9 @@ def _settle_lane(
             case Done():
                 pass
             case Failed(reason):
-                settled.dead.append((delivery, clean_reason(reason)))
+                settled.dead.append((delivery, sanitize_reason(reason)))
             case Retry(reason, counts=True) if delivery.attempt >= policy.max_attempts:
-                settled.dead.append((delivery, clean_reason(f"failed after {delivery.attempt} attempts: {reason}")))
+                settled.dead.append((delivery, sanitize_reason(f"failed after {delivery.attempt} attempts: {reason}")))
             case Retry():
                 settled.head, settled.attempts = delivery.position, delivery.attempt - (not outcome.counts)
                 settled.due_at = now + outcome.wait(delivery.attempt, first=policy.first_delay, limit=policy.max_delay)

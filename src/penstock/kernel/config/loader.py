@@ -31,7 +31,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
-def _reference(value: str) -> str:
+def _check_reference(value: str) -> str:
     if not _REFERENCE.fullmatch(value):
         raise ValueError("must be a reference to a secret: env:NAME or file:/path, never the secret itself")
     return value
@@ -46,7 +46,7 @@ class MisplacedKey(ValueError):
 
 
 SecretRef = Annotated[
-    str, AfterValidator(_reference), WithJsonSchema({"type": "string", "pattern": f"^({_REFERENCE.pattern})$"})
+    str, AfterValidator(_check_reference), WithJsonSchema({"type": "string", "pattern": f"^({_REFERENCE.pattern})$"})
 ]
 
 
@@ -94,10 +94,12 @@ def load(
         return model.model_validate(document)
     except ValidationError as error:
         violations = list_violations(error.errors(), document)
-        raise _invalid([_locate(model, document, file, locations, violation) for violation in violations]) from None
+        raise _make_config_error(
+            [_locate(model, document, file, locations, violation) for violation in violations]
+        ) from None
 
 
-def _invalid(problems: Sequence[ConfigProblem]) -> BadConfig:
+def _make_config_error(problems: Sequence[ConfigProblem]) -> BadConfig:
     listed = [{"location": p.location, "path": p.path, "message": p.message} for p in problems]
     hint = "`penstock config schema` prints every setting"
     return BadConfig("CONFIG_INVALID", "\n".join(map(str, problems)), hint=hint, problems=listed)
@@ -118,13 +120,17 @@ def _read(file: Path) -> CommentedMap:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         location = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
-        raise _invalid([ConfigProblem(location, "", f"not valid YAML: {error.problem or error.context}")]) from None
+        raise _make_config_error(
+            [ConfigProblem(location, "", f"not valid YAML: {error.problem or error.context}")]
+        ) from None
     except (YAMLError, ValueError) as error:
-        raise _invalid([ConfigProblem(str(file), "", f"not valid YAML: {error}")]) from None
+        raise _make_config_error([ConfigProblem(str(file), "", f"not valid YAML: {error}")]) from None
     if document is None:
         return CommentedMap()
     if not isinstance(document, CommentedMap):
-        raise _invalid([ConfigProblem(f"{file}:1:1", "", "the file must contain keys with values, e.g. `server: {}`")])
+        raise _make_config_error(
+            [ConfigProblem(f"{file}:1:1", "", "the file must contain keys with values, e.g. `server: {}`")]
+        )
     return document
 
 
@@ -146,7 +152,7 @@ def _parse_variable(name: str, text: str) -> Any:
         return _parse_yaml(text, "safe")
     except (YAMLError, ValueError):  # without the parser's message: it repeats the value, which may be a secret
         message = "not a YAML value; put text in quotes"
-        raise _invalid([ConfigProblem(f"environment variable {name}", "", message)]) from None
+        raise _make_config_error([ConfigProblem(f"environment variable {name}", "", message)]) from None
 
 
 def _restore_case(model: type[BaseModel], keys: Sequence[str]) -> KeyPath:
@@ -161,12 +167,12 @@ def _restore_case(model: type[BaseModel], keys: Sequence[str]) -> KeyPath:
 def _put(document: Any, path: KeyPath, value: Any, location: str) -> None:
     for key in path[:-1]:
         if not isinstance(document, dict):
-            raise _invalid([ConfigProblem(location, ".".join(map(str, path)), UNKNOWN_KEY)])
+            raise _make_config_error([ConfigProblem(location, ".".join(map(str, path)), UNKNOWN_KEY)])
         if document.get(key) is None:
             document[key] = CommentedMap()
         document = document[key]
     if not isinstance(document, dict):
-        raise _invalid([ConfigProblem(location, ".".join(map(str, path)), UNKNOWN_KEY)])
+        raise _make_config_error([ConfigProblem(location, ".".join(map(str, path)), UNKNOWN_KEY)])
     document[path[-1]] = value
 
 
@@ -196,18 +202,18 @@ def _list_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
             is_entry = False
             continue
         field = next((field for name, field in model.model_fields.items() if key in (name, field.alias)), None)
-        inner = _models(field.annotation) if field else []
+        inner = _list_models(field.annotation) if field else []
         if not inner:
             return []
         model, is_entry = inner[0], field is not None and _is_mapping(field.annotation)
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def _list_models(annotation: Any) -> list[type[BaseModel]]:
     """Return the models in *annotation*: itself, or the models of an optional or a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for inner in get_args(annotation) for model in _models(inner)]
+    return [model for inner in get_args(annotation) for model in _list_models(inner)]
 
 
 def _is_mapping(annotation: Any) -> bool:

@@ -37,14 +37,14 @@ def validate_url(url: str) -> str:
 Url = Annotated[str, AfterValidator(validate_url)]
 
 
-def _without_secrets(options: dict[str, str]) -> dict[str, str]:
+def _refuse_secrets(options: dict[str, str]) -> dict[str, str]:
     for name in options:
         if _SECRET_OPTION.search(name):
             raise ValueError(f"{name} is a secret: move it to `secrets`, as env:NAME or file:/path")
     return options
 
 
-Options = Annotated[dict[str, str], AfterValidator(_without_secrets)]
+Options = Annotated[dict[str, str], AfterValidator(_refuse_secrets)]
 
 
 class DatabaseSection(Section):

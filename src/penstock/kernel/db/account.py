@@ -28,7 +28,7 @@ class OsAccount:
     can_enter: bool  # whether the account can traverse the path to the folders that it needs
 
     @classmethod
-    def for_folders(cls, data: Path, programs: Path) -> "OsAccount":
+    def choose_for_folders(cls, data: Path, programs: Path) -> "OsAccount":
         """Return the account to run *programs* on *data*; a data folder of root is given to that account."""
         if os.geteuid() != 0:
             return cls(None, can_enter=True)
@@ -45,7 +45,7 @@ class OsAccount:
 
     def spawn(self, command: Sequence[str], *, stdout: IO[bytes] | int) -> Process:
         """Start *command* in a new session; it is interrupted when this process dies."""
-        prefix, identity = self._identity()
+        prefix, identity = self._make_identity()
         return subprocess.Popen(
             [*prefix, *command],
             stdin=subprocess.DEVNULL,
@@ -57,7 +57,7 @@ class OsAccount:
             **identity,
         )
 
-    def _identity(self) -> tuple[list[str], dict[str, Any]]:
+    def _make_identity(self) -> tuple[list[str], dict[str, Any]]:
         """Return the prefix of a command, and the arguments of Popen, that run it as the account."""
         if self.entry is None:
             return [], {}

@@ -108,7 +108,7 @@ class Database:
                 reset=_skip_reset,
                 timeout=10,
                 command_timeout=statement_timeout.total_seconds() + _CLIENT_MARGIN,
-                server_settings=_session_settings(statement_timeout, prefers_indexes=prefers_indexes)
+                server_settings=_make_session_settings(statement_timeout, prefers_indexes=prefers_indexes)
                 | dict(settings or {}),
             )
         try:
@@ -180,7 +180,7 @@ async def enable_all_plans(tx: Connection) -> None:
     await tx.execute("SELECT set_config(setting, 'on', true) FROM unnest($1::text[]) AS setting", list(_INDEXES_ONLY))
 
 
-def _session_settings(statement_timeout: timedelta, *, prefers_indexes: bool) -> dict[str, str]:
+def _make_session_settings(statement_timeout: timedelta, *, prefers_indexes: bool) -> dict[str, str]:
     """Return the settings of every session."""
     return {
         "application_name": "penstock",
@@ -202,7 +202,7 @@ def translate_errors(*, connecting: bool = False) -> Iterator[None]:
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, *_UNREACHABLE) as error:
         if isinstance(error, _UNREACHABLE) and not connecting:
             raise
-        translated = _refused(error) if connecting and isinstance(error, _NO_CONNECT) else _translate(error)
+        translated = _make_refused_error(error) if connecting and isinstance(error, _NO_CONNECT) else _translate(error)
         if translated is None:
             raise
         raise translated from error
@@ -222,7 +222,7 @@ def _translate(error: BaseException) -> PenstockError | None:
     if isinstance(error, _BUSY):
         return Transient("DATABASE_BUSY", f"PostgreSQL could not execute the statement: {error}", hint="try again")
     if isinstance(error, _REFUSED):
-        return _refused(error)
+        return _make_refused_error(error)
     if isinstance(error, (*_DOWN, *_UNREACHABLE)):
         hint = "check that the server runs and that database.url points to it"
         return Transient(
@@ -231,7 +231,7 @@ def _translate(error: BaseException) -> PenstockError | None:
     return None
 
 
-def _refused(error: BaseException) -> Transient:
+def _make_refused_error(error: BaseException) -> Transient:
     if isinstance(error, asyncpg.InvalidCatalogNameError):
         hint = "create the database with `CREATE DATABASE`, or correct its name in the URL"
     elif isinstance(error, asyncpg.InvalidPasswordError):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.kernel.db.locks import file_lock
+from penstock.kernel.db.locks import hold_file_lock
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt
 
 FORMAT = 1
@@ -16,7 +16,7 @@ _FORMAT_FILE = "FORMAT"
 def lock_data_dir(folder: Path, holder: str) -> Iterator[Path]:
     """Yield *folder*, created if missing and locked by this process; Conflict if locked, or of a newer release."""
     create_folder(folder, 0o755)
-    with file_lock(folder / "lock", holder):
+    with hold_file_lock(folder / "lock", holder):
         check_format(folder)
         # By rename: a crash must not leave half a file, because the next start could not read the format.
         new = folder / f"{_FORMAT_FILE}.new"

@@ -68,7 +68,7 @@ def find_binaries() -> PostgresBinaries:
 
 
 @asynccontextmanager
-async def embedded_postgres(folder: Path, *, settings: Mapping[str, str] | None = None) -> AsyncIterator[str]:
+async def run_embedded_postgres(folder: Path, *, settings: Mapping[str, str] | None = None) -> AsyncIterator[str]:
     """Yield the URL of a running server on *folder*.
 
     The first process starts the server and stops it at the end; other processes only use it. If the process that
@@ -86,14 +86,14 @@ class _PostgresServer:
         self._log = folder / "postgres.log"
         self._binaries = binaries
         self._settings = settings
-        self._sockets = _socket_folder(folder)
+        self._sockets = _choose_socket_folder(folder)
 
     async def start(self) -> Process | None:
         """Start the server and return its process, or None if it was running."""
         create_folder(self.folder, 0o700)
         with _append(self.folder / "start.lock") as lock:
             await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
-            account = OsAccount.for_folders(self.folder, self._binaries.folder)
+            account = OsAccount.choose_for_folders(self.folder, self._binaries.folder)
             self._refuse_other_version()
             self._log_start()
             if not (self._data / "PG_VERSION").exists():
@@ -110,16 +110,16 @@ class _PostgresServer:
 
     async def ensure_database(self, name: str) -> str:
         """Create database *name* if missing, and return its URL."""
-        connection = await asyncpg.connect(self.url("postgres"))
+        connection = await asyncpg.connect(self.make_url("postgres"))
         try:
             if not await connection.fetchval("SELECT true FROM pg_database WHERE datname = $1", name):
                 with contextlib.suppress(asyncpg.DuplicateDatabaseError, asyncpg.UniqueViolationError):
                     await connection.execute(f'CREATE DATABASE "{name}"')
         finally:
             await connection.close()
-        return self.url(name)
+        return self.make_url(name)
 
-    def url(self, database: str) -> str:
+    def make_url(self, database: str) -> str:
         return f"postgresql://postgres@/{database}?host={quote(str(self._sockets))}"
 
     def _refuse_other_version(self) -> None:
@@ -135,7 +135,7 @@ class _PostgresServer:
         """Create the cluster in another folder and rename it, so that a crash never leaves half a cluster."""
         draft = self.folder / "data.new"
         shutil.rmtree(draft, ignore_errors=True)
-        command = [*self._program("initdb"), "--pgdata", str(draft), "--username=postgres", "--auth=trust"]
+        command = [*self._make_command("initdb"), "--pgdata", str(draft), "--username=postgres", "--auth=trust"]
         command += ["--encoding=UTF8", "--locale=C.UTF-8" if sys.platform == "linux" else "--no-locale"]
         process = account.spawn(command, stdout=subprocess.PIPE)
         output, _ = await asyncio.to_thread(process.communicate)
@@ -150,16 +150,16 @@ class _PostgresServer:
     async def _run(self, account: OsAccount) -> Process | None:
         account.make_private(self._sockets)
         options = [f"-c{name}={value}" for name, value in self._settings.items()]
-        command = [*self._program("postgres"), "-D", str(self._data), "-k", str(self._sockets), *options]
+        command = [*self._make_command("postgres"), "-D", str(self._data), "-k", str(self._sockets), *options]
         deadline = asyncio.get_running_loop().time() + START_TIMEOUT
         while asyncio.get_running_loop().time() < deadline:
-            if await self._answers():
+            if await self._is_answering():
                 return None
             if not self.is_alive():
                 return await self._spawn(account, command, deadline)
             # The server of another process is starting or stopping; it soon answers or ends.
             await asyncio.sleep(0.05)
-        raise self._start_failed("the server that has locked the data directory neither answers nor ends")
+        raise self._make_start_error("the server that has locked the data directory neither answers nor ends")
 
     async def _spawn(self, account: OsAccount, command: Sequence[str], deadline: float) -> Process:
         with _append(self._log) as log:
@@ -172,16 +172,16 @@ class _PostgresServer:
         return process
 
     async def _wait_for_answer(self, process: Process, deadline: float) -> None:
-        while not await self._answers():
+        while not await self._is_answering():
             if process.poll() is not None:
-                raise self._start_failed(f"it ended with code {process.returncode}")
+                raise self._make_start_error(f"it ended with code {process.returncode}")
             if asyncio.get_running_loop().time() > deadline:
-                raise self._start_failed(f"it did not answer within {START_TIMEOUT:.0f} s")
+                raise self._make_start_error(f"it did not answer within {START_TIMEOUT:.0f} s")
             await asyncio.sleep(0.02)
 
-    async def _answers(self) -> bool:
+    async def _is_answering(self) -> bool:
         try:
-            connection = await asyncpg.connect(self.url("postgres"), timeout=5)
+            connection = await asyncpg.connect(self.make_url("postgres"), timeout=5)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             return False
         await connection.close()
@@ -203,10 +203,10 @@ class _PostgresServer:
             return False
         return _is_postgres(pid)
 
-    def _program(self, name: str) -> list[str]:
+    def _make_command(self, name: str) -> list[str]:
         return [str(self._binaries.folder / name)]
 
-    def _start_failed(self, reason: str) -> Transient:
+    def _make_start_error(self, reason: str) -> Transient:
         line = _find_error_line(self._log.read_text(errors="replace")) if self._log.exists() else ""
         return Transient(
             "POSTGRES_START_FAILED",
@@ -215,7 +215,7 @@ class _PostgresServer:
         )
 
 
-def _socket_folder(folder: Path) -> Path:
+def _choose_socket_folder(folder: Path) -> Path:
     """Return a folder in the data directory, or in the temporary folder if that path is too long for a socket."""
     if len(str(folder / "socket" / ".s.PGSQL.5432")) <= _SOCKET_PATH_LIMIT:
         return folder / "socket"
@@ -259,7 +259,7 @@ class _Guard:
                 self._process = await self._server.start()
             except Exception:  # the edge of a background task: the next try may succeed
                 log.exception("postgres_restart_failed")
-                wait = backoff.next().total_seconds()
+                wait = backoff.compute_next().total_seconds()
 
 
 async def _stop(process: Process) -> None:

@@ -79,7 +79,7 @@ async def _keep_listening(dsn: str, channel: str, inbox: NotificationInbox) -> N
         except Transient as error:
             log.warning("listener_disconnected", channel=channel, error=error.message)
         reason = "the connection was lost"
-        await asyncio.sleep(backoff.next().total_seconds())
+        await asyncio.sleep(backoff.compute_next().total_seconds())
 
 
 async def _listen_until_lost(dsn: str, channel: str, inbox: NotificationInbox, reason: str, backoff: Backoff) -> None:

@@ -15,15 +15,15 @@ from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict
 
 
-def advisory_key(name: str) -> int:
+def compute_advisory_key(name: str) -> int:
     """Return the number of the advisory lock *name* in PostgreSQL."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
 
 
 @asynccontextmanager
-async def advisory_lock(connection: Connection, name: str, *, timeout: float | None = None) -> AsyncIterator[None]:
+async def hold_advisory_lock(connection: Connection, name: str, *, timeout: float | None = None) -> AsyncIterator[None]:
     """Lock *name* on a connection of `Database.session`, waiting up to *timeout*; a lost connection releases it."""
-    key = advisory_key(name)
+    key = compute_advisory_key(name)
     await connection.execute("SELECT pg_advisory_lock($1)", key, timeout=timeout)
     try:
         yield
@@ -35,7 +35,7 @@ async def advisory_lock(connection: Connection, name: str, *, timeout: float | N
 @asynccontextmanager
 async def try_advisory_lock(connection: Connection, name: str) -> AsyncIterator[bool]:
     """Lock *name* unless another session has locked it; yield whether it was locked."""
-    key = advisory_key(name)
+    key = compute_advisory_key(name)
     is_locked = bool(await connection.fetchval("SELECT pg_try_advisory_lock($1)", key))
     try:
         yield is_locked
@@ -46,11 +46,11 @@ async def try_advisory_lock(connection: Connection, name: str) -> AsyncIterator[
 
 async def acquire_transaction_lock(tx: Connection, name: str) -> None:
     """Lock *name* until the end of the transaction, waiting for other sessions that have locked it."""
-    await tx.execute("SELECT pg_advisory_xact_lock($1)", advisory_key(name))
+    await tx.execute("SELECT pg_advisory_xact_lock($1)", compute_advisory_key(name))
 
 
 @contextmanager
-def file_lock(path: Path, holder: str, clock: Clock | None = None, subject: str | None = None) -> Iterator[None]:
+def hold_file_lock(path: Path, holder: str, clock: Clock | None = None, subject: str | None = None) -> Iterator[None]:
     """Lock *path* for this process; Conflict LOCKED, naming *subject* and its holder, if another process has locked it.
 
     The lock is released when the process dies.
@@ -60,7 +60,7 @@ def file_lock(path: Path, holder: str, clock: Clock | None = None, subject: str 
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _locked(path, subject or str(path.parent)) from None
+            raise _make_locked_error(path, subject or str(path.parent)) from None
         note = {"holder": holder, "pid": os.getpid(), "since": (clock or SystemClock()).now().isoformat()}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, orjson.dumps(note), 0)
@@ -70,7 +70,7 @@ def file_lock(path: Path, holder: str, clock: Clock | None = None, subject: str 
         os.close(descriptor)
 
 
-def _locked(path: Path, subject: str) -> Conflict:
+def _make_locked_error(path: Path, subject: str) -> Conflict:
     note: object = None
     with contextlib.suppress(OSError, orjson.JSONDecodeError):
         note = orjson.loads(path.read_bytes())

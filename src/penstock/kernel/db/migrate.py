@@ -13,7 +13,7 @@ import asyncpg
 import structlog
 
 from penstock.kernel.db.database import Connection, Database, is_transient
-from penstock.kernel.db.locks import advisory_lock
+from penstock.kernel.db.locks import hold_advisory_lock
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt
 from penstock.kernel.tasks.backoff import Backoff
 
@@ -86,7 +86,7 @@ async def migrate(db: Database, migrations: Iterable[Migration]) -> list[Migrati
         return []
     async with _explain_missing_rights(db), db.session() as connection:
         await connection.execute("SET statement_timeout = 0")  # an index on a large table has no time limit
-        async with advisory_lock(connection, "penstock.migrate", timeout=_MIGRATION_TIMEOUT):
+        async with hold_advisory_lock(connection, "penstock.migrate", timeout=_MIGRATION_TIMEOUT):
             await connection.execute(_LEDGER)
             pending = _compare(known, await _read_applied(connection)).pending
             for migration in pending:
@@ -97,7 +97,7 @@ async def migrate(db: Database, migrations: Iterable[Migration]) -> list[Migrati
 async def _apply(connection: Connection, migration: Migration) -> None:
     backoff = Backoff(limit=timedelta(seconds=10))
     while not await _try_apply(connection, migration):
-        delay = backoff.next().total_seconds()
+        delay = backoff.compute_next().total_seconds()
         log = structlog.get_logger()
         log.warning("migration_deferred", part=migration.part, version=migration.version, retry_in_seconds=delay)
         await asyncio.sleep(delay)
@@ -138,7 +138,7 @@ async def check_rights(db: Database) -> None:
     """Raise BadConfig DATABASE_RIGHTS unless the user may create tables."""
     rights = await db.fetchrow(_RIGHTS)
     if rights is not None and not rights["may_create"]:
-        raise _missing_rights(rights, f"permission denied for schema {rights['schema']}")
+        raise _make_rights_error(rights, f"permission denied for schema {rights['schema']}")
 
 
 @asynccontextmanager
@@ -149,10 +149,10 @@ async def _explain_missing_rights(db: Database) -> AsyncIterator[None]:
         rights = await db.fetchrow(_RIGHTS)
         if rights is None:
             raise
-        raise _missing_rights(rights, str(error)) from error
+        raise _make_rights_error(rights, str(error)) from error
 
 
-def _missing_rights(rights: asyncpg.Record, reason: str) -> BadConfig:
+def _make_rights_error(rights: asyncpg.Record, reason: str) -> BadConfig:
     database, user, schema = rights["database"], rights["user"], rights["schema"]
     grant = f"GRANT USAGE, CREATE ON SCHEMA {schema} TO {user};"
     if rights["may_create"]:

@@ -51,7 +51,7 @@ class Notifier:
         self._wake(topics)
         self._pending.update(topics)
 
-    def next_event(self, topic: str) -> asyncio.Event:
+    def get_next_event(self, topic: str) -> asyncio.Event:
         """Return an event that the next notification sets. Get it before looking for work, to miss none."""
         event = self._events.setdefault(topic, asyncio.Event())
         if self.is_closed:
@@ -91,7 +91,7 @@ class Notifier:
         """
         deadline = monotonic() + wait
         while True:
-            event = self.next_event(topic)
+            event = self.get_next_event(topic)
             claimed = await claim()
             left = deadline - monotonic()
             if claimed or left <= 0 or self.is_closed:

@@ -7,7 +7,7 @@ from datetime import datetime
 import asyncpg
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.locks import advisory_key
+from penstock.kernel.db.locks import compute_advisory_key
 
 Publish = Callable[[Sequence[asyncpg.Record]], Awaitable[None]]
 
@@ -29,7 +29,9 @@ class Outbox:
         last one", because ids do not commit in order.
         """
         async with db.transaction() as tx:
-            if not await tx.fetchval("SELECT pg_try_advisory_xact_lock($1)", advisory_key(f"outbox.{self.table}")):
+            if not await tx.fetchval(
+                "SELECT pg_try_advisory_xact_lock($1)", compute_advisory_key(f"outbox.{self.table}")
+            ):
                 return 0
             rows = await tx.fetch(f"SELECT * FROM {self.table} WHERE NOT published ORDER BY id LIMIT $1", limit)
             if rows:

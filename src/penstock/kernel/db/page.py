@@ -45,7 +45,7 @@ def encode_cursor(values: Sequence[Any]) -> str:
     return base64.urlsafe_b64encode(orjson.dumps(list(values))).decode().rstrip("=")
 
 
-def start_after(cursor: str | None, types: Sequence[type], start: Sequence[Any]) -> tuple[Any, ...]:
+def decode_start(cursor: str | None, types: Sequence[type], start: Sequence[Any]) -> tuple[Any, ...]:
     """Return the values after which a page starts: those of *cursor*, or *start* if it is None."""
     return tuple(start) if cursor is None else decode_cursor(cursor, types)
 

@@ -14,7 +14,7 @@ _STATE = re.compile(r"\{([a-z]\w*)\.(\w+)\}")
 def load(
     package: str, machines: Mapping[str, StateMachine[Any]] | None = None, *, file: str = "queries.sql"
 ) -> Mapping[str, str]:
-    """Return the statements in the file of *package* by name, with `{machine.WORD}` replaced by `StateMachine.sql`."""
+    """Return the statements in the file of *package* by name; `StateMachine.format_sql` replaces `{machine.WORD}`."""
     text = files(package).joinpath(file).read_text(encoding="utf-8")
     return parse(text, machines or {})
 
@@ -31,10 +31,10 @@ def parse(text: str, machines: Mapping[str, StateMachine[Any]]) -> Mapping[str, 
 def fill(body: str, machines: Mapping[str, StateMachine[Any]]) -> str:
     """Replace `{machine.WORD}` by the literals of the machine; an unknown machine is a LookupError."""
 
-    def literal(match: re.Match[str]) -> str:
+    def format_literal(match: re.Match[str]) -> str:
         machine, word = match.groups()
         if machine not in machines:
             raise LookupError(f"unknown machine {machine!r} in {match.group()}")
-        return machines[machine].sql(word)
+        return machines[machine].format_sql(word)
 
-    return _STATE.sub(literal, body)
+    return _STATE.sub(format_literal, body)

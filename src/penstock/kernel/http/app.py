@@ -34,14 +34,14 @@ class ServiceRegistry:
         return cast("T", self._by_class[kind])
 
 
-def services_of(app: FastAPI) -> ServiceRegistry:
+def get_services(app: FastAPI) -> ServiceRegistry:
     """Return the services of *app*."""
     return cast("ServiceRegistry", app.state.services)
 
 
-def service(request: Request, kind: type[T]) -> T:
+def get_service(request: Request, kind: type[T]) -> T:
     """Return the object of class *kind* of the application that serves *request*."""
-    return services_of(request.app).get(kind)
+    return get_services(request.app).get(kind)
 
 
 async def _authenticate(request: Request) -> Principal:

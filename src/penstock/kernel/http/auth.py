@@ -164,7 +164,7 @@ class JwtAuthenticator:
         try:
             claims: Mapping[str, Any] = jwt.decode(
                 token,
-                await self._keys.key_for(token),
+                await self._keys.find_key(token),
                 algorithms=self._algorithms,
                 issuer=self._issuer,
                 audience=self._audience,

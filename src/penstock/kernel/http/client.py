@@ -111,7 +111,7 @@ class ApiClient:
         limit = aiohttp.ClientTimeout(total=self._timeout + wait)
         with self._report_outage():
             async with self._open_session.request(
-                method, self._address(path, params), data=data, headers=all_headers, timeout=limit
+                method, self._make_address(path, params), data=data, headers=all_headers, timeout=limit
             ) as response:
                 result = HttpResponse(response.status, response.headers, await response.read())
         if result.status >= 400:
@@ -126,13 +126,13 @@ class ApiClient:
         """
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=self._timeout)
         with self._report_outage():
-            response = await self._open_session.get(self._address(path, params), timeout=limit)
+            response = await self._open_session.get(self._make_address(path, params), timeout=limit)
         async with response:
             if response.status >= 400:
                 raise parse_error(response.status, await response.read())
-            yield Download(response.headers, self._pieces(response.content))
+            yield Download(response.headers, self._iterate_pieces(response.content))
 
-    async def _pieces(self, content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    async def _iterate_pieces(self, content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         with self._report_outage():
             async for piece in content.iter_chunked(_PIECE):
                 yield piece
@@ -147,7 +147,7 @@ class ApiClient:
             async with self._open_session.get(address, timeout=limit, headers=headers) as response:
                 if response.status >= 400:
                     raise parse_error(response.status, await response.read())
-                yield _events(response.content)
+                yield _iterate_events(response.content)
 
     @property
     def _open_session(self) -> aiohttp.ClientSession:
@@ -155,7 +155,7 @@ class ApiClient:
             raise RuntimeError("use the client in `async with`")
         return self._session
 
-    def _address(self, path: str, params: Mapping[str, str] | None = None) -> URL:
+    def _make_address(self, path: str, params: Mapping[str, str] | None = None) -> URL:
         return URL(self._base + path, encoded=True).update_query(params or {})
 
     @contextmanager
@@ -163,10 +163,10 @@ class ApiClient:
         try:
             yield
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            message = f"{self._server} does not answer: {self._reason(error)}"
+            message = f"{self._server} does not answer: {self._describe_error(error)}"
             raise Transient("SERVER_DOWN", message, hint="check that the server runs at this address") from error
 
-    def _reason(self, error: Exception) -> str:
+    def _describe_error(self, error: Exception) -> str:
         """Return why there was no answer, in words that do not depend on the HTTP library."""
         if isinstance(error, aiohttp.ClientConnectorDNSError):
             return "the host name is unknown"
@@ -179,7 +179,7 @@ class ApiClient:
         return os.strerror(number).lower() if number else type(error).__name__
 
 
-async def _events(lines: aiohttp.StreamReader) -> AsyncIterator[ServerEvent]:
+async def _iterate_events(lines: aiohttp.StreamReader) -> AsyncIterator[ServerEvent]:
     event_id = name = ""
     async for line in lines:
         field, _, value = line.strip().partition(b": ")

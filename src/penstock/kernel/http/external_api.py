@@ -125,7 +125,7 @@ class ExternalApi:
     wait: RetryWait = compute_retry_wait
     pause: Sleep = asyncio.sleep
 
-    def session(self) -> aiohttp.ClientSession:
+    def open_session(self) -> aiohttp.ClientSession:
         """Return a session for calls, which the caller closes."""
         bearer = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         return aiohttp.ClientSession(

@@ -63,19 +63,19 @@ class LivenessPulse:
         self.is_serving, self.is_draining = False, True
         self._on_drain()
 
-    async def health(self) -> HealthChecks:
+    async def check_health(self) -> HealthChecks:
         return _combine(await self._run_checks(self._checks))
 
-    async def readiness(self) -> HealthChecks:
+    async def check_readiness(self) -> HealthChecks:
         serving = HealthComponent(status="UP" if self.is_serving else "DOWN")
         return _combine({"serving": serving, **await self._run_checks(self._needs)})
 
-    async def exposition(self, telemetry: Telemetry) -> bytes:
+    async def format_metrics(self, telemetry: Telemetry) -> bytes:
         """Return the metrics, including the present health."""
-        health, readiness = await self.health(), await self.readiness()
+        health, readiness = await self.check_health(), await self.check_readiness()
         components = {name: component.status == "UP" for name, component in health.components.items()}
         telemetry.health.set_components(components, is_ready=readiness.status == "UP")
-        return telemetry.exposition()
+        return telemetry.format_metrics()
 
     async def _run_checks(self, names: Iterable[str]) -> dict[str, HealthComponent]:
         selected = list(names)
@@ -110,7 +110,7 @@ def make_router(pulse: LivenessPulse, telemetry: Telemetry) -> APIRouter:
     @routes.get(HEALTH, responses=down, response_model_exclude_none=True)
     async def health(response: Response) -> HealthChecks:
         """Return the health of all components, also of those that readiness does not need."""
-        return _set_status(await pulse.health(), response)
+        return _set_status(await pulse.check_health(), response)
 
     async def liveness() -> HealthChecks:
         """Return UP whenever the process can answer: a restart would not repair a dependency."""
@@ -118,22 +118,22 @@ def make_router(pulse: LivenessPulse, telemetry: Telemetry) -> APIRouter:
 
     async def readiness(response: Response) -> HealthChecks:
         """Return UP if the process can serve requests or do its work, else DOWN with status 503."""
-        return _set_status(await pulse.readiness(), response)
+        return _set_status(await pulse.check_readiness(), response)
 
     async def prometheus() -> Response:
         """Return the metrics of the process in the text format of Prometheus."""
-        return Response(await pulse.exposition(telemetry), media_type=EXPOSITION)
+        return Response(await pulse.format_metrics(telemetry), media_type=EXPOSITION)
 
-    for path in _paths(LIVENESS):
+    for path in _list_paths(LIVENESS):
         routes.get(path, response_model_exclude_defaults=True)(liveness)
-    for path in _paths(READINESS):
+    for path in _list_paths(READINESS):
         routes.get(path, responses=down, response_model_exclude_none=True)(readiness)
-    for path in _paths(METRICS):
+    for path in _list_paths(METRICS):
         routes.get(path, response_class=Response, responses=text)(prometheus)
     return routes
 
 
-def _paths(path: str) -> list[str]:
+def _list_paths(path: str) -> list[str]:
     """Return *path* and its aliases."""
     return [path, *(alias for alias, target in ALIASES.items() if target == path)]
 

@@ -23,7 +23,7 @@ KeySet = Mapping[str | None, jwt.PyJWK]
 
 
 class KeySource(Protocol):
-    async def key_for(self, token: str) -> Any:
+    async def find_key(self, token: str) -> Any:
         """Return the key that *token* must be signed with."""
 
 
@@ -36,7 +36,7 @@ class SharedSecret:
             raise BadConfig("WEAK_SECRET", f"auth.jwt.secret needs at least {_MIN_SECRET} bytes", hint=hint)
         self._secret = secret
 
-    async def key_for(self, token: str) -> Any:  # noqa: ARG002 - there is only one key
+    async def find_key(self, token: str) -> Any:  # noqa: ARG002 - there is only one key
         return self._secret
 
 
@@ -48,12 +48,12 @@ class KeyFile:
         self._stamp = self._read_stamp()
         self._keys = self._read()
 
-    async def key_for(self, token: str) -> Any:
+    async def find_key(self, token: str) -> Any:
         stamp = self._read_stamp()
         if stamp != self._stamp:
             self._stamp = stamp
             self._reload()
-        return _find_key(self._keys, _key_name(token))
+        return _find_key(self._keys, _read_key_name(token))
 
     def _read_stamp(self) -> tuple[int, ...] | None:
         """Return a value that changes with the file; None while it is missing."""
@@ -91,8 +91,8 @@ class KeyUrl:
         self._fetch_from = self._old_from = -inf
         self._fetching = asyncio.Lock()
 
-    async def key_for(self, token: str) -> Any:
-        name = _key_name(token)
+    async def find_key(self, token: str) -> Any:
+        name = _read_key_name(token)
         if self._wants_fetch(name):
             async with self._fetching:
                 if self._wants_fetch(name):  # another request may have fetched meanwhile
@@ -127,7 +127,7 @@ def _index_keys(key_set: jwt.PyJWKSet) -> KeySet:
     return {key.key_id: key for key in key_set.keys}
 
 
-def _key_name(token: str) -> str | None:
+def _read_key_name(token: str) -> str | None:
     name: str | None = jwt.get_unverified_header(token).get("kid")
     return name
 

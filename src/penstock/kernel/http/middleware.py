@@ -73,12 +73,12 @@ class RequestObserver:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.requests.labels(method, route, status).inc()
         self._metrics.seconds.labels(method, route).observe(seconds)
-        getattr(structlog.get_logger(), _level_of(status))(
+        getattr(structlog.get_logger(), _choose_level(status))(
             "request_answered", method=method, path=scope["path"], status=status, seconds=round(seconds, 6)
         )
 
 
-def _level_of(status: int) -> str:
+def _choose_level(status: int) -> str:
     """Return the log level of a response. A busy server must not hide its events behind successful requests."""
     if status == 0 or status >= _SERVER_ERROR:
         return "warning"
@@ -122,7 +122,7 @@ class RequestLimits:
     def _check_headers(self, headers: Mapping[bytes, str]) -> PenstockError | None:
         length = headers.get(b"content-length", "0")
         if length.isdigit() and int(length) > self._limit:
-            return self._too_large()
+            return self._make_size_error()
         return None if self._local_names is None else refuse_foreign_page(headers, self._local_names)
 
     async def _run_limited(self, scope: Scope, receive: Receive, send: Send) -> PenstockError | None:
@@ -134,7 +134,7 @@ class RequestLimits:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._limit:
-                raise self._too_large()
+                raise self._make_size_error()
             return message
 
         async def send_unless_over(message: Message) -> None:
@@ -148,8 +148,8 @@ class RequestLimits:
         except TooLarge:
             if is_answered:
                 raise
-        return self._too_large() if size > self._limit and not is_answered else None
+        return self._make_size_error() if size > self._limit and not is_answered else None
 
-    def _too_large(self) -> TooLarge:
+    def _make_size_error(self) -> TooLarge:
         hint = "send the content in several requests, or raise server.body_limit"
         return TooLarge("BODY_TOO_LARGE", f"the body has more than {self._limit} bytes (server.body_limit)", hint=hint)

@@ -9,28 +9,28 @@ from pydantic.alias_generators import to_camel
 from penstock.kernel.text import is_storable
 
 
-def _storable(text: str) -> str:
+def _check_storable(text: str) -> str:
     if not is_storable(text):
         raise ValueError("must not contain a NUL character or half of a surrogate pair")
     return text
 
 
-def _whole(value: Any) -> Any:
+def _convert_whole_number(value: Any) -> Any:
     """Return 1.0 as the integer 1, because JSON has one type of number; true and "1" are not numbers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _in_utc(moment: datetime) -> datetime:
+def _convert_to_utc(moment: datetime) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError as error:  # within a day of the first or the last date that datetime supports
         raise ValueError("must be a time from year 1 to 9999 in UTC") from error
 
 
-Text = Annotated[str, Field(json_schema_extra={"pattern": r"^[^\x00]*$"}), AfterValidator(_storable)]
-WHOLE = BeforeValidator(_whole)  # after the bounds of an int, or the OpenAPI document loses them
+Text = Annotated[str, Field(json_schema_extra={"pattern": r"^[^\x00]*$"}), AfterValidator(_check_storable)]
+WHOLE = BeforeValidator(_convert_whole_number)  # after the bounds of an int, or the OpenAPI document loses them
 Fence = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
-UtcTime = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+UtcTime = Annotated[AwareDatetime, AfterValidator(_convert_to_utc)]
 
 
 class Body(BaseModel):

@@ -38,7 +38,7 @@ class Signals(Protocol):
     def listen(self, listener: str) -> AbstractAsyncContextManager[AsyncIterator[Signal | Resync]]:
         """Receive all signals from now on. *listener* is the name of a process, unique among the running ones."""
 
-    async def lag(self) -> int:
+    async def measure_lag(self) -> int:
         """Return the number of signals that the slowest listener has not received yet."""
 
     async def check(self) -> None:

@@ -38,7 +38,7 @@ class PostgresSignals:
         async with notifications.listen(self._db.dsn, self._channel) as inbox:
             yield SignalStream(inbox)
 
-    async def lag(self) -> int:
+    async def measure_lag(self) -> int:
         """Return an estimate, normally 0: the pages of the server's queue that its slowest listener has not read.
 
         PostgreSQL does not count by channel or listener. A page contains one signal of the largest size, or many small

@@ -64,7 +64,7 @@ class LiveEvents:
         finally:
             self._open_streams -= 1
 
-    async def start_positions(
+    async def find_start_positions(
         self, event_id: str | None, *, last: int = 0, of: Collection[str] = (), subject_prefix: str = ""
     ) -> Positions:
         """Return the positions after the event with this id; without an id, before the *last* moves.
@@ -77,7 +77,7 @@ class LiveEvents:
         for tail in self._tails:
             async with tail.db.connection() as connection:
                 machines = _select_machines(tail, of)
-                positions.append(await journal.position_before_last(connection, machines, last, subject_prefix))
+                positions.append(await journal.read_position_before_last(connection, machines, last, subject_prefix))
         return tuple(positions)
 
     async def stream(
@@ -96,7 +96,7 @@ class LiveEvents:
         """
         yield f": moves of {about}\n\n"
         sent_at, positions = monotonic(), list(start)
-        async for index, entries in self.moves(start, of=of, follow=follow):
+        async for index, entries in self.iterate_moves(start, of=of, follow=follow):
             text = ""
             for stored in entries:
                 positions[index] = stored.position
@@ -109,13 +109,13 @@ class LiveEvents:
                 yield text
                 sent_at = monotonic()
 
-    async def moves(
+    async def iterate_moves(
         self, start: Positions, *, of: Collection[str] = (), follow: bool = True
     ) -> AsyncGenerator[Batch, None]:
         """Yield batches of moves after *start* as they are made; an empty batch for each poll without a move."""
-        positions, ends = list(start), None if follow else await self.start_positions(None)
+        positions, ends = list(start), None if follow else await self.find_start_positions(None)
         while not any(notifier.notifier.is_closed for notifier in self.notifiers):
-            notified = [notifier.notifier.next_event(notifier.topic) for notifier in self.notifiers]
+            notified = [notifier.notifier.get_next_event(notifier.topic) for notifier in self.notifiers]
             is_all = True
             for index, tail in enumerate(self._tails):
                 try:
@@ -143,17 +143,17 @@ def _parse_event_id(event_id: str, count: int) -> Positions:
     """Return the positions in *count* journals that an event id contains, or raise Invalid BAD_EVENT_ID."""
     positions = event_id.split(".")
     if len(positions) != count:
-        raise _bad_id(event_id)
+        raise _make_id_error(event_id)
     return tuple(_parse_position(position, event_id) for position in positions)
 
 
 def _parse_position(text: str, event_id: str) -> Position:
     parts = text.split("-")
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
-        raise _bad_id(event_id)
+        raise _make_id_error(event_id)
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
-def _bad_id(event_id: str) -> Invalid:
+def _make_id_error(event_id: str) -> Invalid:
     hint = "send the `id` of the last received event unchanged"
     return Invalid("BAD_EVENT_ID", f"{event_id[:100]!r} is not an event id of this server", hint=hint)

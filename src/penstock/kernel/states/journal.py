@@ -43,7 +43,7 @@ class StoredEntry:
 
 async def append(tx: Connection, entries: Sequence[JournalEntry]) -> list[int]:
     """Store *entries* in order if *tx* commits; return the number of each, which its subject must store."""
-    return [await tx.fetchval(SQL["append"], *_entry_arguments(entry)) for entry in entries]
+    return [await tx.fetchval(SQL["append"], *_make_entry_arguments(entry)) for entry in entries]
 
 
 async def read_history(
@@ -55,7 +55,7 @@ async def read_history(
     limit: int = 1000,
 ) -> list[StoredEntry]:
     """Return the moves of *subjects* in the entries with these *numbers*, oldest first, after (entry, index)."""
-    return [_stored_entry(row) for row in await connection.fetch(SQL["history"], numbers, subjects, *after, limit)]
+    return [_make_stored_entry(row) for row in await connection.fetch(SQL["history"], numbers, subjects, *after, limit)]
 
 
 async def read_after(
@@ -69,16 +69,16 @@ async def read_after(
     end = int(await connection.fetchval(SQL["end"]))
     selected = None if machines is None else list(machines)
     rows = await connection.fetch(SQL["tail"], str(after[0]), *after[1:], limit, str(end), selected)
-    entries = [_stored_entry(row) for row in rows]
+    entries = [_make_stored_entry(row) for row in rows]
     return entries, entries[-1].position if len(entries) == limit else max(after, (end, 0, 0))
 
 
-async def end_position(connection: Connection) -> Position:
+async def read_end_position(connection: Connection) -> Position:
     """Return the position from which `read_after` returns only future moves."""
     return int(await connection.fetchval(SQL["end"])), 0, 0
 
 
-async def position_before_last(
+async def read_position_before_last(
     connection: Connection, machines: Collection[str], count: int, subject_prefix: str = ""
 ) -> Position:
     """Return the position from which `read_after` returns the last *count* moves of *machines*, then future moves.
@@ -87,7 +87,7 @@ async def position_before_last(
 
     Only the latest entries are searched: a request for rare moves must not read the whole journal.
     """
-    end = await end_position(connection)
+    end = await read_end_position(connection)
     row = (
         await connection.fetchrow(SQL["before_last"], list(machines), count, _SCAN_LIMIT, str(end[0]), subject_prefix)
         if count
@@ -101,12 +101,12 @@ async def prune(tx: Connection, before: datetime, *, limit: int = PRUNE_LIMIT) -
     return int(await tx.fetchval(SQL["prune"], before, limit))
 
 
-def _entry_arguments(entry: JournalEntry) -> tuple[object, ...]:
+def _make_entry_arguments(entry: JournalEntry) -> tuple[object, ...]:
     columns = (entry.subject, entry.source, entry.target, entry.actor, entry.reason, entry.fence)
     return entry.machine, entry.at, *([value] for value in columns)
 
 
-def _stored_entry(row: asyncpg.Record) -> StoredEntry:
+def _make_stored_entry(row: asyncpg.Record) -> StoredEntry:
     tx, number, index, machine, subject, source, target, actor, at, reason, fence = row
     return StoredEntry(
         (int(tx), number, index), JournalEntry(machine, subject, source, target, actor, at, reason, fence)

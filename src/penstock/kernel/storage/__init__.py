@@ -55,7 +55,7 @@ class Storage(Protocol):
         With *etag*, the content must have this etag; else Conflict OBJECT_CHANGED.
         """
 
-    async def info(self, path: str) -> ObjectInfo | None:
+    async def read_info(self, path: str) -> ObjectInfo | None:
         """Return the metadata of the object, or None if it does not exist."""
 
     def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
@@ -64,7 +64,7 @@ class Storage(Protocol):
     async def delete(self, path: str) -> None:
         """Delete the object; succeed also if it does not exist."""
 
-    def uri(self, path: str) -> str:
+    def make_uri(self, path: str) -> str:
         """Return the URI of the object for people and other programs: file:///… or s3://…"""
 
     async def check(self) -> None:

@@ -20,7 +20,7 @@ class Backoff:
     factor: float = 2.0
     _tries: int = field(default=0, init=False)
 
-    def next(self) -> timedelta:
+    def compute_next(self) -> timedelta:
         self._tries += 1
         return compute_delay(self._tries, first=self.first, limit=self.limit, factor=self.factor)
 

@@ -43,6 +43,6 @@ class Failed:
 Outcome = Done | Retry | Failed
 
 
-def clean_reason(reason: str) -> str:
+def sanitize_reason(reason: str) -> str:
     """Return *reason* in a form that every database can store: a bad character must not block the item."""
     return make_storable(reason, REASON_LIMIT)

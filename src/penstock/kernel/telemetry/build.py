@@ -11,7 +11,7 @@ COMMIT_FILE = "_commit"  # written when a wheel is built
 
 
 @cache
-def code_commit() -> str:
+def find_code_commit() -> str:
     """Return the commit of this code: from the wheel, else from the checkout, else the version."""
     baked = resources.files("penstock") / COMMIT_FILE
     if baked.is_file():

@@ -26,7 +26,7 @@ class ConsoleRenderer:
         text = event.get("message") or event.get("event", "")
         shown = {name: value for name, value in event.items() if name not in _HIDDEN and value is not None}
         pairs = " ".join(f"{name}={_format(value)}" for name, value in shown.items())
-        time = _short_time(str(event.get("timestamp", "")))
+        time = _shorten_time(str(event.get("timestamp", "")))
         line = f"{self._paint(time, '2')} {self._paint(f'{level.upper():<7}', _COLORS.get(level, '0'))} {text}"
         return "\n".join(filter(None, (f"{line}  {pairs}" if pairs else line, event.get("exception"))))
 
@@ -39,7 +39,7 @@ def supports_color() -> bool:
     return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
-def _short_time(timestamp: str) -> str:
+def _shorten_time(timestamp: str) -> str:
     """Return the time of day of an ISO timestamp in UTC, e.g. 06:21:40Z."""
     return f"{timestamp[11:19]}Z"
 

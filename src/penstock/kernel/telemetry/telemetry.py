@@ -29,7 +29,7 @@ from prometheus_client import (
 
 from penstock import __version__
 from penstock.kernel.tasks.outcome import Outcome
-from penstock.kernel.telemetry.build import code_commit
+from penstock.kernel.telemetry.build import find_code_commit
 from penstock.kernel.telemetry.console import ConsoleRenderer, supports_color
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.text import HIDDEN
@@ -121,7 +121,7 @@ class HealthMetrics:
         self._is_up.clear()
         for name, is_up in components.items():
             self._is_up.labels(name).set(is_up)
-        self._build.labels(__version__, code_commit()).set(1)
+        self._build.labels(__version__, find_code_commit()).set(1)
 
     def set_config_invalid(self, is_invalid: bool) -> None:
         """Set whether the configuration file cannot be used."""
@@ -155,7 +155,7 @@ class Telemetry:
             span.set_status(Status(StatusCode.ERROR, error))
         span.end()
 
-    def exposition(self) -> bytes:
+    def format_metrics(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
@@ -164,7 +164,7 @@ class Telemetry:
         self.provider.shutdown()
 
 
-def current_traceparent() -> str | None:
+def format_traceparent() -> str | None:
     """Return the traceparent of the current span for other processes; None if it is not sampled."""
     return _format_traceparent(get_current_span().get_span_context())
 

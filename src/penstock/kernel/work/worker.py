@@ -39,7 +39,7 @@ class WorkSource(Protocol[T]):
     async def settle(self, results: Sequence[tuple[T, Outcome | None]]) -> int:
         """Settle each item (None: release it untouched); return how many were lost to other workers."""
 
-    def lane(self, item: T) -> Hashable:
+    def find_lane(self, item: T) -> Hashable:
         """Return the lane of *item*; the items of a lane are handled in order, one at a time."""
 
 
@@ -77,7 +77,7 @@ class Worker(Generic[T]):
                 backoff.reset()
             except Exception as error:  # noqa: BLE001 - the edge of the loop: a worker survives errors of its queue
                 self._log_error("queue_failed", error)
-                await wait_event(self._stopping, backoff.next().total_seconds())
+                await wait_event(self._stopping, backoff.compute_next().total_seconds())
 
     async def drain(self) -> int:
         """Work until the queue is empty, and return the number of handled items."""
@@ -112,7 +112,7 @@ class Worker(Generic[T]):
                 if monotonic() > deadline:
                     raise
                 self._log_error("settle_failed", error)
-            await asyncio.sleep(backoff.next().total_seconds())
+            await asyncio.sleep(backoff.compute_next().total_seconds())
 
     def _log_error(self, event: str, error: Exception) -> None:
         if isinstance(error, Transient):
@@ -158,11 +158,11 @@ def handle_each(
     A lane ends at its first Retry, or when the worker is stopped; its later items are released untouched.
     """
 
-    async def handler(items: Sequence[T], stopping: asyncio.Event) -> Sequence[Outcome | None]:
+    async def handle_in_lanes(items: Sequence[T], stopping: asyncio.Event) -> Sequence[Outcome | None]:
         outcomes: list[Outcome | None] = [None] * len(items)
         lanes: dict[Hashable, list[int]] = defaultdict(list)
         for index, item in enumerate(items):
-            lanes[queue.lane(item)].append(index)
+            lanes[queue.find_lane(item)].append(index)
         slots = asyncio.Semaphore(concurrency)
 
         async def handle_lane(indexes: Sequence[int]) -> None:
@@ -179,7 +179,7 @@ def handle_each(
                 group.create_task(handle_lane(indexes))
         return outcomes
 
-    return handler
+    return handle_in_lanes
 
 
 async def run_to_outcome(work: Awaitable[Outcome]) -> Outcome:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
-from penstock.kernel.http.app import Caller, service
+from penstock.kernel.http.app import Caller, get_service
 from penstock.refdata import contract
 from penstock.refdata.api import schemas
 from penstock.refdata.commands.service import LAST_ID, LATEST, Refdata
@@ -49,7 +49,7 @@ routes = APIRouter(prefix=PREFIX, tags=["refdata"])
 
 # Async although they do not wait: FastAPI runs other dependencies in a thread.
 async def _refdata(request: Request) -> Refdata:
-    return service(request, Refdata)
+    return get_service(request, Refdata)
 
 
 async def _tenant(
@@ -119,7 +119,7 @@ async def list_updates(
             "committed updates cannot be listed",
             hint=f"request the committed versions of a dictionary: GET {PREFIX}/{tenant}/history/{dict_code or 'CODE'}",
         )
-    moment, event_id = page.start_after(cursor, [datetime, UUID], (LATEST, LAST_ID))
+    moment, event_id = page.decode_start(cursor, [datetime, UUID], (LATEST, LAST_ID))
     updates = await refdata.list_updates(tenant, status, dict_code, before=(moment, event_id), limit=limit)
     return schemas.UpdatePage(updates=[make_update(update) for update in updates.items], next=updates.next)
 
@@ -137,7 +137,7 @@ async def show_history(
     tenant: Tenant, dict_code: Code, refdata: Service, limit: Limit = 100, cursor: Cursor = None
 ) -> schemas.VersionHistory:
     """R30: return the versions of a dictionary and their commands, latest first."""
-    (before,) = page.start_after(cursor, [int], [_LATEST_VERSION])
+    (before,) = page.decode_start(cursor, [int], [_LATEST_VERSION])
     history = await refdata.list_versions(DictionaryKey(tenant, dict_code), before=before, limit=limit)
     versions = [make_version(version) for version in history.items]
     return schemas.VersionHistory(tenant_id=tenant, dict_code=dict_code, versions=versions, next=history.next)

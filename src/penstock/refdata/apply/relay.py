@@ -35,7 +35,7 @@ class OutboxRelay:
         """Announce commits until *stopping*; retry with growing delays while signals or database are down."""
         backoff = Backoff()
         while not stopping.is_set():
-            notified = self._notifier.next_event(COMMITS)
+            notified = self._notifier.get_next_event(COMMITS)
             try:
                 count = await self.step()
                 backoff.reset()
@@ -44,10 +44,10 @@ class OutboxRelay:
                 await wait_event(stopping if self._notifier.is_closed else notified, _POLL)
             except Transient as error:
                 structlog.get_logger().warning("relay_failed", code=error.code, error=error.message)
-                await wait_event(stopping, backoff.next().total_seconds())
+                await wait_event(stopping, backoff.compute_next().total_seconds())
             except Exception:  # noqa: BLE001 - the edge of the loop: the relay survives a defect
                 structlog.get_logger().exception("relay_crashed")
-                await wait_event(stopping, backoff.next().total_seconds())
+                await wait_event(stopping, backoff.compute_next().total_seconds())
 
     async def step(self) -> int:
         """Announce waiting commits, and return their number."""

@@ -51,7 +51,7 @@ class CommitWaiter:
     async def _resolve_updates(self) -> None:
         while True:
             await self._has_waiters.wait()
-            notified = self._notifier.next_event(COMMITS)  # before the query, so that no notification is missed
+            notified = self._notifier.get_next_event(COMMITS)  # before the query, so that no notification is missed
             await self._poll()
             if self._notifier.is_closed:
                 return

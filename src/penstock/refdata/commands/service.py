@@ -15,8 +15,8 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.db.page import Page, make_page
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
-from penstock.kernel.ids import new_id
-from penstock.kernel.telemetry.telemetry import current_traceparent
+from penstock.kernel.ids import make_id
+from penstock.kernel.telemetry.telemetry import format_traceparent
 from penstock.refdata import store
 from penstock.refdata.commands.commit_waiter import CommitWaiter
 from penstock.refdata.commands.messages import build_command_message
@@ -169,7 +169,7 @@ class Refdata:
             raise Invalid("TENANT_MISMATCH", f"the command is for tenant {command.tenant_id!r}", hint=hint)
         target = DictionaryKey(tenant_id, command.dict_code)
         now = self._db.clock.now()
-        event_id = command.event_id or new_id(self._db.clock)
+        event_id = command.event_id or make_id(self._db.clock)
         filled = msgspec.structs.replace(
             command,
             tenant_id=tenant_id,
@@ -177,7 +177,7 @@ class Refdata:
             source=CommandSource.REST,
             occurred_at=command.occurred_at or now,
         )
-        return CommandEvent(target, event_id, CommandSource.REST, filled, current_traceparent())
+        return CommandEvent(target, event_id, CommandSource.REST, filled, format_traceparent())
 
     async def _open_update(self, event: CommandEvent, body_hash: bytes) -> UpdateRecord:
         """Return the update of *event*, stored if it is new; Conflict if its id belongs to another command."""

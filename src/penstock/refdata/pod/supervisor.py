@@ -27,7 +27,7 @@ from penstock.kernel.http.health import (
     HealthChecks,
     LivenessPulse,
 )
-from penstock.kernel.ids import worker_name
+from penstock.kernel.ids import make_worker_name
 from penstock.kernel.signals import Signals
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.periodic import run_periodically
@@ -99,7 +99,7 @@ class PodSupervisor:
         auditor = PodAuditor(loader, self._metrics)
         self.request_handler.open(loader, VersionBarrier(loader, section, self._metrics), auditor)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(loader.start(signals, worker_name("query")))
+            await stack.enter_async_context(loader.start(signals, make_worker_name("query")))
             if section.audit_every is not None:
                 await stack.enter_async_context(run_periodically("audit", auditor.audit_all, section.audit_every))
             yield loader.is_loaded
@@ -124,11 +124,11 @@ class PodSupervisor:
         if path == LIVENESS:
             return _health(HealthChecks(status="UP"))
         if path == HEALTH:
-            return _health(await self.pulse.health())
+            return _health(await self.pulse.check_health())
         if path == READINESS:
-            return _health(await self.pulse.readiness())
+            return _health(await self.pulse.check_readiness())
         if path == METRICS:
-            return DocumentReply(200, EXPOSITION, await self.pulse.exposition(self._telemetry))
+            return DocumentReply(200, EXPOSITION, await self.pulse.format_metrics(self._telemetry))
         if path == "/openapi.json":
             return DocumentReply(200, _JSON, files("penstock.refdata.pod").joinpath("openapi.json").read_bytes())
         if path == "/docs":
@@ -142,7 +142,7 @@ class PodSupervisor:
 @asynccontextmanager
 async def open_pod(config: PodConfig, telemetry: Telemetry) -> AsyncIterator[PodSupervisor]:
     """Yield a pod that does not serve yet."""
-    with pod_folder(config.refdata.query.memory_dir, config.data_dir, worker_name("query")) as folder:
+    with pod_folder(config.refdata.query.memory_dir, config.data_dir, make_worker_name("query")) as folder:
         pod = PodSupervisor(config, telemetry, folder)
         try:
             async with run_periodically("log level", pod.share_log_level, LOG_LEVEL_INTERVAL):
@@ -196,7 +196,7 @@ class _PodProcess:
                 backoff.reset()
             if not self._stopping.is_set():
                 log.error("serving_process_died", exit_code=code)
-                await wait_event(self._stopping, backoff.next().total_seconds())
+                await wait_event(self._stopping, backoff.compute_next().total_seconds())
 
     async def _run(self) -> int:
         ours, theirs = socket.socketpair()

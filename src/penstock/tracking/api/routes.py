@@ -12,7 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
-from penstock.kernel.http.app import Caller, service
+from penstock.kernel.http.app import Caller, get_service
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import UtcTime
 from penstock.kernel.states.event_stream import EVENT_STREAM
@@ -43,7 +43,7 @@ When = Annotated[UtcTime | None, Query()]
 # These functions are async although they do not wait: the framework would run a plain function in a thread.
 async def _tracking(request: Request, _caller: Caller) -> Tracking:
     """Return the service, for an authenticated caller."""
-    return service(request, Tracking)
+    return get_service(request, Tracking)
 
 
 async def _stage(stage: _StageName) -> Stage:
@@ -95,7 +95,7 @@ async def list_files(
             hint=f"add a status, e.g. ?stage={stage}&status=failed",
         )
     wanted = RowFilter(stage, status, shard, prefix, updated_since, updated_before)
-    after = page.start_after(cursor, [str, int], ("", -1))
+    after = page.decode_start(cursor, [str, int], ("", -1))
     rows = await tracking.list_rows(wanted, after=after, limit=limit)
     files = [
         schemas.FileStatus(filename=filename, shards=[views.view_shard(row) for row in shards])
@@ -116,7 +116,7 @@ async def show_history(
     filename: Filename, tracking: Service, limit: Limit = 1000, cursor: Cursor = None
 ) -> schemas.TrackingHistory:
     """T15: list the moves of all shards of a file, oldest first, with actor, time and reason."""
-    after = page.start_after(cursor, [int, int], (0, 0))
+    after = page.decode_start(cursor, [int, int], (0, 0))
     entries = await tracking.list_moves(filename, after=after, limit=limit)
     moves = [views.view_event(entry) for entry in entries.items]
     return schemas.TrackingHistory(filename=filename, moves=moves, next=entries.next)
@@ -204,7 +204,7 @@ async def list_queue(
     """T5: list the rows that wait for a stage, oldest first. Use `cursor`: `offset` skips rows of a busy queue."""
     rows = await tracking.list_queue(
         stage,
-        after=page.start_after(cursor, [datetime, int], (BEGINNING, 0)),
+        after=page.decode_start(cursor, [datetime, int], (BEGINNING, 0)),
         updated_since=updated_since,
         updated_before=updated_before,
         limit=limit,
@@ -276,7 +276,7 @@ async def watch(
 ) -> StreamingResponse:
     """T17: stream moves as server-sent events named `move`."""
     # Read before the response starts: a client that has the headers misses no later event.
-    start = await tracking.live.start_positions(last_event_id)
+    start = await tracking.live.find_start_positions(last_event_id)
     events = tracking.live.stream(start, views.event_filter(stage, filename), "the pipeline")
     return StreamingResponse(events, media_type=EVENT_STREAM)
 

@@ -10,7 +10,7 @@ from types import TracebackType
 import structlog
 
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.ids import worker_name
+from penstock.kernel.ids import make_worker_name
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.wait import cancel_and_wait, wait_event
 from penstock.tracking.client import PipelineClient
@@ -38,7 +38,7 @@ class StageDaemon:
         handle_signals: bool = True,
     ) -> None:
         self.stage = parse_queue(stage)
-        self.worker = worker or worker_name(self.stage)
+        self.worker = worker or make_worker_name(self.stage)
         self._batch = batch
         self._lease = lease
         self._client = PipelineClient(url, token=token)
@@ -107,7 +107,7 @@ class StageDaemon:
                 )
             except Transient as error:
                 self._log.warning("claim_failed", code=error.code, error=error.message)
-                await wait_event(self._stopping, backoff.next().total_seconds())
+                await wait_event(self._stopping, backoff.compute_next().total_seconds())
             else:
                 return [self._item(row) for row in rows]
         return []

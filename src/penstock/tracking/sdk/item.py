@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.kernel.tasks.backoff import compute_delay
-from penstock.kernel.tasks.outcome import clean_reason
+from penstock.kernel.tasks.outcome import sanitize_reason
 from penstock.tracking.client import RowResult
 from penstock.tracking.contract import DELAY_LIMIT, StageReportKind
 
@@ -56,6 +56,6 @@ class Item:
     def _report(self, outcome: StageReportKind, error: str | None = None, after: float | None = None) -> None:
         if not self.is_ended:
             self.is_ended = True
-            text = clean_reason(error) if error else None
+            text = sanitize_reason(error) if error else None
             wait = None if after is None else min(max(after, 0.0), DELAY_LIMIT)
             self._end(self, RowResult(self.filename, self.shard, self.fence, outcome, text, wait))

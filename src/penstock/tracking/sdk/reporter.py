@@ -62,7 +62,7 @@ class Reporter:
                 results = await self._client.report(self._stage, [result for _, result in batch])
             except Transient as error:
                 self._log.warning("report_failed", code=error.code, error=error.message)
-                await asyncio.sleep(backoff.next().total_seconds())
+                await asyncio.sleep(backoff.compute_next().total_seconds())
                 continue
             except PenstockError as error:
                 self._error = error

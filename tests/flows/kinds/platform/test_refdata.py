@@ -42,7 +42,7 @@ async def wait_for_commands(refdata: RefdataHarness, count: int = 1) -> None:
     """Wait until *count* commands are on the bus."""
 
     async def is_so() -> bool:
-        return await refdata.bus.backlog(refdata.topic) >= count
+        return await refdata.bus.count_backlog(refdata.topic) >= count
 
     await becomes(is_so, f"{count} commands are on the bus")
 
@@ -84,7 +84,7 @@ async def test_dictionary_is_published_once(
     assert await run_step(worker, make_publish_step(3, items=make_items(5), mode=mode)) == outputs
     assert await refdata.items("LOOSE") == {item["key"]: item["payload"] for item in make_items(5)}
     assert len((await refdata.refdata.list_versions(LOOSE, before=99, limit=9)).items) == outputs["version"]
-    assert await refdata.bus.backlog(refdata.topic) == 0
+    assert await refdata.bus.count_backlog(refdata.topic) == 0
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n\n"])
@@ -139,7 +139,7 @@ async def test_invalid_items_are_not_sent(refdata: RefdataHarness, more: Json, c
     """F14: an error in the items or the names is final, and reported before a command is sent."""
     error = await run_failing_step(refdata_worker(RefdataAdapter(refdata.refdata)), make_publish_step(**more))
     assert (error.error.code, error.retryable) == (code, False)
-    assert await refdata.bus.backlog(refdata.topic) == 0
+    assert await refdata.bus.count_backlog(refdata.topic) == 0
 
 
 async def test_waiting_step_stops(refdata: RefdataHarness) -> None:

@@ -29,7 +29,7 @@ async def test_messages_of_other_producers_are_dead_lettered_byte_for_byte(broke
                 await subscription.wait(1)
         assert taken[0].message == BusMessage(topic, "��", b"", {"h": "�", "none": ""})
         await subscription.settle([(taken[0], Failed("no JSON"))])
-        [dead_letter] = await bus.dead_letters(topic)
+        [dead_letter] = await bus.read_dead_letters(topic)
         assert (dead_letter.message, dead_letter.reason) == (taken[0].message, "no JSON")
     record = await asyncio.to_thread(first_record, broker, f"{topic}.dead")
     assert (record.key(), record.value()) == (b"\xff\xfe", None)
@@ -59,7 +59,7 @@ async def test_dead_letters_are_counted_from_an_offset(broker: Kafka, monkeypatc
             while len(taken := await subscription.take(10)) < 2:
                 await subscription.wait(1)
         await subscription.settle([(delivery, Failed("no JSON")) for delivery in taken])
-        first, second = await bus.dead_letters(topic)
+        first, second = await bus.read_dead_letters(topic)
         counts = [await bus.count_dead_letters(topic, first.died_at - SECOND) for _ in range(3)]
     assert [count.number for count in counts] == [2, 1, 0]
     for count, dead_letter in zip(counts, (first, second), strict=False):

@@ -18,7 +18,7 @@ def test_a_new_topic_has_a_backlog(broker: Kafka) -> None:
     topics = Topics({"bootstrap.servers": broker.bootstrap}, timeout=WITHIN)
     for topic in [new_topic() for _ in range(15)]:
         assert topics.create(topic, 8)
-        assert topics.backlog(topic, "other") == 0
+        assert topics.count_backlog(topic, "other") == 0
 
 
 async def test_topics_are_created_with_the_requested_partitions(broker: Kafka) -> None:

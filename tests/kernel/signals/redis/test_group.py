@@ -119,16 +119,16 @@ async def test_a_listener_ignores_the_group_of_a_dead_listener(cluster_backend: 
 
 async def test_the_lag_is_that_of_the_slowest_listener(cluster_backend: RedisSignalsBackend) -> None:
     """R26: the lag is the number of undelivered entries of the slowest group of this channel."""
-    assert await cluster_backend.signals.lag() == 0
+    assert await cluster_backend.signals.measure_lag() == 0
     leave_behind(cluster_backend, f"{cluster_backend.name}:slow", "another:slower")
     await cluster_backend.signals.announce(["a", "b", "c"])
-    assert await cluster_backend.signals.lag() == 3
+    assert await cluster_backend.signals.measure_lag() == 3
     cluster_backend.server.xreadgroup(
         f"{cluster_backend.name}:slow", "listener", {cluster_backend.stream: ">"}, count=2
     )
-    assert await cluster_backend.signals.lag() == 1
+    assert await cluster_backend.signals.measure_lag() == 1
     async with cluster_backend.signals.listen("quick") as feed:
         await read_until_resync(feed)
-        assert await cluster_backend.signals.lag() == 1
+        assert await cluster_backend.signals.measure_lag() == 1
     cluster_backend.server.xgroup_destroy(cluster_backend.stream, f"{cluster_backend.name}:slow")
-    assert await cluster_backend.signals.lag() == 0
+    assert await cluster_backend.signals.measure_lag() == 0

@@ -30,7 +30,7 @@ async def test_a_link_never_leads_out(folder: FolderStorage, root: Path, tmp_pat
         calls = [
             folder.get(path),
             anext(folder.stream(path)),
-            folder.info(path),
+            folder.read_info(path),
             folder.put(path, b"x"),
             folder.create(path, b"x"),
             folder.replace(path, b"x", etag="any"),

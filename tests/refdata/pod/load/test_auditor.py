@@ -39,7 +39,7 @@ async def test_a_mismatch_is_reported_and_fixed(pod: PodHarness) -> None:
     result = await audit(pod, "LOOSE")
     assert not result["matches"]
     assert (result["extra"], result["different"], result["missing"]) == (["a"], ["b"], ["d"])
-    exposition = pod.pod._telemetry.exposition().decode()
+    exposition = pod.pod._telemetry.format_metrics().decode()
     assert 'penstock_refdata_audits_total{dict_code="LOOSE",result="mismatch"} 1.0' in exposition
 
     async def is_fixed() -> bool:

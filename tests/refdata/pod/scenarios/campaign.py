@@ -20,7 +20,7 @@ import asyncpg
 from ruamel.yaml import YAML
 from yarl import URL
 
-from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.wait import wait_event
 from penstock.refdata.contract import UpdateState, decode_command
@@ -294,7 +294,7 @@ async def _a_moment() -> None:
 async def staged(folder: Path, redis: RedisCluster, random: Random) -> AsyncIterator[BarrierCampaign]:
     """Yield a campaign with running servers and no writes."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(folder / "postgres", settings=SERVER))
+        url = await stack.enter_async_context(run_embedded_postgres(folder / "postgres", settings=SERVER))
         connection = await asyncpg.connect(url)
         await connection.execute(TABLE)
         await connection.close()

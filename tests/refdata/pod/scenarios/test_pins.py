@@ -30,7 +30,7 @@ async def test_readers_get_the_pinned_version(pod: PodHarness) -> None:
 
     await becomes(is_free, "the last version")
     assert (await pod.get("LOOSE/items/a")).json == 2
-    exposition = pod.pod._telemetry.exposition().decode()
+    exposition = pod.pod._telemetry.format_metrics().decode()
     assert "penstock_refdata_history_resets_total{" not in exposition
 
 

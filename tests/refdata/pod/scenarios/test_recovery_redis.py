@@ -268,7 +268,7 @@ async def test_every_pod_has_its_own_consumer_group(
     """R22: each pod has a group with the configured prefix, gets every message, and removes its group at the end."""
     numbers = count()
     monkeypatch.setattr(
-        pods, "worker_name", lambda role: f"{role}@{next(numbers)}"
+        pods, "make_worker_name", lambda role: f"{role}@{next(numbers)}"
     )  # names are unique per process by default
     async with AsyncExitStack() as stack:
         three = [await stack.enter_async_context(harness.pod()) for _ in range(3)]

@@ -102,7 +102,7 @@ async def open_image_api(
     """Yield a renderer for the configured image API, with its own connections, for one step."""
     headers = {"Accept": ", ".join(_TYPES), "Content-Type": "application/json"}
     api = ExternalApi(clock, section.timeout, section.attempts, IMAGE_LIMIT, headers, token=token, pause=pause)
-    async with api.session() as session:
+    async with api.open_session() as session:
         yield ImageApi(URL(url), api, session)
 
 

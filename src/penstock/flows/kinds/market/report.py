@@ -81,7 +81,7 @@ class ReportModel:
         prompt = f"{instructions}\n\n{orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode()}".strip()
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": prompt}]
         try:
-            async with self._api.session() as session:
+            async with self._api.open_session() as session:
                 body = orjson.dumps({"model": self.name, "messages": messages, "stream": False})
                 return self._api.mask_secrets(await self._api.call(session, "POST", URL(self._url), _parse_text, body))
         except CallFailed as failed:

@@ -10,9 +10,9 @@ from typing import Any
 import asyncpg
 
 from penstock.kernel.bus import BusMessage, DeadLetter, DeadLetterCount, DeliveryPolicy, validate_messages
-from penstock.kernel.bus.kafka.dead_letters import dead_letter_topic, parse_dead_letter
+from penstock.kernel.bus.kafka.dead_letters import name_dead_letter_topic, parse_dead_letter
 from penstock.kernel.bus.kafka.sender import KafkaSender, OutgoingMessage
-from penstock.kernel.bus.kafka.subscription import KafkaSubscription, consumer_settings
+from penstock.kernel.bus.kafka.subscription import KafkaSubscription, make_consumer_settings
 from penstock.kernel.bus.kafka.topics import Topics
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.db import sql
@@ -63,7 +63,7 @@ class KafkaBus:
         for message in validate_messages(messages):
             _check_size(message)
         if tx is None:
-            await self._publish([_outgoing(message) for message in messages])
+            await self._publish([_convert_message(message) for message in messages])
         elif messages:
             await tx.execute(
                 SQL["store"],
@@ -80,7 +80,7 @@ class KafkaBus:
 
         async def send(rows: Sequence[asyncpg.Record]) -> None:
             messages = [BusMessage(row["topic"], row["key"], row["value"], row["headers"]) for row in rows]
-            await self._publish([_outgoing(message) for message in messages])
+            await self._publish([_convert_message(message) for message in messages])
 
         return await OUTBOX.relay(self._db, send, limit=limit)
 
@@ -93,26 +93,28 @@ class KafkaBus:
         policy: DeliveryPolicy = DeliveryPolicy(),  # noqa: B008 - frozen
     ) -> AsyncIterator[KafkaSubscription]:
         await asyncio.to_thread(self._ensure, [topic])
-        await asyncio.to_thread(self._ensure, [dead_letter_topic(topic)], partitions=1)  # 1: dead letters stay in order
-        settings = consumer_settings(
-            self._consumer_config, group=self._group(topic), worker=worker, lease_for=policy.lease_for
+        await asyncio.to_thread(
+            self._ensure, [name_dead_letter_topic(topic)], partitions=1
+        )  # 1: dead letters stay in order
+        settings = make_consumer_settings(
+            self._consumer_config, group=self._name_group(topic), worker=worker, lease_for=policy.lease_for
         )
         subscription = KafkaSubscription(topic, policy, settings, self._clock, self._deliver)
         async with subscription.open():
             yield subscription
 
-    async def backlog(self, topic: str) -> int:
-        return await asyncio.to_thread(self._topics.backlog, topic, self._group(topic))
+    async def count_backlog(self, topic: str) -> int:
+        return await asyncio.to_thread(self._topics.count_backlog, topic, self._name_group(topic))
 
-    async def dead_letters(self, topic: str, *, limit: int = 100) -> list[DeadLetter]:
-        records = await asyncio.to_thread(self._topics.oldest, dead_letter_topic(topic), limit)
+    async def read_dead_letters(self, topic: str, *, limit: int = 100) -> list[DeadLetter]:
+        records = await asyncio.to_thread(self._topics.read_oldest, name_dead_letter_topic(topic), limit)
         letters = [parse_dead_letter(topic, record) for record in records]
         return sorted(letters, key=lambda letter: letter.died_at)[:limit]
 
     async def count_dead_letters(self, topic: str, since: datetime) -> DeadLetterCount:
         # The broker knows the time at which a dead letter was sent, which is just after it died.
         count, oldest_ms = await asyncio.to_thread(
-            self._topics.count_since, dead_letter_topic(topic), int(since.timestamp() * 1000)
+            self._topics.count_since, name_dead_letter_topic(topic), int(since.timestamp() * 1000)
         )
         return DeadLetterCount(count, datetime.fromtimestamp(oldest_ms / 1000, UTC) if count else None)
 
@@ -123,7 +125,7 @@ class KafkaBus:
         self._checker.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._sender.close)
 
-    def _group(self, topic: str) -> str:
+    def _name_group(self, topic: str) -> str:
         return f"{self._group_prefix}.{topic}"
 
     async def _publish(self, messages: Sequence[OutgoingMessage]) -> None:
@@ -156,7 +158,7 @@ class KafkaBus:
             self._existing.add(topic)
 
 
-def _outgoing(message: BusMessage) -> OutgoingMessage:
+def _convert_message(message: BusMessage) -> OutgoingMessage:
     return OutgoingMessage(message.topic, message.key.encode(), message.value, list(message.headers.items()))
 
 

@@ -24,7 +24,7 @@ class RepetitionFilter(logging.Filter):
         return is_new
 
 
-def client_logger() -> logging.Logger:
+def make_client_logger() -> logging.Logger:
     """Return a logger for one client, with its own filter."""
     logger = logging.Logger("penstock.kafka")
     logger.parent = logging.getLogger()

@@ -11,7 +11,7 @@ from penstock.kernel.bus.kafka.sender import OutgoingMessage
 REASON, ATTEMPTS, DIED_AT = "penstock-reason", "penstock-attempts", "penstock-died-at"
 
 
-def dead_letter_topic(topic: str) -> str:
+def name_dead_letter_topic(topic: str) -> str:
     return f"{topic}.dead"
 
 
@@ -19,7 +19,7 @@ def make_dead_letter(topic: str, record: Record, reason: str, attempts: int, die
     """Return the message for the dead-letter topic, with key, value and headers byte for byte."""
     added = {REASON: reason, ATTEMPTS: str(attempts), DIED_AT: died_at.isoformat()}
     headers = [(name, value) for name, value in read_headers(record) if name not in added]
-    return OutgoingMessage(dead_letter_topic(topic), record.key(), record.value(), [*headers, *added.items()])
+    return OutgoingMessage(name_dead_letter_topic(topic), record.key(), record.value(), [*headers, *added.items()])
 
 
 def parse_dead_letter(topic: str, record: Record) -> DeadLetter:

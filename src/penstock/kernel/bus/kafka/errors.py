@@ -50,10 +50,10 @@ def make_error(error: KafkaError) -> PenstockError:
     if error.code() in _REFUSED:
         hint = "check the credentials in bus.kafka and the ACLs of their user"
         return Transient("BUS_REFUSED", f"Kafka refused the request: {error.str()}", hint=hint)
-    return down(error.str())
+    return make_down_error(error.str())
 
 
-def down(reason: str) -> Transient:
+def make_down_error(reason: str) -> Transient:
     """Return the error for brokers that do not answer."""
     hint = "check that the brokers run and that bus.kafka.bootstrap points to them"
     return Transient("BUS_DOWN", f"Kafka does not answer: {reason}", hint=hint)

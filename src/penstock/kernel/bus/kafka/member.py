@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from penstock.kernel.bus.kafka.client_log import client_logger
-from penstock.kernel.bus.kafka.errors import OUTDATED, down, make_error
+from penstock.kernel.bus.kafka.client_log import make_client_logger
+from penstock.kernel.bus.kafka.errors import OUTDATED, make_down_error, make_error
 from penstock.kernel.bus.kafka.partition_state import CommitMetadata, KafkaPartition
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import PenstockError
@@ -49,7 +49,7 @@ class GroupMember:
         self._clock = clock
         self._on_work = on_work
         self._on_leave = on_leave
-        self._consumer = Consumer(dict(config), logger=client_logger())
+        self._consumer = Consumer(dict(config), logger=make_client_logger())
         self._has_joined = False
         self._is_in_callback = False
         self._pending: _Pending | None = None
@@ -67,7 +67,7 @@ class GroupMember:
         """Run *function* in the thread of the member and return its result."""
         answer: Future[R] = Future()
 
-        def command() -> None:
+        def run_command() -> None:
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(function())
@@ -77,8 +77,8 @@ class GroupMember:
 
         with self._gate:
             if self._closing.is_set():
-                raise down(f"the membership in {self.topic} has ended")
-            self._commands.put(command)
+                raise make_down_error(f"the membership in {self.topic} has ended")
+            self._commands.put(run_command)
         return await asyncio.wrap_future(answer)
 
     def close(self, timeout: float) -> None:
@@ -121,7 +121,7 @@ class GroupMember:
     def _try(self, pending: "_Pending") -> bool:
         """Return whether the result of *pending* is final. After a refusal, the next callback decides."""
         if not pending.is_decided:
-            offsets = pending.offsets(self.states)
+            offsets = pending.list_offsets(self.states)
             error = self._commit(offsets) if offsets else None
             if error is not None and error.code() not in OUTDATED:
                 raise make_error(error)
@@ -270,7 +270,7 @@ class _Pending:
     is_decided: bool = False
     counted: set[int] = field(default_factory=set)
 
-    def offsets(self, assigned: Mapping[int, KafkaPartition]) -> list[TopicPartition]:
+    def list_offsets(self, assigned: Mapping[int, KafkaPartition]) -> list[TopicPartition]:
         return [
             TopicPartition(self.topic, partition, position, metadata=mark.dump())
             for partition, (position, mark) in self.commits.items()

@@ -77,7 +77,7 @@ class KafkaPartition:
     @property
     def is_suspect(self) -> bool:
         upto = self.mark.suspect_upto if self.mark else None
-        return upto is not None and bool(self.waiting) and _offset(self.waiting[0]) <= upto
+        return upto is not None and bool(self.waiting) and _read_offset(self.waiting[0]) <= upto
 
     def is_ready(self, now: datetime) -> bool:
         """Return whether messages can be delivered."""
@@ -91,9 +91,9 @@ class KafkaPartition:
 
     def plan(self, count: int) -> tuple[int, CommitMetadata]:
         """Return the commit that must precede the delivery of *count* messages: it names them if the worker dies."""
-        mark, head = self.mark or CommitMetadata(), _offset(self.waiting[0])
+        mark, head = self.mark or CommitMetadata(), _read_offset(self.waiting[0])
         tried = max(mark.attempts if self.position == head else 0, 1 if self.is_suspect else 0)
-        last = _offset(self.waiting[count - 1])
+        last = _read_offset(self.waiting[count - 1])
         suspect = mark.suspect_upto if self.is_suspect else None
         return head, CommitMetadata(mark.fence + 1, tried + 1, out_upto=last, suspect_upto=suspect)
 
@@ -102,25 +102,25 @@ class KafkaPartition:
         self.position, self.mark = commit
         self.out = count
 
-    def deliveries(self, topic: str) -> list[BusDelivery]:
+    def list_deliveries(self, topic: str) -> list[BusDelivery]:
         """Return the delivered messages."""
         mark, out = self.mark or CommitMetadata(), islice(self.waiting, self.out)
         return [
             BusDelivery(make_message(topic, record), mark.attempts if is_head else 1, self.partition, at, mark.fence)
             for record in out
-            for at in [_offset(record)]
+            for at in [_read_offset(record)]
             for is_head in [at == self.position]
         ]
 
-    def after(self, lane: PartitionSettlement) -> tuple[int, CommitMetadata]:
+    def make_commit(self, lane: PartitionSettlement) -> tuple[int, CommitMetadata]:
         """Return the commit that settles *lane*: after the last finished message, with its metadata."""
         mark, position = self.mark or CommitMetadata(), self.position or 0
         finished = set(lane.finished)
         for record in islice(self.waiting, self.out):
-            if _offset(record) not in finished:
-                position = _offset(record)
+            if _read_offset(record) not in finished:
+                position = _read_offset(record)
                 break
-            position = _offset(record) + 1
+            position = _read_offset(record) + 1
         attempts = lane.attempts if lane.head == position else 0
         return position, replace(mark, attempts=attempts, out_upto=None, due_at=lane.due_at)
 
@@ -128,12 +128,12 @@ class KafkaPartition:
         """Drop the messages before the position of *commit*; the others can be delivered again."""
         self.position, self.mark = commit
         self.out = 0
-        while self.waiting and _offset(self.waiting[0]) < self.position:
+        while self.waiting and _read_offset(self.waiting[0]) < self.position:
             self.size -= len(self.waiting.popleft().value() or b"")
 
-    def records(self, offsets: Iterable[int]) -> list[Record]:
+    def select_records(self, offsets: Iterable[int]) -> list[Record]:
         selected = set(offsets)
-        return [record for record in self.waiting if _offset(record) in selected]
+        return [record for record in self.waiting if _read_offset(record) in selected]
 
 
 def plan(states: Iterable[KafkaPartition], limit: int, now: datetime) -> list[tuple[KafkaPartition, int]]:
@@ -160,8 +160,8 @@ def _divide(states: Sequence[KafkaPartition], limit: int) -> list[tuple[KafkaPar
 
 def make_message(topic: str, record: Record) -> BusMessage:
     """Return *record* as a message. Keys and headers of other producers that are not UTF-8 are decoded lossily."""
-    headers = {name: _text(value) for name, value in read_headers(record)}
-    return BusMessage(topic, _text(record.key()), record.value() or b"", headers)
+    headers = {name: _decode_text(value) for name, value in read_headers(record)}
+    return BusMessage(topic, _decode_text(record.key()), record.value() or b"", headers)
 
 
 def read_headers(record: Record) -> list[tuple[str, bytes | str | None]]:
@@ -170,10 +170,10 @@ def read_headers(record: Record) -> list[tuple[str, bytes | str | None]]:
     return list(headers.items() if isinstance(headers, dict) else headers)
 
 
-def _text(value: bytes | str | None) -> str:
+def _decode_text(value: bytes | str | None) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
 
 
-def _offset(record: Record) -> int:
+def _read_offset(record: Record) -> int:
     offset = record.offset()
     return -1 if offset is None else offset

@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Record
 
-from penstock.kernel.bus.kafka.client_log import client_logger
+from penstock.kernel.bus.kafka.client_log import make_client_logger
 from penstock.kernel.bus.kafka.errors import make_error, translate_errors
 
 _POLL_INTERVAL = 0.05
@@ -39,7 +39,7 @@ class KafkaSender:
             **config,
             **_GUARANTEES,
         }
-        self._producer = Producer(settings, logger=client_logger())
+        self._producer = Producer(settings, logger=make_client_logger())
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="kafka sender", daemon=True)
         self._thread.start()

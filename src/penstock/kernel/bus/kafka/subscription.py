@@ -64,7 +64,7 @@ class KafkaSubscription:
     async def settle(self, results: Sequence[tuple[BusDelivery, Outcome | None]]) -> int:
         return await self._member.call(lambda: self._settle(results))
 
-    def lane(self, item: BusDelivery) -> Hashable:
+    def find_lane(self, item: BusDelivery) -> Hashable:
         return item.partition
 
     def _notify_work(self) -> None:
@@ -77,7 +77,7 @@ class KafkaSubscription:
         self._member.join()
         while shares := plan(self._member.states.values(), limit, self._clock.now()):
             taken = self._claim({state.partition: count for state, count in shares})
-            if not self._dead_letter_killer(taken):
+            if not self._send_killer_to_dead_letters(taken):
                 return taken
         return []
 
@@ -92,10 +92,10 @@ class KafkaSubscription:
                 continue  # revoked right after the commit: another member delivers its messages
             state.taken_at, state.lease_until = now, time.monotonic() + self.lease_for.total_seconds()
             state.deliver(counts[partition], commits[partition])
-            taken += state.deliveries(self.name)
+            taken += state.list_deliveries(self.name)
         return taken
 
-    def _dead_letter_killer(self, taken: Sequence[BusDelivery]) -> bool:
+    def _send_killer_to_dead_letters(self, taken: Sequence[BusDelivery]) -> bool:
         """Dead-letter a message whose workers died in all attempts; return whether there was such a message."""
         killers = [delivery for delivery in taken if delivery.attempt > self._policy.max_attempts]
         for delivery in killers:
@@ -115,7 +115,7 @@ class KafkaSubscription:
         lanes = settle(claimed, self._policy, self._clock.now())
         self._send_dead_letters(lanes)
         states = {lane.partition: self._member.states[lane.partition] for lane in lanes}
-        commits = {lane.partition: states[lane.partition].after(lane) for lane in lanes}
+        commits = {lane.partition: states[lane.partition].make_commit(lane) for lane in lanes}
         counted = self._member.commit(commits) if commits else set()
         for partition in counted:
             states[partition].settle(commits[partition])
@@ -129,13 +129,15 @@ class KafkaSubscription:
             make_dead_letter(self.name, record, reason, delivery.attempt, now)
             for lane in lanes
             for delivery, reason in lane.dead
-            for record in self._member.states[lane.partition].records([delivery.position])
+            for record in self._member.states[lane.partition].select_records([delivery.position])
         ]
         if letters:
             self._deliver(letters)
 
     def _release(self) -> None:
-        out = [(delivery, None) for state in self._member.states.values() for delivery in state.deliveries(self.name)]
+        out = [
+            (delivery, None) for state in self._member.states.values() for delivery in state.list_deliveries(self.name)
+        ]
         self._settle(out)
 
     def _is_claimed(self, delivery: BusDelivery) -> bool:
@@ -143,7 +145,9 @@ class KafkaSubscription:
         return state is not None and state.is_claimed(delivery.fence, time.monotonic())
 
 
-def consumer_settings(config: Mapping[str, Any], *, group: str, worker: str, lease_for: timedelta) -> dict[str, Any]:
+def make_consumer_settings(
+    config: Mapping[str, Any], *, group: str, worker: str, lease_for: timedelta
+) -> dict[str, Any]:
     """Return the properties of a worker's consumer; *config* overrides them, except those that the guarantees need."""
     # A little longer than the lease: a worker with a valid lease is still in the group.
     session_for = min(max(lease_for + 2 * _HEARTBEAT, SHORTEST_SESSION), LONGEST_SESSION)

@@ -10,7 +10,7 @@ from confluent_kafka import Message as Record
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from penstock.kernel.bus.kafka.errors import down, make_error, translate_errors
+from penstock.kernel.bus.kafka.errors import make_down_error, make_error, translate_errors
 
 _FORBIDDEN = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -42,36 +42,36 @@ class Topics:
                 raise error
             return code not in _FORBIDDEN
 
-    def backlog(self, topic: str, group: str) -> int:
+    def count_backlog(self, topic: str, group: str) -> int:
         """Return the number of messages of *topic* after the commits of *group*; 0 if the topic does not exist."""
-        with self._reader(group) as reader:
+        with self._open_reader(group) as reader:
             deadline = time.monotonic() + self._timeout
             while True:
                 try:
-                    partitions = self._partitions(reader, topic)
+                    partitions = self._list_partitions(reader, topic)
                     committed = reader.committed(partitions, timeout=self._timeout) if partitions else []
-                    return sum(self._behind(reader, partition) for partition in committed)
+                    return sum(self._count_behind(reader, partition) for partition in committed)
                 except KafkaException as error:
                     if error.args[0].code() not in _ELECTING or time.monotonic() > deadline:
                         raise
                 time.sleep(_POLL_INTERVAL)
 
-    def oldest(self, topic: str, limit: int) -> list[Record]:
+    def read_oldest(self, topic: str, limit: int) -> list[Record]:
         """Return the first *limit* messages of each partition of *topic*."""
-        with self._reader("penstock.reader") as reader:
-            partitions = self._partitions(reader, topic)
+        with self._open_reader("penstock.reader") as reader:
+            partitions = self._list_partitions(reader, topic)
             return [record for partition in partitions for record in self._read(reader, partition, limit)]
 
     def count_since(self, topic: str, since_ms: int) -> tuple[int, int]:
         """Return the number of messages of *topic* since a Unix time in ms, and the time of the oldest of them."""
-        with self._reader("penstock.reader") as reader:
-            starts = [TopicPartition(topic, each.partition, since_ms) for each in self._partitions(reader, topic)]
+        with self._open_reader("penstock.reader") as reader:
+            starts = [TopicPartition(topic, each.partition, since_ms) for each in self._list_partitions(reader, topic)]
             # The offset is negative in a partition without a message since then.
             starts = [each for each in reader.offsets_for_times(starts, timeout=self._timeout) if each.offset >= 0]
             times = [record.timestamp()[1] for start in starts for record in self._read(reader, start, 1)]
-            return sum(self._behind(reader, start) for start in starts), min(times, default=0)
+            return sum(self._count_behind(reader, start) for start in starts), min(times, default=0)
 
-    def _behind(self, reader: Consumer, partition: TopicPartition) -> int:
+    def _count_behind(self, reader: Consumer, partition: TopicPartition) -> int:
         low, high = reader.get_watermark_offsets(partition, timeout=self._timeout)
         return high - max(low, partition.offset)  # without a commit the offset is negative: all of it
 
@@ -82,7 +82,7 @@ class Topics:
         while len(records) < limit:
             record = reader.poll(max(0.0, deadline - time.monotonic()))
             if record is None:
-                raise down(f"{partition.topic} could not be read in time")
+                raise make_down_error(f"{partition.topic} could not be read in time")
             error = record.error()
             if error is None:
                 records.append(record)
@@ -92,14 +92,14 @@ class Topics:
                 raise make_error(error)
         return records
 
-    def _partitions(self, reader: Consumer, topic: str) -> list[TopicPartition]:
+    def _list_partitions(self, reader: Consumer, topic: str) -> list[TopicPartition]:
         metadata = reader.list_topics(topic, timeout=self._timeout).topics[topic]
         if metadata.error is not None and metadata.error.code() not in _MISSING:
             raise make_error(metadata.error)
         return [TopicPartition(topic, number, OFFSET_BEGINNING) for number in sorted(metadata.partitions)]
 
     @contextmanager
-    def _reader(self, group: str) -> Iterator[Consumer]:
+    def _open_reader(self, group: str) -> Iterator[Consumer]:
         """Yield a consumer that joins no group and commits nothing, so that reading does not affect the workers."""
         settings = {
             **self._config,

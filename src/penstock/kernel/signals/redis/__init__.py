@@ -10,7 +10,7 @@ import structlog
 from penstock.kernel.db.listener import NotificationInbox
 from penstock.kernel.errors import BadConfig, Transient
 from penstock.kernel.signals import Resync, Signal, validate_body
-from penstock.kernel.signals.redis.group import BODY, destroy, lag
+from penstock.kernel.signals.redis.group import BODY, destroy, measure_lag
 from penstock.kernel.signals.redis.link import ANSWER_WITHIN, Mode, NodeConnections, describe_error
 from penstock.kernel.signals.redis.listener import RedisListener, StreamRoute
 from penstock.kernel.signals.stream import SignalStream
@@ -72,7 +72,7 @@ class RedisSignals:
     @asynccontextmanager
     async def listen(self, listener: str) -> AsyncIterator[AsyncIterator[Signal | Resync]]:
         """Receive all signals from now on, also after outages of Redis."""
-        inbox, group = NotificationInbox(), self._route.group(listener)
+        inbox, group = NotificationInbox(), self._route.name_group(listener)
         paths = RedisListener(
             self._link, self._route, group, inbox, poll=self._poll, dead_after=self._dead_after
         ).start_paths()
@@ -84,9 +84,11 @@ class RedisSignals:
             await asyncio.gather(*paths, return_exceptions=True)
             await self._leave(group)
 
-    async def lag(self) -> int:
+    async def measure_lag(self) -> int:
         """Return the number of entries that the slowest listener has not received; a dead one counts until reaped."""
-        return await self._link.query(lambda redis: lag(redis, self._route.stream_key, self._route.group_prefix))
+        return await self._link.query(
+            lambda redis: measure_lag(redis, self._route.stream_key, self._route.group_prefix)
+        )
 
     async def check(self) -> None:
         """Raise Transient SIGNALS_DOWN unless the node of the stream answers."""

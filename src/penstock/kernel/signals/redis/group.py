@@ -110,7 +110,7 @@ async def reap(connection: "Redis", stream: str, prefix: str, idle: timedelta) -
     return reaped
 
 
-async def lag(connection: "Redis", stream: str, prefix: str) -> int:
+async def measure_lag(connection: "Redis", stream: str, prefix: str) -> int:
     """Return the number of entries that the slowest group has not received; 0 without a stream."""
     try:
         groups: list[dict[str, Any]] = await connection.xinfo_groups(stream)

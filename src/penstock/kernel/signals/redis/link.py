@@ -100,7 +100,7 @@ class NodeConnections:
         for _ in range(_TRIES - 1):
             with suppress(*CONNECTION_ERRORS):
                 return await self._query_once(send)
-            await asyncio.sleep(backoff.next().total_seconds())
+            await asyncio.sleep(backoff.compute_next().total_seconds())
         return await self._query_once(send)
 
     async def _query_once(self, send: Callable[["Redis"], Awaitable[Answer]]) -> Answer:
@@ -134,7 +134,7 @@ class NodeConnections:
     async def _find_node(self, slot: int) -> Address:
         last_error: Exception = RedisError("no node of the cluster serves the slot of the stream")
         # Configured and discovered nodes: all nodes may have new addresses by now, or the configured node may be dead.
-        for address in [*_shuffled(self._configured), *_shuffled(self._discovered)]:
+        for address in [*_shuffle_addresses(self._configured), *_shuffle_addresses(self._discovered)]:
             try:
                 shards = await self._read_shards(address)
             except CONNECTION_ERRORS as error:
@@ -190,7 +190,7 @@ async def _close(connection: "Redis") -> None:
         await connection.aclose()
 
 
-def _shuffled(addresses: Sequence[Address]) -> list[Address]:
+def _shuffle_addresses(addresses: Sequence[Address]) -> list[Address]:
     return sample(addresses, len(addresses))
 
 

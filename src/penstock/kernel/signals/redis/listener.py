@@ -26,7 +26,7 @@ class StreamRoute:
     stream_key: str
     group_prefix: str
 
-    def group(self, listener: str) -> str:
+    def name_group(self, listener: str) -> str:
         return f"{self.group_prefix}:{listener}"
 
 
@@ -65,7 +65,7 @@ class RedisListener:
                 await path(backoff)
             except CONNECTION_ERRORS as error:
                 self._log.warning("signals_disconnected", path=name, error=describe_error(error))
-            await asyncio.sleep(backoff.next().total_seconds())
+            await asyncio.sleep(backoff.compute_next().total_seconds())
 
     async def _run_pubsub(self, backoff: Backoff) -> None:
         """Run the fast path until its connection is lost."""

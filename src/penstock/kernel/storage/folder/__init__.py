@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from penstock.kernel.errors import NotFound
 from penstock.kernel.storage import RESERVED, ObjectInfo, StoredObject, validate_path
-from penstock.kernel.storage.failures import changed_object, source_size, storage_down
+from penstock.kernel.storage.failures import make_changed_object_error, make_storage_down_error, measure_source
 from penstock.kernel.storage.folder.files import FolderFiles
 
 PIECE = 1 << 20
@@ -54,11 +54,11 @@ class FolderStorage:
         file, info = await self._run(self._files.open, validate_path(path))
         with file:
             if etag not in (None, info.etag):
-                raise changed_object(path)
+                raise make_changed_object_error(path)
             while piece := await self._run(file.read, PIECE):
                 yield piece
 
-    async def info(self, path: str) -> ObjectInfo | None:
+    async def read_info(self, path: str) -> ObjectInfo | None:
         return await self._run(self._read_info, validate_path(path))
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
@@ -73,14 +73,14 @@ class FolderStorage:
     async def delete(self, path: str) -> None:
         await self._run(self._files.delete, validate_path(path))
 
-    def uri(self, path: str) -> str:
+    def make_uri(self, path: str) -> str:
         return (self._root / validate_path(path)).as_uri()
 
     async def check(self) -> None:
         await self._run(self._probe)
 
     def _copy(self, path: str, source: Path) -> ObjectInfo:
-        source_size(source)
+        measure_source(source)
         with source.open("rb") as content:
             return self._files.put(path, lambda out: shutil.copyfileobj(content, out, PIECE))
 
@@ -104,7 +104,9 @@ class FolderStorage:
         read = self._read(path).data
         self._files.delete(path)
         if read != _PROBE:
-            raise storage_down(str(self._root), "a written object was read with other content", hint="check the disk")
+            raise make_storage_down_error(
+                str(self._root), "a written object was read with other content", hint="check the disk"
+            )
         self._files.remove_stale_drafts(now=written.modified_at)
 
     async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -112,4 +114,4 @@ class FolderStorage:
             return await asyncio.to_thread(work, *args, **kwargs)
         except OSError as error:
             hint = _HINTS.get(error.errno or 0, "check the folder and its disk")
-            raise storage_down(str(self._root), error.strerror or str(error), hint=hint) from error
+            raise make_storage_down_error(str(self._root), error.strerror or str(error), hint=hint) from error

@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from penstock.kernel.storage import RESERVED, ObjectInfo, is_object_path
-from penstock.kernel.storage.failures import changed_object, existing_object, missing_object
-from penstock.kernel.storage.folder.tree import open_file, open_folder, present_file, remove_empty, remove_file
+from penstock.kernel.storage.failures import (
+    make_changed_object_error,
+    make_existing_object_error,
+    make_missing_object_error,
+)
+from penstock.kernel.storage.folder.tree import find_file, open_file, open_folder, remove_empty, remove_file
 
 STALE_AFTER = timedelta(days=1)
 _ATTEMPTS = 10
@@ -40,30 +44,30 @@ class FolderFiles:
         def rename(draft: FileDraft, folder: int, name: str, _: os.stat_result | None) -> None:
             os.replace(draft.file, name, dst_dir_fd=folder)
 
-        with self._draft(fill) as draft, self._locked(path):
-            return self._place(path, draft, rename)
+        with self._open_draft(fill) as draft, self._hold_lock(path):
+            return self._name_draft(path, draft, rename)
 
     def create(self, path: str, data: bytes) -> ObjectInfo:
         def link(draft: FileDraft, folder: int, name: str, current: os.stat_result | None) -> None:
             if current is not None:
-                raise existing_object(path)
+                raise make_existing_object_error(path)
             try:
                 # Unlike a rename, a link never replaces a file that another process has just created.
                 os.link(draft.file, name, dst_dir_fd=folder)
             except FileExistsError as error:
-                raise existing_object(path) from error
+                raise make_existing_object_error(path) from error
 
-        with self._draft(lambda out: out.write(data)) as draft:
-            return self._place(path, draft, link)
+        with self._open_draft(lambda out: out.write(data)) as draft:
+            return self._name_draft(path, draft, link)
 
     def replace(self, path: str, data: bytes, etag: str) -> ObjectInfo:
         def rename_over(draft: FileDraft, folder: int, name: str, current: os.stat_result | None) -> None:
-            if current is None or _etag(current) != etag:
-                raise changed_object(path)
+            if current is None or _make_etag(current) != etag:
+                raise make_changed_object_error(path)
             os.replace(draft.file, name, dst_dir_fd=folder)
 
-        with self._draft(lambda out: out.write(data)) as draft, self._locked(path):
-            return self._place(path, draft, rename_over)
+        with self._open_draft(lambda out: out.write(data)) as draft, self._hold_lock(path):
+            return self._name_draft(path, draft, rename_over)
 
     def open(self, path: str) -> tuple[BinaryIO, ObjectInfo]:
         """Return the open object and its metadata; NotFound if it does not exist."""
@@ -72,8 +76,8 @@ class FolderFiles:
             with open_folder(self._root, folders) as folder:
                 opened = open_file(folder, name)
         except FileNotFoundError as error:
-            raise missing_object(path) from error
-        return os.fdopen(opened, "rb"), _info(path, os.fstat(opened))
+            raise make_missing_object_error(path) from error
+        return os.fdopen(opened, "rb"), _make_info(path, os.fstat(opened))
 
     def scan(self, folder: str) -> list[ObjectInfo | str]:
         """Return the objects and the paths of the folders directly in *folder*, in descending order."""
@@ -88,7 +92,7 @@ class FolderFiles:
 
     def delete(self, path: str) -> None:
         *folders, name = path.split("/")
-        with self._locked(path), suppress(FileNotFoundError), open_folder(self._root, folders) as folder:
+        with self._hold_lock(path), suppress(FileNotFoundError), open_folder(self._root, folders) as folder:
             remove_file(folder, name)
         remove_empty(self._root, folders)
 
@@ -100,7 +104,7 @@ class FolderFiles:
                 if draft.stat().st_mtime < before:
                     draft.unlink()
 
-    def _place(
+    def _name_draft(
         self, path: str, draft: FileDraft, act: Callable[[FileDraft, int, str, os.stat_result | None], None]
     ) -> ObjectInfo:
         """Give the draft its name with *act*, durably."""
@@ -108,13 +112,13 @@ class FolderFiles:
         for _ in range(_ATTEMPTS):
             # A concurrent deletion may remove the empty folder between its creation and its use.
             with suppress(FileNotFoundError), open_folder(self._root, folders, make=True) as folder:
-                act(draft, folder, name, present_file(folder, name))
+                act(draft, folder, name, find_file(folder, name))
                 os.fsync(folder)
-                return _info(path, draft.status)
+                return _make_info(path, draft.status)
         raise FileNotFoundError(f"the folder of {path} was deleted each time it was created")
 
     @contextmanager
-    def _draft(self, fill: Callable[[BinaryIO], object]) -> Iterator[FileDraft]:
+    def _open_draft(self, fill: Callable[[BinaryIO], object]) -> Iterator[FileDraft]:
         """Yield a synced file that is not listed; it is deleted at the end unless it was renamed."""
         self._drafts.mkdir(parents=True, exist_ok=True)
         file = self._drafts / uuid.uuid4().hex
@@ -133,7 +137,7 @@ class FolderFiles:
             file.unlink(missing_ok=True)
 
     @contextmanager
-    def _locked(self, path: str) -> Iterator[None]:
+    def _hold_lock(self, path: str) -> Iterator[None]:
         """Lock *path* among the threads and processes of this machine."""
         self._locks.mkdir(parents=True, exist_ok=True)
         stripe = hashlib.sha256(path.encode()).hexdigest()[:2]
@@ -154,13 +158,13 @@ def _make_item(entry: os.DirEntry[str], segments: list[str]) -> ObjectInfo | str
         return path
     with suppress(FileNotFoundError):
         if entry.is_file(follow_symlinks=False):
-            return _info(path, entry.stat(follow_symlinks=False))
+            return _make_info(path, entry.stat(follow_symlinks=False))
     return None
 
 
-def _info(path: str, status: os.stat_result) -> ObjectInfo:
-    return ObjectInfo(path, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC), _etag(status))
+def _make_info(path: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(path, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC), _make_etag(status))
 
 
-def _etag(status: os.stat_result) -> str:
+def _make_etag(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"

@@ -39,11 +39,11 @@ def open_file(folder: int, name: str) -> int:
     return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
 
 
-def present_file(folder: int, name: str) -> os.stat_result | None:
+def find_file(folder: int, name: str) -> os.stat_result | None:
     """Return the status of the file *name*, if it exists; Invalid BAD_PATH if it is a folder or a link."""
     status = _read_status(folder, name)
     if status is not None and stat.S_ISDIR(status.st_mode):
-        raise _bad_path(name, "a folder of other objects")
+        raise _make_path_error(name, "a folder of other objects")
     return status
 
 
@@ -75,7 +75,7 @@ def _enter(folder: int, name: str, *, make: bool) -> int:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     except NotADirectoryError as error:
         if make:
-            raise _bad_path(name, "an object, not a folder") from error
+            raise _make_path_error(name, "an object, not a folder") from error
         raise FileNotFoundError(errno.ENOENT, "not a folder", name) from error
 
 
@@ -86,9 +86,9 @@ def _read_status(folder: int, name: str) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     if stat.S_ISLNK(status.st_mode):
-        raise _bad_path(name, "a symbolic link")
+        raise _make_path_error(name, "a symbolic link")
     return status
 
 
-def _bad_path(name: str, kind: str) -> Invalid:
+def _make_path_error(name: str, kind: str) -> Invalid:
     return Invalid("BAD_PATH", f"{name} is {kind}", hint="use another path for the object")

@@ -15,7 +15,13 @@ from obstore.store import GCSStore
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import Conflict, NotFound, PenstockError, Transient
 from penstock.kernel.storage import RESERVED, ObjectInfo, StoredObject, is_object_path, validate_path
-from penstock.kernel.storage.failures import changed_object, existing_object, missing_object, source_size, storage_down
+from penstock.kernel.storage.failures import (
+    make_changed_object_error,
+    make_existing_object_error,
+    make_missing_object_error,
+    make_storage_down_error,
+    measure_source,
+)
 from penstock.kernel.storage.objects.bucket import open_bucket
 
 if TYPE_CHECKING:
@@ -50,16 +56,16 @@ class ObjectStorage:
             return await self._put(path, data, len(data), guard)
         except (Conflict, NotFound) as error:
             # S3 may answer "exists" to concurrent conditional writes.
-            raise changed_object(path) from error
+            raise make_changed_object_error(path) from error
 
     async def put_file(self, path: str, source: Path) -> ObjectInfo:
-        size = await asyncio.to_thread(source_size, source)
+        size = await asyncio.to_thread(measure_source, source)
         return await self._put(validate_path(path), source, size, "overwrite")
 
     async def get(self, path: str) -> StoredObject:
         with self._translate_errors(validate_path(path)):
             response = await obstore.get_async(self._store, path)
-            return StoredObject(_info(response.meta), bytes(await response.bytes_async()))
+            return StoredObject(_make_info(response.meta), bytes(await response.bytes_async()))
 
     async def stream(self, path: str, *, etag: str | None = None) -> AsyncIterator[bytes]:
         with self._translate_errors(validate_path(path)):
@@ -68,10 +74,10 @@ class ObjectStorage:
             async for piece in response.stream(min_chunk_size=PIECE):
                 yield bytes(piece)
 
-    async def info(self, path: str) -> ObjectInfo | None:
+    async def read_info(self, path: str) -> ObjectInfo | None:
         try:
             with self._translate_errors(validate_path(path)):
-                return _info(await obstore.head_async(self._store, path))
+                return _make_info(await obstore.head_async(self._store, path))
         except NotFound:
             return None
 
@@ -82,14 +88,14 @@ class ObjectStorage:
                 for meta in page:
                     inside = meta["path"].startswith(folder) and is_object_path(meta["path"])
                     # Consoles show a folder by an empty object "folder/", which the client lists as "folder".
-                    is_marker = inside and meta["size"] == 0 and await self.info(meta["path"]) is None
+                    is_marker = inside and meta["size"] == 0 and await self.read_info(meta["path"]) is None
                     if inside and not is_marker:
-                        yield _info(meta)
+                        yield _make_info(meta)
 
     async def delete(self, path: str) -> None:
         await self._delete(validate_path(path))
 
-    def uri(self, path: str) -> str:
+    def make_uri(self, path: str) -> str:
         return f"{self._url}/{validate_path(path)}"
 
     async def check(self) -> None:
@@ -100,7 +106,9 @@ class ObjectStorage:
             read = bytes(await response.bytes_async())
         await self._delete(path)
         if read != _PROBE:
-            raise storage_down(self._url, "a written object was read with other content", hint="check the bucket")
+            raise make_storage_down_error(
+                self._url, "a written object was read with other content", hint="check the bucket"
+            )
 
     async def _put(self, path: str, content: bytes | Path, size: int, mode: "PutMode") -> ObjectInfo:
         part = max(PART, size // _PARTS)
@@ -110,7 +118,7 @@ class ObjectStorage:
                     self._store, path, content, mode=mode, chunk_size=part, max_concurrency=_PARTS_AT_ONCE
                 )
         except NotFound as error:
-            raise self._down("the bucket does not exist") from error
+            raise self._make_down_error("the bucket does not exist") from error
         # The answer contains no time, and another request could fail after the write has succeeded.
         return ObjectInfo(path, size, self._clock.now(), written["e_tag"] or "")
 
@@ -121,7 +129,7 @@ class ObjectStorage:
         with self._translate_errors(path):
             response = await obstore.head_async(self._store, path)
         if response["e_tag"] != etag:
-            raise changed_object(path)
+            raise make_changed_object_error(path)
         return {"version": response["version"]}
 
     async def _delete(self, path: str) -> None:
@@ -143,17 +151,17 @@ class ObjectStorage:
         message = str(error)
         if not any(word in message for word in _NO_BUCKET):
             if isinstance(error, FileNotFoundError):
-                return missing_object(path)
+                return make_missing_object_error(path)
             if isinstance(error, AlreadyExistsError):
-                return existing_object(path)
+                return make_existing_object_error(path)
             if isinstance(error, PreconditionError):
-                return changed_object(path)
+                return make_changed_object_error(path)
         # Without internal details of the client, and without queries of URLs, which may contain a signature.
-        return self._down(re.sub(r"\?\S*", "", message.partition("\n")[0]))
+        return self._make_down_error(re.sub(r"\?\S*", "", message.partition("\n")[0]))
 
-    def _down(self, reason: str) -> Transient:
-        return storage_down(self._url, reason, hint="check endpoint, bucket, region and credentials")
+    def _make_down_error(self, reason: str) -> Transient:
+        return make_storage_down_error(self._url, reason, hint="check endpoint, bucket, region and credentials")
 
 
-def _info(meta: "ObjectMeta") -> ObjectInfo:
+def _make_info(meta: "ObjectMeta") -> ObjectInfo:
     return ObjectInfo(meta["path"], meta["size"], meta["last_modified"], meta["e_tag"] or "")

@@ -50,7 +50,7 @@ _CLIENT_OPTIONS = frozenset(
 def open_bucket(url: str, options: Mapping[str, str]) -> "ObjectStore":
     """Return the store at *url* without a request to it; BadConfig if the URL or an option is invalid."""
     if urlsplit(url).scheme not in SCHEMES:
-        raise _bad(f"{url!r} is not the URL of a bucket", "use s3://bucket/prefix, gs://… or az://…")
+        raise _make_config_error(f"{url!r} is not the URL of a bucket", "use s3://bucket/prefix, gs://… or az://…")
     config: Any = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
     connection = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
     # An endpoint with http:// needs no further option.
@@ -61,8 +61,8 @@ def open_bucket(url: str, options: Mapping[str, str]) -> "ObjectStore":
         return from_url(url, config=config, client_options=client, retry_config=retry)
     except (BaseError, ValueError, TypeError) as error:
         reason = str(error).partition("\n")[0]
-        raise _bad(f"{url} cannot be opened: {reason}", "check the URL and its options") from error
+        raise _make_config_error(f"{url} cannot be opened: {reason}", "check the URL and its options") from error
 
 
-def _bad(message: str, hint: str) -> BadConfig:
+def _make_config_error(message: str, hint: str) -> BadConfig:
     return BadConfig("BAD_STORAGE", message, hint=hint)

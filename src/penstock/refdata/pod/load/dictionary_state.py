@@ -144,7 +144,7 @@ class DictionaryState:
             self._release_slot()
         self._needs_full_load |= full
         self._notify(failure)
-        await wait_event(self._retry, self._backoff.next().total_seconds())
+        await wait_event(self._retry, self._backoff.compute_next().total_seconds())
 
     async def _acquire_slot(self) -> None:
         await self._limits.slots.acquire()

@@ -274,7 +274,7 @@ class PodLoader:
         every = self._section.reconcile_every
 
         async def measure_stream_lag() -> None:
-            self._metrics.stream_lag.set(await signals.lag())
+            self._metrics.stream_lag.set(await signals.measure_lag())
 
         try:
             async with run_periodically("stream lag", measure_stream_lag, every):

@@ -11,7 +11,7 @@ from time import time
 import structlog
 
 from penstock.kernel.db.datadir import create_folder
-from penstock.kernel.db.locks import file_lock
+from penstock.kernel.db.locks import hold_file_lock
 from penstock.kernel.errors import Conflict
 
 _PREFIX, _NEW = "penstock-pod-", "penstock-new-"
@@ -30,7 +30,7 @@ def pod_folder(chosen: Path | None, data_dir: Path, holder: str) -> Iterator[Pat
     # Locked before it gets its final name: a pod that starts now must not remove it.
     folder = created.with_name(created.name.replace(_NEW, _PREFIX))
     try:
-        with file_lock(created / "lock", holder):
+        with hold_file_lock(created / "lock", holder):
             created.rename(folder)
             _warn_of_low_space(parent)
             yield folder
@@ -48,7 +48,10 @@ def _warn_of_low_space(parent: Path) -> None:
 
 def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(Conflict, OSError), file_lock(folder / "lock", "reaper"):  # locked by a living pod
+        with (
+            contextlib.suppress(Conflict, OSError),
+            hold_file_lock(folder / "lock", "reaper"),
+        ):  # locked by a living pod
             shutil.rmtree(folder, ignore_errors=True)
     for folder in parent.glob(f"{_NEW}*"):
         with contextlib.suppress(OSError):
