@@ -149,9 +149,9 @@ class FaultInjector:
         await self._while(0.2, 2.0)
         await self._campaign.relay_again()
 
-    async def _while(self, min_version: float, most: float) -> None:
+    async def _while(self, shortest: float, longest: float) -> None:
         """Wait for the duration of a fault."""
-        await wait_event(asyncio.Event(), self._random.uniform(min_version, most))
+        await wait_event(asyncio.Event(), self._random.uniform(shortest, longest))
 
     def _masters(self) -> list[int]:
         found = []
