@@ -266,7 +266,16 @@ class CampaignReader:
         url = f"{asked.pod.address}/v1/tenants/{asked.target.tenant_id}/dictionaries/{asked.target.dict_code}/{path}"
         now = time.monotonic()
         read = Read(
-            asked.pod.number, asked.target, what, asked.min_version, now, now, keys, holds=holds, walk=self._walk
+            asked.pod.number,
+            asked.target,
+            what,
+            asked.min_version,
+            now,
+            now,
+            keys,
+            holds=holds,
+            walk=self._walk,
+            has_cursor="cursor=" in path,
         )
         headers_received: Mapping[str, str] = {}
         try:

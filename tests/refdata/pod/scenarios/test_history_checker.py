@@ -173,6 +173,14 @@ def test_reads_without_a_version_are_always_served() -> None:
     assert "a read without a version" in violations(replace(BUSY, min_version=None))[0]
 
 
+def test_a_cursor_is_a_barrier() -> None:
+    """R21, R23: a pod that is behind the version of a cursor answers 503 while the primary is unreachable."""
+    first = page({"a": 2}, "on", min_version=None)
+    behind = replace(BUSY, what="page", walk=1, min_version=None)
+    assert violations(first, replace(behind, has_cursor=True)) == []
+    assert "a read without a version" in violations(first, behind)[0]
+
+
 @pytest.mark.parametrize("status", [400, 410, 422, 500, 502])
 def test_other_statuses_are_violations(status: int) -> None:
     """R21: statuses other than data, 409 and 503 are violations."""
