@@ -13,7 +13,8 @@ from penstock.cli.main import app
 from penstock.cli.suggestion import split_hint
 from tests.pages import ROOT
 
-MODULES = sorted((ROOT / "src" / "penstock").glob("*/status.py"))
+SOURCE = ROOT / "src" / "penstock"
+MODULES = [*sorted(SOURCE.glob("*/status.py")), SOURCE / "app" / "programs.py"]  # programs: the hints for dead letters
 
 
 def texts(module: Path) -> Iterator[str]:

@@ -303,7 +303,7 @@ async def _open_parts(
 def _list_topics(platform: Platform, refdata: RefdataPlatform) -> list[BusTopic]:
     """Return the topics whose dead letters are reported, with the next step for each."""
     kafka = refdata.section.kafka
-    harvest = "penstock harvest status; penstock harvest retry RUN"
+    harvest = "penstock harvest ls; penstock harvest retry RUN"
     rejected = "penstock dict updates TENANT"
     external = "fix the mapping in refdata.kafka.externalTopics or the sender, and have the message sent again"
     return [
