@@ -4,9 +4,12 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
 from penstock.kernel.clock import ManualClock
+from penstock.kernel.errors import Transient
+from penstock.tracking import store
 from penstock.tracking.service import Tracking
 from tests.tracking.conftest import MAX_ATTEMPTS
 from tests.tracking.harness import (
@@ -330,6 +333,31 @@ async def test_log_shows_a_completed_file_once(api: TrackingHarness) -> None:
         {"log_level": "info", "filename": "other", "shards": 1},
     ]
     assert {entry["log_level"] for entry in select(logs, "rows_claimed", "rows_settled", "row_moved")} == {"debug"}
+
+
+async def test_log_does_not_decide_the_response(api: TrackingHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log: a committed report is settled, even if the database fails before the completed file is logged."""
+
+    async def fail(*_: object) -> dict[str, int]:
+        raise Transient("DATABASE_DOWN", "the database is down")
+
+    await api.queue_up(SENDER, FILE)
+    (row,) = await api.claim(SENDER, limit=1)
+    monkeypatch.setattr(store, "find_complete", fail)
+    with capture_logs() as logs:
+        assert await api.report(SENDER, make_report(row, "done")) == [("settled", "done")]
+    assert select(logs, "file_completed") == []
+
+
+async def test_log_finds_a_file_that_is_completed_out_of_order(api: TrackingHarness) -> None:
+    """Log: a file is not complete when its last shard is done before the others."""
+    await api.queue_up(SENDER, FILE, 0, 1)
+    with capture_logs() as logs:
+        first, second = await api.claim(SENDER, limit=2)
+        await api.report(SENDER, make_report(second, "done"))
+        assert select(logs, "file_completed") == []
+        await api.report(SENDER, make_report(first, "done"))
+    assert select(logs, "file_completed") == [{"log_level": "info", "filename": FILE, "shards": 2}]
 
 
 async def test_log_shows_rows_that_failed_for_good(

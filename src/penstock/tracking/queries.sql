@@ -119,7 +119,11 @@ GROUP BY 1;
 -- Select those of the given files whose shards are all done in this stage, with the number of shards.
 SELECT filename, (SELECT count(*) FROM pipeline_tracking t WHERE t.filename = given.filename) AS shards
 FROM unnest($1::text[]) AS given (filename)
-WHERE NOT EXISTS (
+-- Shards are claimed in their order: of an incomplete file the last one is rarely done, and the others need not be read.
+WHERE (
+    SELECT t.<status> FROM pipeline_tracking t WHERE t.filename = given.filename ORDER BY t.shard DESC LIMIT 1
+) = {stage.DONE}
+AND NOT EXISTS (
     SELECT FROM pipeline_tracking t WHERE t.filename = given.filename AND t.<status> <> {stage.DONE}
 )
 ORDER BY filename;

@@ -9,7 +9,7 @@ import structlog
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.db.notifier import Notifier
 from penstock.kernel.db.page import Page, make_page
-from penstock.kernel.errors import Conflict, Invalid, NotFound
+from penstock.kernel.errors import Conflict, Invalid, NotFound, Transient
 from penstock.kernel.machine import Transition
 from penstock.kernel.states.event_stream import ChangeNotifications, JournalTail, LiveEvents
 from penstock.kernel.states.journal import StoredEntry
@@ -18,8 +18,7 @@ from penstock.tracking import store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Stage, StageReportAnswer, StageReportKind, StageStatus
 from penstock.tracking.explain import AHEAD_LIMIT, RowExplanation, explain_row
-from penstock.tracking.lease import AcceptedReport, Lease
-from penstock.tracking.lease import LeaseReport as LeaseReport
+from penstock.tracking.lease import AcceptedReport, Lease, LeaseReport
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.model import (
     FILE_STAGE,
@@ -247,8 +246,11 @@ class Tracking:
         Concurrent reports on the last shards of a file may both find it complete, and log it twice.
         """
         if names := sorted(set(filenames)):
-            async with self.db.connection() as connection:
-                complete = await store.find_complete(connection, LAST_STAGE, names)
+            try:
+                async with self.db.connection() as connection:
+                    complete = await store.find_complete(connection, LAST_STAGE, names)
+            except Transient:  # the reports are committed: their response does not depend on the log
+                return
             for filename, shards in complete.items():
                 _log.info("file_completed", filename=filename, shards=shards)
 
