@@ -3,8 +3,11 @@
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+
+from tests.ingest.extraction import SENT, open_sent_table, trim_row
 
 EXTRACTOR = ["extract", *(f"extract.{name}" for name in ("delimited", "detect", "archives", "records", "workbook"))]
 GATE, EMITTER, DQ = ["transform.gate"], ["transform.emit"], ["run.quality"]
@@ -33,3 +36,9 @@ def test_part_imports_no_other(part: list[str], others: list[str]) -> None:
     foreign = {f"penstock.ingest.{name}" for name in others + INGESTION}
     assert all(map(find_spec, foreign))
     assert loaded & foreign == set()
+
+
+def test_extractor_reads_text_without_checks(tmp_path: Path) -> None:
+    """I15: the extractor returns the text of each cell, whether it fits the type of the column or not."""
+    (batch,) = open_sent_table(tmp_path).batches
+    assert [trim_row(row) for row in batch.frame.rows()] == [line.split(",") for line in SENT.splitlines()]
