@@ -30,7 +30,7 @@ from penstock.refdata.client import RefdataClient
 from penstock.refdata.commands.commit_waiter import COMMITS
 from penstock.refdata.commands.messages import build_command_message
 from penstock.refdata.contract import Command, CommandItem, CommandSource, EventType
-from penstock.refdata.item_files import snapshot_commands
+from penstock.refdata.item_files import make_snapshot_commands
 from penstock.refdata.model import CommandEvent, DictionaryKey
 from penstock.refdata.runtime import RefdataPlatform, run_apply, run_relay
 from penstock.settings import Settings
@@ -137,7 +137,7 @@ async def _snapshot(platform: RefdataPlatform, code: str, count: int) -> float:
     """Return items a second of a snapshot of a new tenant, so that every item is new."""
     items = [CommandItem(f"key-{number:07}", payload=_payload(number)) for number in range(count)]
     target = DictionaryKey(f"snapshot-{next(_numbers)}", code)
-    commands = snapshot_commands(code, items, uuid.uuid4(), None)
+    commands = make_snapshot_commands(code, items, uuid.uuid4(), None)
     return count / await _through(platform, [_filled(target, command) for command in commands])
 
 

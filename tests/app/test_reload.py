@@ -64,7 +64,7 @@ async def test_an_invalid_file_is_refused(schemas: str, tmp_path: Path) -> None:
         with structlog.testing.capture_logs() as logs:
             await reloader.check()
         assert [(entry["event"], entry["code"]) for entry in logs] == [("configuration_refused", "CONFIG_INVALID")]
-        assert ([dictionary.section.code for dictionary in catalogue.all()], is_refused()) == (["CURRENCY"], 1)
+        assert ([dictionary.section.code for dictionary in catalogue.list_all()], is_refused()) == (["CURRENCY"], 1)
         dictionaries = [*valid["refdata"]["dictionaries"], {"code": "FRESH"}]
         refdata = {**valid["refdata"], "dictionaries": dictionaries}
         file.write_text(json.dumps({**valid, "telemetry": {"log_level": "WARNING"}, "refdata": refdata}))
@@ -75,4 +75,7 @@ async def test_an_invalid_file_is_refused(schemas: str, tmp_path: Path) -> None:
         finally:
             LOG_LEVEL.configure("INFO")
             logging.getLogger().setLevel(before)
-        assert ([dictionary.section.code for dictionary in catalogue.all()], is_refused()) == (["CURRENCY", "FRESH"], 0)
+        assert ([dictionary.section.code for dictionary in catalogue.list_all()], is_refused()) == (
+            ["CURRENCY", "FRESH"],
+            0,
+        )

@@ -33,7 +33,7 @@ async def in_process(folder: Path, url: str, *known: Json) -> AsyncIterator[tupl
     file = folder / "penstock.yaml"
     write_definitions(file, url, *known)
     async with open_refdata(load_settings(file, {}), Telemetry()) as platform:
-        await definitions.register_definitions(platform.db, platform.refdata.catalogue.all())
+        await definitions.register_definitions(platform.db, platform.refdata.catalogue.list_all())
         yield platform, file
 
 

@@ -19,7 +19,7 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Worker
 from penstock.refdata.apply.applier import CommandApplier, apply_handler
 from penstock.refdata.apply.relay import OutboxRelay
-from penstock.refdata.contract import decode_command, message_key
+from penstock.refdata.contract import decode_command, make_message_key
 from penstock.refdata.model import DictionaryKey, UpdateRecord
 from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
@@ -143,7 +143,7 @@ def on_bus(body: bytes, tenant: str = "acme", event_id: UUID | None = None) -> t
     """Return value and key of a message with a command, for direct writes to the bus."""
     fields = msgspec.json.decode(body)
     value = msgspec.json.encode({**fields, "tenantId": tenant, "eventId": str(event_id or uuid4())})
-    return value, message_key(tenant, fields["dictCode"])
+    return value, make_message_key(tenant, fields["dictCode"])
 
 
 async def published(harness: RefdataHarness, count: int) -> AsyncIterator[BusMessage]:

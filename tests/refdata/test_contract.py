@@ -29,10 +29,10 @@ from penstock.refdata.contract import (
     Command,
     CommandItem,
     EventType,
-    chunk_items,
     decode_command,
     encode_command,
-    message_key,
+    make_message_key,
+    split_items,
 )
 from penstock.refdata.model import MAX_SENT_KEYS
 from tests.refdata.harness import RefdataHarness, chunk, command, delete, heard, on_bus, published, upsert
@@ -90,7 +90,11 @@ async def test_commands_on_the_bus_are_as_published(harness: RefdataHarness) -> 
         document = json.loads(message.value)
         assert list(COMMAND.iter_errors(document)) == []
         assert list(payload_of("command").iter_errors(document)) == []
-        assert message.key == KEY_TEMPLATE.format(**document) == message_key(document["tenantId"], document["dictCode"])
+        assert (
+            message.key
+            == KEY_TEMPLATE.format(**document)
+            == make_message_key(document["tenantId"], document["dictCode"])
+        )
     declared = ASYNCAPI["components"]["messages"]["command"]
     assert {name for message in messages for name in message.headers} <= set(declared["headers"]["properties"])
 
@@ -310,7 +314,7 @@ def test_on_the_bus_a_command_names_its_tenant() -> None:
 )
 def test_chunks_fit_into_commands(items: list[CommandItem]) -> None:
     """R13: the chunks contain every item once and in order, and each fits into one command; there is at least one."""
-    chunks = list(chunk_items(items))
+    chunks = list(split_items(items))
     assert [item for chunk in chunks for item in chunk] == items
     assert len(chunks) == 1 or all(chunks)
     commands = [Command(dict_code="C" * 128, event_type=EventType.SNAPSHOT, items=chunk) for chunk in chunks]
@@ -319,7 +323,7 @@ def test_chunks_fit_into_commands(items: list[CommandItem]) -> None:
 
 def test_a_chunk_has_no_more_items_than_a_command() -> None:
     """R13: small items are split by their number."""
-    sizes = [len(chunk) for chunk in chunk_items([CommandItem("k", payload=msgspec.Raw(b"1"))] * (2 * ITEM_LIMIT + 1))]
+    sizes = [len(chunk) for chunk in split_items([CommandItem("k", payload=msgspec.Raw(b"1"))] * (2 * ITEM_LIMIT + 1))]
     assert sizes == [ITEM_LIMIT, ITEM_LIMIT, 1]
 
 

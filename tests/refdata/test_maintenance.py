@@ -186,7 +186,7 @@ def bus_kind() -> str:
 async def test_a_direct_change_is_reported_and_changes_nothing(harness: RefdataHarness) -> None:
     """R5: driftCheckSql finds changes without a version; versions and reads do not change."""
     watch = DriftWatch(harness.db, harness.platform.metrics)
-    known = harness.refdata.catalogue.all()
+    known = harness.refdata.catalogue.list_all()
     await harness.send("COUNTRY", upsert("NO", {"name": "Norway"}))
     await harness.apply()
     assert await watch.check_all(known) == 0  # the first look has nothing to compare with
@@ -208,5 +208,6 @@ async def test_a_drift_check_that_fails_stops_nothing(harness: RefdataHarness) -
     await harness.send("COUNTRY", upsert("NO", {"name": "Norway"}))
     await harness.apply()
     assert (
-        await watch.check_all(DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": [broken]})).all()) == 0
+        await watch.check_all(DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": [broken]})).list_all())
+        == 0
     )

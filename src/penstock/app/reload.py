@@ -98,10 +98,10 @@ class _ReloadedDictionaries:
 
     async def find_problem(self, settings: Settings) -> str:
         """Return the errors of new or changed dictionaries, or an empty text."""
-        present = {dictionary.section.code: dictionary.section for dictionary in self._catalogue.all()}
+        present = {dictionary.section.code: dictionary.section for dictionary in self._catalogue.list_all()}
         changed = [
             dictionary
-            for dictionary in DictionaryCatalogue(settings.refdata).all()
+            for dictionary in DictionaryCatalogue(settings.refdata).list_all()
             if present.get(dictionary.section.code) != dictionary.section
         ]
         errors = await definitions.check_statements(self._db, changed)
@@ -112,9 +112,9 @@ class _ReloadedDictionaries:
         catalogue = DictionaryCatalogue(settings.refdata)
         # First the version, then the new loadSql: in between, reads with the old loadSql fail, but never return data
         # under the wrong version.
-        changed = await definitions.register_definitions(self._db, catalogue.all(), catalogue.tenants)
+        changed = await definitions.register_definitions(self._db, catalogue.list_all(), catalogue.tenants)
         self._catalogue.replace(settings.refdata)
-        codes = [dictionary.section.code for dictionary in self._catalogue.all()]
+        codes = [dictionary.section.code for dictionary in self._catalogue.list_all()]
         return {"dictionaries": codes, "redefined": changed}
 
 

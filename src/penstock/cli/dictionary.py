@@ -210,9 +210,9 @@ def import_file(
 
     items = item_files.read_items(file, key)
     if delta:
-        commands = item_files.delta_commands(code, items, revision)
+        commands = item_files.make_delta_commands(code, items, revision)
     else:
-        commands = item_files.snapshot_commands(code, items, uuid4(), revision)
+        commands = item_files.make_snapshot_commands(code, items, uuid4(), revision)
     for command in commands:
         command.event_id, command.allow_row_drop = uuid4(), allow_drop
     update = ask_refdata(url, lambda client: _send(client, tenant, commands, timeout=timeout))
@@ -390,7 +390,7 @@ def _send_item(
     """Send a command with one item, whose *payload* is None to delete the item, and print the update."""
     from penstock.refdata import item_files
 
-    command = item_files.delta_commands(code, [item_files.make_item(key, payload)], revision)[0]
+    command = item_files.make_delta_commands(code, [item_files.make_item(key, payload)], revision)[0]
     command.event_id = event_id or uuid4()
     update = ask_refdata(url, lambda client: _send(client, tenant, [command], timeout=timeout))
     emit(update, as_json=as_json, text=_update_text(update))

@@ -21,43 +21,45 @@ class RefdataClient(ApiClient):
     async def submit(self, tenant: str, command: Command, *, waits: bool = False) -> Json:
         """Send a command; with *waits* wait for its commit for a short time, and return its version."""
         params = {"consistencyMode": "WAIT_COMMIT" if waits else "ASYNC"}
-        return await self._call("POST", f"{_segment(tenant)}/updates", encode_command(command), params=params)
+        return await self._call("POST", f"{_quote_segment(tenant)}/updates", encode_command(command), params=params)
 
     async def update(self, tenant: str, event_id: UUID | str) -> Json:
         """Return the status of an update."""
-        return await self._get(f"{_segment(tenant)}/updates{_segment(str(event_id))}")
+        return await self._get(f"{_quote_segment(tenant)}/updates{_quote_segment(str(event_id))}")
 
     async def updates(self, tenant: str, **params: Any) -> Json:
         """Return the pending or the failed updates."""
-        return await self._get(f"{_segment(tenant)}/updates", params)
+        return await self._get(f"{_quote_segment(tenant)}/updates", params)
 
     async def dictionaries(self, tenant: str) -> Json:
         """Return the dictionaries of a tenant with their last committed versions."""
-        return await self._get(f"{_segment(tenant)}/dictionaries")
+        return await self._get(f"{_quote_segment(tenant)}/dictionaries")
 
     async def retained(self, tenant: str, dict_code: str) -> Json:
         """Return the retained versions, which can be pinned or rolled back to."""
-        return await self._get(f"{_segment(tenant)}/retained{_segment(dict_code)}")
+        return await self._get(f"{_quote_segment(tenant)}/retained{_quote_segment(dict_code)}")
 
     async def retain(self, tenant: str, dict_code: str) -> Json:
         """Retain the latest version."""
-        return await self._post(f"{_segment(tenant)}/retained{_segment(dict_code)}")
+        return await self._post(f"{_quote_segment(tenant)}/retained{_quote_segment(dict_code)}")
 
     async def pin(self, tenant: str, dict_code: str, version: int) -> Json:
         """Pin a dictionary: readers get *version* until it is unpinned."""
-        return await self._call("PUT", f"{_segment(tenant)}/pins{_segment(dict_code)}", {"version": version})
+        return await self._call(
+            "PUT", f"{_quote_segment(tenant)}/pins{_quote_segment(dict_code)}", {"version": version}
+        )
 
     async def unpin(self, tenant: str, dict_code: str) -> Json:
         """Unpin a dictionary: readers get the latest version again."""
-        return await self._call("DELETE", f"{_segment(tenant)}/pins{_segment(dict_code)}")
+        return await self._call("DELETE", f"{_quote_segment(tenant)}/pins{_quote_segment(dict_code)}")
 
     async def roll_back(self, tenant: str, dict_code: str, version: int) -> Json:
         """Commit the content of a retained *version* as a new version."""
-        return await self._post(f"{_segment(tenant)}/rollbacks{_segment(dict_code)}", version=version)
+        return await self._post(f"{_quote_segment(tenant)}/rollbacks{_quote_segment(dict_code)}", version=version)
 
     async def history(self, tenant: str, dict_code: str, **params: Any) -> Json:
         """Return the versions of a dictionary, the latest first."""
-        return await self._get(f"{_segment(tenant)}/history{_segment(dict_code)}", params)
+        return await self._get(f"{_quote_segment(tenant)}/history{_quote_segment(dict_code)}", params)
 
 
 class PodClient(ApiClient):
@@ -68,7 +70,7 @@ class PodClient(ApiClient):
 
     async def item(self, tenant: str, dict_code: str, key: str, *, min_version: int | None = None) -> HttpResponse:
         """Return an item; NotFound if there is none."""
-        return await self._read(tenant, dict_code, f"items{_segment(key)}", min_version)
+        return await self._read(tenant, dict_code, f"items{_quote_segment(key)}", min_version)
 
     async def items(
         self, tenant: str, dict_code: str, keys: Sequence[str], *, min_version: int | None = None
@@ -96,21 +98,25 @@ class PodClient(ApiClient):
 
     async def audit(self, tenant: str, dict_code: str) -> Json:
         """R32: compare a dictionary with the primary, and return the result."""
-        return await self._call("GET", f"{_segment(tenant)}/dictionaries{_segment(dict_code)}/audit", wait=600)
+        return await self._call(
+            "GET", f"{_quote_segment(tenant)}/dictionaries{_quote_segment(dict_code)}/audit", wait=600
+        )
 
     @asynccontextmanager
     async def changes(
         self, tenant: str, dict_code: str, since: int | None = None
     ) -> AsyncIterator[AsyncIterator[Mapping[str, Any]]]:
         """Open a stream of the changes after version *since*, or after the current version."""
-        path = f"{_segment(tenant)}/dictionaries{_segment(dict_code)}/changes"
+        path = f"{_quote_segment(tenant)}/dictionaries{_quote_segment(dict_code)}/changes"
         address = self._make_address(path, {} if since is None else {"since": str(since)})
         async with self._stream(address, silent_for=_SILENCE_LIMIT) as events:
             yield ({"event": event.name, **event.data} async for event in events)
 
     async def _read(self, tenant: str, dict_code: str, rest: str, min_version: int | None) -> HttpResponse:
         headers = {} if min_version is None else {"X-Min-Version": str(min_version)}
-        return await self._send("GET", f"{_segment(tenant)}/dictionaries{_segment(dict_code)}/{rest}", headers=headers)
+        return await self._send(
+            "GET", f"{_quote_segment(tenant)}/dictionaries{_quote_segment(dict_code)}/{rest}", headers=headers
+        )
 
 
 def read_version(response: HttpResponse) -> int:
@@ -118,5 +124,5 @@ def read_version(response: HttpResponse) -> int:
     return int(response.headers["X-Dict-Version"])
 
 
-def _segment(name: str) -> str:
+def _quote_segment(name: str) -> str:
     return "/" + quote(name, safe="")

@@ -101,7 +101,7 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, re
     occurred_at: Annotated[datetime, Meta(tz=True)] | None = None
     allow_row_drop: bool = False  # R30: the snapshot may delete more than maxDropPercent
 
-    def entries(self) -> list[SnapshotEntry]:
+    def list_entries(self) -> list[SnapshotEntry]:
         """Return the items of a SNAPSHOT, which all have a payload."""
         return [SnapshotEntry(item.key, item.payload) for item in self.items if item.payload is not UNSET]
 
@@ -164,7 +164,7 @@ def encode_command(command: Command) -> bytes:
     return msgspec.json.encode(command)
 
 
-def chunk_sizes(sizes: Iterable[int]) -> Iterator[int]:
+def split_sizes(sizes: Iterable[int]) -> Iterator[int]:
     """Yield the number of items of each command, for items of these encoded *sizes* in bytes; 0 for no items."""
     count = used = 0
     for size in sizes:
@@ -176,14 +176,14 @@ def chunk_sizes(sizes: Iterable[int]) -> Iterator[int]:
     yield count
 
 
-def chunk_items(items: Sequence[CommandItem]) -> Iterator[list[CommandItem]]:
+def split_items(items: Sequence[CommandItem]) -> Iterator[list[CommandItem]]:
     """Yield *items* in lists that each fit into one command; one empty list for no items."""
     rest = iter(items)
-    for count in chunk_sizes(len(msgspec.json.encode(item)) + 1 for item in items):
+    for count in split_sizes(len(msgspec.json.encode(item)) + 1 for item in items):
         yield list(islice(rest, count))
 
 
-def message_key(tenant_id: str, dict_code: str) -> str:
+def make_message_key(tenant_id: str, dict_code: str) -> str:
     """R9: return the message key, by which the commands of a dictionary are ordered."""
     return f"{tenant_id}:{dict_code}"
 
@@ -203,9 +203,9 @@ def _check_items(command: Command) -> None:
     is_snapshot = command.event_type is EventType.SNAPSHOT
     for index, item in enumerate(command.items):
         if item.op is Op.UPSERT and (item.payload is UNSET or bytes(item.payload) == b"null"):
-            raise _item_error(index, "payload", "an UPSERT needs a payload")
+            raise _make_item_error(index, "payload", "an UPSERT needs a payload")
         if item.op is Op.DELETE and is_snapshot:
-            raise _item_error(index, "op", "a SNAPSHOT has no DELETE: items that it does not list are deleted")
+            raise _make_item_error(index, "op", "a SNAPSHOT has no DELETE: items that it does not list are deleted")
     if is_snapshot and len({item.key for item in command.items}) < len(command.items):
         raise Invalid("DUPLICATE_KEY", "a SNAPSHOT contains a key more than once", hint="send one item per key")
 
@@ -228,12 +228,12 @@ def _check_chunk(command: Command) -> None:
         )
 
 
-def _item_error(index: int, field: str, message: str) -> Invalid:
+def _make_item_error(index: int, field: str, message: str) -> Invalid:
     hint = "see the example of a command in docs/refdata.md"
     return Invalid("MALFORMED", f"{message} - at `$.items[{index}].{field}`", hint=hint)
 
 
-def json_schema(kind: type = Command) -> dict[str, Any]:
+def make_json_schema(kind: type = Command) -> dict[str, Any]:
     """Return the JSON Schema of a command, or of another *kind* of message, without references."""
     (schema,), parts = msgspec.json.schema_components([kind], ref_template="{name}")
     inlined: dict[str, Any] = _inline(schema, parts)

@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw
 
 from penstock.kernel.errors import Invalid, NotFound
 from penstock.kernel.text import is_storable
-from penstock.refdata.contract import Command, CommandItem, EventType, Op, chunk_items
+from penstock.refdata.contract import Command, CommandItem, EventType, Op, split_items
 
 
 def read_items(file: Path, key_column: str | None = None) -> list[CommandItem]:
@@ -59,11 +59,11 @@ def _parse_csv(text: str, key_column: str | None) -> list[CommandItem]:
     return items
 
 
-def snapshot_commands(
+def make_snapshot_commands(
     code: str, items: Sequence[CommandItem], snapshot_id: UUID, revision: int | None
 ) -> list[Command]:
     """Return the commands that replace all items of a dictionary by *items*."""
-    pieces = list(chunk_items(items))
+    pieces = list(split_items(items))
     return [
         Command(
             dict_code=code,
@@ -78,11 +78,11 @@ def snapshot_commands(
     ]
 
 
-def delta_commands(code: str, items: Sequence[CommandItem], revision: int | None) -> list[Command]:
+def make_delta_commands(code: str, items: Sequence[CommandItem], revision: int | None) -> list[Command]:
     """Return the commands that insert, replace or delete *items* and leave all others unchanged."""
     return [
         Command(dict_code=code, event_type=EventType.DELTA, items=piece, source_revision=revision)
-        for piece in chunk_items(items)
+        for piece in split_items(items)
     ]
 
 

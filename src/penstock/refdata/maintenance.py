@@ -157,7 +157,7 @@ class RefdataMaintenance:
     async def _prune_retained(self) -> int:
         async with self._db.transaction() as tx:
             await enable_all_plans(tx)
-            return await retained_versions.prune_retained(tx, self._catalogue.all())
+            return await retained_versions.prune_retained(tx, self._catalogue.list_all())
 
     async def _prune(self, kind: str, age: timedelta) -> int:
         async with self._db.transaction() as tx:
@@ -166,7 +166,7 @@ class RefdataMaintenance:
 
     async def check_drift(self) -> int:
         """R5: find changes of tables without a new version, and return their number."""
-        return await self._drift.check_all(self._catalogue.all())
+        return await self._drift.check_all(self._catalogue.list_all())
 
     async def update_metrics(self) -> None:
         """Set the gauges of the backlog."""

@@ -149,7 +149,7 @@ class ItemChange(NamedTuple):
     occurred_at: datetime
     applied_at: datetime
 
-    def values(self) -> dict[str, Any]:
+    def get_values(self) -> dict[str, Any]:
         """Return the parameters of SQL templates, except those of an item."""
         return {
             "tenantId": self.target.tenant_id,
@@ -240,7 +240,7 @@ def check_revision(target: DictionaryKey, revision: int | None, head: Dictionary
     return CommandRefusal("STALE_REVISION", message)
 
 
-def next_head(head: DictionaryHead, revision: int | None) -> DictionaryHead:
+def make_next_head(head: DictionaryHead, revision: int | None) -> DictionaryHead:
     """Return the head of a dictionary after one more change."""
     return DictionaryHead(head.version + 1, head.revision if revision is None else revision)
 

@@ -20,7 +20,7 @@ from penstock.refdata.apply import definitions
 from penstock.refdata.apply.applier import CommandApplier, apply_handler
 from penstock.refdata.apply.relay import OutboxRelay
 from penstock.refdata.commands.commit_waiter import COMMITS
-from penstock.refdata.commands.external_topics import TopicMapping, adapter_handler
+from penstock.refdata.commands.external_topics import TopicMapping, make_adapter_handler
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.maintenance import RefdataMaintenance, make_lag_task
@@ -54,7 +54,7 @@ async def run_apply(platform: RefdataPlatform) -> AsyncIterator[None]:
         max_attempts=section.apply.max_attempts,
         max_items=section.snapshots.max_items,
     )
-    dictionaries = platform.refdata.catalogue.all()
+    dictionaries = platform.refdata.catalogue.list_all()
     for code, error in (await definitions.check_statements(platform.db, dictionaries)).items():
         # Its tables may be created later. Until then its commands fail; those of the others do not.
         structlog.get_logger().error("dictionary_unusable", dictCode=code, error=error)
@@ -75,7 +75,7 @@ async def run_adapter(platform: RefdataPlatform) -> AsyncIterator[None]:
     """R10: convert the messages of external topics to commands until the end."""
     async with AsyncExitStack() as stack:
         for topic in platform.section.kafka.external_topics:
-            handler = adapter_handler(platform.refdata, TopicMapping(topic))
+            handler = make_adapter_handler(platform.refdata, TopicMapping(topic))
             name = make_worker_name("kafka-adapter")
             await stack.enter_async_context(_run_topic_workers(platform, topic.topic, name, handler))
         yield

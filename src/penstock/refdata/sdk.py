@@ -69,7 +69,7 @@ class Dictionaries:
     async def replace(self, dict_code: str, items: Mapping[str, Any]) -> int:
         """Replace all items of a dictionary by *items*, and return the committed version."""
         puts = [CommandItem(key, payload=Raw(msgspec.json.encode(value))) for key, value in items.items()]
-        return await self._commit(dict_code, item_files.snapshot_commands(dict_code, puts, uuid4(), None))
+        return await self._commit(dict_code, item_files.make_snapshot_commands(dict_code, puts, uuid4(), None))
 
     async def get(self, dict_code: str, key: str, default: Any = _MISSING) -> Any:
         """Return the payload of *key*; if there is none, return *default* or raise NotFound."""
@@ -104,7 +104,7 @@ class Dictionaries:
         """Yield every change from now on, and `reset` if some were missed. The stream ends when the pod stops."""
         async with self._pod.changes(self._tenant, dict_code, self.versions.get(dict_code)) as events:
             async for event in events:
-                self._note_version(dict_code, event["version"])
+                self._record_version(dict_code, event["version"])
                 yield event
 
     async def _read(self, dict_code: str, method: str, *args: Any, **options: Any) -> HttpResponse:
@@ -116,7 +116,7 @@ class Dictionaries:
 
         response = await self._retry(send)
         if not options.get("cursor"):  # later pages have the version of the first
-            self._note_version(dict_code, read_version(response))
+            self._record_version(dict_code, read_version(response))
         return response
 
     async def _commit(self, dict_code: str, commands: list[Command]) -> int:
@@ -124,7 +124,7 @@ class Dictionaries:
             command.event_id = uuid4()  # a repeated command is applied once
             waits = command is commands[-1]
             await self._retry(partial(self._commands.submit, self._tenant, command, waits=waits))
-        return self._note_version(dict_code, await self._wait_for_commit(commands[-1]))
+        return self._record_version(dict_code, await self._wait_for_commit(commands[-1]))
 
     async def _retry(self, send: Callable[[], Awaitable[T]]) -> T:
         """Call *send* until it succeeds; raise a Transient error after the timeout."""
@@ -151,6 +151,6 @@ class Dictionaries:
                 )
             await asyncio.sleep(0.1)
 
-    def _note_version(self, dict_code: str, version: int) -> int:
+    def _record_version(self, dict_code: str, version: int) -> int:
         self.versions[dict_code] = max(self.versions.get(dict_code, 0), version)
         return version

@@ -70,7 +70,7 @@ def parse(text: str, allowed: Collection[str] = TYPES) -> SqlTemplate:
     """Parse one statement with *allowed* parameters, among them `:tenantId`; ValueError describes the problem."""
     if "\0" in text:
         raise ValueError("the template contains a NUL character")
-    tokens = list(_single_statement(text))
+    tokens = list(_iterate_single_statement(text))
     if all(token.kind in _BLANK for token in tokens):
         raise ValueError("the template is empty: write one SQL statement")
     numbers: dict[str, int] = {}
@@ -83,10 +83,10 @@ def parse(text: str, allowed: Collection[str] = TYPES) -> SqlTemplate:
     return SqlTemplate(sql.strip(_SPACE), tuple(numbers))
 
 
-def _single_statement(text: str) -> Iterator[_SqlToken]:
+def _iterate_single_statement(text: str) -> Iterator[_SqlToken]:
     """Yield the tokens of the only statement. Its semicolon becomes a space, so that its neighbours stay separated."""
     has_ended = False
-    for token in _tokens(text):
+    for token in _iterate_tokens(text):
         if has_ended and token.kind not in _BLANK:
             raise ValueError(f"line {token.line}: there is text after the semicolon; a template must be one statement")
         if token.kind == "semicolon":
@@ -96,7 +96,7 @@ def _single_statement(text: str) -> Iterator[_SqlToken]:
             yield token
 
 
-def _tokens(text: str) -> Iterator[_SqlToken]:
+def _iterate_tokens(text: str) -> Iterator[_SqlToken]:
     position, line = 0, 1
     while match := _TOKEN.match(text, position):
         kind, end = str(match.lastgroup), match.end()
@@ -104,14 +104,14 @@ def _tokens(text: str) -> Iterator[_SqlToken]:
             quote = match.group()
             raise ValueError(f"line {line}: the {_QUOTES[quote[-1]]} that starts here with {quote} is not closed")
         if kind == "comment":
-            end = _comment_end(text, position, line)
+            end = _find_comment_end(text, position, line)
         token = _SqlToken(kind, text[position:end], line)
         yield token
         position = end
         line += token.text.count("\n")
 
 
-def _comment_end(text: str, start: int, line: int) -> int:
+def _find_comment_end(text: str, start: int, line: int) -> int:
     """Return the end of the comment at *start*. Comments nest, which a regular expression cannot match."""
     depth = 0
     for edge in _COMMENT_EDGE.finditer(text, start):

@@ -25,26 +25,26 @@ async def report_status(refdata: Refdata) -> PartReport:
     dictionaries = pluralize(counts["dictionaries"], "dictionary", "dictionaries")
     pending = pluralize(counts["pending"], "update")
     summary = f"{dictionaries} of {pluralize(counts['tenants'], 'tenant')}, {pending} pending"
-    issues = [*map(_broken_sql_issue, broken), *(_failed_issue(row, now) for row in overview.failed)]
-    drifts = [_drift_issue(refdata, row, now) for row in overview.drifted]
-    return PartReport(summary, [*issues, *drifts, *_delay_issues(counts, now)])
+    issues = [*map(_make_sql_issue, broken), *(_make_failed_issue(row, now) for row in overview.failed)]
+    drifts = [_make_drift_issue(refdata, row, now) for row in overview.drifted]
+    return PartReport(summary, [*issues, *drifts, *_list_delay_issues(counts, now)])
 
 
-def _broken_sql_issue(broken: BrokenStatement) -> StatusIssue:
+def _make_sql_issue(broken: BrokenStatement) -> StatusIssue:
     hint = "fix the statement in refdata.dictionaries, its tables, or the rights of the database user"
     return make_broken_issue(
         broken.subject, f"SQL fails: {broken.error}", f"{hint}; docs/runbook/PenstockReloadErrors.md"
     )
 
 
-def _failed_issue(row: Mapping[str, Any], now: datetime) -> StatusIssue:
+def _make_failed_issue(row: Mapping[str, Any], now: datetime) -> StatusIssue:
     ago = format_duration(now - row["last_at"])
     problem = f"{pluralize(row['failed'], 'update')} failed, the last {ago} ago: {row['code']}"
     hint = f"penstock dict updates {row['tenant_id']}"
     return make_broken_issue(f"{row['tenant_id']}/{row['dict_code']}", problem, hint, row["last_at"])
 
 
-def _drift_issue(refdata: Refdata, row: Mapping[str, Any], now: datetime) -> StatusIssue:
+def _make_drift_issue(refdata: Refdata, row: Mapping[str, Any], now: datetime) -> StatusIssue:
     target = DictionaryKey(row["tenant_id"], row["dict_code"])
     times = pluralize(row["drifts"], "time")
     ago = format_duration(now - row["drifted_at"])
@@ -58,7 +58,7 @@ def _drift_issue(refdata: Refdata, row: Mapping[str, Any], now: datetime) -> Sta
     )
 
 
-def _delay_issues(counts: Mapping[str, Any], now: datetime) -> Iterator[StatusIssue]:
+def _list_delay_issues(counts: Mapping[str, Any], now: datetime) -> Iterator[StatusIssue]:
     since = counts["pending_since"]
     if since is not None and now - since > PENDING_TOO_LONG:
         problem = f"{pluralize(counts['pending'], 'update')} pending, the oldest for {format_duration(now - since)}"

@@ -76,7 +76,7 @@ async def list_updates(
 async def create_dictionaries(connection: Connection, targets: Iterable[DictionaryKey], *, now: datetime) -> None:
     """Insert the missing dictionaries of *targets* at version 0."""
     if keys := sorted(set(targets)):
-        await connection.execute(SQL["create_dictionaries"], *_columns(keys), now)
+        await connection.execute(SQL["create_dictionaries"], *_make_columns(keys), now)
 
 
 async def lock_dictionaries(
@@ -86,11 +86,11 @@ async def lock_dictionaries(
     keys = sorted(set(targets))
     # Insert first, then lock all in one order: inserting while holding locks could deadlock.
     await create_dictionaries(tx, keys, now=now)
-    rows = await tx.fetch(SQL["lock_dictionaries"], *_columns(keys)) if keys else []
+    rows = await tx.fetch(SQL["lock_dictionaries"], *_make_columns(keys)) if keys else []
     return {DictionaryKey(tenant, code): DictionaryHead(version, revision) for tenant, code, version, revision in rows}
 
 
-def _columns(targets: Sequence[DictionaryKey]) -> tuple[list[str], list[str]]:
+def _make_columns(targets: Sequence[DictionaryKey]) -> tuple[list[str], list[str]]:
     return [target.tenant_id for target in targets], [target.dict_code for target in targets]
 
 

@@ -51,11 +51,11 @@ class PipelineClient(ApiClient):
         options = {"worker": worker, "limit": limit, "lease_seconds": lease, "wait_seconds": wait}
         request = {name: value for name, value in options.items() if value is not None}
         body = await self._call("POST", f"/queues/{stage}/claim", request, wait=wait)
-        return [_claimed_row(item) for item in body["items"]]
+        return [_make_claimed_row(item) for item in body["items"]]
 
     async def report(self, stage: Stage, outcomes: Iterable[RowResult]) -> list[Json]:
         """Report the outcomes of claimed rows, and return one result each, in order."""
-        reports = [_report(outcome) for outcome in outcomes]
+        reports = [_make_report(outcome) for outcome in outcomes]
         results: list[Json] = (await self._call("POST", f"/stages/{stage}/report", reports))["results"]
         return results
 
@@ -98,7 +98,7 @@ class PipelineClient(ApiClient):
         return await self._post(f"/queues/{stage}/resume")
 
 
-def _report(result: RowResult) -> Json:
+def _make_report(result: RowResult) -> Json:
     filename, shard, fence, outcome, error, after = result
     report: Json = {"filename": filename, "shard": shard, "fence": fence, "outcome": outcome}
     if error is not None:
@@ -108,6 +108,6 @@ def _report(result: RowResult) -> Json:
     return report
 
 
-def _claimed_row(item: Json) -> ClaimedRow:
+def _make_claimed_row(item: Json) -> ClaimedRow:
     created_at, until = (datetime.fromisoformat(item[name]) for name in ("created_at", "lease_until"))
     return ClaimedRow(item["filename"], item["shard"], item["fence"], item["attempt"], created_at, until)

@@ -102,7 +102,7 @@ class Lease(Generic[S]):
         self, tx: Connection, claims: Iterable[tuple[Key, int]], *, until: datetime
     ) -> set[tuple[Key, int]]:
         """Extend the leases of *claims* (key and fence) and return those still valid; the missing ones were lost."""
-        rows = await tx.fetch(self._sql["heartbeat"], until, *self._columns(sorted(set(claims))))
+        rows = await tx.fetch(self._sql["heartbeat"], until, *self._make_columns(sorted(set(claims))))
         return {(self._key(row), row["fence"]) for row in rows}
 
     async def settle(
@@ -129,7 +129,7 @@ class Lease(Generic[S]):
         """Settle *reports* that differ only in the row."""
         _, _, target, reason, due_at, counts_attempt = reports[0]
         # Always in the same order, so that concurrent batches do not deadlock.
-        keys = self._columns(sorted((report.key, report.fence) for report in reports))
+        keys = self._make_columns(sorted((report.key, report.fence) for report in reports))
         due = due_at if target is self.ready else None
         why = sanitize_reason(reason) if reason else None
         moved = await tx.fetch(self._sql["settle"], now, target.value, why, due, counts_attempt, *keys)
@@ -152,7 +152,7 @@ class Lease(Generic[S]):
         columns = itemgetter(*self.key)
         return columns if len(self.key) > 1 else lambda row: (columns(row),)
 
-    def _columns(self, rows: Sequence[tuple[Key, int]]) -> list[list[Any]]:
+    def _make_columns(self, rows: Sequence[tuple[Key, int]]) -> list[list[Any]]:
         """Return keys and fences as arrays for the parameters of a statement."""
         return [*([key[n] for key, _ in rows] for n in range(len(self.key))), [fence for _, fence in rows]]
 
@@ -167,10 +167,10 @@ class Lease(Generic[S]):
         exhausted = "{} = <ready> AND {} AND t.<attempts> >= <max_attempts>"
         words = {
             "steps": statements["steps"],
-            "paths": self._paths(),
-            "reported_keys": self._reported(first=2),
-            "reported_settled": self._reported(first=6),
-            "reported_before": self._reported(first=3),
+            "paths": self._make_path_relation(),
+            "reported_keys": self._make_report_relation(first=2),
+            "reported_settled": self._make_report_relation(first=6),
+            "reported_before": self._make_report_relation(first=3),
             "reached_before": f"CASE WHEN {exhausted.format('$1', '$2')} THEN <failed> ELSE $1 END",
             "reached": f"CASE WHEN {exhausted.format('$2', '$5')} THEN <failed> ELSE $2 END",
             "moves": APPENDED_MOVES,
@@ -193,14 +193,14 @@ class Lease(Generic[S]):
             for name, body in statements.items()
         }
 
-    def _paths(self) -> str:
+    def _make_path_relation(self) -> str:
         """Return the moves to each state a claimed row can reach, as a relation: reached, number, source, target."""
         paths = [(self.claimed, self.done), (self.claimed, self.failed), (self.claimed, *self._return_path)]
         words = [[self.machine.format_sql(state.name) for state in path] for path in paths]
         rows = [f"({path[-1]}, {n}, {path[n - 1]}, {path[n]})" for path in words for n in range(1, len(path))]
         return f"(VALUES {', '.join(rows)}) AS step (reached, n, source, target)"
 
-    def _reported(self, *, first: int) -> str:
+    def _make_report_relation(self, *, first: int) -> str:
         """Return a relation `reported` of keys and fences, bound from parameter *first* on."""
         columns = {**self.key, "fence": "bigint"}
         arrays = ", ".join(f"${first + n}::{kind}[]" for n, kind in enumerate(columns.values()))

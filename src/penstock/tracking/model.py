@@ -20,7 +20,7 @@ TARGETS = {
 }
 
 
-def _machine(stage: Stage) -> StateMachine[StageStatus]:
+def _make_machine(stage: Stage) -> StateMachine[StageStatus]:
     return StateMachine(
         f"tracking.{stage}",
         StageStatus,
@@ -34,7 +34,7 @@ def _machine(stage: Stage) -> StateMachine[StageStatus]:
     )
 
 
-MACHINES: Mapping[Stage, StateMachine[StageStatus]] = {stage: _machine(stage) for stage in Stage}
+MACHINES: Mapping[Stage, StateMachine[StageStatus]] = {stage: _make_machine(stage) for stage in Stage}
 MOVES = tuple(MACHINES[FILE_STAGE].moves)
 STAGES_BY_MACHINE = {machine.name: stage for stage, machine in MACHINES.items()}
 
@@ -181,11 +181,11 @@ class PipelineCounts:
     pauses: Mapping[Stage, StagePause]
     oldest: Mapping[Stage, datetime | None]  # when the oldest row of each queue was registered
 
-    def rows(self, stage: Stage, status: StageStatus | None = None) -> int:
+    def sum_rows(self, stage: Stage, status: StageStatus | None = None) -> int:
         """Return the number of rows with *status* in *stage*; all rows without a status."""
         return sum(count.rows for count in self.counts if count.stage is stage and status in (None, count.status))
 
-    def ready(self, stage: Stage) -> int:
+    def count_ready(self, stage: Stage) -> int:
         """Return the number of rows that a worker of *stage* could claim."""
         return sum(count.rows for count in self.counts if count.stage is stage and count.is_ready)
 
@@ -218,9 +218,9 @@ def find_conflict(
     if current is move.target and (move.name != "start" or (worker is not None and worker == row.worker)):
         return None
     if current not in move.sources:
-        return _bad_move(row, stage, move, name)
+        return _make_move_error(row, stage, move, name)
     if move.name == "start" and stage.before and row.status[stage.before] is not StageStatus.DONE:
-        return _stage_not_ready(row, stage, stage.before, name)
+        return _make_not_ready_error(row, stage, stage.before, name)
     if move.name == "start" and pause is not None:
         return Conflict(
             "STAGE_PAUSED",
@@ -240,13 +240,13 @@ def find_conflict(
     return None
 
 
-def concurrent_change_error(row: ShardRow, stage: Stage) -> Conflict:
+def make_concurrent_change_error(row: ShardRow, stage: Stage) -> Conflict:
     """Return the error of a move that was refused, although the row would allow it now."""
     message = f"{stage} of {row.filename}/{row.shard} was changed by a concurrent request"
     return Conflict("CONCURRENT_CHANGE", message, hint="repeat the request", current=row.status[stage].value)
 
 
-def _bad_move(row: ShardRow, stage: Stage, move: Transition[StageStatus], name: str) -> Conflict:
+def _make_move_error(row: ShardRow, stage: Stage, move: Transition[StageStatus], name: str) -> Conflict:
     current = row.status[stage]
     possible = [other.name for other in MACHINES[stage].moves.values() if current in other.sources]
     if move.name == "start" and current is StageStatus.STARTED:
@@ -262,7 +262,7 @@ def _bad_move(row: ShardRow, stage: Stage, move: Transition[StageStatus], name: 
     return Conflict("BAD_MOVE", f"{name} is {current}, {move.name} is not possible", hint=hint, current=current.value)
 
 
-def _stage_not_ready(row: ShardRow, stage: Stage, before: Stage, name: str) -> Conflict:
+def _make_not_ready_error(row: ShardRow, stage: Stage, before: Stage, name: str) -> Conflict:
     return Conflict(
         "STAGE_NOT_READY",
         f"{name} cannot start: {before} is {row.status[before]}",
@@ -272,7 +272,7 @@ def _stage_not_ready(row: ShardRow, stage: Stage, before: Stage, name: str) -> C
     )
 
 
-def file_sealed_error(filename: str, shards: Sequence[int]) -> Conflict:
+def make_file_sealed_error(filename: str, shards: Sequence[int]) -> Conflict:
     """T1: return the error of shards that are registered after event-ingest of their file is done."""
     return Conflict(
         "FILE_SEALED",

@@ -39,9 +39,9 @@ from penstock.tracking.model import (
     StageCount,
     StagePause,
     WaitingRow,
-    concurrent_change_error,
-    file_sealed_error,
     find_conflict,
+    make_concurrent_change_error,
+    make_file_sealed_error,
 )
 
 RETRY_AFTER = timedelta(seconds=5)  # delay of a `retry` report without retry_after_seconds
@@ -53,15 +53,15 @@ async def settle(
     tx: Connection, stage: Stage, lease: Lease[StageStatus], reports: Sequence[RowReport], *, now: datetime
 ) -> list[RowReportResult]:
     """T13: settle claimed rows, and return one result per report, in their order."""
-    accepted = await lease.settle(tx, [_lease_report(report, now) for report in reports], now=now)
+    accepted = await lease.settle(tx, [_make_lease_report(report, now) for report in reports], now=now)
     settled = {(*report.key, report.fence): report for report in accepted}
     missing = [report[:2] for report in reports if report[:3] not in settled]
     statuses = await store.find_statuses(tx, stage, missing) if missing else {}
     answered: set[tuple[str, int, int]] = set()
-    return [_result(report, settled, statuses, answered) for report in reports]
+    return [_make_result(report, settled, statuses, answered) for report in reports]
 
 
-def _result(
+def _make_result(
     report: RowReport,
     settled: Mapping[tuple[str, int, int], AcceptedReport[StageStatus]],
     statuses: Mapping[tuple[str, int], StageStatus],
@@ -83,7 +83,7 @@ def _result(
     return RowReportResult(report, answer, accepted.state)
 
 
-def _lease_report(report: RowReport, now: datetime) -> LeaseReport[StageStatus]:
+def _make_lease_report(report: RowReport, now: datetime) -> LeaseReport[StageStatus]:
     counts_attempt = report.outcome is not StageReportKind.RELEASE
     wait = RETRY_AFTER if report.retry_after is None and counts_attempt else report.retry_after
     key, due_at = (report.filename, report.shard), None if wait is None else now + wait
@@ -127,7 +127,7 @@ class Tracking:
             new = sorted(set(shards) - {row.shard for row in known})
             status = known[0].status[FILE_STAGE] if known else StageStatus.STARTED
             if new and status is StageStatus.DONE:
-                raise file_sealed_error(filename, new)
+                raise make_file_sealed_error(filename, new)
             if new:
                 now, producer = self.db.clock.now(), known[0].worker if known else worker
                 await store.insert_rows(tx, filename, new, status, worker=producer, actor=actor, now=now)
@@ -160,7 +160,7 @@ class Tracking:
                 tx, stage, step, filename, shard, worker=worker, actor=actor, reason=error, now=self.db.clock.now()
             )
             if not rows:
-                raise _not_found(filename, shard)
+                raise _make_not_found_error(filename, shard)
             if not any(moved for _, moved in rows):
                 await self._raise_conflict(tx, stage, step, worker, [row for row, _ in rows])
         self._notify(stage, {step.target})
@@ -189,7 +189,7 @@ class Tracking:
                 raise conflict
         for row in rows:
             if row.status[stage] is not step.target:
-                raise concurrent_change_error(row, stage)
+                raise make_concurrent_change_error(row, stage)
 
     async def claim(
         self,
@@ -205,7 +205,7 @@ class Tracking:
 
         The wait ends early when *is_gone* returns true, i.e. the client has disconnected.
         """
-        duration = self._lease_duration(lease_for)
+        duration = self._choose_lease_duration(lease_for)
         return await self._notifier.claim(
             stage, lambda: self._claim_now(stage, worker, limit, duration), wait=wait, is_gone=is_gone
         )
@@ -261,14 +261,14 @@ class Tracking:
 
         Return the new end of the leases, the extended rows, and the lost rows.
         """
-        until = self.db.clock.now() + self._lease_duration(lease_for)
+        until = self.db.clock.now() + self._choose_lease_duration(lease_for)
         async with self.db.connection() as connection:
             if keys is None:
                 keys = await store.find_claims(connection, stage, worker)
             extended = await store.heartbeat(connection, self._leases[stage], keys, until=until)
         return until, [key for key in keys if key in extended], [key for key in keys if key not in extended]
 
-    def _lease_duration(self, lease_for: timedelta | None) -> timedelta:
+    def _choose_lease_duration(self, lease_for: timedelta | None) -> timedelta:
         return self.lease_for if lease_for is None else lease_for
 
     async def reap(self) -> int:
@@ -367,7 +367,7 @@ class Tracking:
         async with self.db.connection() as connection:
             rows = await store.find_file(connection, filename)
         if not rows:
-            raise _not_found(filename)
+            raise _make_not_found_error(filename)
         return rows
 
     async def list_rows(
@@ -392,7 +392,7 @@ class Tracking:
         async with self.db.transaction("repeatable_read") as tx:
             row = await store.find_row(tx, filename, shard)
             if row is None:
-                raise _not_found(filename, shard)
+                raise _make_not_found_error(filename, shard)
             stage = row.stage or QUEUES[-1]
             waits = row.status[stage] is StageStatus.NEW and stage is not FILE_STAGE
             return explain_row(
@@ -400,7 +400,7 @@ class Tracking:
                 self.db.clock.now(),
                 pause=(await store.list_pauses(tx)).get(stage),
                 ahead=await store.count_ahead(tx, stage, row, AHEAD_LIMIT) if waits else 0,
-                started=_started(await store.count_rows(tx), stage) if waits else 0,
+                started=_count_started(await store.count_rows(tx), stage) if waits else 0,
                 failure=await store.find_last_failure(tx, stage, row),
             )
 
@@ -449,11 +449,11 @@ class Tracking:
         self._notifier.notify(EVENT_TOPIC, *next_stages, *same_stage)
 
 
-def _started(counts: Sequence[StageCount], stage: Stage) -> int:
+def _count_started(counts: Sequence[StageCount], stage: Stage) -> int:
     return sum(count.rows for count in counts if count.stage is stage and count.status is StageStatus.STARTED)
 
 
-def _not_found(filename: str, shard: int | None = None) -> NotFound:
+def _make_not_found_error(filename: str, shard: int | None = None) -> NotFound:
     if shard is None:
         hint = "register it with `penstock track register FILE SHARD…` (POST /files/register)"
         return NotFound("UNKNOWN_FILE", f"no file {filename!r} is registered", hint=hint)

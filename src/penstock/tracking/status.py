@@ -18,17 +18,17 @@ async def report_status(tracking: Tracking) -> PartReport:
     """Return the number of shards by status, and the issues of each stage."""
     counts = await tracking.read_counts()
     overdue = await tracking.list_overdue(expired_for=EXPIRED_TOO_LONG, started_for=STARTED_TOO_LONG)
-    rows = counts.rows(FILE_STAGE)
-    failed = sum(counts.rows(stage, StageStatus.FAILED) for stage in Stage)
-    started = sum(counts.rows(stage, StageStatus.STARTED) for stage in Stage)
-    done = counts.rows(LAST_STAGE, StageStatus.DONE)
+    rows = counts.sum_rows(FILE_STAGE)
+    failed = sum(counts.sum_rows(stage, StageStatus.FAILED) for stage in Stage)
+    started = sum(counts.sum_rows(stage, StageStatus.STARTED) for stage in Stage)
+    done = counts.sum_rows(LAST_STAGE, StageStatus.DONE)
     summary = f"{pluralize(rows, 'shard')}: {done:,} done, {started:,} being processed, {failed:,} failed"
-    issues = [issue for stage in Stage for issue in _stage_issues(stage, counts)]
-    return PartReport(summary, [*issues, *(_overdue_issue(rows, counts) for rows in overdue)])
+    issues = [issue for stage in Stage for issue in _list_stage_issues(stage, counts)]
+    return PartReport(summary, [*issues, *(_make_overdue_issue(rows, counts) for rows in overdue)])
 
 
-def _stage_issues(stage: Stage, counts: PipelineCounts) -> Iterator[StatusIssue]:
-    if failed := counts.rows(stage, StageStatus.FAILED):
+def _list_stage_issues(stage: Stage, counts: PipelineCounts) -> Iterator[StatusIssue]:
+    if failed := counts.sum_rows(stage, StageStatus.FAILED):
         hint = f"penstock track ls --stage {stage} --status failed; then penstock track retry {stage} --all"
         yield make_broken_issue(stage, f"{pluralize(failed, 'shard')} failed", hint)
     pause = counts.pauses.get(stage)
@@ -38,14 +38,14 @@ def _stage_issues(stage: Stage, counts: PipelineCounts) -> Iterator[StatusIssue]
         yield make_late_issue(stage, problem, f"penstock track resume {stage}", pause.since)
     oldest = counts.oldest.get(stage)
     if oldest is not None and pause is None and counts.at - oldest > WAITS_TOO_LONG:
-        waiting = pluralize(counts.ready(stage), "shard")
+        waiting = pluralize(counts.count_ready(stage), "shard")
         problem = f"{waiting} waiting for a worker, the oldest was registered {format_duration(counts.at - oldest)} ago"
         yield make_late_issue(
             stage, problem, f"check that a {stage} daemon is running; penstock track queue {stage}", oldest
         )
 
 
-def _overdue_issue(overdue: OverdueRows, counts: PipelineCounts) -> StatusIssue:
+def _make_overdue_issue(overdue: OverdueRows, counts: PipelineCounts) -> StatusIssue:
     stage, rows, age = overdue.stage, pluralize(overdue.rows, "shard"), format_duration(counts.at - overdue.since)
     hint = f"penstock track ls --stage {stage} --status started"
     if overdue.has_lease:

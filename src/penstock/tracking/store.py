@@ -57,13 +57,13 @@ _FAILED = f"""t.<status> = {{stage.FAILED}}
 Leases = Mapping[Stage, Lease[StageStatus]]
 
 
-def _statements(stage: Stage) -> Mapping[str, str]:
+def _make_statements(stage: Stage) -> Mapping[str, str]:
     """Return the statements for *stage*, with its columns and conditions filled in."""
     words = {
         "<failed>": sql.fill(_FAILED, {"stage": MACHINES[stage]}),
         "<status>": f"{stage.field}_status",
         "<attempts>": f"{stage.field}_attempts",
-        "<may_start>": _may_start(stage),
+        "<may_start>": _make_start_condition(stage),
         "<is_paused>": _is_paused(stage),
         "<machine>": f"'{MACHINES[stage].name}'",
         "<moves>": APPENDED_MOVES,
@@ -77,7 +77,7 @@ def _fill(body: str, words: Mapping[str, str]) -> str:
     return body
 
 
-def _may_start(stage: Stage) -> str:
+def _make_start_condition(stage: Stage) -> str:
     return f"t.{stage.before.field}_status = {MACHINES[stage].format_sql('DONE')}" if stage.before else "true"
 
 
@@ -85,7 +85,7 @@ def _is_paused(stage: Stage) -> str:
     return f"EXISTS (SELECT FROM pipeline_pause WHERE stage = '{stage}')"
 
 
-SQL = {stage: _statements(stage) for stage in Stage}
+SQL = {stage: _make_statements(stage) for stage in Stage}
 _ANY = SQL[FILE_STAGE]  # for statements that are equal for all stages
 
 
@@ -103,7 +103,7 @@ def declare_leases(max_attempts: int) -> Leases:
             state=f"{stage.field}_status",
             attempts=f"{stage.field}_attempts",
             stamp="updated_at",
-            condition=f"{_may_start(stage)} AND NOT {_is_paused(stage)}",
+            condition=f"{_make_start_condition(stage)} AND NOT {_is_paused(stage)}",
             subject=_SUBJECT,
             max_attempts=max_attempts,
         )
@@ -132,13 +132,13 @@ async def insert_rows(
 
 async def find_file(tx: Connection, filename: str) -> list[ShardRow]:
     """Return all shards of *filename*; empty if it is not registered."""
-    return [_row(record) for record in await tx.fetch(_ANY["find_file"], filename)]
+    return [_make_row(record) for record in await tx.fetch(_ANY["find_file"], filename)]
 
 
 async def find_row(tx: Connection, filename: str, shard: int) -> ShardRow | None:
     """Return one shard of a file, if it exists."""
     record = await tx.fetchrow(_ANY["find_row"], filename, shard)
-    return _row(record) if record else None
+    return _make_row(record) if record else None
 
 
 async def move(
@@ -158,7 +158,7 @@ async def move(
     of_file = "$2::integer IS NULL" if shard is None else "t.shard = $2"  # two statements, because the plans differ
     query = SQL[stage]["move"].replace("<of_file>", of_file)
     records = await tx.fetch(query, filename, shard, step.target.value, sources, worker, actor, reason, now)
-    return [(_row(record), record["moved"]) for record in records]
+    return [(_make_row(record), record["moved"]) for record in records]
 
 
 async def claim(
@@ -253,7 +253,7 @@ async def list_rows(tx: Connection, wanted: RowFilter, after: tuple[str, int], l
     await tx.execute(_ANY["limit_listing_time"])
     names = (*after, wanted.prefix, wanted.prefix + _LAST_CHARACTER)
     conditions = (wanted.shard, wanted.updated_since, wanted.updated_before)
-    return [_row(record) for record in await tx.fetch(_list_rows(wanted), *names, *conditions, limit)]
+    return [_make_row(record) for record in await tx.fetch(_list_rows(wanted), *names, *conditions, limit)]
 
 
 def _list_rows(wanted: RowFilter) -> str:
@@ -272,7 +272,7 @@ def _list_rows(wanted: RowFilter) -> str:
 
 async def find_failed_files(tx: Connection, stage: Stage, failed: FailureFilter, limit: int) -> list[str]:
     """Return the files with failures that match *failed*."""
-    records = await tx.fetch(SQL[stage]["find_failed_files"], *_parameters(failed), limit)
+    records = await tx.fetch(SQL[stage]["find_failed_files"], *_make_parameters(failed), limit)
     return [record["filename"] for record in records]
 
 
@@ -280,10 +280,10 @@ async def retry_rows(
     tx: Connection, stage: Stage, failed: FailureFilter, limit: int, *, actor: str, reason: str | None, now: datetime
 ) -> int:
     """Reset up to *limit* failed rows to new, and return their number."""
-    return int(await tx.fetchval(SQL[stage]["retry_rows"], *_parameters(failed), limit, now, actor, reason))
+    return int(await tx.fetchval(SQL[stage]["retry_rows"], *_make_parameters(failed), limit, now, actor, reason))
 
 
-def _parameters(failed: FailureFilter) -> tuple[Any, ...]:
+def _make_parameters(failed: FailureFilter) -> tuple[Any, ...]:
     names = (failed.prefix, failed.prefix + _LAST_CHARACTER)
     return (*names, failed.shards, failed.failed_since, failed.failed_before, failed.error_contains)
 
@@ -328,7 +328,7 @@ def make_subject(filename: str, shard: int) -> str:
     return f"{filename}/{shard}"
 
 
-def _row(record: asyncpg.Record) -> ShardRow:
+def _make_row(record: asyncpg.Record) -> ShardRow:
     return ShardRow(
         id=record["id"],
         filename=record["filename"],

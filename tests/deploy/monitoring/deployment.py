@@ -234,9 +234,9 @@ async def drifted(url: str) -> str:
     section = RefdataSection.model_validate({"dictionaries": DICTIONARIES})
     async with Database.open(url) as db:
         watch = DriftWatch(db, RefdataMetrics(telemetry.registry))
-        await watch.check_all(DictionaryCatalogue(section).all())
+        await watch.check_all(DictionaryCatalogue(section).list_all())
         await db.execute("UPDATE country SET name = name || '!'")
-        assert await watch.check_all(DictionaryCatalogue(section).all()) == 1
+        assert await watch.check_all(DictionaryCatalogue(section).list_all()) == 1
     return telemetry.format_metrics().decode()
 
 

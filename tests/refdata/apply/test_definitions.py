@@ -34,7 +34,7 @@ async def test_a_first_definition_makes_no_version(schemas: str, tmp_path: Path)
         await harness.send("CURRENCY", NOK)
         await harness.apply()
         await harness.db.execute("DELETE FROM dictionary_definition")
-        assert await definitions.register_definitions(harness.db, harness.refdata.catalogue.all()) == 0
+        assert await definitions.register_definitions(harness.db, harness.refdata.catalogue.list_all()) == 0
         assert await harness.version("CURRENCY") == 1
 
 
@@ -45,7 +45,7 @@ async def test_many_registrations_at_once_bump_once(schemas: str, tmp_path: Path
         await harness.send("CURRENCY", NOK)
         await harness.apply()
         write_definitions(file, schemas, redefined(CURRENCY), COUNTRY)
-        known = DictionaryCatalogue(load_settings(file, {}).refdata).all()
+        known = DictionaryCatalogue(load_settings(file, {}).refdata).list_all()
         async with Database.open(schemas, size=8) as db:
             changed = await asyncio.gather(*(definitions.register_definitions(db, known) for _ in range(8)))
         assert sorted(changed) == [0] * 7 + [1]
@@ -68,7 +68,7 @@ async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path
         await applier.execute("SET deadlock_timeout = '1min'")  # so that the other transaction is the victim
         async with applier.transaction():
             await applier.execute(lock, "acme", "CURRENCY")
-            known = DictionaryCatalogue(load_settings(file, {}).refdata).all()
+            known = DictionaryCatalogue(load_settings(file, {}).refdata).list_all()
             registering = asyncio.create_task(definitions.register_definitions(harness.db, known))
             await waiting_for_a_lock(looker)
             await applier.execute(lock, "globex", "COUNTRY")  # the next in an applier's order
@@ -85,7 +85,7 @@ async def test_two_ways_to_read_never_have_one_version(schemas: str, tmp_path: P
             file, schemas, {**CURRENCY, "loadSql": CURRENCY["loadSql"].replace("ccy as k", "lower(ccy) as k")}
         )
         new = DictionaryCatalogue(load_settings(file, {}).refdata)
-        assert await definitions.register_definitions(harness.db, new.all()) == 1
+        assert await definitions.register_definitions(harness.db, new.list_all()) == 1
         loaded = await new.get(target).provider.load_all(harness.db, target)
         assert (loaded.version, set(loaded.items)) == (2, {"nok"})
         with contextlib.suppress(PenstockError):  # to say that it cannot know would do
@@ -100,14 +100,14 @@ def bus_kind() -> str:
 
 async def test_statements_are_tried_before_they_are_needed(harness: RefdataHarness) -> None:
     """R1, R3: a statement that PostgreSQL rejects is named with its setting, also a loadSql without k and v."""
-    good = harness.refdata.catalogue.all()
+    good = harness.refdata.catalogue.list_all()
     assert await definitions.check_statements(harness.db, good) == {}
     bad = [
         {"code": "NOWHERE", "loadSql": "select a as k, b as v from nowhere where t = :tenantId"},
         {"code": "KEYLESS", "loadSql": "select :tenantId as v"},
     ]
     wrong = await definitions.check_statements(
-        harness.db, DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": bad})).all()
+        harness.db, DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": bad})).list_all()
     )
     assert set(wrong) == {"NOWHERE", "KEYLESS"}
     assert wrong["NOWHERE"].startswith("loadSql: ")
@@ -117,14 +117,14 @@ async def test_a_read_only_dictionary_has_versions(harness: RefdataHarness) -> N
     """R1: a changed loadSql of a read-only dictionary is a new version, for configured tenants and those with data."""
     brand = DictionaryKey("acme", "BRAND")
     assert (await harness.refdata.catalogue.get(brand).provider.load_all(harness.db, brand)).version == 0
-    known = harness.refdata.catalogue.all()
+    known = harness.refdata.catalogue.list_all()
     assert await definitions.register_definitions(harness.db, known, ["globex"]) == 0
     other = {
         "code": "BRAND",
         "loadSql": "select label as k, to_jsonb(id) as v from acme.brand where :tenantId = 'acme'",
     }
     changed = DictionaryCatalogue(RefdataSection.model_validate({"dictionaries": [other]}))
-    assert await definitions.register_definitions(harness.db, changed.all(), ["globex"]) == 1
+    assert await definitions.register_definitions(harness.db, changed.list_all(), ["globex"]) == 1
     loaded = await changed.get(brand).provider.load_all(harness.db, brand)
     assert (loaded.version, set(loaded.items)) == (1, {"Anvil", "Rocket"})
     assert await harness.version("BRAND", "globex") == 1

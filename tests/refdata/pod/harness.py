@@ -17,7 +17,7 @@ from penstock.kernel.http.headers import LOCAL_NAMES
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.model import DictionaryKey
 from penstock.refdata.pod.ipc import LoaderConnection, serve_requests
-from penstock.refdata.pod.memory.folder import pod_folder
+from penstock.refdata.pod.memory.folder import make_pod_folder
 from penstock.refdata.pod.memory.shared_counters import PodCounters
 from penstock.refdata.pod.serve.router import Router
 from penstock.refdata.pod.serve.server import PodServer
@@ -117,7 +117,7 @@ async def running_pod(
     """Yield a pod on the database of *settings*; without *follows* it never reaches its primary."""
     telemetry = Telemetry()
     async with opened(settings) as harness, aiohttp.ClientSession() as session:
-        with pod_folder(folder, folder, "test") as place, bind_listener("127.0.0.1", 0) as sock:
+        with make_pod_folder(folder, folder, "test") as place, bind_listener("127.0.0.1", 0) as sock:
             pod = PodSupervisor(pod_config(settings), telemetry, place)
             ours, theirs = socket.socketpair()
             ours.setblocking(False)

@@ -15,7 +15,7 @@ from penstock.kernel.tasks.outcome import Retry
 from penstock.refdata import store
 from penstock.refdata.apply import snapshot_store
 from penstock.refdata.apply.applier import CommandApplier
-from penstock.refdata.commands.external_topics import TopicMapping, adapter_handler
+from penstock.refdata.commands.external_topics import TopicMapping, make_adapter_handler
 from penstock.refdata.commands.messages import ParsedMessage
 from penstock.refdata.config import ExternalTopicSection
 from penstock.refdata.contract import UpdateState
@@ -204,7 +204,7 @@ async def test_a_bus_that_is_down_does_not_count_against_foreign_messages(
 ) -> None:
     """R10: a whole batch is retried without limit, including messages that cannot be converted."""
     monkeypatch.setattr(harness.refdata, "submit_all", refused)
-    handle = adapter_handler(harness.refdata, TopicMapping(ExternalTopicSection(topic="theirs", **PLAIN)))
+    handle = make_adapter_handler(harness.refdata, TopicMapping(ExternalTopicSection(topic="theirs", **PLAIN)))
     deliveries = [delivery(value, position=place) for place, value in enumerate((b"1", b"{rubbish", b"2"))]
     outcomes = await handle(deliveries, asyncio.Event())
     assert outcomes == [Retry("BUS_DOWN: no answer", counts=False)] * 3

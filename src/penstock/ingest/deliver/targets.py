@@ -19,7 +19,7 @@ from penstock.kernel.config.loader import resolve_secret
 from penstock.kernel.errors import Conflict, Invalid, PenstockError, Transient
 from penstock.kernel.http.client import ApiClient, Json
 from penstock.kernel.http.webhook import post_webhook
-from penstock.refdata.contract import PREFIX, Command, CommandItem, EventType, UpdateState, chunk_sizes, encode_command
+from penstock.refdata.contract import PREFIX, Command, CommandItem, EventType, UpdateState, encode_command, split_sizes
 
 _NAMESPACE = UUID("6f1f0c1e-3f53-4a57-9c0e-0d9a7c2f6f11")
 _AROUND = 40  # bytes around one item
@@ -38,7 +38,7 @@ async def fill_dictionary(target: DictionaryTarget, key: str, state: PublishedSt
     snapshot_id = uuid5(_NAMESPACE, f"{state.pointer.run_id}:{target.tenant}:{target.code}")
     token = resolve_secret(target.token, "targets.dictionary.token") if target.token else None
     async with _CommandSender(target.url, token=token) as commands:
-        sizes = list(chunk_sizes(map(_estimate_size, _make_items(state, key))))
+        sizes = list(split_sizes(map(_estimate_size, _make_items(state, key))))
         items = _make_items(state, key)
         for index, size in enumerate(sizes, start=1):
             command = Command(

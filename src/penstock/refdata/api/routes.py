@@ -17,7 +17,7 @@ from penstock.refdata.contract import NAME, PREFIX, UpdateState
 from penstock.refdata.model import DictionaryKey, UpdateRecord, VersionRecord
 
 _LATEST_VERSION = 2**63 - 1
-_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": contract.json_schema()}}}}
+_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": contract.make_json_schema()}}}}
 Code = Annotated[str, Path(alias="dictCode", pattern=NAME)]
 
 
@@ -48,13 +48,13 @@ routes = APIRouter(prefix=PREFIX, tags=["refdata"])
 
 
 # Async although they do not wait: FastAPI runs other dependencies in a thread.
-async def _refdata(request: Request) -> Refdata:
+async def _get_refdata(request: Request) -> Refdata:
     return get_service(request, Refdata)
 
 
-async def _tenant(
+async def _check_tenant(
     tenant_id: Annotated[str, Path(alias="tenantId", pattern=NAME)],
-    refdata: Annotated[Refdata, Depends(_refdata)],
+    refdata: Annotated[Refdata, Depends(_get_refdata)],
     caller: Caller,
     named: Annotated[
         str | None,
@@ -69,8 +69,8 @@ async def _tenant(
     return tenant_id
 
 
-Service = Annotated[Refdata, Depends(_refdata)]
-Tenant = Annotated[str, Depends(_tenant)]
+Service = Annotated[Refdata, Depends(_get_refdata)]
+Tenant = Annotated[str, Depends(_check_tenant)]
 
 
 @routes.post(
@@ -92,7 +92,7 @@ async def submit(
     waits = mode is schemas.ConsistencyMode.WAIT_COMMIT
     within = timedelta(milliseconds=timeout_ms or refdata.section.consistency.wait_commit_timeout_ms)
     update = await refdata.submit(tenant, command, within if waits else None)
-    return _outcome(update, response) if waits else make_accepted(update)
+    return _make_response(update, response) if waits else make_accepted(update)
 
 
 @routes.get("/{tenantId}/updates/{eventId}")
@@ -182,10 +182,10 @@ async def roll_back(
 ) -> schemas.CommandAccepted | schemas.CommandCommitted:
     """R30: restore a retained version as a new version."""
     within = timedelta(milliseconds=refdata.section.consistency.wait_commit_timeout_ms)
-    return _outcome(await refdata.roll_back(DictionaryKey(tenant, dict_code), chosen.version, within), response)
+    return _make_response(await refdata.roll_back(DictionaryKey(tenant, dict_code), chosen.version, within), response)
 
 
-def _outcome(update: UpdateRecord, response: Response) -> schemas.CommandAccepted | schemas.CommandCommitted:
+def _make_response(update: UpdateRecord, response: Response) -> schemas.CommandAccepted | schemas.CommandCommitted:
     """Return the response to a request that waited for the commit."""
     if update.status is UpdateState.PENDING:
         return make_accepted(update)

@@ -154,10 +154,10 @@ class CommandApplier:
             new.discard(case.key)  # a second command with this id in the batch is a repetition
             verdicts.append(await self._decide_case(batch, case, changes))
         for group in changes.values():
-            with _user_sql_errors():
+            with _translate_sql_errors():
                 await group[0][0].provider.apply_delta(batch.tx, [change for _, change in group])
         if batch.commits:
-            with _user_sql_errors():  # check deferred constraints now: their errors belong to the commands
+            with _translate_sql_errors():  # check deferred constraints now: their errors belong to the commands
                 await batch.tx.execute("SET CONSTRAINTS ALL IMMEDIATE")
         return await _recall_results(batch.tx, cases, verdicts)
 
@@ -170,7 +170,7 @@ class CommandApplier:
         if is_snapshot(event):
 
             async def replace(change: ItemChange, chunks: Chunks) -> None:
-                with _user_sql_errors():
+                with _translate_sql_errors():
                     items = sum(map(len, chunks))
                     if refusal := await retained_versions.check_snapshot(batch.tx, dictionary, change, items):
                         raise UnappliableCommand(refusal)
@@ -244,7 +244,7 @@ def _recall_result(case: _CommandCase, first: DictionaryKey, update: UpdateRecor
 
 
 @contextmanager
-def _user_sql_errors() -> Iterator[None]:
+def _translate_sql_errors() -> Iterator[None]:
     """Convert the errors of a dictionary's statements, and tell temporary ones from permanent ones."""
     try:
         yield

@@ -20,7 +20,7 @@ from penstock.refdata.model import (
     DictionaryKey,
     ItemChange,
     list_changed_keys,
-    next_head,
+    make_next_head,
 )
 from penstock.refdata.store import EventKey
 
@@ -40,7 +40,7 @@ class ApplyTransaction:
     def commit(self, event: CommandEvent, *, items: int) -> ItemChange:
         """Give *event* the next version of its dictionary."""
         command, target = event.command, event.target
-        head = next_head(self.heads[target], command.source_revision)
+        head = make_next_head(self.heads[target], command.source_revision)
         self.heads[target] = head
         self.commits.append(
             CommandCommit(

@@ -37,7 +37,7 @@ async def apply_snapshot(
         if refusal := check_revision(event.target, event.command.source_revision, batch.heads[event.target]):
             return batch.finish([event.id], CommandVerdict(refusal=refusal))
         change = batch.commit(event, items=len(event.command.items))
-        await replace(change, [event.command.entries()])
+        await replace(change, [event.command.list_entries()])
         return batch.finish([event.id], CommandVerdict(change.version))
     chunks = await _open_set(batch, event)
     if verdict := await _answer_without_staging(batch, event, chunks):
@@ -47,7 +47,7 @@ async def apply_snapshot(
 
 async def refuse_chunk(batch: ApplyTransaction, event: CommandEvent, refusal: CommandRefusal) -> CommandVerdict:
     """Fail the whole snapshot of a chunk; a set that has ended meanwhile does not change."""
-    snapshot_id = _snapshot_id(event)
+    snapshot_id = _get_snapshot_id(event)
     await _open_set(batch, event)
     await snapshot_store.join_set(batch.tx, event.target, snapshot_id, event.event_id, now=batch.now)
     return await _close(batch, event.target, snapshot_id, CommandVerdict(refusal=refusal))
@@ -76,7 +76,9 @@ async def expire_snapshots(db: Database, after: timedelta, actor: str) -> int:
 
 async def _open_set(batch: ApplyTransaction, event: CommandEvent) -> SnapshotSet:
     (_, total), revision = event.command.chunk_position, event.command.source_revision
-    return await snapshot_store.open_set(batch.tx, event.target, _snapshot_id(event), total, revision, now=batch.now)
+    return await snapshot_store.open_set(
+        batch.tx, event.target, _get_snapshot_id(event), total, revision, now=batch.now
+    )
 
 
 async def _answer_without_staging(
@@ -88,18 +90,18 @@ async def _answer_without_staging(
     if chunks.status is not SnapshotSetStatus.COMMITTED:
         return None
     index, _ = event.command.chunk_position
-    stored_hash = await snapshot_store.read_chunk_hash(batch.tx, event.target, _snapshot_id(event), index)
-    is_repeated = stored_hash == _hash(_content(event))
-    return CommandVerdict(chunks.committed_version) if is_repeated else CommandVerdict(refusal=_conflict(event))
+    stored_hash = await snapshot_store.read_chunk_hash(batch.tx, event.target, _get_snapshot_id(event), index)
+    is_repeated = stored_hash == _hash(_encode_content(event))
+    return CommandVerdict(chunks.committed_version) if is_repeated else CommandVerdict(refusal=_make_conflict(event))
 
 
 async def _stage(batch: ApplyTransaction, event: CommandEvent, replace: Replace, max_items: int) -> CommandVerdict:
-    tx, target, command, snapshot_id = batch.tx, event.target, event.command, _snapshot_id(event)
-    (index, total), content = command.chunk_position, _content(event)
+    tx, target, command, snapshot_id = batch.tx, event.target, event.command, _get_snapshot_id(event)
+    (index, total), content = command.chunk_position, _encode_content(event)
     if not await snapshot_store.stage_chunk(
         tx, target, snapshot_id, index, len(command.items), content, _hash(content)
     ):
-        return batch.finish([event.id], CommandVerdict(refusal=_conflict(event)))
+        return batch.finish([event.id], CommandVerdict(refusal=_make_conflict(event)))
     received, items = await snapshot_store.join_set(tx, target, snapshot_id, event.event_id, now=batch.now)
     if items > max_items:
         message = f"the snapshot has at least {items} items; the limit is {max_items} (refdata.snapshots.maxItems)"
@@ -112,7 +114,7 @@ async def _stage(batch: ApplyTransaction, event: CommandEvent, replace: Replace,
 
 async def _complete(batch: ApplyTransaction, event: CommandEvent, items: int, replace: Replace) -> CommandVerdict:
     """Apply a snapshot whose last chunk has arrived: all of it becomes one version, or nothing."""
-    target, snapshot_id = event.target, _snapshot_id(event)
+    target, snapshot_id = event.target, _get_snapshot_id(event)
     if refusal := check_revision(target, event.command.source_revision, batch.heads[target]):
         return await _close(batch, target, snapshot_id, CommandVerdict(refusal=refusal))
     chunks = await snapshot_store.read_chunks(batch.tx, target, snapshot_id)
@@ -131,20 +133,20 @@ async def _close(
     return batch.finish(await snapshot_store.list_commands(batch.tx, target, snapshot_id), verdict)
 
 
-def _conflict(event: CommandEvent) -> CommandRefusal:
+def _make_conflict(event: CommandEvent) -> CommandRefusal:
     message = f"chunk {event.command.chunk_index} of the snapshot was received before with another content"
     return CommandRefusal("CHUNK_CONFLICT", message)
 
 
-def _content(event: CommandEvent) -> bytes:
+def _encode_content(event: CommandEvent) -> bytes:
     """Return the content of a chunk as it is staged."""
-    return msgspec.json.encode(event.command.entries())
+    return msgspec.json.encode(event.command.list_entries())
 
 
 def _hash(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-def _snapshot_id(event: CommandEvent) -> UUID:
+def _get_snapshot_id(event: CommandEvent) -> UUID:
     """Return the id of the snapshot; the contract guarantees one for every chunk."""
     return event.command.snapshot_id or event.event_id

@@ -43,12 +43,14 @@ async def advance_heads(
     await store.advance_heads(tx, advanced, now=now)
     commits = [
         # The keys that `loadSql` makes of the change are unknown, so pods load all items.
-        CommandCommit(target, _event_id(target, head.version), head.version, event_type, source, None, items, keys=None)
+        CommandCommit(
+            target, _make_event_id(target, head.version), head.version, event_type, source, None, items, keys=None
+        )
         for target, head in advanced.items()
     ]
     await store.append_outbox(tx, commits, now=now)
     await store.notify_commit(tx)
 
 
-def _event_id(target: DictionaryKey, version: int) -> UUID:
+def _make_event_id(target: DictionaryKey, version: int) -> UUID:
     return uuid5(_NAMESPACE, f"{target.tenant_id}/{target.dict_code}/{version}")

@@ -145,7 +145,7 @@ def _to_text(value: Any) -> str:
     return value if isinstance(value, str) else _ENCODER.encode(value).decode()
 
 
-def adapter_handler(refdata: Refdata, mapping: TopicMapping) -> Handler[BusDelivery]:
+def make_adapter_handler(refdata: Refdata, mapping: TopicMapping) -> Handler[BusDelivery]:
     """R10: return the handler of an external topic."""
 
     async def handle(deliveries: Sequence[BusDelivery], _stopping: asyncio.Event) -> Sequence[Outcome | None]:

@@ -17,7 +17,7 @@ from penstock.refdata.contract import (
     Name,
     decode_command,
     encode_command,
-    message_key,
+    make_message_key,
 )
 from penstock.refdata.model import CommandEvent, CommandRefusal, DictionaryKey, format_error
 
@@ -68,8 +68,8 @@ def parse_message(delivery: BusDelivery) -> ParsedMessage:
     target = DictionaryKey(command.tenant_id, command.dict_code)
     event_id, source = command.event_id or derive_event_id(delivery), command.source or CommandSource.KAFKA
     event = CommandEvent(target, event_id, source, command, read_trace(message))
-    if message.key != message_key(*target):
-        text = f"the key of the message is {message.key!r}; the key of its command is {message_key(*target)!r}"
+    if message.key != make_message_key(*target):
+        text = f"the key of the message is {message.key!r}; the key of its command is {make_message_key(*target)!r}"
         return ParsedMessage(event, CommandRefusal("KEY_MISMATCH", format_error(text)), delivery.attempt)
     return ParsedMessage(event, None, delivery.attempt)
 
@@ -82,7 +82,7 @@ def derive_event_id(delivery: BusDelivery) -> UUID:
 def build_command_message(topic: str, event: CommandEvent) -> BusMessage:
     """Return the message with the command of *event*."""
     headers = {TRACEPARENT: event.trace} if event.trace else {}
-    return BusMessage(topic, message_key(*event.target), encode_command(event.command), headers)
+    return BusMessage(topic, make_message_key(*event.target), encode_command(event.command), headers)
 
 
 def read_trace(message: BusMessage) -> str | None:
@@ -93,7 +93,7 @@ def read_trace(message: BusMessage) -> str | None:
 def build_give_up_message(topic: str, target: DictionaryKey, event_id: UUID) -> BusMessage:
     """Return a probe: being ordered after the command of an update, it fails the update if the command is lost."""
     identity = _CommandIdentity(target.tenant_id, target.dict_code, event_id)
-    return BusMessage(topic, message_key(*target), msgspec.json.encode(identity), {_GIVE_UP: "1"})
+    return BusMessage(topic, make_message_key(*target), msgspec.json.encode(identity), {_GIVE_UP: "1"})
 
 
 def _identify_event(delivery: BusDelivery) -> CommandEvent | None:

@@ -84,14 +84,14 @@ class Refdata:
             counts = await tx.fetchrow(store.SQL["count_updates"])
             failed = await tx.fetch(store.SQL["list_failing"], now - failed_within, limit)
             drifted = await tx.fetch(store.SQL["list_drifts"], now - drifted_within, _MAX_DRIFTS)
-        sections = {dictionary.section.code: dictionary.section for dictionary in self.catalogue.all()}
+        sections = {dictionary.section.code: dictionary.section for dictionary in self.catalogue.list_all()}
         checked = {code for code, section in sections.items() if section.drift_check_sql and section.enabled}
         rows = [dict(row) for row in drifted if row["dict_code"] in checked][:limit]
         return RefdataOverview(now, dict(counts or {}), [dict(row) for row in failed], rows)
 
     async def submit(self, tenant_id: str, command: Command, wait: timedelta | None = None) -> UpdateRecord:
         """R6, R8: accept a command and return its update, at the latest after *wait*; a known id has its update."""
-        event, body_hash = self._accept(tenant_id, command), content_hash(command)
+        event, body_hash = self._accept(tenant_id, command), hash_content(command)
         try:
             self.catalogue.get_writable(event.target)
         except PenstockError:
@@ -118,7 +118,7 @@ class Refdata:
         if not events:
             return
         first = {(event.target.tenant_id, event.event_id): event for event in reversed(events)}
-        updates = [(event.target, event.event_id, content_hash(event.command)) for event in first.values()]
+        updates = [(event.target, event.event_id, hash_content(event.command)) for event in first.values()]
         # Publish first: a stored update without a command would fail, and its derived id could not be used again.
         await self._bus.publish([build_command_message(self._topic, event) for event in events])
         async with self._db.connection() as connection:
@@ -204,7 +204,7 @@ def _check_same(stored: UpdateRecord, event: CommandEvent, body_hash: bytes) -> 
     return stored
 
 
-def content_hash(command: Command) -> bytes:
+def hash_content(command: Command) -> bytes:
     """Return a hash of the content of *command*, independent of its formatting and its sender."""
     bare = encode_command(msgspec.structs.replace(command, event_id=None, tenant_id=None, source=None))
     with suppress(msgspec.DecodeError, RecursionError):  # nested too deeply: use the bytes as they are

@@ -46,7 +46,7 @@ class DictionaryCatalogue:
         """Return the configured tenants; empty if any tenant is allowed."""
         return self._tenants or frozenset()
 
-    def all(self) -> list[Dictionary]:
+    def list_all(self) -> list[Dictionary]:
         """Return all dictionaries, also disabled ones."""
         return list(self._dictionaries.values())
 

@@ -67,9 +67,9 @@ class PostgresSqlProvider(DictionaryReader):
             await check_statement(connection, name, statement.sql)
 
     async def apply_delta(self, tx: Connection, changes: Sequence[ItemChange]) -> None:
-        templates = self._templates(changes[0].target)
+        templates = self._get_templates(changes[0].target)
         ops = [
-            (item.op, {**change.values(), "key": item.key, "payload": None if item.payload is UNSET else item.text})
+            (item.op, {**change.get_values(), "key": item.key, "payload": None if item.payload is UNSET else item.text})
             for change in changes
             for item in change.command.items
         ]
@@ -77,7 +77,7 @@ class PostgresSqlProvider(DictionaryReader):
             await _execute_many(tx, templates.item[Op(op)], values)
 
     async def apply_snapshot(self, tx: Connection, change: ItemChange, chunks: Chunks) -> None:
-        templates, values = self._templates(change.target), change.values()
+        templates, values = self._get_templates(change.target), change.get_values()
         if templates.replace is not None:
             whole = list(chain.from_iterable(chunks))
             await _execute_many(tx, templates.replace, [{**values, "snapshotJson": encode_snapshot(whole)}])
@@ -87,7 +87,7 @@ class PostgresSqlProvider(DictionaryReader):
         if templates.finalize is not None:
             await _execute_many(tx, templates.finalize, [values])
 
-    def _templates(self, target: DictionaryKey) -> "_DictionaryTemplates":
+    def _get_templates(self, target: DictionaryKey) -> "_DictionaryTemplates":
         if self._apply is None:
             raise read_only_error(target.dict_code)
         return self._apply

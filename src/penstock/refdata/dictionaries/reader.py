@@ -102,7 +102,7 @@ class DictionaryReader:
 
     async def try_load(self, connection: Connection, target: DictionaryKey) -> None:
         """Raise Invalid unless PostgreSQL starts to execute loadSql; no row is read."""
-        with _invalid_sql("loadSql"):
+        with _translate_sql_errors("loadSql"):
             await connection.fetch(f"SELECT FROM ({self.rows}) AS loaded LIMIT 0", target.tenant_id)
 
     @asynccontextmanager
@@ -126,7 +126,7 @@ class DictionaryReader:
                 items.update(rows)
                 count += len(rows)
         if len(items) < count:
-            raise duplicate_key_error(target)
+            raise make_duplicate_key_error(target)
         return LoadedVersion(snapshot.mark.version, items)
 
     async def get_committed_version(self, db: Database, target: DictionaryKey) -> int:
@@ -178,19 +178,19 @@ class _PinnedDictionary:
         return ""
 
 
-def duplicate_key_error(target: DictionaryKey) -> Corrupt:
+def make_duplicate_key_error(target: DictionaryKey) -> Corrupt:
     message = f"loadSql of {target.dict_code} returns a key more than once"
     return Corrupt("LOAD_SQL_DUPLICATE_KEY", message, hint=_ONE_ROW)
 
 
 async def check_statement(connection: Connection, name: str, statement: str) -> None:
     """Raise Invalid unless PostgreSQL accepts *statement*."""
-    with _invalid_sql(name):
+    with _translate_sql_errors(name):
         await connection.prepare(statement)
 
 
 @contextmanager
-def _invalid_sql(name: str) -> Iterator[None]:
+def _translate_sql_errors(name: str) -> Iterator[None]:
     try:
         yield
     except asyncpg.PostgresError as error:

@@ -11,7 +11,7 @@ from penstock.kernel.errors import NotFound
 from penstock.refdata import store
 from penstock.refdata.contract import Command, CommandItem
 from penstock.refdata.dictionaries.catalogue import Dictionary, DictionaryCatalogue
-from penstock.refdata.item_files import snapshot_commands
+from penstock.refdata.item_files import make_snapshot_commands
 from penstock.refdata.model import CommandRefusal, DictionaryKey, ItemChange, RetainedVersion
 from penstock.refdata.store import SQL
 
@@ -74,7 +74,7 @@ class VersionRetention:
             if version == head.version:
                 await _retain(tx, dictionary, target, version, now)
             if not await tx.fetchval(SQL["pin"], *target, version, now):
-                raise _not_retained(target, version)
+                raise _make_not_retained_error(target, version)
 
     async def unpin(self, target: DictionaryKey) -> int:
         """Make readers get the last version again, and return the version that was pinned."""
@@ -92,10 +92,10 @@ class VersionRetention:
         self._catalogue.get_writable(target)
         async with self._db.transaction("repeatable_read") as tx:
             if version not in [row["version"] for row in await tx.fetch(SQL["list_retained"], *target)]:
-                raise _not_retained(target, version)
+                raise _make_not_retained_error(target, version)
             rows = await tx.fetch(SQL["read_retained_items"], *target, version)
         items = [CommandItem(row["item_key"], payload=Raw(row["payload"].encode())) for row in rows]
-        commands = snapshot_commands(target.dict_code, items, uuid4(), None)
+        commands = make_snapshot_commands(target.dict_code, items, uuid4(), None)
         for command in commands:
             command.allow_row_drop = True  # a rollback may delete any number of items
         return commands
@@ -107,6 +107,6 @@ async def _retain(tx: Connection, dictionary: Dictionary, target: DictionaryKey,
         await tx.execute(SQL["set_retained_items"], *target, version, items)
 
 
-def _not_retained(target: DictionaryKey, version: int) -> NotFound:
+def _make_not_retained_error(target: DictionaryKey, version: int) -> NotFound:
     hint = f"penstock dict retained {target.tenant_id} {target.dict_code}; the setting retainVersions retains more"
     return NotFound("VERSION_NOT_RETAINED", f"version {version} of {target.dict_code} is not retained", hint=hint)

@@ -43,7 +43,7 @@ class StatementChecks:
         broken: list[BrokenStatement] = []
         with suppress(TimeoutError):
             async with asyncio.timeout(_TIMEOUT), self._db.connection() as connection:
-                for dictionary in self._catalogue.all():
+                for dictionary in self._catalogue.list_all():
                     if dictionary.section.enabled:
                         broken += await _check(connection, dictionary)
         return broken

@@ -43,7 +43,7 @@ from penstock.refdata.pod.load.dictionary_state import DictionaryState
 from penstock.refdata.pod.load.loader import PodLoader
 from penstock.refdata.pod.load.metrics import PodMetrics
 from penstock.refdata.pod.load.requests import LoaderRequestHandler
-from penstock.refdata.pod.memory.folder import pod_folder
+from penstock.refdata.pod.memory.folder import make_pod_folder
 from penstock.refdata.pod.memory.shared_counters import PodCounter
 from penstock.refdata.pod.memory.writer import MemoryWriter
 from penstock.refdata.pod.serve.main import LIVENESS, LOG_LEVEL_INTERVAL
@@ -73,12 +73,12 @@ class PodSupervisor:
             "signals": self._check_signals,
         }
         self.pulse = LivenessPulse(checks, needs=["dictionaries"], on_drain=self.memory.counters.set_draining)
-        self.request_handler = LoaderRequestHandler(self._page)
+        self.request_handler = LoaderRequestHandler(self._make_page)
         self._telemetry = telemetry
         self._metrics = PodMetrics(telemetry.registry)
         self._loader: PodLoader | None = None
         self._primary: tuple[Database, Signals] | None = None
-        self._metrics.show(self.memory, self._states, section.processes, config.stale_after)
+        self._metrics.show(self.memory, self._list_states, section.processes, config.stale_after)
 
     async def check(self) -> None:
         """Raise Transient NOT_LOADED until every dictionary was loaded once; they stay in memory afterwards."""
@@ -115,24 +115,24 @@ class PodSupervisor:
             raise Transient("DATABASE_DOWN", "PostgreSQL was not reached since the start of the pod", hint=_LOG_HINT)
         return self._primary
 
-    def _states(self) -> Sequence[DictionaryState]:
-        return self._loader.states() if self._loader else ()
+    def _list_states(self) -> Sequence[DictionaryState]:
+        return self._loader.list_states() if self._loader else ()
 
-    async def _page(self, path: str) -> DocumentReply:
+    async def _make_page(self, path: str) -> DocumentReply:
         """R17, R27: return a document about the pod: its health, its metrics, or its API."""
         path = ALIASES.get(path, path)
         if path == LIVENESS:
-            return _health(HealthChecks(status="UP"))
+            return _make_health_page(HealthChecks(status="UP"))
         if path == HEALTH:
-            return _health(await self.pulse.check_health())
+            return _make_health_page(await self.pulse.check_health())
         if path == READINESS:
-            return _health(await self.pulse.check_readiness())
+            return _make_health_page(await self.pulse.check_readiness())
         if path == METRICS:
             return DocumentReply(200, EXPOSITION, await self.pulse.format_metrics(self._telemetry))
         if path == "/openapi.json":
             return DocumentReply(200, _JSON, files("penstock.refdata.pod").joinpath("openapi.json").read_bytes())
         if path == "/docs":
-            return DocumentReply(200, "text/html; charset=utf-8", _docs())
+            return DocumentReply(200, "text/html; charset=utf-8", _make_docs_page())
         name = path.removeprefix("/swagger/")
         if path.startswith("/swagger/") and name in _ASSETS:
             return DocumentReply(200, _ASSETS[name], files("fastapi_swagger").joinpath("resources", name).read_bytes())
@@ -142,7 +142,7 @@ class PodSupervisor:
 @asynccontextmanager
 async def open_pod(config: PodConfig, telemetry: Telemetry) -> AsyncIterator[PodSupervisor]:
     """Yield a pod that does not serve yet."""
-    with pod_folder(config.refdata.query.memory_dir, config.data_dir, make_worker_name("query")) as folder:
+    with make_pod_folder(config.refdata.query.memory_dir, config.data_dir, make_worker_name("query")) as folder:
         pod = PodSupervisor(config, telemetry, folder)
         try:
             async with run_periodically("log level", pod.share_log_level, LOG_LEVEL_INTERVAL):
@@ -232,7 +232,7 @@ class _PodProcess:
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Kill the process if it sends no heartbeats: a frozen reader prevents freeing of memory."""
-        counters, last, misses = self._pod.memory.counters.of_process(self._number), -1, 0
+        counters, last, misses = self._pod.memory.counters.get_process_counters(self._number), -1, 0
         while misses < _MISSED_HEARTBEATS:  # counted, not timed: this process may have been frozen itself
             await asyncio.sleep(_HEARTBEAT_INTERVAL)
             heartbeats = counters[PodCounter.HEARTBEATS]
@@ -250,12 +250,12 @@ class _PodProcess:
             process.kill()
 
 
-def _health(health: HealthChecks) -> DocumentReply:
+def _make_health_page(health: HealthChecks) -> DocumentReply:
     body = health.model_dump_json(exclude_none=True).encode()
     return DocumentReply(200 if health.status == "UP" else 503, _JSON, body)
 
 
-def _docs() -> bytes:
+def _make_docs_page() -> bytes:
     page = get_swagger_ui_html(
         openapi_url="/openapi.json",
         title="Penstock query",

@@ -41,34 +41,34 @@ When = Annotated[UtcTime | None, Query()]
 
 
 # These functions are async although they do not wait: the framework would run a plain function in a thread.
-async def _tracking(request: Request, _caller: Caller) -> Tracking:
+async def _get_tracking(request: Request, _caller: Caller) -> Tracking:
     """Return the service, for an authenticated caller."""
     return get_service(request, Tracking)
 
 
-async def _stage(stage: _StageName) -> Stage:
+async def _parse_stage(stage: _StageName) -> Stage:
     return parse_stage(stage)
 
 
-async def _queue(stage: _StageName) -> Stage:
+async def _parse_queue(stage: _StageName) -> Stage:
     return parse_queue(stage)
 
 
-async def _open_stream(tracking: Annotated[Tracking, Depends(_tracking)]) -> AsyncIterator[Tracking]:
+async def _open_stream(tracking: Annotated[Tracking, Depends(_get_tracking)]) -> AsyncIterator[Tracking]:
     """Yield the service, and count one more event stream while it is open."""
     async with tracking.live.reserve_slot():
         yield tracking
 
 
-Service = Annotated[Tracking, Depends(_tracking)]
-StageParam = Annotated[Stage, Depends(_stage)]
-QueueParam = Annotated[Stage, Depends(_queue)]
+Service = Annotated[Tracking, Depends(_get_tracking)]
+StageParam = Annotated[Stage, Depends(_parse_stage)]
+QueueParam = Annotated[Stage, Depends(_parse_queue)]
 
 
 @routes.post("/files/register")
 async def register(body: schemas.RegisterRequest, tracking: Service, caller: Caller) -> schemas.RegisterResult:
     """T1: register the shards of a file, with event-ingest started. A repeated registration succeeds."""
-    actor = _actor(body.worker, caller)
+    actor = _choose_actor(body.worker, caller)
     created = await tracking.register(body.filename, body.shards, worker=body.worker, actor=actor)
     return schemas.RegisterResult(filename=body.filename, shards=body.shards, created=created)
 
@@ -147,7 +147,7 @@ async def retry_failed(
     failed = FailureFilter(
         body.filename_prefix, body.shards, body.failed_since, body.failed_before, body.error_contains
     )
-    actor = _actor(body.worker, caller)
+    actor = _choose_actor(body.worker, caller)
     retried = await tracking.retry_failed(stage, failed, limit=body.limit, actor=actor, reason="bulk retry")
     return schemas.RetriedRows(stage=stage, retried=retried)
 
@@ -155,8 +155,8 @@ async def retry_failed(
 @routes.post("/stages/{stage}/report", response_model=schemas.StageReportResponse)
 async def report(body: schemas.Reports, tracking: Service, stage: QueueParam) -> Response:
     """T13: report the outcome of claimed rows; one result each. A report under an old fence changes nothing."""
-    results = await tracking.report(stage, [_report(row) for row in body])
-    return _answer({"stage": stage, "results": [_result(*result) for result in results]})
+    results = await tracking.report(stage, [_make_report(row) for row in body])
+    return _make_response({"stage": stage, "results": [_make_result(*result) for result in results]})
 
 
 @routes.post(f"/stages/{FILE_STAGE}/{{transition}}")
@@ -164,7 +164,7 @@ async def move_file(
     transition: Transition, body: schemas.FileMoveRequest, tracking: Service, caller: Caller
 ) -> schemas.FileMoved:
     """T2: move all shards of a file in event-ingest."""
-    actor = _actor(body.worker, caller)
+    actor = _choose_actor(body.worker, caller)
     rows = await tracking.move(
         FILE_STAGE, transition, body.filename, worker=body.worker, actor=actor, reason=body.error
     )
@@ -176,7 +176,7 @@ async def move_row(
     stage: StageParam, transition: Transition, body: schemas.RowMoveRequest, tracking: Service, caller: Caller
 ) -> schemas.RowMoved:
     """T3, T4, T8: move one row. A repeated request changes nothing; only its worker may repeat `start`."""
-    actor = _actor(body.worker, caller)
+    actor = _choose_actor(body.worker, caller)
     await tracking.move(
         stage, transition, body.filename, body.shard, worker=body.worker, actor=actor, reason=body.error
     )
@@ -221,13 +221,13 @@ async def claim(body: schemas.StageClaimRequest, request: Request, tracking: Ser
         stage,
         body.worker,
         limit=body.limit,
-        lease_for=_seconds(body.lease_seconds),
+        lease_for=_make_duration(body.lease_seconds),
         wait=body.wait_seconds,
         is_gone=request.is_disconnected,
     )
     paused = not rows and stage in await tracking.list_pauses()
     items = [row._asdict() for row in rows]
-    return _answer({"stage": stage, "worker": body.worker, "items": items, "paused": paused})
+    return _make_response({"stage": stage, "worker": body.worker, "items": items, "paused": paused})
 
 
 @routes.post("/queues/{stage}/heartbeat")
@@ -236,7 +236,7 @@ async def heartbeat(
 ) -> schemas.StageHeartbeatResult:
     """T14: extend the leases of claimed rows."""
     keys = None if body.items is None else [RowKey(item.filename, item.shard, item.fence) for item in body.items]
-    until, extended, lost = await tracking.heartbeat(stage, body.worker, keys, _seconds(body.lease_seconds))
+    until, extended, lost = await tracking.heartbeat(stage, body.worker, keys, _make_duration(body.lease_seconds))
     return schemas.StageHeartbeatResult(
         stage=stage, lease_until=until, extended=_view_keys(extended), lost=_view_keys(lost)
     )
@@ -248,7 +248,7 @@ async def pause_stage(
 ) -> schemas.PauseState:
     """T19: stop claims and starts of a stage until it is resumed. Started rows may end."""
     request = body or schemas.PauseRequest()
-    pause = await tracking.pause(stage, actor=_actor(request.worker, caller), reason=request.reason)
+    pause = await tracking.pause(stage, actor=_choose_actor(request.worker, caller), reason=request.reason)
     return schemas.PauseState(stage=stage, paused=True, since=pause.since, by=pause.actor, reason=pause.reason)
 
 
@@ -277,31 +277,33 @@ async def watch(
     """T17: stream moves as server-sent events named `move`."""
     # Read before the response starts: a client that has the headers misses no later event.
     start = await tracking.live.find_start_positions(last_event_id)
-    events = tracking.live.stream(start, views.event_filter(stage, filename), "the pipeline")
+    events = tracking.live.stream(start, views.make_event_filter(stage, filename), "the pipeline")
     return StreamingResponse(events, media_type=EVENT_STREAM)
 
 
-def _answer(document: Mapping[str, Any]) -> Response:
+def _make_response(document: Mapping[str, Any]) -> Response:
     """Return *document* without validation, for the two frequent routes with long responses."""
     return Response(orjson.dumps(document, option=orjson.OPT_UTC_Z), media_type="application/json")
 
 
-def _result(report: RowReport, answer: StageReportAnswer, status: StageStatus | None) -> dict[str, Any]:
+def _make_result(report: RowReport, answer: StageReportAnswer, status: StageStatus | None) -> dict[str, Any]:
     name = {"filename": report.filename, "shard": report.shard, "fence": report.fence}
     return {**name, "result": answer, "status": status}
 
 
-def _actor(worker: str | None, caller: Principal) -> str:
+def _choose_actor(worker: str | None, caller: Principal) -> str:
     """Return the name for the history: the worker of the request, else the subject of the token."""
     return worker or caller.subject or "unknown"
 
 
-def _seconds(number: float | None) -> timedelta | None:
+def _make_duration(number: float | None) -> timedelta | None:
     return None if number is None else timedelta(seconds=number)
 
 
-def _report(row: schemas.StageReportRequest) -> RowReport:
-    return RowReport(row.filename, row.shard, row.fence, row.outcome, row.error, _seconds(row.retry_after_seconds))
+def _make_report(row: schemas.StageReportRequest) -> RowReport:
+    return RowReport(
+        row.filename, row.shard, row.fence, row.outcome, row.error, _make_duration(row.retry_after_seconds)
+    )
 
 
 def _view_keys(keys: Sequence[RowKey]) -> list[schemas.LeasedRowView]:

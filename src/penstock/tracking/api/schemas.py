@@ -31,13 +31,13 @@ Shard = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), WHOLE]
 LeaseSeconds = Annotated[float, Field(ge=0.001, le=DELAY_LIMIT)]
 
 
-def _filename(name: str) -> str:
+def _check_filename(name: str) -> str:
     if not _FILENAME.fullmatch(name):
         raise ValueError("a filename must not contain a slash or a control character, and must not be `.` or `..`")
     return name
 
 
-def _unique_shards(shards: list[int]) -> list[int]:
+def _check_unique_shards(shards: list[int]) -> list[int]:
     if len(set(shards)) != len(shards):
         raise ValueError("a shard must not be listed twice")
     return shards
@@ -46,12 +46,12 @@ def _unique_shards(shards: list[int]) -> list[int]:
 Filename = Annotated[
     str,
     Field(min_length=1, max_length=NAME_LIMIT, json_schema_extra={"pattern": f"^{_FILENAME.pattern}$"}),
-    AfterValidator(_filename),
+    AfterValidator(_check_filename),
 ]
 Shards = Annotated[
     list[Shard],
     Field(min_length=1, max_length=SHARDS_LIMIT, json_schema_extra={"uniqueItems": True}),
-    AfterValidator(_unique_shards),
+    AfterValidator(_check_unique_shards),
 ]
 
 

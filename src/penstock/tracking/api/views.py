@@ -23,9 +23,9 @@ def view_queue(stage: Stage, counts: Sequence[StageCount], pause: StagePause | N
         paused_since=pause.since if pause else None,
         paused_by=pause.actor if pause else None,
         reason=pause.reason if pause else None,
-        ready=_rows(counts, stage, ready=True),
-        started=_rows(counts, stage, StageStatus.STARTED),
-        failed=_rows(counts, stage, StageStatus.FAILED),
+        ready=_sum_rows(counts, stage, ready=True),
+        started=_sum_rows(counts, stage, StageStatus.STARTED),
+        failed=_sum_rows(counts, stage, StageStatus.FAILED),
     )
 
 
@@ -36,9 +36,9 @@ def view_summary(counts: Sequence[StageCount]) -> schemas.TrackingSummary:
         if count.stage is LAST_STAGE:
             by_shard[count.shard].append(count)
     return schemas.TrackingSummary(
-        total=_rows(counts, FILE_STAGE),
-        by_stage=schemas.StageCounts(**{stage.field: _by_status(counts, stage) for stage in Stage}),
-        by_shard=[_by_shard(by_shard[number], number) for number in sorted(by_shard)],
+        total=_sum_rows(counts, FILE_STAGE),
+        by_stage=schemas.StageCounts(**{stage.field: _count_by_status(counts, stage) for stage in Stage}),
+        by_shard=[_count_by_shard(by_shard[number], number) for number in sorted(by_shard)],
     )
 
 
@@ -59,7 +59,9 @@ def view_event(stored: StoredEntry) -> schemas.TrackingEvent:
     )
 
 
-def event_filter(stage: Stage | None, filename: str | None) -> Callable[[StoredEntry], schemas.TrackingEvent | None]:
+def make_event_filter(
+    stage: Stage | None, filename: str | None
+) -> Callable[[StoredEntry], schemas.TrackingEvent | None]:
     """T17: return a function that converts the moves of *stage* and *filename*, and returns None for other moves."""
 
     def convert(stored: StoredEntry) -> schemas.TrackingEvent | None:
@@ -70,15 +72,17 @@ def event_filter(stage: Stage | None, filename: str | None) -> Callable[[StoredE
     return convert
 
 
-def _rows(counts: Sequence[StageCount], stage: Stage, status: StageStatus | None = None, *, ready: bool = False) -> int:
+def _sum_rows(
+    counts: Sequence[StageCount], stage: Stage, status: StageStatus | None = None, *, ready: bool = False
+) -> int:
     matching = (count for count in counts if count.stage is stage and status in (None, count.status))
     return sum(count.rows for count in matching if count.is_ready or not ready)
 
 
-def _by_status(counts: Sequence[StageCount], stage: Stage) -> schemas.StatusCounts:
-    return schemas.StatusCounts(**{status.value: _rows(counts, stage, status) for status in StageStatus})
+def _count_by_status(counts: Sequence[StageCount], stage: Stage) -> schemas.StatusCounts:
+    return schemas.StatusCounts(**{status.value: _sum_rows(counts, stage, status) for status in StageStatus})
 
 
-def _by_shard(counts: Sequence[StageCount], shard: int) -> schemas.ShardCounts:
-    done, failed = _rows(counts, LAST_STAGE, StageStatus.DONE), _rows(counts, LAST_STAGE, StageStatus.FAILED)
-    return schemas.ShardCounts(shard=shard, total=_rows(counts, LAST_STAGE), done=done, failed=failed)
+def _count_by_shard(counts: Sequence[StageCount], shard: int) -> schemas.ShardCounts:
+    done, failed = _sum_rows(counts, LAST_STAGE, StageStatus.DONE), _sum_rows(counts, LAST_STAGE, StageStatus.FAILED)
+    return schemas.ShardCounts(shard=shard, total=_sum_rows(counts, LAST_STAGE), done=done, failed=failed)

@@ -109,7 +109,7 @@ class StageDaemon:
                 self._log.warning("claim_failed", code=error.code, error=error.message)
                 await wait_event(self._stopping, backoff.compute_next().total_seconds())
             else:
-                return [self._item(row) for row in rows]
+                return [self._make_item(row) for row in rows]
         return []
 
     def _raise_background_error(self) -> None:
@@ -119,7 +119,7 @@ class StageDaemon:
             if task.done():
                 task.result()
 
-    def _item(self, row: ClaimedRow) -> Item:
+    def _make_item(self, row: ClaimedRow) -> Item:
         item = Item(row.filename, row.shard, row.attempt, row.fence, self._reporter.add)
         self._reporter.items.add(item)
         return item

@@ -99,7 +99,7 @@ async def test_a_version_being_deleted_cannot_be_pinned(pod: PodHarness) -> None
     await pod.harness.refdata.retention.retain(LOOSE)
     db, catalogue = pod.harness.db, pod.harness.refdata.catalogue
     async with db.transaction() as tx:
-        await retained_versions.prune_retained(tx, catalogue.all())  # deletes version 1
+        await retained_versions.prune_retained(tx, catalogue.list_all())  # deletes version 1
         pinning = asyncio.create_task(pod.harness.refdata.retention.pin(LOOSE, 1))
         await asyncio.wait([pinning], timeout=0.3)
         assert not pinning.done()
@@ -108,7 +108,7 @@ async def test_a_version_being_deleted_cannot_be_pinned(pod: PodHarness) -> None
     await pod.harness.refdata.retention.pin(LOOSE, 2)
     await pod.harness.refdata.retention.retain(LOOSE)
     async with db.transaction() as tx:
-        await retained_versions.prune_retained(tx, catalogue.all())
+        await retained_versions.prune_retained(tx, catalogue.list_all())
     assert [row.version for row in await pod.harness.refdata.retention.list_retained(LOOSE)] == [2]
     assert await db.fetchval("SELECT count(*) FROM retained_item WHERE version = 2") == 1
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from penstock.refdata.pod.memory import folder
-from penstock.refdata.pod.memory.folder import pod_folder
+from penstock.refdata.pod.memory.folder import make_pod_folder
 
 DYING_POD = """
 import sys
 from pathlib import Path
 
-from penstock.refdata.pod.memory.folder import pod_folder
+from penstock.refdata.pod.memory.folder import make_pod_folder
 
-with pod_folder(Path(sys.argv[1]), Path(sys.argv[1]), "dying") as made:
+with make_pod_folder(Path(sys.argv[1]), Path(sys.argv[1]), "dying") as made:
     print(made, flush=True)
     sys.stdin.read()
 """
@@ -28,18 +28,18 @@ def test_only_folders_of_dead_pods_are_removed(tmp_path: Path) -> None:
     other.mkdir()
     command = [sys.executable, "-c", DYING_POD, str(tmp_path)]
     with (
-        pod_folder(tmp_path, tmp_path, "living") as living,
+        make_pod_folder(tmp_path, tmp_path, "living") as living,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as dying,
     ):
         assert dying.stdout is not None
         left = Path(dying.stdout.readline().strip())
-        with pod_folder(tmp_path, tmp_path, "third") as third:
+        with make_pod_folder(tmp_path, tmp_path, "third") as third:
             assert all(path.is_dir() for path in (left, living, third))
         assert not third.exists()
         dying.kill()
         dying.communicate()
         assert left.is_dir()
-        with pod_folder(tmp_path, tmp_path, "fourth") as fourth:
+        with make_pod_folder(tmp_path, tmp_path, "fourth") as fourth:
             assert {*tmp_path.iterdir()} == {living, fourth, other}
     assert {*tmp_path.iterdir()} == {other}
 
@@ -55,5 +55,5 @@ def test_simultaneous_starts_do_not_remove_each_other(tmp_path: Path, monkeypatc
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pod_folder(tmp_path, tmp_path, "starting") as made:
+    with make_pod_folder(tmp_path, tmp_path, "starting") as made:
         assert (made / "lock").exists()

@@ -46,18 +46,18 @@ def test_a_view_is_stable_until_refreshed(memory: MemoryWriter, view: MemoryView
     """R18: a view does not see changes, full loads or drops before it is refreshed."""
     load(memory, VersionStamp(1, 1), {"a": "1", "b": "1"})
     view.refresh()
-    header = view.header(TARGET)
+    header = view.read_header(TARGET)
     assert header is not None
-    memory.change(TARGET, VersionStamp(2, 2), {"a": "2"}, ["b"])
+    memory.change_items(TARGET, VersionStamp(2, 2), {"a": "2"}, ["b"])
     load(memory, VersionStamp(3, 3), {"a": "3"})
     memory.drop(TARGET)
     while memory.free():
         pass
-    assert view.header(TARGET) == header
+    assert view.read_header(TARGET) == header
     found = [view.get(header, key) for key in (b"a", b"b")]
     assert [response and layout.read_body(response) for response in found] == [b"1", b"1"]
     view.refresh()
-    assert view.header(TARGET) is None
+    assert view.read_header(TARGET) is None
 
 
 def test_another_process_never_sees_a_mixture(tmp_path: Path) -> None:
@@ -66,13 +66,13 @@ def test_another_process_never_sees_a_mixture(tmp_path: Path) -> None:
     memory = MemoryWriter(tmp_path, limit=LIMIT, page_retention=0.0)
     load(memory, VersionStamp(1, 1), numbered(100, "1"))
     command = [sys.executable, "-c", READER, str(tmp_path), str(LIMIT), str(last)]
-    seen, version = memory.counters.of_process(0), 1
+    seen, version = memory.counters.get_process_counters(0), 1
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as reader:
         while (version < 600 or seen[0] < 50) and reader.poll() is None:
             version += 2
             load(memory, VersionStamp(version, version), numbered(100, str(version)))
             gone = [f"k{number}" for number in range(60, 100)]
-            memory.change(TARGET, VersionStamp(version + 1, 1), numbered(60, str(version + 1)), gone)
+            memory.change_items(TARGET, VersionStamp(version + 1, 1), numbered(60, str(version + 1)), gone)
             memory.free()
         load(memory, VersionStamp(last, last), numbered(60, str(last)))
         assert reader.communicate()[1] == ""

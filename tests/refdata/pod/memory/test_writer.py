@@ -66,7 +66,7 @@ def test_a_full_memory_goes_on_serving_and_recovers(tmp_path: Path, batch: int, 
             view.refresh()
         view.refresh()
         assert entries(memory) == len(items) + 2
-        assert memory.change(TARGET, VersionStamp(2, 2), {"k0": '"new"'}, []) == ["k0"]
+        assert memory.change_items(TARGET, VersionStamp(2, 2), {"k0": '"new"'}, []) == ["k0"]
         load(memory, VersionStamp(3, 3), items | {"k1": '"new"'})
         assert read_items(view) == items | {"k1": '"new"'}
 
@@ -75,13 +75,13 @@ def test_a_change_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     """R18: a failed change leaves the items and the header unchanged."""
     memory = MemoryWriter(tmp_path, limit=1024 * 1024)
     load(memory, VersionStamp(1, 1), numbered(10))
-    header = memory.header(TARGET)
+    header = memory.get_header(TARGET)
     with pytest.raises(Transient) as refused:
-        memory.change(TARGET, VersionStamp(2, 2), numbered(2_500, '"' + "x" * 20_000 + '"'), ["k1"])
+        memory.change_items(TARGET, VersionStamp(2, 2), numbered(2_500, '"' + "x" * 20_000 + '"'), ["k1"])
     view = memory.open_view()
     assert refused.value.code == "MEMORY_FULL"
-    assert (memory.header(TARGET), view.header(TARGET), read_items(view)) == (header, header, numbered(10))
-    assert memory.change(TARGET, VersionStamp(2, 2), {"k1": "2"}, []) == ["k1"]
+    assert (memory.get_header(TARGET), view.read_header(TARGET), read_items(view)) == (header, header, numbered(10))
+    assert memory.change_items(TARGET, VersionStamp(2, 2), {"k1": "2"}, []) == ["k1"]
     view.txn.abort()
     memory.close()
 
@@ -93,7 +93,7 @@ def test_old_generations_are_freed_in_pieces(memory: MemoryWriter, monkeypatch: 
     monkeypatch.setattr(writer, "_FREE_BATCH", 100)
     load(memory, VersionStamp(1, 1), numbered(950))
     for version in range(2, 12):
-        memory.change(TARGET, VersionStamp(version, version), {"k0": str(version)}, [])
+        memory.change_items(TARGET, VersionStamp(version, version), {"k0": str(version)}, [])
     load(memory, VersionStamp(12, 12), numbered(30))
     full = entries(memory)
     assert (memory.free(), entries(memory)) == (False, full)
@@ -109,10 +109,10 @@ def test_old_generations_are_freed_in_pieces(memory: MemoryWriter, monkeypatch: 
 def test_changes_of_long_keys_contain_the_key(memory: MemoryWriter, view: MemoryView) -> None:
     """R31: a change contains the key even if the item did not exist before or does not exist now."""
     load(memory, VersionStamp(1, 1), {"a": "1"})
-    memory.change(TARGET, VersionStamp(2, 2), {LONG_KEY: "1"}, [])
-    memory.change(TARGET, VersionStamp(3, 3), {}, [LONG_KEY])
+    memory.change_items(TARGET, VersionStamp(2, 2), {LONG_KEY: "1"}, [])
+    memory.change_items(TARGET, VersionStamp(3, 3), {}, [LONG_KEY])
     view.refresh()
-    header = view.header(TARGET)
+    header = view.read_header(TARGET)
     assert header is not None
     key = LONG_KEY.encode()
     assert view.read_changes(header, 1) == [VersionChange(1, 2, [key]), VersionChange(2, 3, [key])]

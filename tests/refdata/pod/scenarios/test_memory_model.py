@@ -168,7 +168,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
         items = {key: payload for key, payload in {**expected_state.items, **puts}.items() if key not in deletes}
         changed = [key for key in KEYS if expected_state.items.get(key) != items.get(key)]
         mark = self.new_mark(expected_state.mark.version + jump)
-        assert sorted(self.memory.change(whose, mark, puts, deletes)) == sorted(changed)
+        assert sorted(self.memory.change_items(whose, mark, puts, deletes)) == sorted(changed)
         expected_state.replace(self.now)
         step = Step(self.now, expected_state.mark.version, mark.version, changed)
         expected_state.steps = [old for old in expected_state.steps if old.at >= self.now - PAGE_RETENTION] + [step]
@@ -182,7 +182,10 @@ class MemoryLifecycle(RuleBasedStateMachine):
         expected_state = self.expected_state[whose]
         if expected_state.mark is not None:
             puts = {key: expected_state.items[key] for key in keys if key in expected_state.items}
-            assert self.memory.change(whose, expected_state.mark, puts, [key for key in keys if key not in puts]) == []
+            assert (
+                self.memory.change_items(whose, expected_state.mark, puts, [key for key in keys if key not in puts])
+                == []
+            )
             expected_state.stale_since = 0.0
 
     def mark_stale(self, whose: DictionaryKey) -> None:
@@ -272,7 +275,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
 
     def follow(self, whose: DictionaryKey, back: int) -> None:
         """R31: read all changes after a version; they must be complete, or unavailable."""
-        seen, header = self.seen[whose], self.view.header(whose)
+        seen, header = self.seen[whose], self.view.read_header(whose)
         if seen.mark is None or header is None:
             return
         since = max(seen.mark.version - back, 0)
@@ -285,10 +288,10 @@ class MemoryLifecycle(RuleBasedStateMachine):
 
     @invariant()
     def the_writer_knows_what_there_is(self) -> None:
-        assert set(self.memory.headers()) == {
+        assert set(self.memory.get_headers()) == {
             target for target, expected_state in self.expected_state.items() if expected_state.mark is not None
         }
-        for target, header in self.memory.headers().items():
+        for target, header in self.memory.get_headers().items():
             expected_state = self.expected_state[target]
             assert (header.mark, header.items, header.stale_since) == (
                 expected_state.mark,
@@ -301,7 +304,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
     def a_view_is_consistent(self) -> None:
         """R18: check that a view contains one state of all dictionaries until it is refreshed."""
         for target, seen in self.seen.items():
-            header = self.view.header(target)
+            header = self.view.read_header(target)
             assert (header and header.mark) == seen.mark
             if header is not None:
                 assert (header.items, header.stale_since) == (len(seen.items), seen.stale_since)

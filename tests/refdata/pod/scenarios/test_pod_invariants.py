@@ -149,15 +149,15 @@ def test_the_age_starts_at_the_first_failure(memory: MemoryWriter) -> None:
     memory.mark_stale(LOOSE, 10.0)
     assert memory.counters.sequence > before
     memory.mark_stale(LOOSE, 20.0)
-    assert memory.headers()[LOOSE].stale_since == 10.0
+    assert memory.get_headers()[LOOSE].stale_since == 10.0
 
 
 def test_a_loader_without_progress_makes_data_old(memory: MemoryWriter) -> None:
     """R23: if the loader reports nothing about the primary, the data counts as old."""
     memory.counters.set_primary_seen()
     memory.counters.cells[1] -= 100_000
-    assert memory.counters.primary_unseen_seconds(200.0) == 0
-    assert 100 <= memory.counters.primary_unseen_seconds(50.0) < 110
+    assert memory.counters.measure_primary_unseen(200.0) == 0
+    assert 100 <= memory.counters.measure_primary_unseen(50.0) < 110
 
 
 def test_a_dropped_dictionary_is_removed_everywhere(memory: MemoryWriter) -> None:
@@ -202,7 +202,7 @@ async def test_a_failed_audit_does_not_stop_others(pod: PodHarness, monkeypatch:
     monkeypatch.setattr(PodAuditor, "_compare", broken)
     assert pod.pod.request_handler._services is not None
     await pod.pod.request_handler._services[2].audit_all()
-    targets = [state.target for state in pod.pod._states()]
+    targets = [state.target for state in pod.pod._list_states()]
     for code in {target.dict_code for target in targets}:
         labels = {"dict_code": code, "result": "failed" if code == "COUNTRY" else "match"}
         count_of_audits = pod.pod._telemetry.registry.get_sample_value("penstock_refdata_audits_total", labels)

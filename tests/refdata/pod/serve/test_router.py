@@ -43,7 +43,7 @@ def token(tenant: Any = "acme", **claims: Any) -> str:
 async def _fill(pod: PodHarness) -> None:
     for tenant in ("acme", "globex"):
         await pod.put("LOOSE", {"a": f"of {tenant}", "b": f"of {tenant}", "a/b": f"of {tenant}"}, tenant)
-    for state in pod.pod._states():
+    for state in pod.pod._list_states():
         if state.target.dict_code == "LOOSE" and state.target.tenant_id in ("acme", "globex"):
             await state.wait_for_version(1)
 

@@ -23,9 +23,9 @@ from penstock.refdata.contract import (
     CommandItem,
     EventType,
     UpdateState,
-    chunk_items,
     decode_command,
     encode_command,
+    split_items,
 )
 
 KIND = "refdata.publish"
@@ -84,7 +84,7 @@ def refdata_worker(dictionaries: RefdataService) -> Handler:
     async def work(step: FlowStep) -> Outputs:
         inputs = read_inputs(RefdataInputs, step.inputs)
         items = await _read_items(step, inputs)
-        batch = _CommandBatch(step, dictionaries, inputs, list(chunk_items(items)))
+        batch = _CommandBatch(step, dictionaries, inputs, list(split_items(items)))
         version = await (batch.publish_snapshot() if inputs.mode is EventType.SNAPSHOT else batch.publish_deltas())
         return {"tenantId": inputs.tenant, "dictCode": inputs.dictionary, "version": version, "items": len(items)}
 

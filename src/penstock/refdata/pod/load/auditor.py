@@ -54,7 +54,7 @@ class PodAuditor:
 
     async def audit_all(self) -> None:
         """Compare all loaded dictionaries, one after the other."""
-        for state in self._loader.states():
+        for state in self._loader.list_states():
             if state.mark is not None:
                 try:
                     await self._audit(state)
@@ -79,14 +79,14 @@ class PodAuditor:
     async def _compare(self, state: DictionaryState) -> AuditResult:
         """Compare digests of all items, which is fast; on a mismatch compare item by item."""
         for _ in range(_TRIES):
-            async with self._primary_snapshot(state) as snapshot:
+            async with self._open_primary_snapshot(state) as snapshot:
                 view = self._loader.memory.open_view()
-                primary_digest = await _digest(_read_primary(snapshot))
+                primary_digest = await _compute_digest(_read_primary(snapshot))
             with closing(view):  # after the transaction, so that it does not idle meanwhile
-                memory_digest = await _digest(_read_memory(view, snapshot))
+                memory_digest = await _compute_digest(_read_memory(view, snapshot))
             if memory_digest is not None and memory_digest == primary_digest:
                 return AuditResult(*state.target, snapshot.mark.version, memory_digest[1], matches=True)
-            async with self._primary_snapshot(state) as snapshot:
+            async with self._open_primary_snapshot(state) as snapshot:
                 with closing(self._loader.memory.open_view()) as view:
                     result = await _find_differences(view, snapshot)
             if result is not None:
@@ -95,7 +95,7 @@ class PodAuditor:
         raise Transient("AUDIT_CHANGING", problem, hint="try again when fewer changes are committed")
 
     @asynccontextmanager
-    async def _primary_snapshot(self, state: DictionaryState) -> AsyncIterator[DictionarySnapshot]:
+    async def _open_primary_snapshot(self, state: DictionaryState) -> AsyncIterator[DictionarySnapshot]:
         """Yield a snapshot of the primary at a version that is loaded into memory."""
         target, loader = state.target, self._loader
         async with loader.catalogue.get(target).provider.open_snapshot(loader.db, target) as snapshot:
@@ -152,7 +152,7 @@ async def _read_primary(snapshot: DictionarySnapshot) -> AsyncIterator[Batch]:
             yield [(item.stored_key, item.value) for item in items]
 
 
-async def _digest(batches: "AsyncIterator[Batch | None] | AsyncIterator[Batch]") -> tuple[int, int] | None:
+async def _compute_digest(batches: "AsyncIterator[Batch | None] | AsyncIterator[Batch]") -> tuple[int, int] | None:
     """Return a digest of the items that does not depend on their order, and their number."""
     total = count = 0
     async for batch in batches:

@@ -74,9 +74,9 @@ class VersionBarrier:
         )
         committed, pinned = await self._run_in_time(query.read_after(start))
         if committed < request.version:
-            raise _not_committed(request, committed)
+            raise _make_not_committed_error(request, committed)
         if pinned is not None and pinned < request.version:
-            raise _pinned(request, pinned)
+            raise _make_pinned_error(request, pinned)
         state.request_version(committed if pinned is None else pinned, immediately=True)
 
     async def _wait_for_load(self, state: DictionaryState, request: BarrierRequest) -> LoaderReply:
@@ -91,7 +91,9 @@ class VersionBarrier:
         provider = self._loader.catalogue.get(target).provider
         async with self._fallbacks, provider.open_snapshot(self._loader.db, target) as snapshot:
             if snapshot.mark.version < request.version:
-                raise (_pinned if snapshot.mark.is_pinned else _not_committed)(request, snapshot.mark.version)
+                raise (_make_pinned_error if snapshot.mark.is_pinned else _make_not_committed_error)(
+                    request, snapshot.mark.version
+                )
             items = dict(await snapshot.read_existing(request.keys)) if request.keys else {}
         check_size(sum(map(len, items.values())))
         return ItemsReply(snapshot.mark, {key: items[key] for key in request.keys if key in items})
@@ -100,7 +102,7 @@ class VersionBarrier:
         try:
             return await run_with_timeout(self._primary_timeout, work)
         except TimeoutError as error:
-            raise _primary_slow() from error
+            raise _make_slow_error() from error
 
     @asynccontextmanager
     async def _count_waiter(self) -> AsyncIterator[None]:
@@ -139,7 +141,7 @@ class _CommittedVersion:
         try:
             self._result = await run_with_timeout(self._timeout, self._read())
         except TimeoutError:  # possibly only this connection is stuck: the next query uses another
-            self._result = _primary_slow()
+            self._result = _make_slow_error()
         except PenstockError as error:
             self._result = error
         except Exception as error:  # noqa: BLE001 - the edge of the task: the readers get the error
@@ -155,11 +157,11 @@ class _CommittedVersion:
             return await store.read_visible_version(connection, self._target)
 
 
-def _primary_slow() -> Transient:
+def _make_slow_error() -> Transient:
     return Transient("PRIMARY_SLOW", "the primary does not answer in time", hint="try again")
 
 
-def _not_committed(request: BarrierRequest, committed: int) -> Conflict:
+def _make_not_committed_error(request: BarrierRequest, committed: int) -> Conflict:
     return Conflict(
         "VERSION_NOT_COMMITTED",
         f"{request.dict_code} is at version {committed}, not yet at {request.version}",
@@ -168,7 +170,7 @@ def _not_committed(request: BarrierRequest, committed: int) -> Conflict:
     )
 
 
-def _pinned(request: BarrierRequest, version: int) -> Conflict:
+def _make_pinned_error(request: BarrierRequest, version: int) -> Conflict:
     problem = f"{request.dict_code} is pinned to version {version}: readers get no other version until it is unpinned"
     hint = f"omit X-Min-Version, or run `penstock dict unpin {request.tenant_id} {request.dict_code}`"
     return Conflict("VERSION_PINNED", problem, hint=hint, version=version)

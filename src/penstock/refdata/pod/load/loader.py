@@ -19,7 +19,7 @@ from penstock.refdata import store
 from penstock.refdata.config import QuerySection
 from penstock.refdata.contract import INVALIDATIONS
 from penstock.refdata.dictionaries.catalogue import Dictionary, DictionaryCatalogue
-from penstock.refdata.dictionaries.reader import DictionarySnapshot, duplicate_key_error
+from penstock.refdata.dictionaries.reader import DictionarySnapshot, make_duplicate_key_error
 from penstock.refdata.model import CommitEntry, DictionaryKey, VersionStamp
 from penstock.refdata.pod.load.dictionary_state import DictionaryState, LoadLimits, is_permanent
 from penstock.refdata.pod.load.metrics import PodMetrics
@@ -112,7 +112,7 @@ class DictionaryLoader:
         deleted = [key for key in keys if key not in items]
         if not dictionary.provider.has_exact_keys and not self._has_same_keys(target, keys, items, deleted):
             return None
-        self._memory.change(target, mark, puts=items, deletes=deleted)
+        self._memory.change_items(target, mark, puts=items, deletes=deleted)
         return LoadResult(mark, commits)
 
     def _has_same_keys(
@@ -149,7 +149,7 @@ class DictionaryLoader:
                 count += len(rows)
                 added += self._memory.fill(generation, rows)
         if added < count:
-            raise duplicate_key_error(snapshot.target)
+            raise make_duplicate_key_error(snapshot.target)
         return count
 
     def _report_failure(self, state: DictionaryState, error: PenstockError) -> None:
@@ -179,7 +179,7 @@ class DictionaryLoader:
 
     def _log_load(self, target: DictionaryKey, fields: dict[str, Any], *, is_delta: bool) -> None:
         """Log full loads, and the delta loads of a dictionary at most once per second; others are logged at DEBUG."""
-        log, now, header = structlog.get_logger(), monotonic(), self._memory.header(target)
+        log, now, header = structlog.get_logger(), monotonic(), self._memory.get_header(target)
         is_frequent = is_delta and now - self._logged_at.get(target, -_LOG_INTERVAL) < _LOG_INTERVAL
         if not is_frequent:
             self._logged_at[target] = now
@@ -258,7 +258,7 @@ class PodLoader:
         self._has_reconciled = asyncio.Event()
         self.is_loaded = asyncio.Event()  # set when every dictionary was loaded once
 
-    def states(self) -> Sequence[DictionaryState]:
+    def list_states(self) -> Sequence[DictionaryState]:
         """Return the states of all dictionaries of this pod."""
         return list(self._states.values())
 
@@ -282,7 +282,7 @@ class PodLoader:
         finally:
             for task in tasks:
                 await cancel_and_wait(task)
-            for state in self.states():
+            for state in self.list_states():
                 await state.stop()
 
     def ensure_state(self, target: DictionaryKey) -> DictionaryState:
@@ -318,7 +318,7 @@ class PodLoader:
     async def reconcile(self) -> None:
         """R22, R24: compare all versions with those of the primary."""
         await self._drop_removed()
-        enabled = {entry.section.code for entry in self.catalogue.all() if entry.section.enabled}
+        enabled = {entry.section.code for entry in self.catalogue.list_all() if entry.section.enabled}
         before = {target: state.mark for target, state in self._states.items()}
         try:
             marks = await run_with_timeout(_RECONCILE_TIMEOUT, self._read_versions(list(enabled)))
@@ -347,7 +347,7 @@ class PodLoader:
     async def _report_loaded(self) -> None:
         """R23: report that every dictionary is loaded, or failed with an error that only a person can fix."""
         await self._has_reconciled.wait()
-        for state in self.states():
+        for state in self.list_states():
             await state.wait_until_loaded()
         self.memory.counters.set_loaded()
         self.is_loaded.set()

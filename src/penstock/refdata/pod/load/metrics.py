@@ -88,22 +88,24 @@ class _PodCollector(Collector):
         self._stale_after = stale_after
 
     def collect(self) -> Iterator[Metric]:
-        yield self._lags()
-        yield self._items()
-        yield _gauge("penstock_refdata_memory_bytes", "Memory used by all dictionaries of the pod.", self._memory.used)
-        yield _gauge(
+        yield self._measure_lags()
+        yield self._count_items()
+        yield _make_gauge(
+            "penstock_refdata_memory_bytes", "Memory used by all dictionaries of the pod.", self._memory.used
+        )
+        yield _make_gauge(
             "penstock_refdata_memory_limit_bytes",
             "Largest memory that the dictionaries of the pod may use: refdata.query.memoryLimitMb.",
             self._memory.limit,
         )
-        yield _gauge(
+        yield _make_gauge(
             "penstock_refdata_data_age_seconds",
             "Age of the oldest data in memory: seconds since PostgreSQL was last reached; 0 while it is reachable.",
-            self._age(),
+            self._measure_age(),
         )
-        counts = [self._memory.counters.of_process(process) for process in range(self._processes)]
+        counts = [self._memory.counters.get_process_counters(process) for process in range(self._processes)]
         total = {counter: sum(cells[counter] for cells in counts) for counter in PodCounter}
-        yield _gauge("penstock_query_connections", "Open connections of clients.", total[PodCounter.CONNECTIONS])
+        yield _make_gauge("penstock_query_connections", "Open connections of clients.", total[PodCounter.CONNECTIONS])
         requests = CounterMetricFamily("penstock_query_requests", "Answered requests, by status.", labels=["status"])
         for counter, status in _STATUSES.items():
             requests.add_metric([status], total[counter])
@@ -112,12 +114,12 @@ class _PodCollector(Collector):
         waits.add_metric([], total[PodCounter.BARRIER_WAITS])
         yield waits
 
-    def _age(self) -> float:
-        stale = [header.stale_since for header in self._memory.headers().values() if header.stale_since]
+    def _measure_age(self) -> float:
+        stale = [header.stale_since for header in self._memory.get_headers().values() if header.stale_since]
         oldest = monotonic() - min(stale) if stale else 0.0
-        return max(self._memory.counters.primary_unseen_seconds(self._stale_after), oldest)
+        return max(self._memory.counters.measure_primary_unseen(self._stale_after), oldest)
 
-    def _lags(self) -> Metric:
+    def _measure_lags(self) -> Metric:
         """Return the lag of each dictionary, the largest of its tenants: a series per tenant could be too many."""
         lags: dict[str, int] = {}
         for state in self._states():
@@ -132,9 +134,9 @@ class _PodCollector(Collector):
             family.add_metric([code], lag)
         return family
 
-    def _items(self) -> Metric:
+    def _count_items(self) -> Metric:
         items: dict[str, int] = {}
-        for target, header in self._memory.headers().items():
+        for target, header in self._memory.get_headers().items():
             items[target.dict_code] = items.get(target.dict_code, 0) + header.items
         family = GaugeMetricFamily(
             "penstock_refdata_items", "Items in memory, by dictionary, of all tenants.", labels=["dict_code"]
@@ -144,7 +146,7 @@ class _PodCollector(Collector):
         return family
 
 
-def _gauge(name: str, description: str, value: float) -> Metric:
+def _make_gauge(name: str, description: str, value: float) -> Metric:
     family = GaugeMetricFamily(name, description)
     family.add_metric([], value)
     return family

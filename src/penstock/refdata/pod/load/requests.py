@@ -53,7 +53,9 @@ class LoaderRequestHandler:
 
     async def _handle_dictionary(self, request: BarrierRequest | LoadRequest | AuditRequest) -> LoaderReply:
         if self._services is None:
-            raise _not_loaded("no dictionary is loaded: PostgreSQL was not reached since the start of the pod")
+            raise _make_not_loaded_error(
+                "no dictionary is loaded: PostgreSQL was not reached since the start of the pod"
+            )
         loader, barrier, auditor = self._services
         if isinstance(request, BarrierRequest):
             return await barrier.reach(request)
@@ -64,12 +66,12 @@ class LoaderRequestHandler:
         try:
             await run_with_timeout(_LOAD_TIMEOUT, state.wait_until_loaded())
         except TimeoutError:
-            raise _not_loaded(f"{request.dict_code} is not loaded yet") from None
+            raise _make_not_loaded_error(f"{request.dict_code} is not loaded yet") from None
         if state.mark is None and state.error is not None:
-            raise _not_loaded(f"{request.dict_code} cannot be loaded: {state.error.message}")
+            raise _make_not_loaded_error(f"{request.dict_code} cannot be loaded: {state.error.message}")
         return LoadedReply()
 
 
-def _not_loaded(problem: str) -> Transient:
+def _make_not_loaded_error(problem: str) -> Transient:
     hint = "try again; look for dictionary_load_failed and primary_lost in the log of the pod"
     return Transient("NOT_LOADED", problem, hint=hint)

@@ -21,7 +21,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder created in it has m
 
 
 @contextmanager
-def pod_folder(chosen: Path | None, data_dir: Path, holder: str) -> Iterator[Path]:
+def make_pod_folder(chosen: Path | None, data_dir: Path, holder: str) -> Iterator[Path]:
     """Yield a new folder in *chosen*, else in shared memory, else in *data_dir*; remove folders of dead pods."""
     parent = chosen or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else data_dir)
     create_folder(parent, 0o700)

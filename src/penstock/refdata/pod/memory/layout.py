@@ -87,23 +87,23 @@ def map_size(limit: int) -> int:
     return limit + max(limit // 8, _RESERVE)
 
 
-def header_key(target: DictionaryKey) -> bytes:
+def make_header_key(target: DictionaryKey) -> bytes:
     return b"d" + target.tenant_id.encode() + b"\0" + target.dict_code.encode()
 
 
-def generation_key(generation: int) -> bytes:
+def make_generation_key(generation: int) -> bytes:
     return b"g" + _NUMBER.pack(generation)
 
 
-def change_key(generation: int, version: int) -> bytes:
+def make_change_key(generation: int, version: int) -> bytes:
     return b"c" + _NUMBER.pack(generation) + _NUMBER.pack(version)
 
 
-def changes_prefix(generation: int) -> bytes:
+def make_changes_prefix(generation: int) -> bytes:
     return b"c" + _NUMBER.pack(generation)
 
 
-def items_prefix(generation: int) -> bytes:
+def make_items_prefix(generation: int) -> bytes:
     return b"i" + _NUMBER.pack(generation)
 
 

@@ -63,19 +63,19 @@ class MemoryView:
         self.txn.abort()
         self.txn = self._env.begin()
 
-    def header(self, target: DictionaryKey) -> DictionaryHeader | None:
-        stored = self.txn.get(layout.header_key(target))
+    def read_header(self, target: DictionaryKey) -> DictionaryHeader | None:
+        stored = self.txn.get(layout.make_header_key(target))
         return None if stored is None else layout.decode_header(stored)
 
     def get(self, header: DictionaryHeader, key: bytes) -> bytes | None:
         """Return the end of the response for *key*; None if there is no item."""
         stored_key = layout.make_stored_key(key)
-        stored = self.txn.get(layout.items_prefix(header.generation) + stored_key)
+        stored = self.txn.get(layout.make_items_prefix(header.generation) + stored_key)
         return None if stored is None else layout.decode_response(stored_key, stored)
 
     def find_version(self, target: DictionaryKey, mark: VersionStamp) -> "VersionView | None":
         """Return a stored version; None if it has expired."""
-        header = self.header(target)
+        header = self.read_header(target)
         for generation in (header.generation, header.previous_generation) if header else ():
             replaced = self._read_replaced(target, generation, mark)
             if replaced is not None:
@@ -85,7 +85,7 @@ class MemoryView:
     def read_page(self, target: DictionaryKey, cursor: PageCursor, limit: int, size: int) -> list[StoredItem] | None:
         """Return at least one and about *size* bytes of items of the cursor's version; None if it has expired."""
         version = self.find_version(target, cursor.mark)
-        return None if version is None else list(_limit_size(islice(version.items(cursor.after), limit), size))
+        return None if version is None else list(_limit_size(islice(version.iterate_items(cursor.after), limit), size))
 
     def read_changes(self, header: DictionaryHeader, since: int) -> list[VersionChange] | None:
         """Return the changes after version *since*; None if they have expired or *since* never existed."""
@@ -99,7 +99,7 @@ class MemoryView:
     def open_all(self, target: DictionaryKey) -> "Iterator[tuple[DictionaryHeader, Iterator[StoredItem]] | None]":
         """Yield all items of the current version, in a snapshot of their own that later changes do not affect."""
         with self._env.begin() as txn:
-            stored = txn.get(layout.header_key(target))
+            stored = txn.get(layout.make_header_key(target))
             if stored is None:
                 yield None
                 return
@@ -108,9 +108,9 @@ class MemoryView:
 
     def _read_log(self, generation: int, since: int) -> "Iterator[tuple[int, layout.ReplacedItems]]":
         """Return the changes of a generation after version *since*, the oldest first."""
-        prefix = layout.changes_prefix(generation)
+        prefix = layout.make_changes_prefix(generation)
         with self.txn.cursor() as cursor:
-            has_entry = cursor.set_range(layout.change_key(generation, since + 1))
+            has_entry = cursor.set_range(layout.make_change_key(generation, since + 1))
             while has_entry and cursor.key().startswith(prefix):
                 yield layout.read_number(cursor.key()), layout.decode_replaced(cursor.value())
                 has_entry = cursor.next()
@@ -119,7 +119,7 @@ class MemoryView:
         self, target: DictionaryKey, generation: int, mark: VersionStamp
     ) -> dict[bytes, bytes | None] | None:
         """Return the items of version *mark* that were replaced since; None if this generation does not have it."""
-        stored = self.txn.get(layout.generation_key(generation))
+        stored = self.txn.get(layout.make_generation_key(generation))
         if stored is None:
             return None
         owner = layout.decode_generation(stored)
@@ -144,9 +144,9 @@ class VersionView:
     def get(self, stored_key: bytes) -> bytes | None:
         if stored_key in self._replaced:
             return self._replaced[stored_key]
-        return self._txn.get(layout.items_prefix(self._generation) + stored_key)
+        return self._txn.get(layout.make_items_prefix(self._generation) + stored_key)
 
-    def items(self, after: bytes) -> Iterator[StoredItem]:
+    def iterate_items(self, after: bytes) -> Iterator[StoredItem]:
         """Return the items after a stored key, in order."""
         old = sorted((key, value) for key, value in self._replaced.items() if value is not None and key > after)
         current = iterate_items(self._txn, self._generation, after)
@@ -155,7 +155,7 @@ class VersionView:
 
 def iterate_items(txn: "lmdb.Transaction[bytes]", generation: int, after: bytes) -> Iterator[StoredItem]:
     """Return the items of a generation after a stored key, in order."""
-    prefix = layout.items_prefix(generation)
+    prefix = layout.make_items_prefix(generation)
     with txn.cursor() as cursor:
         has_entry = cursor.set_range(prefix + after)
         if has_entry and cursor.key() == prefix + after:

@@ -93,13 +93,13 @@ class PodCounters:
         """Record that the primary cannot be reached."""
         self.cells[_CounterCell.IS_PRIMARY_LOST] = 1
 
-    def primary_unseen_seconds(self, stale_after: float) -> float:
+    def measure_primary_unseen(self, stale_after: float) -> float:
         """Return the seconds since the primary was reached; 0 if it is reachable and at most *stale_after* ago."""
         seen_at = self.cells[_CounterCell.PRIMARY_SEEN_AT] / 1000
         age = max(monotonic() - seen_at, 0.0)
         return age if seen_at and (self.cells[_CounterCell.IS_PRIMARY_LOST] or age > stale_after) else 0.0
 
-    def of_process(self, process: int) -> memoryview:
+    def get_process_counters(self, process: int) -> memoryview:
         """Return the counters of a serving process; they outlive it, so that they only grow."""
         start = _COMMON + process * _WIDTH
         return self.cells[start : start + _WIDTH]

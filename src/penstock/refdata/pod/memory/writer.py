@@ -41,10 +41,10 @@ class MemoryWriter:
         self._retired: list[tuple[float, DictionaryKey, int]] = []  # generations to free, and when
         self._last_generation = 0
 
-    def header(self, target: DictionaryKey) -> DictionaryHeader | None:
+    def get_header(self, target: DictionaryKey) -> DictionaryHeader | None:
         return self._headers.get(target)
 
-    def headers(self) -> Mapping[DictionaryKey, DictionaryHeader]:
+    def get_headers(self) -> Mapping[DictionaryKey, DictionaryHeader]:
         return self._headers
 
     @property
@@ -60,7 +60,7 @@ class MemoryWriter:
 
     def fill(self, generation: int, items: Iterable[tuple[str, str]]) -> int:
         """Put items into a generation that is not visible yet; return the number of new keys."""
-        prefix = layout.items_prefix(generation)
+        prefix = layout.make_items_prefix(generation)
         encoded = [layout.encode_item(key, payload) for key, payload in items]
         with self._write_within_limit() as txn, txn.cursor() as cursor:
             return cursor.putmulti(((prefix + item.stored_key, item.value) for item in encoded), overwrite=False)[1]
@@ -75,12 +75,12 @@ class MemoryWriter:
         if before is not None:
             self._retire(target, before.generation)
 
-    def change(
+    def change_items(
         self, target: DictionaryKey, mark: VersionStamp, puts: Mapping[str, str], deletes: Sequence[str]
     ) -> list[str]:
         """Change items atomically, and return the keys whose items really changed."""
         before = self._headers[target]
-        prefix, replaced, changed, grown = layout.items_prefix(before.generation), [], [], 0
+        prefix, replaced, changed, grown = layout.make_items_prefix(before.generation), [], [], 0
         with self._write_within_limit() as txn:
             for key, (stored_key, value) in _encode_changes(puts, deletes):
                 old = txn.get(prefix + stored_key)
@@ -95,7 +95,7 @@ class MemoryWriter:
             )
             if mark != before.mark:
                 change = ReplacedItems(before.mark, monotonic(), replaced)
-                txn.put(layout.change_key(before.generation, mark.version), layout.encode(change))
+                txn.put(layout.make_change_key(before.generation, mark.version), layout.encode(change))
                 self._prune(txn, before.generation)
             self._put(txn, target, header)
         self._set_header(target, header)
@@ -114,14 +114,16 @@ class MemoryWriter:
         """Return whether *key* has an item."""
         header = self._headers[target]
         with self._env.begin() as txn:
-            return txn.get(layout.items_prefix(header.generation) + layout.make_stored_key(key.encode())) is not None
+            return (
+                txn.get(layout.make_items_prefix(header.generation) + layout.make_stored_key(key.encode())) is not None
+            )
 
     def drop(self, target: DictionaryKey) -> None:
         """Remove a dictionary."""
         header = self._headers.get(target)
         if header is not None:
             with self._write() as txn:
-                txn.delete(layout.header_key(target))
+                txn.delete(layout.make_header_key(target))
             del self._headers[target]
             self.discard(header.generation)
             self.counters.touch()
@@ -138,8 +140,8 @@ class MemoryWriter:
         generation = due[0][2]
         remaining = _FREE_BATCH
         with self._write() as txn:
-            txn.delete(layout.generation_key(generation))  # first: readers must not see half of it
-            for prefix in (layout.items_prefix(generation), layout.changes_prefix(generation)):
+            txn.delete(layout.make_generation_key(generation))  # first: readers must not see half of it
+            for prefix in (layout.make_items_prefix(generation), layout.make_changes_prefix(generation)):
                 remaining -= _delete(txn, prefix, remaining)
         if remaining:
             self._retired.remove(due[0])
@@ -155,8 +157,8 @@ class MemoryWriter:
 
     def _put(self, txn: "lmdb.Transaction[bytes]", target: DictionaryKey, header: DictionaryHeader) -> None:
         owner = Generation(*target, header.mark)
-        txn.put(layout.generation_key(header.generation), layout.encode(owner))
-        txn.put(layout.header_key(target), layout.encode(header))
+        txn.put(layout.make_generation_key(header.generation), layout.encode(owner))
+        txn.put(layout.make_header_key(target), layout.encode(header))
 
     def _set_header(self, target: DictionaryKey, header: DictionaryHeader) -> None:
         self._headers[target] = header
@@ -171,7 +173,7 @@ class MemoryWriter:
 
     def _prune(self, txn: "lmdb.Transaction[bytes]", generation: int) -> None:
         """Delete the replaced items of expired versions."""
-        prefix, oldest = layout.changes_prefix(generation), monotonic() - self._page_retention
+        prefix, oldest = layout.make_changes_prefix(generation), monotonic() - self._page_retention
         with txn.cursor() as cursor:
             has_entry = cursor.set_range(prefix)
             for _ in range(_PRUNE_BATCH):
@@ -185,7 +187,7 @@ class MemoryWriter:
     def _write_within_limit(self) -> "Iterator[lmdb.Transaction[bytes]]":
         """Write unless the limit is reached; the space above the limit is reserved for freeing memory."""
         if self.used >= self.limit:
-            raise _memory_full(f"{self.limit} bytes are used")
+            raise _make_full_error(f"{self.limit} bytes are used")
         with self._write() as txn:
             yield txn
 
@@ -196,10 +198,10 @@ class MemoryWriter:
             with self._env.begin(write=True) as txn:
                 yield txn
         except lmdb.Error as error:  # a full map, or a full file system
-            raise _memory_full(str(error)) from error
+            raise _make_full_error(str(error)) from error
 
 
-def _memory_full(reason: str) -> Transient:
+def _make_full_error(reason: str) -> Transient:
     hint = "raise refdata.query.memoryLimitMb, or give refdata.query.memoryDir more space"
     return Transient("MEMORY_FULL", f"the memory of the pod is full: {reason}", hint=hint)
 

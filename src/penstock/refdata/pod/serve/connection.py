@@ -101,7 +101,7 @@ class PodConnection(asyncio.Protocol):
         if is_between:
             self._since = monotonic()
         try:
-            self._reader.feed(data)
+            self._reader.parse_data(data)
         except PenstockError as error:
             self._refuse(error)
 
@@ -229,7 +229,7 @@ class PodConnection(asyncio.Protocol):
     def _send(self, response: HandlerResponse, request: PodRequest) -> None:
         keeps_alive = request.keeps_alive and not self._router.is_draining
         rest = layout.read_head(response.rest) if request.is_head else response.rest
-        self._transport.write(self._response_start(response.status, request, keeps_alive) + rest)
+        self._transport.write(self._make_response_start(response.status, request, keeps_alive) + rest)
         self._server.count_response(response.status)
         if not keeps_alive:
             self._close()
@@ -238,7 +238,7 @@ class PodConnection(asyncio.Protocol):
         """Send a response in chunks; HTTP/1.0 has no chunks, so that the end of the connection ends the response."""
         framing = b"" if request.is_http_1_0 else b"Transfer-Encoding: chunked\r\n"
         keeps_alive = request.keeps_alive and not request.is_http_1_0
-        start = self._response_start(200, request, keeps_alive)
+        start = self._make_response_start(200, request, keeps_alive)
         self._transport.write(start + body.rest + framing + b"\r\n")
         self._server.count_response(200)
         self._is_streaming = body.is_endless
@@ -266,8 +266,8 @@ class PodConnection(asyncio.Protocol):
             self._transport.write(b"0\r\n\r\n")
         return True
 
-    def _response_start(self, status: int, request: PodRequest, keeps_alive: bool) -> bytes:
-        start = responses.status_line(status) + self._router.date
+    def _make_response_start(self, status: int, request: PodRequest, keeps_alive: bool) -> bytes:
+        start = responses.get_status_line(status) + self._router.date
         if not keeps_alive:
             return start + b"Connection: close\r\n"
         return start + b"Connection: keep-alive\r\n" if request.is_http_1_0 else start
@@ -282,7 +282,7 @@ class PodConnection(asyncio.Protocol):
         error = self._refusal
         if error is not None and not self._transport.is_closing():
             rest = responses.encode_problem(error, None)
-            start = responses.status_line(error.status) + self._router.date + b"Connection: close\r\n"
+            start = responses.get_status_line(error.status) + self._router.date + b"Connection: close\r\n"
             self._transport.write(start + rest)
             self._server.count_response(error.status)
             self._is_closing = True

@@ -102,7 +102,7 @@ def _read(
     if address.resource == "changes":
         return StreamResponse(address, responses.EVENTS, _parse_since(address, request))
     if responses.NDJSON in request.headers.get(b"accept", b"").lower():
-        return StreamResponse(address, responses.NDJSON, min_version=_min_version(request))
+        return StreamResponse(address, responses.NDJSON, min_version=_read_min_version(request))
     return _read_page(view, entry, address, request)
 
 
@@ -160,9 +160,9 @@ def _read_items(view: MemoryView, entry: ServedDictionary, keys: list[bytes], re
 def _read_page(
     view: MemoryView, entry: ServedDictionary, address: RequestPath, request: PodRequest
 ) -> HandlerResponse | BarrierRequest:
-    limit, cursor = _parse_limit(address.first("limit")), address.first("cursor")
+    limit, cursor = _parse_limit(address.find_parameter("limit")), address.find_parameter("cursor")
     start = PageCursor(entry.header.mark) if cursor is None else _parse_cursor(cursor)
-    if start.mark.version < _min_version(request):
+    if start.mark.version < _read_min_version(request):
         problem = f"the cursor belongs to version {start.mark.version}, which is below X-Min-Version"
         raise Conflict("CURSOR_TOO_OLD", problem, hint="start again without a cursor, or omit X-Min-Version")
     if start.mark.version > entry.version:  # the cursor comes from a pod that has loaded a later version
@@ -190,7 +190,7 @@ def _matches_etag(request: PodRequest, tag: bytes) -> bool:
     ]
 
 
-def _min_version(request: PodRequest) -> int:
+def _read_min_version(request: PodRequest) -> int:
     return parse_version(request.headers.get(b"x-min-version", b"0"))
 
 
@@ -207,18 +207,18 @@ def _parse_cursor(cursor: str) -> PageCursor:
     try:
         start = PageCursor(VersionStamp(*mark), bytes.fromhex(stored_key))
     except ValueError as error:
-        raise _bad_cursor() from error
+        raise _make_cursor_error() from error
     if start.mark.version < 0:
-        raise _bad_cursor()
+        raise _make_cursor_error()
     return start
 
 
-def _bad_cursor() -> Invalid:
+def _make_cursor_error() -> Invalid:
     return Invalid("BAD_CURSOR", "the cursor is malformed", hint="send `next` of the previous page unchanged")
 
 
 def _parse_since(address: RequestPath, request: PodRequest) -> int | None:
     """Return the version after which changes are sent: from Last-Event-ID after a reconnect, else from `since`."""
-    since = (address.first("since") or "").encode(errors="replace")
+    since = (address.find_parameter("since") or "").encode(errors="replace")
     last = request.headers.get(b"last-event-id") or since
     return parse_version(last, "Last-Event-ID or since") if last else None

@@ -38,7 +38,7 @@ class RequestReader:
         self.is_between = True  # whether all data so far are complete requests
         self._is_in_head = True
 
-    def feed(self, data: bytes) -> None:
+    def parse_data(self, data: bytes) -> None:
         """Parse more data; PenstockError if the connection cannot continue."""
         self._piece = data if self.is_between else b""
         self._size += len(data)
@@ -51,7 +51,7 @@ class RequestReader:
                 raise error.__context__ from None
             raise MalformedRequest("BAD_REQUEST", f"the request is not valid HTTP: {error}") from error
         if self._size - self._body_size > HEAD_LIMIT:
-            raise _head_too_large()
+            raise _make_head_size_error()
 
     def on_message_begin(self) -> None:
         self.is_between = False
@@ -68,7 +68,7 @@ class RequestReader:
         if name in self._headers and name in _UNIQUE:
             raise MalformedRequest("DUPLICATE_HEADER", "Host, Authorization and X-Min-Version may be sent only once")
         if name == b"content-length" and (len(value) > 9 or int(value) > BODY_LIMIT):
-            raise _body_too_large()
+            raise _make_body_size_error()
         self._headers[name] = value.strip(b" \t")
 
     def on_headers_complete(self) -> None:
@@ -77,7 +77,7 @@ class RequestReader:
     def on_body(self, body: bytes) -> None:
         self._body_size += len(body)
         if self._body_size > BODY_LIMIT:
-            raise _body_too_large()
+            raise _make_body_size_error()
 
     def on_message_complete(self) -> None:
         parser, headers = self._parser, self._headers
@@ -99,14 +99,14 @@ class RequestReader:
     def _count(self, *parts: bytes) -> None:
         self._head_size += sum(map(len, parts))
         if self._head_size > HEAD_LIMIT:
-            raise _head_too_large()
+            raise _make_head_size_error()
 
 
-def _head_too_large() -> HeadTooLarge:
+def _make_head_size_error() -> HeadTooLarge:
     return HeadTooLarge("HEAD_TOO_LARGE", f"path and headers are larger than {HEAD_LIMIT} bytes")
 
 
-def _body_too_large() -> TooLarge:
+def _make_body_size_error() -> TooLarge:
     return TooLarge(
         "BODY_TOO_LARGE", f"the body is larger than {BODY_LIMIT} bytes", hint="send no body: pods only serve reads"
     )

@@ -78,7 +78,7 @@ class RequestPath(NamedTuple):
     key: bytes
     query: list[tuple[str, str]]
 
-    def first(self, name: str) -> str | None:
+    def find_parameter(self, name: str) -> str | None:
         return next((value for parameter, value in self.query if parameter == name), None)
 
 
@@ -91,16 +91,16 @@ def parse_path(url: bytes) -> RequestPath:
     path, _, query = url.partition(b"?")
     parts = path.split(b"/")
     if tuple(parts[:3]) != _PREFIX or len(parts) not in (7, 8) or parts[4] != _DICTIONARIES:
-        raise _not_found(path)
-    target = DictionaryKey(_name(parts[3], path), _name(parts[5], path))
+        raise _make_not_found_error(path)
+    target = DictionaryKey(_decode_name(parts[3], path), _decode_name(parts[5], path))
     resource = parts[6].decode("latin-1")
     if len(parts) == 8:
         if resource != "items" or not parts[7]:
-            raise _not_found(path)
-        return RequestPath(target, "item", check_key(unquote_to_bytes(parts[7])), _query(query))
+            raise _make_not_found_error(path)
+        return RequestPath(target, "item", check_key(unquote_to_bytes(parts[7])), _parse_query(query))
     if resource not in ("items", "all", "version", "changes", "audit"):
-        raise _not_found(path)
-    return RequestPath(target, resource, b"", _query(query))
+        raise _make_not_found_error(path)
+    return RequestPath(target, resource, b"", _parse_query(query))
 
 
 def parse_keys(address: RequestPath) -> list[bytes]:
@@ -133,7 +133,7 @@ def parse_version(text: bytes, name: str = "X-Min-Version") -> int:
     return int(text)
 
 
-def _query(query: bytes) -> list[tuple[str, str]]:
+def _parse_query(query: bytes) -> list[tuple[str, str]]:
     try:
         return parse_qsl(
             query.decode("latin-1"), keep_blank_values=True, errors="surrogateescape", max_num_fields=2 * KEYS_LIMIT
@@ -142,13 +142,13 @@ def _query(query: bytes) -> list[tuple[str, str]]:
         raise MalformedRequest("BAD_QUERY", f"the query string is malformed: {error}") from error
 
 
-def _name(part: bytes, path: bytes) -> str:
+def _decode_name(part: bytes, path: bytes) -> str:
     name = unquote_to_bytes(part).decode(errors="replace")
     if not _NAME.match(name):
-        raise _not_found(path)
+        raise _make_not_found_error(path)
     return name
 
 
-def _not_found(path: bytes) -> NotFound:
+def _make_not_found_error(path: bytes) -> NotFound:
     shown = path[:200].decode(errors="replace")
     return NotFound("NOT_FOUND", f"there is no resource at {shown}", hint="/docs lists all paths")

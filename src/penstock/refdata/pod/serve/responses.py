@@ -18,7 +18,7 @@ _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phr
 _ALWAYS = b"X-Content-Type-Options: nosniff\r\nCache-Control: no-cache\r\n"  # caches must revalidate
 
 
-def status_line(status: int) -> bytes:
+def get_status_line(status: int) -> bytes:
     return _STATUS_LINES[status]
 
 

@@ -89,7 +89,7 @@ class Router:
     def tick(self) -> None:
         """Update the values that change without a request: the time, the age of the data, the state of the pod."""
         is_new_second, self.now = int(self.now) != int(time.time()), time.time()
-        age, self._age = self._age, self.counters.primary_unseen_seconds(self._stale_after)
+        age, self._age = self._age, self.counters.measure_primary_unseen(self._stale_after)
         if is_new_second:
             self.date = b"Date: %b\r\n" % formatdate(self.now, usegmt=True).encode()
         if is_new_second or bool(age) != bool(self._age):
@@ -161,21 +161,24 @@ class Router:
         entry = self._by_target.get(target)
         if entry is not None:
             return entry
-        header = self.view.header(target)
+        header = self.view.read_header(target)
         if header is None:
             return None
-        age = self.data_age(header)
-        prefix = layout.items_prefix(header.generation) + layout.SHORT
+        age = self.measure_data_age(header)
+        prefix = layout.make_items_prefix(header.generation) + layout.SHORT
         headers = responses.encode_data_headers(header.mark, responses.MEMORY, age)
         start = (
-            responses.status_line(200) + self.date + (b"Connection: close\r\n" if self.is_draining else b"") + headers
+            responses.get_status_line(200)
+            + self.date
+            + (b"Connection: close\r\n" if self.is_draining else b"")
+            + headers
         )
         entry = ServedDictionary(target, target.tenant_id, header, header.version, age, prefix, headers, start)
         self._by_target[target] = entry
         self.entries[b"/v1/tenants/%b/dictionaries/%b/items" % (target[0].encode(), target[1].encode())] = entry
         return entry
 
-    def data_age(self, header: DictionaryHeader) -> float:
+    def measure_data_age(self, header: DictionaryHeader) -> float:
         """R23: return the age of the data in seconds; 0 if it equals the data of the primary."""
         stale = time.monotonic() - header.stale_since if header.stale_since else 0.0
         return max(self._age, stale)

@@ -54,7 +54,7 @@ class PodServer:
         self._loader = loader
         self._authenticator = authenticator
         self._timeout = timeout
-        self._counters = router.counters.of_process(process)
+        self._counters = router.counters.get_process_counters(process)
         self._counters[PodCounter.CONNECTIONS] = 0
         self._connections: set[PodConnection] = set()
         self._changed = asyncio.Event()

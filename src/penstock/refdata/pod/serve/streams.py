@@ -54,11 +54,11 @@ class ActiveStreams:
         until = monotonic() + _STREAM_TIMEOUT
         with self._router.view.open_all(target) as snapshot:
             if snapshot is None:
-                raise _not_loaded(target)
+                raise _make_not_loaded_error(target)
             header, items = snapshot
             if header.version < min_version:  # replaced after the version was checked
-                raise _not_loaded(target)
-            age = self._router.data_age(header)
+                raise _make_not_loaded_error(target)
+            age = self._router.measure_data_age(header)
             yield responses.encode_data_headers(header.mark, responses.MEMORY, age, responses.NDJSON)
             while lines := [encode_line(item) + b"\n" for item in islice(items, _PIECE_ITEMS)]:
                 if monotonic() > until:  # abort the connection, so that the client sees an incomplete response
@@ -70,7 +70,7 @@ class ActiveStreams:
         """Send each change with its version; `reset` if changes have expired: the client must read all items again."""
         entry = self._router.find_entry(target)
         if entry is None:
-            raise _not_loaded(target)
+            raise _make_not_loaded_error(target)
         since = entry.version if since is None else since
         yield responses.encode_data_headers(entry.header.mark, responses.MEMORY, entry.age, responses.EVENTS)
         yield b": %d\n\n" % entry.version
@@ -91,15 +91,15 @@ class ActiveStreams:
         """Yield the changes after *since*; a new generation with the same version number is a reset."""
         steps = self._router.view.read_changes(entry.header, since)
         if steps is None or not (steps or is_same):
-            yield _event("reset", entry.version, {"version": entry.version})
+            yield _encode_event("reset", entry.version, {"version": entry.version})
         for step in steps or ():
             change = {"version": step.version, "since": step.since, "keys": [key.decode() for key in step.keys]}
-            yield _event("change", step.version, change)
+            yield _encode_event("change", step.version, change)
 
 
-def _event(kind: str, version: int, data: dict[str, object]) -> bytes:
+def _encode_event(kind: str, version: int, data: dict[str, object]) -> bytes:
     return b"event: %b\nid: %d\ndata: %b\n\n" % (kind.encode(), version, orjson.dumps(data))
 
 
-def _not_loaded(target: DictionaryKey) -> Transient:
+def _make_not_loaded_error(target: DictionaryKey) -> Transient:
     return Transient("NOT_LOADED", f"{target.dict_code} is not loaded any more", hint="try again")
