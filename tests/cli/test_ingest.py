@@ -420,7 +420,7 @@ def test_a_wheel_knows_its_commit(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(unpacked)!r})\n"
         "from penstock.kernel.telemetry import build\n"
-        "print(build.__file__, build.code_commit())"
+        "print(build.__file__, build.find_code_commit())"
     )
     document = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
     file, found = document.stdout.split()

@@ -20,11 +20,11 @@ from penstock.refdata.pod.memory.shared_counters import PodCounters
 from penstock.refdata.pod.memory.reader import PageCursor, MemoryView
 
 folder, limit, last = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-target, counters, versions = DictionaryKey("acme", "LOOSE"), PodCounters(folder).of_process(0), set()
+target, counters, versions = DictionaryKey("acme", "LOOSE"), PodCounters(folder).get_process_counters(0), set()
 with MemoryView.open(folder, limit) as view:
     while True:
         view.refresh()
-        header = view.header(target)
+        header = view.read_header(target)
         keys = [b"k%d" % number for number in range(100 if header.version % 2 else 60)]
         responses = [view.get(header, key) for key in keys]
         assert {layout.read_body(response) for response in responses} == {b"%d" % header.version}, "a mixture"
