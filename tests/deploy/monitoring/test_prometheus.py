@@ -30,10 +30,10 @@ _IN_TROUBLE = {
 }
 # Panels of trouble, of slopes over minutes, and of shares of what is not being done just now.
 _LATER = {
-    "penstock-tracking: Rows done",
+    "penstock-tracking: Finished rows",
     "penstock-ingest: Alerts",
-    "penstock-ingest: Why runs failed",
-    "penstock-harvest: Records set aside",
+    "penstock-ingest: Failed runs by reason",
+    "penstock-harvest: Rejected records",
 }
 
 
