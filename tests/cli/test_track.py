@@ -1,6 +1,7 @@
 """`penstock track` as a user types it, against a running `penstock up`."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,12 @@ def test_a_file_from_its_registration_to_a_claim(server: Up, tmp_path: Path) -> 
     assert "shard-splitter" in track(server, tmp_path, "show", "cli").out
     assert json.loads(track(server, tmp_path, "ls", "--status", "started", "--json").out)["files"]
     assert json.loads(track(server, tmp_path, "summary", "--json").out)["by_stage"]["event_ingest"]["done"] >= 2
+    text = track(server, tmp_path, "summary").out
+    assert re.search(r"^stage +new +started +done +failed$", text, re.MULTILINE)
+    assert re.search(r"^shard +total +done +failed$", text, re.MULTILINE)
+    for stage, shard in (("shard-worker", ()), ("event-ingest", ("0",))):
+        assert "SHARD" in track(server, tmp_path, "done", stage, "cli", *shard).err
+    assert "`penstock track show cli" in track(server, tmp_path, "why", "cli", "7").err
     assert "new → started" in track(server, tmp_path, "history", "cli").out
 
 

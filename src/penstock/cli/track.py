@@ -101,7 +101,7 @@ def summary(url: UrlOption = None, json: JsonOption = False) -> None:
         format_table([["stage", *StageStatus], *stages]),
         format_table([["shard", "total", "done", "failed"], *shards]),
     ]
-    emit(counts, as_json=json, text="\n\n".join([f"{counts['total']} rows", *map(format_table, parts)]))
+    emit(counts, as_json=json, text="\n\n".join([f"{counts['total']} rows", *parts]))
 
 
 @app.command()
@@ -154,6 +154,7 @@ def done(
 
     `penstock track done event-ingest FILENAME` completes the registration: the shards become ready for shard-splitter.
     """
+    _check_shard(stage, shard)
     result = ask_tracking(url, lambda client: client.move(stage, "done", filename, shard, worker=as_))
     subject = filename if shard is None else f"{filename} shard {shard}"
     emit(result, as_json=json, text=f"{subject} is done in {stage}")
@@ -230,6 +231,7 @@ def retry(
         raise Invalid("RETRY_FILTER_MISSING", "nothing is selected to retry", hint=hint)
     actor = resolve_operator(as_)
     if filename is not None:
+        _check_shard(stage, shard)
         result = ask_tracking(url, lambda client: client.move(stage, "retry", filename, shard, worker=actor))
         subject = filename if shard is None else f"{filename} shard {shard}"
         emit(result, as_json=json, text=f"{subject} is reset to new in {stage}")
@@ -257,6 +259,14 @@ def resume(stage: StageArgument, url: UrlOption = None, json: JsonOption = False
     """Resume the claims of a paused stage."""
     result = ask_tracking(url, lambda client: client.resume(stage))
     emit(result, as_json=json, text=f"{stage} is resumed")
+
+
+def _check_shard(stage: Stage, shard: int | None) -> None:
+    """Raise Invalid unless *shard* is given exactly where the stage has shards."""
+    if stage is Stage.EVENT_INGEST and shard is not None:
+        raise Invalid("USAGE", f"unexpected argument {shard}", hint=f"{stage} applies to a whole file: omit SHARD")
+    if stage is not Stage.EVENT_INGEST and shard is None:
+        raise Invalid("USAGE", "missing argument SHARD", hint=f"{stage} applies to a shard: add its number")
 
 
 async def _retry_all(client: "PipelineClient", stage: Stage, request: Mapping[str, Any]) -> int:

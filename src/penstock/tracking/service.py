@@ -1,5 +1,6 @@
 """The use cases of tracking; each one owns its transaction."""
 
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
@@ -454,8 +455,9 @@ def _count_started(counts: Sequence[StageCount], stage: Stage) -> int:
 
 
 def _make_not_found_error(filename: str, shard: int | None = None) -> NotFound:
+    name = shlex.quote(filename)
     if shard is None:
-        hint = "register it with `penstock track register FILE SHARD…` (POST /files/register)"
+        hint = f"register it with `penstock track register {name} SHARD…` (POST /files/register)"
         return NotFound("UNKNOWN_FILE", f"no file {filename!r} is registered", hint=hint)
-    hint = "`penstock track history FILE` lists its shards; a new shard is registered with POST /files/register"
+    hint = f"`penstock track show {name}` lists its shards; a new shard is registered with POST /files/register"
     return NotFound("UNKNOWN_ROW", f"file {filename!r} has no shard {shard}, or is not registered", hint=hint)
