@@ -158,6 +158,8 @@ class DictionaryLoader:
         self._memory.mark_stale(target, monotonic())
         log = structlog.get_logger().bind(tenantId=target.tenant_id, dictCode=target.dict_code, version=state.version)
         log_failure = log.error if is_permanent(error) else log.warning
+        if state.error is not None and (state.error.code, state.error.message) == (error.code, error.message):
+            log_failure = log.debug  # a retry, every few seconds, that failed like the last one
         log_failure("dictionary_load_failed", code=error.code, error=error.message, hint=error.hint)
 
     def _report_load(

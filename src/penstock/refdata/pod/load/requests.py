@@ -68,10 +68,10 @@ class LoaderRequestHandler:
         except TimeoutError:
             raise _make_not_loaded_error(f"{request.dict_code} is not loaded yet") from None
         if state.mark is None and state.error is not None:
-            raise _make_not_loaded_error(f"{request.dict_code} cannot be loaded: {state.error.message}")
+            raise _make_not_loaded_error(f"{request.dict_code} cannot be loaded: {state.error.message}", state.error.hint)
         return LoadedReply()
 
 
-def _make_not_loaded_error(problem: str) -> Transient:
-    hint = "try again; look for dictionary_load_failed and primary_lost in the log of the pod"
-    return Transient("NOT_LOADED", problem, hint=hint)
+def _make_not_loaded_error(problem: str, hint: str | None = None) -> Transient:
+    default = "try again; look for dictionary_load_failed and primary_lost in the log of the pod"
+    return Transient("NOT_LOADED", problem, hint=hint or default)

@@ -112,7 +112,8 @@ def make_item_response(
     """Return one item from the stored *response*; NotFound if this version has no such item."""
     if response is None:
         shown = key[:100].decode(errors="replace")
-        raise NotFound("UNKNOWN_KEY", f"there is no item {shown!r} in version {version}")
+        hint = None if version else "nothing is committed yet: check the tenant and the dictionary"
+        raise NotFound("UNKNOWN_KEY", f"there is no item {shown!r} in version {version}", hint=hint)
     tag = layout.read_etag(response)
     if _matches_etag(request, tag):
         return HandlerResponse(304, headers + b"ETag: " + tag + b"\r\n\r\n")
