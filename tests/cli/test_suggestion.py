@@ -1,9 +1,14 @@
 """Commands that messages suggest."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+import penstock
+from penstock.cli.main import app
 from penstock.cli.server_address import select_config_file
 from penstock.cli.suggestion import make_pasteable
 
@@ -45,3 +50,18 @@ def test_any_other_option_is_repeated_where_it_is_accepted() -> None:
     assert make_pasteable(text, root="/a b") == (
         "`penstock ingest bad-rows r --root '/a b'` shows them, `penstock flow show r` does not"
     )
+
+
+def test_every_command_in_a_message_exists() -> None:
+    """CLI: hints, errors and status suggest only commands that the command line has."""
+    root, checked = typer.main.get_command(app), 0
+    for file in Path(penstock.__file__).parent.rglob("*.py"):
+        for command in re.findall(r"(?:[`\"]|; |then )penstock ([a-z][a-z -]*[a-z])", file.read_text()):
+            assert _is_command(root, command.split()), f"{file}: penstock {command}"
+            checked += 1
+    assert checked > 50
+
+
+def _is_command(group: Any, words: list[str]) -> bool:
+    commands = getattr(group, "commands", None)
+    return commands is None or not words or (words[0] in commands and _is_command(commands[words[0]], words[1:]))

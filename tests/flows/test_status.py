@@ -80,7 +80,7 @@ async def test_invalid_flow_file_is_an_issue(harness: FlowsHarness, tmp_path: Pa
     clock.advance(MINUTE)
     (issue,) = await list_issues(harness)
     assert show(issue)[:2] == ("BROKEN", "nightly.yaml")
-    assert issue.problem.startswith(f"{file}:3:")
+    assert issue.problem == f"{file}:3:3: steps.load.kind: is required (and 3 more errors)"
     assert "steps.load" in issue.problem
     assert "\n" not in issue.problem
     assert issue.hint == f"fix the file; penstock flow validate '{file}'"

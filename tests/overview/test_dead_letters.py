@@ -47,7 +47,7 @@ async def test_dead_letters_are_an_issue(database_url: str, clock: ManualClock) 
         assert first.summary == "3 dead letters in 3 topics"
         theirs, commands = first.issues
         assert (theirs.severity, theirs.subject, theirs.since) == (IssueSeverity.BROKEN, "theirs", started)
-        assert theirs.problem == "2 messages became dead letters within 7 days, the oldest 3 hours ago"
+        assert theirs.problem == "2 dead letters within 7 days, the oldest 3 hours ago"
         assert theirs.hint == f"fix the mapping; {dead_letters.RUNBOOK}"
         assert (commands.severity, commands.subject) == (IssueSeverity.LATE, "commands")
         clock.advance(2 * DAY)

@@ -39,7 +39,9 @@ def _status_text(report: Mapping[str, Any], url: str | None) -> str:
     for part, issue in issues:
         subject, problem = make_printable(issue["subject"]), make_printable(issue["problem"])
         lines += ["", f"{colour_status(issue['severity'])}  {part}  {subject}: {problem}"]
-        lines += [f"        → {make_printable(step)}" for step in split_hint(issue["hint"] or "", url=url)]
+        lines += [
+            f"        → {make_printable(step)}" for step in split_hint(issue["hint"] or "", url=url, query_url=None)
+        ]
     return "\n".join(lines if issues else [*lines, "", "no problems"])
 
 

@@ -37,7 +37,9 @@ def _file_issue(path: str, error: FlowFileError, folder: Path | None) -> StatusI
         hint = f"mkdir -p {quoted}; or correct `flows.folder` in penstock.yaml and restart"
         return make_broken_issue("flows.folder", error.message, hint)
     hint = f"fix the file; penstock flow validate {quoted}"
-    return make_broken_issue(Path(path).name, error.message.partition("\n")[0], hint)
+    first, *others = error.message.splitlines()
+    more = f" (and {pluralize(len(others), 'more error')})" if others else ""
+    return make_broken_issue(Path(path).name, f"{first}{more}", hint)
 
 
 def _run_issue(run: FailedRun, now: datetime) -> StatusIssue:

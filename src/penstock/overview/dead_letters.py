@@ -38,7 +38,7 @@ async def report_dead_letters(topics: Sequence[BusTopic], now: datetime) -> Part
 
 
 def _make_issue(topic: BusTopic, count: DeadLetterCount, now: datetime) -> StatusIssue:
-    messages = pluralize(count.number, "message")
+    dead_letters = pluralize(count.number, "dead letter")
     age = format_duration(now - (count.oldest or now))
-    problem = f"{messages} became dead letters within {format_duration(topic.reported_for)}, the oldest {age} ago"
+    problem = f"{dead_letters} within {format_duration(topic.reported_for)}, the oldest {age} ago"
     return StatusIssue(topic.severity, topic.name, problem, f"{topic.hint}; {RUNBOOK}", count.oldest)

@@ -50,7 +50,7 @@ def _make_drift_issue(refdata: Refdata, row: Mapping[str, Any], now: datetime) -
     ago = format_duration(now - row["drifted_at"])
     problem = f"tables changed {times} without a new version, the last time {ago} ago: pods may have old items"
     names = f"{target.tenant_id} {target.dict_code}"
-    hint = f"load the items in each pod with --query-url; penstock dict audit {names}"
+    hint = f"penstock dict audit {names}; it compares and reloads one query server: repeat it for each with --query-url"
     if refdata.catalogue.get(target).is_writable:
         hint = f"{hint}; or make a new version for all pods; penstock dict import {names} FILE"
     return make_late_issue(
