@@ -31,7 +31,7 @@ from penstock.cli.terminal.output import (
     print_message,
 )
 from penstock.cli.terminal.progress import ProgressBar
-from penstock.kernel.errors import BadConfig, Corrupt, Invalid, NotFound
+from penstock.kernel.errors import BadConfig, Corrupt, Invalid, NotFound, PenstockError
 
 if TYPE_CHECKING:
     from penstock.ingest.api.client import IngestClient
@@ -133,6 +133,7 @@ def run(
 
     with _workspace(root, config) as workspace, closing(ProgressBar(supplier)) as bar:
         hooks = RunHooks(progress=bar, on_wait=_print_waiting, should_stop=_stop_on_signals())
+        workspace.list_suppliers(supplier)  # raises NotFound for a misspelled name
         outcome = workspace.run(supplier, hooks, waits=wait)
     _print_outcome(outcome, root, as_json=json)
     if outcome.was_stopped:
@@ -173,7 +174,8 @@ def inspect(
     from penstock.ingest.model import RunFailed
 
     if not file.is_file():
-        raise NotFound("FILE_MISSING", f"there is no file {file}", hint="check its name")
+        problem = f"{file} is a folder" if file.is_dir() else f"there is no file {file}"
+        raise NotFound("FILE_MISSING", problem, hint="pass the path of a file of the supplier")
     try:
         inspection = inspect_file(file)
     except RunFailed as failed:
@@ -374,8 +376,19 @@ def _open_folder(root: str | None, config: Path | None, url: str | None) -> "Ite
     from penstock.ingest.api.folder import FolderViews
     from penstock.kernel.clock import SystemClock
 
-    with open_ingest_workspace(settings, uses_database=False) as workspace:
+    with _pasteable_hints(root), open_ingest_workspace(settings, uses_database=False) as workspace:
         yield FolderViews(workspace.tree, settings.ingest, SystemClock())
+
+
+@contextmanager
+def _pasteable_hints(root: str | None) -> Iterator[None]:
+    """Add --root to the commands that the hint of an error suggests."""
+    try:
+        yield
+    except PenstockError as error:
+        if error.hint:
+            error.hint = make_pasteable(error.hint, root=root)
+        raise
 
 
 def _document(view: "Camel") -> dict[str, Any]:
@@ -407,7 +420,7 @@ def _workspace(root: str | None, config: Path | None) -> "Iterator[IngestWorkspa
     from penstock.app.platform import open_ingest_workspace
 
     settings, uses_database = _settings(root, config, {})
-    with open_ingest_workspace(settings, uses_database=uses_database) as workspace:
+    with _pasteable_hints(root), open_ingest_workspace(settings, uses_database=uses_database) as workspace:
         yield workspace
 
 
@@ -474,7 +487,9 @@ def _outcome_lines(outcome: "RunOutcome", root: str | None) -> Iterator[str]:
             changes = manifest.changes
             yield f"{changes.added:,} added, {changes.removed:,} removed, {changes.changed:,} changed"
         if manifest.failure:
-            yield f"{manifest.failure.code.value}: {manifest.failure.message}"
+            is_list = manifest.failure.code.value.startswith("CONFIG")  # one error of the configuration per line
+            message = f"{manifest.failure.code.value}: {manifest.failure.message}"
+            yield from message.splitlines() if is_list else [message]
             yield f"hint: {manifest.failure.hint}" if manifest.failure.hint else ""
         if manifest.bad_rows:
             yield make_pasteable(f"hint: `penstock ingest bad-rows {manifest.run_id}` lists the bad rows", root=root)

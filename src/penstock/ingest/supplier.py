@@ -98,7 +98,7 @@ def _check_pattern(pattern: str) -> str:
     try:
         pl.Series([""]).str.contains(pattern)
     except pl.exceptions.ComputeError as error:
-        reason = str(error).splitlines()[-1].strip()
+        reason = next((line[7:] for line in str(error).splitlines() if line.startswith("error: ")), "invalid syntax")
         raise ValueError(f"{pattern!r} is not a regular expression: {reason}") from None
     return pattern
 
