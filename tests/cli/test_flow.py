@@ -225,7 +225,7 @@ def test_invalid_requests_are_refused(cli: FlowCli) -> None:
         (2, ["show", "not a name"]),
         (2, ["runs", "--status", "ODD"]),
         (2, ["runs", "--since", "yesterday"]),
-        (3, ["run", "nowhere.yaml"]),
+        (5, ["run", "nowhere.yaml"]),
     ):
         cli.refused(code, *args)
 
@@ -295,7 +295,8 @@ def test_one_bad_flow_is_enough(flow: Typed) -> None:
     assert done.code == 2
     assert ring.startswith("bad  ring.yaml:3:19: steps.a.dependsOn: the dependencies form a cycle: a → b → a")
     assert good == "ok   good.yaml: good, 2 steps"
-    assert nowhere.startswith("bad  nowhere.yaml: cannot read nowhere.yaml: No such file")
+    assert nowhere == "bad  nowhere.yaml: there is no file nowhere.yaml (check its path)"
+    assert flow("validate", "nowhere").out.startswith("bad  nowhere: there is no file, folder or module nowhere")
 
 
 def test_the_inputs_of_known_kinds_are_looked_at(flow: Typed) -> None:
@@ -376,4 +377,4 @@ def test_an_invalid_flow_is_not_drawn(flow: Typed) -> None:
     """F15: by the exit code of its error."""
     done = flow("graph", "ring.yaml")
     assert (done.code, "form a cycle" in done.err) == (3, True)
-    assert flow("graph", "nowhere.yaml").code == 3
+    assert flow("graph", "nowhere.yaml").code == 5

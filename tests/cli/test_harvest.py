@@ -175,7 +175,7 @@ def test_a_second_run_is_refused(cli: ServerCli, source: SimulatorProcess) -> No
         (["retry", UNKNOWN], 5, "there is no run"),
         (["force", UNKNOWN, "--reason", "x"], 5, "there is no run"),
         (["cancel", UNKNOWN], 5, "there is no run"),
-        (["partitions", "nonsense"], 2, "runId"),
+        (["partitions", "nonsense"], 2, "RUN: 'nonsense' is not a UUID"),
         (["run", "no name"], 2, "feed"),
         (["run", "../x"], 5, "there is no route"),
     ],

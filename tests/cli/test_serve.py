@@ -210,7 +210,7 @@ def nothing(folder: Path) -> None:
         (broken_yaml, (), {}, 3, "penstock.yaml:2:1"),
         (unknown_key, (), {}, 3, "penstock.yaml:2:3: server.prot: unknown key; did you mean 'port'?"),
         (nothing, ("--config", "nowhere.yaml"), {}, 3, "nowhere.yaml"),
-        (nothing, ("--port", "70000"), {}, 3, "65535"),
+        (nothing, ("--port", "70000"), {}, 2, "--port: '70000' is more than 65535"),
         (nothing, ("--port", "many"), {}, 2, "--port"),
         (nothing, ("--bogus",), {}, 2, "--bogus"),
         (nothing, (), {"PENSTOCK__SERVER__BODY_LIMIT": "many"}, 3, "PENSTOCK__SERVER__BODY_LIMIT"),

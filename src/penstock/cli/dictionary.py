@@ -86,8 +86,8 @@ def show(
     response = ask_pod(query_url, lambda pod: pod.version(tenant, code, min_version=min_version))
     served = orjson.loads(response.body)
     pinned = ", pinned" if served.get("isPinned") else ""
-    items = f"  ({served['items']} items{pinned})" if "items" in served else ""
-    text = f"{served['version']}{items}{_age(response)}"
+    items = f", {served['items']} items{pinned}" if "items" in served else ""
+    text = f"version {served['version']}{items}{_age(response)}"
     emit({**_origin(response), **served}, as_json=json, text=text)
 
 
@@ -455,7 +455,7 @@ def _reason(update: Mapping[str, Any]) -> str:
 
 
 def _dictionary_row(dictionary: Mapping[str, Any]) -> list[str]:
-    committed = format_time(dictionary["committedAt"]) if dictionary["committedAt"] else ""
+    committed = format_time(dictionary["committedAt"]) if dictionary["committedAt"] and dictionary["version"] else ""
     pinned = "" if dictionary["pinnedVersion"] is None else str(dictionary["pinnedVersion"])
     return [dictionary["dictCode"], str(dictionary["version"]), committed, pinned]
 

@@ -45,7 +45,7 @@ artifact_app = CommandGroup(help="List and download the artifacts of a run.")
 schedule_app = CommandGroup(help="List, pause and resume the schedules of flows.")
 app.add_typer(artifact_app, name="artifact")
 app.add_typer(schedule_app, name="schedule")
-_TARGET = "a YAML or JSON file, a folder of them, a Python file, or a module"
+_TARGET = "A YAML or JSON file, a folder of them, a Python file, or a module."
 _complete_flow = complete_from_server(
     lambda: ask_flows, lambda client, _: client.flows(), lambda found: [flow["name"] for flow in found["flows"]]
 )
@@ -71,7 +71,7 @@ class _LoadedFile:
 
 @app.command()
 def validate(
-    targets: Annotated[list[str], typer.Argument(help=f"{_TARGET.capitalize()}.", metavar="TARGET")],
+    targets: Annotated[list[str], typer.Argument(help=_TARGET, metavar="TARGET")],
     json: JsonOption = False,
 ) -> None:
     """Validate flows, and print every error with its line and step.
@@ -87,7 +87,7 @@ def validate(
 
 @app.command()
 def graph(
-    target: Annotated[str, typer.Argument(help=f"{_TARGET.capitalize()}.", metavar="TARGET")],
+    target: Annotated[str, typer.Argument(help=_TARGET, metavar="TARGET")],
     flow: Annotated[
         str | None, typer.Argument(help="Name of the flow, if the target has several.", metavar="FLOW")
     ] = None,
@@ -129,7 +129,7 @@ def show(
     With --why STEP, explain why the step of the run has its present status.
     """
     if why is not None:
-        explanation = ask_flows(url, lambda client: client.why(run_id, why))
+        explanation = ask_flows(url, lambda client: _explain_step(client, run_id, why))
         hint = f"\nhint: {make_printable(make_pasteable(explanation['hint'], url=url))}" if explanation["hint"] else ""
         text = f"{why} is {explanation['status']}: {make_printable(explanation['why'])}{hint}"
         emit(explanation, as_json=json, text=text)
@@ -366,11 +366,16 @@ def _load_file(target: str) -> _LoadedFile:
     from penstock.flows.kinds.registry import open_catalogue
 
     path, checks = Path(target), open_catalogue(FlowsSection()).input_checks
+    if not path.exists() and (path.suffix in _FLOW_SUFFIXES or len(path.parts) > 1):
+        return _LoadedFile(target, [], NotFound("FILE_MISSING", f"there is no file {target}", hint="check its path"))
     try:
         if path.suffix in SUFFIXES or (path.is_file() and path.suffix != ".py"):
             return _LoadedFile(target, [load_file(path, checks)])
         return _LoadedFile(target, list(load_module(target, checks).flows))
     except PenstockError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == target:
+            hint = "a module is searched on Python's path and in the current folder"
+            error = NotFound("FILE_MISSING", f"there is no file, folder or module {target}", hint=hint)
         return _LoadedFile(target, [], error)
 
 
@@ -467,6 +472,15 @@ def _resume_run(
     return ask_flows(url, lambda client: client.resume(run_id, step_id, new_run_id))
 
 
+async def _explain_step(client: "FlowClient", run_id: str, step_id: str) -> dict[str, Any]:
+    """Return why the step has its status; NotFound names the run if that is what does not exist."""
+    try:
+        return await client.why(run_id, step_id)
+    except NotFound:
+        await client.run(run_id, steps=False)
+        raise
+
+
 async def _run_or_flow(client: "FlowClient", name: str) -> dict[str, Any]:
     """Return the run *name*, else the flow *name* with its last runs."""
     try:
@@ -475,7 +489,8 @@ async def _run_or_flow(client: "FlowClient", name: str) -> dict[str, Any]:
         try:
             flow = await client.flow(name)
         except NotFound:
-            raise no_run from None
+            hint = "`penstock flow runs` lists runs, `penstock flow ls` lists flows"
+            raise NotFound(no_run.code, f"there is no run and no flow {name!r}", hint=hint) from None
         return {**flow, "runs": (await client.runs(flow=name, limit=_RUNS_SHOWN))["runs"]}
 
 
@@ -525,7 +540,8 @@ def _log_text(line: Mapping[str, Any], step_id: str | None) -> str:
 
 def _print_file_errors(found: Mapping[str, Any]) -> None:
     for file, error in found["errors"].items():
-        print_message(make_printable(f"{file}: {error}"))
+        for line in error.splitlines():
+            print_message(make_printable(line if line.startswith(file) else f"{file}: {line}"))
 
 
 def _flow_row(flow: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import typer
 
@@ -14,7 +15,6 @@ from penstock.cli.terminal.options import (
     JsonOption,
     LimitOption,
     ReasonOption,
-    RunArgument,
     TimeoutOption,
     UrlOption,
     WaitOption,
@@ -31,6 +31,17 @@ _complete_feed = complete_from_server(
     lambda: ask_harvest, lambda client, _: client.feeds(), lambda found: [feed["feed"] for feed in found["feeds"]]
 )
 FeedArgument = Annotated[str, typer.Argument(help="Name of the feed.", metavar="FEED", autocompletion=_complete_feed)]
+
+
+def _parse_run_id(text: str) -> str:
+    """Return the id of a run in the spelling of the server."""
+    try:
+        return str(UUID(text))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a UUID; `penstock harvest show FEED` lists runs") from None
+
+
+HarvestRunArgument = Annotated[str, typer.Argument(help="Id of the run.", metavar="RUN", parser=_parse_run_id)]
 
 
 @app.command("ls")
@@ -84,7 +95,7 @@ def run(
 
 
 @app.command()
-def partitions(run_id: RunArgument, url: UrlOption = None, json: JsonOption = False) -> None:
+def partitions(run_id: HarvestRunArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Show the partitions of a run and their progress."""
     found = ask_harvest(url, lambda client: client.partitions(run_id))
     head = ["partition", "bounds", "status", "fetched", "counted", "offset", "pass", "worker", "error"]
@@ -93,7 +104,7 @@ def partitions(run_id: RunArgument, url: UrlOption = None, json: JsonOption = Fa
 
 @app.command()
 def retry(
-    run_id: RunArgument,
+    run_id: HarvestRunArgument,
     partition: Annotated[str | None, typer.Argument(help="Only this partition.", metavar="PARTITION")] = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -106,7 +117,7 @@ def retry(
 
 @app.command()
 def force(
-    run_id: RunArgument,
+    run_id: HarvestRunArgument,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason recorded in the history.")],
     url: UrlOption = None,
     json: JsonOption = False,
@@ -120,7 +131,9 @@ def force(
 
 
 @app.command()
-def cancel(run_id: RunArgument, reason: ReasonOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+def cancel(
+    run_id: HarvestRunArgument, reason: ReasonOption = None, url: UrlOption = None, json: JsonOption = False
+) -> None:
     """Cancel a run that is being planned or fetched."""
     result = ask_harvest(url, lambda client: client.cancel(run_id, reason or "cancelled"))
     emit(result, as_json=json, text=f"run {run_id} is {result['state']}")
@@ -158,7 +171,9 @@ def record(
 
 
 @app.command()
-def rejects(run_id: RunArgument, limit: LimitOption = 20, url: UrlOption = None, json: JsonOption = False) -> None:
+def rejects(
+    run_id: HarvestRunArgument, limit: LimitOption = 20, url: UrlOption = None, json: JsonOption = False
+) -> None:
     """List the rejected records of a run with the reasons."""
     page = ask_harvest(url, lambda client: client.rejects(run_id, limit=limit))
     rows = [[reject["key"] or "", make_printable(reject["reason"])] for reject in page["rejects"]]
@@ -301,9 +316,11 @@ def _record_text(record: dict[str, Any]) -> str:
     published = record["canonical"]
     lines = [record["key"], "not consolidated yet"]
     if published:
-        price = f"cost {published['cost']}, price {published['price']} by rule {published['rule']!r}"
         lines = [record["key"], orjson.dumps(published["fields"]).decode()]
-        lines.append(f"{price} (pricing version {published['pricingVersion']}), published by run {published['runId']}")
+        if published["price"] is not None:
+            price = f"cost {published['cost']}, price {published['price']} by rule {published['rule']!r}"
+            lines.append(f"{price}, version {published['pricingVersion']} of the price rules")
+        lines.append(f"published by run {published['runId']}")
     lines.append(f"fetched by run {record['seenRun']} in {record['seenIn']}, version {record['rawVersion']}")
     if record["isPending"]:
         lines.append("changed since, and not consolidated yet")

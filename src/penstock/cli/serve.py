@@ -143,7 +143,9 @@ def query_api(
     host: HostOption = None,
     port: Annotated[
         int | None,
-        typer.Option(metavar="PORT", help="Port of the query server; 0 takes a free port.", show_default="8081"),
+        typer.Option(
+            metavar="PORT", help="Port of the query server; 0 takes a free port.", show_default="8081", min=0, max=65535
+        ),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(metavar="N", help="Number of serving processes.", show_default="1")

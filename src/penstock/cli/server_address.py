@@ -26,10 +26,11 @@ class ServerKind:
     key: str  # of the section `server`
     port: int
     parameter: str
+    description: str
 
 
-API = ServerKind("--url", "PENSTOCK_URL", "port", 8080, "url")
-QUERY_API = ServerKind("--query-url", "PENSTOCK_QUERY_URL", "query_port", 8081, "query_url")
+API = ServerKind("--url", "PENSTOCK_URL", "port", 8080, "url", "API")
+QUERY_API = ServerKind("--query-url", "PENSTOCK_QUERY_URL", "query_port", 8081, "query_url", "query server")
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Calls of commands to a running server."""
 
 import os
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from penstock.cli.server_address import API, QUERY_API, ServerKind, find_server
+from penstock.cli.server_address import API, QUERY_API, ServerAddress, ServerKind, find_server
 from penstock.cli.suggestion import make_pasteable
 from penstock.cli.terminal.output import print_message
 from penstock.kernel.errors import PenstockError, TimedOut, Transient
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 T = TypeVar("T")
+_HTTP_PART = re.compile(r"(?:(?<=^)|(?<=; ))(?:body|path|query)\.")  # where a value was in the request
 
 
 class ServerClient(Generic[C]):
@@ -43,13 +45,27 @@ class ServerClient(Generic[C]):
         try:
             return asyncio.run(connect_and_call())
         except PenstockError as error:
-            if error.code == "SERVER_DOWN":
-                error.hint = address.down_hint()
-            elif error.code == "NOT_A_PENSTOCK_SERVER":
-                error.hint = f"the address comes from {address.origin}; {self._kind.option} URL names another"
-            elif error.hint:
+            _explain(error, address)
+            if error.hint:
                 error.hint = make_pasteable(error.hint, **{self._kind.parameter: url})
             raise
+
+
+def _explain(error: PenstockError, address: ServerAddress) -> None:
+    """Reword *error* for a user of the command line: the address, and no names of HTTP."""
+    kind = address.kind
+    match error.code:
+        case "SERVER_DOWN":
+            error.hint = address.down_hint()
+        case "NOT_A_PENSTOCK_SERVER":
+            error.message = error.message.replace("the server", address.url, 1)
+            error.hint = f"the address comes from {address.origin}; {kind.option} URL names another"
+        case "NOT_FOUND":  # a route: the other server of Penstock, or a name that no route accepts
+            error.message = f"{address.url}: {error.message}"
+            error.hint = f"check the names, and that {kind.option} is the address of the {kind.description}"
+        case "MALFORMED":
+            error.message = _HTTP_PART.sub("", error.message)
+            error.hint = "correct the value; --help describes the arguments and options of the command"
 
 
 ask_flows: "ServerClient[FlowClient]" = ServerClient("penstock.flows.client:FlowClient")

@@ -25,6 +25,10 @@ def read_items(file: Path, key_column: str | None = None) -> list[CommandItem]:
         ) from error
     try:
         return _parse_items(file.suffix.lower(), content, key_column)
+    except UnicodeDecodeError as error:
+        hint = "convert it, e.g. `iconv -f windows-1251 -t utf-8`"
+        problem = f"{file} is not UTF-8: see the byte at position {error.start}"
+        raise Invalid("FILE_MALFORMED", problem, hint=hint) from error
     except (msgspec.DecodeError, RecursionError, ValueError, csv.Error) as error:
         hint = 'write a list of {"key": …, "payload": …}, an object by key, JSON lines (.jsonl), or .csv with --key'
         raise Invalid("FILE_MALFORMED", f"{file} is malformed: {error}", hint=hint) from error

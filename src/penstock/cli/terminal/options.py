@@ -65,17 +65,26 @@ HostOption = Annotated[
 ]
 ApiPortOption = Annotated[
     int | None,
-    typer.Option("--port", metavar="PORT", help="Port of the API; 0 takes a free port.", show_default="8080"),
+    typer.Option(
+        "--port", metavar="PORT", help="Port of the API; 0 takes a free port.", show_default="8080", min=0, max=65535
+    ),
 ]
 QueryPortOption = Annotated[
     int | None,
     typer.Option(
-        "--query-port", metavar="PORT", help="Port of the query server; 0 takes a free port.", show_default="8081"
+        "--query-port",
+        metavar="PORT",
+        help="Port of the query server; 0 takes a free port.",
+        show_default="8081",
+        min=0,
+        max=65535,
     ),
 ]
 HealthPortOption = Annotated[
     int,
-    typer.Option("--port", metavar="PORT", help="Port of the health and metrics routes; 0 takes a free port."),
+    typer.Option(
+        "--port", metavar="PORT", help="Port of the health and metrics routes; 0 takes a free port.", min=0, max=65535
+    ),
 ]
 
 UrlOption = Annotated[

@@ -37,6 +37,8 @@ def translate_parser_error(error: Any) -> PenstockError:
     if kind == "NoSuchOption":
         near = get_close_matches(error.option_name, _options(context), n=1, cutoff=0.6)
         message = f"{context.command_path} has no option {error.option_name}"
+        if _is_option_below(context.command, error.option_name):
+            return Invalid("USAGE", message, hint=f"put {error.option_name} after the command")
         return Invalid("USAGE", message, hint=f"did you mean {near[0]}?" if near else hint)
     if kind == "BadOptionUsage":
         return Invalid("USAGE", f"{error.option_name} needs a value", hint=hint)
@@ -63,6 +65,16 @@ def _options(context: Any) -> list[str]:
     return [name for option in context.command.get_params(context) for name in (*option.opts, *option.secondary_opts)]
 
 
+def _is_option_below(group: Any, option: str) -> bool:
+    """Return whether a command of *group* has the option."""
+    commands = getattr(group, "commands", {}).values()
+    return any(
+        any(option in (*parameter.opts, *parameter.secondary_opts) for parameter in command.params)
+        or _is_option_below(command, option)
+        for command in commands
+    )
+
+
 def _refusal(error: Any) -> str:
     """Return why a value was refused, without the words of the libraries that refused it."""
     values = choices(error.param)
@@ -75,9 +87,9 @@ def _refusal(error: Any) -> str:
         return f"{given} is not{_one_of(values)}"
     match first["type"]:
         case "greater_than_equal":
-            return f"{given} is less than {limits['ge']}"
+            return f"{given} is less than {limits['ge']:g}"
         case "less_than_equal":
-            return f"{given} is more than {limits['le']}"
+            return f"{given} is more than {limits['le']:g}"
         case kind if kind in _EXPECTED:
             return f"{given} {_EXPECTED[kind]}"
     return _lower_first(str(first["msg"]).removeprefix("Value error, "))

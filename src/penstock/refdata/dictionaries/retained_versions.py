@@ -108,5 +108,6 @@ async def _retain(tx: Connection, dictionary: Dictionary, target: DictionaryKey,
 
 
 def _make_not_retained_error(target: DictionaryKey, version: int) -> NotFound:
-    hint = f"penstock dict retained {target.tenant_id} {target.dict_code}; the setting retainVersions retains more"
+    hint = f"`penstock dict retained {target.tenant_id} {target.dict_code}` lists the retained versions; "
+    hint += "the setting retainVersions of the dictionary retains more"
     return NotFound("VERSION_NOT_RETAINED", f"version {version} of {target.dict_code} is not retained", hint=hint)
