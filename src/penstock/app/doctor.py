@@ -147,8 +147,8 @@ async def _check_data_dir(folder: Path) -> str:
     free = shutil.disk_usage(existing).free
     if free < _MIN_FREE_BYTES:
         hint = "free some space, or choose a folder on another disk with --data-dir"
-        raise BadConfig("DISK_FULL", f"only {free // 1_000_000} MB are free at {existing}", hint=hint)
-    return f"{folder}, {free // 1_000_000_000} GB free"
+        raise BadConfig("DISK_FULL", f"only {free // 2**20} MiB are free at {existing}", hint=hint)
+    return f"{folder}, {free / 2**30:.1f} GiB free"
 
 
 async def _check_port(settings: Settings, port: int) -> str:

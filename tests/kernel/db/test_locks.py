@@ -74,7 +74,7 @@ def test_the_lock_file_names_the_holder(tmp_path: Path, clock: ManualClock) -> N
         pass
     with hold_file_lock(path, "me", clock), pytest.raises(Conflict) as locked, hold_file_lock(path, "you", clock):
         pass
-    assert locked.value.details == {"holder": "me", "pid": os.getpid(), "since": clock.now().isoformat()}
+    assert locked.value.details == {"holder": "me", "pid": os.getpid(), "since": "2026-01-01T00:00:00Z"}
 
 
 @pytest.mark.parametrize("note", [b"", b"{", b"[1]", b"\xff", b'{"code": 1, "message": 2, "hint": 3}'])

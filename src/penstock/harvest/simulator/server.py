@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -172,7 +173,7 @@ async def _serve(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
     try:
         server = await asyncio.get_running_loop().create_server(lambda: _Connection(config, state), host, port)
     except OSError as error:
-        message = f"cannot listen on {host}:{port}: {error.strerror or error}"
+        message = f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}"
         raise Conflict("PORT_IN_USE", message, hint="choose another --port; 0 chooses a free port") from error
     try:
         host, port = server.sockets[0].getsockname()[:2]

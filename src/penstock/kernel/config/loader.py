@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
 from ruamel.yaml import YAML
@@ -183,7 +183,7 @@ def _locate(
     path: KeyPath = (*violation.path, *(cause.path if isinstance(cause, MisplacedKey) else ()))
     message = violation.message
     if violation.detail["type"] == "extra_forbidden":
-        message += _suggest_key(str(path[-1]), _list_keys(model, path[:-1]))
+        message += _suggest_key(str(path[-1]), _list_keys(model, path[:-1], document))
     return ConfigProblem(_find_location(document, file, locations, path), ".".join(map(str, path)), message)
 
 
@@ -194,10 +194,11 @@ def _suggest_key(word: str, known: Sequence[str]) -> str:
     return f"; known keys: {', '.join(known)}" if known else "; this section has no keys"
 
 
-def _list_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
-    """Return the keys of the section at *path*."""
+def _list_keys(model: type[BaseModel], path: KeyPath, document: Any = None) -> list[str]:
+    """Return the keys of the section at *path*; *document* decides which member of a union it is."""
     is_entry = False
     for key in path:
+        document = _get_inner(document, key)
         if isinstance(key, int) or is_entry:  # an item of a list or an entry of a mapping, whose model is known
             is_entry = False
             continue
@@ -205,8 +206,27 @@ def _list_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
         inner = _list_models(field.annotation) if field else []
         if not inner:
             return []
-        model, is_entry = inner[0], field is not None and _is_mapping(field.annotation)
+        model, is_entry = _choose_model(inner, document), field is not None and _is_mapping(field.annotation)
     return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _get_inner(document: Any, key: str | int) -> Any:
+    try:
+        return document[key]
+    except (LookupError, TypeError):
+        return None
+
+
+def _choose_model(models: Sequence[type[BaseModel]], document: Any) -> type[BaseModel]:
+    """Return the member of a union that *document* names by a key such as `kind`, else the first one."""
+    return next((model for model in models if len(models) > 1 and _has_tag(model, document)), models[0])
+
+
+def _has_tag(model: type[BaseModel], document: Any) -> bool:
+    return isinstance(document, Mapping) and any(
+        get_origin(field.annotation) is Literal and document.get(field.alias or name) in get_args(field.annotation)
+        for name, field in model.model_fields.items()
+    )
 
 
 def _list_models(annotation: Any) -> list[type[BaseModel]]:

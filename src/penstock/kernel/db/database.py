@@ -225,10 +225,13 @@ def _translate(error: BaseException) -> PenstockError | None:
         return _make_refused_error(error)
     if isinstance(error, (*_DOWN, *_UNREACHABLE)):
         hint = "check that the server runs and that database.url points to it"
-        return Transient(
-            "DATABASE_DOWN", f"PostgreSQL does not answer: {str(error) or type(error).__name__}", hint=hint
-        )
+        return Transient("DATABASE_DOWN", f"PostgreSQL does not answer: {_describe_failure(error)}", hint=hint)
     return None
+
+
+def _describe_failure(error: BaseException) -> str:
+    is_refused = isinstance(error, ConnectionRefusedError)  # the text of asyncio contains the names of its functions
+    return "connection refused" if is_refused else str(error) or type(error).__name__
 
 
 def _make_refused_error(error: BaseException) -> Transient:

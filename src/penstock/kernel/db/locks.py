@@ -61,7 +61,7 @@ def hold_file_lock(path: Path, holder: str, clock: Clock | None = None, subject:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _make_locked_error(path, subject or str(path.parent)) from None
-        note = {"holder": holder, "pid": os.getpid(), "since": (clock or SystemClock()).now().isoformat()}
+        note = {"holder": holder, "pid": os.getpid(), "since": f"{(clock or SystemClock()).now():%Y-%m-%dT%H:%M:%SZ}"}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, orjson.dumps(note), 0)
         yield

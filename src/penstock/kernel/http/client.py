@@ -1,6 +1,5 @@
 """Base of the Python clients of the API: requests that return JSON documents, and the errors of the server."""
 
-import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
@@ -20,6 +19,7 @@ from penstock.kernel.errors import (
     Transient,
     Unauthorized,
 )
+from penstock.kernel.http.connection_error import describe_connection_error
 
 _KINDS: Sequence[type[PenstockError]] = (Invalid, TooLarge, Unauthorized, Forbidden, NotFound, Conflict, Transient)
 _BY_STATUS = {kind.status: kind for kind in _KINDS}
@@ -168,15 +168,9 @@ class ApiClient:
 
     def _describe_error(self, error: Exception) -> str:
         """Return why there was no answer, in words that do not depend on the HTTP library."""
-        if isinstance(error, aiohttp.ClientConnectorDNSError):
-            return "the host name is unknown"
         if isinstance(error, TimeoutError):
             return f"time-out after {self._timeout:g} s"
-        if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionResetError):
-            return "the connection was closed"
-        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-        number = cause.errno if isinstance(cause, OSError) else None
-        return os.strerror(number).lower() if number else type(error).__name__
+        return describe_connection_error(error) or type(error).__name__
 
 
 async def _iterate_events(lines: aiohttp.StreamReader) -> AsyncIterator[ServerEvent]:

@@ -15,6 +15,7 @@ from yarl import URL
 
 from penstock import __version__
 from penstock.kernel.clock import Clock
+from penstock.kernel.http.connection_error import describe_connection_error
 from penstock.kernel.http.retry_after import parse_retry_after
 from penstock.kernel.tasks.backoff import Sleep, compute_delay
 from penstock.kernel.text import SecretMask, make_storable
@@ -174,8 +175,7 @@ class ExternalApi:
             ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # The text of some errors of aiohttp contains the whole URL.
-            text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
-            excerpt = self.make_excerpt(f"{type(error).__name__}: {text}")
+            excerpt = self.make_excerpt(_describe_failure(error))
             raise CallFailed(ApiFailure.UNREACHABLE, f"{redact_url(url)}: {excerpt}") from error
         if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             return response
@@ -191,6 +191,11 @@ class ExternalApi:
     def make_excerpt(self, text: str) -> str:
         """Return *text* of the API as a message may contain it: without secrets, on one line, short."""
         return make_storable(" ".join(self.mask_secrets(text).split()), _EXCERPT_LENGTH)
+
+
+def _describe_failure(error: Exception) -> str:
+    text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+    return describe_connection_error(error) or f"{type(error).__name__}: {text}"
 
 
 def _classify(status: int) -> ApiFailure:
