@@ -39,7 +39,7 @@ class RetriedPartitions(Camel):
 
 
 class HarvestRun(Camel):
-    """A run. `state` is the complete state; `status` is computed as in the founding document."""
+    """A run. `state` is the complete state; `status` is a less precise summary of it."""
 
     run_id: UUID
     feed: str
