@@ -347,7 +347,7 @@ def test_flows_in_python_are_looked_at_too(flow: Typed) -> None:
     done = flow("validate", "broken.py", "no_such_module")
     assert done.code == 2
     assert "bad  broken.py: cannot import broken.py: ZeroDivisionError" in done.out
-    assert "bad  no_such_module: cannot import no_such_module: ModuleNotFoundError" in done.out
+    assert "bad  no_such_module: there is no file, folder or module no_such_module" in done.out
 
 
 def test_a_flow_is_drawn(flow: Typed) -> None:
