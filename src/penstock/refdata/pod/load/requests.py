@@ -68,7 +68,8 @@ class LoaderRequestHandler:
         except TimeoutError:
             raise _make_not_loaded_error(f"{request.dict_code} is not loaded yet") from None
         if state.mark is None and state.error is not None:
-            raise _make_not_loaded_error(f"{request.dict_code} cannot be loaded: {state.error.message}", state.error.hint)
+            problem = f"{request.dict_code} cannot be loaded: {state.error.message}"
+            raise _make_not_loaded_error(problem, state.error.hint)
         return LoadedReply()
 
 
