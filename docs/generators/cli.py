@@ -10,6 +10,8 @@ from docs.generators.text import code, describe, page, table
 from penstock.cli import main, pipeline_apid
 from penstock.kernel import errors
 
+_TYPE = re.compile(r" <(?:str|path|list\[\w+\])>")  # what the parser prints for an argument without choices
+_RANGE = re.compile(r"(?:([\d.]+)<=)?x(?:([<>])=([\d.]+))")
 _EXTRAS = re.compile(r"(?:^|  )\[([^\[\]]*)\]$")
 
 
@@ -68,11 +70,14 @@ def _row(record: tuple[str, str]) -> tuple[str, str, str]:
     name, about = record
     extras = _EXTRAS.search(about)
     bounds = extras[1].split("; ") if extras else []
-    return code(name), describe(_EXTRAS.sub("", about)), ", ".join(map(_bound, bounds))
+    return code(_TYPE.sub("", name)), describe(_EXTRAS.sub("", about)), ", ".join(map(_bound, bounds))
 
 
 def _bound(extra: str) -> str:
     """Return the limits or the default of an option."""
     if extra == "required":
         return extra
+    if limits := _RANGE.fullmatch(extra):
+        low, sign, high = limits.groups()
+        return f"{low} to {high}" if low else f"at {'least' if sign == '>' else 'most'} {high}"
     return code(extra.removeprefix("default: ").replace("env var: ", "$").strip("()"))
