@@ -32,8 +32,8 @@ def ingest(source: Path, folder: Path) -> int:
     """More than the peers do: hash the file, look for repeated keys, judge, sync, publish, and tell of it."""
     tree = FolderTree(folder)
     tree.prepare(SUPPLIER)
-    (folder / paths.config(SUPPLIER)).write_text(CONFIG)
-    os.link(source, folder / paths.inbox(SUPPLIER) / source.name)
+    (folder / paths.make_config_path(SUPPLIER)).write_text(CONFIG)
+    os.link(source, folder / paths.make_inbox_path(SUPPLIER) / source.name)
     manifest = Ingestion(tree, "benchmark").run(SUPPLIER).manifest
     if manifest is None or manifest.failure is not None:
         raise RuntimeError(f"the run failed: {manifest}")

@@ -69,7 +69,7 @@ def test_a_run_publishes(harness: IngestHarness) -> None:
     harness.drop(ONE, "first.csv")
     first = ingest(harness, "run", SUPPLIER)
     run_id = harness.current()
-    archived = f"{paths.archive(SUPPLIER)}/first.csv"
+    archived = f"{paths.make_archive_path(SUPPLIER)}/first.csv"
     assert (first.code, first.err) == (0, "")
     assert first.out.splitlines() == [
         f"PASS  {run_id}  first.csv",
@@ -80,8 +80,8 @@ def test_a_run_publishes(harness: IngestHarness) -> None:
     harness.drop(TWO, "second.csv")
     document = ingest_json(harness, "run", SUPPLIER)
     assert (document["status"], document["supplier"], document["reason"]) == ("PASS", SUPPLIER, None)
-    assert document["moved"] == {"second.csv": f"{paths.archive(SUPPLIER)}/second.csv"}
-    assert document["manifest"] == harness.read_json(paths.run(harness.current() or "", paths.MANIFEST))
+    assert document["moved"] == {"second.csv": f"{paths.make_archive_path(SUPPLIER)}/second.csv"}
+    assert document["manifest"] == harness.read_json(paths.make_run_path(harness.current() or "", paths.MANIFEST))
     assert document["manifest"]["changes"] == {
         "previous": run_id,
         "added": 1,
@@ -116,7 +116,7 @@ def test_a_run_that_fails(harness: IngestHarness) -> None:
     document = ingest_json(harness, "run", SUPPLIER, code=1)
     assert (document["status"], document["manifest"]["failure_code"]) == ("FAIL", "FILE_EMPTY")
     assert document["manifest"]["hint"]
-    assert document["manifest"]["moved_to"] == f"{paths.broken(SUPPLIER)}/empty.csv"
+    assert document["manifest"]["moved_to"] == f"{paths.make_broken_path(SUPPLIER)}/empty.csv"
 
 
 def test_a_run_with_nothing_to_do(harness: IngestHarness) -> None:
@@ -124,17 +124,17 @@ def test_a_run_with_nothing_to_do(harness: IngestHarness) -> None:
     empty = ingest(harness, "run", SUPPLIER)
     assert (empty.code, empty.out) == (0, "nothing to do: the inbox is empty\n")
     harness.configure({**KEYED, "file_stability_window": 3600})
-    harness.put(f"{paths.inbox(SUPPLIER)}/fresh.csv", ONE)
+    harness.put(f"{paths.make_inbox_path(SUPPLIER)}/fresh.csv", ONE)
     waits = ingest_json(harness, "run", SUPPLIER, "--no-wait")
     assert (waits["status"], waits["manifest"]) == ("NOTHING_TO_DO", None)
     assert "fresh.csv" in waits["reason"]
-    assert harness.names(paths.inbox(SUPPLIER)) == ["fresh.csv"]
+    assert harness.names(paths.make_inbox_path(SUPPLIER)) == ["fresh.csv"]
 
 
 def test_a_run_waits_until_a_file_is_whole(harness: IngestHarness) -> None:
     """I3: without --no-wait it says what it waits for, and takes the file as soon as it has stayed as it was."""
     harness.configure({**KEYED, "file_stability_window": 0.4})
-    file, later = harness.put(f"{paths.inbox(SUPPLIER)}/fresh.csv", ONE), time.time() + 3600
+    file, later = harness.put(f"{paths.make_inbox_path(SUPPLIER)}/fresh.csv", ONE), time.time() + 3600
     os.utime(file, (later, later))  # never old enough by its date: it has to be watched
     done = ingest(harness, "run", SUPPLIER)
     assert done.code == 0
@@ -152,7 +152,7 @@ def test_a_second_caller_gets_the_name_of_the_holder(harness: IngestHarness) -> 
     assert "supplier acme is locked by the night shift (pid " in done.err
     assert "hint: " in done.err
     assert (error["code"], error["holder"]) == ("LOCKED", "the night shift")
-    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(paths.make_inbox_path(SUPPLIER)) == ["price.csv"]
 
 
 @pytest.mark.parametrize(
@@ -177,14 +177,14 @@ def test_errors_have_an_exit_code_and_a_hint(tmp_path: Path, args: list[str], co
 def test_mistakes_in_a_configuration_have_line_numbers(harness: IngestHarness) -> None:
     """I18: line and column of each; the file waits in the inbox, and `ingest ls` shows them too."""
     config = "min_fact_count: 1\nmax_bad_ratio: 7\nallow_empty_snapshot: false\ncolumns:\n  sku: {from: sku, kind: x}\n"
-    harness.put(paths.config(SUPPLIER), config.encode())
+    harness.put(paths.make_config_path(SUPPLIER), config.encode())
     harness.drop(ONE)
     document = ingest_json(harness, "run", SUPPLIER, code=1)["manifest"]
     assert document["failure_code"] == "CONFIG_INVALID"
     assert f"{SUPPLIER}.yaml:2:" in document["failure"]
     assert f"{SUPPLIER}.yaml:5:" in document["failure"]
     assert document["hint"]
-    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(paths.make_inbox_path(SUPPLIER)) == ["price.csv"]
     seen = ingest(harness, "ls")
     assert seen.code == 0
     assert "CONFIG_BROKEN" in seen.out
@@ -207,9 +207,9 @@ def test_a_run_that_is_stopped(harness: IngestHarness, number: signal.Signals) -
     assert err == "stopping; press Ctrl-C again to stop at once\n"
     assert harness.current() == first
     (run_id,) = set(harness.tree.list_runs(SUPPLIER)) - {first}
-    document = harness.read_json(paths.run(run_id, paths.MANIFEST))
+    document = harness.read_json(paths.make_run_path(run_id, paths.MANIFEST))
     assert (document["status"], document["failure_code"], document["moved_to"]) == ("FAIL", "INTERRUPTED", None)
-    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(paths.make_inbox_path(SUPPLIER)) == ["price.csv"]
     assert harness.run().is_pass
     assert harness.current() not in (first, run_id)
 
@@ -257,7 +257,7 @@ def test_quarantine_is_listed(seen: Seen) -> None:
     assert files["broken.csv"]["bytes"] == len(BROKEN)
     text = ingest(seen.harness, "quarantine", "ls", SUPPLIER)
     assert text.code == 0
-    assert f"{paths.broken(SUPPLIER)}/broken.csv" in text.out
+    assert f"{paths.make_broken_path(SUPPLIER)}/broken.csv" in text.out
     assert seen.failed in text.out
     assert ingest(seen.harness, "quarantine", "ls", "other").code == 5
 
@@ -266,7 +266,7 @@ def test_state_is_shown_and_read(seen: Seen) -> None:
     """I14, §17: the pointer and where it comes from; the facts are those the pointer's hash is of."""
     document = ingest_json(seen.harness, "state", "show", SUPPLIER)
     assert document["runId"] == seen.second
-    assert document["manifest"] == seen.harness.read_json(paths.run(seen.second, paths.MANIFEST))
+    assert document["manifest"] == seen.harness.read_json(paths.make_run_path(seen.second, paths.MANIFEST))
     text = ingest(seen.harness, "state", "show", SUPPLIER)
     assert ["run", seen.second] in [line.split() for line in text.out.splitlines()]
     assert ["previous_run", seen.first] in [line.split() for line in text.out.splitlines()]
@@ -278,7 +278,7 @@ def test_state_is_shown_and_read(seen: Seen) -> None:
 def test_a_damaged_state_is_not_read(harness: IngestHarness) -> None:
     """I14, §17: a state that was changed on disk is not read; the command fails with an error."""
     run_id = harness.publish(ONE)
-    file = harness.root / paths.state(SUPPLIER, run_id, paths.FACTS)
+    file = harness.root / paths.make_state_path(SUPPLIER, run_id, paths.FACTS)
     file.chmod(0o644)
     file.write_bytes(file.read_bytes().replace(b'"price":1', b'"price":7'))
     done = ingest(harness, "state", "read", SUPPLIER)
@@ -317,9 +317,9 @@ def test_gc_lists_what_it_deletes(harness: IngestHarness) -> None:
     dry = json.loads(gc("--dry-run", "--json").out)
     assert (dry["dryRun"], dry["busy"]) == (True, [])
     assert {entry["path"] for entry in dry["expired"]} == {
-        paths.state(SUPPLIER, first),
-        f"{paths.archive(SUPPLIER)}/price.csv",
-        f"{paths.archive(SUPPLIER)}/price.csv.1",
+        paths.make_state_path(SUPPLIER, first),
+        f"{paths.make_archive_path(SUPPLIER)}/price.csv",
+        f"{paths.make_archive_path(SUPPLIER)}/price.csv.1",
     }
     assert first in harness.tree.list_states(SUPPLIER)
     done = gc()
@@ -336,16 +336,16 @@ def test_verify_compares_every_hash(harness: IngestHarness) -> None:
     fine = ingest(harness, "verify")
     assert (fine.code, fine.err) == (0, "")
     assert fine.out.endswith(" checked, 0 wrong\n")
-    file = harness.root / paths.run(run_id, paths.FACTS)
+    file = harness.root / paths.make_run_path(run_id, paths.FACTS)
     content = file.read_bytes()
     file.unlink()  # a state has the same file under another name
     file.write_bytes(content.replace(b'"price":1', b'"price":2'))
     wrong = ingest(harness, "verify", SUPPLIER)
     assert wrong.code == 1
-    assert f"{paths.run(run_id, paths.FACTS)}: its sha256 is " in wrong.out
+    assert f"{paths.make_run_path(run_id, paths.FACTS)}: its sha256 is " in wrong.out
     file.unlink()
     (document,) = ingest_json(harness, "verify", code=1)["problems"]
-    assert document == {"path": paths.run(run_id, paths.FACTS), "problem": "the file is missing"}
+    assert document == {"path": paths.make_run_path(run_id, paths.FACTS), "problem": "the file is missing"}
 
 
 def test_suppliers_are_listed_with_their_problems(seen: Seen) -> None:

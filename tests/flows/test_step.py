@@ -23,14 +23,17 @@ def make_export_workers() -> Workers:
 
 
 def test_checks_stay_with_their_kinds() -> None:
-    """F17: `add` and `only` copy the checks of the kinds; a declared kind has no handler."""
+    """F17: `add` and `select_kinds` copy the checks of the kinds; a declared kind has no handler."""
     both = Workers()
     both.worker("PLAIN")(lambda step: None)
     both.add(make_export_workers())
-    chosen, plain = both.only([KIND]), both.only(["PLAIN"])
+    chosen, plain = both.select_kinds([KIND]), both.select_kinds(["PLAIN"])
     assert (chosen.input_checks, chosen.report_checks) == ({KIND: accept}, {KIND: REPORT_CHECK})
     assert (plain.input_checks, plain.report_checks) == ({}, {})
-    assert (list(both.only([]).handlers), list(both.only([]).input_checks)) == (["PLAIN", KIND], [KIND, "MADE"])
+    assert (list(both.select_kinds([]).handlers), list(both.select_kinds([]).input_checks)) == (
+        ["PLAIN", KIND],
+        [KIND, "MADE"],
+    )
 
 
 def test_a_kind_has_one_worker() -> None:

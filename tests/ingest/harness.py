@@ -51,7 +51,7 @@ class IngestHarness:
             self.configure(config)
 
     def configure(self, config: Json, supplier: str = SUPPLIER) -> None:
-        self.put(paths.config(supplier), json.dumps(config).encode())
+        self.put(paths.make_config_path(supplier), json.dumps(config).encode())
         self.tree.prepare(supplier)
 
     def put(self, path: str, content: bytes) -> Path:
@@ -62,7 +62,7 @@ class IngestHarness:
 
     def drop(self, content: bytes, name: str = "price.csv", supplier: str = SUPPLIER) -> Path:
         """Put a file into the inbox; each file is newer than the one before."""
-        file = self.put(f"{paths.inbox(supplier)}/{name}", content)
+        file = self.put(f"{paths.make_inbox_path(supplier)}/{name}", content)
         self._age -= 10
         modified = time.time() - self._age
         os.utime(file, (modified, modified))
@@ -87,7 +87,7 @@ class IngestHarness:
 
     def facts(self, supplier: str = SUPPLIER) -> list[Json]:
         """Return the facts of the published state."""
-        return self.lines(paths.state(supplier, self.current(supplier) or "", paths.FACTS))
+        return self.lines(paths.make_state_path(supplier, self.current(supplier) or "", paths.FACTS))
 
     def lines(self, path: str) -> list[Json]:
         return [json.loads(line) for line in (self.root / path).read_text().splitlines()]

@@ -21,8 +21,8 @@ class LaterTree(FolderTree):
         self.later = 0.0
         self._written: dict[str | None, tuple[str, float]] = {}
 
-    def now(self) -> float:
-        return super().now() + self.later
+    def read_clock(self) -> float:
+        return super().read_clock() + self.later
 
     def list_arrivals(self, supplier: str) -> list[InboxFile]:
         return [self._dated(arrival) for arrival in super().list_arrivals(supplier)]

@@ -88,18 +88,18 @@ class SupplierFolder:
 
     def configure(self, window: float = 0, dedup: str = "accepted", on_bad_row: str = "drop") -> None:
         config = CONFIG.format(window=window, dedup=dedup, on_bad_row=on_bad_row)
-        (self.root / layout.config(SUPPLIER)).write_text(config)
+        (self.root / layout.make_config_path(SUPPLIER)).write_text(config)
 
     def copy(self, root: Path) -> "SupplierFolder":
         """Return a copy of the folder below *root*."""
         shutil.copytree(self.root, root, symlinks=True)
         twin = SupplierFolder(root, self.clock)
-        shutil.copyfile(self.root / layout.config(SUPPLIER), root / layout.config(SUPPLIER))
+        shutil.copyfile(self.root / layout.make_config_path(SUPPLIER), root / layout.make_config_path(SUPPLIER))
         twin.sent = self.sent.copy()
         return twin
 
     def inbox(self, name: str = "") -> Path:
-        return self.root / layout.inbox(SUPPLIER) / name
+        return self.root / layout.make_inbox_path(SUPPLIER) / name
 
     def drop(self, name: str, content: bytes, at: float = 0) -> Path:
         """Write a file with the time *at* in seconds; a name must not be in the inbox already."""
@@ -138,7 +138,8 @@ class SupplierFolder:
     def read_manifests(self) -> dict[str, dict[str, Any] | None]:
         """Return the manifest of each run; None for a run without one."""
         contents = {
-            run_id: self.tree.read(layout.run(run_id, layout.MANIFEST)) for run_id in self.tree.list_runs(SUPPLIER)
+            run_id: self.tree.read(layout.make_run_path(run_id, layout.MANIFEST))
+            for run_id in self.tree.list_runs(SUPPLIER)
         }
         return {run_id: orjson.loads(content) if content else None for run_id, content in contents.items()}
 
@@ -151,9 +152,12 @@ class SupplierFolder:
     def count_all_contents(self) -> dict[str, Counter[str]]:
         """Count the contents of the files that the supplier sent, by their folder."""
         folders = {
-            "inbox": layout.inbox(SUPPLIER), "archive": layout.archive(SUPPLIER), "obsolete": layout.obsolete(SUPPLIER),
-            "duplicates": layout.duplicates(SUPPLIER), "broken": layout.broken(SUPPLIER),
-        }  # fmt: skip
+            "inbox": layout.make_inbox_path(SUPPLIER),
+            "archive": layout.make_archive_path(SUPPLIER),
+            "obsolete": layout.make_obsolete_path(SUPPLIER),
+            "duplicates": layout.make_duplicates_path(SUPPLIER),
+            "broken": layout.make_broken_path(SUPPLIER),
+        }
         return {name: self.count_contents(folder) for name, folder in folders.items()}
 
     def check_no_file_is_lost(self) -> None:
@@ -163,7 +167,7 @@ class SupplierFolder:
     def check_states_are_complete(self) -> None:
         """I11, I16: check that every state with its final name is complete."""
         for run_id in self.tree.list_states(SUPPLIER):
-            folder = self.root / layout.state(SUPPLIER, run_id)
+            folder = self.root / layout.make_state_path(SUPPLIER, run_id)
             assert {file.name for file in folder.iterdir()} == STATE_FILES
             pointer = orjson.loads((folder / layout.POINTER).read_bytes())
             assert hash_bytes((folder / layout.FACTS).read_bytes()) == pointer["sha256"]
@@ -182,7 +186,7 @@ class SupplierFolder:
         for manifest in manifests.values():
             assert manifest is not None
             if manifest["status"] == "PASS":
-                assert self.tree.read(layout.accepted(SUPPLIER, manifest["input_sha256"])) is not None
+                assert self.tree.read(layout.make_accepted_path(SUPPLIER, manifest["input_sha256"])) is not None
         assert self.ledger().running is None
         assert self.list_leftovers() == []
 

@@ -37,12 +37,12 @@ class SupplierHarness:
 
     def configure(self, **settings: Any) -> None:
         """Write a configuration with quality limits and three columns; *settings* override it."""
-        with (self.root / paths.config(self.supplier)).open("w") as file:
+        with (self.root / paths.make_config_path(self.supplier)).open("w") as file:
             YAML().dump({**QUALITY, "columns": dict(COLUMNS), "key": ["sku"], **settings}, file)
 
     def drop(self, name: str, content: str | bytes, at: float | None = None) -> Path:
         """Put a file into the inbox, with the mtime *at* if it is given."""
-        file = self.root / paths.inbox(self.supplier) / name
+        file = self.root / paths.make_inbox_path(self.supplier) / name
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
         if at is not None:
             os.utime(file, (at, at))

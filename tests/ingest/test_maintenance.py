@@ -38,9 +38,9 @@ async def test_old_runs_are_deleted(
         assert await store.prune(tx, db.clock.now() - timedelta(days=41), 100) == 0
         assert await store.prune(tx, db.clock.now() - timedelta(days=39), 1) == 2
     await delete_old_runs(configured.ingest, db)
-    runs = (await views.runs(None, None, store.START, 10)).items
+    runs = (await views.list_runs(None, None, store.START, 10)).items
     assert {(run.run_id in ids, run.status) for run in runs} == {
         (True, IngestRunState.PASS),
         (False, IngestRunState.RUNNING),
     }
-    assert [move.run_id for move in await views.moves(SUPPLIER, 10)] == [ids[2]]
+    assert [move.run_id for move in await views.list_moves(SUPPLIER, 10)] == [ids[2]]

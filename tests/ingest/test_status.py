@@ -60,7 +60,7 @@ async def test_published_supplier_has_no_issues(views: IngestViews, harness: Ing
 
 async def test_missing_state_is_an_issue(views: IngestViews, harness: IngestHarness, tmp_path: Path) -> None:
     """Status: a missing state is broken; the hint names the root, so that it works in any folder."""
-    folder = harness.root / paths.state(SUPPLIER, harness.current() or "")
+    folder = harness.root / paths.make_state_path(SUPPLIER, harness.current() or "")
     folder.chmod(0o755)
     shutil.rmtree(folder)
     issue = await read_issue(views)
@@ -70,7 +70,9 @@ async def test_missing_state_is_an_issue(views: IngestViews, harness: IngestHarn
 
 async def test_invalid_configuration_is_an_issue(views: IngestViews, harness: IngestHarness) -> None:
     """Status: an invalid configuration is broken, with its first error, the number of the others and waiting files."""
-    file = harness.put(paths.config(SUPPLIER), b"min_fact_count: many\nmax_bad_ratio: 7\nallow_empty_snapshot: false\n")
+    file = harness.put(
+        paths.make_config_path(SUPPLIER), b"min_fact_count: many\nmax_bad_ratio: 7\nallow_empty_snapshot: false\n"
+    )
     harness.drop(TWO)
     issue = await read_issue(views)
     assert (issue.severity.value, issue.subject) == ("BROKEN", SUPPLIER)
@@ -82,8 +84,8 @@ async def test_invalid_configuration_is_an_issue(views: IngestViews, harness: In
 
 async def test_inbox_without_a_configuration_is_an_issue(views: IngestViews, harness: IngestHarness) -> None:
     """Status: an inbox without a configuration is broken if files wait; the hint proposes a configuration."""
-    file = harness.put(f"{paths.inbox('newcomer')}/my prices.csv", ONE)
-    config = harness.root / paths.config("newcomer")
+    file = harness.put(f"{paths.make_inbox_path('newcomer')}/my prices.csv", ONE)
+    config = harness.root / paths.make_config_path("newcomer")
     issue = await read_issue(views)
     problem = f"an inbox without a configuration: {config} is missing; 1 file waiting in the inbox"
     assert show(issue) == ("BROKEN", "newcomer", problem)
@@ -126,10 +128,10 @@ async def test_unchanged_files_are_an_issue(views: IngestViews, harness: IngestH
 async def test_failed_delivery_is_an_issue(views: IngestViews, harness: IngestHarness) -> None:
     """Status: targets that have not received the state are late, with the number and the error codes."""
     harness.configure({**KEYED, "targets": [{"webhook": {"url": "http://127.0.0.1:1"}}]})
-    (supplier,) = await views.suppliers()
+    (supplier,) = await views.list_suppliers()
     assert IngestAlert.UNDELIVERED not in supplier.alerts
     delivery = b'{"target": "webhook http://127.0.0.1:1", "result": {"code": "WEBHOOK_DOWN"}}'
-    harness.put(paths.run(supplier.run_id or "", "deliveries/x.json"), delivery)
+    harness.put(paths.make_run_path(supplier.run_id or "", "deliveries/x.json"), delivery)
     issue = await read_issue(views)
     problem = "the published state has not reached 1 target: webhook http://127.0.0.1:1: WEBHOOK_DOWN"
     assert show(issue) == ("LATE", SUPPLIER, problem)
@@ -139,7 +141,7 @@ async def test_ignored_entries_of_an_inbox_are_an_issue(
     views: IngestViews, harness: IngestHarness, clock: ManualClock
 ) -> None:
     """Status: folders, links and abandoned uploads in an inbox are late, with their numbers, and the hint moves one."""
-    inbox = harness.root / paths.inbox(SUPPLIER)
+    inbox = harness.root / paths.make_inbox_path(SUPPLIER)
     (inbox / "old prices").mkdir()
     (inbox / "old prices" / "price.csv").write_bytes(TWO)
     (inbox / "older").mkdir()
@@ -158,7 +160,7 @@ async def test_ignored_entries_of_an_inbox_are_an_issue(
 
 async def test_hint_for_an_ignored_entry_moves_it(views: IngestViews, harness: IngestHarness, tmp_path: Path) -> None:
     """Status: after the command of the hint the issue has ended, and the file of the supplier is still in the inbox."""
-    inbox = harness.root / paths.inbox(SUPPLIER)
+    inbox = harness.root / paths.make_inbox_path(SUPPLIER)
     (inbox / "it's old").mkdir()
     harness.drop(TWO)
     command = ((await read_issue(views)).hint or "").removesuffix("/tmp/") + shlex.quote(str(tmp_path))

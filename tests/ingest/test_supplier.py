@@ -54,11 +54,11 @@ def test_a_target_has_exactly_one_kind(harness: IngestHarness) -> None:
     for wrong in ({}, {"flow": {"name": FLOW}, "webhook": {"url": "http://127.0.0.1:1/gone"}}):
         set_targets(harness, wrong)
         with pytest.raises(RunFailed, match="must have exactly one of `dictionary`, `flow` and `webhook`"):
-            load_supplier(harness.root / paths.config(SUPPLIER))
+            load_supplier(harness.root / paths.make_config_path(SUPPLIER))
 
 
 def test_a_repeated_target_is_rejected(harness: IngestHarness) -> None:
     """I23: a repeated target would share the marker of the first, and never be delivered."""
     set_targets(harness, *({"flow": {"name": FLOW, "scope": {"market": market}}} for market in ("de", "ru")))
     with pytest.raises(RunFailed, match="must not contain a target twice"):
-        load_supplier(harness.root / paths.config(SUPPLIER))
+        load_supplier(harness.root / paths.make_config_path(SUPPLIER))

@@ -57,12 +57,15 @@ def test_watcher_publishes_for_all_suppliers(harness: IngestHarness) -> None:
         assert httpx.get(f"{watch.api}/actuator/health/readiness").status_code == 200
         assert f'penstock_ingest_state_facts{{supplier="{SUPPLIER}"}} 2.0' in read_metrics(watch.api)
         harness.drop(TWO)
-        draft = harness.put(f"{paths.inbox('globex')}/price.csv.tmp", THREE)
-        until(lambda: b"price.csv.tmp" in (harness.tree.read(paths.ledger("globex")) or b""), "the draft is seen")
+        draft = harness.put(f"{paths.make_inbox_path('globex')}/price.csv.tmp", THREE)
+        until(
+            lambda: b"price.csv.tmp" in (harness.tree.read(paths.make_ledger_path("globex")) or b""),
+            "the draft is seen",
+        )
         assert harness.current("globex") is None
         draft.rename(draft.with_suffix(""))  # a rename from a temporary name ends the wait for the window
         until(lambda: harness.current("globex") is not None, "the renamed file is published")
-        until(lambda: harness.names(paths.inbox(SUPPLIER)) == [], "both are served")
+        until(lambda: harness.names(paths.make_inbox_path(SUPPLIER)) == [], "both are served")
         counts = [
             f'penstock_ingest_runs_total{{code="",status="PASS",supplier="{supplier}"}} 1.0'
             for supplier in ("acme", "globex")
@@ -79,7 +82,7 @@ def test_watcher_logs_each_file_once(harness: IngestHarness) -> None:
     with WatchProcess(harness) as watch:
         for name, content in (("one.csv", ONE), ("bad.csv", snapshot({"A": "none"})), ("again.csv", ONE)):
             harness.drop(content, name)
-            until(lambda: harness.names(paths.inbox(SUPPLIER)) == [], f"{name} is moved")
+            until(lambda: harness.names(paths.make_inbox_path(SUPPLIER)) == [], f"{name} is moved")
         until(lambda: len(watch.read_log("file_duplicate")) == 1, "the duplicate is logged")
         assert watch.stop() == 0
     (published,) = watch.read_log("file_published")
@@ -93,7 +96,7 @@ def test_watcher_logs_each_file_once(harness: IngestHarness) -> None:
 @pytest.mark.full
 def test_watcher_deletes_expired_files(harness: IngestHarness) -> None:
     """I12: expired files are deleted periodically; the published state stays."""
-    states = [paths.state(SUPPLIER, harness.publish(content)) for content in (ONE, TWO)]
+    states = [paths.make_state_path(SUPPLIER, harness.publish(content)) for content in (ONE, TWO)]
     with WatchProcess(harness, gc=0.2, retention={"state_retention_hours": 0}) as watch:
         until(lambda: not (harness.root / states[0]).exists(), "the replaced state is deleted")
         harness.drop(THREE)
@@ -119,7 +122,7 @@ def test_damaged_supplier_does_not_stop_the_others(harness: IngestHarness) -> No
         assert watch.stop() == 0
     assert "Traceback" not in watch.log_file.read_text()
     assert "never retrieved" not in watch.log_file.read_text()
-    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(paths.make_inbox_path(SUPPLIER)) == ["price.csv"]
 
 
 @pytest.mark.full
@@ -132,8 +135,8 @@ def test_watcher_survives_the_crash_of_a_run(harness: IngestHarness) -> None:
         (killed,) = harness.tree.list_runs(SUPPLIER)
         (run,) = watch.runs
         run.kill()
-        until(lambda: harness.names(paths.inbox(SUPPLIER)) == [], "the next run publishes the file")
-        manifest = harness.read_json(paths.run(killed, paths.MANIFEST))
+        until(lambda: harness.names(paths.make_inbox_path(SUPPLIER)) == [], "the next run publishes the file")
+        manifest = harness.read_json(paths.make_run_path(killed, paths.MANIFEST))
         assert (manifest["status"], manifest["failure_code"]) == ("FAIL", "INTERRUPTED")
         published = harness.current()
         assert published not in (None, killed)
@@ -143,7 +146,7 @@ def test_watcher_survives_the_crash_of_a_run(harness: IngestHarness) -> None:
         assert watch.stop() == 0
         assert not run.is_running()
     (stopped,) = set(harness.tree.list_runs(SUPPLIER)) - {killed, published}
-    assert harness.read_json(paths.run(stopped, paths.MANIFEST))["failure_code"] == "INTERRUPTED"
+    assert harness.read_json(paths.make_run_path(stopped, paths.MANIFEST))["failure_code"] == "INTERRUPTED"
     assert harness.current() == published
-    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(paths.make_inbox_path(SUPPLIER)) == ["price.csv"]
     assert not (harness.root / paths.DATA / ".work" / SUPPLIER).exists()

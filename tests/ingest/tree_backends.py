@@ -37,7 +37,7 @@ class TreeBackend(Protocol):
 
 
 def drop(backend: TreeBackend, name: str, content: bytes, age: float = 0) -> None:
-    backend.put(f"{layout.inbox(SUPPLIER)}/{name}", content, age)
+    backend.put(f"{layout.make_inbox_path(SUPPLIER)}/{name}", content, age)
 
 
 def stored_paths(tree: FileTree, folder: str) -> list[str]:

@@ -50,17 +50,17 @@ class PartServices:
     ingest_runs: int = 1  # concurrent runs of ingest
 
 
-def part_workers(services: PartServices) -> Workers:
+def make_part_workers(services: PartServices) -> Workers:
     """Return the workers of the step kinds that call other parts."""
     workers = Workers()
     if services.harvest is not None:
-        workers.worker(harvest.KIND)(harvest.harvest_worker(HarvestAdapter(services.harvest)))
+        workers.worker(harvest.KIND)(harvest.make_harvest_handler(HarvestAdapter(services.harvest)))
     if services.refdata is not None:
-        workers.worker(refdata.KIND)(refdata.refdata_worker(RefdataAdapter(services.refdata)))
+        workers.worker(refdata.KIND)(refdata.make_refdata_handler(RefdataAdapter(services.refdata)))
     if services.tracking is not None:
-        workers.worker(tracking.KIND)(tracking.tracking_worker(TrackingAdapter(services.tracking)))
+        workers.worker(tracking.KIND)(tracking.make_tracking_handler(TrackingAdapter(services.tracking)))
     if services.workspace is not None:
-        workers.worker(ingest.KIND)(ingest.ingest_worker(IngestAdapter(services.workspace), services.ingest_runs))
+        workers.worker(ingest.KIND)(ingest.make_ingest_handler(IngestAdapter(services.workspace), services.ingest_runs))
     return workers
 
 
@@ -94,16 +94,16 @@ class RefdataAdapter:
         self._refdata = refdata
 
     async def submit(self, tenant: str, command: Command, wait: timedelta | None) -> RefdataOutputs:
-        return _published(await self._refdata.submit(tenant, command, wait))
+        return _make_refdata_outputs(await self._refdata.submit(tenant, command, wait))
 
     async def update(self, tenant: str, event_id: UUID) -> RefdataOutputs | None:
         try:
-            return _published(await self._refdata.get_update(tenant, event_id))
+            return _make_refdata_outputs(await self._refdata.get_update(tenant, event_id))
         except NotFound:
             return None
 
 
-def _published(update: UpdateRecord) -> RefdataOutputs:
+def _make_refdata_outputs(update: UpdateRecord) -> RefdataOutputs:
     return RefdataOutputs(update.status, update.committed_version, update.error_code, update.error_message)
 
 
@@ -113,14 +113,14 @@ class TrackingAdapter:
     def __init__(self, tracking: Tracking) -> None:
         self._tracking = tracking
 
-    async def shards(self, filename: str, stage: Stage) -> Sequence[ShardInput]:
+    async def list_shards(self, filename: str, stage: Stage) -> Sequence[ShardInput]:
         try:
             rows = await self._tracking.find_file(filename)
-            return [await self._shard(row, stage) for row in rows]
+            return [await self._make_shard(row, stage) for row in rows]
         except NotFound:  # not registered yet, or deleted
             return []
 
-    async def _shard(self, row: ShardRow, stage: Stage) -> ShardInput:
+    async def _make_shard(self, row: ShardRow, stage: Stage) -> ShardInput:
         stages = list(Stage)
         upto = stages[: stages.index(stage) + 1]
         if any(row.status[earlier] is ShardStatus.FAILED for earlier in upto):
@@ -140,7 +140,7 @@ class IngestAdapter:
         self._workspace = workspace
         self._tree = workspace.tree
 
-    def last(self, supplier: str) -> str | None:
+    def find_last_run(self, supplier: str) -> str | None:
         return (ledger.load(self._tree, supplier).last_run or {}).get("run_id")
 
     def run(
@@ -159,7 +159,7 @@ class IngestAdapter:
         for outputs in self._find_runs(supplier, requester):
             if outputs.failure_code != FailureCode.INTERRUPTED:
                 return outputs
-        last = self.last(supplier)
+        last = self.find_last_run(supplier)
         return self._read_outputs(last) if last is not None and last != after else None
 
     def _find_published(self, supplier: str, requester: str) -> IngestOutputs | None:
@@ -168,20 +168,20 @@ class IngestAdapter:
     def _find_runs(self, supplier: str, requester: str) -> Iterator[IngestOutputs]:
         """Yield the ended runs that the step *requester* started, the latest first."""
         for run_id in sorted(self._tree.list_runs(supplier), reverse=True)[:_SEARCH_LIMIT]:
-            if parse_document(self._tree.read(paths.run(run_id, _ORIGIN))).get("requester") == requester and (
+            if parse_document(self._tree.read(paths.make_run_path(run_id, _ORIGIN))).get("requester") == requester and (
                 run := self._read_outputs(run_id)
             ):
                 yield run
 
     def _read_outputs(self, run_id: str) -> IngestOutputs | None:
-        manifest = parse_document(self._tree.read(paths.run(run_id, paths.MANIFEST)))
+        manifest = parse_document(self._tree.read(paths.make_run_path(run_id, paths.MANIFEST)))
         return _make_outputs(manifest) if manifest else None
 
     def _make_marker(self, supplier: str, requester: str) -> Callable[[PublishStep], None]:
         def on_step(step: PublishStep) -> None:
             run_id = ledger.load(self._tree, supplier).running if step is PublishStep.STARTED else None
             if run_id is not None:
-                self._tree.write(paths.run(run_id, _ORIGIN), encode_document({"requester": requester}))
+                self._tree.write(paths.make_run_path(run_id, _ORIGIN), encode_document({"requester": requester}))
 
         return on_step
 

@@ -17,7 +17,7 @@ import orjson
 import structlog
 
 from penstock.app.apis import Parts, make_api, make_app, make_command_api, make_pipeline_api
-from penstock.app.bridges import PartServices, part_workers
+from penstock.app.bridges import PartServices, make_part_workers
 from penstock.app.http_server import address_of, bind_shared_listeners
 from penstock.app.parts import open_flows, open_harvest, open_refdata, open_tracking
 from penstock.app.platform import Platform, open_database, open_ingest_workspace, open_platform
@@ -191,7 +191,7 @@ async def run_remote_flow_workers(
     section, registered = settings.flows, Workers()
     for workers in FlowCatalogue(section).make_workers(KindContext(section)):
         registered.add(workers)
-    chosen = registered.only(kinds)
+    chosen = registered.select_kinds(kinds)
     if not chosen.handlers:
         hint = "pass `--module NAME`, or set `flows.modules`"
         raise BadConfig("NO_WORKERS", "no module with workers is configured", hint=hint)
@@ -334,7 +334,7 @@ async def _run_flows(
     queries = await running.open(open_database(settings, section)) if section is not None else None
     services = PartServices(harvest.harvest, refdata.refdata, tracking, workspace, settings.ingest.runs_at_once)
     drain = settings.server.drain_timeout
-    await running.open(run_flows(flows, part_workers(services), queries=queries, drain=drain, kinds=kinds))
+    await running.open(run_flows(flows, make_part_workers(services), queries=queries, drain=drain, kinds=kinds))
 
 
 def _find_journals(platform: Platform, tracking: Tracking, refdata: RefdataPlatform) -> dict[Part, Database]:

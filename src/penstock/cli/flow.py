@@ -333,13 +333,13 @@ def resume(flow: FlowArgument, url: UrlOption = None, json: JsonOption = False) 
 
 
 def _load_target(target: str) -> Iterator[_LoadedFile]:
-    from penstock.flows.definition.catalogue import flow_files
+    from penstock.flows.definition.catalogue import list_flow_files
 
     path = Path(target)
     if not path.is_dir():
         yield _load_file(target)
         return
-    files = flow_files(path)
+    files = list_flow_files(path)
     if not files:
         none = NotFound("NO_FLOWS", "the folder contains no *.yaml file", hint="a flow is a file such as nightly.yaml")
         yield _LoadedFile(target, [], none)

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from penstock.flows.contract import ARTIFACT_LIMIT, ARTIFACT_NAME_LIMIT, artifact_folder, attempt_folder
+from penstock.flows.contract import ARTIFACT_LIMIT, ARTIFACT_NAME_LIMIT, attempt_folder, make_artifact_folder
 from penstock.flows.model import StepArtifact, StepError
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.storage import Storage, is_object_path
@@ -54,7 +54,7 @@ async def find_missing(storage: Storage, run_id: str, step_id: str, fence: int, 
     return [name for name in names if await storage.read_info(f"{folder}/{name}") is None]
 
 
-def missing_error(missing: Sequence[str]) -> StepError:
+def make_missing_error(missing: Sequence[str]) -> StepError:
     """Return the error of a report that names artifacts its attempt did not write."""
     message = f"the report names the artifact {missing[0]}, which was not written"
     return StepError(ARTIFACT_MISSING, message, {"missing": missing[:_NAMED_LIMIT]})
@@ -64,7 +64,7 @@ async def delete_others(
     storage: Storage, kind: str, run_id: str, step_id: str, names: Sequence[str], check_ownership: CheckOwnership
 ) -> None:
     """Delete artifacts of a failed attempt that are not among *names*: a name may be the folder of a new artifact."""
-    folder = artifact_folder(kind, run_id, step_id)
+    folder = make_artifact_folder(kind, run_id, step_id)
     retained = {f"{folder}/{name}" for name in names}
     for path in [info.path async for info in storage.list(folder)]:
         if path not in retained:
@@ -82,7 +82,7 @@ async def publish(
     check_ownership: CheckOwnership,
 ) -> list[StepArtifact]:
     """Copy the files of an attempt to the folder of its step. A repetition has the same result."""
-    source, target = attempt_folder(run_id, step_id, fence), artifact_folder(kind, run_id, step_id)
+    source, target = attempt_folder(run_id, step_id, fence), make_artifact_folder(kind, run_id, step_id)
     return [await _copy(storage, f"{source}/{name}", f"{target}/{name}", name, check_ownership) for name in names]
 
 

@@ -23,33 +23,35 @@ class FlowClient(ApiClient):
         return await self._get("/flow_runs", params)
 
     async def run(self, run_id: str, *, steps: bool = True) -> Json:
-        return await self._get(_run_path(run_id), {"steps": str(steps).lower()})
+        return await self._get(_make_run_path(run_id), {"steps": str(steps).lower()})
 
     async def history(self, run_id: str, **params: Any) -> Json:
-        return await self._get(f"{_run_path(run_id)}/history", params)
+        return await self._get(f"{_make_run_path(run_id)}/history", params)
 
     async def cancel(self, run_id: str, reason: str | None = None) -> Json:
-        return await self._post(f"{_run_path(run_id)}/cancel", reason=reason)
+        return await self._post(f"{_make_run_path(run_id)}/cancel", reason=reason)
 
     async def retry(self, run_id: str, step_id: str | None = None) -> Json:
         """F10: retry a step, or all failed steps."""
-        return await self._post(f"{_run_path(run_id) if step_id is None else _step_path(run_id, step_id)}/retry")
+        return await self._post(
+            f"{_make_run_path(run_id) if step_id is None else _make_step_path(run_id, step_id)}/retry"
+        )
 
     async def resume(self, run_id: str, step_id: str, new_run_id: str | None = None) -> Json:
-        return await self._post(f"{_run_path(run_id)}/resume", **{"from": step_id, "runId": new_run_id})
+        return await self._post(f"{_make_run_path(run_id)}/resume", **{"from": step_id, "runId": new_run_id})
 
     async def skip(self, run_id: str, step_id: str, reason: str | None = None) -> Json:
-        return await self._post(f"{_step_path(run_id, step_id)}/skip", reason=reason)
+        return await self._post(f"{_make_step_path(run_id, step_id)}/skip", reason=reason)
 
     async def why(self, run_id: str, step_id: str) -> Json:
-        return await self._get(f"{_step_path(run_id, step_id)}/why")
+        return await self._get(f"{_make_step_path(run_id, step_id)}/why")
 
     async def logs(self, run_id: str, step_id: str, **params: Any) -> Json:
-        return await self._get(f"{_step_path(run_id, step_id)}/logs", params)
+        return await self._get(f"{_make_step_path(run_id, step_id)}/logs", params)
 
     async def run_logs(self, run_id: str, **params: Any) -> Json:
         """F18: return log lines of all steps of a run, oldest first."""
-        return await self._get(f"{_run_path(run_id)}/logs", params)
+        return await self._get(f"{_make_run_path(run_id)}/logs", params)
 
     async def flows(self) -> Json:
         return await self._get("/flows")
@@ -86,31 +88,31 @@ class FlowClient(ApiClient):
 
     async def log(self, run_id: str, step_id: str, fence: int, lines: Iterable[tuple[str, str]]) -> Json:
         entries = [{"level": level, "message": message} for level, message in lines]
-        return await self._post(f"{_step_path(run_id, step_id)}/logs", fence=fence, lines=entries)
+        return await self._post(f"{_make_step_path(run_id, step_id)}/logs", fence=fence, lines=entries)
 
     async def write(self, run_id: str, step_id: str, fence: int, name: str, data: bytes) -> None:
         """F6: write an artifact of an attempt."""
         path, binary = (
-            f"{_step_path(run_id, step_id)}/artifacts/{quote(name)}",
+            f"{_make_step_path(run_id, step_id)}/artifacts/{quote(name)}",
             {"content-type": "application/octet-stream"},
         )
         await self._send("PUT", path, data, params={"fence": str(fence)}, headers=binary)
 
     async def read(self, run_id: str, step_id: str, name: str) -> bytes:
         """F6: return the content of an artifact."""
-        return (await self._send("GET", f"{_step_path(run_id, step_id)}/artifacts/{quote(name)}")).body
+        return (await self._send("GET", f"{_make_step_path(run_id, step_id)}/artifacts/{quote(name)}")).body
 
     def download(self, run_id: str, step_id: str, name: str) -> AbstractAsyncContextManager[Download]:
         """F6: open an artifact as a stream."""
-        return self._download(f"{_step_path(run_id, step_id)}/artifacts/{quote(name)}")
+        return self._download(f"{_make_step_path(run_id, step_id)}/artifacts/{quote(name)}")
 
 
-def _run_path(run_id: str) -> str:
+def _make_run_path(run_id: str) -> str:
     return f"/flow_runs/{_quote(run_id)}"
 
 
-def _step_path(run_id: str, step_id: str) -> str:
-    return f"{_run_path(run_id)}/steps/{_quote(step_id)}"
+def _make_step_path(run_id: str, step_id: str) -> str:
+    return f"{_make_run_path(run_id)}/steps/{_quote(step_id)}"
 
 
 def _quote(text: str) -> str:

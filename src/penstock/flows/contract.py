@@ -75,7 +75,7 @@ class HeartbeatState(StrEnum):
     LOST = "lost"  # the lease expired, or the step has ended
 
 
-def artifact_folder(kind: str, run_id: str, step_id: str) -> str:
+def make_artifact_folder(kind: str, run_id: str, step_id: str) -> str:
     """F6: return the folder of a step's published artifacts; it depends on the kind, the run and the step only."""
     return f"{ARTIFACT_FOLDERS.get(kind, 'runs')}/{run_id}/{step_id}"
 

@@ -55,7 +55,7 @@ class FlowMaintenance:
         self._storage = storage
         self._operations = RunOperations(engine, storage)
 
-    def periodic_tasks(self) -> Sequence[tuple[str, PeriodicTask, timedelta]]:
+    def list_periodic_tasks(self) -> Sequence[tuple[str, PeriodicTask, timedelta]]:
         """Return the tasks, each with its name and its interval."""
         return [
             ("flows reaper", self.reap, _SECOND),
@@ -170,7 +170,7 @@ class FlowMaintenance:
             await self._start_waiting_runs(row["flow"])
 
     async def _start_waiting_runs(self, flow: str) -> None:
-        limit = self._engine.max_active_runs(flow)
+        limit = self._engine.get_max_active_runs(flow)
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
             await acquire_transaction_lock(tx, f"flows admit {flow}")

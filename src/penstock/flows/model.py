@@ -229,19 +229,19 @@ class StepSettlement:
         self.has_waiting |= more.has_waiting
 
 
-def run_not_found(run_id: str) -> NotFound:
+def make_run_not_found_error(run_id: str) -> NotFound:
     """Return the error for an unknown or deleted run."""
     return NotFound("RUN_NOT_FOUND", f"run {run_id} does not exist", hint="`penstock flow runs` lists runs")
 
 
-def superseded_error(run_id: str, step_id: str, fence: int) -> Conflict:
+def make_superseded_error(run_id: str, step_id: str, fence: int) -> Conflict:
     """F4: return the error for a worker that has lost its step."""
     message = f"step {step_id} of run {run_id} is not claimed under fence {fence}"
     hint = "stop working on this step: its lease expired, or it has ended"
     return Conflict("SUPERSEDED", message, hint=hint)
 
 
-def step_not_found(run_id: str, step_id: str) -> NotFound:
+def make_step_not_found_error(run_id: str, step_id: str) -> NotFound:
     """Return the error for an unknown step."""
     hint = f"`penstock flow show {run_id}` lists its steps"
     return NotFound("STEP_NOT_FOUND", f"run {run_id} has no step {step_id}", hint=hint)

@@ -76,9 +76,9 @@ async def run_flows(
         platform.engine, platform.catalogue, platform.storage, platform.metrics, platform.telemetry.tracer
     )
     async with AsyncExitStack() as stack:
-        for task in maintenance.periodic_tasks():
+        for task in maintenance.list_periodic_tasks():
             await stack.enter_async_context(run_periodically(*task))
-        workers = (await _open_workers(platform, others, queries, stack)).only(kinds)
+        workers = (await _open_workers(platform, others, queries, stack)).select_kinds(kinds)
         work_source = LocalWorkSource(platform.engine, platform.storage)
         for waits, concurrency in ((False, section.work.concurrency), (True, section.work.waiting)):
             group = Workers()
@@ -103,8 +103,8 @@ async def _open_workers(
     section, opened = platform.section, Workers()
     query = make_query(queries) if queries is not None else None
     from_modules = platform.catalogue.make_workers(KindContext(section, query, platform.db.clock))
-    opened.worker(http.KIND)(await stack.enter_async_context(http.http_worker(section.http)))
-    opened.worker(python.KIND)(python.python_worker(section.python))
+    opened.worker(http.KIND)(await stack.enter_async_context(http.open_http_handler(section.http)))
+    opened.worker(python.KIND)(python.make_python_handler(section.python))
     for workers in (others, *from_modules):
         opened.add(workers)
     return opened

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.contract import artifact_folder
+from penstock.flows.contract import make_artifact_folder
 from penstock.flows.model import ClaimedStep, StepError
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import BadConfig
@@ -81,7 +81,7 @@ class FlowStep:
         await self._io.write(self.claimed, name, data.encode() if isinstance(data, str) else data)
         if name not in self.artifacts:
             self.artifacts.append(name)
-        return f"{artifact_folder(self.kind, self.run_id, self.step_id)}/{name}"
+        return f"{make_artifact_folder(self.kind, self.run_id, self.step_id)}/{name}"
 
     async def read(self, step_id: str, name: str) -> bytes:
         """Return the artifact *name* of an earlier step of the run."""
@@ -130,7 +130,7 @@ class Workers:
         self.input_checks |= others.input_checks
         self.report_checks |= others.report_checks
 
-    def only(self, kinds: Collection[str]) -> "Workers":
+    def select_kinds(self, kinds: Collection[str]) -> "Workers":
         """Return the workers of *kinds*, or all workers if it is empty; BadConfig UNKNOWN_KIND for an unknown kind."""
         if unknown := sorted(set(kinds) - set(self.handlers)):
             hint = f"registered kinds: {', '.join(sorted(self.handlers)) or 'none'}"

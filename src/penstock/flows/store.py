@@ -62,17 +62,17 @@ async def insert_run(
         SQL["insert_run"],
         *(new.run_id, new.flow, new.scope, new.digest, new.fail_fast, new.open, *(new.parent or (None, None))),
         *(new.depth, new.scheduled_for, new.trace, new.created_by, now, is_started),
-        *_step_columns(steps),
+        *_make_step_columns(steps),
     )
     return None if row is None else (row["id"], [(row["id"], n) for n in row["to_evaluate"]])
 
 
 async def insert_steps(tx: Connection, run: int, steps: Sequence[NewStep], now: datetime) -> None:
     """Insert PENDING steps of a run."""
-    await tx.execute(SQL["insert_steps"], run, now, *_step_columns(steps))
+    await tx.execute(SQL["insert_steps"], run, now, *_make_step_columns(steps))
 
 
-def _step_columns(steps: Sequence[NewStep]) -> list[list[Any]]:
+def _make_step_columns(steps: Sequence[NewStep]) -> list[list[Any]]:
     return [
         [step.n for step in steps],
         [step.step_id for step in steps],

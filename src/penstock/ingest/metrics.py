@@ -14,17 +14,19 @@ class IngestMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         supplier = ["supplier"]
 
-        def gauge(name: str, description: str, labels: Sequence[str] = supplier) -> Gauge:
+        def make_gauge(name: str, description: str, labels: Sequence[str] = supplier) -> Gauge:
             return Gauge(f"penstock_ingest_{name}", description, labels, registry=registry)
 
-        self._age = gauge("state_age_seconds", "Age of the published state in seconds")
-        self._facts = gauge("state_facts", "Facts in the published state")
-        self._inbox = gauge("inbox_files", "Files waiting in the inbox, without unfinished uploads")
-        self._ignored = gauge("inbox_ignored_entries", "Entries of the inbox that runs ignore, e.g. folders and links")
-        self._broken = gauge("quarantined_files", "Files in quarantine because their run failed")
-        self._fails = gauge("consecutive_failures", "Failed runs since the last run that passed")
-        self._unchanged = gauge("unchanged_files", "Files in a row that were equal to the published file")
-        self._alerts = gauge("alert", "1 if the alert is active for the supplier, else 0", ["supplier", "alert"])
+        self._age = make_gauge("state_age_seconds", "Age of the published state in seconds")
+        self._facts = make_gauge("state_facts", "Facts in the published state")
+        self._inbox = make_gauge("inbox_files", "Files waiting in the inbox, without unfinished uploads")
+        self._ignored = make_gauge(
+            "inbox_ignored_entries", "Entries of the inbox that runs ignore, e.g. folders and links"
+        )
+        self._broken = make_gauge("quarantined_files", "Files in quarantine because their run failed")
+        self._fails = make_gauge("consecutive_failures", "Failed runs since the last run that passed")
+        self._unchanged = make_gauge("unchanged_files", "Files in a row that were equal to the published file")
+        self._alerts = make_gauge("alert", "1 if the alert is active for the supplier, else 0", ["supplier", "alert"])
         self._runs = Counter(
             "penstock_ingest_runs",
             "Runs that ended, by status and failure code",

@@ -39,13 +39,13 @@ class RunFailed(Exception):
         self.hint = hint
 
 
-def run_not_found_error(run_id: str) -> NotFound:
+def make_run_not_found_error(run_id: str) -> NotFound:
     """Return the error for a run that does not exist or was deleted."""
     hint = "`penstock ingest ls` shows the last run of each supplier; old runs are deleted (ingest.retention.runs)"
     return NotFound("RUN_NOT_FOUND", f"there is no run {run_id!r}", hint=hint)
 
 
-def supplier_not_found_error(name: str, suppliers: Sequence[str]) -> NotFound:
+def make_supplier_not_found_error(name: str, suppliers: Sequence[str]) -> NotFound:
     """Return the error for a supplier that has neither an inbox nor a configuration."""
     hint = f"suppliers: {', '.join(suppliers) or 'none yet'}"
     return NotFound("SUPPLIER_NOT_FOUND", f"there is no supplier {name}", hint=hint)
@@ -68,7 +68,7 @@ def parse_supplier(run_id: str) -> str:
     """Return the supplier of a run; raise NotFound if *run_id* is not a valid id."""
     match = _RUN_ID.fullmatch(run_id)
     if match is None:
-        raise run_not_found_error(run_id)
+        raise make_run_not_found_error(run_id)
     return match["supplier"]
 
 
@@ -149,7 +149,7 @@ class RunStats:
             counts["good_rows"] += good
             counts["bad_rows"] += bad
 
-    def hold(self, category: str | None, facts: int) -> None:
+    def add_held(self, category: str | None, facts: int) -> None:
         """Add facts of an earlier run that replace bad rows."""
         self.held_rows += facts
         if category is not None:

@@ -15,43 +15,43 @@ from penstock.kernel.text import format_duration
 
 async def report_status(views: IngestViews) -> PartReport:
     """Return the number of suppliers, publications and waiting files, and the issues of each supplier."""
-    suppliers = await views.suppliers()
-    strays = await views.strays()
+    suppliers = await views.list_suppliers()
+    strays = await views.list_strays()
     published = sum(1 for supplier in suppliers if supplier.run_id is not None)
     waiting = sum(len(supplier.inbox) for supplier in suppliers)
     summary = (
         f"{pluralize(len(suppliers), 'supplier')}, {published:,} published, {pluralize(waiting, 'file')} in inboxes"
     )
     issues = [issue for supplier in suppliers for issue in list_issues(supplier)]
-    return PartReport(summary, [*issues, *_stray_issues(strays)])
+    return PartReport(summary, [*issues, *_list_stray_issues(strays)])
 
 
 def list_issues(supplier: SupplierStatus) -> Iterator[StatusIssue]:
     """Return the issues of one supplier."""
     alerts = supplier.alerts
     if IngestAlert.STATE_MISSING in alerts:
-        yield _state_issue(supplier)
+        yield _make_state_issue(supplier)
     if IngestAlert.CONFIG_BROKEN in alerts:
-        yield _config_issue(supplier)
+        yield _make_config_issue(supplier)
     if IngestAlert.REPEATED_FAIL in alerts or _has_failed(supplier):
-        yield _failure_issue(supplier)
+        yield _make_failure_issue(supplier)
     if IngestAlert.STATE_OLD in alerts:
-        yield _age_issue(supplier)
+        yield _make_age_issue(supplier)
     if IngestAlert.SAME_FILE_AGAIN in alerts:
-        yield _unchanged_issue(supplier)
+        yield _make_unchanged_issue(supplier)
     if IngestAlert.UNDELIVERED in alerts:
-        yield _delivery_issue(supplier)
+        yield _make_delivery_issue(supplier)
     if supplier.ignored:
-        yield _ignored_issue(supplier)
+        yield _make_ignored_issue(supplier)
 
 
-def _state_issue(supplier: SupplierStatus) -> StatusIssue:
-    root = supplier.config_path.removesuffix(f"/{paths.config(supplier.supplier)}")
+def _make_state_issue(supplier: SupplierStatus) -> StatusIssue:
+    root = supplier.config_path.removesuffix(f"/{paths.make_config_path(supplier.supplier)}")
     hint = f"penstock ingest verify {supplier.supplier} --root {shlex.quote(root)}; then restore the files it names"
     return make_broken_issue(supplier.supplier, "the published state is missing or damaged", hint)
 
 
-def _config_issue(supplier: SupplierStatus) -> StatusIssue:
+def _make_config_issue(supplier: SupplierStatus) -> StatusIssue:
     files = _count_waiting(supplier)
     name, config = supplier.supplier, shlex.quote(supplier.config_path)
     if supplier.has_config:
@@ -76,7 +76,7 @@ def _has_failed(supplier: SupplierStatus) -> bool:
     return supplier.last_run is not None and supplier.last_run["status"] == IngestRunStatus.FAIL
 
 
-def _failure_issue(supplier: SupplierStatus) -> StatusIssue:
+def _make_failure_issue(supplier: SupplierStatus) -> StatusIssue:
     name, run = supplier.supplier, supplier.last_run or {}
     runs = f"the last {supplier.failed_runs:,} runs" if supplier.failed_runs > 1 else "the last run"
     problem = f"{runs} failed: {run.get('failure_code')}"
@@ -88,35 +88,35 @@ def _failure_issue(supplier: SupplierStatus) -> StatusIssue:
     return make_broken_issue(name, f"{problem}; {served}", hint, since)
 
 
-def _age_issue(supplier: SupplierStatus) -> StatusIssue:
+def _make_age_issue(supplier: SupplierStatus) -> StatusIssue:
     age = format_duration(timedelta(seconds=supplier.age_seconds or 0))
     problem = f"the published state is {age} old; {pluralize(len(supplier.inbox), 'file')} in the inbox"
     hint = f"check that the supplier has sent a file; penstock ingest show {supplier.supplier}"
     return make_late_issue(supplier.supplier, problem, hint, supplier.published_at)
 
 
-def _unchanged_issue(supplier: SupplierStatus) -> StatusIssue:
+def _make_unchanged_issue(supplier: SupplierStatus) -> StatusIssue:
     problem = f"the last {pluralize(supplier.unchanged_files, 'file')} had the same content as the published file"
     hint = f"ask the supplier why its export does not change; penstock ingest quarantine ls {supplier.supplier}"
     return make_late_issue(supplier.supplier, problem, hint)
 
 
-def _delivery_issue(supplier: SupplierStatus) -> StatusIssue:
+def _make_delivery_issue(supplier: SupplierStatus) -> StatusIssue:
     undelivered = supplier.undelivered
     problem = f"the published state has not reached {pluralize(len(undelivered), 'target')}: {'; '.join(undelivered)}"
     hint = f"deliveries are retried; check the target if this stays; penstock ingest show {supplier.supplier}"
     return make_late_issue(supplier.supplier, problem, hint)
 
 
-def _ignored_issue(supplier: SupplierStatus) -> StatusIssue:
+def _make_ignored_issue(supplier: SupplierStatus) -> StatusIssue:
     problem = f"{_describe_entries(supplier.ignored)} in the inbox: runs ignore everything but complete files"
-    return make_late_issue(supplier.supplier, problem, _move_hint(supplier.ignored))
+    return make_late_issue(supplier.supplier, problem, _make_move_hint(supplier.ignored))
 
 
-def _stray_issues(strays: Sequence[IgnoredEntry]) -> Iterator[StatusIssue]:
+def _list_stray_issues(strays: Sequence[IgnoredEntry]) -> Iterator[StatusIssue]:
     if strays:
         problem = f"{_describe_entries(strays)} beside the inboxes: no supplier reads them"
-        yield make_late_issue("inbox", problem, _move_hint(strays))
+        yield make_late_issue("inbox", problem, _make_move_hint(strays))
 
 
 def _describe_entries(entries: Sequence[IgnoredEntry]) -> str:
@@ -126,7 +126,7 @@ def _describe_entries(entries: Sequence[IgnoredEntry]) -> str:
     return f"{pluralize(len(entries), 'entry', 'entries')} ({counts}), e.g. {entries[0].name},"
 
 
-def _move_hint(entries: Sequence[IgnoredEntry]) -> str:
+def _make_move_hint(entries: Sequence[IgnoredEntry]) -> str:
     """Return the command that moves the first of *entries* out of the inbox."""
     path = shlex.quote(entries[0].path)
     if "://" in entries[0].path:

@@ -202,7 +202,7 @@ class SupplierColumn(Section):
 
     @field_validator("empty")
     @classmethod
-    def _once_each(cls, empty: list[str]) -> list[str]:
+    def _drop_repeated(cls, empty: list[str]) -> list[str]:
         return list(dict.fromkeys(text for text in empty if text))
 
     @property
@@ -222,7 +222,7 @@ class SupplierColumn(Section):
         )
 
     @model_validator(mode="after")
-    def _fits_its_type(self) -> Self:
+    def _check_type(self) -> Self:
         _require(
             self.values is None or self.type is ColumnType.ENUM,
             "values",
@@ -302,7 +302,7 @@ class SupplierSource(Section):
 
     @field_validator("header")
     @classmethod
-    def _counts_from_one(cls, header: int | str) -> int | str:
+    def _check_header(cls, header: int | str) -> int | str:
         if isinstance(header, int) and header < 1:
             raise ValueError(f"{header} is not a row: rows are numbered from 1")
         return header
@@ -371,7 +371,7 @@ class Supplier(Section):
     )
 
     @model_validator(mode="after")
-    def _names_what_there_is(self) -> Self:
+    def _check_references(self) -> Self:
         for index, name in enumerate(self.key):
             if self.columns and name not in self.columns and name != CATEGORY:
                 raise MisplacedKey(("key", index), f"{name!r} is not in `columns`: {', '.join(self.columns)}")

@@ -12,8 +12,8 @@ from penstock.ingest.model import (
     RunFailed,
     SupplierStatus,
     check_supplier_name,
+    make_supplier_not_found_error,
     parse_supplier,
-    supplier_not_found_error,
 )
 from penstock.ingest.run.hooks import RunHooks, RunOutcome
 from penstock.ingest.run.recorder import DatabaseRecorder
@@ -78,7 +78,7 @@ class IngestWorkspace:
     def load_config(self, supplier: str) -> Supplier:
         """Return the configuration of *supplier*; raise RunFailed if it is missing or invalid."""
         with self.tree.open_config(supplier) as file:
-            return load_supplier(file, self.tree.uri(paths.config(supplier)))[0]
+            return load_supplier(file, self.tree.make_uri(paths.make_config_path(supplier)))[0]
 
     def compare(self, supplier: str, before: str | None, after: str | None, limit: int) -> StateComparison:
         """I21: compare two runs of *supplier*, by default the published one with the one before it."""
@@ -106,7 +106,7 @@ class IngestWorkspace:
         if only is None:
             return suppliers
         if check_supplier_name(only) not in suppliers:
-            raise supplier_not_found_error(only, suppliers)
+            raise make_supplier_not_found_error(only, suppliers)
         return [only]
 
     def read_statuses(self, only: str | None = None) -> list[SupplierStatus]:

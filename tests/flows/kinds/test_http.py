@@ -11,7 +11,7 @@ from aiohttp import web
 from penstock.flows.config import HttpSection
 from penstock.flows.contract import DOCUMENT_LIMIT
 from penstock.flows.kinds import http as kind
-from penstock.flows.kinds.http import http_worker
+from penstock.flows.kinds.http import open_http_handler
 from penstock.flows.kinds.registry import check_inputs
 from penstock.flows.step import Handler, StepFailed
 from penstock.kernel.errors import Invalid
@@ -57,7 +57,7 @@ async def server() -> AsyncIterator[RecordingServer]:
 async def worker_to(*allow: str, **secrets: str) -> AsyncIterator[Handler]:
     entries = {name: {"value": value, "to": allow[:1]} for name, value in secrets.items()}
     section = HttpSection.model_validate({"allow": allow, "secrets": entries})
-    async with http_worker(section) as handler:
+    async with open_http_handler(section) as handler:
         yield handler
 
 

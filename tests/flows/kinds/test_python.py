@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.flows.contract import DOCUMENT_LIMIT
-from penstock.flows.kinds.python import python_worker
+from penstock.flows.kinds.python import make_python_handler
 from penstock.flows.kinds.registry import check_inputs
 from penstock.flows.step import FlowStep
 from penstock.kernel.errors import Invalid
@@ -47,7 +47,7 @@ def blocks(): goes_on.wait()
 def wrapped(): return add_later(1, 2)
 constant = 5
 """
-worker = python_worker([MODULE])
+worker = make_python_handler([MODULE])
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +118,9 @@ async def test_only_allowed_functions_are_called(call: tuple[str, str]) -> None:
 async def test_submodules_are_allowed_with_their_package() -> None:
     """F14: an entry of a package allows all its modules."""
     assert await run_step(worker, make_call_step("hi", f"{MODULE}.below")) == {"hi": 1}
-    assert (await run_failing_step(python_worker([]), make_call_step("add", a=1))).error.code == "PYTHON_NOT_ALLOWED"
+    assert (
+        await run_failing_step(make_python_handler([]), make_call_step("add", a=1))
+    ).error.code == "PYTHON_NOT_ALLOWED"
 
 
 @pytest.mark.parametrize("name", ["breaks", "breaks_later"])

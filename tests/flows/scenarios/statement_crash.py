@@ -50,7 +50,7 @@ def statement_crasher(patch: pytest.MonkeyPatch) -> Iterator[StatementCrasher]:
             patched.setattr(
                 asyncpg.Connection, name, _before(getattr(asyncpg.Connection, name), crasher, is_session=True)
             )
-        for name in ("put", "put_file", "get", "info", "delete"):
+        for name in ("put", "put_file", "get", "read_info", "delete"):
             patched.setattr(FolderStorage, name, _before(getattr(FolderStorage, name), crasher))
         for name in ("stream", "list"):
             patched.setattr(FolderStorage, name, _before_each(getattr(FolderStorage, name), crasher))

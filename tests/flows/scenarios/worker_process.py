@@ -141,7 +141,7 @@ async def _work(place: WorkerSetup) -> None:
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(Database.open(place.url, prefers_indexes=True))
         engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, {}, section))
-        for name, task, every in FlowMaintenance(engine, catalogue, storage).periodic_tasks():
+        for name, task, every in FlowMaintenance(engine, catalogue, storage).list_periodic_tasks():
             await stack.enter_async_context(run_periodically(name, task, min(every, _SECOND)))
         worker = StepWorker(
             LocalWorkSource(engine, storage),

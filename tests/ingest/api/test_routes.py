@@ -66,7 +66,7 @@ def test_file_in_the_inbox_is_published_automatically(api: str, served: IngestHa
     (run,) = get(f"{api}/runs", supplier="globex")["runs"]
     assert run["runId"] == served.current("globex")
     details = get(f"{api}/runs/{run['runId']}")
-    assert details["manifest"] == served.read_json(paths.run(run["runId"], paths.MANIFEST))
+    assert details["manifest"] == served.read_json(paths.make_run_path(run["runId"], paths.MANIFEST))
     assert [(move["from"], move["to"]) for move in details["history"]] == [(None, "RUNNING"), ("RUNNING", "PASS")]
     assert [(move["fileName"], move["reason"]) for move in details["moves"]] == [("price.csv", "published")]
     assert get(f"{api}/suppliers/globex/moves")["moves"] == details["moves"]
@@ -114,7 +114,7 @@ def test_files_in_quarantine_are_listed(api: str, served: IngestHarness) -> None
     assert (file["reason"], file["runId"], file["bytes"]) == ("DQ_TOO_MANY_BAD_ROWS", failed["runId"], len(BROKEN))
     assert file["path"] == failed["manifest"]["moved_to"]
     assert file["since"].endswith("Z")
-    later = f"{paths.broken(SUPPLIER)}/later.csv"
+    later = f"{paths.make_broken_path(SUPPLIER)}/later.csv"
     served.put(later, BROKEN)
     cut = get(f"{api}/suppliers/{SUPPLIER}/quarantine", limit=1)
     assert ([shown["path"] for shown in cut["files"]], cut["total"]) == ([later], 2)
@@ -148,7 +148,11 @@ def test_documents_have_one_format_of_times_and_names(api: str, served: IngestHa
     paths_of_api = ["suppliers", f"suppliers/{SUPPLIER}", f"suppliers/{SUPPLIER}/moves", "runs", f"runs/{run['runId']}"]
     paths_of_api += [f"suppliers/{SUPPLIER}/quarantine", f"state/{SUPPLIER}", f"runs/{run['runId']}/bad-rows"]
     documents = [get(f"{api}/{path}") for path in paths_of_api]
-    stored = [paths.run(run["runId"], paths.MANIFEST), paths.run(run["runId"], paths.STARTED), paths.ledger(SUPPLIER)]
+    stored = [
+        paths.make_run_path(run["runId"], paths.MANIFEST),
+        paths.make_run_path(run["runId"], paths.STARTED),
+        paths.make_ledger_path(SUPPLIER),
+    ]
     times = list_times([*documents, *map(served.read_json, stored)])
     assert len(times) > 20
     assert [time for time in times if not time.endswith("Z")] == []

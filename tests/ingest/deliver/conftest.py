@@ -25,7 +25,7 @@ def deliver(harness: IngestHarness, clock: ManualClock) -> Iterator[Callable[[],
     with closing(AsyncBridge()) as bridge:
 
         def deliver() -> dict[str, DeliveryResult]:
-            config, _ = load_supplier(harness.root / paths.config(SUPPLIER))
+            config, _ = load_supplier(harness.root / paths.make_config_path(SUPPLIER))
             return TargetDeliveries(harness.tree, SUPPLIER, config, bridge, clock).deliver()
 
         yield deliver

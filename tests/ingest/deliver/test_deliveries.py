@@ -36,7 +36,7 @@ def clock() -> ManualClock:
 
 
 def find_markers(harness: IngestHarness) -> list[Path]:
-    return sorted((harness.root / paths.run(harness.current() or "", "deliveries")).glob("*.json"))
+    return sorted((harness.root / paths.make_run_path(harness.current() or "", "deliveries")).glob("*.json"))
 
 
 def list_alerts(harness: IngestHarness, clock: ManualClock) -> list[IngestAlert]:
@@ -58,7 +58,7 @@ def test_webhook_gets_one_message_per_publication(
         assert statuses(deliver()) == {f"webhook {hook.url}": "DELIVERED"}
     first, second = hook.calls
     message = json.loads(first.body)
-    pointer = harness.read_json(paths.state(SUPPLIER, run_id, paths.POINTER))
+    pointer = harness.read_json(paths.make_state_path(SUPPLIER, run_id, paths.POINTER))
     changes = {"previous": None, "added": 2, "removed": 0, "changed": 0, "unchanged": 0}
     state = {"runId": run_id, "sha256": pointer["sha256"], "fence": 1, "publishedAt": pointer["published_at"]}
     assert message == {"event": "ingest.published", "supplier": SUPPLIER, **state, "facts": 2, "changes": changes}

@@ -50,8 +50,8 @@ def run_proposal(file: Path, inspection: Inspection, root: Path) -> ProposalRun:
     tree.prepare(SUPPLIER)
     # No process writes to the file, so that there is no need to wait.
     config = f"{inspection.format_yaml()}file_stability_window: 0\n"
-    (root / paths.config(SUPPLIER)).write_text(config, encoding="utf-8")
-    copyfile(file, root / paths.inbox(SUPPLIER) / file.name)
+    (root / paths.make_config_path(SUPPLIER)).write_text(config, encoding="utf-8")
+    copyfile(file, root / paths.make_inbox_path(SUPPLIER) / file.name)
     manifest = Ingestion(tree, "test").run(SUPPLIER, waits=True).manifest
     assert manifest is not None
     facts = root / paths.CURRENT / SUPPLIER / paths.FACTS

@@ -59,8 +59,8 @@ def test_duplicates_and_skipped_files_are_logged(harness: IngestHarness) -> None
         "older.csv": ("file_skipped", "info"),
         "newer.csv": ("file_published", "info"),
     }
-    assert entries["again.csv"]["moved_to"] == f"{paths.duplicates(SUPPLIER)}/again.csv"
-    assert entries["older.csv"]["moved_to"] == f"{paths.obsolete(SUPPLIER)}/older.csv"
+    assert entries["again.csv"]["moved_to"] == f"{paths.make_duplicates_path(SUPPLIER)}/again.csv"
+    assert entries["older.csv"]["moved_to"] == f"{paths.make_obsolete_path(SUPPLIER)}/older.csv"
 
 
 def test_rejected_file_is_logged(harness: IngestHarness) -> None:
@@ -74,14 +74,14 @@ def test_rejected_file_is_logged(harness: IngestHarness) -> None:
             "run_id": read_run_id(outcome),
             "code": "DQ_TOO_MANY_BAD_ROWS",
             "reason": "1 of 1 rows are bad: 100.00%",
-            "moved_to": f"{paths.broken(SUPPLIER)}/price.csv",
+            "moved_to": f"{paths.make_broken_path(SUPPLIER)}/price.csv",
         }
     ]
 
 
 def test_failed_run_that_leaves_its_file_is_logged(harness: IngestHarness) -> None:
     """Log: a run that fails for a reason outside of its file at WARNING; the file is not rejected."""
-    (harness.root / paths.config(SUPPLIER)).unlink()
+    (harness.root / paths.make_config_path(SUPPLIER)).unlink()
     (entry,) = read_log(harness.run(ONE))
     assert (entry["event"], entry["log_level"], entry["code"]) == ("ingest_run_failed", "warning", "CONFIG_DQ_MISSING")
     assert (entry["file"], entry["moved_to"]) == ("price.csv", None)

@@ -38,9 +38,9 @@ def assert_failed(harness: IngestHarness, content: bytes, code: FailureCode) -> 
     assert {path: published[path] for path in published if "/state" in path}.items() <= harness.all_files().items()
     moved_to = outcome.manifest.moved_to
     assert moved_to is not None
-    assert moved_to.startswith(paths.broken(SUPPLIER))
+    assert moved_to.startswith(paths.make_broken_path(SUPPLIER))
     assert (harness.root / moved_to).read_bytes() == content
-    manifest = harness.read_json(paths.run(outcome.manifest.run_id, paths.MANIFEST))
+    manifest = harness.read_json(paths.make_run_path(outcome.manifest.run_id, paths.MANIFEST))
     assert (manifest["status"], manifest["failure_code"]) == ("FAIL", code.value)
     return manifest
 
@@ -82,13 +82,13 @@ def test_run_without_quality_limits_fails(harness: IngestHarness, missing: str) 
     first = harness.publish(make_rows(3))
     harness.configure({name: value for name, value in KEYED.items() if name != missing})
     if missing == "all":
-        (harness.root / paths.config(SUPPLIER)).unlink()
+        (harness.root / paths.make_config_path(SUPPLIER)).unlink()
     outcome = harness.run(make_rows(4))
     assert failure(outcome) is FailureCode.CONFIG_DQ_MISSING
     assert outcome.manifest is not None
     assert outcome.manifest.failure is not None
     assert outcome.manifest.failure.hint
-    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(paths.make_inbox_path(SUPPLIER)) == ["price.csv"]
     assert harness.current() == first
     harness.configure(KEYED)
     assert harness.run().is_pass
@@ -154,9 +154,9 @@ def test_last_good_fact_is_held(harness: IngestHarness) -> None:
         assert [(fact["held_from"], fact["run_id"], fact["payload"]) for fact in held] == [
             (first, run_id, {"price": 2, "sku": "B"})
         ]
-        stats = harness.read_json(paths.run(run_id, paths.STATS))
+        stats = harness.read_json(paths.make_run_path(run_id, paths.STATS))
         assert (stats["good_rows"], stats["bad_rows"], stats["held_rows"]) == (2, 2, 1)
-        manifest = harness.read_json(paths.run(run_id, paths.MANIFEST))
+        manifest = harness.read_json(paths.make_run_path(run_id, paths.MANIFEST))
         assert (manifest["good_rows"], manifest["changes"]["unchanged"]) == (2, 3)
     harness.publish(snapshot({"A": 1, "B": 5, "C": "?"}))
     assert read_prices(harness) == {"A": 1, "B": 5, "C": 3}
@@ -197,9 +197,9 @@ def test_facts_with_the_same_key(
     run_id = harness.publish(TWICE)
     published = [(fact["payload"]["sku"], fact["payload"]["price"]) for fact in harness.facts()]
     assert sorted(published) == facts
-    bad_rows = harness.lines(paths.run(run_id, paths.BAD))
+    bad_rows = harness.lines(paths.make_run_path(run_id, paths.BAD))
     assert [(row["row_number"] - 1, row["reason_code"]) for row in bad_rows] == [(row, "KEY_DUPLICATE") for row in bad]
-    stats = harness.read_json(paths.run(run_id, paths.STATS))
+    stats = harness.read_json(paths.make_run_path(run_id, paths.STATS))
     assert (stats["good_rows"], stats["bad_rows"]) == (len(facts), len(bad))
 
 
@@ -208,7 +208,7 @@ def test_bad_row_has_its_reason_and_its_column(harness: IngestHarness, keep_raw:
     """I9: a bad row has its reason and its column; the text of the cell only with keep_raw."""
     harness.configure({**KEYED, "keep_raw": keep_raw, "max_bad_ratio": 1})
     run_id = harness.publish(snapshot([("A", 1), ("B", "n/a"), ("A", 2)]))
-    rows = harness.lines(paths.run(run_id, paths.BAD))
+    rows = harness.lines(paths.make_run_path(run_id, paths.BAD))
     assert [(row["reason_code"], row["column"]) for row in rows] == [("NOT_INTEGER", "price"), ("KEY_DUPLICATE", "sku")]
     assert [row.get("raw_value") for row in rows] == ["n/a" if keep_raw else None, None]
 
@@ -231,7 +231,7 @@ def test_older_file_sent_again(harness: IngestHarness, dedup: str) -> None:
     assert (again.manifest is None) == (dedup == "accepted")
     assert read_prices(harness) == ({"A": 2} if dedup == "accepted" else {"A": 1})
     assert (harness.current() == second) == (dedup == "accepted")
-    assert len(harness.names(paths.duplicates(SUPPLIER))) == (2 if dedup == "accepted" else 1)
+    assert len(harness.names(paths.make_duplicates_path(SUPPLIER))) == (2 if dedup == "accepted" else 1)
 
 
 def test_no_option_bypasses_the_quality_limits() -> None:
@@ -260,10 +260,10 @@ def _list_words(path: str, command: Any) -> Iterator[str]:
 
 def test_manifest_has_the_hash_of_the_configuration(harness: IngestHarness) -> None:
     """I7, I8: the manifest has the hash of the configuration that the run used."""
-    config = (harness.root / paths.config(SUPPLIER)).read_bytes()
+    config = (harness.root / paths.make_config_path(SUPPLIER)).read_bytes()
     run_id = harness.publish(make_rows(3))
     harness.configure({**KEYED, "min_fact_count": 2})
-    assert harness.read_json(paths.run(run_id, paths.MANIFEST))["config_sha256"] == sha256(config).hexdigest()
+    assert harness.read_json(paths.make_run_path(run_id, paths.MANIFEST))["config_sha256"] == sha256(config).hexdigest()
     assert json.loads(config) == KEYED
 
 

@@ -30,12 +30,12 @@ async def test_killed_run_is_ended_by_the_next_run(
     harness.drop(ONE)
     with pytest.raises(Killed):
         run(workspace, call_at(step))
-    (running,) = (await views.runs(None, None, store.START, 10)).items
+    (running,) = (await views.list_runs(None, None, store.START, 10)).items
     assert (running.status, running.manifest) == (IngestRunState.RUNNING, None)
     run(workspace)
-    row, _, history = await views.run(running.run_id)
+    row, _, history = await views.read_run(running.run_id)
     assert (row.status.value, row.failure_code) == (status, "INTERRUPTED" if status == "FAIL" else None)
-    assert row.manifest == harness.read_json(paths.run(running.run_id, paths.MANIFEST))
+    assert row.manifest == harness.read_json(paths.make_run_path(running.run_id, paths.MANIFEST))
     assert [stored.entry.target for stored in history] == ["RUNNING", status]
     assert (harness.current() == running.run_id) == (status == "PASS")
-    assert harness.names(paths.inbox(SUPPLIER)) == []
+    assert harness.names(paths.make_inbox_path(SUPPLIER)) == []

@@ -55,26 +55,26 @@ async def test_runs_and_moves_are_recorded(
     assert first is not None
     assert second is not None
     assert third is not None
-    runs = await views.runs(SUPPLIER, None, store.START, 10)
+    runs = await views.list_runs(SUPPLIER, None, store.START, 10)
     assert [(item.run_id, item.status) for item in runs.items] == [
         (third.run_id, IngestRunState.FAIL),
         (second.run_id, IngestRunState.PASS),
         (first.run_id, IngestRunState.PASS),
     ]
-    assert [item.run_id for item in (await views.runs(None, IngestRunState.FAIL, store.START, 10)).items] == [
+    assert [item.run_id for item in (await views.list_runs(None, IngestRunState.FAIL, store.START, 10)).items] == [
         third.run_id
     ]
-    row, moves, history = await views.run(third.run_id)
-    assert row.manifest == harness.read_json(paths.run(third.run_id, paths.MANIFEST))
+    row, moves, history = await views.read_run(third.run_id)
+    assert row.manifest == harness.read_json(paths.make_run_path(third.run_id, paths.MANIFEST))
     assert (row.failure_code, row.finished_at) == ("DQ_TOO_MANY_BAD_ROWS", third.finished_at)
     assert [(move.file_name, move.moved_to, move.reason) for move in moves] == [
-        ("broken.csv", f"{paths.broken(SUPPLIER)}/broken.csv", "DQ_TOO_MANY_BAD_ROWS")
+        ("broken.csv", f"{paths.make_broken_path(SUPPLIER)}/broken.csv", "DQ_TOO_MANY_BAD_ROWS")
     ]
     assert [(stored.entry.source, stored.entry.target, stored.entry.reason) for stored in history] == [
         (None, "RUNNING", None),
         ("RUNNING", "FAIL", "DQ_TOO_MANY_BAD_ROWS"),
     ]
-    all_moves = await views.moves(SUPPLIER, 10)
+    all_moves = await views.list_moves(SUPPLIER, 10)
     assert [(move.file_name, move.reason, move.run_id) for move in reversed(all_moves)] == [
         ("one.csv", "published", first.run_id),
         ("again.csv", "accepted before", None),
@@ -183,7 +183,7 @@ async def test_database_that_goes_down_during_a_run(
         unrecorded = ledger.load(harness.tree, SUPPLIER).running
         assert unrecorded is not None
         again = run(workspace)
-    row, _, _ = await views.run(unrecorded)
+    row, _, _ = await views.read_run(unrecorded)
     if status is None:  # the run was not started, so the next run takes the file
         assert (row.status, row.failure_code) == (IngestRunState.FAIL, "INTERRUPTED")
         assert again.manifest is not None
@@ -192,7 +192,7 @@ async def test_database_that_goes_down_during_a_run(
         assert row.status.value == status
         assert harness.current() == unrecorded
         assert again.manifest is None
-    assert harness.names(paths.inbox(SUPPLIER)) == []
+    assert harness.names(paths.make_inbox_path(SUPPLIER)) == []
     assert [fact["payload"]["price"] for fact in harness.facts()] == [1, 2]
 
 
@@ -214,7 +214,7 @@ def test_unreachable_database_is_an_error(harness: IngestHarness, tmp_path: Path
     assert (result.code, result.out) == (7, "")
     assert result.err.startswith("error: ")
     assert "hint: " in result.err
-    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(paths.make_inbox_path(SUPPLIER)) == ["price.csv"]
 
 
 def test_root_option_needs_no_database(harness: IngestHarness, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def s3() -> Iterator[S3Bucket]:
 @pytest.fixture
 def backend(s3: S3Bucket, tmp_path: Path) -> Iterator[BucketBackend]:
     with s3_backend(s3, tmp_path / "machines") as backend:
-        backend.put(paths.config(SUPPLIER), CONFIG)
+        backend.put(paths.make_config_path(SUPPLIER), CONFIG)
         yield backend
 
 
@@ -86,10 +86,10 @@ def read_complete_state(tree: FileTree) -> CurrentPointer | None:
     pointer = tree.read_pointer(SUPPLIER)
     if pointer is None:
         return None
-    with tree.open(paths.state(SUPPLIER, pointer.run_id, paths.FACTS)) as facts:
+    with tree.open(paths.make_state_path(SUPPLIER, pointer.run_id, paths.FACTS)) as facts:
         assert sha256(facts.read()).hexdigest() == pointer.sha256
-    assert read_json(tree, paths.state(SUPPLIER, pointer.run_id, paths.POINTER)) == pointer.as_dict()
-    manifest = read_json(tree, paths.state(SUPPLIER, pointer.run_id, paths.MANIFEST))
+    assert read_json(tree, paths.make_state_path(SUPPLIER, pointer.run_id, paths.POINTER)) == pointer.as_dict()
+    manifest = read_json(tree, paths.make_state_path(SUPPLIER, pointer.run_id, paths.MANIFEST))
     assert (manifest["status"], manifest["fence"]) == ("PASS", pointer.fence)
     return pointer
 
@@ -98,20 +98,22 @@ def has_published_content(tree: FileTree, content: bytes) -> bool:
     """Return whether the published state was made of *content*."""
     pointer = read_complete_state(tree)
     assert pointer is not None
-    manifest = read_json(tree, paths.state(SUPPLIER, pointer.run_id, paths.MANIFEST))
+    manifest = read_json(tree, paths.make_state_path(SUPPLIER, pointer.run_id, paths.MANIFEST))
     return bool(manifest["input_sha256"] == sha256(content).hexdigest())
 
 
 def find_folders(tree: FileTree, content: bytes) -> set[str]:
     """Return the folders with a file of this content."""
     folders = {
-        "inbox": paths.inbox(SUPPLIER),
-        "obsolete": paths.obsolete(SUPPLIER),
-        "duplicates": paths.duplicates(SUPPLIER),
-        "broken": paths.broken(SUPPLIER),
+        "inbox": paths.make_inbox_path(SUPPLIER),
+        "obsolete": paths.make_obsolete_path(SUPPLIER),
+        "duplicates": paths.make_duplicates_path(SUPPLIER),
+        "broken": paths.make_broken_path(SUPPLIER),
     }
     names = {name for name, folder in folders.items() if content in _read_contents(tree, folder)}
-    archived = [file.path for file in tree.list_files(paths.archive(SUPPLIER)) if "/obsolete/" not in file.path]
+    archived = [
+        file.path for file in tree.list_files(paths.make_archive_path(SUPPLIER)) if "/obsolete/" not in file.path
+    ]
     return names | ({"archive"} if content in [tree.read(path) for path in archived] else set())
 
 
@@ -124,9 +126,9 @@ def assert_settled(tree: FileTree) -> None:
     assert tree.list_arrivals(SUPPLIER) == []
     pointer = read_complete_state(tree)
     assert pointer is not None
-    manifest = read_json(tree, paths.run(pointer.run_id, paths.MANIFEST))
+    manifest = read_json(tree, paths.make_run_path(pointer.run_id, paths.MANIFEST))
     assert manifest["status"] == "PASS"
-    assert read_json(tree, paths.accepted(SUPPLIER, manifest["input_sha256"]))["run_id"] == pointer.run_id
+    assert read_json(tree, paths.make_accepted_path(SUPPLIER, manifest["input_sha256"]))["run_id"] == pointer.run_id
 
 
 def assert_next_file_is_published(backend: BucketBackend, fence: int) -> None:
@@ -151,8 +153,8 @@ def test_file_is_published(backend: BucketBackend) -> None:
     assert outcome.manifest is not None
     assert (pointer.run_id, pointer.fence) == (outcome.manifest.run_id, 1)
     assert backend.tree.read(f"{paths.CURRENT}/{SUPPLIER}.json") is not None
-    assert stored_paths(backend.tree, paths.archive(SUPPLIER)) == ["price.csv"]
-    assert outcome.manifest.moved_to == f"{paths.archive(SUPPLIER)}/price.csv"
+    assert stored_paths(backend.tree, paths.make_archive_path(SUPPLIER)) == ["price.csv"]
+    assert outcome.manifest.moved_to == f"{paths.make_archive_path(SUPPLIER)}/price.csv"
     assert_settled(backend.tree)
 
 
@@ -168,7 +170,7 @@ def test_next_publication_replaces_the_state(backend: BucketBackend) -> None:
     assert (second.fence, second.previous_run, second.changes.changed) == (2, first.run_id, 1)
     assert has_published_content(backend.tree, NEW)
     assert backend.tree.list_states(SUPPLIER) == sorted([first.run_id, second.run_id])
-    assert stored_paths(backend.tree, paths.archive(SUPPLIER)) == ["price.csv", "price.csv.1"]
+    assert stored_paths(backend.tree, paths.make_archive_path(SUPPLIER)) == ["price.csv", "price.csv.1"]
 
 
 def test_rejected_file_goes_to_quarantine(backend: BucketBackend) -> None:
@@ -182,7 +184,7 @@ def test_rejected_file_goes_to_quarantine(backend: BucketBackend) -> None:
     assert find_folders(backend.tree, BROKEN) == {"broken"}
     assert read_complete_state(backend.tree) == before
     assert outcome.manifest is not None
-    assert read_json(backend.tree, paths.run(outcome.manifest.run_id, paths.MANIFEST))["status"] == "FAIL"
+    assert read_json(backend.tree, paths.make_run_path(outcome.manifest.run_id, paths.MANIFEST))["status"] == "FAIL"
 
 
 def test_newest_unique_file_wins(backend: BucketBackend) -> None:
@@ -211,7 +213,7 @@ def test_ignored_entries_of_a_bucket_are_listed(backend: BucketBackend) -> None:
     backend.put(f"{paths.INBOX}/price.csv", NEW)
     (folder,) = backend.tree.list_ignored(SUPPLIER)
     assert (folder.name, folder.kind) == ("old", "folder")
-    assert folder.path == backend.tree.uri(f"{paths.inbox(SUPPLIER)}/old")
+    assert folder.path == backend.tree.make_uri(f"{paths.make_inbox_path(SUPPLIER)}/old")
     strays = [(entry.name, entry.kind) for entry in backend.tree.list_ignored()]
     assert strays == [("acme corp", STRAY_FOLDER), ("price.csv", STRAY_FILE)]
 
@@ -493,7 +495,7 @@ def test_machine_killed_before_any_write(
     writes, is_killed = 0, True
     while is_killed:
         with stored_backend(tmp_path / f"{writes}", tmp_path / "machines") as backend:
-            backend.put(paths.config(SUPPLIER), CONFIG)
+            backend.put(paths.make_config_path(SUPPLIER), CONFIG)
             drop(backend, "first.csv", FIRST)
             run(backend.tree)
             before = read_complete_state(backend.tree)

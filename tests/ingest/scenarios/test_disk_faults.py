@@ -256,14 +256,14 @@ def test_run_without_root(owned: SupplierFolder) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        paths.inbox(SUPPLIER),
+        paths.make_inbox_path(SUPPLIER),
         f"{paths.STATES}/{SUPPLIER}",
         paths.RUNS,
         paths.CURRENT,
         f"{paths.DATA}/.work",
         f"{paths.DATA}/.work/{SUPPLIER}.lock",
         paths.LEDGERS,
-        paths.archive(SUPPLIER),
+        paths.make_archive_path(SUPPLIER),
         paths.DATA,
     ],
 )
@@ -276,7 +276,7 @@ def test_folder_without_permissions(owned: SupplierFolder, path: str, mode: int)
     closed.chmod(mode)
     outcome = run_and_receive(run_without_capabilities, owned.root)
     closed.chmod(before)
-    if mode == 0o555 and path in (paths.inbox(SUPPLIER), paths.archive(SUPPLIER)):
+    if mode == 0o555 and path in (paths.make_inbox_path(SUPPLIER), paths.make_archive_path(SUPPLIER)):
         assert outcome == (0, None, None)  # published, but the file could not be moved
     elif (path, mode) != (paths.DATA, 0o555):  # the run writes nothing directly into it
         assert outcome == (7, "STORAGE_DOWN", "give the user that runs Penstock read and write access to the tree")
@@ -294,7 +294,7 @@ def test_file_without_permissions(owned: SupplierFolder) -> None:
     owned.drop("new.csv.old", csv({"A": 7}), at=8).chmod(0)
     assert run_and_receive(run_without_capabilities, owned.root) == (0, "FILE_UNREADABLE", None)
     assert owned.facts() == FIRST
-    assert owned.count_contents(paths.broken(SUPPLIER)) == Counter([hash_bytes(csv({"A": 7}))])
+    assert owned.count_contents(paths.make_broken_path(SUPPLIER)) == Counter([hash_bytes(csv({"A": 7}))])
     assert run_and_receive(run_without_capabilities, owned.root) == (0, None, None)
     assert owned.facts() == NEW
     owned.check_consistency()

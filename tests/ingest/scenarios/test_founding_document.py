@@ -87,7 +87,7 @@ def test_manifest_has_the_documented_fields(harness: SupplierHarness) -> None:
     for name, artifact in document["artifacts"].items():
         content = (harness.root / folder / name).read_bytes()
         assert artifact == {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
-    config = (harness.root / paths.config(SUPPLIER)).read_bytes()
+    config = (harness.root / paths.make_config_path(SUPPLIER)).read_bytes()
     assert document["config_sha256"] == hashlib.sha256(config).hexdigest()
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|v[\d.]+", document["code_commit"])
 
@@ -97,7 +97,7 @@ def test_accepted_run_has_the_documented_fields(harness: SupplierHarness) -> Non
     harness.drop("price.csv", GOOD)
     manifest = harness.run().manifest
     assert manifest is not None
-    marker = harness.json(paths.accepted(SUPPLIER, manifest.input_sha256 or ""))
+    marker = harness.json(paths.make_accepted_path(SUPPLIER, manifest.input_sha256 or ""))
     assert set(marker) == {"run_id", "accepted_at", "input_filename", "manifest_path"}
     assert marker["run_id"] == manifest.run_id
     assert harness.json(marker["manifest_path"])["run_id"] == manifest.run_id
@@ -108,7 +108,7 @@ def test_published_state_is_read_only(harness: SupplierHarness) -> None:
     harness.drop("price.csv", GOOD)
     manifest = harness.run().manifest
     assert manifest is not None
-    state = harness.root / paths.state(SUPPLIER, manifest.run_id)
+    state = harness.root / paths.make_state_path(SUPPLIER, manifest.run_id)
     assert state.stat().st_mode & 0o222 == 0
     assert all(file.stat().st_mode & 0o222 == 0 for file in state.iterdir())
 
@@ -185,7 +185,7 @@ def test_file_without_rows_needs_permission(harness: SupplierHarness) -> None:
     passed = harness.run().manifest
     assert passed is not None
     assert passed.status is IngestRunStatus.PASS
-    assert json.loads((harness.root / paths.run(passed.run_id, paths.STATS)).read_bytes())["bad_ratio"] == 0
+    assert json.loads((harness.root / paths.make_run_path(passed.run_id, paths.STATS)).read_bytes())["bad_ratio"] == 0
 
 
 def test_three_keys_are_a_configuration(tmp_path: Path) -> None:
@@ -209,21 +209,21 @@ def test_columns_may_have_any_name(harness: SupplierHarness) -> None:
     manifest = harness.run().manifest
     assert manifest is not None
     assert manifest.status is IngestRunStatus.PASS
-    (fact,) = harness.lines(paths.run(manifest.run_id, paths.FACTS))
+    (fact,) = harness.lines(paths.make_run_path(manifest.run_id, paths.FACTS))
     assert fact["payload"] == dict(zip(header.split(";"), ["A", "1", "x", "r", "9", "p", "2"], strict=True))
-    (changed,) = harness.lines(paths.state(SUPPLIER, manifest.run_id, paths.CHANGED_KEYS))
+    (changed,) = harness.lines(paths.make_state_path(SUPPLIER, manifest.run_id, paths.CHANGED_KEYS))
     assert changed == {"change": "changed", "key": {"*": "A", "change": "x", "row_id": "r"}}
 
 
 def test_file_name_in_another_encoding(harness: SupplierHarness) -> None:
     """I2, I16: a name that is not UTF-8 is escaped and cut, and the file is processed."""
     name = ("я" * 120).encode("cp1251") + b".csv"
-    Path(os.fsdecode(os.fsencode(harness.root / paths.inbox(SUPPLIER)) + b"/" + name)).write_text(GOOD)
+    Path(os.fsdecode(os.fsencode(harness.root / paths.make_inbox_path(SUPPLIER)) + b"/" + name)).write_text(GOOD)
     manifest = harness.run().manifest
     assert manifest is not None
     assert manifest.status is IngestRunStatus.PASS
-    assert harness.files(paths.inbox(SUPPLIER)) == []
-    (archived,) = harness.files(paths.archive(SUPPLIER))
+    assert harness.files(paths.make_inbox_path(SUPPLIER)) == []
+    (archived,) = harness.files(paths.make_archive_path(SUPPLIER))
     assert archived.startswith("\\xff")
 
 

@@ -43,7 +43,7 @@ class CrashingTree(FolderTree):
         self._checks = checks
         self.is_dead = False
 
-    def now(self) -> float:
+    def read_clock(self) -> float:
         self._checks.append(len(self._checks) + 1)
         return float(self._checks[-1])
 
@@ -271,7 +271,7 @@ class IngestLifecycle(RuleBasedStateMachine):
     @rule(dies=st.booleans(), step=STEPS)
     def run_without_a_configuration(self, dies: bool, step: PublishStep) -> None:
         self.model.has_config = False
-        (self.supplier.root / paths.config(SUPPLIER)).unlink()
+        (self.supplier.root / paths.make_config_path(SUPPLIER)).unlink()
         self.run_and_die(step) if dies else self.run()
         self.configure(self.model.dedup)
 

@@ -52,7 +52,7 @@ def test_larger_file_needs_no_more_memory(large_folder: Path, form: str) -> None
 def measure_run(harness: IngestHarness, form: str, rows: int) -> tuple[int, int]:
     """Return the size of a file with *rows* rows, and the peak memory of its run, in bytes."""
     head, row = FORMATS[form]
-    file = harness.root / paths.inbox(SUPPLIER) / f"{rows}.{form}"
+    file = harness.root / paths.make_inbox_path(SUPPLIER) / f"{rows}.{form}"
     with file.open("w") as out:
         out.write(head)
         out.writelines(map(row, range(rows)))

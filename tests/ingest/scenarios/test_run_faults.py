@@ -77,9 +77,9 @@ def test_bug_is_a_failure_with_a_traceback(harness: SupplierHarness, monkeypatch
     assert manifest is not None
     assert manifest.failure is not None
     assert manifest.failure.code is FailureCode.INTERNAL
-    trace = (harness.root / paths.run(manifest.run_id, paths.ERROR)).read_text()
+    trace = (harness.root / paths.make_run_path(manifest.run_id, paths.ERROR)).read_text()
     assert "ZeroDivisionError: boom" in trace
-    assert harness.files(paths.broken(SUPPLIER)) == ["price.csv"]
+    assert harness.files(paths.make_broken_path(SUPPLIER)) == ["price.csv"]
 
 
 def test_bug_after_the_switch_does_not_fail_the_run(harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +95,8 @@ def test_bug_after_the_switch_does_not_fail_the_run(harness: SupplierHarness, mo
             harness.run()
     harness.run()
     (run_id,) = harness.tree.list_runs(SUPPLIER)
-    assert harness.json(paths.run(run_id, paths.MANIFEST))["status"] == "PASS"
-    assert harness.files(paths.archive(SUPPLIER)) == ["price.csv"]
+    assert harness.json(paths.make_run_path(run_id, paths.MANIFEST))["status"] == "PASS"
+    assert harness.files(paths.make_archive_path(SUPPLIER)) == ["price.csv"]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_invalid_configuration_is_refused(harness: SupplierHarness, settings: di
     """I18: an invalid configuration is refused with the key, before a file is read."""
     harness.configure(**settings)
     with pytest.raises(RunFailed, match=key) as failed:
-        load_supplier(harness.root / paths.config(SUPPLIER))
+        load_supplier(harness.root / paths.make_config_path(SUPPLIER))
     assert failed.value.code is FailureCode.CONFIG_INVALID
 
 
@@ -175,7 +175,7 @@ def test_move_of_a_killed_run_is_recorded(harness: SupplierHarness, content: str
         harness.run(RunHooks(on_step=call_at(PublishStep.MOVED)))
     harness.run()
     (run_id,) = harness.tree.list_runs(SUPPLIER)
-    moved_to = harness.json(paths.run(run_id, paths.MANIFEST))["moved_to"]
+    moved_to = harness.json(paths.make_run_path(run_id, paths.MANIFEST))["moved_to"]
     assert (harness.root / moved_to).read_text() == content
     assert all(file["reason"] for file in list_quarantine(harness.tree, SUPPLIER))
 
@@ -216,9 +216,9 @@ def test_verify_checks_the_archived_file(harness: SupplierHarness) -> None:
     """I24: the hash of the archived file is in the manifest too."""
     harness.drop("price.csv", ONE)
     harness.run()
-    (harness.root / paths.archive(SUPPLIER) / "price.csv").write_text(TWO)
+    (harness.root / paths.make_archive_path(SUPPLIER) / "price.csv").write_text(TWO)
     assert [check.path for check in verify_suppliers(harness.tree, [SUPPLIER]) if check.problem] == [
-        f"{paths.archive(SUPPLIER)}/price.csv"
+        f"{paths.make_archive_path(SUPPLIER)}/price.csv"
     ]
 
 
@@ -227,7 +227,7 @@ def test_damaged_state_is_an_error_of_its_own(harness: SupplierHarness) -> None:
     harness.drop("price.csv", ONE)
     manifest = harness.run().manifest
     assert manifest is not None
-    stats = harness.root / paths.state(SUPPLIER, manifest.run_id, paths.STATS)
+    stats = harness.root / paths.make_state_path(SUPPLIER, manifest.run_id, paths.STATS)
     stats.chmod(0o644)
     stats.write_text('{"good_rows": 9}')
     with pytest.raises(Corrupt):
@@ -237,7 +237,7 @@ def test_damaged_state_is_an_error_of_its_own(harness: SupplierHarness) -> None:
 def test_invalid_ledger_is_ignored(harness: SupplierHarness) -> None:
     """I16: the ledger may be lost."""
     harness.tree.write(
-        paths.ledger(SUPPLIER), b'{"seen": {"a": {"signature": 1, "since": "q"}}, "failed_runs": "many"}'
+        paths.make_ledger_path(SUPPLIER), b'{"seen": {"a": {"signature": 1, "since": "q"}}, "failed_runs": "many"}'
     )
     harness.drop("price.csv", ONE)
     assert harness.run().is_pass

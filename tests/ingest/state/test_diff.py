@@ -34,9 +34,9 @@ def test_changes_are_those_of_a_plain_comparison(is_keyed: bool, before: Json, a
             assert second is None
             return
         assert second is not None
-        changes = harness.read_json(paths.state(SUPPLIER, second.run_id, paths.CHANGES))
-        lines = harness.lines(paths.state(SUPPLIER, second.run_id, paths.CHANGED_KEYS))
-        assert changes == harness.read_json(paths.run(second.run_id, paths.MANIFEST))["changes"]
+        changes = harness.read_json(paths.make_state_path(SUPPLIER, second.run_id, paths.CHANGES))
+        lines = harness.lines(paths.make_state_path(SUPPLIER, second.run_id, paths.CHANGED_KEYS))
+        assert changes == harness.read_json(paths.make_run_path(second.run_id, paths.MANIFEST))["changes"]
     expected = _compare_by_key(before, after) if is_keyed else _compare_rows(before, after)
     counts = {name: len(expected[name]) for name in ("added", "removed", "changed", "unchanged")}
     assert changes == {"previous": first.run_id, **counts}
@@ -69,7 +69,7 @@ def test_repeated_facts_are_counted(
         if before == after:  # the same file
             return
         run_id = harness.publish(snapshot(after))
-        changes = harness.read_json(paths.state(SUPPLIER, run_id, paths.CHANGES))
+        changes = harness.read_json(paths.make_state_path(SUPPLIER, run_id, paths.CHANGES))
     same = Counter(before) & Counter(after)
     removed, added = (Counter(sku for sku, _ in (Counter(facts) - same).elements()) for facts in (before, after))
     changed = (removed & added).total() if is_keyed else 0

@@ -111,7 +111,7 @@ def test_state_that_is_read_is_not_deleted(supplier: SupplierFolder, reader: str
         assert len(list(state)) == count_facts(1)
     [deleted] = supplier.sweep(AT_ONCE).expired
     assert deleted.is_deleted
-    assert deleted.path == paths.state(SUPPLIER, state.pointer.run_id)
+    assert deleted.path == paths.make_state_path(SUPPLIER, state.pointer.run_id)
 
 
 def test_state_deleted_after_its_pointer_was_read(supplier: SupplierFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_lost_state_is_an_error(supplier: SupplierFolder) -> None:
     publish(supplier, 1)
     pointer = supplier.pointer()
     assert pointer is not None
-    folder = supplier.root / paths.state(SUPPLIER, pointer.run_id)
+    folder = supplier.root / paths.make_state_path(SUPPLIER, pointer.run_id)
     facts = folder / paths.FACTS
     facts.chmod(0o644)
     facts.write_bytes(facts.read_bytes().replace(b"S1", b"S2"))

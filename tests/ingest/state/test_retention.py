@@ -34,13 +34,16 @@ def test_each_kind_of_file_has_its_retention(harness: IngestHarness, clock: Manu
     markers = {
         harness.read_json(f"{layout.ACCEPTED}/{name}")["run_id"]: name for name in harness.names(layout.ACCEPTED)
     }
-    states, runs = layout.state(SUPPLIER, first), [layout.run(first), layout.run(failed.run_id)]
+    states, runs = (
+        layout.make_state_path(SUPPLIER, first),
+        [layout.make_run_path(first), layout.make_run_path(failed.run_id)],
+    )
     files = [
-        f"{layout.broken(SUPPLIER)}/price.csv",
-        f"{layout.duplicates(SUPPLIER)}/again.csv",
-        f"{layout.obsolete(SUPPLIER)}/older.csv",
-        f"{layout.archive(SUPPLIER)}/price.csv",
-        f"{layout.archive(SUPPLIER)}/price.csv.1",
+        f"{layout.make_broken_path(SUPPLIER)}/price.csv",
+        f"{layout.make_duplicates_path(SUPPLIER)}/again.csv",
+        f"{layout.make_obsolete_path(SUPPLIER)}/older.csv",
+        f"{layout.make_archive_path(SUPPLIER)}/price.csv",
+        f"{layout.make_archive_path(SUPPLIER)}/price.csv.1",
     ]
     due = [
         (12 * HOUR, {states}, "replaced"),
@@ -61,7 +64,7 @@ def test_each_kind_of_file_has_its_retention(harness: IngestHarness, clock: Manu
     assert harness.current() == second
     with open_state(harness.tree, SUPPLIER) as state:
         assert [fact["payload"]["price"] for fact in state] == [2, 2]
-    assert harness.names(layout.run(second)) == [
+    assert harness.names(layout.make_run_path(second)) == [
         "bad.ndjson",
         "diag/started.json",
         "facts.ndjson",
@@ -95,11 +98,11 @@ def test_state_that_is_read_stays(harness: IngestHarness, clock: ManualClock) ->
         harness.publish(TWO)
         clock.advance(20 * HOUR)
         (retained,) = delete_old(harness, clock).expired
-        assert (retained.path, retained.is_deleted) == (layout.state(SUPPLIER, first), False)
+        assert (retained.path, retained.is_deleted) == (layout.make_state_path(SUPPLIER, first), False)
         assert "it is being read" in retained.reason
         assert [fact["payload"]["price"] for fact in state] == [1, 2]
     (deleted,) = delete_old(harness, clock).expired
-    assert (deleted.path, deleted.is_deleted) == (layout.state(SUPPLIER, first), True)
+    assert (deleted.path, deleted.is_deleted) == (layout.make_state_path(SUPPLIER, first), True)
 
 
 def test_retention_of_a_state_starts_with_its_replacement(harness: IngestHarness, clock: ManualClock) -> None:
@@ -113,17 +116,19 @@ def test_retention_of_a_state_starts_with_its_replacement(harness: IngestHarness
     today.advance(11 * HOUR)
     assert list_paths(delete_old(harness, today)) == set()
     today.advance(2 * HOUR)
-    assert list_paths(delete_old(harness, today)) == {layout.state(SUPPLIER, run_id) for run_id in (first, second)}
+    assert list_paths(delete_old(harness, today)) == {
+        layout.make_state_path(SUPPLIER, run_id) for run_id in (first, second)
+    }
 
 
 def test_published_state_never_expires(harness: IngestHarness, clock: ManualClock) -> None:
     """I12: the published state stays with its run and its marker, so that its file is still a duplicate."""
     run_id = harness.publish(ONE)
     clock.advance(3650 * DAY)
-    assert list_paths(delete_old(harness, clock)) == {f"{layout.archive(SUPPLIER)}/price.csv"}
+    assert list_paths(delete_old(harness, clock)) == {f"{layout.make_archive_path(SUPPLIER)}/price.csv"}
     assert harness.current() == run_id
     assert harness.run(ONE).manifest is None
-    assert len(harness.names(layout.duplicates(SUPPLIER))) == 1
+    assert len(harness.names(layout.make_duplicates_path(SUPPLIER))) == 1
 
 
 def test_state_that_was_never_published_expires(harness: IngestHarness, clock: ManualClock) -> None:
@@ -133,10 +138,10 @@ def test_state_that_was_never_published_expires(harness: IngestHarness, clock: M
     harness.publish(THREE)
     assert orphan in harness.tree.list_states(SUPPLIER)
     clock.advance(11 * HOUR)
-    assert layout.state(SUPPLIER, orphan) not in list_paths(delete_old(harness, clock))
+    assert layout.make_state_path(SUPPLIER, orphan) not in list_paths(delete_old(harness, clock))
     clock.advance(2 * HOUR)
     reasons = {entry.path: entry.reason for entry in delete_old(harness, clock).expired}
-    assert "not published" in reasons[layout.state(SUPPLIER, orphan)]
+    assert "not published" in reasons[layout.make_state_path(SUPPLIER, orphan)]
     assert orphan not in harness.tree.list_states(SUPPLIER)
 
 

@@ -39,7 +39,9 @@ def test_published_state_stays_at_any_time(supplier: SupplierFolder, clock: Manu
     assert pointer is not None
     clock.advance(timedelta(hours=13))
     deleted = [entry.path for entry in supplier.sweep().expired]
-    assert sorted(deleted) == sorted(paths.state(SUPPLIER, run) for run in supplier.tree.list_runs(SUPPLIER)[:2])
+    assert sorted(deleted) == sorted(
+        paths.make_state_path(SUPPLIER, run) for run in supplier.tree.list_runs(SUPPLIER)[:2]
+    )
     clock.advance(4000 * DAY)
     supplier.sweep(IngestRetentionSection(state_retention_hours=0))
     assert supplier.tree.list_states(SUPPLIER) == supplier.tree.list_runs(SUPPLIER) == [pointer.run_id]

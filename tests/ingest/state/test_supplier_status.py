@@ -66,7 +66,7 @@ def test_killed_runs_are_failures(harness: IngestHarness, clock: ManualClock) ->
     """I13, I16: a file that kills every run activates REPEATED_FAIL."""
     for number in range(3):
         run_killed(harness, snapshot({"A": 1, "B": number}), PublishStep.PROCESSED)
-    (harness.root / layout.inbox(SUPPLIER) / "price.csv").unlink()
+    (harness.root / layout.make_inbox_path(SUPPLIER) / "price.csv").unlink()
     outcome: RunOutcome = harness.run()
     assert outcome.manifest is None
     assert IngestAlert.REPEATED_FAIL in read_status(harness, clock).alerts
@@ -76,7 +76,7 @@ def test_killed_runs_are_failures(harness: IngestHarness, clock: ManualClock) ->
 def test_invalid_configuration(harness: IngestHarness, clock: ManualClock, config: bytes | None) -> None:
     """I13, I18: CONFIG_BROKEN for an invalid and for a missing configuration; the published state stays."""
     run_id = harness.publish(ONE)
-    file = harness.root / layout.config(SUPPLIER)
+    file = harness.root / layout.make_config_path(SUPPLIER)
     file.unlink() if config is None else file.write_bytes(config)
     status = read_status(harness, clock)
     assert (status.alerts, status.run_id) == ([IngestAlert.CONFIG_BROKEN], run_id)
@@ -90,7 +90,7 @@ def test_lost_state(harness: IngestHarness, clock: ManualClock, lost: str) -> No
     if lost == "all":
         lose_state(harness)
     else:
-        folder = harness.root / layout.state(SUPPLIER, run_id)
+        folder = harness.root / layout.make_state_path(SUPPLIER, run_id)
         folder.chmod(0o755)
         (folder / lost).unlink()
     assert read_status(harness, clock).alerts == [IngestAlert.STATE_MISSING]
@@ -100,7 +100,7 @@ def test_waiting_files(harness: IngestHarness, clock: ManualClock) -> None:
     """I13: files in the inbox, without unfinished ones; an inbox alone makes a supplier."""
     harness.drop(ONE, "a.csv")
     harness.drop(ONE, "b.csv.tmp")
-    harness.put(f"{layout.inbox('newcomer')}/x.csv", ONE)
+    harness.put(f"{layout.make_inbox_path('newcomer')}/x.csv", ONE)
     status = read_status(harness, clock)
     assert (status.inbox, status.unfinished, status.run_id) == (["a.csv"], ["b.csv.tmp"], None)
     assert read_status(harness, clock, "newcomer").alerts == [IngestAlert.CONFIG_BROKEN]
@@ -118,7 +118,7 @@ def test_metrics_are_those_of_the_status(harness: IngestHarness, clock: ManualCl
     harness.publish(ONE)
     harness.run(BROKEN)
     harness.drop(TWO)
-    harness.put(layout.config("globex"), b"nonsense: true")
+    harness.put(layout.make_config_path("globex"), b"nonsense: true")
     clock.advance(50 * HOUR)
     registry = CollectorRegistry()
     metrics = IngestMetrics(registry)

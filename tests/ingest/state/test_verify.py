@@ -41,18 +41,18 @@ def test_verify_finds_a_changed_byte(harness: IngestHarness, name: str) -> None:
     run_id = harness.current() or ""
     assert list_problems(harness) == {}
     for damaged in {run_id, failed.run_id if name != layout.FACTS else run_id}:
-        change_file(harness, layout.run(damaged, name), flip_byte)
-        assert "sha256" in list_problems(harness)[layout.run(damaged, name)]
-    (harness.root / layout.run(run_id, name)).write_bytes(b"short")
-    assert "the file has 5 bytes, not" in list_problems(harness)[layout.run(run_id, name)]
-    (harness.root / layout.run(run_id, name)).unlink()
-    assert list_problems(harness)[layout.run(run_id, name)] == "the file is missing"
+        change_file(harness, layout.make_run_path(damaged, name), flip_byte)
+        assert "sha256" in list_problems(harness)[layout.make_run_path(damaged, name)]
+    (harness.root / layout.make_run_path(run_id, name)).write_bytes(b"short")
+    assert "the file has 5 bytes, not" in list_problems(harness)[layout.make_run_path(run_id, name)]
+    (harness.root / layout.make_run_path(run_id, name)).unlink()
+    assert list_problems(harness)[layout.make_run_path(run_id, name)] == "the file is missing"
 
 
 def test_verify_finds_a_damaged_state(harness: IngestHarness) -> None:
     """I24: damaged facts, a missing pointer, a missing marker and a broken link are problems by their path."""
     run_id = harness.publish(ONE)
-    state = layout.state(SUPPLIER, run_id)
+    state = layout.make_state_path(SUPPLIER, run_id)
     change_file(harness, f"{state}/{layout.FACTS}", flip_byte)
     assert "sha256" in list_problems(harness)[f"{state}/{layout.FACTS}"]
     (harness.root / state / layout.FACTS).unlink()
@@ -73,9 +73,9 @@ def test_verify_finds_invalid_documents(harness: IngestHarness, rubbish: bytes) 
     second = harness.publish(TWO)
     third = harness.publish(THREE)
     damaged = [
-        layout.run(first, layout.MANIFEST),
-        layout.state(SUPPLIER, second, layout.POINTER),
-        layout.state(SUPPLIER, third, layout.MANIFEST),
+        layout.make_run_path(first, layout.MANIFEST),
+        layout.make_state_path(SUPPLIER, second, layout.POINTER),
+        layout.make_state_path(SUPPLIER, third, layout.MANIFEST),
     ]
     for path in damaged:
         change_file(harness, path, lambda _content: rubbish)
@@ -85,6 +85,6 @@ def test_verify_finds_invalid_documents(harness: IngestHarness, rubbish: bytes) 
 def test_verify_finds_a_killed_run(harness: IngestHarness) -> None:
     """I24, I16: a killed run has no manifest until the next run."""
     run_id = run_killed(harness, ONE, PublishStep.PROCESSED)
-    assert "the next run of the supplier" in list_problems(harness)[layout.run(run_id)]
+    assert "the next run of the supplier" in list_problems(harness)[layout.make_run_path(run_id)]
     assert harness.run().is_pass
     assert list_problems(harness) == {}

@@ -7,8 +7,8 @@ from penstock.ingest.tree import paths
 from penstock.ingest.tree.port import FileTree
 from tests.ingest.tree_backends import SUPPLIER, TreeBackend, drop
 
-INBOX = paths.inbox(SUPPLIER)
-BROKEN = paths.broken(SUPPLIER)
+INBOX = paths.make_inbox_path(SUPPLIER)
+BROKEN = paths.make_broken_path(SUPPLIER)
 
 
 def arrived(backend: TreeBackend, name: str = "price.csv", content: bytes = b"content") -> InboxFile:

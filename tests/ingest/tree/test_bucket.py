@@ -136,7 +136,7 @@ def test_a_lost_response_is_not_a_conflict(anywhere: BucketBackend, monkeypatch:
 def test_a_removed_state_does_not_become_current(anywhere: BucketBackend) -> None:
     """I12: a writer whose state was removed by retention publishes nothing."""
     mine = published(anywhere, "mine")
-    anywhere.tree.remove(paths.state(SUPPLIER, "mine"))
+    anywhere.tree.remove(paths.make_state_path(SUPPLIER, "mine"))
     with pytest.raises(RunFailed) as failed:
         anywhere.tree.switch_pointer(SUPPLIER, mine, None)
     assert failed.value.code is FailureCode.SUPERSEDED

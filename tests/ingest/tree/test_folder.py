@@ -28,7 +28,7 @@ def test_a_name_of_another_encoding_is_escaped(folder: FolderBackend) -> None:
 def test_a_published_state_is_read_only(folder: FolderBackend) -> None:
     """I11: a published state is read-only; the pointer is a relative link, so that the tree can be moved."""
     folder.tree.switch_pointer(SUPPLIER, published(folder, "first"), None)
-    state = folder.root / paths.state(SUPPLIER, "first")
+    state = folder.root / paths.make_state_path(SUPPLIER, "first")
     assert [stat.S_IMODE(path.stat().st_mode) for path in (state, *state.iterdir())] == [0o555, 0o444, 0o444]
     link = folder.root / paths.CURRENT / SUPPLIER
     assert not link.readlink().is_absolute()
@@ -39,7 +39,7 @@ def test_a_published_state_is_read_only(folder: FolderBackend) -> None:
 def test_a_state_that_is_being_read_stays(folder: FolderBackend) -> None:
     """I12: a state is removed only after its last reader has closed it."""
     published(folder, "first")
-    path = paths.state(SUPPLIER, "first")
+    path = paths.make_state_path(SUPPLIER, "first")
     with folder.tree.open(f"{path}/{paths.FACTS}") as facts:
         assert not folder.tree.remove(path)
         assert facts.read() == b"first"

@@ -41,7 +41,7 @@ def test_files_in_the_inbox_are_listed(backend: TreeBackend) -> None:
     """I3: the files of the inbox are listed, including unfinished files, but not the files of inner folders."""
     for path in ("price.csv", "later.csv.tmp", ".hidden", "deeper/price.csv"):
         drop(backend, path, b"12345")
-    backend.put(f"{paths.inbox('acme2')}/other.csv", b"")
+    backend.put(f"{paths.make_inbox_path('acme2')}/other.csv", b"")
     found = backend.tree.list_arrivals(SUPPLIER)
     assert sorted(arrival.name for arrival in found) == [".hidden", "later.csv.tmp", "price.csv"]
     assert {(arrival.supplier, arrival.size) for arrival in found} == {(SUPPLIER, 5)}
@@ -134,11 +134,11 @@ def test_a_taken_name_gets_a_suffix(backend: TreeBackend) -> None:
     for number in range(4):
         backend.tree.move(arrived(backend, content=str(number).encode()), BROKEN, ".failed")
     for number in range(3):
-        backend.tree.move(arrived(backend, content=str(number).encode()), paths.obsolete(SUPPLIER))
+        backend.tree.move(arrived(backend, content=str(number).encode()), paths.make_obsolete_path(SUPPLIER))
     failed = ["price.csv", "price.csv.failed", "price.csv.failed.1", "price.csv.failed.2"]
     assert stored_paths(backend.tree, BROKEN) == failed
     assert [backend.tree.read(f"{BROKEN}/{name}") for name in failed] == [b"0", b"1", b"2", b"3"]
-    assert stored_paths(backend.tree, paths.obsolete(SUPPLIER)) == ["price.csv", "price.csv.1", "price.csv.2"]
+    assert stored_paths(backend.tree, paths.make_obsolete_path(SUPPLIER)) == ["price.csv", "price.csv.1", "price.csv.2"]
 
 
 def test_concurrent_moves_overwrite_nothing(backend: TreeBackend) -> None:
@@ -147,7 +147,7 @@ def test_concurrent_moves_overwrite_nothing(backend: TreeBackend) -> None:
     suppliers = [f"s{number}" for number in range(4)]
     for name in suppliers:
         backend.tree.prepare(name)
-        backend.put(f"{paths.inbox(name)}/price.csv", name.encode())
+        backend.put(f"{paths.make_inbox_path(name)}/price.csv", name.encode())
 
     def move(name: str) -> str | None:
         [found] = backend.tree.list_arrivals(name)
@@ -174,7 +174,7 @@ def test_a_changed_file_is_not_moved(backend: TreeBackend) -> None:
 def test_a_small_file_is_written_atomically(backend: TreeBackend) -> None:
     """I16: a reader sees the old or the new content, never a part."""
     contents = {letter * 300_000 for letter in (b"a", b"b")}
-    path = paths.run("acme_1", paths.MANIFEST)
+    path = paths.make_run_path("acme_1", paths.MANIFEST)
     backend.tree.write(path, min(contents))
     done = threading.Event()
 
@@ -191,22 +191,22 @@ def test_a_small_file_is_written_atomically(backend: TreeBackend) -> None:
                 backend.tree.write(path, content)
         done.set()
         assert reading.result() <= contents
-    assert stored_paths(backend.tree, paths.run("acme_1")) == [paths.MANIFEST]
-    assert backend.tree.read(paths.run("acme_1", "nothing")) is None
+    assert stored_paths(backend.tree, paths.make_run_path("acme_1")) == [paths.MANIFEST]
+    assert backend.tree.read(paths.make_run_path("acme_1", "nothing")) is None
 
 
 def test_a_stored_file_is_read_at_any_offset(backend: TreeBackend, tmp_path: Path) -> None:
     """I8: a stored file can be read from any offset, and does not change."""
     content = os.urandom(2 << 20)
     (tmp_path / "made").write_bytes(content)
-    path = paths.run("acme_1", paths.FACTS)
+    path = paths.make_run_path("acme_1", paths.FACTS)
     backend.tree.store(tmp_path / "made", path)
     with backend.tree.open(path) as kept:
         assert kept.read() == content
         kept.seek(1 << 20)
         backend.tree.write(path, b"another")
         assert kept.read() == content[1 << 20 :]
-    with pytest.raises(NotFound) as missing, backend.tree.open(paths.run("acme_2", paths.FACTS)):
+    with pytest.raises(NotFound) as missing, backend.tree.open(paths.make_run_path("acme_2", paths.FACTS)):
         pass
     assert missing.value.code == "OBJECT_NOT_FOUND"
 
@@ -236,8 +236,8 @@ def test_a_folder_is_removed_with_its_content(backend: TreeBackend) -> None:
 def test_suppliers_are_listed(backend: TreeBackend) -> None:
     """I5: a supplier has a configuration or an inbox, and a valid name."""
     for path in (
-        paths.config("both"),
-        paths.config("configured"),
+        paths.make_config_path("both"),
+        paths.make_config_path("configured"),
         f"{paths.CONFIGS}/notes.txt",
         f"{paths.CONFIGS}/a b.yaml",
         f"{paths.INBOX}/both/x",
@@ -253,8 +253,8 @@ def test_runs_and_states_belong_to_a_supplier(backend: TreeBackend) -> None:
     """I5: a supplier whose name is a prefix of another name has only its own runs."""
     run, other = "acme_20260101T000000Z_00000a", "acme_2_20260101T000000Z_00000b"
     for run_id in (run, other):
-        backend.put(paths.run(run_id, paths.MANIFEST), b"{}")
-    backend.put(paths.state(SUPPLIER, run, paths.FACTS), b"")
+        backend.put(paths.make_run_path(run_id, paths.MANIFEST), b"{}")
+    backend.put(paths.make_state_path(SUPPLIER, run, paths.FACTS), b"")
     assert (backend.tree.list_runs(SUPPLIER), backend.tree.list_runs("acme_2")) == ([run], [other])
     assert (backend.tree.list_states(SUPPLIER), backend.tree.list_states("acme_2")) == ([run], [])
 
@@ -264,8 +264,10 @@ def test_a_configuration_is_a_local_file(backend: TreeBackend) -> None:
     with backend.tree.open_config(SUPPLIER) as file, pytest.raises(RunFailed) as failed:
         load_supplier(file)
     assert failed.value.code is FailureCode.CONFIG_DQ_MISSING
-    assert paths.config(SUPPLIER) in failed.value.message
-    backend.put(paths.config(SUPPLIER), b"min_fact_count: 1\nmax_bad_ratio: 0.5\nallow_empty_snapshot: false\n")
+    assert paths.make_config_path(SUPPLIER) in failed.value.message
+    backend.put(
+        paths.make_config_path(SUPPLIER), b"min_fact_count: 1\nmax_bad_ratio: 0.5\nallow_empty_snapshot: false\n"
+    )
     with backend.tree.open_config(SUPPLIER) as file:
         assert load_supplier(file)[0].min_fact_count == 1
 
@@ -306,7 +308,7 @@ def test_a_state_becomes_current_by_the_switch(backend: TreeBackend) -> None:
     assert backend.tree.read_pointer(SUPPLIER) == first
     backend.tree.switch_pointer(SUPPLIER, second, first)
     assert backend.tree.read_pointer(SUPPLIER) == second
-    assert backend.tree.read(paths.state(SUPPLIER, "first", paths.FACTS)) == b"first"
+    assert backend.tree.read(paths.make_state_path(SUPPLIER, "first", paths.FACTS)) == b"first"
     assert backend.tree.read_pointer("other") is None
 
 
@@ -330,8 +332,8 @@ def test_a_damaged_pointer_is_an_error(backend: TreeBackend) -> None:
     first = published(backend, "first")
     backend.tree.switch_pointer(SUPPLIER, first, None)
     is_folder = isinstance(backend, FolderBackend)
-    path = paths.state(SUPPLIER, "first", paths.POINTER) if is_folder else f"{paths.CURRENT}/{SUPPLIER}.json"
-    backend.tree.write(path, b"{") if not is_folder else _overwrite(Path(backend.tree.uri(path)))
+    path = paths.make_state_path(SUPPLIER, "first", paths.POINTER) if is_folder else f"{paths.CURRENT}/{SUPPLIER}.json"
+    backend.tree.write(path, b"{") if not is_folder else _overwrite(Path(backend.tree.make_uri(path)))
     with pytest.raises(Corrupt) as damaged:
         backend.tree.read_pointer(SUPPLIER)
     assert damaged.value.code == "POINTER_DAMAGED"

@@ -81,7 +81,7 @@ def _explain_pending(step: StepFacts) -> StepExplanation:
 
 def _explain_ready(step: StepFacts, now: datetime) -> StepExplanation:
     if step.due_at > now:
-        failed = f"attempt {step.attempts} did not succeed{_because(step.reason)}"
+        failed = f"attempt {step.attempts} did not succeed{_format_reason(step.reason)}"
         why = f"it will be retried in {format_duration(step.due_at - now)}; {failed}"
         return StepExplanation(why, "its `retry.backoff` sets the delay")
     if step.limit is not None and step.busy >= step.limit:
@@ -89,7 +89,7 @@ def _explain_ready(step: StepFacts, now: datetime) -> StepExplanation:
         return StepExplanation(why, f"it starts when one of them ends; or increase `flows.limits.{step.kind}`")
     kind = f"of kind {step.kind}"
     queue = f"{_count(step.ahead, 'step', kind, AHEAD_LIMIT)} ahead of it, {_count(step.busy, 'step', kind)} running"
-    failed = f"; attempt {step.attempts} did not succeed{_because(step.reason)}" if step.attempts else ""
+    failed = f"; attempt {step.attempts} did not succeed{_format_reason(step.reason)}" if step.attempts else ""
     why = f"it has waited for a worker for {format_duration(now - step.due_at)}; {queue}{failed}"
     hint = None
     if not step.busy:
@@ -121,22 +121,22 @@ def _explain_ended(step: StepFacts, now: datetime) -> StepExplanation:
     retry = f"`penstock flow retry {step.run_id} {name}`"
     match step.status:
         case StepStatus.SUCCEEDED:
-            return StepExplanation(f"it succeeded {ago}{_because(step.reason)}")
+            return StepExplanation(f"it succeeded {ago}{_format_reason(step.reason)}")
         case StepStatus.FAILED:
             hint = f"fix the cause, then {retry}; or skip it: `penstock flow skip {step.run_id} {name}`"
-            return StepExplanation(f"it failed {ago}, attempt {step.attempts}{_because(error)}", hint)
+            return StepExplanation(f"it failed {ago}, attempt {step.attempts}{_format_reason(error)}", hint)
         case StepStatus.SKIPPED:
             why = "; ".join(part for part in (step.reason, error) if part)
             if step.run_status is FlowRunStatus.SUCCEEDED:
                 retry = f"`penstock flow run --resume {step.run_id} --from {name}`"
-            return StepExplanation(f"it was skipped {ago}{_because(why)}", f"to execute it, run {retry}")
+            return StepExplanation(f"it was skipped {ago}{_format_reason(why)}", f"to execute it, run {retry}")
     reason = step.run_reason if step.reason == UPSTREAM_FAILED else step.reason
     return StepExplanation(
-        f"it was cancelled {ago}{_because(reason)}", f"to execute it, run `penstock flow retry {step.run_id}`"
+        f"it was cancelled {ago}{_format_reason(reason)}", f"to execute it, run `penstock flow retry {step.run_id}`"
     )
 
 
-def _because(reason: str | None) -> str:
+def _format_reason(reason: str | None) -> str:
     return f": {reason}" if reason else ""
 
 

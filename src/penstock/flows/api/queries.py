@@ -15,7 +15,7 @@ from penstock.flows.definition import schedule
 from penstock.flows.definition.catalogue import FlowCatalogue, FlowFileError
 from penstock.flows.definition.render import draw_mermaid
 from penstock.flows.definition.spec import FlowSpec
-from penstock.flows.model import RUN, STEP, run_not_found, step_not_found, superseded_error
+from penstock.flows.model import RUN, STEP, make_run_not_found_error, make_step_not_found_error, make_superseded_error
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.db.page import Page, make_page
@@ -80,7 +80,7 @@ class FlowViews:
         """F15: return the errors of flow files and of their folder, by path."""
         return self._catalogue.list_errors()
 
-    def now(self) -> datetime:
+    def read_clock(self) -> datetime:
         """Return the present time."""
         return self._db.clock.now()
 
@@ -90,7 +90,7 @@ class FlowViews:
 
     async def list_waiting_steps(self) -> list[WaitingSteps]:
         """Return the steps that wait for a worker, by kind."""
-        rows = await self._db.fetch(store.SQL["count_ready_steps"], self.now())
+        rows = await self._db.fetch(store.SQL["count_ready_steps"], self.read_clock())
         return [WaitingSteps(kind, count, timedelta(seconds=seconds)) for kind, count, seconds in rows]
 
     async def list_failed_runs(self, since: datetime, limit: int) -> list[FailedRun]:
@@ -131,14 +131,14 @@ class FlowViews:
         """Return the row of a step; raise NotFound if it does not exist."""
         row = await self._db.fetchrow(SQL["step"], run_id, step_id)
         if row is None:
-            raise step_not_found(run_id, step_id)
+            raise make_step_not_found_error(run_id, step_id)
         return row
 
     async def check_claim(self, run_id: str, step_id: str, fence: int) -> None:
         """F4: raise Conflict SUPERSEDED unless the step is claimed under *fence*."""
         row = await self.read_step(run_id, step_id)
         if row["status"] != StepStatus.RUNNING or row["fence"] != fence or row["lease_until"] is None:
-            raise superseded_error(run_id, step_id, fence)
+            raise make_superseded_error(run_id, step_id, fence)
 
     async def list_step_statuses(self, names: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], StepStatus]:
         """Return the status of each existing step, by run and step."""
@@ -273,7 +273,7 @@ def view_move(stored: StoredEntry) -> schemas.FlowMove:
 async def _read_run(connection: Connection, run_id: str) -> asyncpg.Record:
     row = await connection.fetchrow(SQL["run"], run_id)
     if row is None:
-        raise run_not_found(run_id)
+        raise make_run_not_found_error(run_id)
     return row
 
 

@@ -36,21 +36,21 @@ LastEvent = Annotated[str | None, Header(alias="Last-Event-ID", description="Con
 
 
 # These functions are async although they do not wait: the framework would run a plain function in a thread.
-async def _engine(request: Request, _caller: Operator) -> FlowEngine:
+async def _get_engine(request: Request, _caller: Operator) -> FlowEngine:
     return get_service(request, FlowEngine)
 
 
-async def _operations(request: Request, _caller: Operator) -> RunOperations:
+async def _get_operations(request: Request, _caller: Operator) -> RunOperations:
     return get_service(request, RunOperations)
 
 
-async def _views(request: Request, _caller: Operator) -> FlowViews:
+async def _get_views(request: Request, _caller: Operator) -> FlowViews:
     return get_service(request, FlowViews)
 
 
-Engine = Annotated[FlowEngine, Depends(_engine)]
-Operations = Annotated[RunOperations, Depends(_operations)]
-Views = Annotated[FlowViews, Depends(_views)]
+Engine = Annotated[FlowEngine, Depends(_get_engine)]
+Operations = Annotated[RunOperations, Depends(_get_operations)]
+Views = Annotated[FlowViews, Depends(_get_views)]
 
 
 routes = APIRouter(prefix=PREFIX, tags=["flows"])

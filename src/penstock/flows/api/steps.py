@@ -15,7 +15,7 @@ from penstock.flows import artifacts
 from penstock.flows.api import step_schemas
 from penstock.flows.api.runs import Engine, Operator, RunId, StepId, Views
 from penstock.flows.contract import ARTIFACT_NAME_LIMIT, ENGINE_KINDS, PREFIX, HeartbeatState, StepReportAnswer
-from penstock.flows.model import ClaimedStep, StepError, StepReport, superseded_error
+from penstock.flows.model import ClaimedStep, StepError, StepReport, make_superseded_error
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 
 routes = APIRouter(prefix=PREFIX, tags=["flows"])
@@ -45,7 +45,7 @@ async def claim_steps(body: step_schemas.StepClaimRequest, request: Request, eng
         body.worker,
         dict.fromkeys(body.kinds, body.limit),
         limit=body.limit,
-        lease_for=_seconds(body.lease_seconds),
+        lease_for=_make_duration(body.lease_seconds),
         wait=body.wait_seconds,
         is_gone=request.is_disconnected,
     )
@@ -58,7 +58,7 @@ async def claim_steps(body: step_schemas.StepClaimRequest, request: Request, eng
 async def heartbeat(body: step_schemas.StepHeartbeatRequest, engine: Engine) -> step_schemas.StepHeartbeatResponse:
     """F9: extend the leases of steps. The result names the steps that are cancelled or lost."""
     names = [(item.run_id, item.step_id, item.fence) for item in body.items]
-    cancellations = await engine.heartbeat(names, _seconds(body.lease_seconds))
+    cancellations = await engine.heartbeat(names, _make_duration(body.lease_seconds))
     states = {None: HeartbeatState.LOST, True: HeartbeatState.CANCELLED, False: HeartbeatState.EXTENDED}
     return step_schemas.StepHeartbeatResponse(
         items=[
@@ -105,7 +105,7 @@ async def report_step(
         )
         raise Conflict("STEP_ENDED", message, hint="the first report is final; do not send another one")
     if answer is StepReportAnswer.SUPERSEDED:
-        raise superseded_error(run_id, step_id, body.fence)
+        raise make_superseded_error(run_id, step_id, body.fence)
     return step_schemas.StepReportResult(
         run_id=run_id, step_id=step_id, fence=body.fence, result=answer, status=row["status"]
     )
@@ -172,5 +172,5 @@ def _build_report(run_id: str, step_id: str, body: step_schemas.StepOutcomeBase)
     return StepReport(run_id, step_id, body.fence, body.status, body.outputs, error, names, body.retryable)
 
 
-def _seconds(number: float | None) -> timedelta | None:
+def _make_duration(number: float | None) -> timedelta | None:
     return None if number is None else timedelta(seconds=number)

@@ -162,13 +162,13 @@ class FlowCatalogue:
             _log.info("flows_loaded", flows=len(self._flows), changed=sorted(changed), removed=removed)
 
 
-def flow_files(folder: Path) -> list[Path]:
+def list_flow_files(folder: Path) -> list[Path]:
     """Return the flow files of *folder*, by name."""
     return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
 
 
 def _list_stamps(folder: Path) -> Iterator[tuple[Path, Stamp]]:
-    for path in flow_files(folder):
+    for path in list_flow_files(folder):
         try:
             status = path.stat()
         except OSError:  # deleted meanwhile, or a dead link: reading it reports the error

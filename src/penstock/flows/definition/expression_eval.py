@@ -11,8 +11,8 @@ from penstock.flows.definition.expression_syntax import (
     CONSTANTS,
     LARGEST,
     ParsedExpression,
-    expression_error,
-    static_key,
+    find_static_key,
+    make_expression_error,
 )
 from penstock.kernel.errors import Invalid
 
@@ -53,7 +53,7 @@ def evaluate(expression: ParsedExpression, context: EvaluationContext, *, is_str
     try:
         return _Evaluation(expression.text, context).evaluate(expression.tree, is_strict)
     except RecursionError:
-        raise expression_error(expression.text, "a compared value is nested too deeply") from None
+        raise make_expression_error(expression.text, "a compared value is nested too deeply") from None
 
 
 class _Evaluation:
@@ -98,8 +98,8 @@ class _Evaluation:
     def _look_up(self, node: ast.Attribute | ast.Subscript, is_strict: bool) -> Any:
         if isinstance(node.value, ast.Name) and node.value.id == "run":
             return self._context.run_id
-        if (step := _step_name(node.value)) is not None:
-            values = self._context.outputs if static_key(node) == "outputs" else self._context.statuses
+        if (step := _find_step_name(node.value)) is not None:
+            values = self._context.outputs if find_static_key(node) == "outputs" else self._context.statuses
             return values.get(step, MISSING)
         container = self.evaluate(node.value, is_strict)
         key: Any = node.attr if isinstance(node, ast.Attribute) else self.evaluate(node.slice, is_strict)
@@ -135,7 +135,7 @@ class _Evaluation:
                 return not operand
             return self._apply(sub if isinstance(node.op, ast.USub) else add, 0, operand)
         if not isinstance(node, ast.BinOp):
-            raise expression_error(self._text, "it cannot be evaluated")
+            raise make_expression_error(self._text, "it cannot be evaluated")
         left, right = self.evaluate(node.left, is_strict), self.evaluate(node.right, is_strict)
         return self._apply(_ARITHMETIC[type(node.op)], left, right)
 
@@ -143,37 +143,37 @@ class _Evaluation:
         """Apply *operation*; the result is null if an operand is null."""
         if left is None or right is None:
             return None
-        if operation is add and (isinstance(left, str | list) and _type_name(left) == _type_name(right)):
+        if operation is add and (isinstance(left, str | list) and _name_type(left) == _name_type(right)):
             if len(left) + len(right) > SIZE_LIMIT:
-                raise expression_error(self._text, f"its result has more than {SIZE_LIMIT:,} characters or items")
+                raise make_expression_error(self._text, f"its result has more than {SIZE_LIMIT:,} characters or items")
             return left + right
         if not (_is_number(left) and _is_number(right)):
-            raise expression_error(
-                self._text, f"this operation does not support {_type_name(left)} and {_type_name(right)}"
+            raise make_expression_error(
+                self._text, f"this operation does not support {_name_type(left)} and {_name_type(right)}"
             )
         try:
             return self._check_bounds(operation(self._check_bounds(left), self._check_bounds(right)))
         except ZeroDivisionError:
-            raise expression_error(
+            raise make_expression_error(
                 self._text, "division by zero", "check first: scope.n != 0 and scope.all / scope.n > 2"
             ) from None
 
     def _check_bounds(self, number: int | float) -> int | float:
         if abs(number) > LARGEST if isinstance(number, int) else not isfinite(number):
-            raise expression_error(self._text, "a number is too large")
+            raise make_expression_error(self._text, "a number is too large")
         return number
 
     def _measure(self, value: Any) -> int | None:
         if value is None:
             return None
         if not isinstance(value, str | list | Mapping):
-            raise expression_error(self._text, f"{_type_name(value)} has no length")
+            raise make_expression_error(self._text, f"{_name_type(value)} has no length")
         return len(value)
 
 
-def _step_name(node: ast.expr) -> str | None:
+def _find_step_name(node: ast.expr) -> str | None:
     if isinstance(node, ast.Attribute | ast.Subscript):
-        return static_key(node) if isinstance(node.value, ast.Name) and node.value.id == "steps" else None
+        return find_static_key(node) if isinstance(node.value, ast.Name) and node.value.id == "steps" else None
     return None
 
 
@@ -181,20 +181,20 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _type_name(value: Any) -> str:
+def _name_type(value: Any) -> str:
     kinds = (
         (bool, "true or false"), (int | float, "a number"), (str, "a text"), (list, "a list"), (Mapping, "a map"),
     )  # fmt: skip
     return next((name for kind, name in kinds if isinstance(value, kind)), "null")
 
 
-def _equal(left: Any, right: Any) -> bool:
-    return _type_name(left) == _type_name(right) and bool(left == right)  # in Python, True == 1
+def _is_equal(left: Any, right: Any) -> bool:
+    return _name_type(left) == _name_type(right) and bool(left == right)  # in Python, True == 1
 
 
-def _order(comparison: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+def _make_order_check(comparison: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
     def compare(left: Any, right: Any) -> bool:
-        is_alike = _type_name(left) == _type_name(right) and (_is_number(left) or isinstance(left, str))
+        is_alike = _name_type(left) == _name_type(right) and (_is_number(left) or isinstance(left, str))
         return is_alike and comparison(left, right)
 
     return compare
@@ -203,16 +203,16 @@ def _order(comparison: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]
 def _contains(left: Any, right: Any) -> bool:
     if isinstance(right, str | Mapping):
         return isinstance(left, str) and left in right
-    return isinstance(right, list) and any(_equal(left, item) for item in right)
+    return isinstance(right, list) and any(_is_equal(left, item) for item in right)
 
 
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Eq: _equal,
-    ast.NotEq: lambda left, right: not _equal(left, right),
-    ast.Lt: _order(lt),
-    ast.LtE: _order(le),
-    ast.Gt: _order(gt),
-    ast.GtE: _order(ge),
+    ast.Eq: _is_equal,
+    ast.NotEq: lambda left, right: not _is_equal(left, right),
+    ast.Lt: _make_order_check(lt),
+    ast.LtE: _make_order_check(le),
+    ast.Gt: _make_order_check(gt),
+    ast.GtE: _make_order_check(ge),
     ast.In: _contains,
     ast.NotIn: lambda left, right: not _contains(left, right),
 }

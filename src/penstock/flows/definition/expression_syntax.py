@@ -54,7 +54,7 @@ class ParsedExpression:
     uses_item: bool  # it refers to `item` or `index`
 
 
-def expression_error(text: str, problem: str, hint: str = _HINT) -> Invalid:
+def make_expression_error(text: str, problem: str, hint: str = _HINT) -> Invalid:
     """Return the error BAD_EXPRESSION for the expression *text*."""
     shown = text if len(text) <= 80 else f"{text[:79]}…"
     return Invalid(CODE, f"invalid expression {shown!r}: {problem}", hint=hint)
@@ -64,7 +64,7 @@ def expression_error(text: str, problem: str, hint: str = _HINT) -> Invalid:
 def parse_expression(text: str) -> ParsedExpression:
     """Parse the expression *text*; raise Invalid BAD_EXPRESSION if it is not valid."""
     if len(text) > LENGTH_LIMIT:
-        raise expression_error(text, f"it is longer than {LENGTH_LIMIT} characters")
+        raise make_expression_error(text, f"it is longer than {LENGTH_LIMIT} characters")
     line = _LINE_END.sub(" ", text).strip()
     tree = _parse_tree(text, line)
     steps: set[str] = set()
@@ -84,10 +84,12 @@ def _parse_tree(text: str, line: str) -> ast.expr:
             warnings.simplefilter("ignore")  # style warnings, e.g. for `1if x` or an invalid escape
             tree = ast.parse(line, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise expression_error(text, f"syntax error: {_describe_syntax_error(error)}", _suggest_fix(line)) from None
+        raise make_expression_error(
+            text, f"syntax error: {_describe_syntax_error(error)}", _suggest_fix(line)
+        ) from None
     # Python ignores everything after a `#`: refuse it, so that no part of an expression is lost silently.
     if line.encode()[tree.end_col_offset :].decode().strip(") \t\f,"):
-        raise expression_error(text, "comments are not allowed")
+        raise make_expression_error(text, "comments are not allowed")
     return tree
 
 
@@ -117,7 +119,7 @@ def _walk_nodes(text: str, tree: ast.expr) -> Iterator[ast.AST]:
     while pending:
         node, depth = pending.pop()
         if depth > _DEPTH_LIMIT:
-            raise expression_error(text, f"it is nested deeper than {_DEPTH_LIMIT} levels")
+            raise make_expression_error(text, f"it is nested deeper than {_DEPTH_LIMIT} levels")
         yield node
         inside = (inner for inner in ast.iter_child_nodes(node) if not isinstance(inner, ast.Load))
         pending += [(inner, depth + 1) for inner in inside]
@@ -130,40 +132,44 @@ def _check_node(text: str, node: ast.AST) -> None:
         _check_constant(text, node)
     elif isinstance(node, ast.Attribute):
         if node.attr.startswith("__"):
-            raise expression_error(text, f"the attribute {node.attr} is not allowed")
+            raise make_expression_error(text, f"the attribute {node.attr} is not allowed")
     elif isinstance(node, ast.Call):
         if not isinstance(node.func, ast.Name) or node.func.id != "len" or len(node.args) != 1 or node.keywords:
-            raise expression_error(text, "the only function is len(…), with one argument")
+            raise make_expression_error(text, "the only function is len(…), with one argument")
     elif not isinstance(node, _NODES + _OPERATORS):
         syntax = _FORBIDDEN.get(type(node), type(node).__name__)
-        raise expression_error(text, f"{syntax}: not supported")
+        raise make_expression_error(text, f"{syntax}: not supported")
 
 
 def _check_name(text: str, node: ast.Name) -> None:
     if node.id not in ROOTS and node.id not in CONSTANTS and node.id != "len":
         problem = f"unknown name {node.id!r}; references begin with {', '.join(ROOTS[:-1])} or {ROOTS[-1]}"
-        raise expression_error(text, problem, 'put texts in quotes; write steps["fetch-eu"] for a name with a dash')
+        raise make_expression_error(
+            text, problem, 'put texts in quotes; write steps["fetch-eu"] for a name with a dash'
+        )
 
 
 def _check_constant(text: str, node: ast.Constant) -> None:
     value = node.value
     if value is not None and not isinstance(value, str | bool | int | float):
-        raise expression_error(text, f"{value!r} is not a JSON value")
+        raise make_expression_error(text, f"{value!r} is not a JSON value")
     if isinstance(value, str) and not is_storable(value):
-        raise expression_error(text, "a text contains NUL or an unpaired surrogate")
+        raise make_expression_error(text, "a text contains NUL or an unpaired surrogate")
     if (isinstance(value, float) and not isfinite(value)) or (isinstance(value, int) and value > LARGEST):
-        raise expression_error(text, "a number is too large")
+        raise make_expression_error(text, "a number is too large")
 
 
 def _find_step(text: str, node: ast.AST) -> str | None:
     """Return the step that *node* refers to; raise Invalid for an incomplete reference."""
     if isinstance(node, ast.Attribute | ast.Subscript):
-        if _is_name(node.value, "steps") or (_is_name(node.value, "run") and static_key(node) == "id"):
+        if _is_name(node.value, "steps") or (_is_name(node.value, "run") and find_static_key(node) == "id"):
             return None  # part of a reference; the enclosing node is checked
-        if (step := _step_name(text, node.value)) is not None:
-            if static_key(node) not in ("outputs", "status"):
-                hint = f"write steps.{step}.outputs.{static_key(node) or '…'} or steps.{step}.status"
-                raise expression_error(text, f"a step has no {static_key(node)!r}, only outputs and status", hint)
+        if (step := _find_step_name(text, node.value)) is not None:
+            if find_static_key(node) not in ("outputs", "status"):
+                hint = f"write steps.{step}.outputs.{find_static_key(node) or '…'} or steps.{step}.status"
+                raise make_expression_error(
+                    text, f"a step has no {find_static_key(node)!r}, only outputs and status", hint
+                )
             return step
     for inner in ast.iter_child_nodes(node):
         _check_reference(text, node, inner)
@@ -172,24 +178,24 @@ def _find_step(text: str, node: ast.AST) -> str | None:
 
 def _check_reference(text: str, node: ast.AST, inner: ast.AST) -> None:
     """Raise Invalid if *inner* is an incomplete reference and *node* around it does not complete it."""
-    if _step_name(text, inner) is not None or _is_name(inner, "steps"):
+    if _find_step_name(text, inner) is not None or _is_name(inner, "steps"):
         hint = 'for a step with a dash in its name, write steps["fetch-eu"].outputs.rows'
-        raise expression_error(text, "write steps.NAME.outputs.… or steps.NAME.status", hint)
+        raise make_expression_error(text, "write steps.NAME.outputs.… or steps.NAME.status", hint)
     if _is_name(inner, "run"):
-        raise expression_error(text, "the run has only run.id")
+        raise make_expression_error(text, "the run has only run.id")
     if _is_name(inner, "len") and not (isinstance(node, ast.Call) and inner is node.func):
-        raise expression_error(text, "len is a function: write len(…)")
+        raise make_expression_error(text, "len is a function: write len(…)")
 
 
-def _step_name(text: str, node: ast.AST) -> str | None:
+def _find_step_name(text: str, node: ast.AST) -> str | None:
     if isinstance(node, ast.Attribute | ast.Subscript) and _is_name(node.value, "steps"):
-        if (name := static_key(node)) is None:
-            raise expression_error(text, 'the name of a step must be constant: steps.fetch or steps["fetch"]')
+        if (name := find_static_key(node)) is None:
+            raise make_expression_error(text, 'the name of a step must be constant: steps.fetch or steps["fetch"]')
         return name
     return None
 
 
-def static_key(node: ast.expr) -> str | None:
+def find_static_key(node: ast.expr) -> str | None:
     """Return the key that *node* looks up, if it is constant."""
     if isinstance(node, ast.Attribute):
         return node.attr

@@ -26,7 +26,7 @@ class StepGraph:
     depends_on: Sequence[Sequence[int]]
     children: Sequence[Sequence[int]]
 
-    def layers(self) -> Sequence[Sequence[int]]:
+    def compute_layers(self) -> Sequence[Sequence[int]]:
         """Return the steps by layer: each step is in the layer after the last of its dependencies."""
         depth: list[int] = []
         for before in self.depends_on:
@@ -47,7 +47,7 @@ def build_graph(steps: Mapping[str, StepSpec]) -> StepGraph:
     after = _invert(before)
     order = _sort(before, after)
     if len(order) < len(ids):
-        raise _cycle_error(ids, before, set(range(len(ids))) - set(order))
+        raise _make_cycle_error(ids, before, set(range(len(ids))) - set(order))
     renumbered = {old: index for index, old in enumerate(order)}
     depends_on = [[renumbered[other] for other in before[old]] for old in order]
     return StepGraph([ids[old] for old in order], depends_on, _invert(depends_on))
@@ -96,7 +96,7 @@ def _sort(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> li
     return order
 
 
-def _cycle_error(ids: Sequence[str], before: Sequence[Sequence[int]], blocked: set[int]) -> Invalid:
+def _make_cycle_error(ids: Sequence[str], before: Sequence[Sequence[int]], blocked: set[int]) -> Invalid:
     edges = {index: [other for other in before[index] if other in blocked] for index in sorted(blocked)}
     cycle = [ids[index] for index in _find_cycle(edges)]
     shown = cycle if len(cycle) <= _SHOWN else [*cycle[: _SHOWN - 1], f"… {len(cycle) - _SHOWN:,} more …", cycle[-1]]

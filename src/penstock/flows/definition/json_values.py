@@ -44,7 +44,7 @@ class ValueReference:
         return f"<{self}>"
 
 
-def reference_step(step_id: str) -> ValueReference:
+def make_step_reference(step_id: str) -> ValueReference:
     """Return a reference to a step, with `outputs` and `status`."""
     return ValueReference("steps")[step_id]
 
@@ -123,7 +123,7 @@ def reject_duplicate_names(body: bytes) -> None:
     _reject_duplicate_ids(steps)
     for members, name in repeated:
         if members is steps:
-            raise _duplicate_step(name)
+            raise _make_duplicate_error(name)
     if repeated:
         name = repeated[0][1][:100]
         raise Invalid("DUPLICATE_NAME", f"an object has two members {name!r}", hint="remove one of them", name=name)
@@ -138,10 +138,10 @@ def _reject_duplicate_ids(steps: Any) -> None:
         name = step.get("id") if isinstance(step, dict) else None
         if isinstance(name, str):
             if name in seen:
-                raise _duplicate_step(name)
+                raise _make_duplicate_error(name)
             seen.add(name)
 
 
-def _duplicate_step(name: str) -> Invalid:
+def _make_duplicate_error(name: str) -> Invalid:
     step = name[:100]
     return Invalid("DUPLICATE_STEP", f"two steps have the id {step!r}", hint="give each step its own id", step=step)

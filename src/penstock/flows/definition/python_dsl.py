@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from penstock.flows.contract import MAP
-from penstock.flows.definition.json_values import ValueReference, reference_step
+from penstock.flows.definition.json_values import ValueReference, make_step_reference
 from penstock.flows.definition.spec import FailurePolicy, FlowSpec, RetryPolicy, ScheduleSpec, StepSpec, WorkSpec
 from penstock.kernel.errors import Invalid
 from penstock.kernel.validation import describe_error
@@ -23,8 +23,8 @@ class StepReference:
 
     def __init__(self, step_id: str) -> None:
         self.id = step_id
-        self.outputs = reference_step(step_id).outputs
-        self.status = reference_step(step_id).status
+        self.outputs = make_step_reference(step_id).outputs
+        self.status = make_step_reference(step_id).status
 
 
 class Flow:
@@ -88,7 +88,7 @@ class Flow:
         try:
             return FlowSpec.model_validate({"name": self.name, "steps": self._steps, **self._options})
         except ValidationError as error:
-            raise _flow_error(f"flow {self.name!r}", error) from None
+            raise _make_flow_error(f"flow {self.name!r}", error) from None
 
     def _add(
         self,
@@ -105,11 +105,11 @@ class Flow:
         try:
             self._steps[step_id] = StepSpec.model_validate({**options, "depends_on": before, "when": condition})
         except ValidationError as error:
-            raise _flow_error(f"step {step_id!r}", error) from None
+            raise _make_flow_error(f"step {step_id!r}", error) from None
         return StepReference(step_id)
 
 
-def _flow_error(subject: str, error: ValidationError) -> Invalid:
+def _make_flow_error(subject: str, error: ValidationError) -> Invalid:
     problems = [
         ": ".join(filter(None, (".".join(map(str, detail["loc"])), describe_error(detail))))
         for detail in error.errors(include_url=False)

@@ -68,7 +68,7 @@ def draw_layers(layers: Sequence[Sequence[GraphNode]], edges: Iterable[tuple[Gra
         if number:
             canvas.join(nets[number - 1], row)
         canvas.put(row)
-    return canvas.lines()
+    return canvas.format_lines()
 
 
 def _connect_layers(rows: list[list[GraphNode]], edges: Iterable[tuple[GraphNode, GraphNode]]) -> None:
@@ -99,10 +99,10 @@ def _order_nodes(rows: list[list[GraphNode]]) -> None:
         for number in range(1, len(rows)) if down else range(len(rows) - 2, -1, -1):
             near = {node: index for index, node in enumerate(rows[number - 1 if down else number + 1])}
             current = {node: index for index, node in enumerate(rows[number])}
-            rows[number].sort(key=lambda node: _mean_position(node, near, current, down=down))
+            rows[number].sort(key=lambda node: _compute_mean_position(node, near, current, down=down))
 
 
-def _mean_position(
+def _compute_mean_position(
     node: GraphNode, near: Mapping[GraphNode, int], current: Mapping[GraphNode, int], *, down: bool
 ) -> float:
     positions = [near[other] for other in (node.parents if down else node.children)]
@@ -161,7 +161,7 @@ class _Canvas:
         self._cells: dict[tuple[int, int], str] = {}
         self._height = 0
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         rows: dict[int, dict[int, str]] = defaultdict(dict)
         for (row, column), glyph in self._cells.items():
             rows[row][column] = glyph
@@ -247,16 +247,16 @@ def _assign_ports(nets: Sequence[_Net], below: Sequence[GraphNode]) -> list[dict
         taken: set[int] = set()
         for index, number in enumerate(incoming[node]):
             tops, offset = nets[number].tops, index * 2 - len(incoming[node]) + 1
-            is_straight = len(tops) == 1 and tops[0].port in _top_edge(node)
+            is_straight = len(tops) == 1 and tops[0].port in _compute_top_edge(node)
             preferred = tops[0].port if is_straight else node.left + node.width // 2 + offset
-            inside = range(node.left, node.left + node.width) if not node.label else _top_edge(node)
+            inside = range(node.left, node.left + node.width) if not node.label else _compute_top_edge(node)
             free = (column for column in inside if column not in taken and outgoing.get(column, number) == number)
             ports[number][node] = min(free, key=lambda column: (abs(column - preferred), column))
             taken.add(ports[number][node])
     return ports
 
 
-def _top_edge(node: GraphNode) -> range:
+def _compute_top_edge(node: GraphNode) -> range:
     return range(node.left + 1, node.left + node.width - 1)
 
 
@@ -279,7 +279,7 @@ def draw_flow(steps: Mapping[str, StepSpec], width: int = WIDTH) -> str:
     graph = build_graph(steps)
     if not steps:
         return "(no steps)"
-    layers = graph.layers()
+    layers = graph.compute_layers()
     if len(layers) <= _LAYERS:
         lines = _draw_boxes(graph, steps, layers, width)
         if max(map(len, lines)) <= width:
@@ -293,7 +293,7 @@ def draw_mermaid(steps: Mapping[str, StepSpec]) -> str:
     lines = ["flowchart TD"]
     for index, step_id in enumerate(graph.ids):
         step = steps[step_id]
-        text = "<br/>".join(_escape(line) for line in _label_lines(step_id, step))
+        text = "<br/>".join(_escape(line) for line in _make_label_lines(step_id, step))
         start, end = {MAP: ("[[", "]]"), FLOW: ("[/", "/]")}.get(step.kind, ("{{", "}}") if step.when else ("[", "]"))
         lines.append(f'    s{index}{start}"{text}"{end}{"" if step.required else ":::optional"}')
     for index, before in enumerate(graph.depends_on):
@@ -308,7 +308,7 @@ def _escape(text: str) -> str:
     return "".join(char if char.isalnum() or char in " _.-…×" else f"#{ord(char)};" for char in text)
 
 
-def _label_lines(step_id: str, step: StepSpec) -> list[str]:
+def _make_label_lines(step_id: str, step: StepSpec) -> list[str]:
     kind = step.kind
     if step.kind == MAP and step.do is not None:
         kind = f"map × {step.do.kind}"
@@ -333,7 +333,7 @@ def _draw_boxes(
     boxes: dict[int, GraphNode] = {}
     rows = []
     for layer in layers:
-        row = _build_row([(n, _label_lines(graph.ids[n], steps[graph.ids[n]])) for n in layer], width)
+        row = _build_row([(n, _make_label_lines(graph.ids[n], steps[graph.ids[n]])) for n in layer], width)
         boxes |= row
         rows.append(list(dict.fromkeys(row.values())))
     edges = dict.fromkeys((boxes[before], boxes[index]) for index in boxes for before in graph.depends_on[index])
@@ -359,7 +359,7 @@ def _draw_list(graph: StepGraph, steps: Mapping[str, StepSpec], layers: Sequence
     lines = []
     order = [(number, index) for number, layer in enumerate(layers, start=1) for index in layer]
     for number, index in order[:_LISTED]:
-        name, *details = _label_lines(graph.ids[index], steps[graph.ids[index]])
+        name, *details = _make_label_lines(graph.ids[index], steps[graph.ids[index]])
         before = [graph.ids[other] for other in graph.depends_on[index]]
         more = f" and {len(before) - 5:,} more" if len(before) > 5 else ""
         after = f"  ← {', '.join(before[:5])}{more}" if before else ""

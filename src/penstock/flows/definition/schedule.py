@@ -26,13 +26,13 @@ _FULL_RANGES = ("0-59", "0-23")
 
 def validate_schedule(schedule: ScheduleSpec) -> None:
     """Raise Invalid BAD_CRON or BAD_TIMEZONE if the schedule is not valid or never due."""
-    zone = _zone(schedule.timezone)
+    zone = _load_zone(schedule.timezone)
     try:
         is_ever_due = any(True for _ in CronSim(_normalize_cron(schedule.cron), _EPOCH.astimezone(zone)))
     except CronSimError as error:
-        raise _bad_cron(schedule.cron, str(error)) from error
+        raise _make_cron_error(schedule.cron, str(error)) from error
     if not is_ever_due:
-        raise _bad_cron(schedule.cron, "the date does not exist")
+        raise _make_cron_error(schedule.cron, "the date does not exist")
 
 
 def list_due(schedule: ScheduleSpec, processed_until: datetime, now: datetime) -> Sequence[datetime]:
@@ -41,7 +41,7 @@ def list_due(schedule: ScheduleSpec, processed_until: datetime, now: datetime) -
     For `all`, at most the first BATCH times are returned; call again with the last of them to get the rest.
     """
     if schedule.catch_up == "all":
-        return list(islice(_between(schedule, processed_until, now), BATCH))
+        return list(islice(_iterate_between(schedule, processed_until, now), BATCH))
     last = _find_last(schedule, processed_until, now)
     if last is None or (schedule.catch_up == "none" and now - last > GRACE):
         return []
@@ -50,29 +50,29 @@ def list_due(schedule: ScheduleSpec, processed_until: datetime, now: datetime) -
 
 def list_upcoming(schedule: ScheduleSpec, now: datetime, count: int) -> Sequence[datetime]:
     """Return the next *count* times after *now*."""
-    return list(islice(_after(schedule, now), count))
+    return list(islice(_iterate_after(schedule, now), count))
 
 
 def _find_last(schedule: ScheduleSpec, processed_until: datetime, now: datetime) -> datetime | None:
     """Return the last time after *processed_until*, up to *now*."""
     for span in [*(span for span in _SEARCH_PERIODS if now - span > processed_until), now - processed_until]:
         last = None
-        for last in _between(schedule, now - span, now):  # noqa: B007 - only the last value is used
+        for last in _iterate_between(schedule, now - span, now):  # noqa: B007 - only the last value is used
             pass
         if last is not None:
             return last
     return None
 
 
-def _between(schedule: ScheduleSpec, after: datetime, upto: datetime) -> Iterator[datetime]:
-    for moment in _after(schedule, after):
+def _iterate_between(schedule: ScheduleSpec, after: datetime, upto: datetime) -> Iterator[datetime]:
+    for moment in _iterate_after(schedule, after):
         if moment > upto:
             return
         yield moment
 
 
-def _after(schedule: ScheduleSpec, after: datetime) -> Iterator[datetime]:
-    for moment in CronSim(_normalize_cron(schedule.cron), after.astimezone(_zone(schedule.timezone))):
+def _iterate_after(schedule: ScheduleSpec, after: datetime) -> Iterator[datetime]:
+    for moment in CronSim(_normalize_cron(schedule.cron), after.astimezone(_load_zone(schedule.timezone))):
         # In the repeated hour of a clock change, cronsim may start with a time before *after*.
         if (time := moment.astimezone(UTC)) > after:
             yield time
@@ -96,7 +96,7 @@ def _expand_star(field: str, whole: str) -> str:
     return ",".join(whole + part[1:] if part.startswith("*") else part for part in field.split(","))
 
 
-def _zone(name: str) -> ZoneInfo:
+def _load_zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:  # OSError: the name of a folder of zones
@@ -104,6 +104,6 @@ def _zone(name: str) -> ZoneInfo:
         raise Invalid("BAD_TIMEZONE", f"time zone {name!r} does not exist", hint=hint, timezone=name) from error
 
 
-def _bad_cron(cron: str, problem: str) -> Invalid:
+def _make_cron_error(cron: str, problem: str) -> Invalid:
     hint = "use minute, hour, day of month, month and day of week, e.g. `30 6 * * MON-FRI`"
     return Invalid("BAD_CRON", f"{cron!r} is not a valid cron expression: {problem}", hint=hint, cron=cron)

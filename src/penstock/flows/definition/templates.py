@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.flows.definition.expression_eval import EvaluationContext, evaluate
-from penstock.flows.definition.expression_syntax import CODE, ParsedExpression, expression_error, parse_expression
+from penstock.flows.definition.expression_syntax import CODE, ParsedExpression, make_expression_error, parse_expression
 from penstock.kernel.errors import Invalid
 
 FILLED_LIMIT: Final = 1_000_000  # characters and items that references may insert into one document
@@ -94,7 +94,7 @@ class _TemplateFiller:
             self._left -= len(inner) + 1 if isinstance(inner, str) else 1
             if self._left < 0:
                 hint = "pass large data between steps as artifacts"
-                raise expression_error(
+                raise make_expression_error(
                     expression.text, f"the filled inputs have more than {FILLED_LIMIT:,} characters", hint
                 )
         return value
@@ -149,7 +149,7 @@ def _find_end(text: str, start: int) -> int:
     if position < len(text) and text[position] == "}":
         return position
     problem = "maps: not supported" if text[position : position + 1] == "{" else "`${` is not closed"
-    raise expression_error(text[start - 2 :], problem, "write `$${` for a literal ${")
+    raise make_expression_error(text[start - 2 :], problem, "write `$${` for a literal ${")
 
 
 def _format_value(expression: ParsedExpression, value: Any) -> str:
@@ -158,4 +158,4 @@ def _format_value(expression: ParsedExpression, value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        raise expression_error(expression.text, "its value cannot be written into a text") from None
+        raise make_expression_error(expression.text, "its value cannot be written into a text") from None

@@ -25,7 +25,7 @@ KindChecks = Mapping[str, Callable[[Mapping[str, Any]], None]]
 _NO_CHECKS: KindChecks = {}
 
 
-def input_templates(work: WorkSpec) -> Mapping[str, Any]:
+def get_input_templates(work: WorkSpec) -> Mapping[str, Any]:
     """Return the inputs with references to resolve. The inline steps of a sub-flow are resolved in its own run."""
     if work.kind == FLOW and "steps" in work.inputs:
         return {name: value for name, value in work.inputs.items() if name != "steps"}
@@ -34,7 +34,7 @@ def input_templates(work: WorkSpec) -> Mapping[str, Any]:
 
 def fill_inputs(work: WorkSpec, context: EvaluationContext) -> Mapping[str, Any]:
     """Return the inputs of *work* with references resolved; raise Invalid REFERENCE_UNRESOLVED for a missing value."""
-    return {**work.inputs, **expressions.fill_template(input_templates(work), context)}
+    return {**work.inputs, **expressions.fill_template(get_input_templates(work), context)}
 
 
 def needs_evaluation(step: StepSpec) -> bool:
@@ -47,12 +47,12 @@ def collect_references(step_id: str, step: StepSpec, kind_checks: KindChecks) ->
     """Validate a step, and return the steps that it refers to, each with the key of the reference."""
     references: dict[str, str] = {}
     if step.when is not None:
-        with step_errors(step_id, "when"):
+        with locate_step_errors(step_id, "when"):
             condition = expressions.parse_condition(step.when)
             if condition.uses_item:
-                raise _misplaced_item()
+                raise _make_item_error()
             references |= dict.fromkeys(condition.references, "when")
-    for part, template in (("inputs", input_templates(step)), ("over", step.over)):
+    for part, template in (("inputs", get_input_templates(step)), ("over", step.over)):
         references |= dict.fromkeys(_find_references(step_id, part, template, in_map=False), part)
     _check_work(step_id, "inputs", step, kind_checks)
     _check_kind(step_id, step)
@@ -63,7 +63,7 @@ def collect_references(step_id: str, step: StepSpec, kind_checks: KindChecks) ->
 
 
 @contextmanager
-def step_errors(step_id: str, part: str) -> Iterator[None]:
+def locate_step_errors(step_id: str, part: str) -> Iterator[None]:
     """Add the step and the key to errors that are raised inside."""
     try:
         yield
@@ -75,13 +75,13 @@ def step_errors(step_id: str, part: str) -> Iterator[None]:
 def _find_references(step_id: str, part: str, template: Any, *, in_map: bool) -> frozenset[str]:
     if not expressions.has_references(template):
         return frozenset()
-    with step_errors(step_id, part):
+    with locate_step_errors(step_id, part):
         if not in_map and expressions.uses_item(template):
-            raise _misplaced_item()
+            raise _make_item_error()
         return expressions.find_references(template)
 
 
-def _misplaced_item() -> Invalid:
+def _make_item_error() -> Invalid:
     return Invalid("BAD_REFERENCE", "`item` and `index` exist only in `do.inputs` of a map", hint=_MAP_HINT)
 
 
@@ -90,7 +90,7 @@ def _check_work(step_id: str, part: str, work: WorkSpec, kind_checks: KindChecks
     check = kind_checks.get(work.kind)
     if check is None:
         return
-    with step_errors(step_id, part):
+    with locate_step_errors(step_id, part):
         try:
             check(work.inputs)
         except Invalid as error:
@@ -105,25 +105,25 @@ def _check_kind(step_id: str, step: StepSpec) -> None:
     for part in ("retry", "timeout"):
         if step.kind in ENGINE_KINDS and getattr(step, part) is not None:
             target = "`do`" if step.kind == MAP else "the steps of the sub-flow"
-            with step_errors(step_id, part):
+            with locate_step_errors(step_id, part):
                 raise Invalid("BAD_STEP", f"not allowed in steps of kind {step.kind!r}", hint=f"move it to {target}")
     if step.kind == MAP:
         _check_map(step_id, step)
         return
     for part in ("over", "do"):
         if getattr(step, part) is not None:
-            with step_errors(step_id, part):
+            with locate_step_errors(step_id, part):
                 raise Invalid("BAD_MAP", f"only allowed in steps of kind {MAP!r}", hint=_MAP_HINT)
     if step.kind == FLOW:
         sources = [name for name in ("flow", "steps") if step.inputs.get(name) is not None]
         if len(sources) != 1:
-            with step_errors(step_id, "inputs"):
+            with locate_step_errors(step_id, "inputs"):
                 problem = "a sub-flow needs either `flow`, the name of a flow, or `steps`"
                 raise Invalid("BAD_INPUTS", problem, hint="e.g. inputs: {flow: market-report, scope: {symbol: BTC}}")
 
 
 def _check_map(step_id: str, step: StepSpec) -> None:
-    with step_errors(step_id, "over"):
+    with locate_step_errors(step_id, "over"):
         over = step.over
         if over is None:
             raise Invalid("BAD_MAP", "required in a map", hint=_MAP_HINT)
@@ -131,7 +131,7 @@ def _check_map(step_id: str, step: StepSpec) -> None:
             raise Invalid("BAD_MAP", "must be a list or a reference to a list", hint=_MAP_HINT)
         if isinstance(over, list) and len(over) > STEP_LIMIT:
             raise Invalid("TOO_MANY_STEPS", f"has {len(over):,} items; a run has at most {STEP_LIMIT:,} steps")
-    with step_errors(step_id, "do"):
+    with locate_step_errors(step_id, "do"):
         if step.do is None:
             raise Invalid("BAD_MAP", "required in a map", hint=_MAP_HINT)
         if step.do.kind in ENGINE_KINDS:
@@ -145,10 +145,10 @@ def parse_inputs(model: type[M], inputs: Mapping[str, Any]) -> M:
         return model.model_validate(dict(inputs))
     except ValidationError as error:
         problems = [f"{_format_path(detail['loc'])}: {describe_error(detail)}" for detail in error.errors()]
-    raise inputs_error(*problems)
+    raise make_inputs_error(*problems)
 
 
-def inputs_error(*problems: str) -> Invalid:
+def make_inputs_error(*problems: str) -> Invalid:
     """Return the error BAD_INPUTS with *problems* of the inputs of a step."""
     more = len(problems) - _SHOWN
     message = "; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
@@ -166,7 +166,7 @@ def validate_steps(steps: Mapping[str, StepSpec], kind_checks: KindChecks = _NO_
     _check_references(steps, graph, {step_id: names for step_id, names in references.items() if names})
     for step_id, step in steps.items():
         if step.kind == FLOW and isinstance(step.inputs.get("steps"), dict | list):
-            with step_errors(step_id, "inputs"):
+            with locate_step_errors(step_id, "inputs"):
                 _validate_inner_steps(step.inputs["steps"], kind_checks, depth)
     return graph
 
@@ -192,7 +192,7 @@ def _check_references(
     for step_id, parts in references.items():
         for name, part in parts.items():
             if name in indirect and not ancestors[step_id] & indirect[name]:
-                raise _reference_error(step_id, name, part, steps)
+                raise _make_reference_error(step_id, name, part, steps)
 
 
 def _find_ancestors(graph: StepGraph, steps: Mapping[str, int]) -> Mapping[str, int]:
@@ -207,7 +207,7 @@ def _find_ancestors(graph: StepGraph, steps: Mapping[str, int]) -> Mapping[str, 
     return dict(zip(graph.ids, ancestors, strict=True))
 
 
-def _reference_error(step_id: str, name: str, part: str, steps: Mapping[str, StepSpec]) -> Invalid:
+def _make_reference_error(step_id: str, name: str, part: str, steps: Mapping[str, StepSpec]) -> Invalid:
     if name not in steps:
         problem, hint = f"it refers to step {name!r}, which does not exist", suggest_name(name, steps)
     else:

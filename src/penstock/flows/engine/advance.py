@@ -25,7 +25,7 @@ from penstock.flows.definition import validation
 from penstock.flows.definition.expression_eval import EvaluationContext
 from penstock.flows.definition.spec import FailurePolicy, FlowSpec, RunRequest, StepSpec
 from penstock.flows.definition.templates import fill_template, find_references, parse_condition
-from penstock.flows.definition.validation import input_templates, parse_inputs
+from penstock.flows.definition.validation import get_input_templates, parse_inputs
 from penstock.flows.engine import plan
 from penstock.flows.engine.decide import make_failure
 from penstock.flows.engine.plan import ADVANCE, Checks
@@ -75,7 +75,7 @@ async def read_snapshots(tx: Connection, rows: Sequence[tuple[asyncpg.Record, St
     names: dict[int, set[str]] = defaultdict(set)
     parents: dict[int, set[int]] = defaultdict(set)
     for row, spec in rows:
-        documents = [input_templates(spec), spec.over, spec.do.inputs if spec.do else None]
+        documents = [get_input_templates(spec), spec.over, spec.do.inputs if spec.do else None]
         names[row["run"]] |= set(find_references(documents))
         if spec.when:
             names[row["run"]] |= parse_condition(spec.when).references

@@ -77,13 +77,13 @@ def decide_expiry(row: asyncpg.Record, now: datetime, max_lost: int) -> StepEnd:
     message = f"the lease of worker {row['worker']} expired on attempt {row['attempts']}"
     if row["attempts"] >= (row["max_attempts"] or max_lost):
         error = StepError(LEASE_EXPIRED, message)
-        return _make_end(row, _failed_status(row), error=encode_error(error), reason=message, skips=1)
+        return _make_end(row, _choose_failed_status(row), error=encode_error(error), reason=message, skips=1)
     return _make_end(row, StepStatus.READY, reason=message, due_at=now, skips=1)
 
 
 def make_failure(row: asyncpg.Record, error: StepError) -> StepEnd:
     """Return the end of a step with a final error: FAILED, or SKIPPED if it is not required."""
-    return _make_end(row, _failed_status(row), error=encode_error(error), reason=_failed_reason(row))
+    return _make_end(row, _choose_failed_status(row), error=encode_error(error), reason=_choose_failed_reason(row))
 
 
 def must_stop(row: asyncpg.Record) -> bool:
@@ -128,14 +128,14 @@ def _decide_failure(row: asyncpg.Record, report: StepReport, now: datetime) -> S
         reason = f"{error.code}: {error.message}" if error else None
         due = now + compute_retry_delay(retry, row["attempts"])
         return _make_end(row, StepStatus.READY, report, reason=reason, due_at=due)
-    return _make_end(row, _failed_status(row), report, reason=_failed_reason(row))
+    return _make_end(row, _choose_failed_status(row), report, reason=_choose_failed_reason(row))
 
 
-def _failed_reason(row: asyncpg.Record) -> str | None:
+def _choose_failed_reason(row: asyncpg.Record) -> str | None:
     return None if row["required"] else "failed, and not required"
 
 
-def _failed_status(row: asyncpg.Record) -> StepStatus:
+def _choose_failed_status(row: asyncpg.Record) -> StepStatus:
     return StepStatus.FAILED if row["required"] else StepStatus.SKIPPED
 
 

@@ -35,8 +35,8 @@ from penstock.flows.model import (
     StepKey,
     StepReport,
     StepSettlement,
-    run_not_found,
-    step_not_found,
+    make_run_not_found_error,
+    make_step_not_found_error,
 )
 from penstock.flows.step import ReportCheck
 from penstock.kernel.db.database import Connection, Database
@@ -109,7 +109,7 @@ class FlowEngine:
         digest = plan.compute_digest(request)
         ends = plan.count_open_ends(planned)
         new = NewRun(run_id, flow, scope, digest, policy.fail_fast, ends, by, scheduled_for=scheduled_for, trace=trace)
-        may_wait = flow is not None and self.max_active_runs(flow) is not None
+        may_wait = flow is not None and self.get_max_active_runs(flow) is not None
         settlement = await (
             self._create_started(new, planned) if ends and not may_wait else self._create_waiting(new, planned)
         )
@@ -143,7 +143,7 @@ class FlowEngine:
     async def start_run(self, tx: Connection, run: int, flow: str | None) -> StepSettlement:
         """F16: start a run, unless `max_active_runs` runs of the flow are running."""
         now = self.db.clock.now()
-        if flow is not None and (limit := self.max_active_runs(flow)) is not None:
+        if flow is not None and (limit := self.get_max_active_runs(flow)) is not None:
             await acquire_transaction_lock(tx, f"flows admit {flow}")
             if await store.count_running_runs(tx, flow) >= limit:
                 return StepSettlement()
@@ -161,7 +161,7 @@ class FlowEngine:
         """End all waiting claims and event streams."""
         self.notifier.close()
 
-    def max_active_runs(self, flow: str) -> int | None:
+    def get_max_active_runs(self, flow: str) -> int | None:
         """F16: return the limit of concurrent runs of a flow; None without a limit, or if the flow was removed."""
         try:
             return self.flows.get_flow(flow).max_active_runs
@@ -238,7 +238,7 @@ class FlowEngine:
         async with self.db.connection() as connection:
             steps = await store.find_steps(connection, [(run_id, step_id)])
         if (run_id, step_id) not in steps:
-            raise step_not_found(run_id, step_id)
+            raise make_step_not_found_error(run_id, step_id)
         row = await self._read_step(steps[run_id, step_id][0])
         for artifact in artifacts.decode(row["artifacts"]):
             if artifact.name == name:
@@ -250,7 +250,7 @@ class FlowEngine:
         """Return the number of a run; NotFound RUN_NOT_FOUND if it does not exist."""
         row = await tx.fetchrow(store.SQL["find_run"], run_id)
         if row is None:
-            raise run_not_found(run_id)
+            raise make_run_not_found_error(run_id)
         return int(row["id"])
 
     async def settle_succeeded(

@@ -20,8 +20,8 @@ from penstock.flows.model import (
     NewStep,
     StepEnd,
     StepSettlement,
-    run_not_found,
-    step_not_found,
+    make_run_not_found_error,
+    make_step_not_found_error,
 )
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict
@@ -42,7 +42,7 @@ class RunGraph:
         for row in self.rows.values():
             if row["step_id"] == step_id:
                 return row
-        raise step_not_found(run_id, step_id)
+        raise make_step_not_found_error(run_id, step_id)
 
     def select(self, statuses: Iterable[StepStatus]) -> set[int]:
         """Return the indexes of the steps in these statuses, without the items of maps."""
@@ -156,7 +156,7 @@ class RunOperations:
             document = await connection.fetchrow(store.SQL["read_run"], run)
             rows = await connection.fetch(store.SQL["read_run_steps"], run)
         if document is None:
-            raise run_not_found(run_id)
+            raise make_run_not_found_error(run_id)
         steps = {row["step_id"]: StepSpec.model_validate(row["spec"]) for row in rows if row["map_n"] is None}
         planned = plan.plan_steps(steps, self._engine.checks)
         reused = await self._find_reusable(run_id, step_id, planned, rows)
@@ -190,7 +190,7 @@ class RunOperations:
         """Return the steps before *step_id* that need not run again: ended, with unchanged artifacts."""
         rows = {row["step_id"]: row for row in all_rows}
         if step_id not in {step.step_id for step in planned}:
-            raise step_not_found(run_id, step_id)
+            raise make_step_not_found_error(run_id, step_id)
         items: dict[int, list[asyncpg.Record]] = defaultdict(list)
         for row in all_rows:
             if row["map_n"] is not None:

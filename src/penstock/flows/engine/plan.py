@@ -36,7 +36,7 @@ def plan_steps(steps: Mapping[str, StepSpec], checks: Checks) -> list[NewStep]:
             not any(needs_evaluation[child] for child in graph.children[n]),
             steps[step_id].required,
             encode_document(steps[step_id]),
-            max_attempts=_max_attempts(steps[step_id]),
+            max_attempts=_get_max_attempts(steps[step_id]),
             time_limit=steps[step_id].timeout,
         )
         for n, step_id in enumerate(graph.ids)
@@ -92,5 +92,5 @@ async def start_run(tx: Connection, run: int, now: datetime) -> StepSettlement:
     return settlement
 
 
-def _max_attempts(step: StepSpec) -> int | None:
+def _get_max_attempts(step: StepSpec) -> int | None:
     return step.retry.max_attempts if step.retry else None

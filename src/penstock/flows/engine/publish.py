@@ -10,7 +10,7 @@ import structlog
 
 from penstock.flows import artifacts, store
 from penstock.flows.artifacts import CheckOwnership
-from penstock.flows.contract import StepReportKind, StepStatus, artifact_folder
+from penstock.flows.contract import StepReportKind, StepStatus, make_artifact_folder
 from penstock.flows.engine.decide import make_failure
 from penstock.flows.model import StepEnd, StepError, StepReport
 from penstock.flows.step import ReportCheck
@@ -36,7 +36,7 @@ class FlowPublisher:
             return _refuse(replace(report, artifacts=()), StepError(error.code, error.message))
         missing = await artifacts.find_missing(self.storage, row["run_id"], row["step_id"], report.fence, names)
         if missing and report.outcome is StepReportKind.SUCCEEDED:
-            report = _refuse(report, artifacts.missing_error(missing))
+            report = _refuse(report, artifacts.make_missing_error(missing))
         report = replace(report, artifacts=names)
         check = self._report_checks.get(row["kind"])
         return report if check is None else await self._check_document(row, report, check)
@@ -46,7 +46,7 @@ class FlowPublisher:
         data = await artifacts.read_attempt(self.storage, row["run_id"], row["step_id"], report.fence, name)
         outputs = {output: value for output, value in report.outputs.items() if output != check.output}
         if data is not None:  # a document in the store is published, even if the report does not name it
-            folder = artifact_folder(row["kind"], row["run_id"], row["step_id"])
+            folder = make_artifact_folder(row["kind"], row["run_id"], row["step_id"])
             outputs[check.output] = self.storage.make_uri(f"{folder}/{name}")
             report = replace(report, artifacts=sorted({*report.artifacts, name}))
         report = replace(report, outputs=outputs)
@@ -93,7 +93,7 @@ class FlowPublisher:
             reason=sealed["reason"],
         )
         if missing and end.target is StepStatus.SUCCEEDED:  # deleted after the report was accepted
-            end = make_failure(row, artifacts.missing_error(missing))
+            end = make_failure(row, artifacts.make_missing_error(missing))
         return end._replace(digest=sealed["digest"], artifacts=artifacts.encode(published)), sealed["worker"]
 
 

@@ -64,11 +64,11 @@ class HttpInputs(SpecModel):
 
 
 @asynccontextmanager
-async def http_worker(section: HttpSection) -> AsyncIterator[Handler]:
+async def open_http_handler(section: HttpSection) -> AsyncIterator[Handler]:
     """Yield the handler of steps that send requests; close its connections at the end."""
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
 
-        async def work(step: FlowStep) -> Outputs:
+        async def run_step(step: FlowStep) -> Outputs:
             inputs = read_inputs(HttpInputs, step.inputs)
             url = _check_url(inputs, section)
             request = _Request(inputs, url, _resolve_secrets(inputs, section, url))
@@ -77,7 +77,7 @@ async def http_worker(section: HttpSection) -> AsyncIterator[Handler]:
                 raise request.make_failure(status, headers, body)
             return await _make_outputs(step, status, headers, body, request.mask)
 
-        yield work
+        yield run_step
 
 
 def _check_url(inputs: HttpInputs, section: HttpSection) -> URL:

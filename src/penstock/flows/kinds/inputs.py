@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from penstock.flows.definition.spec import SpecModel
-from penstock.flows.definition.validation import inputs_error, parse_inputs
+from penstock.flows.definition.validation import make_inputs_error, parse_inputs
 from penstock.flows.step import CheckInputs, StepFailed
 from penstock.kernel.errors import Invalid
 from penstock.kernel.validation import describe_error
@@ -36,7 +36,7 @@ def make_input_check(model: type[SpecModel]) -> CheckInputs:
                 if details["type"] in _CERTAIN or not _has_reference(details["input"])
             ]
             if problems:
-                raise inputs_error(*problems) from None
+                raise make_inputs_error(*problems) from None
 
     return check
 

@@ -62,10 +62,10 @@ class PythonInputs(SpecModel):
     args: Json = Field(default_factory=dict, description="Arguments by parameter name.")
 
 
-def python_worker(allowed: Sequence[str]) -> Handler:
+def make_python_handler(allowed: Sequence[str]) -> Handler:
     """Return the handler of steps that call functions of the *allowed* modules and their submodules."""
 
-    async def work(step: FlowStep) -> Outputs:
+    async def call_function(step: FlowStep) -> Outputs:
         inputs = read_inputs(PythonInputs, step.inputs)
         module, _, name = inputs.call.partition(":")
         if not _is_allowed(module, allowed):
@@ -75,7 +75,7 @@ def python_worker(allowed: Sequence[str]) -> Handler:
         result = await _call(function, _bind_arguments(function, inputs, step), inputs.call)
         return _make_outputs(result, inputs.call)
 
-    return work
+    return call_function
 
 
 def _is_allowed(module: str, allowed: Sequence[str]) -> bool:

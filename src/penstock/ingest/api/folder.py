@@ -11,9 +11,9 @@ from penstock.ingest.contract import IngestRunState
 from penstock.ingest.model import (
     RunFailed,
     check_supplier_name,
+    make_run_not_found_error,
+    make_supplier_not_found_error,
     parse_supplier,
-    run_not_found_error,
-    supplier_not_found_error,
 )
 from penstock.ingest.run import ledger
 from penstock.ingest.state import reader
@@ -63,7 +63,7 @@ class FolderViews:
     def state(self, supplier: str) -> schemas.StateView:
         """Return the published state of *supplier* and the manifest of its run."""
         pointer = reader.find_pointer(self._tree, supplier)
-        return schemas.StateView.of(supplier, pointer, reader.read_manifest(self._tree, pointer.run_id))
+        return schemas.StateView.from_pointer(supplier, pointer, reader.read_manifest(self._tree, pointer.run_id))
 
     def open_state(self, supplier: str) -> AbstractContextManager[PublishedState]:
         """Open the published state of *supplier* after its hash is verified."""
@@ -83,11 +83,11 @@ class FolderViews:
             raise Invalid("OTHER_SUPPLIER", message, hint="compare two runs of one supplier")
         try:
             with self._tree.open_config(supplier) as file:
-                config = load_supplier(file, self._tree.uri(paths.config(supplier)))[0]
+                config = load_supplier(file, self._tree.make_uri(paths.make_config_path(supplier)))[0]
             comparison = compare_runs(self._tree, config, before, after, limit)
         except RunFailed as failed:
             raise BadConfig(failed.code.value, failed.message, hint=failed.hint) from failed
-        return schemas.StateDiff.of(supplier, before, after, comparison.changes, comparison.shown)
+        return schemas.StateDiff.from_changes(supplier, before, after, comparison.changes, comparison.shown)
 
     def runs(self, supplier: str, limit: int) -> schemas.IngestRunList:
         """Return the runs that the folder still has, newest first; `next` is always null."""
@@ -98,23 +98,23 @@ class FolderViews:
         """Return a run as its manifest describes it; NotFound if the folder has no run of that id."""
         supplier = parse_supplier(run_id)
         if run_id not in self._tree.list_runs(supplier):
-            raise run_not_found_error(run_id)
+            raise make_run_not_found_error(run_id)
         return schemas.IngestRunDetails(**self._read_run(run_id).model_dump(), moves=[], history=[])
 
     def _read_status(self, supplier: str) -> schemas.SupplierView:
-        return schemas.SupplierView.of(
+        return schemas.SupplierView.from_status(
             read_supplier_status(self._tree, supplier, self._section.alerts, self._clock.now())
         )
 
     def _check_supplier(self, supplier: str) -> str:
         suppliers = self._tree.list_suppliers()
         if check_supplier_name(supplier) not in suppliers:
-            raise supplier_not_found_error(supplier, suppliers)
+            raise make_supplier_not_found_error(supplier, suppliers)
         return supplier
 
     def _read_run(self, run_id: str) -> schemas.IngestRun:
         supplier = parse_supplier(run_id)
-        manifest: dict[str, Any] = parse_document(self._tree.read(paths.run(run_id, paths.MANIFEST)))
+        manifest: dict[str, Any] = parse_document(self._tree.read(paths.make_run_path(run_id, paths.MANIFEST)))
         status = manifest.get("status") or IngestRunState.RUNNING
         if not manifest and ledger.load(self._tree, supplier).running != run_id:
             status = IngestRunState.FAIL  # the run was killed; the next run writes its manifest

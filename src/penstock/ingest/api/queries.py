@@ -14,8 +14,8 @@ from penstock.ingest.model import (
     IgnoredEntry,
     SupplierStatus,
     check_supplier_name,
+    make_run_not_found_error,
     parse_supplier,
-    run_not_found_error,
 )
 from penstock.ingest.run import store
 from penstock.ingest.run.store import FileMoveRow, IngestRunRow, Position
@@ -41,11 +41,11 @@ class IngestViews:
         self._section = section
         self._comparison = asyncio.Lock()
 
-    async def suppliers(self) -> list[SupplierStatus]:
+    async def list_suppliers(self) -> list[SupplierStatus]:
         """Return the status of every supplier."""
         return await asyncio.to_thread(self._read_statuses) if self._tree is not None else []
 
-    async def strays(self) -> list[IgnoredEntry]:
+    async def list_strays(self) -> list[IgnoredEntry]:
         """Return the entries beside the inboxes, which belong to no supplier."""
         return await asyncio.to_thread(self._tree.list_ignored) if self._tree is not None else []
 
@@ -55,17 +55,17 @@ class IngestViews:
             raise NotFound("NO_ROOT", "this server has no folder of suppliers", hint="set ingest.root on the server")
         return await asyncio.to_thread(query, FolderViews(self._tree, self._section, self._db.clock))
 
-    async def diff(self, supplier: str, before: str | None, after: str | None, limit: int) -> schemas.StateDiff:
+    async def compare_runs(self, supplier: str, before: str | None, after: str | None, limit: int) -> schemas.StateDiff:
         """I10, I21: compare two runs; one comparison at a time, because each reads two states."""
         async with self._comparison:
             return await self.read(lambda folder: folder.diff(supplier, before, after, limit))
 
-    async def moves(self, supplier: str, limit: int) -> list[FileMoveRow]:
+    async def list_moves(self, supplier: str, limit: int) -> list[FileMoveRow]:
         """Return the files of a supplier that were moved out of the inbox, newest first."""
         async with self._db.connection() as connection:
             return await store.list_moves(connection, check_supplier_name(supplier), limit)
 
-    async def runs(
+    async def list_runs(
         self, supplier: str | None, status: IngestRunState | None, after: Position, limit: int
     ) -> Page[IngestRunRow]:
         """Return runs after a position, newest first."""
@@ -75,18 +75,18 @@ class IngestViews:
             rows = await store.list_runs(connection, supplier, status, after, limit + 1)
         return make_page(rows, limit, lambda row: [row.started_at, row.run_id])
 
-    async def run(self, run_id: str) -> tuple[IngestRunRow, list[FileMoveRow], list[StoredEntry]]:
+    async def read_run(self, run_id: str) -> tuple[IngestRunRow, list[FileMoveRow], list[StoredEntry]]:
         """Return a run, the files that it moved, and its history."""
         parse_supplier(run_id)
         async with self._db.connection() as connection:
             run = await store.find_run(connection, run_id)
             if run is None:
-                raise run_not_found_error(run_id)
+                raise make_run_not_found_error(run_id)
             row, numbers = run
             moves = await store.list_run_moves(connection, run_id)
             return row, moves, await journal.read_history(connection, numbers, [run_id])
 
-    async def facts(self, supplier: str) -> "tuple[CurrentPointer, AsyncIterator[bytes]]":
+    async def read_facts(self, supplier: str) -> "tuple[CurrentPointer, AsyncIterator[bytes]]":
         """Return the pointer to the published state after its hash is verified, and the facts of that state."""
         stack = ExitStack()
         state = await self.read(lambda folder: stack.enter_context(folder.open_state(supplier)))

@@ -20,17 +20,19 @@ Supplier = Annotated[str, Path(max_length=64, description="Name of the supplier.
 RunId = Annotated[str, Path(max_length=128, description="Id of the run.")]
 
 
-async def _views(request: Request) -> IngestViews:
+async def _get_views(request: Request) -> IngestViews:
     return get_service(request, IngestViews)
 
 
-Views = Annotated[IngestViews, Depends(_views)]
+Views = Annotated[IngestViews, Depends(_get_views)]
 
 
 @routes.get("/suppliers")
 async def suppliers(views: Views) -> schemas.SupplierList:
     """Return the status of every supplier."""
-    return schemas.SupplierList(suppliers=[schemas.SupplierView.of(status) for status in await views.suppliers()])
+    return schemas.SupplierList(
+        suppliers=[schemas.SupplierView.from_status(status) for status in await views.list_suppliers()]
+    )
 
 
 @routes.get("/suppliers/{supplier}")
@@ -42,7 +44,7 @@ async def supplier(supplier: Supplier, views: Views) -> schemas.SupplierView:
 @routes.get("/suppliers/{supplier}/moves")
 async def moves(supplier: Supplier, views: Views, limit: Limit = 100) -> schemas.FileMoveList:
     """Return the files of a supplier that were moved out of the inbox, newest first."""
-    rows = await views.moves(supplier, limit)
+    rows = await views.list_moves(supplier, limit)
     return schemas.FileMoveList(moves=[schemas.FileMove.model_validate(row) for row in rows])
 
 
@@ -62,14 +64,14 @@ async def runs(
 ) -> schemas.IngestRunList:
     """Return runs, newest first."""
     started_at, run_id = page.decode_start(cursor, [datetime, str], START)
-    rows = await views.runs(supplier, status, (started_at, run_id), limit)
+    rows = await views.list_runs(supplier, status, (started_at, run_id), limit)
     return schemas.IngestRunList(runs=[schemas.IngestRun.model_validate(row) for row in rows.items], next=rows.next)
 
 
 @routes.get("/runs/{runId}")
 async def run(run_id: Annotated[RunId, Path(alias="runId")], views: Views) -> schemas.IngestRunDetails:
     """Return a run with its manifest, the files that it moved, and its history."""
-    row, moves, history = await views.run(run_id)
+    row, moves, history = await views.read_run(run_id)
     return schemas.IngestRunDetails(
         **schemas.IngestRun.model_validate(row).model_dump(),
         moves=[schemas.FileMove.model_validate(move) for move in moves],
@@ -94,7 +96,7 @@ async def state(supplier: Supplier, views: Views) -> schemas.StateView:
 @routes.get("/state/{supplier}/facts", response_class=StreamingResponse, responses={200: {"content": {NDJSON: {}}}})
 async def facts(supplier: Supplier, views: Views) -> StreamingResponse:
     """Stream all facts of the published state as NDJSON; a publication during the download does not mix into it."""
-    pointer, chunks = await views.facts(supplier)
+    pointer, chunks = await views.read_facts(supplier)
     headers = {"ETag": f'"{pointer.sha256}"', "X-Run-Id": pointer.run_id, "X-Fence": str(pointer.fence)}
     return StreamingResponse(chunks, media_type=NDJSON, headers=headers)
 
@@ -112,4 +114,4 @@ async def diff(
     limit: Annotated[int, Query(ge=0, le=1000, description="Changes shown of each kind.")] = 20,
 ) -> schemas.StateDiff:
     """I10, I21: compare the facts of two runs of a supplier: added, removed and changed."""
-    return await views.diff(supplier, before, after, limit)
+    return await views.compare_runs(supplier, before, after, limit)

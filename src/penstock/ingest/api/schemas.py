@@ -55,7 +55,7 @@ class SupplierView(Camel):
     alerts: list[str] = Field(description="Active alerts, e.g. `STATE_OLD`.")
 
     @classmethod
-    def of(cls, status: SupplierStatus) -> "SupplierView":
+    def from_status(cls, status: SupplierStatus) -> "SupplierView":
         """Return the document of *status*."""
         return cls(**status.as_dict())
 
@@ -144,7 +144,7 @@ class StateView(Camel):
     manifest: dict[str, Any]
 
     @classmethod
-    def of(cls, supplier: str, pointer: CurrentPointer, manifest: dict[str, Any]) -> "StateView":
+    def from_pointer(cls, supplier: str, pointer: CurrentPointer, manifest: dict[str, Any]) -> "StateView":
         """Return the document of the state that *pointer* names."""
         return cls(supplier=supplier, manifest=manifest, **pointer.as_dict())
 
@@ -170,7 +170,7 @@ class StateDiff(Camel):
     shown: list[ChangedFact] = Field(description="The first changes of each kind, at most `limit` of each.")
 
     @classmethod
-    def of(
+    def from_changes(
         cls, supplier: str, before: str, after: str, counts: PublicationDiff, shown: list[dict[str, Any]]
     ) -> "StateDiff":
         """Return the document of a comparison."""

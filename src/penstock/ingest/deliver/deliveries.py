@@ -52,7 +52,7 @@ class TargetDeliveries:
             return {}
         results: dict[str, DeliveryResult] = {}
         for target in self._supplier.targets:
-            path = paths.run(current.pointer.run_id, f"deliveries/{target.digest}.json")
+            path = paths.make_run_path(current.pointer.run_id, f"deliveries/{target.digest}.json")
             delivery = TargetDelivery(**{"target": target.name, **parse_document(self._tree.read(path))})
             if delivery.is_done:
                 continue

@@ -119,14 +119,14 @@ def translate_read_errors(name: str) -> Iterator[None]:
     try:
         yield
     except _FORMAT_ERRORS as error:
-        raise unreadable_error(name, str(error)) from error
+        raise make_unreadable_error(name, str(error)) from error
     except OSError as error:
         if error.errno not in (None, errno.EINVAL):  # raised by a decompressor, or for an offset outside the file
             raise
-        raise unreadable_error(name, str(error)) from error
+        raise make_unreadable_error(name, str(error)) from error
 
 
-def unreadable_error(name: str, reason: str, hint: str = "ask the supplier to send the file again") -> RunFailed:
+def make_unreadable_error(name: str, reason: str, hint: str = "ask the supplier to send the file again") -> RunFailed:
     """Return RunFailed FILE_UNREADABLE for the file *name*."""
     message = f"{name} cannot be read: {reason.strip() or 'it ends too early'}"
     return RunFailed(FailureCode.FILE_UNREADABLE, message, hint)
@@ -194,7 +194,7 @@ def _open_packed(
     archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str, number: int, budget: ExtractionLimits
 ) -> ArchiveMember:
     if entry.flag_bits & 1:
-        raise unreadable_error(name, "it needs a password", "ask the supplier for an archive without a password")
+        raise make_unreadable_error(name, "it needs a password", "ask the supplier for an archive without a password")
     return _make_member(name, number, lambda: archive.open(entry), budget)
 
 

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 import polars as pl
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract.archives import ArchiveMember, unreadable_error
+from penstock.ingest.extract.archives import ArchiveMember, make_unreadable_error
 from penstock.ingest.extract.detect import detect_encoding, read_mark_encoding, strip_mark
 from penstock.ingest.extract.tables import BATCH, CELLS, COLUMNS, HEAD, RowBatch, SourceTable, gather_batches
 from penstock.ingest.model import RunFailed
@@ -111,7 +111,7 @@ def _decode(content: IO[bytes], dialect: Dialect, name: str) -> Iterator[bytes]:
         try:
             text = decoder.decode(piece, final=not raw).encode() if decoder else piece
         except UnicodeDecodeError as error:
-            raise _encoding_error(name, encoding, error.reason) from error
+            raise _make_encoding_error(name, encoding, error.reason) from error
         if text or not raw:
             yield text.replace(b"\r", b"\n") if dialect.is_mac else text
         if not raw:
@@ -209,7 +209,7 @@ def _parse_columns(piece: bytes, dialect: Dialect, width: int, name: str) -> pl.
         )
     except pl.exceptions.PolarsError as error:
         hint = f"if its encoding is not {dialect.encoding}, set `source.encoding`"
-        raise unreadable_error(name, str(error), hint) from error
+        raise make_unreadable_error(name, str(error), hint) from error
 
 
 def _parse_rows(
@@ -232,7 +232,7 @@ def _number_errors(rows: Iterator[list[str]], row: int, name: str) -> Iterator[l
             yield cells
     except csv.Error as error:
         hint = "if quotes have no meaning in this file, set `source.quote` to ''"
-        raise unreadable_error(name, f"row {row}: {error}", hint) from error
+        raise make_unreadable_error(name, f"row {row}: {error}", hint) from error
 
 
 def _check_rows(lines: Iterator[str], dialect: Dialect) -> Iterator[list[str]]:
@@ -260,7 +260,7 @@ def _read_lines(pieces: Iterator[bytes], name: str) -> Iterator[str]:
     for piece in pieces:
         *lines, left = (left + piece).split(b"\n")
         if len(left) > _RECORD_LIMIT + PIECE:
-            raise unreadable_error(name, f"a line is longer than {_RECORD_LIMIT:,} bytes")
+            raise make_unreadable_error(name, f"a line is longer than {_RECORD_LIMIT:,} bytes")
         yield from (_decode_line(line, name) + "\n" for line in lines)
     if left:
         yield _decode_line(left, name)
@@ -270,12 +270,12 @@ def _decode_line(line: bytes, name: str) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        raise _encoding_error(name, "utf-8", error.reason) from error
+        raise _make_encoding_error(name, "utf-8", error.reason) from error
 
 
-def _encoding_error(name: str, encoding: str, reason: str) -> RunFailed:
+def _make_encoding_error(name: str, encoding: str, reason: str) -> RunFailed:
     hint = "set the encoding of the file in `source.encoding`, or ask the supplier to send the file again"
-    return unreadable_error(name, f"it is not {encoding}: {reason}", hint)
+    return make_unreadable_error(name, f"it is not {encoding}: {reason}", hint)
 
 
 def _parse_csv(lines: Iterator[str], dialect: Dialect, *, is_strict: bool = False) -> Iterator[list[str]]:

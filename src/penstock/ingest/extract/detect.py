@@ -37,7 +37,7 @@ def detect_format(member: ArchiveMember, configured: FileFormat = FileFormat.AUT
         raise RunFailed(FailureCode.FILE_EMPTY, f"{member.name} is empty", "ask the supplier to send the file again")
     detected = _find_format(member)
     if detected is None:
-        raise _unknown_error(f"{member.name} is {_describe_content(member)}")
+        raise _make_unknown_error(f"{member.name} is {_describe_content(member)}")
     # Formats of text overlap: a single record is both JSON and NDJSON, so the configuration decides.
     texts = (FileFormat.CSV, FileFormat.JSON, FileFormat.NDJSON, FileFormat.XML)
     can_pass = detected in texts and configured in texts and detected not in WORKBOOKS
@@ -155,6 +155,6 @@ def _describe_content(member: ArchiveMember) -> str:
     return _describe_known(head) or ("an HTML page" if _is_html(text) else "of an unknown format")
 
 
-def _unknown_error(message: str) -> RunFailed:
+def _make_unknown_error(message: str) -> RunFailed:
     hint = "ask the supplier for CSV, XLSX, XLS, XLSB, ODS, JSON, NDJSON or XML, plain or packed with gzip or zip"
     return RunFailed(FailureCode.FORMAT_UNKNOWN, message, hint)

@@ -14,7 +14,7 @@ from lxml import etree
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import json_stream
-from penstock.ingest.extract.archives import ArchiveMember, unreadable_error
+from penstock.ingest.extract.archives import ArchiveMember, make_unreadable_error
 from penstock.ingest.extract.detect import detect_encoding, strip_mark
 from penstock.ingest.extract.tables import (
     BATCH,
@@ -94,7 +94,7 @@ def _find_records(member: ArchiveMember) -> json_stream.Path:
     with member.open() as content:
         path = json_stream.find_records(_open_utf8(content, member))
     if path is None:
-        raise unreadable_error(member.name, "it contains no list of records", _RECORDS_HINT)
+        raise make_unreadable_error(member.name, "it contains no list of records", _RECORDS_HINT)
     return path
 
 
@@ -112,9 +112,9 @@ def _translate_parser_errors(format_name: str, member: ArchiveMember) -> Iterato
     try:
         yield
     except json_stream.ValueTooLong as error:
-        raise unreadable_error(member.name, str(error), _RECORDS_HINT) from error
+        raise make_unreadable_error(member.name, str(error), _RECORDS_HINT) from error
     except (ijson.JSONError, etree.XMLSyntaxError, ValueError, ArithmeticError, RecursionError) as error:
-        raise unreadable_error(member.name, f"it is not valid {format_name}: {error}") from error
+        raise make_unreadable_error(member.name, f"it is not valid {format_name}: {error}") from error
 
 
 def _open_utf8(content: IO[bytes], member: ArchiveMember) -> IO[bytes]:
@@ -148,7 +148,7 @@ def _read_ndjson(content: IO[bytes], member: ArchiveMember, _: str | None) -> It
         while piece := stream.read(_PIECE):
             *lines, left = (left + piece).split(b"\n")
             if len(left) > _LINE_LIMIT:
-                raise unreadable_error(member.name, f"a line is longer than {_LINE_LIMIT:,} bytes")
+                raise make_unreadable_error(member.name, f"a line is longer than {_LINE_LIMIT:,} bytes")
             yield from map(_parse_line, lines)
     if left:
         yield _parse_line(left)
@@ -241,7 +241,7 @@ def _find_repeated_element(member: ArchiveMember) -> str:
             seen[-1].add(element.tag)
             _free_element(element)
     hint = "set `source.records` to the name of the element that is a record"
-    raise unreadable_error(member.name, "no element occurs twice, so the records cannot be found", hint)
+    raise make_unreadable_error(member.name, "no element occurs twice, so the records cannot be found", hint)
 
 
 def _collect_values(element: Any, name: str, record: Record, member: ArchiveMember) -> None:
@@ -253,7 +253,7 @@ def _collect_values(element: Any, name: str, record: Record, member: ArchiveMemb
         record.setdefault(name or ".", element.text)
     for inner in element:
         if not isinstance(inner.tag, str):
-            raise unreadable_error(member.name, f"it uses the entity {inner.text}, and entities are not supported")
+            raise make_unreadable_error(member.name, f"it uses the entity {inner.text}, and entities are not supported")
         _collect_values(inner, f"{prefix}{etree.QName(inner).localname}", record, member)
 
 

@@ -12,7 +12,7 @@ import msgspec
 import polars as pl
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract.archives import ArchiveMember, unreadable_error
+from penstock.ingest.extract.archives import ArchiveMember, make_unreadable_error
 from penstock.ingest.extract.tables import BATCH, HEAD, NUMERIC, RowBatch, SourceTable
 from penstock.ingest.model import RunFailed
 
@@ -117,15 +117,15 @@ def _read_messages(
             break  # the child process was killed within a message
         message = decode(packed)
         if "failed" in message:
-            raise unreadable_error(name, message["failed"])
+            raise make_unreadable_error(name, message["failed"])
         if "too_large" in message:
-            raise _too_large_error(name, message["too_large"])
+            raise _make_size_error(name, message["too_large"])
         yield message
     if child.wait() != 0:
         budget = f"{limits.workbook_memory // 1_000_000:,} MB or {limits.workbook_seconds} s"
-        raise _too_large_error(name, f"reading it takes more than {budget}, or crashes the reader")
+        raise _make_size_error(name, f"reading it takes more than {budget}, or crashes the reader")
 
 
-def _too_large_error(name: str, reason: str) -> RunFailed:
+def _make_size_error(name: str, reason: str) -> RunFailed:
     hint = "if the workbook is correct, raise `limits.workbook_memory` or `limits.workbook_seconds` of the supplier"
     return RunFailed(FailureCode.FILE_TOO_LARGE, f"{name} is too large: {reason}", hint)

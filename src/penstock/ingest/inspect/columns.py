@@ -91,7 +91,7 @@ def type_fields(fields: list[InspectedField], tables: list[ShapedTable]) -> list
 
 
 def _type_field(field: InspectedField, tables: list[ShapedTable], *, is_english: bool) -> TypedField:
-    parts = [table.texts(field.columns.get(number)) for number, table in enumerate(tables)]
+    parts = [table.select_texts(field.columns.get(number)) for number, table in enumerate(tables)]
     texts = (
         pl.concat([slice_table.rename("text") for slice_table in parts])
         if parts

@@ -44,7 +44,7 @@ def build_fields(tables: list[list[str]], *, has_numbers: bool = True) -> tuple[
     numbered, warnings = _number_repeated(repeated, has_numbers=has_numbers)
     fields: dict[str, InspectedField] = {}
     lone, crowded = _find_lone_rests(headings), _find_crowded(headings)
-    for heading in sorted(headings, key=_order_headings):
+    for heading in sorted(headings, key=_rank_heading):
         meaning = heading.meaning
         rest = "" if meaning.name in lone else meaning.rest
         rest = meaning.all_rest if (meaning.name, meaning.rest) in crowded else rest
@@ -100,7 +100,7 @@ def _number_repeated(repeated: list[_Heading], *, has_numbers: bool) -> tuple[li
     return numbered, warnings
 
 
-def _order_headings(heading: _Heading) -> tuple[int, bool, int]:
+def _rank_heading(heading: _Heading) -> tuple[int, bool, int]:
     return heading.meaning.rank, bool(heading.meaning.rest), -len(heading.columns)
 
 

@@ -44,7 +44,7 @@ _FORMS = (
 _COMPACT = (rf"{_YEAR}(?:0[1-9]|1[0-2]){_DAY}", "%Y%m%d")  # a date only if the header says so
 
 
-def quantity_options(cells: CellTexts, *, is_named: bool) -> tuple[dict[str, Any], list[str]] | None:
+def measure_quantity(cells: CellTexts, *, is_named: bool) -> tuple[dict[str, Any], list[str]] | None:
     """Return the options and doubts of an integer column, with its words and units; None if too few cells fit."""
     options: dict[str, Any] = {"type": "integer"}
     doubts: list[str] = []
@@ -71,7 +71,7 @@ def quantity_options(cells: CellTexts, *, is_named: bool) -> tuple[dict[str, Any
     return (options, [*doubts, *more]) if is_counted else None
 
 
-def money_options(cells: CellTexts, *, is_named: bool) -> tuple[dict[str, Any], list[str]] | None:
+def measure_money(cells: CellTexts, *, is_named: bool) -> tuple[dict[str, Any], list[str]] | None:
     """Return the options and doubts of a money column; None if neither the header nor the cells indicate money."""
     if not is_named and cells.measure_match(WITH_CURRENCY) < 0.3:
         return None
@@ -137,7 +137,7 @@ def _count_digits(cells: CellTexts, decimal: str | None) -> int:
     return most if isinstance(most, int) else 0
 
 
-def moment_options(cells: CellTexts, *, is_named: bool, is_english: bool) -> tuple[dict[str, Any], list[str]] | None:
+def measure_moment(cells: CellTexts, *, is_named: bool, is_english: bool) -> tuple[dict[str, Any], list[str]] | None:
     """Return the options and doubts of a date column; None if too few cells are dates."""
     formats, doubts = _find_formats(cells, is_english=is_english)
     if is_named and cells.has_match(_COMPACT[0]):

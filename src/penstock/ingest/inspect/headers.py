@@ -117,14 +117,14 @@ class _Grid:
             return False
         if _numbers_columns(self._head[row]):
             return True
-        above = self._filled_columns(top, row)
-        here = self._filled_columns(row, row + 1)
+        above = self._find_filled_columns(top, row)
+        here = self._find_filled_columns(row, row + 1)
         kinds = [kind for kind in self._kinds[row] if kind is not Cell.BLANK]
         is_wordy = all(kind is not Cell.VALUE for kind in kinds) and self._is_short(row)
         is_grouped = bool(above - here) or all(_GROUP_WORDS.search(cell) for cell in self._head[top] if cell.strip())
         return is_wordy and is_grouped and bool(here - above) and len(here) >= 2
 
-    def _filled_columns(self, begin: int, end: int) -> set[int]:
+    def _find_filled_columns(self, begin: int, end: int) -> set[int]:
         return {column for row in self._head[begin:end] for column, cell in enumerate(row) if cell.strip()}
 
     def _select_data(self, begin: int) -> list[list[Cell]]:

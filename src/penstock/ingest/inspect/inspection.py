@@ -61,7 +61,7 @@ def _report_unnamed(plan: TablePlan) -> list[str]:
     warnings = []
     for table in plan.tables:
         for column in range(table.width):
-            texts = table.texts(column)
+            texts = table.select_texts(column)
             is_named = column < len(table.names) and table.names[column]
             if not is_named and len(texts) and int((texts != "").sum()) > len(texts) * 0.2:
                 example = shorten(texts.filter(texts != "")[0])

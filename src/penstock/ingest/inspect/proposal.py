@@ -67,7 +67,7 @@ def propose_key(candidates: list[KeyCandidate], *, has_sheets: bool) -> KeyPropo
         if candidate.is_everywhere and candidate.type in _TEXTS and candidate.hint in _HINTS
     ]
     rejected: list[str] = []
-    for candidate in sorted(usable, key=_order_candidates):
+    for candidate in sorted(usable, key=_rank_candidate):
         is_code = candidate.hint is ColumnHint.CODE
         allowed = _MAX_REPEATS if is_code else 0.0
         if not is_code and not candidate.is_short:
@@ -85,7 +85,7 @@ def propose_key(candidates: list[KeyCandidate], *, has_sheets: bool) -> KeyPropo
     return KeyProposal([], [*rejected, warning])
 
 
-def _order_candidates(candidate: KeyCandidate) -> tuple[int, int]:
+def _rank_candidate(candidate: KeyCandidate) -> tuple[int, int]:
     order = _PREFERRED.index(candidate.name) if candidate.name in _PREFERRED else len(_PREFERRED)
     return order, _HINTS.index(candidate.hint)
 

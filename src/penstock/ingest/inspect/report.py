@@ -16,11 +16,11 @@ _INLINE = 4  # items of a list that fit on its line
 
 def format_yaml(config: dict[str, Any], comments: dict[str, str], heading: str) -> str:
     """Return *config* as YAML with *comments* at its columns."""
-    document = CommentedMap({key: _style(value) for key, value in config.items()})
+    document = CommentedMap({key: _set_style(value) for key, value in config.items()})
     columns = document.get("columns", {})
     for name, comment in comments.items():
         if name in columns:
-            columns.yaml_add_eol_comment(_one_line(comment), name, column=len(name) + 5)
+            columns.yaml_add_eol_comment(_escape_line_ends(comment), name, column=len(name) + 5)
     document.yaml_set_start_comment(heading)
     out = io.StringIO()
     writer = YAML()
@@ -37,7 +37,7 @@ def format_heading(name: str, file: str, warnings: list[str]) -> str:
         "Review it: `from` is the header of a column; the comment shows its values and the share that can be read.",
         *(f"! {warning}" for warning in warnings),
     ]
-    return "\n".join(_one_line(line) for line in lines)
+    return "\n".join(_escape_line_ends(line) for line in lines)
 
 
 def format_summary(inspection: dict[str, Any]) -> str:
@@ -86,11 +86,11 @@ def format_percent(share: float) -> str:
     return f"{int(share * 1000) / 10:g}%"
 
 
-def _style(value: Any) -> Any:
+def _set_style(value: Any) -> Any:
     if isinstance(value, dict):
-        return CommentedMap({key: _style(inner) for key, inner in value.items()})
+        return CommentedMap({key: _set_style(inner) for key, inner in value.items()})
     if isinstance(value, list):
-        items = CommentedSeq(_style(inner) for inner in value)
+        items = CommentedSeq(_set_style(inner) for inner in value)
         if len(value) <= _INLINE and sum(len(str(item)) for item in value) < _WIDTH:
             items.fa.set_flow_style()
         return items
@@ -101,7 +101,7 @@ def _quote_blank(text: str) -> str:
     return text if len(text) > 1 else repr(text)
 
 
-def _one_line(text: str) -> str:
+def _escape_line_ends(text: str) -> str:
     """Replace the characters that would end a YAML comment or make its file invalid."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 

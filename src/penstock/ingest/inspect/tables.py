@@ -36,7 +36,7 @@ class ShapedTable:
     def width(self) -> int:
         return len(self.sample.rows.columns) - (ROW in self.sample.rows.columns)
 
-    def texts(self, column: int | None) -> pl.Series:
+    def select_texts(self, column: int | None) -> pl.Series:
         """Return the cells of a column in the data rows; empty texts if the table lacks the column."""
         name = str(column)
         if name in self.rows.data.columns:
@@ -108,7 +108,9 @@ def _plan_without_header(shaped: list[ShapedTable]) -> TablePlan:
     filled = [table for table in shaped if table.rows.data.height]
     width = max((table.width for table in filled), default=0)
     fields = build_numbered_fields(width)
-    used = [field for field in fields if any((table.texts((field.number or 1) - 1) != "").any() for table in filled)]
+    used = [
+        field for field in fields if any((table.select_texts((field.number or 1) - 1) != "").any() for table in filled)
+    ]
     for field in used:
         field.columns = dict.fromkeys(range(len(filled)), (field.number or 1) - 1)
     warnings = ["no header was found: columns are read by their numbers"] if used else ["no table was found"]

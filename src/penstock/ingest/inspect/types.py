@@ -7,10 +7,10 @@ from typing import Any
 from penstock.ingest.inspect.cells import CellTexts
 from penstock.ingest.inspect.formats import (
     is_fractional,
+    measure_moment,
+    measure_money,
     measure_options,
-    moment_options,
-    money_options,
-    quantity_options,
+    measure_quantity,
 )
 from penstock.ingest.inspect.vocabulary import ColumnHint
 
@@ -100,13 +100,13 @@ def _guess_code(cells: CellTexts, context: ColumnContext) -> TypeGuess | None:
 def _guess_moment(cells: CellTexts, context: ColumnContext) -> TypeGuess | None:
     if context.hint not in (ColumnHint.MOMENT, ColumnHint.NONE):
         return None
-    return _make_guess(moment_options(cells, is_named=context.hint is ColumnHint.MOMENT, is_english=context.is_english))
+    return _make_guess(measure_moment(cells, is_named=context.hint is ColumnHint.MOMENT, is_english=context.is_english))
 
 
 def _guess_money(cells: CellTexts, context: ColumnContext) -> TypeGuess | None:
     if context.hint not in (ColumnHint.MONEY, ColumnHint.NONE):
         return None
-    return _make_guess(money_options(cells, is_named=context.hint is ColumnHint.MONEY))
+    return _make_guess(measure_money(cells, is_named=context.hint is ColumnHint.MONEY))
 
 
 def _guess_quantity(cells: CellTexts, context: ColumnContext) -> TypeGuess | None:
@@ -115,7 +115,7 @@ def _guess_quantity(cells: CellTexts, context: ColumnContext) -> TypeGuess | Non
     # Very few fractions are likely to be mistakes.
     if is_fractional(cells) and cells.measure_match(r"[+-]?[0-9]*[.,][0-9]*[1-9][0-9]*") >= 0.01:
         return None
-    return _make_guess(quantity_options(cells, is_named=context.hint is ColumnHint.QUANTITY))
+    return _make_guess(measure_quantity(cells, is_named=context.hint is ColumnHint.QUANTITY))
 
 
 def _guess_measure(cells: CellTexts, context: ColumnContext) -> TypeGuess | None:

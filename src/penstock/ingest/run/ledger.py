@@ -55,7 +55,7 @@ class Ledger:
 
 def load(tree: FileTree, supplier: str) -> Ledger:
     """Return the ledger of *supplier*; an empty one if it is missing or invalid."""
-    content = tree.read(paths.ledger(supplier))
+    content = tree.read(paths.make_ledger_path(supplier))
     try:
         return msgspec.json.decode(content, type=Ledger) if content else Ledger()
     except msgspec.DecodeError:
@@ -63,4 +63,4 @@ def load(tree: FileTree, supplier: str) -> Ledger:
 
 
 def save(tree: FileTree, supplier: str, ledger: Ledger) -> None:
-    tree.write(paths.ledger(supplier), orjson.dumps(asdict(ledger)))
+    tree.write(paths.make_ledger_path(supplier), orjson.dumps(asdict(ledger)))

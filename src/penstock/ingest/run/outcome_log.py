@@ -47,9 +47,9 @@ def log_deliveries(supplier: str, deliveries: Mapping[str, Mapping[str, Any]]) -
 def _log_sorted(supplier: str, moved: Mapping[str, str]) -> None:
     """Log the files that were moved out of the inbox without being processed."""
     for name, path in moved.items():
-        if path.startswith(f"{paths.duplicates(supplier)}/"):
+        if path.startswith(f"{paths.make_duplicates_path(supplier)}/"):
             _log.info("file_duplicate", supplier=supplier, file=name, moved_to=path)
-        elif path.startswith(f"{paths.obsolete(supplier)}/"):
+        elif path.startswith(f"{paths.make_obsolete_path(supplier)}/"):
             _log.info("file_skipped", supplier=supplier, file=name, moved_to=path, reason="a newer file is there")
 
 

@@ -80,9 +80,11 @@ def read_current_state(tree: FileTree, supplier: str) -> CurrentState | None:
     if pointer is None:
         return None
     files = (paths.MANIFEST, paths.STATS)
-    manifest, stats = (parse_document(tree.read(paths.state(supplier, pointer.run_id, name))) for name in files)
+    manifest, stats = (
+        parse_document(tree.read(paths.make_state_path(supplier, pointer.run_id, name))) for name in files
+    )
     if "input_sha256" not in manifest or not {"good_rows", "held_rows", "categories"} <= stats.keys():
-        hint = f"restore {tree.uri(paths.state(supplier, pointer.run_id))} from a backup"
+        hint = f"restore {tree.make_uri(paths.make_state_path(supplier, pointer.run_id))} from a backup"
         message = f"{' or '.join(files)} of the state {pointer.run_id} is missing or damaged"
         raise Corrupt("STATE_DAMAGED", message, hint=hint)
     return CurrentState(pointer, manifest, stats)
@@ -92,7 +94,9 @@ def compute_fence(tree: FileTree, supplier: str, current: CurrentState | None, l
     """I11: return a fence above every earlier one, even if the published state was lost."""
     if current is not None:
         return current.pointer.fence + 1
-    manifests = [parse_document(tree.read(paths.run(run, paths.MANIFEST))) for run in tree.list_runs(supplier)]
+    manifests = [
+        parse_document(tree.read(paths.make_run_path(run, paths.MANIFEST))) for run in tree.list_runs(supplier)
+    ]
     return 1 + max([last_fence, *(int(manifest.get("fence") or 0) for manifest in manifests)])
 
 
@@ -105,7 +109,7 @@ def compare_states(
         stack.callback(keys.close)
         if current is None:
             return PublicationDiff(added=processed.index.count)
-        old_facts = stack.enter_context(tree.open(paths.state(name, current.pointer.run_id, paths.FACTS)))
+        old_facts = stack.enter_context(tree.open(paths.make_state_path(name, current.pointer.run_id, paths.FACTS)))
         old = indexes.build_index(old_facts, supplier, work / "index-before")
         difference = indexes.compare_indexes(old, processed.index)
         processed.facts.flush()
@@ -180,24 +184,24 @@ class Publication:
 
 def store_artifacts(tree: FileTree, run_id: str, facts: Path, bad: Path, stats: RunStats) -> None:
     """§9: store facts, bad rows and statistics of a run, whether it is published or not."""
-    tree.write(paths.run(run_id, paths.STATS), encode_document(stats.as_dict()))
-    tree.store(bad, paths.run(run_id, paths.BAD))
-    tree.store(facts, paths.run(run_id, paths.FACTS))
+    tree.write(paths.make_run_path(run_id, paths.STATS), encode_document(stats.as_dict()))
+    tree.store(bad, paths.make_run_path(run_id, paths.BAD))
+    tree.store(facts, paths.make_run_path(run_id, paths.FACTS))
 
 
 def write_manifest(tree: FileTree, manifest: RunManifest) -> None:
     """§10: write the manifest, which makes a run complete."""
-    tree.write(paths.run(manifest.run_id, paths.MANIFEST), encode_document(manifest.as_dict()))
+    tree.write(paths.make_run_path(manifest.run_id, paths.MANIFEST), encode_document(manifest.as_dict()))
 
 
 def mark_accepted(tree: FileTree, manifest: dict[str, Any]) -> None:
     """I10, §11: mark the content of a published file, so that it is recognized as a duplicate."""
-    path = paths.accepted(manifest["supplier"], manifest["input_sha256"])
+    path = paths.make_accepted_path(manifest["supplier"], manifest["input_sha256"])
     marker = {
         "run_id": manifest["run_id"],
         "accepted_at": manifest["finished_at"],
         "input_filename": manifest["input_filename"],
-        "manifest_path": paths.run(manifest["run_id"], paths.MANIFEST),
+        "manifest_path": paths.make_run_path(manifest["run_id"], paths.MANIFEST),
     }
     tree.write(path, encode_document(marker))
 

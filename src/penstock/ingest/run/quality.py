@@ -38,7 +38,7 @@ def check_guards(stats: RunStats, changes: PublicationDiff, previous: PreviousSt
     """I20: raise RunFailed if the snapshot differs too much from the previous state."""
     guards = supplier.guards
     hint = f"compare the file with run {previous.run_id}; if it is right, raise the guard in the configuration"
-    dropped = _percent(previous.facts - stats.facts, previous.facts)
+    dropped = _compute_percentage(previous.facts - stats.facts, previous.facts)
     if guards.max_drop_percent is not None and dropped > guards.max_drop_percent:
         message = f"{stats.facts} facts instead of {previous.facts}: {dropped:.1f} % fewer"
         limit = f"max_drop_percent is {guards.max_drop_percent:g}; "
@@ -47,12 +47,12 @@ def check_guards(stats: RunStats, changes: PublicationDiff, previous: PreviousSt
     if guards.vanished_categories == "fail" and missing:
         message = f"categories of the previous state are missing: {', '.join(missing)[:500]}"
         raise RunFailed(FailureCode.GUARD_CATEGORIES_VANISHED, message, hint)
-    vanished = _percent(changes.removed, previous.facts)
+    vanished = _compute_percentage(changes.removed, previous.facts)
     if guards.max_vanished_keys_percent is not None and vanished > guards.max_vanished_keys_percent:
         message = f"{changes.removed} of {previous.facts} keys of the previous state are missing: {vanished:.1f} %"
         limit = f"max_vanished_keys_percent is {guards.max_vanished_keys_percent:g}; "
         raise RunFailed(FailureCode.GUARD_KEYS_VANISHED, message, limit + hint)
 
 
-def _percent(part: int, whole: int) -> float:
+def _compute_percentage(part: int, whole: int) -> float:
     return 100 * part / whole if whole > 0 else 0.0

@@ -50,10 +50,10 @@ class DatabaseRecorder:
             self._bridge.enter(try_advisory_lock(connection, name)) as is_locked,
         ):
             if not is_locked:
-                raise self._locked_error(supplier)
+                raise self._make_locked_error(supplier)
             yield
 
-    def _locked_error(self, supplier: str) -> Conflict:
+    def _make_locked_error(self, supplier: str) -> Conflict:
         async def find_running() -> tuple[str, str, Any] | None:
             async with self._db.connection() as connection:
                 return await store.find_running(connection, supplier)

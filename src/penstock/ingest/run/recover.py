@@ -34,7 +34,7 @@ def recover_run(tree: FileTree, supplier: str, ledger: Ledger, clock: Clock) -> 
 
 
 def _mark_accepted(tree: FileTree, supplier: str, manifest: dict[str, Any]) -> None:
-    marker = parse_document(tree.read(paths.accepted(supplier, manifest["input_sha256"])))
+    marker = parse_document(tree.read(paths.make_accepted_path(supplier, manifest["input_sha256"])))
     # I22: the marker may be of an earlier run with the same content, and would expire too early.
     if marker.get("run_id") != manifest["run_id"]:
         _write_passed_manifest(tree, manifest)
@@ -43,7 +43,7 @@ def _mark_accepted(tree: FileTree, supplier: str, manifest: dict[str, Any]) -> N
 
 def _write_passed_manifest(tree: FileTree, manifest: dict[str, Any]) -> None:
     """Write the manifest of a published run, even if another machine has recorded the run as failed."""
-    path = paths.run(manifest["run_id"], paths.MANIFEST)
+    path = paths.make_run_path(manifest["run_id"], paths.MANIFEST)
     if parse_document(tree.read(path)).get("status") != IngestRunStatus.PASS.value:
         tree.write(path, encode_document(manifest))
 
@@ -53,15 +53,15 @@ def _complete_run(tree: FileTree, supplier: str, manifest: dict[str, Any]) -> di
     _write_passed_manifest(tree, manifest)
     for arrival in tree.list_arrivals(supplier):
         if arrival.name == manifest["input_filename"] and _has_content(tree, arrival, manifest["input_sha256"]):
-            return _record_move(tree, manifest, tree.move(arrival, paths.archive(supplier)))
-    return _record_move(tree, manifest, _find_moved_file(tree, paths.archive(supplier), manifest))
+            return _record_move(tree, manifest, tree.move(arrival, paths.make_archive_path(supplier)))
+    return _record_move(tree, manifest, _find_moved_file(tree, paths.make_archive_path(supplier), manifest))
 
 
 def _record_move(tree: FileTree, manifest: dict[str, Any], moved_to: str | None) -> dict[str, Any]:
     if moved_to is None:
         return manifest
     manifest = {**manifest, "moved_to": moved_to}
-    tree.write(paths.run(manifest["run_id"], paths.MANIFEST), encode_document(manifest))
+    tree.write(paths.make_run_path(manifest["run_id"], paths.MANIFEST), encode_document(manifest))
     return manifest
 
 
@@ -89,11 +89,11 @@ def _give_up_run(
 ) -> dict[str, Any]:
     """Record the failure of a run that was killed before it published; its file is still in the inbox."""
     run_id = ledger.running or ""
-    if manifest := parse_document(tree.read(paths.run(run_id, paths.MANIFEST))):
+    if manifest := parse_document(tree.read(paths.make_run_path(run_id, paths.MANIFEST))):
         is_final = manifest["moved_to"] is not None or manifest["input_sha256"] is None
-        moved_to = None if is_final else _find_moved_file(tree, paths.broken(supplier), manifest)
+        moved_to = None if is_final else _find_moved_file(tree, paths.make_broken_path(supplier), manifest)
         return _record_move(tree, manifest, moved_to)
-    started = parse_document(tree.read(paths.run(run_id, paths.STARTED)))
+    started = parse_document(tree.read(paths.make_run_path(run_id, paths.STARTED)))
     ledger.record_kill(started.get("input_sha256"))
     now = clock.now()
     message = "the run was killed, or its machine failed, before it published anything"

@@ -64,7 +64,7 @@ class RunExecution:
         """Process the newest file of the inbox; with *waits*, wait for a file that may still be written."""
         try:
             with self._tree.open_config(self._supplier) as file:
-                config, digest = load_supplier(file, self._tree.uri(paths.config(self._supplier)))
+                config, digest = load_supplier(file, self._tree.make_uri(paths.make_config_path(self._supplier)))
         except RunFailed as failed:
             return self._fail_without_config(failed)
         readable = self._list_readable(config, waits=waits)
@@ -98,12 +98,12 @@ class RunExecution:
         return self._fail(context, newest, None, RunStats(), failed)
 
     def _select(self, context: "RunContext", readable: ReadableFiles) -> RunOutcome:
-        inbox = select.sort_inbox(self._tree, readable.arrivals, self._duplicate_check(context), context.work)
+        inbox = select.sort_inbox(self._tree, readable.arrivals, self._make_duplicate_check(context), context.work)
         self._hooks.on_step(PublishStep.COPIED)
         for arrival, sha256 in inbox.duplicates:
             is_current = context.current is not None and context.current.manifest.get("input_sha256") == sha256
             self._ledger.unchanged_files += is_current
-            self._move(arrival, paths.duplicates(self._supplier), "accepted before", None)
+            self._move(arrival, paths.make_duplicates_path(self._supplier), "accepted before", None)
         if inbox.failed is not None:
             arrival, failed = inbox.failed
             self._start(context, arrival)
@@ -112,23 +112,23 @@ class RunExecution:
             reason = "all files were accepted before" if inbox.duplicates else "the files are still being written"
             return RunOutcome(self._supplier, reason=reason, moved=self._moved)
         for arrival in inbox.obsolete:
-            self._move(arrival, paths.obsolete(self._supplier), "a newer file is in the inbox", None)
+            self._move(arrival, paths.make_obsolete_path(self._supplier), "a newer file is in the inbox", None)
         self._hooks.on_step(PublishStep.SORTED)
-        return self._ingest(context, inbox.selected)
+        return self._ingest_file(context, inbox.selected)
 
-    def _duplicate_check(self, context: "RunContext") -> Callable[[str], bool]:
+    def _make_duplicate_check(self, context: "RunContext") -> Callable[[str], bool]:
         """I22: return a function that tells whether a content was accepted before (with `dedup: current`, last)."""
         current = context.current.manifest.get("input_sha256") if context.current else None
 
         def is_duplicate(sha256: str) -> bool:
             if sha256 == current:
                 return True
-            is_accepted = self._tree.read(paths.accepted(self._supplier, sha256)) is not None
+            is_accepted = self._tree.read(paths.make_accepted_path(self._supplier, sha256)) is not None
             return is_accepted and context.config is not None and context.config.dedup == "accepted"
 
         return is_duplicate
 
-    def _ingest(self, context: "RunContext", selected: SelectedFile) -> RunOutcome:
+    def _ingest_file(self, context: "RunContext", selected: SelectedFile) -> RunOutcome:
         self._start(context, selected.arrival, selected.sha256)
         out = context.work / "run"
         out.mkdir()
@@ -137,7 +137,7 @@ class RunExecution:
             with closing(ProcessedFile(out)) as processed:
                 stats = processed.stats
                 manifest = self._publish(context, selected, processed, out)
-            return self._pass(context, selected, manifest)
+            return self._pass_run(context, selected, manifest)
         except RunFailed as failed:
             if failed.code not in RETRIED:
                 self._store_artifacts(context, out, stats)
@@ -152,9 +152,9 @@ class RunExecution:
         if pointer is not None and pointer.run_id == context.run_id:
             raise error  # the state is published: the next run completes this run
         trace = "".join(traceback.format_exception(error))
-        path = paths.run(context.run_id, paths.ERROR)
+        path = paths.make_run_path(context.run_id, paths.ERROR)
         self._tree.write(path, trace.encode(errors="replace"))
-        hint = f"this is a bug in Penstock; the traceback is in {self._tree.uri(path)}"
+        hint = f"this is a bug in Penstock; the traceback is in {self._tree.make_uri(path)}"
         failed = RunFailed(FailureCode.INTERNAL, f"{type(error).__name__}: {error}", hint)
         return self._fail(context, selected.arrival, selected.sha256, stats, failed)
 
@@ -195,7 +195,7 @@ class RunExecution:
         if context.current is None or not processed.held.count:
             return
         run_id, config = context.current.pointer.run_id, context.supplier_config
-        with self._tree.open(paths.state(self._supplier, run_id, paths.FACTS)) as facts:
+        with self._tree.open(paths.make_state_path(self._supplier, run_id, paths.FACTS)) as facts:
             index = build_index(facts, config, context.work / "index-to-hold")
             facts.seek(0)
             hold_facts(processed, index, facts, config, names, run_id)
@@ -214,18 +214,20 @@ class RunExecution:
             "input_sha256": sha256,
             "started_at": format_time(context.started_at),
         }
-        self._tree.write(paths.run(context.run_id, paths.STARTED), encode_document(started))
+        self._tree.write(paths.make_run_path(context.run_id, paths.STARTED), encode_document(started))
         self._hooks.recorder.record_start(context.run_id, self._supplier)
         self._hooks.on_step(PublishStep.STARTED)
 
-    def _pass(self, context: "RunContext", selected: SelectedFile, manifest: RunManifest) -> RunOutcome:
+    def _pass_run(self, context: "RunContext", selected: SelectedFile, manifest: RunManifest) -> RunOutcome:
         moved_to = move_error = None
         try:
-            moved_to = self._move(selected.arrival, paths.archive(self._supplier), "published", context.run_id)
+            moved_to = self._move(
+                selected.arrival, paths.make_archive_path(self._supplier), "published", context.run_id
+            )
         except Transient as error:
             move_error = error.message  # the state is published; the next run treats the file as a duplicate
         self._hooks.on_step(PublishStep.MOVED)
-        return replace(self._end(replace(manifest, moved_to=moved_to)), move_error=move_error)
+        return replace(self._end_run(replace(manifest, moved_to=moved_to)), move_error=move_error)
 
     def _fail(
         self, context: "RunContext", arrival: InboxFile, sha256: str | None, stats: RunStats, failed: RunFailed
@@ -240,9 +242,11 @@ class RunExecution:
         self._hooks.on_step(PublishStep.RECORDED)
         moved_to = None
         if failed.code not in RETRIED:
-            moved_to = self._move(arrival, paths.broken(self._supplier), failed.code.value, context.run_id, ".failed")
+            moved_to = self._move(
+                arrival, paths.make_broken_path(self._supplier), failed.code.value, context.run_id, ".failed"
+            )
         self._hooks.on_step(PublishStep.MOVED)
-        return self._end(replace(manifest, moved_to=moved_to))
+        return self._end_run(replace(manifest, moved_to=moved_to))
 
     def _store_artifacts(self, context: "RunContext", out: Path, stats: RunStats) -> None:
         """Store facts and bad rows of a failed run, so that the cause can be found."""
@@ -253,11 +257,11 @@ class RunExecution:
     def _read_artifacts(self, run_id: str) -> dict[str, RunArtifact]:
         artifacts = {}
         for name in (paths.FACTS, paths.BAD, paths.STATS):
-            with suppress(NotFound), self._tree.open(paths.run(run_id, name)) as content:
+            with suppress(NotFound), self._tree.open(paths.make_run_path(run_id, name)) as content:
                 artifacts[name] = hash_content(content)
         return artifacts
 
-    def _end(self, manifest: RunManifest) -> RunOutcome:
+    def _end_run(self, manifest: RunManifest) -> RunOutcome:
         publish.write_manifest(self._tree, manifest)
         self._ledger.record_end(manifest.as_dict())
         self._hooks.recorder.record_end(manifest.as_dict())

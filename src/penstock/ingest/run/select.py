@@ -35,7 +35,7 @@ class ReadableFiles:
 
 def list_readable(tree: FileTree, supplier: str, ledger: Ledger, window: float) -> ReadableFiles:
     """I3: return the files of the inbox; *ledger* remembers when each was seen."""
-    now = tree.now()
+    now = tree.read_clock()
     arrivals = tree.list_arrivals(supplier)
     before, ledger.seen = ledger.seen, {}
     for arrival in arrivals:

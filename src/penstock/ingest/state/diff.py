@@ -44,12 +44,12 @@ def compare_runs(tree: FileTree, config: Supplier, before: str, after: str, limi
         )
         shown = [{"change": "added", "after": fact} for fact in _read_facts(new, added)]
         shown += [{"change": "removed", "before": fact} for fact in _read_facts(old, removed)]
-        shown += _pair_changed(old, new, changed, config, old_index)
+        shown += _pair_changed_facts(old, new, changed, config, old_index)
     counts = {kind: sum(map(len, getattr(difference, kind))) for kind in ("added", "removed", "changed")}
     return StateComparison(PublicationDiff(**counts, unchanged=difference.unchanged, previous=before), shown)
 
 
-def _pair_changed(
+def _pair_changed_facts(
     old: BinaryIO, new: BinaryIO, positions: pl.Series, config: Supplier, old_index: indexes.KeyIndex
 ) -> list[dict[str, Any]]:
     """Return the changed facts of *new*, each with the fact of *old* with the same key."""

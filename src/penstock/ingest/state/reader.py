@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from penstock.ingest.model import CurrentPointer, check_supplier_name, parse_supplier, run_not_found_error
+from penstock.ingest.model import CurrentPointer, check_supplier_name, make_run_not_found_error, parse_supplier
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.documents import hash_content, parse_document
 from penstock.ingest.tree.port import FileTree
@@ -33,7 +33,8 @@ def find_pointer(tree: FileTree, supplier: str) -> CurrentPointer:
     """Return the pointer to the published state; NotFound STATE_NOT_FOUND before the first publication."""
     pointer = tree.read_pointer(check_supplier_name(supplier))
     if pointer is None:
-        hint = f"put a file into {tree.uri(paths.inbox(supplier))}, then run `penstock ingest run {supplier}`"
+        inbox = tree.make_uri(paths.make_inbox_path(supplier))
+        hint = f"put a file into {inbox}, then run `penstock ingest run {supplier}`"
         raise NotFound("STATE_NOT_FOUND", f"supplier {supplier} has no published state yet", hint=hint)
     return pointer
 
@@ -44,7 +45,8 @@ def open_state(tree: FileTree, supplier: str) -> Iterator[PublishedState]:
     with _open_current(tree, supplier) as (pointer, content):
         sha256 = hash_content(content).sha256
         if sha256 != pointer.sha256:
-            hint = f"restore {tree.uri(paths.state(supplier, pointer.run_id))} from a backup, or publish the file again"
+            state = tree.make_uri(paths.make_state_path(supplier, pointer.run_id))
+            hint = f"restore {state} from a backup, or publish the file again"
             message = f"the state {pointer.run_id} is damaged: its sha256 is {sha256}, not {pointer.sha256}"
             raise Corrupt("STATE_DAMAGED", message, hint=hint)
         content.seek(0)
@@ -58,7 +60,7 @@ def _open_current(tree: FileTree, supplier: str) -> Iterator[tuple[CurrentPointe
         pointer = find_pointer(tree, supplier)
         while True:
             try:
-                content = stack.enter_context(tree.open(paths.state(supplier, pointer.run_id, paths.FACTS)))
+                content = stack.enter_context(tree.open(paths.make_state_path(supplier, pointer.run_id, paths.FACTS)))
                 break
             except NotFound:
                 before, pointer = pointer, find_pointer(tree, supplier)
@@ -70,22 +72,26 @@ def _open_current(tree: FileTree, supplier: str) -> Iterator[tuple[CurrentPointe
 def read_manifest(tree: FileTree, run_id: str) -> dict[str, Any]:
     """Return the manifest of a run; NotFound RUN_NOT_FOUND if there is none."""
     supplier = parse_supplier(run_id)
-    content = tree.read(paths.run(run_id, paths.MANIFEST)) or tree.read(paths.state(supplier, run_id, paths.MANIFEST))
+    content = tree.read(paths.make_run_path(run_id, paths.MANIFEST)) or tree.read(
+        paths.make_state_path(supplier, run_id, paths.MANIFEST)
+    )
     if content is None:
-        raise run_not_found_error(run_id)
+        raise make_run_not_found_error(run_id)
     return parse_document(content)
 
 
 def read_stats(tree: FileTree, run_id: str) -> dict[str, Any]:
     """§9.4: return the statistics of a run; an empty document if it read no rows."""
-    return parse_document(tree.read(paths.run(run_id, paths.STATS)))
+    return parse_document(tree.read(paths.make_run_path(run_id, paths.STATS)))
 
 
 @contextmanager
 def open_facts(tree: FileTree, run_id: str) -> Iterator[BinaryIO]:
     """Open the facts of a run: those of its state if it has one, otherwise its artifact."""
     supplier = parse_supplier(run_id)
-    folder = paths.state(supplier, run_id) if run_id in tree.list_states(supplier) else paths.run(run_id)
+    folder = (
+        paths.make_state_path(supplier, run_id) if run_id in tree.list_states(supplier) else paths.make_run_path(run_id)
+    )
     with tree.open(f"{folder}/{paths.FACTS}") as content:
         yield content
 
@@ -95,7 +101,7 @@ def list_quarantine(tree: FileTree, supplier: str) -> Iterator[dict[str, Any]]:
     failed = {manifest["moved_to"]: manifest for manifest in _read_manifests(tree, supplier) if manifest["moved_to"]}
     for file in tree.list_files(f"{paths.QUARANTINE}/{supplier}"):
         run = failed.get(file.path)
-        is_duplicate = file.path.startswith(paths.duplicates(supplier))
+        is_duplicate = file.path.startswith(paths.make_duplicates_path(supplier))
         yield {
             "supplier": supplier,
             "path": file.path,
@@ -109,7 +115,7 @@ def list_quarantine(tree: FileTree, supplier: str) -> Iterator[dict[str, Any]]:
 
 def _read_manifests(tree: FileTree, supplier: str) -> Iterator[dict[str, Any]]:
     for run_id in tree.list_runs(supplier):
-        if manifest := parse_document(tree.read(paths.run(run_id, paths.MANIFEST))):
+        if manifest := parse_document(tree.read(paths.make_run_path(run_id, paths.MANIFEST))):
             yield manifest
 
 
@@ -117,7 +123,7 @@ def read_bad_rows(tree: FileTree, run_id: str) -> Iterator[dict[str, Any]]:
     """§9.3: return the bad rows of a run."""
     read_manifest(tree, run_id)
     try:
-        with tree.open(paths.run(run_id, paths.BAD)) as content:
+        with tree.open(paths.make_run_path(run_id, paths.BAD)) as content:
             yield from (orjson.loads(line) for line in content)
     except NotFound:
         return  # the run failed before it read a row

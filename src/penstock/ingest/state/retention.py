@@ -64,7 +64,7 @@ def _list_expired(
 ) -> Iterator[ExpiredEntry]:
     current = tree.read_pointer(supplier)
     yield from _list_files(tree, f"{paths.QUARANTINE}/{supplier}", section.quarantine, now)
-    yield from _list_files(tree, paths.archive(supplier), section.archive, now)
+    yield from _list_files(tree, paths.make_archive_path(supplier), section.archive, now)
     yield from _list_markers(tree, supplier, section.accepted_runs, now, current)
     yield from _list_drafts(tree, supplier, section.diag, now)
     # Before the runs: the manifest of a run determines when its state expires.
@@ -84,10 +84,10 @@ def _list_markers(
     current_marker = None
     if current is not None:
         # By content: a run that was killed after the switch has not replaced the marker of an earlier run.
-        manifest = _read_json(tree, paths.state(supplier, current.run_id, paths.MANIFEST))
+        manifest = _read_json(tree, paths.make_state_path(supplier, current.run_id, paths.MANIFEST))
         if "input_sha256" not in manifest:
             return  # the state is damaged, so the marker that must stay is unknown
-        current_marker = paths.accepted(supplier, manifest["input_sha256"])
+        current_marker = paths.make_accepted_path(supplier, manifest["input_sha256"])
     for file in tree.list_files(f"{paths.ACCEPTED}/{supplier}"):
         if file.path != current_marker and now - file.since > age and not _is_draft(file):
             yield ExpiredEntry(file.path, file.size, f"accepted more than {_format_days(age)} ago")
@@ -111,17 +111,19 @@ def _list_runs(
     tree: FileTree, supplier: str, section: IngestRetentionSection, now: datetime, current: CurrentPointer | None
 ) -> Iterator[ExpiredEntry]:
     for run_id in tree.list_runs(supplier):
-        files = list(tree.list_files(paths.run(run_id)))
+        files = list(tree.list_files(paths.make_run_path(run_id)))
         if not files or (current is not None and run_id == current.run_id):
             continue
         age = now - max(file.since for file in files)
         if age > section.runs:
             yield ExpiredEntry(
-                paths.run(run_id), _sum_sizes(files), f"ended more than {_format_days(section.runs)} ago"
+                paths.make_run_path(run_id), _sum_sizes(files), f"ended more than {_format_days(section.runs)} ago"
             )
         elif diag := [file for file in files if "/diag/" in file.path and now - file.since > section.diag]:
             yield ExpiredEntry(
-                paths.run(run_id, "diag"), _sum_sizes(diag), f"diagnostic files older than {_format_days(section.diag)}"
+                paths.make_run_path(run_id, "diag"),
+                _sum_sizes(diag),
+                f"diagnostic files older than {_format_days(section.diag)}",
             )
 
 
@@ -130,13 +132,14 @@ def _list_states(
 ) -> Iterator[ExpiredEntry]:
     """List states that were replaced longer than *age* ago, and states that were never published."""
     states = {
-        run_id: _read_json(tree, paths.state(supplier, run_id, paths.POINTER)) for run_id in tree.list_states(supplier)
+        run_id: _read_json(tree, paths.make_state_path(supplier, run_id, paths.POINTER))
+        for run_id in tree.list_states(supplier)
     }
     passed = {run_id: pointer for run_id, pointer in states.items() if pointer and _has_passed(tree, run_id, current)}
     for run_id in states:
         if current is not None and run_id == current.run_id:
             continue
-        files = list(tree.list_files(paths.state(supplier, run_id)))
+        files = list(tree.list_files(paths.make_state_path(supplier, run_id)))
         if run_id in passed:
             later = [pointer for pointer in passed.values() if pointer["fence"] > passed[run_id]["fence"]]
             replaced = min((datetime.fromisoformat(pointer["published_at"]) for pointer in later), default=now)
@@ -149,13 +152,13 @@ def _list_states(
                 f"not published for more than {_format_hours(age)}",
             )
         if now - replaced > age:
-            yield ExpiredEntry(paths.state(supplier, run_id), _sum_sizes(files), reason)
+            yield ExpiredEntry(paths.make_state_path(supplier, run_id), _sum_sizes(files), reason)
 
 
 def _has_passed(tree: FileTree, run_id: str, current: CurrentPointer | None) -> bool:
     if current is not None and run_id == current.run_id:
         return True
-    manifest = _read_json(tree, paths.run(run_id, paths.MANIFEST))
+    manifest = _read_json(tree, paths.make_run_path(run_id, paths.MANIFEST))
     # A run whose files are deleted had passed; otherwise its state would be deleted too.
     return not manifest or manifest.get("status") == IngestRunStatus.PASS.value
 

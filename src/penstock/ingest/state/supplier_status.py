@@ -44,15 +44,15 @@ def read_supplier_status(tree: FileTree, supplier: str, section: AlertSection, n
         age_seconds=age,
         facts=current.as_previous.facts if current else None,
         inbox=[arrival.name for arrival in arrivals if not paths.is_temporary(arrival.name)],
-        inbox_path=tree.uri(paths.inbox(supplier)),
+        inbox_path=tree.make_uri(paths.make_inbox_path(supplier)),
         unfinished=[arrival.name for arrival in arrivals if paths.is_temporary(arrival.name)],
         ignored=[*tree.list_ignored(supplier), *_list_abandoned(tree, arrivals, now)],
-        broken=sum(1 for _ in tree.list_files(paths.broken(supplier))),
+        broken=sum(1 for _ in tree.list_files(paths.make_broken_path(supplier))),
         failed_runs=memory.failed_runs,
         unchanged_files=memory.unchanged_files,
         last_run=memory.last_run,
-        config_path=tree.uri(paths.config(supplier)),
-        has_config=tree.read(paths.config(supplier)) is not None,
+        config_path=tree.make_uri(paths.make_config_path(supplier)),
+        has_config=tree.read(paths.make_config_path(supplier)) is not None,
         config_error=config_error,
         undelivered=undelivered,
         alerts=[alert for alert, is_active in active.items() if is_active],
@@ -64,13 +64,13 @@ def _list_abandoned(tree: FileTree, arrivals: Collection[InboxFile], now: dateti
     for arrival in arrivals:
         changed_at = max(arrival.modified_at, arrival.changed_at or arrival.modified_at)
         if paths.is_temporary(arrival.name) and now - changed_at > ABANDONED_AFTER:
-            path = tree.uri(f"{paths.inbox(arrival.supplier)}/{arrival.name}")
+            path = tree.make_uri(f"{paths.make_inbox_path(arrival.supplier)}/{arrival.name}")
             yield IgnoredEntry(arrival.name, "unfinished file", path)
 
 
 def _list_undelivered(tree: FileTree, run_id: str, targets: Collection[str]) -> Iterator[str]:
     """Return the targets to which the state of a run could not be delivered, with the error code."""
-    for file in tree.list_files(paths.run(run_id, "deliveries")):
+    for file in tree.list_files(paths.make_run_path(run_id, "deliveries")):
         delivery = parse_document(tree.read(file.path))
         result = delivery.get("result") or {}
         if "code" in result and delivery["target"] in targets:
@@ -81,7 +81,7 @@ def _read_config(tree: FileTree, supplier: str, default_age: timedelta) -> tuple
     """Return the error of the configuration, the maximum age of the state, and the names of the targets."""
     try:
         with tree.open_config(supplier) as file:
-            config, _ = load_supplier(file, tree.uri(paths.config(supplier)))
+            config, _ = load_supplier(file, tree.make_uri(paths.make_config_path(supplier)))
     except RunFailed as failed:
         return failed.message, default_age, []
     hours = config.max_state_age_hours

@@ -47,42 +47,44 @@ def _check_pointer(tree: FileTree, supplier: str) -> Iterator[FileCheck]:
     if pointer is None:
         return
     yield FileCheck(path, None)
-    path = paths.state(supplier, pointer.run_id, paths.MANIFEST)
+    path = paths.make_state_path(supplier, pointer.run_id, paths.MANIFEST)
     sha256 = parse_document(tree.read(path)).get("input_sha256")
     if sha256 is None:
         yield FileCheck(path, _CHANGED)
-    elif tree.read(paths.accepted(supplier, sha256)) is None:
-        yield FileCheck(paths.accepted(supplier, sha256), "the file of the published state is not marked as accepted")
+    elif tree.read(paths.make_accepted_path(supplier, sha256)) is None:
+        yield FileCheck(
+            paths.make_accepted_path(supplier, sha256), "the file of the published state is not marked as accepted"
+        )
 
 
 def _check_state(tree: FileTree, supplier: str, run_id: str) -> Iterator[FileCheck]:
-    path = paths.state(supplier, run_id, paths.FACTS)
-    pointer = tree.read(paths.state(supplier, run_id, paths.POINTER))
+    path = paths.make_state_path(supplier, run_id, paths.FACTS)
+    pointer = tree.read(paths.make_state_path(supplier, run_id, paths.POINTER))
     if pointer is None:
-        yield FileCheck(paths.state(supplier, run_id), "the state has no pointer.json")
+        yield FileCheck(paths.make_state_path(supplier, run_id), "the state has no pointer.json")
         return
     sha256 = parse_document(pointer).get("sha256")
     if sha256 is None:
-        yield FileCheck(paths.state(supplier, run_id, paths.POINTER), _CHANGED)
+        yield FileCheck(paths.make_state_path(supplier, run_id, paths.POINTER), _CHANGED)
     else:
         yield _check_file(tree, path, sha256, None)
 
 
 def _check_run(tree: FileTree, run_id: str, active: str | None) -> Iterator[FileCheck]:
-    content = tree.read(paths.run(run_id, paths.MANIFEST))
+    content = tree.read(paths.make_run_path(run_id, paths.MANIFEST))
     if content is None:
         problem = "the run has no manifest because it was killed; the next run of the supplier writes it"
-        yield FileCheck(paths.run(run_id), None if run_id == active else problem)
+        yield FileCheck(paths.make_run_path(run_id), None if run_id == active else problem)
         return
     manifest = parse_document(content)
     artifacts = manifest.get("artifacts")
     if artifacts is None:
-        yield FileCheck(paths.run(run_id, paths.MANIFEST), _CHANGED)
+        yield FileCheck(paths.make_run_path(run_id, paths.MANIFEST), _CHANGED)
         return
     if manifest.get("status") == IngestRunStatus.PASS.value and paths.FACTS not in artifacts:
-        yield FileCheck(paths.run(run_id, paths.MANIFEST), "the run passed, but its manifest names no facts")
+        yield FileCheck(paths.make_run_path(run_id, paths.MANIFEST), "the run passed, but its manifest names no facts")
     for name, artifact in artifacts.items():
-        yield _check_file(tree, paths.run(run_id, name), artifact["sha256"], artifact["size"])
+        yield _check_file(tree, paths.make_run_path(run_id, name), artifact["sha256"], artifact["size"])
     moved_to, sha256 = manifest.get("moved_to"), manifest.get("input_sha256")
     if moved_to and sha256:
         check = _check_file(tree, moved_to, sha256, manifest.get("input_size"))

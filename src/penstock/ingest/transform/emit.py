@@ -12,7 +12,7 @@ from penstock.ingest.extract.tables import MALFORMED, NUMERIC, RowBatch, SourceT
 from penstock.ingest.supplier import CATEGORY, Supplier
 from penstock.ingest.transform import ndjson
 from penstock.ingest.transform.gate import TableHeader
-from penstock.ingest.transform.values import Check, any_check, plan_value, read_values
+from penstock.ingest.transform.values import Check, combine_checks, plan_value, read_values
 
 # Names that no column of a file can have.
 _ROW, _ID, _PAYLOAD, _LINE, _BAD = "\x00row", "\x00id", "\x00payload", "\x00line", "\x00bad"
@@ -51,12 +51,12 @@ class RecordEmitter:
         self._table = table
         self._above: dict[str, tuple[Any, ...]] = {}
         self._start = ndjson.format_line_start(run_id, name, table.name)
-        self._cells = list(dict.fromkeys(_column_name(field.index) for field in header.fields))
+        self._cells = list(dict.fromkeys(_name_column(field.index) for field in header.fields))
         self._plans = {
             field.name: plan_value(
                 position,
                 field.column,
-                _column_name(field.index),
+                _name_column(field.index),
                 is_required=field.column.required or field.name in supplier.key,
             )
             for position, field in enumerate(header.fields)
@@ -93,7 +93,7 @@ class RecordEmitter:
         """Validate every row; several threads may validate batches at the same time."""
         row_checks = self._check_rows(prepared.frame)
         frame = read_values(prepared.frame, list(self._plans.values()))
-        is_bad = any_check([check for check, _ in row_checks] + [plan.is_bad for plan in self._plans.values()])
+        is_bad = combine_checks([check for check, _ in row_checks] + [plan.is_bad for plan in self._plans.values()])
         validated = frame.select(_ROW, *self._values, is_bad.alias(_BAD))
         facts = self._build_facts(validated.filter(~pl.col(_BAD)))
         bad = frame.filter(validated[_BAD])
@@ -115,7 +115,7 @@ class RecordEmitter:
             checks.append((pl.col(MALFORMED) != "", IngestReason.RECORD_MALFORMED))
         beyond = [name for name in frame.columns if name.isdigit() and int(name) >= self._header.width]
         if self._table.is_delimited and beyond:
-            checks.append((any_check([~_is_blank(name) for name in beyond]), IngestReason.ROW_TOO_LONG))
+            checks.append((combine_checks([~_is_blank(name) for name in beyond]), IngestReason.ROW_TOO_LONG))
         return checks
 
     def _drop_skipped(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -133,15 +133,15 @@ class RecordEmitter:
         if not frame.select(_is_blank(self._cells[0])).to_series().any():
             return frame
         is_blank = pl.all_horizontal([_is_blank(name) for name in self._cells])
-        return frame.filter(~is_blank | any_check([check for check, _ in self._check_rows(frame)]))
+        return frame.filter(~is_blank | combine_checks([check for check, _ in self._check_rows(frame)]))
 
     def _fill_down(self, frame: pl.DataFrame) -> pl.DataFrame:
-        filled = {_column_name(bound.index) for bound in self._header.fields if bound.column.fill_down}
+        filled = {_name_column(bound.index) for bound in self._header.fields if bound.column.fill_down}
         for name in sorted(filled):
             cell = pl.col(name).str.strip_chars()
             columns = {
                 name: cell,
-                **({} if self._table.is_delimited else {NUMERIC + name: _numeric_flags(frame, name)}),
+                **({} if self._table.is_delimited else {NUMERIC + name: _make_numeric_flags(frame, name)}),
             }
             above = self._above.get(name, ("", False))
             below = [
@@ -171,7 +171,7 @@ class RecordEmitter:
         plans = self._plans.items()
         reasons = [*row_checks, *(check for _, plan in plans for check in plan.checks)]
         reason = _choose_first([(check, pl.lit(reason.value)) for check, reason in reasons])
-        whole_row = (any_check([check for check, _ in row_checks]), pl.lit(None, pl.String))
+        whole_row = (combine_checks([check for check, _ in row_checks]), pl.lit(None, pl.String))
         column = _choose_first([whole_row, *((plan.is_bad, pl.lit(name)) for name, plan in plans)])
         columns = [pl.col(_ROW).alias("row_number"), reason.alias("reason_code"), column.alias("column")]
         if self._supplier.keep_raw:
@@ -188,7 +188,7 @@ def _choose_first(choices: list[tuple[pl.Expr, pl.Expr]]) -> pl.Expr:
     return result
 
 
-def _numeric_flags(frame: pl.DataFrame, name: str) -> pl.Expr:
+def _make_numeric_flags(frame: pl.DataFrame, name: str) -> pl.Expr:
     """Return the flags of the cells that are numbers in the file."""
     return pl.col(NUMERIC + name) if NUMERIC + name in frame.columns else pl.lit(value=False)
 
@@ -197,5 +197,5 @@ def _is_blank(name: str) -> pl.Expr:
     return pl.col(name).str.strip_chars() == ""
 
 
-def _column_name(index: int | None) -> str:
+def _name_column(index: int | None) -> str:
     return "none" if index is None else str(index)

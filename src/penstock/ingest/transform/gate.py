@@ -177,7 +177,7 @@ def _find_column(table: "SourceTable", names: list[str], column: SupplierColumn)
 def _check_missing(table: "SourceTable", names: list[str], fields: list[BoundColumn], supplier: Supplier) -> None:
     names_of_fields = {field.name for field in fields}
     if missing := [name for name in supplier.key if name not in names_of_fields and name != CATEGORY]:
-        raise _missing_error(table, names, missing)
+        raise _make_missing_error(table, names, missing)
     width = max([len(names), *(len(row) for row in table.head)], default=0)
     needed = [field for field in fields if field.column.required or field.name in supplier.key]
     missing = [
@@ -186,14 +186,14 @@ def _check_missing(table: "SourceTable", names: list[str], fields: list[BoundCol
         if field.index is None or field.index >= width or (table.absent and names[field.index] in table.absent)
     ]
     if missing:
-        raise _missing_error(table, names, missing)
+        raise _make_missing_error(table, names, missing)
 
 
 def _list_names(table: "SourceTable", names: list[str]) -> str:
     return ", ".join(repr(name) for name in names if name and name not in table.absent)[:500] or "none"
 
 
-def _missing_error(table: "SourceTable", names: list[str], missing: list[str]) -> RunFailed:
+def _make_missing_error(table: "SourceTable", names: list[str], missing: list[str]) -> RunFailed:
     columns = _list_names(table, names)
     message = f"{_describe_table(table)} has no column {', '.join(missing)}; its columns are {columns}"
     hint = "if the supplier renamed it, list both headers: `from: [old, new]`"

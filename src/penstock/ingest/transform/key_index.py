@@ -38,23 +38,23 @@ class KeyIndex:
         if self._buffer.height > PART:
             self._spill()
 
-    def part(self, number: int, of: int) -> pl.DataFrame:
+    def read_part(self, number: int, of: int) -> pl.DataFrame:
         """Return the keys of part *number* of *of* parts; a key is in the same part of every index."""
         if of == 1:
             return self._buffer
         finer, bucket = divmod(number, _BUCKETS)
-        in_part = (_bucket() == bucket) & (pl.col("a") // _BUCKETS % (of // _BUCKETS) == finer)
-        files = (self._file(bucket, spilled) for spilled in range(self._spilled))
+        in_part = (_compute_bucket() == bucket) & (pl.col("a") // _BUCKETS % (of // _BUCKETS) == finer)
+        files = (self._make_path(bucket, spilled) for spilled in range(self._spilled))
         stored = (pl.read_ipc(file) for file in files if file.exists())
         return pl.concat([*(keys.filter(in_part) for keys in stored), self._buffer.filter(in_part)])
 
     def _spill(self) -> None:
-        for (bucket,), keys in self._buffer.group_by(_bucket()):
-            keys.select(list(_SCHEMA)).write_ipc(self._file(int(bucket), self._spilled))
+        for (bucket,), keys in self._buffer.group_by(_compute_bucket()):
+            keys.select(list(_SCHEMA)).write_ipc(self._make_path(int(bucket), self._spilled))
         self._spilled += 1
         self._buffer = self._buffer.clear()
 
-    def _file(self, bucket: int, spilled: int) -> Path:
+    def _make_path(self, bucket: int, spilled: int) -> Path:
         return self._folder / f"{bucket:02d}-{spilled:06d}.arrow"
 
 
@@ -94,7 +94,7 @@ def compare_indexes(old: KeyIndex, new: KeyIndex) -> KeyDifference:
     difference = KeyDifference()
     parts = _count_parts(max(old.count, new.count))
     for number in range(parts):
-        before, after = old.part(number, parts), new.part(number, parts)
+        before, after = old.read_part(number, parts), new.read_part(number, parts)
         old_rest, new_rest = _match_pairs(before, after, [*_KEY, "r"])
         removed, added = _match_pairs(old_rest, new_rest, _KEY)
         difference.added.append(added["at"])
@@ -130,20 +130,20 @@ def find_positions_to_hold(bad: KeyIndex, old: KeyIndex, new: KeyIndex) -> pl.Se
     positions = [pl.Series("at", [], pl.Int64)]
     parts = _count_parts(max(old.count, new.count))
     for number in range(parts):
-        missing = bad.part(number, parts).join(new.part(number, parts), on=_KEY, how="anti")
-        positions.append(old.part(number, parts).join(missing, on=_KEY, how="semi")["at"])
+        missing = bad.read_part(number, parts).join(new.read_part(number, parts), on=_KEY, how="anti")
+        positions.append(old.read_part(number, parts).join(missing, on=_KEY, how="semi")["at"])
     return pl.concat(positions).sort()
 
 
 def _read_parts(index: KeyIndex) -> Iterator[pl.DataFrame]:
     parts = _count_parts(index.count)
     for number in range(parts):
-        yield index.part(number, parts)
+        yield index.read_part(number, parts)
 
 
 def _count_parts(keys: int) -> int:
     return 1 if keys <= PART else -(-keys // (PART * _BUCKETS)) * _BUCKETS
 
 
-def _bucket() -> pl.Expr:
+def _compute_bucket() -> pl.Expr:
     return pl.col("a") % _BUCKETS

@@ -134,7 +134,7 @@ def build_held_lines(run_id: str, supplier: str, facts: pl.DataFrame, payload: p
 
 def build_changed_lines(change: str, facts: pl.DataFrame, supplier: Supplier) -> pl.Series:
     """I21: return a line with the key of each added, removed or changed fact."""
-    fields = [field.alias(name) for name, field in _key_fields(supplier).items() if name != CATEGORY]
+    fields = [field.alias(name) for name, field in _make_key_fields(supplier).items() if name != CATEGORY]
     columns = [pl.lit(change).alias("change")]
     columns += [pl.col(CATEGORY)] if facts[CATEGORY].is_not_null().any() else []
     columns += [pl.struct(fields).alias("key")] if fields else [pl.col("row_id")]
@@ -160,11 +160,11 @@ def extract_payloads(lines: pl.Series) -> pl.Series:
 
 def hash_keys(facts: pl.DataFrame, supplier: Supplier) -> pl.DataFrame:
     """Return the hashed keys of facts that were read, equal to the hashes of `RecordEmitter`."""
-    parts = [field.fill_null("") for field in _key_fields(supplier).values()]
+    parts = [field.fill_null("") for field in _make_key_fields(supplier).values()]
     return facts.select(hash_expressions(parts, pl.col("row_id")))
 
 
-def _key_fields(supplier: Supplier) -> dict[str, pl.Expr]:
+def _make_key_fields(supplier: Supplier) -> dict[str, pl.Expr]:
     """Return the fields of the key in the result of `parse_facts`."""
     names = [name for name in supplier.key if name != CATEGORY]
     payload = {name: pl.col("payload").struct.field(str(position)) for position, name in enumerate(names)}

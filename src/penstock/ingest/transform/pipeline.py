@@ -166,4 +166,4 @@ def hold_facts(
         output.facts.add(build_held_lines(names.run_id, names.supplier, facts, extract_payloads(lines), held_from))
         output.index.add(hash_keys(facts, supplier))
         for (category,), rows in facts.group_by([CATEGORY]):
-            output.stats.hold(None if category is None else str(category), rows.height)
+            output.stats.add_held(None if category is None else str(category), rows.height)

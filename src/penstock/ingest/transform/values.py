@@ -49,7 +49,7 @@ class ValuePlan:
 
     @property
     def is_bad(self) -> pl.Expr:
-        return any_check([check for check, _ in self.checks])
+        return combine_checks([check for check, _ in self.checks])
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def plan_value(position: int, column: SupplierColumn, name: str, *, is_required:
         present = _convert_case(column, present)
     filled = pl.col(names.present if text is not None else names.text)
     if column.default is not None:
-        value = pl.when(filled.is_null()).then(pl.lit(column.default).cast(_value_type(column))).otherwise(value)
+        value = pl.when(filled.is_null()).then(pl.lit(column.default).cast(_choose_value_type(column))).otherwise(value)
     elif is_required:
         checks = [(filled.is_null(), IngestReason.REQUIRED_MISSING), *checks]
     numeric_column = NUMERIC + name if column.type in numbers.KINDS else None
@@ -87,7 +87,7 @@ def plan_value(position: int, column: SupplierColumn, name: str, *, is_required:
 
 def read_values(frame: pl.DataFrame, plans: Sequence[ValuePlan]) -> pl.DataFrame:
     """Return *frame* with the texts and the values of its cells."""
-    frame = frame.with_columns([expression for plan in plans for expression in _text_columns(plan)])
+    frame = frame.with_columns([expression for plan in plans for expression in _make_text_columns(plan)])
     return frame.with_columns(
         _parse_texts(_select_texts(frame, plan), plan.parsers).alias(_ColumnNames(plan.position).value)
         for plan in plans
@@ -103,7 +103,7 @@ def read_column(column: SupplierColumn, cells: pl.Series, *, is_required: bool) 
     return TypedColumn(frame["value"], frame["bad"])
 
 
-def any_check(checks: Sequence[pl.Expr]) -> pl.Expr:
+def combine_checks(checks: Sequence[pl.Expr]) -> pl.Expr:
     """Return an expression that is true where any of *checks* is true; null counts as false."""
     return pl.any_horizontal(checks).fill_null(value=False) if checks else pl.lit(value=False)
 
@@ -115,7 +115,7 @@ class _ColumnNames:
         self.present, self.text, self.value = f"present {position}", f"text {position}", f"value {position}"
 
 
-def _text_columns(plan: ValuePlan) -> list[pl.Expr]:
+def _make_text_columns(plan: ValuePlan) -> list[pl.Expr]:
     names = _ColumnNames(plan.position)
     if plan.text is None:
         return [plan.present.alias(names.text)]
@@ -169,15 +169,17 @@ def _convert_case(column: SupplierColumn, text: pl.Expr) -> pl.Expr:
     return text.str.to_uppercase() if column.case == "upper" else text.str.to_lowercase()
 
 
-def _date_parsers(column: SupplierColumn) -> list[ValueParser]:
+def _list_date_parsers(column: SupplierColumn) -> list[ValueParser]:
     iso = pl.when(TEXT.str.contains(_ISO_DATE)).then(TEXT.str.slice(0, 10)).str.to_date("%Y-%m-%d", strict=False)
     days = [*(_parse_moment(form) for form in column.formats), iso]
-    return [[day.cast(pl.Date).alias("moment"), _four_digit_year().cast(pl.String).alias("value")] for day in days]
+    return [
+        [day.cast(pl.Date).alias("moment"), _require_four_digit_year().cast(pl.String).alias("value")] for day in days
+    ]
 
 
-def _datetime_parsers(column: SupplierColumn) -> list[ValueParser]:
+def _list_datetime_parsers(column: SupplierColumn) -> list[ValueParser]:
     forms = (*column.formats, *_ISO_TIMES, "%Y-%m-%d")
-    value = _four_digit_year().dt.strftime("%Y-%m-%dT%H:%M:%S").alias("value")
+    value = _require_four_digit_year().dt.strftime("%Y-%m-%dT%H:%M:%S").alias("value")
     moments = {form: _parse_moment(form).cast(pl.Datetime("us")).alias("moment") for form in forms}
     to_the_second = TEXT.str.replace(_ISO_TIMESTAMP, "$1$2").alias("text")
     return [
@@ -199,21 +201,23 @@ def _has_time(form: str) -> bool:
     return pl.Series([_SAMPLE_A, _SAMPLE_B]).dt.strftime(form).n_unique() > 1
 
 
-def _four_digit_year() -> pl.Expr:
+def _require_four_digit_year() -> pl.Expr:
     """Return the moment; null for a year before 1000, which is the misread year of two digits."""
     moment = pl.col("moment")
     return pl.when(moment.is_between(date(1000, 1, 1), date(9999, 12, 31))).then(moment)
 
 
-def _enum_parsers(column: SupplierColumn) -> list[ValueParser]:
+def _list_enum_parsers(column: SupplierColumn) -> list[ValueParser]:
     values = column.values if isinstance(column.values, dict) else {value: value for value in column.values or []}
     by_key = {key.strip().lower(): value for key, value in values.items()}
     low = TEXT.str.to_lowercase()
-    value = low.replace_strict(list(by_key), list(by_key.values()), default=None, return_dtype=_value_type(column))
+    value = low.replace_strict(
+        list(by_key), list(by_key.values()), default=None, return_dtype=_choose_value_type(column)
+    )
     return [[value.alias("value")]]
 
 
-def _value_type(column: SupplierColumn) -> type[pl.DataType]:
+def _choose_value_type(column: SupplierColumn) -> type[pl.DataType]:
     """Return the polars type of the values of a column."""
     if column.type is ColumnType.ENUM and isinstance(column.values, dict):
         return {str: pl.String, int: pl.Int64, bool: pl.Boolean}[type(next(iter(column.values.values())))]
@@ -225,9 +229,9 @@ _PARSERS: dict[ColumnType, Callable[[SupplierColumn], list[ValueParser]]] = {
     ColumnType.INTEGER: numbers.list_parsers,
     ColumnType.MONEY: numbers.list_parsers,
     ColumnType.DECIMAL: numbers.list_parsers,
-    ColumnType.DATE: _date_parsers,
-    ColumnType.DATETIME: _datetime_parsers,
-    ColumnType.ENUM: _enum_parsers,
+    ColumnType.DATE: _list_date_parsers,
+    ColumnType.DATETIME: _list_datetime_parsers,
+    ColumnType.ENUM: _list_enum_parsers,
 }
 
 

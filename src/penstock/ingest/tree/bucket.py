@@ -22,8 +22,8 @@ from penstock.ingest.tree.port import (
     FileChanged,
     StoredFile,
     is_supplier_name,
+    make_superseded_error,
     parse_pointer,
-    superseded_error,
 )
 from penstock.kernel.db.locks import hold_file_lock
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, PenstockError
@@ -55,23 +55,23 @@ class BucketTree:
 
     @contextmanager
     def lock(self, supplier: str, holder: str) -> Iterator[None]:
-        with hold_file_lock(self._local_folder() / f"{supplier}.lock", holder, subject=f"supplier {supplier}"):
+        with hold_file_lock(self._make_local_folder() / f"{supplier}.lock", holder, subject=f"supplier {supplier}"):
             yield
 
     def open_work_folder(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
-        return disk.private_folder(self._local_folder() / supplier, run_id)
+        return disk.make_private_folder(self._make_local_folder() / supplier, run_id)
 
-    def now(self) -> float:
+    def read_clock(self) -> float:
         return time.time()
 
     def list_suppliers(self) -> list[str]:
-        files = (item.path.removeprefix(f"{paths.CONFIGS}/") for item in self._objects(paths.CONFIGS))
+        files = (item.path.removeprefix(f"{paths.CONFIGS}/") for item in self._iterate_objects(paths.CONFIGS))
         named = [name.removesuffix(".yaml") for name in files if name.endswith(".yaml")]
         return sorted({name for name in [*named, *self.list_folders(paths.INBOX)] if is_supplier_name(name)})
 
     @contextmanager
     def open_config(self, supplier: str) -> Iterator[Path]:
-        path = paths.config(supplier)
+        path = paths.make_config_path(supplier)
         content = self.read(path)
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
             file = Path(folder) / path  # messages name the file by this path
@@ -81,26 +81,26 @@ class BucketTree:
             yield file
 
     def list_arrivals(self, supplier: str) -> list[InboxFile]:
-        folder = paths.inbox(supplier)
-        items = ((item.path.removeprefix(f"{folder}/"), item) for item in self._objects(folder))
+        folder = paths.make_inbox_path(supplier)
+        items = ((item.path.removeprefix(f"{folder}/"), item) for item in self._iterate_objects(folder))
         return [
             InboxFile(supplier, name, item.size, item.modified_at, item.etag) for name, item in items if "/" not in name
         ]
 
     def list_ignored(self, supplier: str | None = None) -> list[IgnoredEntry]:
-        folder = paths.INBOX if supplier is None else paths.inbox(supplier)
-        entries = {item.path.removeprefix(f"{folder}/").partition("/")[:2] for item in self._objects(folder)}
+        folder = paths.INBOX if supplier is None else paths.make_inbox_path(supplier)
+        entries = {item.path.removeprefix(f"{folder}/").partition("/")[:2] for item in self._iterate_objects(folder)}
         if supplier is not None:
             kinds = {name: "folder" for name, slash in entries if slash}
         else:
             used = self.list_suppliers()
             strays = [(name, slash) for name, slash in entries if name not in used and not name.startswith(".")]
             kinds = {name: STRAY_FOLDER if slash else STRAY_FILE for name, slash in strays}
-        return [IgnoredEntry(name, kinds[name], self.uri(f"{folder}/{name}")) for name in sorted(kinds)]
+        return [IgnoredEntry(name, kinds[name], self.make_uri(f"{folder}/{name}")) for name in sorted(kinds)]
 
     def fetch(self, arrival: InboxFile, target: Path | None = None) -> str:
         try:
-            digest = self._download(_inbox_path(arrival), target, arrival.signature)
+            digest = self._download(_make_inbox_path(arrival), target, arrival.signature)
         except Conflict:
             raise FileChanged(arrival.name) from None
         except NotFound:
@@ -110,8 +110,8 @@ class BucketTree:
         return digest
 
     def move(self, arrival: InboxFile, folder: str, suffix: str = "") -> str | None:
-        source = _inbox_path(arrival)
-        with self._temporary_folder(arrival.supplier) as folder_of_copy:
+        source = _make_inbox_path(arrival)
+        with self._make_temporary_folder(arrival.supplier) as folder_of_copy:
             copy = folder_of_copy / "copy"
             try:
                 self._download(source, copy, arrival.signature)
@@ -137,18 +137,18 @@ class BucketTree:
 
     @contextmanager
     def open(self, path: str) -> Iterator[BinaryIO]:
-        with tempfile.TemporaryFile(dir=self._local_folder()) as copy:
-            with disk.reported(self._local_folder()), closing(self._stream(path)) as pieces:
+        with tempfile.TemporaryFile(dir=self._make_local_folder()) as copy:
+            with disk.translate_errors(self._make_local_folder()), closing(self._stream(path)) as pieces:
                 copy.writelines(pieces)
             copy.seek(0)
             yield copy
 
     def list_files(self, folder: str) -> Iterator[StoredFile]:
-        for item in self._objects(folder):
+        for item in self._iterate_objects(folder):
             yield StoredFile(item.path, item.size, item.modified_at)
 
     def list_folders(self, folder: str) -> list[str]:
-        below = (item.path.removeprefix(f"{folder}/") for item in self._objects(folder))
+        below = (item.path.removeprefix(f"{folder}/") for item in self._iterate_objects(folder))
         return sorted({path.partition("/")[0] for path in below if "/" in path})
 
     def list_runs(self, supplier: str) -> list[str]:
@@ -159,14 +159,14 @@ class BucketTree:
 
     def remove(self, path: str) -> bool:
         """Remove the objects; readers are not affected, because each of them reads a copy."""
-        for name in [*(item.path for item in self._objects(path)), path]:
+        for name in [*(item.path for item in self._iterate_objects(path)), path]:
             self._call(self._storage.delete(name))
         return True
 
     def publish(self, source: Path, supplier: str, run_id: str) -> None:
         # The pointer is written last: a state that has a pointer is complete.
         for file in sorted(source.iterdir(), key=lambda file: (file.name == paths.POINTER, file.name)):
-            self.store(file, paths.state(supplier, run_id, file.name))
+            self.store(file, paths.make_state_path(supplier, run_id, file.name))
 
     def read_pointer(self, supplier: str) -> CurrentPointer | None:
         stored = self._read_stored_pointer(supplier)
@@ -176,10 +176,10 @@ class BucketTree:
         stored = self._read_stored_pointer(supplier)
         current = stored[0] if stored else None
         if current != seen:
-            raise superseded_error(supplier, current)
-        if self._call(self._storage.read_info(paths.state(supplier, pointer.run_id, paths.FACTS))) is None:
-            raise superseded_error(supplier, current)  # the run was so slow that retention removed its state
-        path, data = _pointer_path(supplier), orjson.dumps(pointer.as_dict())
+            raise make_superseded_error(supplier, current)
+        if self._call(self._storage.read_info(paths.make_state_path(supplier, pointer.run_id, paths.FACTS))) is None:
+            raise make_superseded_error(supplier, current)  # the run was so slow that retention removed its state
+        path, data = _make_pointer_path(supplier), orjson.dumps(pointer.as_dict())
         try:
             # The write depends on the pointer that was read, so it fails if another run has published meanwhile.
             if stored is None:
@@ -189,15 +189,15 @@ class BucketTree:
         except Conflict:
             # After a broken connection the client repeats its request, which then conflicts with its own first write.
             if (current := self.read_pointer(supplier)) != pointer:
-                raise superseded_error(supplier, current) from None
+                raise make_superseded_error(supplier, current) from None
 
-    def uri(self, path: str) -> str:
+    def make_uri(self, path: str) -> str:
         return self._storage.make_uri(path)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return self._bridge.call(work)
 
-    def _objects(self, folder: str) -> Iterator[ObjectInfo]:
+    def _iterate_objects(self, folder: str) -> Iterator[ObjectInfo]:
         return self._bridge.iterate(self._storage.list(folder))
 
     def _stream(self, path: str, etag: str | None = None) -> Generator[bytes, None, None]:
@@ -205,11 +205,11 @@ class BucketTree:
 
     def _download(self, path: str, target: Path | None, etag: str) -> str:
         """Download the object with *etag* and return its sha256; Conflict OBJECT_CHANGED or NotFound."""
-        with disk.reported(target or path), closing(self._stream(path, etag)) as pieces:
+        with disk.translate_errors(target or path), closing(self._stream(path, etag)) as pieces:
             return disk.copy_pieces(pieces, target)
 
     def _is_unchanged(self, arrival: InboxFile) -> bool:
-        info = self._call(self._storage.read_info(_inbox_path(arrival)))
+        info = self._call(self._storage.read_info(_make_inbox_path(arrival)))
         return info is not None and info.etag == arrival.signature
 
     def _store_under_free_name(self, source: Path, folder: str, names: Iterator[str]) -> str:
@@ -238,39 +238,39 @@ class BucketTree:
     def _read_stored_pointer(self, supplier: str) -> tuple[CurrentPointer, str] | None:
         """Return the pointer and its etag."""
         try:
-            stored = self._call(self._storage.get(_pointer_path(supplier)))
+            stored = self._call(self._storage.get(_make_pointer_path(supplier)))
         except NotFound:
             return None
-        return parse_pointer(stored.data, self.uri(_pointer_path(supplier))), stored.info.etag
+        return parse_pointer(stored.data, self.make_uri(_make_pointer_path(supplier))), stored.info.etag
 
-    def _local_folder(self) -> Path:
-        folder = (self._locks or _private_folder()) / self._key
-        with disk.reported(folder):
+    def _make_local_folder(self) -> Path:
+        folder = (self._locks or _make_private_folder()) / self._key
+        with disk.translate_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     @contextmanager
-    def _temporary_folder(self, supplier: str) -> Iterator[Path]:
+    def _make_temporary_folder(self, supplier: str) -> Iterator[Path]:
         """Create a temporary folder; if this process is killed, the next run removes it."""
-        parent = self._local_folder() / supplier
-        with disk.reported(parent):
+        parent = self._make_local_folder() / supplier
+        with disk.translate_errors(parent):
             parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=parent) as folder:
             yield Path(folder)
 
 
-def _inbox_path(arrival: InboxFile) -> str:
-    return f"{paths.inbox(arrival.supplier)}/{arrival.name}"
+def _make_inbox_path(arrival: InboxFile) -> str:
+    return f"{paths.make_inbox_path(arrival.supplier)}/{arrival.name}"
 
 
-def _pointer_path(supplier: str) -> str:
+def _make_pointer_path(supplier: str) -> str:
     return f"{paths.CURRENT}/{supplier}.json"
 
 
-def _private_folder() -> Path:
+def _make_private_folder() -> Path:
     """Return the folder of this user among the temporary files; BadConfig if another user has created it."""
     folder = Path(tempfile.gettempdir()) / f"penstock-ingest-{os.getuid()}"
-    with disk.reported(folder):
+    with disk.translate_errors(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():

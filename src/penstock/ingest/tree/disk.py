@@ -32,7 +32,7 @@ _HINTS = {
 
 
 @contextmanager
-def reported(path: Path | str) -> Iterator[None]:
+def translate_errors(path: Path | str) -> Iterator[None]:
     """Turn errors of the disk into Transient STORAGE_DOWN with a hint."""
     try:
         yield
@@ -163,14 +163,14 @@ def lock_files(path: Path) -> Iterator[int | None]:
 
 
 @contextmanager
-def private_folder(parent: Path, name: str) -> Iterator[Path]:
+def make_private_folder(parent: Path, name: str) -> Iterator[Path]:
     """Create the folder *name* in *parent*; *parent* is removed before, with leftovers of killed runs, and after."""
-    with reported(parent):
+    with translate_errors(parent):
         remove_all(parent)
         folder = parent / name
         folder.mkdir(parents=True)
     try:
-        with reported(folder):
+        with translate_errors(folder):
             yield folder
     finally:
         with suppress(OSError):  # the next run removes it

@@ -20,8 +20,8 @@ from penstock.ingest.tree.port import (
     FileChanged,
     StoredFile,
     is_supplier_name,
+    make_superseded_error,
     parse_pointer,
-    superseded_error,
 )
 from penstock.kernel.db.locks import hold_file_lock
 from penstock.kernel.errors import Corrupt, NotFound
@@ -37,89 +37,87 @@ class FolderTree:
         if not self._root.is_dir():
             hint = "create it, or name another folder with --root; it contains etl_data/ and etl_ops/"
             raise NotFound("ROOT_NOT_FOUND", f"the folder {root} does not exist", hint=hint)
-        self._work = self._path(paths.DATA) / ".work"
+        self._work = self._resolve_path(paths.DATA) / ".work"
 
     def close(self) -> None:
         pass
 
     def prepare(self, supplier: str) -> None:
-        folders = [paths.inbox, paths.duplicates, paths.broken, paths.obsolete]
+        folders = [paths.make_inbox_path, paths.make_duplicates_path, paths.make_broken_path, paths.make_obsolete_path]
         fixed = [paths.RUNS, f"{paths.STATES}/{supplier}", paths.CURRENT, paths.CONFIGS, paths.LEDGERS]
-        with self._reported():
+        with self._translate_errors():
             for path in [*(folder(supplier) for folder in folders), *fixed]:
-                self._path(path).mkdir(parents=True, exist_ok=True)
+                self._resolve_path(path).mkdir(parents=True, exist_ok=True)
             self._work.mkdir(exist_ok=True)
             disk.remove_all(self._work / supplier)  # leftovers of a killed run
             for left in self._work.glob(f"{_REMOVED}*"):
                 with suppress(OSError):  # left by a removal that was killed or is running
                     disk.remove_all(left)
-            for link in self._path(paths.CURRENT).glob(f".{supplier}.*"):
+            for link in self._resolve_path(paths.CURRENT).glob(f".{supplier}.*"):
                 link.unlink(missing_ok=True)
 
     @contextmanager
     def lock(self, supplier: str, holder: str) -> Iterator[None]:
         with ExitStack() as stack:
-            with self._reported():
+            with self._translate_errors():
                 self._work.mkdir(parents=True, exist_ok=True)
                 lock = hold_file_lock(self._work / f"{supplier}.lock", holder, subject=f"supplier {supplier}")
                 stack.enter_context(lock)
             yield
 
     def open_work_folder(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
-        return disk.private_folder(self._work / supplier, run_id)
+        return disk.make_private_folder(self._work / supplier, run_id)
 
-    def now(self) -> float:
-        with self._reported():
+    def read_clock(self) -> float:
+        with self._translate_errors():
             probe = self._work / "clock"
             probe.touch()
             return probe.stat().st_mtime
 
     def list_suppliers(self) -> list[str]:
-        with self._reported():
-            configs = self._path(paths.CONFIGS)
+        with self._translate_errors():
+            configs = self._resolve_path(paths.CONFIGS)
             named = [file.stem for file in configs.glob("*.yaml")] if configs.is_dir() else []
             return sorted({name for name in [*named, *self.list_folders(paths.INBOX)] if is_supplier_name(name)})
 
     @contextmanager
     def open_config(self, supplier: str) -> Iterator[Path]:
-        yield self._path(paths.config(supplier))
+        yield self._resolve_path(paths.make_config_path(supplier))
 
     def list_arrivals(self, supplier: str) -> list[InboxFile]:
-        folder = self._path(paths.inbox(supplier))
-        with self._reported():
+        folder = self._resolve_path(paths.make_inbox_path(supplier))
+        with self._translate_errors():
             if not folder.is_dir():
                 return []
             return [file for entry in os.scandir(folder) if (file := _list_entry(supplier, entry)) is not None]
 
     def list_ignored(self, supplier: str | None = None) -> list[IgnoredEntry]:
-        folder = self._path(paths.INBOX if supplier is None else paths.inbox(supplier))
+        folder = self._resolve_path(paths.INBOX if supplier is None else paths.make_inbox_path(supplier))
         used = self.list_suppliers() if supplier is None else []
-        with self._reported():
+        with self._translate_errors():
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name) if folder.is_dir() else []
             find_kind = _find_stray_kind if supplier is None else _find_ignored_kind
             kinds = [(entry, find_kind(entry)) for entry in entries if entry.name not in used]
             return [
-                IgnoredEntry(_printable_name(entry.name), kind, _printable_name(entry.path))
-                for entry, kind in kinds
-                if kind
+                IgnoredEntry(_escape_name(entry.name), kind, _escape_name(entry.path)) for entry, kind in kinds if kind
             ]
 
     def fetch(self, arrival: InboxFile, target: Path | None = None) -> str:
-        file = self._inbox_path(arrival)
-        with self._reported(), self._open_file(file, arrival.name) as content:
+        file = self._make_inbox_path(arrival)
+        with self._translate_errors(), self._open_file(file, arrival.name) as content:
             digest = disk.copy_pieces(disk.read_pieces(content), target)
             if {disk.format_signature(os.fstat(content.fileno())), disk.read_signature(file)} != {arrival.signature}:
                 raise FileChanged(arrival.name)
         return digest
 
     def move(self, arrival: InboxFile, folder: str, suffix: str = "") -> str | None:
-        source = self._inbox_path(arrival)
-        with self._reported():
+        source = self._make_inbox_path(arrival)
+        with self._translate_errors():
             if disk.read_signature(source) != arrival.signature:
                 return None
-            self._path(folder).mkdir(parents=True, exist_ok=True)
+            self._resolve_path(folder).mkdir(parents=True, exist_ok=True)
             for name in disk.propose_names(arrival.name, suffix):
-                target = self._path(folder) / name
+                target = self._resolve_path(folder) / name
                 if not disk.move(source, target):
                     continue
                 if disk.read_signature(target) != arrival.signature:  # the file was replaced just before the move
@@ -130,16 +128,16 @@ class FolderTree:
         raise Corrupt("NO_FREE_NAME", f"no free name for {arrival.name} in {folder}", hint=hint)
 
     def read(self, path: str) -> bytes | None:
-        with self._reported():
+        with self._translate_errors():
             try:
-                return self._path(path).read_bytes()
+                return self._resolve_path(path).read_bytes()
             except FileNotFoundError:
                 return None
 
     def write(self, path: str, data: bytes) -> None:
-        target = self._path(path)
+        target = self._resolve_path(path)
         draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
-        with self._reported():
+        with self._translate_errors():
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with draft.open("xb") as out:
@@ -152,8 +150,8 @@ class FolderTree:
             disk.sync_folder(target.parent)
 
     def store(self, source: Path, path: str) -> None:
-        target = self._path(path)
-        with self._reported():
+        target = self._resolve_path(path)
+        with self._translate_errors():
             target.parent.mkdir(parents=True, exist_ok=True)
             with source.open("rb") as written:
                 os.fsync(written.fileno())
@@ -162,9 +160,9 @@ class FolderTree:
 
     @contextmanager
     def open(self, path: str) -> Iterator[BinaryIO]:
-        with self._reported():
+        with self._translate_errors():
             try:
-                file = self._path(path).open("rb")
+                file = self._resolve_path(path).open("rb")
             except FileNotFoundError:
                 hint = "it may have been removed by retention"
                 raise NotFound("OBJECT_NOT_FOUND", f"the file {path} does not exist", hint=hint) from None
@@ -173,8 +171,8 @@ class FolderTree:
             yield file
 
     def list_files(self, folder: str) -> Iterator[StoredFile]:
-        parent = self._path(folder)
-        with self._reported():
+        parent = self._resolve_path(folder)
+        with self._translate_errors():
             for path in sorted(parent.rglob("*")) if parent.is_dir() else []:
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode):
@@ -183,8 +181,8 @@ class FolderTree:
                     yield StoredFile(path.relative_to(self._root).as_posix(), status.st_size, since)
 
     def list_folders(self, folder: str) -> list[str]:
-        parent = self._path(folder)
-        with self._reported():
+        parent = self._resolve_path(folder)
+        with self._translate_errors():
             if not parent.is_dir():
                 return []
             return sorted(entry.name for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False))
@@ -196,8 +194,8 @@ class FolderTree:
         return self.list_folders(f"{paths.STATES}/{supplier}")
 
     def remove(self, path: str) -> bool:
-        target = self._path(path)
-        with self._reported():
+        target = self._resolve_path(path)
+        with self._translate_errors():
             locks = list(disk.lock_files(target))
             try:
                 if None in locks:
@@ -211,8 +209,8 @@ class FolderTree:
         return True
 
     def publish(self, source: Path, supplier: str, run_id: str) -> None:
-        target = self._path(paths.state(supplier, run_id))
-        with self._reported():
+        target = self._resolve_path(paths.make_state_path(supplier, run_id))
+        with self._translate_errors():
             for file in source.iterdir():
                 file.chmod(0o444)
                 with file.open("rb") as written:
@@ -225,9 +223,9 @@ class FolderTree:
     def read_pointer(self, supplier: str) -> CurrentPointer | None:
         run_id = self._read_link(supplier)
         while run_id is not None:
-            content = self.read(paths.state(supplier, run_id, paths.POINTER))
+            content = self.read(paths.make_state_path(supplier, run_id, paths.POINTER))
             if content is not None:
-                return parse_pointer(content, self.uri(paths.state(supplier, run_id, paths.POINTER)))
+                return parse_pointer(content, self.make_uri(paths.make_state_path(supplier, run_id, paths.POINTER)))
             # The state may have been replaced and removed after the link was read.
             before, run_id = run_id, self._read_link(supplier)
             if run_id == before:
@@ -237,39 +235,39 @@ class FolderTree:
         return None
 
     def _read_link(self, supplier: str) -> str | None:
-        with self._reported():
+        with self._translate_errors():
             try:
-                return self._path(f"{paths.CURRENT}/{supplier}").readlink().name
+                return self._resolve_path(f"{paths.CURRENT}/{supplier}").readlink().name
             except FileNotFoundError:
                 return None
 
     def switch_pointer(self, supplier: str, pointer: CurrentPointer, seen: CurrentPointer | None) -> None:
-        current = self._path(paths.CURRENT)
+        current = self._resolve_path(paths.CURRENT)
         link = current / f".{supplier}.{uuid.uuid4().hex}"
-        with self._reported():
+        with self._translate_errors():
             link.symlink_to(f"../../state_store/{supplier}/{pointer.run_id}")
             try:
                 # The last check before the rename: a process that was stopped for long is superseded here.
                 if (pointer_now := self.read_pointer(supplier)) != seen:
-                    raise superseded_error(supplier, pointer_now)
+                    raise make_superseded_error(supplier, pointer_now)
                 link.rename(current / supplier)
             finally:
                 link.unlink(missing_ok=True)
             disk.sync_folder(current)
 
-    def uri(self, path: str) -> str:
-        return str(self._path(path))
+    def make_uri(self, path: str) -> str:
+        return str(self._resolve_path(path))
 
-    def _path(self, path: str) -> Path:
+    def _resolve_path(self, path: str) -> Path:
         return self._root / path
 
-    def _inbox_path(self, arrival: InboxFile) -> Path:
-        folder = self._path(paths.inbox(arrival.supplier))
+    def _make_inbox_path(self, arrival: InboxFile) -> Path:
+        folder = self._resolve_path(paths.make_inbox_path(arrival.supplier))
         if "\\" not in arrival.name:
             return folder / arrival.name
         # The backslash may be part of an escaped byte of the real name.
-        with self._reported():
-            files = (file for file in folder.iterdir() if _printable_name(file.name) == arrival.name)
+        with self._translate_errors():
+            files = (file for file in folder.iterdir() if _escape_name(file.name) == arrival.name)
             return next(files, folder / arrival.name)
 
     def _open_file(self, file: Path, name: str) -> BinaryIO:
@@ -286,8 +284,8 @@ class FolderTree:
                 raise FileChanged(name) from None
             raise
 
-    def _reported(self) -> AbstractContextManager[None]:
-        return disk.reported(self._root)
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        return disk.translate_errors(self._root)
 
 
 def _list_entry(supplier: str, entry: os.DirEntry[str]) -> InboxFile | None:
@@ -299,7 +297,7 @@ def _list_entry(supplier: str, entry: os.DirEntry[str]) -> InboxFile | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     modified, changed = disk.parse_timestamp(status.st_mtime), disk.parse_timestamp(status.st_ctime)
-    name, signature = _printable_name(entry.name), disk.format_signature(status)
+    name, signature = _escape_name(entry.name), disk.format_signature(status)
     return InboxFile(supplier, name, status.st_size, modified, signature, str(status.st_ino), changed)
 
 
@@ -320,6 +318,6 @@ def _find_stray_kind(entry: os.DirEntry[str]) -> str | None:
     return None if entry.name.startswith(".") else kind
 
 
-def _printable_name(name: str) -> str:
+def _escape_name(name: str) -> str:
     """Return *name* with bytes that are not UTF-8 escaped, e.g. as \\xcf, because JSON and databases need UTF-8."""
     return os.fsencode(name).decode(errors="backslashreplace")

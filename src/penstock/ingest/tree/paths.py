@@ -24,44 +24,44 @@ CHANGED_KEYS = "changes.ndjson"
 _TEMPORARY = (".tmp", ".part")
 
 
-def config(supplier: str) -> str:
+def make_config_path(supplier: str) -> str:
     return f"{CONFIGS}/{supplier}.yaml"
 
 
-def ledger(supplier: str) -> str:
+def make_ledger_path(supplier: str) -> str:
     return f"{LEDGERS}/{supplier}.json"
 
 
-def inbox(supplier: str) -> str:
+def make_inbox_path(supplier: str) -> str:
     return f"{INBOX}/{supplier}"
 
 
-def duplicates(supplier: str) -> str:
+def make_duplicates_path(supplier: str) -> str:
     return f"{QUARANTINE}/{supplier}/duplicates"
 
 
-def broken(supplier: str) -> str:
+def make_broken_path(supplier: str) -> str:
     return f"{QUARANTINE}/{supplier}/broken"
 
 
-def obsolete(supplier: str) -> str:
+def make_obsolete_path(supplier: str) -> str:
     return f"{ARCHIVE}/{supplier}/obsolete"
 
 
-def archive(supplier: str) -> str:
+def make_archive_path(supplier: str) -> str:
     """Return the folder of published files, for which the founding document has no name."""
     return f"{ARCHIVE}/{supplier}"
 
 
-def accepted(supplier: str, sha256: str) -> str:
+def make_accepted_path(supplier: str, sha256: str) -> str:
     return f"{ACCEPTED}/{supplier}/{sha256[:2]}/{sha256}.json"
 
 
-def run(run_id: str, file: str = "") -> str:
+def make_run_path(run_id: str, file: str = "") -> str:
     return f"{RUNS}/{run_id}/{file}" if file else f"{RUNS}/{run_id}"
 
 
-def state(supplier: str, run_id: str, file: str = "") -> str:
+def make_state_path(supplier: str, run_id: str, file: str = "") -> str:
     return f"{STATES}/{supplier}/{run_id}/{file}" if file else f"{STATES}/{supplier}/{run_id}"
 
 

@@ -49,7 +49,7 @@ class FileTree(Protocol):
     def open_work_folder(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
         """Create a private local folder for a run; it is removed at the end, leftovers of earlier runs before."""
 
-    def now(self) -> float:
+    def read_clock(self) -> float:
         """Return the time of the clock that dates the files of the tree, which may differ from the local clock."""
 
     def list_suppliers(self) -> list[str]:
@@ -109,11 +109,11 @@ class FileTree(Protocol):
     def switch_pointer(self, supplier: str, pointer: CurrentPointer, seen: CurrentPointer | None) -> None:
         """I11: make a state current; RunFailed SUPERSEDED if the current state is no longer *seen*."""
 
-    def uri(self, path: str) -> str:
+    def make_uri(self, path: str) -> str:
         """Return the location of a file for messages."""
 
 
-def superseded_error(supplier: str, current: CurrentPointer | None) -> RunFailed:
+def make_superseded_error(supplier: str, current: CurrentPointer | None) -> RunFailed:
     """Return RunFailed SUPERSEDED, which names the *current* state."""
     state = f"the current state is {current.run_id} (fence {current.fence})" if current else "its state was removed"
     message = f"another run has published {supplier} since this run started: {state}"

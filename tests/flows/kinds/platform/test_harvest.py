@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from penstock.app.bridges import HarvestAdapter
-from penstock.flows.kinds.platform.harvest import harvest_worker
+from penstock.flows.kinds.platform.harvest import make_harvest_handler
 from penstock.flows.step import FlowStep
 from penstock.harvest.contract import PLANS
 from tests.flows.kinds.platform.running_steps import assert_stops, running_step
@@ -45,7 +45,7 @@ async def wait_for_plan(stepper: HarvestStepper, count: int = 1) -> UUID:
 
 async def test_feed_is_harvested_once(stepper: HarvestStepper) -> None:
     """F14: a second attempt continues with the run of the first, active or ended; its result is the outputs."""
-    worker = harvest_worker(HarvestAdapter(stepper.harvest))
+    worker = make_harvest_handler(HarvestAdapter(stepper.harvest))
     async with running_step(worker, make_harvest_step(full=True)):
         run_id = await wait_for_plan(stepper)
     async with running_step(worker, make_harvest_step(2, full=True)) as task:
@@ -69,7 +69,7 @@ async def test_step_waits_for_another_run(stepper: HarvestStepper) -> None:
     """F14: while another run of the feed is active the step waits; then it starts its own."""
     other, step_io = await stepper.harvest.start(FEED, "other"), MemoryStepIO()
     async with running_step(
-        harvest_worker(HarvestAdapter(stepper.harvest)), make_harvest_step(step_io=step_io)
+        make_harvest_handler(HarvestAdapter(stepper.harvest)), make_harvest_step(step_io=step_io)
     ) as task:
 
         async def waits() -> bool:
@@ -85,7 +85,7 @@ async def test_step_waits_for_another_run(stepper: HarvestStepper) -> None:
 
 async def test_failed_run_fails_its_step(stepper: HarvestStepper) -> None:
     """F10, F14: HARVEST_FAILED has the error; the next attempt starts another run."""
-    worker = harvest_worker(HarvestAdapter(stepper.harvest))
+    worker = make_harvest_handler(HarvestAdapter(stepper.harvest))
     first = asyncio.create_task(run_failing_step(worker, make_harvest_step()))
     run_id = await wait_for_plan(stepper)
     await stepper.harvest.cancel(run_id, "test", "no more")
@@ -101,7 +101,7 @@ async def test_failed_run_fails_its_step(stepper: HarvestStepper) -> None:
 
 async def test_unknown_feed_and_cancellation(stepper: HarvestStepper) -> None:
     """F14: an unknown feed is final; a cancelled step stops, and its run continues."""
-    worker = harvest_worker(HarvestAdapter(stepper.harvest))
+    worker = make_harvest_handler(HarvestAdapter(stepper.harvest))
     error = await run_failing_step(worker, make_step("harvest.run", {"feed": "pebbles"}))
     assert (error.error.code, error.retryable) == ("FEED_NOT_FOUND", False)
     await assert_stops(worker, make_harvest_step())

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from penstock.app.bridges import IngestAdapter
 from penstock.app.platform import open_ingest_workspace
-from penstock.flows.kinds.platform.ingest import ingest_worker
+from penstock.flows.kinds.platform.ingest import make_ingest_handler
 from penstock.flows.step import FlowStep, Handler
 from penstock.ingest.model import DeliveryResult
 from penstock.ingest.run.hooks import RunHooks, RunOutcome
@@ -67,7 +67,7 @@ def make_ingest_step(attempt: int = 1) -> FlowStep:
 
 
 def make_worker(place: IngestWorkspace | CrashingWorkspace) -> Handler:
-    return ingest_worker(IngestAdapter(place), concurrency=1)  # type: ignore[arg-type]
+    return make_ingest_handler(IngestAdapter(place), concurrency=1)  # type: ignore[arg-type]
 
 
 def list_published_runs(ingest: IngestHarness) -> list[str]:
@@ -149,7 +149,7 @@ async def test_run_of_another_process_counts(ingest: IngestHarness, place: Inges
     thread.start()
     until(holds.is_set, "the other run is active")
     suppliers = CountingRefusals(place)
-    async with running_step(ingest_worker(suppliers, concurrency=1), make_ingest_step()) as task:
+    async with running_step(make_ingest_handler(suppliers, concurrency=1), make_ingest_step()) as task:
 
         async def was_refused() -> bool:
             return suppliers.refused > 0
@@ -191,7 +191,7 @@ async def test_concurrent_files_are_limited(ingest: IngestHarness, place: Ingest
     for name in names:
         ingest.configure(KEYED, name)
         ingest.drop(snapshot({"A": 1}), supplier=name)
-    worker = ingest_worker(CountingSuppliers(place), concurrency=1)
+    worker = make_ingest_handler(CountingSuppliers(place), concurrency=1)
     ended = await asyncio.gather(*(run_step(worker, make_step("ingest.run", {"supplier": name})) for name in names))
     assert ([run["status"] for run in ended], most) == (["PASS"] * 4, 1)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.app.bridges import RefdataAdapter
-from penstock.flows.kinds.platform.refdata import refdata_worker
+from penstock.flows.kinds.platform.refdata import make_refdata_handler
 from penstock.flows.step import FlowStep
 from penstock.refdata import contract
 from penstock.refdata.model import DictionaryKey
@@ -49,7 +49,7 @@ async def wait_for_commands(refdata: RefdataHarness, count: int = 1) -> None:
 
 async def test_dictionary_is_published(refdata: RefdataHarness) -> None:
     """F14: a SNAPSHOT replaces all items, a DELTA some; the outputs have the committed version."""
-    worker = refdata_worker(RefdataAdapter(refdata.refdata))
+    worker = make_refdata_handler(RefdataAdapter(refdata.refdata))
     for mode, inputs, version, left in (
         ("SNAPSHOT", make_items(2), 1, {"k0": {"n": 0}, "k1": {"n": 1}}),
         ("DELTA", [{"key": "k0", "op": "DELETE"}, upsert("k2", 5)], 2, {"k1": {"n": 1}, "k2": 5}),
@@ -69,7 +69,7 @@ async def test_dictionary_is_published_once(
 ) -> None:
     """F14: with several chunks, and workers that die between them, the versions are the same."""
     monkeypatch.setattr(contract, "_ITEMS_LIMIT", 70)  # bytes: two items
-    worker = refdata_worker(RefdataAdapter(refdata.refdata))
+    worker = make_refdata_handler(RefdataAdapter(refdata.refdata))
     async with running_step(worker, make_publish_step(items=make_items(5), mode=mode)):
         await wait_for_commands(refdata)
     async with running_step(worker, make_publish_step(2, items=make_items(5), mode=mode)) as task:
@@ -97,7 +97,7 @@ async def test_dictionary_is_published_from_an_artifact(refdata: RefdataHarness,
             ("before", "rates"): (f"[{first},\n{second}]{end}" if is_list else f"{first}\n{second}{end}").encode()
         }
     )
-    worker = refdata_worker(RefdataAdapter(refdata.refdata))
+    worker = make_refdata_handler(RefdataAdapter(refdata.refdata))
     inputs: Json = {"from": {"step": "before", "artifact": "rates"}}
     step = make_publish_step(step_io=step_io, **inputs)
     async with running_step(worker, step) as task:
@@ -110,7 +110,7 @@ async def test_dictionary_is_published_from_an_artifact(refdata: RefdataHarness,
 
 async def test_refused_command_fails_the_step(refdata: RefdataHarness) -> None:
     """F10, F14: the step has the error of refdata; after the fix, a second attempt sends another command."""
-    worker = refdata_worker(RefdataAdapter(refdata.refdata))
+    worker = make_refdata_handler(RefdataAdapter(refdata.refdata))
     first = asyncio.create_task(run_failing_step(worker, make_publish_step(items=make_items(3))))
     await wait_for_commands(refdata)
     await refdata.apply(max_items=2)
@@ -137,11 +137,11 @@ async def test_refused_command_fails_the_step(refdata: RefdataHarness) -> None:
 )
 async def test_invalid_items_are_not_sent(refdata: RefdataHarness, more: Json, code: str) -> None:
     """F14: an error in the items or the names is final, and reported before a command is sent."""
-    error = await run_failing_step(refdata_worker(RefdataAdapter(refdata.refdata)), make_publish_step(**more))
+    error = await run_failing_step(make_refdata_handler(RefdataAdapter(refdata.refdata)), make_publish_step(**more))
     assert (error.error.code, error.retryable) == (code, False)
     assert await refdata.bus.count_backlog(refdata.topic) == 0
 
 
 async def test_waiting_step_stops(refdata: RefdataHarness) -> None:
     """F9, F14: without an apply worker, a cancelled step does not wait without limit."""
-    await assert_stops(refdata_worker(RefdataAdapter(refdata.refdata)), make_publish_step(items=make_items(1)))
+    await assert_stops(make_refdata_handler(RefdataAdapter(refdata.refdata)), make_publish_step(items=make_items(1)))

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.app.bridges import TrackingAdapter
-from penstock.flows.kinds.platform.tracking import tracking_worker
+from penstock.flows.kinds.platform.tracking import make_tracking_handler
 from penstock.flows.step import FlowStep
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Transient
@@ -35,11 +35,11 @@ class CountingFiles(TrackingAdapter):
 
     calls = 0
 
-    async def shards(self, filename: str, stage: Stage) -> Any:
+    async def list_shards(self, filename: str, stage: Stage) -> Any:
         self.calls += 1
         if self.calls == 1:
             raise Transient("DATABASE_DOWN", "for a moment")
-        return await super().shards(filename, stage)
+        return await super().list_shards(filename, stage)
 
 
 async def complete_shards(tracking: Tracking, stage: Stage, *shards: int) -> None:
@@ -66,7 +66,7 @@ async def test_step_waits_for_all_shards(tracking: Tracking) -> None:
         await becomes(is_so, "it looks again")
         assert not task.done()
 
-    async with running_step(tracking_worker(files), make_wait_step(stage="shard-splitter")) as task:
+    async with running_step(make_tracking_handler(files), make_wait_step(stage="shard-splitter")) as task:
         await looked(task)
         await tracking.register("f", [0, 1], worker=None, actor="test")
         await tracking.move(INGEST, "done", "f", actor="test")
@@ -74,7 +74,7 @@ async def test_step_waits_for_all_shards(tracking: Tracking) -> None:
         await looked(task)
         await complete_shards(tracking, SPLITTER, 1)
         assert await task == {"filename": "f", "stage": "shard-splitter", "shards": 2}
-    async with running_step(tracking_worker(files), make_wait_step()) as task:
+    async with running_step(make_tracking_handler(files), make_wait_step()) as task:
         await complete_shards(tracking, WORKER, 0, 1)
         await complete_shards(tracking, SENDER, 0)
         await looked(task)
@@ -88,7 +88,7 @@ async def test_failed_shard_fails_the_step(tracking: Tracking) -> None:
     await tracking.move(INGEST, "done", "f", actor="test")
     await complete_shards(tracking, SPLITTER, 0, 1, 2)
     await tracking.move(WORKER, "fail", "f", 1, actor="test", reason="disk full")
-    worker = tracking_worker(TrackingAdapter(tracking))
+    worker = make_tracking_handler(TrackingAdapter(tracking))
     error = await run_failing_step(worker, make_wait_step())
     assert (error.error.code, error.retryable) == ("TRACKING_FAILED", True)
     assert list(error.error.details["shards"]) == ["1"]
@@ -98,4 +98,4 @@ async def test_failed_shard_fails_the_step(tracking: Tracking) -> None:
 
 async def test_waiting_step_stops(tracking: Tracking) -> None:
     """F9, F14: a cancelled step stops, because a file may never come."""
-    await assert_stops(tracking_worker(TrackingAdapter(tracking)), make_wait_step())
+    await assert_stops(make_tracking_handler(TrackingAdapter(tracking)), make_wait_step())

@@ -63,7 +63,7 @@ class CandleSeries:
     timeframe: str
     candles: Sequence[Candle]
 
-    def last(self, number: int | None) -> "CandleSeries":
+    def select_last(self, number: int | None) -> "CandleSeries":
         """Return the latest *number* candles, or all for None."""
         return self if number is None else replace(self, candles=self.candles[-number:])
 
@@ -129,7 +129,7 @@ def parse_candles(table: pl.DataFrame, symbol: str | None) -> CandleSet:
     """Return the candles of *symbol* in a table; StepFailed without the columns, or without a valid row."""
     indexed = _normalise_columns(table).with_row_index("row", offset=1)
     selected, name = _select_symbol(indexed, symbol)
-    times, numbers = _time_column(selected.schema["time"]), map(_number_column, _NUMBERS)
+    times, numbers = _make_time_column(selected.schema["time"]), map(_make_number_column, _NUMBERS)
     rows = _validate_rows(selected.select("row", times, *numbers))
     valid = rows.filter(pl.col("reason").is_null()).sort("time", "row")
     rejected = _summarise_rejected(rows.filter(pl.col("reason").is_not_null()).sort("row"))
@@ -175,7 +175,7 @@ def _select_symbol(table: pl.DataFrame, symbol: str | None) -> tuple[pl.DataFram
     return table, symbols[0] if symbols else ""
 
 
-def _time_column(kind: pl.DataType) -> pl.Expr:
+def _make_time_column(kind: pl.DataType) -> pl.Expr:
     """Return the column *time* in UTC, null where it is invalid; a time without a zone is in UTC."""
     column = pl.col("time")
     if isinstance(kind, pl.Datetime):
@@ -206,7 +206,7 @@ def _parse_epoch(number: pl.Expr) -> pl.Expr:
     return pl.when(number >= 0).then(number * scale).cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
 
 
-def _number_column(name: str) -> pl.Expr:
+def _make_number_column(name: str) -> pl.Expr:
     column = pl.col(name)
     return pl.coalesce(column.cast(pl.Float64, strict=False)).alias(name)
 

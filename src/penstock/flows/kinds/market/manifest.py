@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from penstock.flows.contract import ARTIFACT_LIMIT
 from penstock.flows.definition.spec import Code, Json, Name, SpecModel
-from penstock.flows.definition.validation import inputs_error, parse_inputs
+from penstock.flows.definition.validation import make_inputs_error, parse_inputs
 from penstock.flows.kinds.market.candles import TIMEFRAME, CandleFile
 from penstock.flows.model import StepError
 from penstock.kernel.errors import Invalid
@@ -72,13 +72,15 @@ def parse_chart_inputs(inputs: Mapping[str, Any]) -> ChartInputs:
     """Return resolved *inputs* of CHART_EXPORT; Invalid BAD_INPUTS with the errors."""
     parsed = parse_inputs(_ChartInputs, inputs)
     if (parsed.requests is None) == (parsed.chart_template_id is None):
-        raise inputs_error("inputs: either `requests` or `chartTemplateId` is required, but not both")
+        raise make_inputs_error("inputs: either `requests` or `chartTemplateId` is required, but not both")
     requests = parsed.requests or _expand_template(str(parsed.chart_template_id), parsed.timeframes)
     if duplicates := _find_duplicates([request.id for request in requests]):
-        raise inputs_error(*(f"inputs.requests: the id {name!r} is not unique" for name in duplicates))
+        raise make_inputs_error(*(f"inputs.requests: the id {name!r} is not unique" for name in duplicates))
     min_images = len(requests) if parsed.min_images is None else parsed.min_images
     if min_images > len(requests):
-        raise inputs_error(f"inputs.minImages: {min_images} is greater than the number of requests, {len(requests)}")
+        raise make_inputs_error(
+            f"inputs.minImages: {min_images} is greater than the number of requests, {len(requests)}"
+        )
     return ChartInputs(tuple(requests), min_images, tuple(parsed.files))
 
 

@@ -48,7 +48,7 @@ class OhlcvInputs(SpecModel):
 
     @field_validator("timeframes")
     @classmethod
-    def _are_different(cls, timeframes: list[str]) -> list[str]:
+    def _check_different(cls, timeframes: list[str]) -> list[str]:
         if len({*timeframes}) < len(timeframes):
             raise ValueError("the timeframes must be unique")
         return timeframes

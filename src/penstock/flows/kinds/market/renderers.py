@@ -86,7 +86,7 @@ class ImageApi:
 
     async def draw(self, request: ChartRequest, series: CandleSeries | None) -> ChartImage:
         """Return the image in the response; RenderFailed after the last attempt."""
-        body = {**request.as_dict(), **(series.last(request.last).as_dict() if series else {})}
+        body = {**request.as_dict(), **(series.select_last(request.last).as_dict() if series else {})}
         try:
             return await self._api.call(self._session, "POST", self._url, _parse_image, orjson.dumps(body))
         except CallFailed as failed:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from yarl import URL
 
 from penstock.flows.config import LlmSection
-from penstock.flows.contract import artifact_folder
+from penstock.flows.contract import make_artifact_folder
 from penstock.flows.definition.spec import Name, SpecModel
 from penstock.flows.kinds.inputs import read_inputs
 from penstock.flows.kinds.market.candles import CandleFile, CandleSeries, read_series
@@ -127,7 +127,7 @@ def _make_report(
     step: FlowStep, inputs: ReportInputs, symbol: str, text: str, summaries: Sequence[TimeframeSummary]
 ) -> str:
     """Return the report: the text, the figures, and links to the charts."""
-    path = f"{artifact_folder(step.kind, step.run_id, step.step_id)}/{REPORT}"
+    path = f"{make_artifact_folder(step.kind, step.run_id, step.step_id)}/{REPORT}"
     title = escape_markdown(inputs.title or f"{symbol} market report".strip())
     parts = [f"# {title}", text, "## Figures", make_table(summaries)]
     if inputs.charts:

@@ -122,7 +122,7 @@ def describe_summary(symbol: str, facts: TimeframeSummary) -> str:
     by = f" {_format_percent(abs(facts.change_percent))}" if facts.change_percent and facts.change else ""
     sentence = (
         f"{name} {verb}{by} from {_format_day(facts.first)} to {_format_day(facts.last)}: "
-        f"it opened at {form.text(facts.open)} and closed at **{form.text(facts.close)}**."
+        f"it opened at {form.format_value(facts.open)} and closed at **{form.format_value(facts.close)}**."
     )
     points = [
         _describe_range(facts, form),
@@ -135,8 +135,8 @@ def describe_summary(symbol: str, facts: TimeframeSummary) -> str:
 
 def _describe_range(facts: TimeframeSummary, form: AxisForm) -> str:
     low, high = (
-        f"{form.text(facts.low)} ({_format_day(facts.low_at)})",
-        f"{form.text(facts.high)} ({_format_day(facts.high_at)})",
+        f"{form.format_value(facts.low)} ({_format_day(facts.low_at)})",
+        f"{form.format_value(facts.high)} ({_format_day(facts.high_at)})",
     )
     drawdown = facts.drawdown_percent
     fall = f"; the largest fall from an earlier close was {_format_percent(drawdown)}" if drawdown else ""
@@ -156,7 +156,7 @@ def _describe_pace(facts: TimeframeSummary) -> str:
 def _describe_trend(facts: TimeframeSummary, form: AxisForm) -> list[str]:
     sides = [
         f"{'above' if facts.close > mean else 'below' if facts.close < mean else 'at'} "
-        f"the average of the last {period} candles ({form.text(mean)})"
+        f"the average of the last {period} candles ({form.format_value(mean)})"
         for period, mean in facts.trends
     ]
     return [f"**Trend:** the last close is {' and '.join(sides)}."] if sides else []
@@ -179,11 +179,11 @@ def make_table(all_facts: Sequence[TimeframeSummary]) -> str:
         ("Candles", [f"{facts.candles:,}" for facts in all_facts]),
         ("First", [_format_minute(facts.first) for facts in all_facts]),
         ("Last", [_format_minute(facts.last) for facts in all_facts]),
-        ("Open", [_choose_form(facts).text(facts.open) for facts in all_facts]),
-        ("High", [_choose_form(facts).text(facts.high) for facts in all_facts]),
-        ("Low", [_choose_form(facts).text(facts.low) for facts in all_facts]),
-        ("Close", [_choose_form(facts).text(facts.close) for facts in all_facts]),
-        ("Change", [_choose_form(facts).change(facts.change) for facts in all_facts]),
+        ("Open", [_choose_form(facts).format_value(facts.open) for facts in all_facts]),
+        ("High", [_choose_form(facts).format_value(facts.high) for facts in all_facts]),
+        ("Low", [_choose_form(facts).format_value(facts.low) for facts in all_facts]),
+        ("Close", [_choose_form(facts).format_value(facts.close) for facts in all_facts]),
+        ("Change", [_choose_form(facts).format_change(facts.change) for facts in all_facts]),
         ("Change in percent", [_format_percent(facts.change_percent, "+") for facts in all_facts]),
         ("Range", [_format_percent(facts.range_percent) for facts in all_facts]),
         ("Largest fall", [_format_percent(facts.drawdown_percent) for facts in all_facts]),

@@ -29,7 +29,7 @@ def describe_requester(step: FlowStep) -> str:
 async def pause(step: FlowStep, seconds: float = POLL) -> None:
     """Wait; raise StepFailed CANCELLED as soon as the step must stop."""
     if await wait_event(step.cancelled, seconds):
-        raise cancelled_error()
+        raise make_cancelled_error()
 
 
 async def call_until_available(step: FlowStep, call: Callable[[], Awaitable[T]]) -> T:
@@ -44,6 +44,6 @@ async def call_until_available(step: FlowStep, call: Callable[[], Awaitable[T]])
             raise StepFailed(error.code, f"{error.message}{hint}", retryable=False) from error
 
 
-def cancelled_error() -> StepFailed:
+def make_cancelled_error() -> StepFailed:
     """Return the error of a step that stopped on request."""
     return StepFailed("CANCELLED", "the step was cancelled", retryable=False)

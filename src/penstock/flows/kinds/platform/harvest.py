@@ -56,10 +56,10 @@ class HarvestService(Protocol):
         """Return a run, or None if it does not exist."""
 
 
-def harvest_worker(feeds: HarvestService) -> Handler:
+def make_harvest_handler(feeds: HarvestService) -> Handler:
     """Return the handler of steps that harvest feeds."""
 
-    async def work(step: FlowStep) -> Outputs:
+    async def harvest_feed(step: FlowStep) -> Outputs:
         inputs = read_inputs(HarvestInputs, step.inputs)
         run_id = await _find_run_id(step, feeds)
         start = partial(feeds.start, inputs.feed, describe_requester(step), full=inputs.full, run_id=run_id)
@@ -78,7 +78,7 @@ def harvest_worker(feeds: HarvestService) -> Handler:
             "watermarkAfter": run.watermark_after and run.watermark_after.isoformat(),
         }
 
-    return work
+    return harvest_feed
 
 
 async def _find_run_id(step: FlowStep, feeds: HarvestService) -> UUID:

@@ -11,7 +11,7 @@ from pydantic import StringConstraints
 
 from penstock.flows.definition.spec import SpecModel
 from penstock.flows.kinds.inputs import read_inputs
-from penstock.flows.kinds.platform.common import call_until_available, cancelled_error, describe_requester, pause
+from penstock.flows.kinds.platform.common import call_until_available, describe_requester, make_cancelled_error, pause
 from penstock.flows.kinds.python import run_in_thread
 from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.ingest.contract import SUPPLIER, FailureCode, IngestRunStatus
@@ -43,7 +43,7 @@ class IngestOutputs:
 class IngestService(Protocol):
     """The functions of ingest that the steps use; they block."""
 
-    def last(self, supplier: str) -> str | None:
+    def find_last_run(self, supplier: str) -> str | None:
         """Return the run of a supplier that ended last."""
 
     def run(
@@ -55,22 +55,22 @@ class IngestService(Protocol):
         """
 
 
-def ingest_worker(suppliers: IngestService, concurrency: int) -> Handler:
+def make_ingest_handler(suppliers: IngestService, concurrency: int) -> Handler:
     """Return the handler of steps that ingest files: up to *concurrency* at a time, because this process reads them."""
     slots = asyncio.Semaphore(concurrency)
 
-    async def work(step: FlowStep) -> Outputs:
+    async def ingest_files(step: FlowStep) -> Outputs:
         supplier = read_inputs(IngestInputs, step.inputs).supplier
-        after = await call_until_available(step, lambda: run_in_thread(lambda: suppliers.last(supplier), KIND))
+        after = await call_until_available(step, lambda: run_in_thread(lambda: suppliers.find_last_run(supplier), KIND))
         run = await call_until_available(step, lambda: _run(step, suppliers, supplier, after, slots))
         if step.cancelled.is_set() and (run is None or run.status != IngestRunStatus.PASS):
-            raise cancelled_error()
+            raise make_cancelled_error()
         if run is None:
             message = f"the inbox of supplier {supplier} contains no new file that is ready"
             raise StepFailed(FailureCode.FILE_MISSING.value, message, retryable=True)
         return _make_outputs(run)
 
-    return work
+    return ingest_files
 
 
 async def _run(

@@ -78,17 +78,17 @@ class RefdataService(Protocol):
         """Return the status of a command, or None if it does not exist."""
 
 
-def refdata_worker(dictionaries: RefdataService) -> Handler:
+def make_refdata_handler(dictionaries: RefdataService) -> Handler:
     """Return the handler of steps that publish dictionaries."""
 
-    async def work(step: FlowStep) -> Outputs:
+    async def publish_dictionary(step: FlowStep) -> Outputs:
         inputs = read_inputs(RefdataInputs, step.inputs)
         items = await _read_items(step, inputs)
         batch = _CommandBatch(step, dictionaries, inputs, list(split_items(items)))
         version = await (batch.publish_snapshot() if inputs.mode is EventType.SNAPSHOT else batch.publish_deltas())
         return {"tenantId": inputs.tenant, "dictCode": inputs.dictionary, "version": version, "items": len(items)}
 
-    return work
+    return publish_dictionary
 
 
 async def _read_items(step: FlowStep, inputs: RefdataInputs) -> list[CommandItem]:

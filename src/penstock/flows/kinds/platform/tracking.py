@@ -37,24 +37,24 @@ class ShardInput:
 class TrackingService(Protocol):
     """The functions of tracking that the steps use."""
 
-    async def shards(self, filename: str, stage: Stage) -> Sequence[ShardInput]:
+    async def list_shards(self, filename: str, stage: Stage) -> Sequence[ShardInput]:
         """Return the status of the shards of a file; empty if the file is not registered."""
 
 
-def tracking_worker(files: TrackingService) -> Handler:
+def make_tracking_handler(files: TrackingService) -> Handler:
     """Return the handler of steps that wait for files."""
 
-    async def work(step: FlowStep) -> Outputs:
+    async def wait_for_files(step: FlowStep) -> Outputs:
         inputs = read_inputs(TrackingInputs, step.inputs)
         while True:
-            shards = await call_until_available(step, partial(files.shards, inputs.filename, inputs.stage))
+            shards = await call_until_available(step, partial(files.list_shards, inputs.filename, inputs.stage))
             if failed := [shard for shard in shards if shard.failure is not None]:
                 raise _make_failure(inputs.filename, failed)
             if shards and all(shard.is_done for shard in shards):
                 return {"filename": inputs.filename, "stage": inputs.stage.value, "shards": len(shards)}
             await pause(step, inputs.poll_seconds)
 
-    return work
+    return wait_for_files
 
 
 def _make_failure(filename: str, failed: Sequence[ShardInput]) -> StepFailed:

@@ -26,7 +26,7 @@ def test_ticks_are_round_and_few(low: float, span: float, limit: int) -> None:
     assert any(math.isclose(lead, factor, rel_tol=1e-6) for factor in (1, 2, 2.5, 5))
     assert all(low - step * 1e-6 <= tick <= low + span + step * 1e-6 for tick in ticks)
     form = choose_form(max(abs(low), abs(low + span)), step)
-    labels = [form.text(tick) for tick in ticks]
+    labels = [form.format_value(tick) for tick in ticks]
     assert len(set(labels)) == len(labels)
 
 

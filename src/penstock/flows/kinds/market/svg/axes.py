@@ -58,16 +58,16 @@ class AxisForm:
     decimals: int
     digits: int | None = None
 
-    def text(self, value: float) -> str:
+    def format_value(self, value: float) -> str:
         """Return the number with a typographic minus and thousands separators."""
         if self.digits is not None:
             return f"{value:.{self.digits - 1}e}".replace("-", MINUS)
         text = f"{value:,.{self.decimals}f}"
         return text.replace("-", MINUS) if text.strip("-0.,") else text.lstrip("-")
 
-    def change(self, value: float) -> str:
+    def format_change(self, value: float) -> str:
         """Return the number with its sign."""
-        return f"+{self.text(value)}" if value > 0 else self.text(value)
+        return f"+{self.format_value(value)}" if value > 0 else self.format_value(value)
 
 
 def choose_form(largest: float, step: float) -> AxisForm:

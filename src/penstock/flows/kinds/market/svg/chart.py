@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from penstock.flows.kinds.market.candles import Candle, CandleSeries
 from penstock.flows.kinds.market.svg.axes import compute_ticks, format_short, select_time_labels
-from penstock.flows.kinds.market.svg.elements import box_path, element, escape_text, px, text
+from penstock.flows.kinds.market.svg.elements import escape_text, format_px, make_box_path, make_element, make_text
 from penstock.flows.kinds.market.svg.layout import HEADER, LEFT, ChartLayout, ChartStyle, make_layout
 
 _MIN_DETAIL_WIDTH = 620  # pixels; narrower charts omit the prices of the last candle
@@ -22,8 +22,14 @@ def draw_headline(layout: ChartLayout) -> Iterable[str]:
     yield _draw_words(LEFT, 30, 19, _make_title(layout))
     edge = width - 14
     last = layout.candles[-1]
-    yield text(
-        edge, 30, layout.price.text(last.close), fill=theme.ink, font_size=20, font_weight="700", text_anchor="end"
+    yield make_text(
+        edge,
+        30,
+        layout.price.format_value(last.close),
+        fill=theme.ink,
+        font_size=20,
+        font_weight="700",
+        text_anchor="end",
     )
     yield _draw_change(layout, edge)
     if width >= _MIN_DETAIL_WIDTH:
@@ -34,7 +40,7 @@ def draw_legend(layout: ChartLayout) -> Iterable[str]:
     """Yield the legend of the averages and of the volume."""
     theme = layout.theme
     words = [
-        (f"MA {period}  {layout.price.text(average[-1] or 0)}", colour, "600", 14)
+        (f"MA {period}  {layout.price.format_value(average[-1] or 0)}", colour, "600", 14)
         for (period, average), colour in zip(layout.averages, theme.averages, strict=False)
     ]
     if layout.joined > 1:
@@ -49,11 +55,13 @@ def draw_legend(layout: ChartLayout) -> Iterable[str]:
 def _draw_words(x: float, y: float, size: float, words: list[Word], halo: str | None = None) -> str:
     """Return one line of words in different styles."""
     spans = "".join(
-        element("tspan", escape_text(word), fill=fill, font_weight=weight, **({"dx": before} if n and before else {}))
+        make_element(
+            "tspan", escape_text(word), fill=fill, font_weight=weight, **({"dx": before} if n and before else {})
+        )
         for n, (word, fill, weight, before) in enumerate(words)
     )
     around = {"stroke": halo, "stroke_width": "4", "paint_order": "stroke", "stroke_linejoin": "round"} if halo else {}
-    return element("text", spans, x=x, y=y, font_size=px(size), **around)
+    return make_element("text", spans, x=x, y=y, font_size=format_px(size), **around)
 
 
 def _make_title(layout: ChartLayout) -> list[Word]:
@@ -71,7 +79,7 @@ def _make_last_candle(layout: ChartLayout) -> list[Word]:
     colour = theme.up if last.is_up else theme.down
     words: list[Word] = [(f"{last.time:%Y-%m-%d %H:%M} UTC", theme.faint, "400", 0)]
     for name, value in (("O", last.open), ("H", last.high), ("L", last.low), ("C", last.close)):
-        words += [(name, theme.faint, "400", 12), (layout.price.text(value), colour, "500", 4)]
+        words += [(name, theme.faint, "400", 12), (layout.price.format_value(value), colour, "500", 4)]
     return words
 
 
@@ -80,13 +88,13 @@ def _draw_change(layout: ChartLayout, edge: float) -> str:
     first, last = layout.candles[0], layout.candles[-1]
     change = last.close - first.open
     colour = layout.theme.up if change >= 0 else layout.theme.down
-    amount = layout.price.change(change)
+    amount = layout.price.format_change(change)
     if first.open:
         amount += f" ({change / abs(first.open) * 100:+.2f}%)".replace("-", "\N{MINUS SIGN}")
     day = f"{first.time.day} {first.time:%b %Y}"
-    since = element("tspan", escape_text(f"since {day}"), fill=layout.theme.faint, font_weight="400", dx=8)
-    value = element("tspan", escape_text(amount), fill=colour, font_weight="600")
-    return element("text", value + since, x=edge, y=53, font_size="12.5", text_anchor="end")
+    since = make_element("tspan", escape_text(f"since {day}"), fill=layout.theme.faint, font_weight="400", dx=8)
+    value = make_element("tspan", escape_text(amount), fill=colour, font_weight="600")
+    return make_element("text", value + since, x=edge, y=53, font_size="12.5", text_anchor="end")
 
 
 def _truncate(words: str, limit: int) -> str:
@@ -99,8 +107,8 @@ def draw_chart(series: CandleSeries, style: ChartStyle) -> str:
     width, height, theme = style.width, style.height, layout.theme
     title = f"{style.title or series.symbol} {series.timeframe}".strip()
     parts = [
-        element("title", escape_text(title)),
-        element("rect", width=width, height=height, fill=theme.paper),
+        make_element("title", escape_text(title)),
+        make_element("rect", width=width, height=height, fill=theme.paper),
         *_draw_symbol(layout),
         *_draw_time_axis(layout),
         *_draw_price_axis(layout),
@@ -112,7 +120,7 @@ def draw_chart(series: CandleSeries, style: ChartStyle) -> str:
         *draw_headline(layout),
         *draw_legend(layout),
     ]
-    return element(
+    return make_element(
         "svg",
         "\n" + "\n".join(parts) + "\n",
         xmlns="http://www.w3.org/2000/svg",
@@ -134,7 +142,7 @@ def _draw_symbol(layout: ChartLayout) -> Iterable[str]:
         size = min(width / (0.72 * len(name)), layout.style.height * 0.2)
         middle = (layout.prices.top + layout.prices.bottom) / 2 + size * 0.36
         bold = {"font_weight": "700", "text_anchor": "middle"}
-        yield text(LEFT + width / 2, middle, name, fill=layout.theme.mark, font_size=size, **bold)
+        yield make_text(LEFT + width / 2, middle, name, fill=layout.theme.mark, font_size=size, **bold)
 
 
 def _draw_time_axis(layout: ChartLayout) -> Iterable[str]:
@@ -144,52 +152,57 @@ def _draw_time_axis(layout: ChartLayout) -> Iterable[str]:
         x = layout.x(label.index) + 0.5
         if not LEFT + 18 < x < layout.right - 18:
             continue
-        lines += f"M{px(x)} {HEADER}V{px(layout.bottom)}"
+        lines += f"M{format_px(x)} {HEADER}V{format_px(layout.bottom)}"
         fill, weight = (theme.ink, "600") if label.is_strong else (theme.faint, "400")
-        yield text(x, layout.bottom + 19, label.text, fill=fill, font_weight=weight, text_anchor="middle")
+        yield make_text(x, layout.bottom + 19, label.text, fill=fill, font_weight=weight, text_anchor="middle")
     if lines:
-        yield element("path", d=lines, stroke=theme.grid)
-    frame = f"M0 {px(layout.bottom + 0.5)}H{layout.style.width}M{px(layout.right + 0.5)} {HEADER}V{px(layout.bottom)}"
-    yield element("path", d=f"M0 {HEADER - 0.5}H{layout.style.width}{frame}", stroke=theme.frame)
+        yield make_element("path", d=lines, stroke=theme.grid)
+    bottom, right = format_px(layout.bottom), format_px(layout.right + 0.5)
+    frame = f"M0 {format_px(layout.bottom + 0.5)}H{layout.style.width}M{right} {HEADER}V{bottom}"
+    yield make_element("path", d=f"M0 {HEADER - 0.5}H{layout.style.width}{frame}", stroke=theme.frame)
 
 
 def _draw_price_axis(layout: ChartLayout) -> Iterable[str]:
     theme, last, lines = layout.theme, layout.prices.y(layout.candles[-1].close), ""
     for tick in layout.ticks:
         y = round(layout.prices.y(tick))
-        lines += f"M0 {y + 0.5}H{px(layout.right)}"
+        lines += f"M0 {y + 0.5}H{format_px(layout.right)}"
         is_clear = abs(y - last) > 17 and layout.prices.top - 12 < y < layout.prices.bottom - 6
         if is_clear:
-            yield text(layout.right + 9, y + 4, layout.axis.text(tick), fill=theme.faint)
-    yield element("path", d=lines, stroke=theme.grid)
+            yield make_text(layout.right + 9, y + 4, layout.axis.format_value(tick), fill=theme.faint)
+    yield make_element("path", d=lines, stroke=theme.grid)
 
 
 def _draw_volume(layout: ChartLayout) -> Iterable[str]:
     if layout.volumes is None:
         return
     theme, scale = layout.theme, layout.volumes
-    yield element("path", d=f"M0 {px(round(layout.prices.bottom) + 0.5)}H{layout.style.width}", stroke=theme.frame)
+    yield make_element(
+        "path", d=f"M0 {format_px(round(layout.prices.bottom) + 0.5)}H{layout.style.width}", stroke=theme.frame
+    )
     for tick in compute_ticks(0, scale.high, 2)[0][1:]:
-        yield text(layout.right + 9, round(scale.y(tick)) + 4, format_short(tick), fill=theme.faint)
+        yield make_text(layout.right + 9, round(scale.y(tick)) + 4, format_short(tick), fill=theme.faint)
 
-    def bar(n: int, candle: Candle) -> str:
+    def draw_bar(n: int, candle: Candle) -> str:
         height = math.ceil(scale.bottom - scale.y(candle.volume))
-        return box_path(layout.x(n) - layout.body // 2, scale.bottom - height, layout.body, height) if height else ""
+        return (
+            make_box_path(layout.x(n) - layout.body // 2, scale.bottom - height, layout.body, height) if height else ""
+        )
 
-    yield from _draw_coloured(layout, bar, opacity="0.5")
+    yield from _draw_coloured(layout, draw_bar, opacity="0.5")
 
 
 def _draw_candles(layout: ChartLayout) -> Iterable[str]:
     y = layout.prices.y
 
-    def shape(n: int, candle: Candle) -> str:
+    def draw_shape(n: int, candle: Candle) -> str:
         x, top = layout.x(n), round(y(max(candle.open, candle.close)))
         bottom = round(y(min(candle.open, candle.close)))
         high, low = round(y(candle.high)), round(y(candle.low))
-        wick = box_path(x, high, 1, low - high) if low > high else ""
-        return wick + box_path(x - layout.body // 2, top, layout.body, max(1, bottom - top))
+        wick = make_box_path(x, high, 1, low - high) if low > high else ""
+        return wick + make_box_path(x - layout.body // 2, top, layout.body, max(1, bottom - top))
 
-    yield from _draw_coloured(layout, shape)
+    yield from _draw_coloured(layout, draw_shape)
 
 
 def _draw_coloured(layout: ChartLayout, shape: Callable[[int, Candle], str], **attributes: str) -> Iterable[str]:
@@ -197,14 +210,14 @@ def _draw_coloured(layout: ChartLayout, shape: Callable[[int, Candle], str], **a
     for is_up, colour in ((True, layout.theme.up), (False, layout.theme.down)):
         path = "".join(shape(n, candle) for n, candle in enumerate(layout.candles) if candle.is_up is is_up)
         if path:
-            yield element("path", d=path, fill=colour, **attributes)
+            yield make_element("path", d=path, fill=colour, **attributes)
 
 
 def _draw_averages(layout: ChartLayout) -> Iterable[str]:
     for (_, average), colour in zip(layout.averages, layout.theme.averages, strict=False):
         values = [(n, value) for n, value in enumerate(average) if value is not None]
-        points = [f"{px(layout.x(n) + 0.5)} {px(layout.prices.y(value))}" for n, value in values]
-        yield element(
+        points = [f"{format_px(layout.x(n) + 0.5)} {format_px(layout.prices.y(value))}" for n, value in values]
+        yield make_element(
             "path", d="M" + "L".join(points), fill="none", stroke=colour, stroke_width="1.6", stroke_linejoin="round"
         )
 
@@ -224,22 +237,24 @@ def _draw_extreme(layout: ChartLayout, index: int, price: float, name: str) -> s
     x, y = layout.x(index) + 0.5, round(layout.prices.y(price)) + (-5.5 if name == "High" else 5.5)
     side = 1 if x < (LEFT + layout.right) / 2 else -1
     end = x + side * _LEADER
-    line = element("path", d=f"M{px(x)} {px(y)}H{px(end)}", stroke=layout.theme.faint)
-    dot = element("circle", cx=x, cy=y, r="2", fill=layout.theme.faint)
+    line = make_element("path", d=f"M{format_px(x)} {format_px(y)}H{format_px(end)}", stroke=layout.theme.faint)
+    dot = make_element("circle", cx=x, cy=y, r="2", fill=layout.theme.faint)
     anchor = "start" if side > 0 else "end"
     halo = {"stroke": layout.theme.paper, "stroke_width": "4", "paint_order": "stroke", "stroke_linejoin": "round"}
-    label = f"{name} {layout.price.text(price)}"
+    label = f"{name} {layout.price.format_value(price)}"
     return (
         line
         + dot
-        + text(end + side * 5, y + 4, label, fill=layout.theme.ink, text_anchor=anchor, font_size="11.5", **halo)
+        + make_text(end + side * 5, y + 4, label, fill=layout.theme.ink, text_anchor=anchor, font_size="11.5", **halo)
     )
 
 
 def _draw_last_price(layout: ChartLayout) -> Iterable[str]:
     last = layout.candles[-1]
     colour, y = layout.theme.up if last.is_up else layout.theme.down, round(layout.prices.y(last.close))
-    line = f"M0 {y + 0.5}H{px(layout.right)}"
-    yield element("path", d=line, stroke=colour, stroke_dasharray="2 3", opacity="0.85")
-    yield element("path", d=box_path(layout.right + 1, y - 10, layout.style.width - layout.right - 1, 21), fill=colour)
-    yield text(layout.right + 9, y + 4.5, layout.price.text(last.close), fill="#ffffff", font_weight="600")
+    line = f"M0 {y + 0.5}H{format_px(layout.right)}"
+    yield make_element("path", d=line, stroke=colour, stroke_dasharray="2 3", opacity="0.85")
+    yield make_element(
+        "path", d=make_box_path(layout.right + 1, y - 10, layout.style.width - layout.right - 1, 21), fill=colour
+    )
+    yield make_text(layout.right + 9, y + 4.5, layout.price.format_value(last.close), fill="#ffffff", font_weight="600")

@@ -128,7 +128,7 @@ def make_layout(series: CandleSeries, style: ChartStyle) -> ChartLayout:
     prices = make_price_scale(low, high, HEADER + _LEGEND, floor)
     marks, step = compute_ticks(prices.low, prices.high, max(2, int((floor - HEADER - _LEGEND) / _TICK)))
     axis, price = choose_form(max(abs(low), abs(high)), step), choose_price_form([c.close for c in candles[-50:]], step)
-    labels = [axis.text(mark) for mark in marks] + [price.text(candles[-1].close)]
+    labels = [axis.format_value(mark) for mark in marks] + [price.format_value(candles[-1].close)]
     right = style.width - math.ceil(max(map(len, labels)) * _LETTER + 18)
     slot = min(_SLOT, (right - LEFT) * 0.975 / len(candles))
     is_full = slot < _SLOT
