@@ -17,7 +17,8 @@ from tests.support.console import can_be_given, commands_of
 
 pytestmark = pytest.mark.docs
 
-FILLED_IN = {"EVENT_ID": "7ef99bd5-ee13-431b-97dc-acc98839b450", "SHARD": "0"}  # what runbooks leave to the reader
+UUID = "7ef99bd5-ee13-431b-97dc-acc98839b450"
+FILLED_IN = {"EVENT_ID": UUID, "RUN": UUID, "SHARD": "0"}  # what runbooks leave to the reader
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
