@@ -91,8 +91,8 @@ def test_the_installed_demo_keeps_every_promise(program: Path, tmp_path: Path) -
     done = run(program, "demo", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout)
-    assert verdict["held"] is True
-    assert [promise["promise"] for promise in verdict["promises"] if not promise["held"]] == []
+    assert verdict["passed"] is True
+    assert [promise["promise"] for promise in verdict["promises"] if not promise["passed"]] == []
     assert len(verdict["promises"]) == 9
 
 

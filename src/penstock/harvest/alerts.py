@@ -19,7 +19,7 @@ from penstock.kernel.config.loader import resolve_secret
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.http.webhook import post_webhook
 from penstock.kernel.tasks.backoff import compute_delay
-from penstock.kernel.text import make_storable
+from penstock.kernel.text import format_time, make_storable
 
 ATTEMPTS = 60  # with any jitter, the delays add up to more than a day
 _FIRST_DELAY, _MAX_DELAY = timedelta(seconds=5), timedelta(hours=1)
@@ -132,7 +132,7 @@ def _make_document(row: asyncpg.Record) -> dict[str, Any]:
         "code": row["code"],
         "severity": row["severity"],
         "message": row["message"],
-        "raisedAt": row["raised_at"].isoformat(),
+        "raisedAt": format_time(row["raised_at"]),
     }
 
 

@@ -178,9 +178,9 @@ def test_a_real_envoy_reads_the_routes_as_we_do(behind_envoy: Envoy) -> None:
     with httpx.Client(base_url=behind_envoy.url) as client:
         for _, method, path, _ in _operations():
             route, answer = chosen(method, path), client.request(method, path)
-            assert route is not None
-            if route.host is None:
+            if route is None or route.host is None:
                 assert answer.status_code == 404, path
+                assert path.startswith("/actuator") or path in ALIASES
                 continue
             assert answer.headers["x-role"] == route.role, path
             assert (answer.headers["x-within"] == "ever") == (route.timeout is None), path

@@ -17,6 +17,7 @@ from penstock.flows.step import ReportCheck
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Invalid
 from penstock.kernel.storage import Storage
+from penstock.kernel.text import format_time
 
 _log = structlog.get_logger()
 
@@ -67,7 +68,7 @@ class FlowPublisher:
             "digest": end.digest,
             "artifacts": list(report.artifacts),
             "worker": worker,
-            "at": now.isoformat(),
+            "at": format_time(now),
         }
         await tx.fetchval(store.SQL["seal"], end.run, end.n, end.fence, sealed)
 

@@ -12,6 +12,7 @@ from penstock.app.bridges import HarvestAdapter
 from penstock.flows.kinds.platform.harvest import make_harvest_handler
 from penstock.flows.step import FlowStep
 from penstock.harvest.contract import PLANS
+from penstock.kernel.text import format_time
 from tests.flows.kinds.platform.running_steps import assert_stops, running_step
 from tests.flows.memory_step_io import MemoryStepIO, make_step, run_failing_step, run_step
 from tests.harvest.scripted_source import ScriptedSource, scripted_harvest, stones
@@ -60,7 +61,7 @@ async def test_feed_is_harvested_once(stepper: HarvestStepper) -> None:
         "records": 120,
         "consolidated": 120,
         "rejected": 0,
-        "watermarkAfter": run["watermark_after"].isoformat(),
+        "watermarkAfter": format_time(run["watermark_after"]),
     }
     assert (run["requested_by"], run["run_type"]) == ("flows:run-1/step-1", "full")
 

@@ -14,6 +14,7 @@ from penstock.flows.kinds.inputs import read_inputs
 from penstock.flows.kinds.platform.common import call_until_available, derive_id, describe_requester, pause
 from penstock.flows.step import FlowStep, Handler, Outputs, StepFailed
 from penstock.harvest.contract import NAME, HarvestRunState, PlanState
+from penstock.kernel.text import format_time
 
 KIND = "harvest.run"
 _FAILED = (PlanState.FAILED.value, HarvestRunState.FAILED.value, HarvestRunState.CONSOLIDATION_SKIPPED.value)
@@ -75,7 +76,7 @@ def make_harvest_handler(feeds: HarvestService) -> Handler:
             "records": run.records,
             "consolidated": run.consolidated,
             "rejected": run.rejected,
-            "watermarkAfter": run.watermark_after and run.watermark_after.isoformat(),
+            "watermarkAfter": run.watermark_after and format_time(run.watermark_after),
         }
 
     return harvest_feed
