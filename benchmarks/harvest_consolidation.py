@@ -48,7 +48,7 @@ async def rate(platform: HarvestPlatform, records: int, mode: ConsolidationMode)
     for statement in _AGAIN.split(";"):
         await platform.db.execute(statement)
     feed = platform.section.feeds[FEED]
-    section, recipe = feed.consolidation.model_copy(update={"mode": mode}), FeedMapping.of(feed)
+    section, recipe = feed.consolidation.model_copy(update={"mode": mode}), FeedMapping.from_feed(feed)
     async with platform.db.transaction() as tx:
         await store.lock_feed(tx, FEED)
         version = await apply_mapping(tx, FEED, recipe, platform.db.clock.now())

@@ -18,7 +18,7 @@ from benchmarks import peers
 from benchmarks.harness import Bench, Group
 from benchmarks.servers import served
 from benchmarks.session import Session
-from penstock.app.schema import tracking_migrations
+from penstock.app.schema import list_tracking_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import run_embedded_postgres
@@ -192,7 +192,7 @@ async def _tracking(url: str) -> AsyncIterator[tuple[Database, Tracking]]:
     """The service as `pipeline-apid` runs it, with its periodic tasks."""
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(Database.open(url, prefers_indexes=True))
-        await migrate.migrate(db, tracking_migrations())
+        await migrate.migrate(db, list_tracking_migrations())
         metrics = TrackingMetrics(Telemetry().registry)
         tracking = await stack.enter_async_context(Tracking.open(db, TrackingSection(), metrics))
         for name, task, every in maintenance.list_periodic_tasks(tracking):

@@ -17,7 +17,7 @@ import asyncpg
 
 from drills.faults import Fault
 from drills.target import Target
-from penstock.app.schema import platform_migrations
+from penstock.app.schema import list_platform_migrations
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import run_embedded_postgres
 from penstock.kernel.db.migrate import migrate
@@ -155,7 +155,7 @@ async def embedded(setup: Setup, logs: Path) -> AsyncIterator[Target]:
         config = folder / "penstock.yaml"
         config.write_text(json.dumps(setup.settings(url, memory, folder / "data")))  # JSON is YAML too
         async with Database.open(url, size=1) as db:
-            await migrate(db, platform_migrations(Settings()))
+            await migrate(db, list_platform_migrations(Settings()))
         postgres.url = url
         roles = _roles(setup, config, logs)
         for role in roles.values():

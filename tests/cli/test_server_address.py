@@ -71,8 +71,8 @@ def test_a_url_that_cannot_work_is_refused(text: str) -> None:
 
 def test_a_hint_names_the_origin_of_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """CLI: the hint for a server that does not answer names the option or variable that changes the address."""
-    assert "correct --url" in find_server("x:1").down_hint()
-    assert "the default; `penstock up` starts a server, --url URL or PENSTOCK_URL" in find_server(None).down_hint()
-    assert "--query-url URL or PENSTOCK_QUERY_URL" in find_server(None, QUERY_API).down_hint()
+    assert "correct --url" in find_server("x:1").make_down_hint()
+    assert "the default; `penstock up` starts a server, --url URL or PENSTOCK_URL" in find_server(None).make_down_hint()
+    assert "--query-url URL or PENSTOCK_QUERY_URL" in find_server(None, QUERY_API).make_down_hint()
     monkeypatch.setenv("PENSTOCK_URL", "x:1")
-    assert "comes from PENSTOCK_URL" in find_server(None, API).down_hint()
+    assert "comes from PENSTOCK_URL" in find_server(None, API).make_down_hint()

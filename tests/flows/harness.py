@@ -10,7 +10,7 @@ import httpx
 from fastapi import FastAPI
 
 from penstock.app.apis import PublicApis, make_app
-from penstock.app.http_server import address_of, bind_listener, run_server
+from penstock.app.http_server import bind_listener, format_address, run_server
 from penstock.flows.api import runs, steps
 from penstock.flows.api.queries import FlowEvents, FlowViews
 from penstock.flows.config import FlowsSection
@@ -131,7 +131,7 @@ async def on_a_port(harness: FlowsHarness) -> AsyncIterator[str]:
     with bind_listener("127.0.0.1", 0) as socket:
         async with run_server(harness.app, socket, Settings().server):
             try:
-                yield address_of(socket)
+                yield format_address(socket)
             finally:
                 harness.engine.notifier.close()  # end waiting claims and event streams
 

@@ -31,7 +31,7 @@ from penstock.harvest.plan.planner import Planner
 from penstock.harvest.runtime import HarvestPlatform, run_harvest
 from penstock.harvest.simulator.dataset import DatasetChange
 from penstock.harvest.simulator.routes import SimulatedRequest, SimulatedResponse
-from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
+from penstock.harvest.simulator.server import LocalOptions, LocalSource, run_local_source
 from penstock.kernel.bus import BusDelivery, BusMessage, DeadLetter
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound
@@ -179,7 +179,7 @@ class RequestLog:
 
 def record_requests(source: LocalSource) -> RequestLog:
     """Record every request from now on; a test may change the source between two requests."""
-    log, respond = RequestLog(), source._routes.answer
+    log, respond = RequestLog(), source._routes.answer_request
 
     def record(request: SimulatedRequest) -> SimulatedResponse:
         path, params = request.path, dict(parse_qsl(request.query.decode()))
@@ -192,7 +192,7 @@ def record_requests(source: LocalSource) -> RequestLog:
             log.pages.append((params, response))
         return response
 
-    source._routes.answer = record  # type: ignore[method-assign]
+    source._routes.answer_request = record  # type: ignore[method-assign]
     return log
 
 
@@ -236,7 +236,7 @@ class HarvestHarness:
         """
 
         async def is_past() -> bool:
-            return not self.source.changed_ids_since(self._clock.now() - 2 * OVERLAP)
+            return not self.source.find_ids_changed_since(self._clock.now() - 2 * OVERLAP)
 
         await becomes(is_past, "the last change of the source is older than the overlap")
         return await self.harvest.start(FEED, "harness", full=full)
@@ -288,7 +288,7 @@ class HarvestHarness:
 
     async def read_blob(self) -> Json | None:
         try:
-            stored = await self.platform.storage.get(watermark.blob_path(FEED))
+            stored = await self.platform.storage.get(watermark.make_blob_path(FEED))
         except NotFound:
             return None
         blob: Json = json.loads(stored.data)
@@ -324,7 +324,7 @@ class HarvestHarness:
 
     async def check_records(self, *, but: Collection[str] = (), gone: Collection[str] = ()) -> None:
         """Check that raw and canonical records are those of the source, except *but* and the not yet deleted *gone*."""
-        truth = {key: record for key, record in self.source.truth().items() if key not in but}
+        truth = {key: record for key, record in self.source.read_truth().items() if key not in but}
         excluded = {*but, *gone}
         raw = {key: record for key, record in (await self.read_raw()).items() if key not in excluded}
         canonical = {key: record for key, record in (await self.read_canonical()).items() if key not in excluded}
@@ -460,7 +460,7 @@ async def harvest_harness(
     **options: Any,
 ) -> AsyncIterator[HarvestHarness]:
     """Open a harness over a new simulator, by default with 300 records; *options* are of `harvest_settings`."""
-    async with local_source(source_options or LocalOptions(records=300)) as simulator:
+    async with run_local_source(source_options or LocalOptions(records=300)) as simulator:
         settings = harvest_settings(database_url, simulator.url, folder, kafka=kafka, **options)
         async with open_harness(settings, simulator) as harness:
             yield harness
@@ -473,7 +473,7 @@ def change_at_page(harness: HarvestHarness, log: RequestLog, at: int, **changes:
 
     def act(path: str, number: int) -> None:
         if path == PAGE and number == first + at:
-            changed.append(harness.source.change(**changes))
+            changed.append(harness.source.change_records(**changes))
 
     log.act = act
     return changed
@@ -481,7 +481,7 @@ def change_at_page(harness: HarvestHarness, log: RequestLog, at: int, **changes:
 
 def changed_keys(run: Json, harness: HarvestHarness) -> set[str]:
     """Return the keys of the present records that changed after the upper bound of the run."""
-    return harness.source.changed_ids_since(run["upper_bound"])
+    return harness.source.find_ids_changed_since(run["upper_bound"])
 
 
 async def plan_run(harness: HarvestHarness, workers: HarvestWorkers) -> tuple[UUID, list[BusMessage]]:

@@ -131,7 +131,7 @@ def use_sources(stepper: HarvestStepper, sources: Mapping[str, ScriptedSource], 
                 section.feeds[name],
                 source,
                 RecordReader(section.feeds[name]),
-                FeedMapping.of(section.feeds[name]),
+                FeedMapping.from_feed(section.feeds[name]),
             )
             for name, source in sources.items()
         }

@@ -20,7 +20,7 @@ from penstock.harvest.maintenance import RunRescuer
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.service import Harvest
-from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
+from penstock.harvest.simulator.server import LocalOptions, LocalSource, run_local_source
 from penstock.kernel.bus import BusDelivery, BusMessage, DeliveryPolicy
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db.database import Database
@@ -123,7 +123,7 @@ async def harvest_stepper(
 ) -> AsyncIterator[HarvestStepper]:
     """Open a stepper over a simulator with *records*, on the database at *url*, with *changes* of the feed."""
     async with (
-        local_source(options or LocalOptions(records=records)) as source,
+        run_local_source(options or LocalOptions(records=records)) as source,
         Database.open(url, prefers_indexes=True) as db,
     ):
         section = HarvestSection.model_validate({"feeds": {FEED: feed(source.url, **changes)}})

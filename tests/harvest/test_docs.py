@@ -35,14 +35,14 @@ def test_configuration_of_the_page_is_valid(tmp_path: Path) -> None:
     """H14: the configuration and its pricing rules are valid."""
     (tmp_path / "penstock.yaml").write_text(_blocks("yaml")[0])
     harvest = load_settings(tmp_path / "penstock.yaml", {}).harvest
-    assert [rule.name for rule in FeedMapping.of(harvest.feeds["stones"]).rules] == ["round"]
+    assert [rule.name for rule in FeedMapping.from_feed(harvest.feeds["stones"]).rules] == ["round"]
     assert harvest.alerts.email is not None
 
 
 def test_example_is_valid() -> None:
     """H14: the feed of the example and its pricing rules are valid."""
     feed = load_settings(EXAMPLE / "penstock.yaml", {}).harvest.feeds["diamonds"]
-    assert FeedMapping.of(feed).rules[-1].conditions == ()
+    assert FeedMapping.from_feed(feed).rules[-1].conditions == ()
 
 
 def test_page_and_example_have_the_same_dictionary() -> None:

@@ -220,7 +220,7 @@ async def test_lost_partitions(stones: HarvestStepper) -> None:
     assert await lose_and_rescue(stones, contract.WORK_ITEMS) == expected
     await stones.finish()
     assert (await stones.run(run_id))["state"] == "completed"
-    assert (await stones.read_canonical()).keys() == stones.source.truth().keys()
+    assert (await stones.read_canonical()).keys() == stones.source.read_truth().keys()
 
 
 async def test_lost_consolidation(stones: HarvestStepper) -> None:

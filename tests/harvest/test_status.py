@@ -44,7 +44,7 @@ def ended(state: str, **changes: Any) -> dict[str, HarvestRun]:
 
 
 def issues(**changes: Any) -> list[StatusIssue]:
-    return [*harvest._feed_issues(feed(**changes), NOW)]
+    return [*harvest._list_feed_issues(feed(**changes), NOW)]
 
 
 RETRY = f"penstock harvest partitions {UUID(int=7)}; then penstock harvest retry {UUID(int=7)}"

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import asyncpg
 
-from penstock.app.schema import platform_migrations
+from penstock.app.schema import list_platform_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.settings import Settings
@@ -44,7 +44,7 @@ async def make_template(url: str) -> None:
     """Migrate the template once, so that a test pays only for a copy."""
     await _admin(url).execute(f'CREATE DATABASE "{TEMPLATE}"')
     async with Database.open(database_url(url, TEMPLATE), size=1) as db:
-        await migrate.migrate(db, platform_migrations(Settings()))
+        await migrate.migrate(db, list_platform_migrations(Settings()))
         # An eighth fewer files to copy: no free space maps and visibility maps. Our own tables stay as they are.
         await db.execute(f"VACUUM FULL {await db.fetchval(_CATALOGS)}")
     async with Database.open(database_url(url, TEMPLATE), size=1):

@@ -106,7 +106,7 @@ def make_api(web: PublicApis, pulse: LivenessPulse, parts: Parts) -> FastAPI:
 
 def _make_status_board(pulse: LivenessPulse, parts: Parts) -> StatusBoard:
     checks: dict[str, StatusCheck] = {
-        BUS: lambda: report_dead_letters(parts.topics, parts.feeds.now()),
+        BUS: lambda: report_dead_letters(parts.topics, parts.feeds.read_clock()),
         DISKS: partial(report_disks, parts.folders),
         Part.TRACKING: partial(tracking_status.report_status, parts.tracking),
         Part.REFDATA: partial(refdata_status.report_status, parts.refdata),
@@ -114,7 +114,7 @@ def _make_status_board(pulse: LivenessPulse, parts: Parts) -> StatusBoard:
         Part.HARVEST: partial(harvest_status.report_status, parts.feeds),
         Part.FLOWS: partial(flows_status.report_status, parts.flow_views),
     }
-    return StatusBoard(pulse, checks, lambda: parts.feeds.now())
+    return StatusBoard(pulse, checks, lambda: parts.feeds.read_clock())
 
 
 def make_pipeline_api(

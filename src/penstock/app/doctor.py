@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.app import factories, platform
-from penstock.app.schema import platform_migrations
+from penstock.app.schema import list_platform_migrations
 from penstock.ingest.tree.location import make_tree
 from penstock.kernel.bus import Bus
 from penstock.kernel.config.sections import EMBEDDED
@@ -46,7 +46,7 @@ class DoctorCheck:
 
 async def diagnose(settings: Settings) -> list[DoctorCheck]:
     """Return the results of all checks for *settings*; a failed check does not stop the others."""
-    results = [await _run_check(name, check) for name, check in _local_checks(settings).items()]
+    results = [await _run_check(name, check) for name, check in _make_local_checks(settings).items()]
     async with AsyncExitStack() as stack:
         db = None
         if settings.database.url == EMBEDDED and not (settings.data_dir / "postgres" / "data" / "PG_VERSION").exists():
@@ -56,48 +56,48 @@ async def diagnose(settings: Settings) -> list[DoctorCheck]:
                 async with asyncio.timeout(_CHECK_TIMEOUT):
                     db = await stack.enter_async_context(platform.open_database(settings))
             except (PenstockError, TimeoutError) as error:
-                results.append(_failed("database", error))
-        checks = {**(_database_checks(db, settings) if db else {}), **_remote_checks(settings)}
+                results.append(_make_failed_check("database", error))
+        checks = {**(_make_database_checks(db, settings) if db else {}), **_make_remote_checks(settings)}
         return results + [await _run_check(name, check) for name, check in checks.items()]
 
 
-def _local_checks(settings: Settings) -> dict[str, RunCheck]:
+def _make_local_checks(settings: Settings) -> dict[str, RunCheck]:
     server = settings.server
 
-    async def python() -> str:
+    async def check_python() -> str:
         return f"Python {sys.version.split()[0]}"
 
-    async def postgres() -> str:
+    async def check_postgres() -> str:
         binaries = find_binaries()
         return f"PostgreSQL {binaries.major} in {binaries.folder}"
 
-    async def access() -> str:
+    async def check_access() -> str:
         make_authenticator(settings.auth)
         return "with tokens" if settings.auth.jwt else f"without authentication, from this machine only ({server.host})"
 
     checks: dict[str, RunCheck] = {
-        "python": python,
-        "access": access,
+        "python": check_python,
+        "access": check_access,
         "data directory": lambda: _check_data_dir(settings.data_dir),
     }
     if settings.database.url == EMBEDDED:
-        checks["postgres server"] = postgres
+        checks["postgres server"] = check_postgres
     for name, port in (("api port", server.port), ("query port", server.query_port)):
         checks[name] = lambda port=port: _check_port(settings, port)  # type: ignore[misc]
     return checks
 
 
-def _database_checks(db: Database, settings: Settings) -> dict[str, RunCheck]:
-    async def database() -> str:
+def _make_database_checks(db: Database, settings: Settings) -> dict[str, RunCheck]:
+    async def check_database() -> str:
         return f"PostgreSQL {await db.check()}"
 
-    async def schema() -> str:
-        return await _check_schema(db, platform_migrations(settings))
+    async def check_schema() -> str:
+        return await _check_schema(db, list_platform_migrations(settings))
 
-    return {"database": database, "schema": schema}
+    return {"database": check_database, "schema": check_schema}
 
 
-def _remote_checks(settings: Settings) -> dict[str, RunCheck]:
+def _make_remote_checks(settings: Settings) -> dict[str, RunCheck]:
     """Return the checks of storage, ingest and separate servers; all other parts use the database."""
     checks: dict[str, RunCheck] = {"storage": lambda: _check_storage(settings)}
     if (root := settings.ingest.root) is not None:
@@ -110,7 +110,7 @@ def _remote_checks(settings: Settings) -> dict[str, RunCheck]:
         checks["signals"] = lambda: _check_port_adapter(factories.make_redis(redis), "Redis answers")
     if settings.refdata.redis.nodes:
         checks["refdata signals"] = lambda: _check_port_adapter(factories.make_refdata_redis(settings), "Redis answers")
-    for name, opened, migrations in platform.schemas(settings)[1:]:
+    for name, opened, migrations in platform.list_schemas(settings)[1:]:
         checks[name] = lambda opened=opened, migrations=migrations: _check_database(opened, migrations)  # type: ignore[misc]
     return checks
 
@@ -195,10 +195,10 @@ async def _run_check(name: str, check: RunCheck) -> DoctorCheck:
         async with asyncio.timeout(_CHECK_TIMEOUT):
             return DoctorCheck(name, await check())
     except (PenstockError, TimeoutError) as error:
-        return _failed(name, error)
+        return _make_failed_check(name, error)
 
 
-def _failed(name: str, error: PenstockError | TimeoutError) -> DoctorCheck:
+def _make_failed_check(name: str, error: PenstockError | TimeoutError) -> DoctorCheck:
     if isinstance(error, PenstockError):
         return DoctorCheck(name, error.message, error)
     hint = "check that the server is reachable from this machine"

@@ -31,7 +31,7 @@ def make_kafka(section: KafkaSection, partitions: int, db: Database | None) -> B
     """Return the bus on Kafka; without a database it cannot publish in a transaction."""
     from penstock.kernel.bus.kafka import KafkaBus  # imported here: librdkafka is loaded only if it is used
 
-    config = {**section.options, **_resolved(section.secrets, "bus.kafka.secrets")}
+    config = {**section.options, **_resolve_secrets(section.secrets, "bus.kafka.secrets")}
     return KafkaBus(section.bootstrap, db=db, partitions=partitions, group_prefix=section.group_prefix, config=config)
 
 
@@ -83,7 +83,7 @@ def make_storage(settings: Settings) -> Storage:
         return FolderStorage(Path(unquote(parts.path)) if section.url else settings.data_dir / "objects")
     from penstock.kernel.storage.objects import ObjectStorage  # imported here: loaded only if it is used
 
-    return ObjectStorage(section.url or "", {**section.options, **_resolved(section.secrets, "storage.secrets")})
+    return ObjectStorage(section.url or "", {**section.options, **_resolve_secrets(section.secrets, "storage.secrets")})
 
 
 def make_telemetry(settings: Settings) -> Telemetry:
@@ -97,5 +97,5 @@ def make_telemetry(settings: Settings) -> Telemetry:
     return Telemetry(spans=[BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))])
 
 
-def _resolved(secrets: Mapping[str, str], name: str) -> dict[str, str]:
+def _resolve_secrets(secrets: Mapping[str, str], name: str) -> dict[str, str]:
     return {key: resolve_secret(reference, f"{name}.{key}") for key, reference in secrets.items()}

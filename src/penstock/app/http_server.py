@@ -22,13 +22,13 @@ _CLOSE_SECONDS = 1.0  # how long a shutdown waits for clients to close their con
 @contextmanager
 def bind_listener(host: str, port: int) -> Iterator[socket.socket]:
     """Yield a listening socket, bound before anything else starts, so that a port in use is reported at once."""
-    with _bound(host, port) as listener:
+    with _bind_socket(host, port) as listener:
         listener.listen(1024)
         yield listener
 
 
 @contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
+def _bind_socket(host: str, port: int) -> Iterator[socket.socket]:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -51,7 +51,7 @@ def bind_shared_listeners(host: str, port: int, count: int) -> Iterator[list[soc
     They do not listen yet: a client that connects before a process serves its socket would have to wait.
     """
     with ExitStack() as stack:
-        with _bound(host, port) as probe:  # without SO_REUSEPORT: an error if another program uses the port
+        with _bind_socket(host, port) as probe:  # without SO_REUSEPORT: an error if another program uses the port
             address = probe.getsockname()
         sockets = [stack.enter_context(socket.socket(probe.family, probe.type, probe.proto)) for _ in range(count)]
         for sock in sockets:
@@ -64,7 +64,7 @@ def bind_shared_listeners(host: str, port: int, count: int) -> Iterator[list[soc
 @asynccontextmanager
 async def run_server(app: FastAPI, sock: socket.socket, section: ServerSection) -> AsyncIterator[None]:
     """Serve *app* on *sock* until the end of the block, then finish the running requests."""
-    server = _ApiServer(_server_config(app, section))
+    server = _ApiServer(_make_server_config(app, section))
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve([sock]), name=f"serve {app.title}")
         try:
@@ -88,7 +88,7 @@ async def serve_until_stopped(
     await asyncio.sleep(delay)
 
 
-def _server_config(app: FastAPI, section: ServerSection) -> uvicorn.Config:
+def _make_server_config(app: FastAPI, section: ServerSection) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,
@@ -126,7 +126,7 @@ class _ApiServer(uvicorn.Server):
         return protocol
 
 
-def address_of(listener: socket.socket) -> str:
+def format_address(listener: socket.socket) -> str:
     """Return the URL of the address that *listener* is bound to."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -9,13 +9,13 @@ from penstock.app.factories import make_bus, make_invalidations
 from penstock.app.platform import (
     Platform,
     connect,
-    journal_retention,
-    lease_settings,
+    make_journal_retention,
+    make_lease_settings,
+    make_search_path,
     open_database,
     open_refdata_database,
-    search_path,
 )
-from penstock.app.schema import platform_migrations, refdata_migrations, tracking_migrations
+from penstock.app.schema import list_platform_migrations, list_refdata_migrations, list_tracking_migrations
 from penstock.flows import runtime as flows_runtime
 from penstock.flows.runtime import FlowsPlatform, open_engine
 from penstock.harvest.runtime import HarvestPlatform
@@ -46,9 +46,9 @@ async def open_tracking(
         else:
             opened = open_database(settings, own, prefers_indexes=True)
         db = await stack.enter_async_context(opened)
-        await migrate.migrate(db, tracking_migrations())
+        await migrate.migrate(db, list_tracking_migrations())
         if shared is None:
-            await stack.enter_async_context(run_periodically(*journal_retention(settings, db)))
+            await stack.enter_async_context(run_periodically(*make_journal_retention(settings, db)))
         yield await stack.enter_async_context(run_tracking(db, settings.tracking, telemetry))
 
 
@@ -63,10 +63,12 @@ async def open_refdata(
             plain, bus = platform.db, platform.bus
         else:
             plain = await stack.enter_async_context(open_refdata_database(settings))
-            await migrate.migrate(plain, refdata_migrations() if section.postgres else platform_migrations(settings))
+            await migrate.migrate(
+                plain, list_refdata_migrations() if section.postgres else list_platform_migrations(settings)
+            )
             bus = make_bus(settings, plain)
             stack.push_async_callback(bus.close)
-            await stack.enter_async_context(run_periodically(*journal_retention(settings, plain)))
+            await stack.enter_async_context(run_periodically(*make_journal_retention(settings, plain)))
         db = await stack.enter_async_context(_open_for_commands(plain.dsn, settings))
         signals = make_invalidations(settings, plain)
         stack.push_async_callback(signals.close)
@@ -84,9 +86,9 @@ def _open_for_commands(url: str, settings: Settings) -> AbstractAsyncContextMana
         prefers_indexes=True,
         decodes_json=False,
         settings={
-            **search_path(settings),
+            **make_search_path(settings),
             "standard_conforming_strings": "on",  # the parser of templates assumes it
-            **lease_settings(settings.refdata.apply.lease),
+            **make_lease_settings(settings.refdata.apply.lease),
         },
     )
 
@@ -123,5 +125,5 @@ def open_for_queues(
     settings: Settings, platform: Platform, lease: timedelta, session: Mapping[str, str] | None = None
 ) -> AbstractAsyncContextManager[Database]:
     """Open the *platform*'s database with sessions that prefer indexes, and lose their locks when they are frozen."""
-    given = {**lease_settings(lease), **(session or {})}
+    given = {**make_lease_settings(lease), **(session or {})}
     return connect(platform.db.dsn, settings.database, prefers_indexes=True, session=given)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from penstock.app.factories import make_bus, make_signals, make_storage
-from penstock.app.schema import platform_migrations, refdata_migrations, tracking_migrations
+from penstock.app.schema import list_platform_migrations, list_refdata_migrations, list_tracking_migrations
 from penstock.kernel.bus import Bus
 from penstock.kernel.config.loader import resolve_secret
 from penstock.kernel.config.sections import EMBEDDED, DatabaseSection
@@ -54,13 +54,13 @@ async def open_platform(settings: Settings, telemetry: Telemetry) -> AsyncIterat
     """Yield the platform with all connections open and the schema up to date; close it at the end."""
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(open_database(settings))
-        await migrate.migrate(db, platform_migrations(settings))
+        await migrate.migrate(db, list_platform_migrations(settings))
         bus = make_bus(settings, db)
         stack.push_async_callback(bus.close)
         signals = make_signals(settings, db)
         stack.push_async_callback(signals.close)
         platform = Platform(settings, telemetry, db, bus, signals, make_storage(settings))
-        for name, task, every in _periodic_tasks(platform):
+        for name, task, every in _list_periodic_tasks(platform):
             await stack.enter_async_context(run_periodically(name, task, every))
         yield platform
 
@@ -80,7 +80,7 @@ async def open_database(
             datadir.check_format(settings.data_dir)
             url = await stack.enter_async_context(run_embedded_postgres(settings.data_dir / "postgres"))
         else:
-            url = _with_password(section)
+            url = _add_password(section)
         opened = connect(url, section, prefers_indexes=prefers_indexes, session=session)
         yield await stack.enter_async_context(opened)
 
@@ -100,14 +100,16 @@ async def open_refdata_database(settings: Settings) -> AsyncIterator[Database]:
     """R1: yield the database of `refdata.postgres` if it is set, or else the platform's."""
     own = settings.refdata.postgres
     if own is None:
-        async with open_database(settings, session=lease_settings(settings.refdata.apply.lease)) as db:
+        async with open_database(settings, session=make_lease_settings(settings.refdata.apply.lease)) as db:
             yield db
         return
     password = f"env:{own.password_from_env}" if own.password_from_env else None
     section = DatabaseSection(url=own.dsn, password=password, pool_size=own.pool.max_size)
-    url = _with_password(section, "refdata.postgres.passwordFromEnv")
+    url = _add_password(section, "refdata.postgres.passwordFromEnv")
     async with Database.open(
-        url, size=section.pool_size, settings={**search_path(settings), **lease_settings(settings.refdata.apply.lease)}
+        url,
+        size=section.pool_size,
+        settings={**make_search_path(settings), **make_lease_settings(settings.refdata.apply.lease)},
     ) as db:
         if await db.fetchval("SELECT to_regnamespace(quote_ident($1))", own.db_schema) is None:
             hint = f'create it with `CREATE SCHEMA "{own.db_schema}"`, or correct refdata.postgres.schema'
@@ -115,7 +117,7 @@ async def open_refdata_database(settings: Settings) -> AsyncIterator[Database]:
         yield db
 
 
-def lease_settings(lease_for: timedelta) -> dict[str, str]:
+def make_lease_settings(lease_for: timedelta) -> dict[str, str]:
     """R11, H4: return session settings that end a transaction whose process is frozen for longer than a lease."""
     lease = lease_for.total_seconds()
     return {
@@ -126,7 +128,7 @@ def lease_settings(lease_for: timedelta) -> dict[str, str]:
     }
 
 
-def search_path(settings: Settings) -> dict[str, str]:
+def make_search_path(settings: Settings) -> dict[str, str]:
     """Return the session setting for `refdata.postgres.schema`, if it is set."""
     own = settings.refdata.postgres
     return {} if own is None else {"search_path": '"' + own.db_schema.replace('"', '""') + '"'}
@@ -141,25 +143,25 @@ def open_ingest_workspace(settings: Settings, *, uses_database: bool) -> Iterato
     @asynccontextmanager
     async def open_migrated() -> AsyncIterator[Database]:
         async with open_database(settings) as db:
-            await migrate.migrate(db, platform_migrations(settings))
+            await migrate.migrate(db, list_platform_migrations(settings))
             yield db
 
     with open_workspace(settings.ingest, open_migrated if uses_database else None) as workspace:
         yield workspace
 
 
-def schemas(settings: Settings) -> list[Schema]:
+def list_schemas(settings: Settings) -> list[Schema]:
     """Return every configured database: its name, the database to open, and its migrations."""
-    databases: list[Schema] = [("database", open_database(settings), platform_migrations(settings))]
+    databases: list[Schema] = [("database", open_database(settings), list_platform_migrations(settings))]
     if settings.tracking.database is not None:
         tracking = open_database(settings, settings.tracking.database)
-        databases.append(("tracking database", tracking, tracking_migrations()))
+        databases.append(("tracking database", tracking, list_tracking_migrations()))
     if settings.refdata.postgres is not None:
-        databases.append(("refdata database", open_refdata_database(settings), refdata_migrations()))
+        databases.append(("refdata database", open_refdata_database(settings), list_refdata_migrations()))
     return databases
 
 
-def _with_password(section: DatabaseSection, name: str = "database.password") -> str:
+def _add_password(section: DatabaseSection, name: str = "database.password") -> str:
     """Return the URL of the database with its password, which is only ever in memory."""
     if section.password is None:
         return section.url
@@ -169,7 +171,7 @@ def _with_password(section: DatabaseSection, name: str = "database.password") ->
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:{password}@{host}"))
 
 
-def _periodic_tasks(platform: Platform) -> list[tuple[str, PeriodicTask, timedelta]]:
+def _list_periodic_tasks(platform: Platform) -> list[tuple[str, PeriodicTask, timedelta]]:
     async def delete_sent_messages() -> None:
         while await BUS_OUTBOX.prune(platform.db, platform.db.clock.now() - OUTBOX_RETENTION):
             pass
@@ -178,14 +180,14 @@ def _periodic_tasks(platform: Platform) -> list[tuple[str, PeriodicTask, timedel
         while await platform.bus.relay():
             pass
 
-    tasks = [journal_retention(platform.settings, platform.db)]
+    tasks = [make_journal_retention(platform.settings, platform.db)]
     if platform.settings.bus.kafka:
         tasks.append(("bus relay", relay_to_kafka, timedelta(milliseconds=100)))
         tasks.append(("outbox retention", delete_sent_messages, timedelta(minutes=1)))
     return tasks
 
 
-def journal_retention(settings: Settings, db: Database) -> tuple[str, PeriodicTask, timedelta]:
+def make_journal_retention(settings: Settings, db: Database) -> tuple[str, PeriodicTask, timedelta]:
     """Return the periodic task that deletes old entries of the journal in *db*."""
 
     async def delete_old_entries() -> None:

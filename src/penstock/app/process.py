@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from penstock.app.apis import PublicApis
 from penstock.app.factories import make_telemetry
-from penstock.app.http_server import address_of, bind_listener, run_server, serve_until_stopped
+from penstock.app.http_server import bind_listener, format_address, run_server, serve_until_stopped
 from penstock.kernel.db import datadir
 from penstock.kernel.http.auth import make_authenticator
 from penstock.kernel.http.health import LivenessPulse
@@ -64,7 +64,7 @@ class Process:
         await self.start_server(app, sock)
         if work is not None:
             await self.open(work)
-        await self.wait_for_stop([pulse], lambda: on_ready(address_of(sock)))
+        await self.wait_for_stop([pulse], lambda: on_ready(format_address(sock)))
 
     async def wait_for_stop(self, pulses: Sequence[LivenessPulse], on_ready: Callable[[], None]) -> None:
         """Stay ready until the process is asked to stop, then stay unready for the drain delay."""

@@ -18,7 +18,7 @@ import structlog
 
 from penstock.app.apis import Parts, make_api, make_app, make_command_api, make_pipeline_api
 from penstock.app.bridges import PartServices, make_part_workers
-from penstock.app.http_server import address_of, bind_shared_listeners
+from penstock.app.http_server import bind_shared_listeners, format_address
 from penstock.app.parts import open_flows, open_harvest, open_refdata, open_tracking
 from penstock.app.platform import Platform, open_database, open_ingest_workspace, open_platform
 from penstock.app.process import Process, open_process
@@ -69,15 +69,15 @@ async def run_up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Ad
     async with open_process(settings, stop, role="up", owns_data_dir=True) as running:
         api = running.listen()
         query = running.enter(bind_shared_listeners(server.host, server.query_port, count))
-        addresses = Addresses(address_of(api), address_of(query[0]))
+        addresses = Addresses(format_address(api), format_address(query[0]))
         platform, tracking, refdata = await _open_services(running)
-        pod = await running.open(open_pod(pod_config(settings), running.telemetry))
+        pod = await running.open(open_pod(make_pod_config(settings), running.telemetry))
         for role in ROLES.values():
             await running.open(role(refdata))
         is_loaded = await running.open(pod.follow_primary(refdata.db, refdata.refdata.catalogue, refdata.signals))
         await running.open(serve_pod(pod, query))
         # The pod answers from memory, also when the other dependencies are down.
-        pulse = _api_pulse(platform, tracking, refdata, dictionaries=pod.check)
+        pulse = _make_api_pulse(platform, tracking, refdata, dictionaries=pod.check)
         parts = await _open_parts(running, platform, tracking, refdata, works=True)
         await running.start_server(make_api(running.web, pulse, parts), api)
         await is_loaded.wait()
@@ -91,7 +91,7 @@ async def run_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) ->
     async with open_process(settings, stop, role="api", owns_data_dir=owns) as running:
         sock = running.listen()
         platform, tracking, refdata = await _open_services(running)
-        pulse = _api_pulse(platform, tracking, refdata)
+        pulse = _make_api_pulse(platform, tracking, refdata)
         parts = await _open_parts(running, platform, tracking, refdata, works=False)
         await running.serve(make_api(running.web, pulse, parts), sock, pulse, on_ready)
         _end_streams(parts)
@@ -111,13 +111,13 @@ async def run_pipeline_apid(settings: Settings, stop: asyncio.Event, on_ready: O
 
 async def run_command_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
     """R6: serve the command API alone, until *stop*."""
-    owns = _refdata_is_embedded(settings)
+    owns = _is_refdata_embedded(settings)
     async with open_process(settings, stop, role="command-api", owns_data_dir=owns) as running:
         sock = running.listen()
         refdata = await running.open(open_refdata(settings, running.telemetry))
         await running.open(reload_configuration(settings, running.telemetry, refdata))
         # Without the bus no command can be accepted. Without Redis commands are accepted, and announced later.
-        pulse = LivenessPulse(refdata_checks(refdata), needs=["refdata", "refdata bus"])
+        pulse = LivenessPulse(make_refdata_checks(refdata), needs=["refdata", "refdata bus"])
         await running.serve(make_command_api(running.web, pulse, refdata.refdata), sock, pulse, on_ready)
         refdata.refdata.stop()
 
@@ -125,10 +125,10 @@ async def run_command_api(settings: Settings, stop: asyncio.Event, on_ready: OnR
 async def run_query_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
     """R17: serve a pod alone, until *stop*. Before PostgreSQL answers for the first time, requests get status 503."""
     server, count = settings.server, settings.refdata.query.processes
-    async with open_process(settings, stop, role="query-api", owns_data_dir=_refdata_is_embedded(settings)) as running:
+    async with open_process(settings, stop, role="query-api", owns_data_dir=_is_refdata_embedded(settings)) as running:
         sockets = running.enter(bind_shared_listeners(server.host, server.query_port, count))
-        address = address_of(sockets[0])
-        pod = await running.open(open_pod(pod_config(settings), running.telemetry))
+        address = format_address(sockets[0])
+        pod = await running.open(open_pod(make_pod_config(settings), running.telemetry))
         # PostgreSQL may start later, and must stay open until the last request is answered.
         resources = await running.open(AsyncExitStack())
         await running.open(serve_pod(pod, sockets))
@@ -147,13 +147,13 @@ async def run_workers(role: str, settings: Settings, stop: asyncio.Event, on_rea
     if role == "kafka-adapter" and not settings.refdata.kafka.external_topics:
         hint = "list topics in refdata.kafka.externalTopics"
         raise BadConfig("NO_EXTERNAL_TOPICS", "no external topics are configured", hint=hint)
-    async with open_process(settings, stop, role=role, owns_data_dir=_refdata_is_embedded(settings)) as running:
+    async with open_process(settings, stop, role=role, owns_data_dir=_is_refdata_embedded(settings)) as running:
         sock = running.listen()
         refdata = await running.open(open_refdata(settings, running.telemetry))
         await running.open(reload_configuration(settings, running.telemetry, refdata))
         await running.open(ROLES[role](refdata))
         pulse = LivenessPulse(
-            refdata_checks(refdata), needs=["refdata"] if role == "relay" else ["refdata", "refdata bus"]
+            make_refdata_checks(refdata), needs=["refdata"] if role == "relay" else ["refdata", "refdata bus"]
         )
         await running.serve(make_app(f"Penstock {role}", running.web, pulse), sock, pulse, on_ready)
 
@@ -167,7 +167,7 @@ async def run_harvest_workers(settings: Settings, stop: asyncio.Event, on_ready:
         platform = await running.open(open_platform(settings, running.telemetry))
         await running.open(run_harvest(await running.open(open_harvest(settings, platform))))
         await running.open(reload_configuration(settings, running.telemetry))
-        pulse = LivenessPulse(platform_checks(platform), needs=["database", "bus"], expensive=EXPENSIVE_CHECKS)
+        pulse = LivenessPulse(make_platform_checks(platform), needs=["database", "bus"], expensive=EXPENSIVE_CHECKS)
         await running.serve(make_app("Penstock harvest", running.web, pulse), sock, pulse, on_ready)
 
 
@@ -180,7 +180,7 @@ async def run_flow_workers(kinds: Sequence[str], settings: Settings, stop: async
         workspace = _open_workspace(running)
         flows = await running.open(open_flows(settings, platform))
         await _run_flows(running, flows, harvest, refdata, tracking, workspace, kinds)
-        pulse = LivenessPulse(platform_checks(platform), needs=["database", "storage"], expensive=EXPENSIVE_CHECKS)
+        pulse = LivenessPulse(make_platform_checks(platform), needs=["database", "storage"], expensive=EXPENSIVE_CHECKS)
         await running.serve(make_app("Penstock flows", running.web, pulse), sock, pulse, on_ready)
 
 
@@ -217,11 +217,11 @@ async def run_ingest_watch(uses_database: bool, settings: Settings, stop: asynci
         sock = running.listen()
         workspace = running.enter(open_ingest_workspace(settings, uses_database=uses_database))
 
-        async def tree() -> str:
+        async def check_tree() -> str:
             await asyncio.to_thread(workspace.tree.list_suppliers)
             return settings.ingest.root or "."
 
-        checks: dict[str, Check] = {"tree": tree}
+        checks: dict[str, Check] = {"tree": check_tree}
         db = await running.open(open_database(settings)) if uses_database else None
         if db is not None:
             checks["database"] = db.check
@@ -232,21 +232,21 @@ async def run_ingest_watch(uses_database: bool, settings: Settings, stop: asynci
         await running.serve(make_app("Penstock ingest", running.web, pulse), sock, pulse, on_ready, watching)
 
 
-def platform_checks(platform: Platform) -> dict[str, Check]:
+def make_platform_checks(platform: Platform) -> dict[str, Check]:
     """Return the health checks of the four ports."""
     checks: dict[str, Check] = {"database": platform.db.check, "bus": platform.bus.check}
     return {**checks, "signals": platform.signals.check, "storage": platform.storage.check}
 
 
-def refdata_checks(platform: RefdataPlatform) -> dict[str, Check]:
+def make_refdata_checks(platform: RefdataPlatform) -> dict[str, Check]:
     """Return the health checks of the database, the bus and the signals of refdata."""
     checks: dict[str, Check] = {"refdata": platform.refdata.check, "refdata bus": platform.bus.check}
     return {**checks, "refdata signals": platform.signals.check}
 
 
-def _api_pulse(platform: Platform, tracking: Tracking, refdata: RefdataPlatform, **more: Check) -> LivenessPulse:
+def _make_api_pulse(platform: Platform, tracking: Tracking, refdata: RefdataPlatform, **more: Check) -> LivenessPulse:
     """Return the health of the API, which needs only its databases to be ready."""
-    checks = {**platform_checks(platform), "tracking": tracking.check, **refdata_checks(refdata), **more}
+    checks = {**make_platform_checks(platform), "tracking": tracking.check, **make_refdata_checks(refdata), **more}
     return LivenessPulse(checks, needs=["database", "tracking", "refdata"], expensive=EXPENSIVE_CHECKS)
 
 
@@ -366,11 +366,11 @@ async def _wait_for_refdata(stack: AsyncExitStack, settings: Settings, telemetry
             await asyncio.sleep(backoff.compute_next().total_seconds())
 
 
-def _refdata_is_embedded(settings: Settings) -> bool:
+def _is_refdata_embedded(settings: Settings) -> bool:
     return settings.database.url == EMBEDDED and settings.refdata.postgres is None
 
 
-def pod_config(settings: Settings) -> PodConfig:
+def make_pod_config(settings: Settings) -> PodConfig:
     """Return the settings that the processes of a pod need."""
     return PodConfig(
         refdata=settings.refdata,

@@ -30,7 +30,7 @@ async def reload_configuration(
     reloader = _ReloadWorker(settings, telemetry, refdata)
     loop = asyncio.get_running_loop()
     with contextlib.suppress(RuntimeError, ValueError):  # only the main thread can handle signals
-        loop.add_signal_handler(signal.SIGHUP, reloader.request)
+        loop.add_signal_handler(signal.SIGHUP, reloader.request_reload)
     try:
         async with run_periodically("configuration", reloader.check, CHECK_INTERVAL):
             yield
@@ -51,7 +51,7 @@ class _ReloadWorker:
         self._problem = ""
         self._log = structlog.get_logger().bind(file=str(settings.file))
 
-    def request(self) -> None:
+    def request_reload(self) -> None:
         """Request a reload with the next check, as SIGHUP does."""
         self._is_requested = True
 
@@ -82,7 +82,7 @@ class _ReloadWorker:
     async def _apply(self, settings: Settings) -> None:
         applied = await self._dictionaries.apply(settings) if self._dictionaries else {}
         LOG_LEVEL.configure(settings.telemetry.log_level)
-        if _fixed_settings(settings) != _fixed_settings(self._settings):
+        if _select_fixed_settings(settings) != _select_fixed_settings(self._settings):
             reason = "only refdata.dictionaries, refdata.tenants and telemetry.log_level are applied without a restart"
             self._log.warning("restart_needed", reason=reason)
         self._settings = settings
@@ -118,6 +118,6 @@ class _ReloadedDictionaries:
         return {"dictionaries": codes, "redefined": changed}
 
 
-def _fixed_settings(settings: Settings) -> dict[str, Any]:
+def _select_fixed_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings that are read only at the start."""
     return settings.model_dump(exclude={"refdata": {"dictionaries", "tenants"}, "telemetry": {"log_level"}})

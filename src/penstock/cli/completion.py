@@ -37,18 +37,18 @@ def print_completion(
     from typer import completion as shell_completion
 
     make_script = shell_completion.get_completion_script  # type: ignore[attr-defined]
-    scripts = [make_script(prog_name=name, complete_var=variable(name), shell=shell.value) for name in _PROGRAMS]
+    scripts = [make_script(prog_name=name, complete_var=name_variable(name), shell=shell.value) for name in _PROGRAMS]
     emit({"shell": shell.value, "script": "\n\n".join(scripts)}, as_json=json, text="\n\n".join(scripts))
 
 
-def variable(program: str) -> str:
+def name_variable(program: str) -> str:
     """Return the environment variable by which a shell asks *program* for completions."""
     return f"_{program.replace('-', '_').upper()}_COMPLETE"
 
 
 def prepare(program: str) -> None:
     """Register the shells, if a shell asks for completions."""
-    if variable(program) not in os.environ:
+    if name_variable(program) not in os.environ:
         return
     from typer import completion as shell_completion
 

@@ -27,7 +27,7 @@ def migrate(
     """Migrate the schema of all databases to this release. Several processes can do it at the same time."""
     import asyncio
 
-    from penstock.app.platform import schemas
+    from penstock.app.platform import list_schemas
     from penstock.kernel.db import migrate as migrations
     from penstock.settings import load_settings
 
@@ -36,7 +36,7 @@ def migrate(
     async def migrate_all() -> tuple[list[str], list[str]]:
         pending: list[str] = []
         newer: list[str] = []
-        for _, opened, known in schemas(settings):
+        for _, opened, known in list_schemas(settings):
             async with opened as db:
                 plan = await migrations.plan(db, known)
                 if not dry_run:
@@ -105,11 +105,11 @@ async def _find_missing(settings: "Settings") -> str:
     """Return the first thing that is missing, or an empty text."""
     import asyncpg
 
-    from penstock.app.platform import schemas
+    from penstock.app.platform import list_schemas
     from penstock.kernel.db import migrate as migrations
     from penstock.kernel.errors import Transient
 
-    for name, opened, known in schemas(settings):
+    for name, opened, known in list_schemas(settings):
         try:
             async with opened as db:
                 plan = await migrations.plan(db, known)

@@ -67,17 +67,17 @@ def _run(*, keep: bool, folder: Path, as_json: bool) -> int:
         try:
             asyncio.run(scenario.run())
         except (DemoFailed, PenstockError) as error:
-            hint = f"{shown(workspace.log)} contains the log of all processes"
+            hint = f"{shorten_path(workspace.log)} contains the log of all processes"
             raise PenstockError("DEMO_FAILED", f"the demo did not finish: {error}", hint=hint) from error
         seconds = perf_counter() - started
-        emit(verdict(scenario, seconds), as_json=as_json, text=summary(scenario, seconds, keep=keep))
+        emit(make_verdict(scenario, seconds), as_json=as_json, text=format_summary(scenario, seconds, keep=keep))
         if keep:
             with suppress(KeyboardInterrupt):
                 signal.pause()
     return 0 if scenario.has_passed else 1
 
 
-def verdict(scenario: "DemoScenario", seconds: float) -> dict[str, Any]:
+def make_verdict(scenario: "DemoScenario", seconds: float) -> dict[str, Any]:
     """Return the result of the demo as data."""
     from dataclasses import asdict
 
@@ -92,7 +92,7 @@ def verdict(scenario: "DemoScenario", seconds: float) -> dict[str, Any]:
     }
 
 
-def summary(scenario: "DemoScenario", seconds: float, *, keep: bool) -> str:
+def format_summary(scenario: "DemoScenario", seconds: float, *, keep: bool) -> str:
     """Return the result of the demo as text, with its files and the next commands."""
     held = sum(promise.passed for promise in scenario.promises)
     rows = [["", "part", "guarantee", "result"]]
@@ -102,35 +102,35 @@ def summary(scenario: "DemoScenario", seconds: float, *, keep: bool) -> str:
     ]
     folder = scenario.workspace.folder
     further = [
-        ["files", shown(folder / "charts"), "charts that the flow created"],
-        ["", shown(folder / "data" / "etl_data" / "raw_v1"), "published and rejected supplier files"],
-        ["", shown(scenario.workspace.log), "log of all processes"],
+        ["files", shorten_path(folder / "charts"), "charts that the flow created"],
+        ["", shorten_path(folder / "data" / "etl_data" / "raw_v1"), "published and rejected supplier files"],
+        ["", shorten_path(scenario.workspace.log), "log of all processes"],
     ]
     text = f"\n{held} of {len(scenario.promises)} guarantees held, in {seconds:.0f} s\n\n{format_table(rows)}\n\n"
     if keep:
-        return f"{text}{format_table(further)}\n\n{_invitation(scenario)}"
-    return f"{text}{format_table([*further, *_next_steps()])}"
+        return f"{text}{format_table(further)}\n\n{_format_invitation(scenario)}"
+    return f"{text}{format_table([*further, *_list_next_steps()])}"
 
 
-def shown(path: Path) -> str:
+def shorten_path(path: Path) -> str:
     """Return *path* relative to the current folder if it is below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def _next_steps() -> list[list[str]]:
+def _list_next_steps() -> list[list[str]]:
     about = "run the demo and keep serving; try status, events and dict"
     if Path.cwd() == _CHECKOUT:
         steps = [["make up", about], ["docs/tutorial.md", "the same steps one by one"]]
     else:
-        activation = [[command, "put penstock on PATH"] for command in _activation()]
+        activation = [[command, "put penstock on PATH"] for command in _list_activation()]
         files = "write the sample files of the tutorial"
         steps = [*activation, ["penstock demo --keep", about], ["penstock demo --files samples", files]]
     return [["" if number else "next", *step] for number, step in enumerate(steps)]
 
 
-def _invitation(scenario: "DemoScenario") -> str:
+def _format_invitation(scenario: "DemoScenario") -> str:
     commands = [
-        *_activation(),
+        *_list_activation(),
         "penstock status",
         "penstock events --follow",
         "penstock dict get acme TYRES AZ-0001",
@@ -141,9 +141,9 @@ def _invitation(scenario: "DemoScenario") -> str:
     return "\n".join([serving, "commands for another terminal:", *(f"  {command}" for command in commands)])
 
 
-def _activation() -> list[str]:
+def _list_activation() -> list[str]:
     """Return the command that puts `penstock` on PATH; empty if it is there, or if there is no such command."""
     folder = Path(sys.prefix) / "bin"
     if shutil.which("penstock") == str(folder / "penstock") or not (folder / "activate").exists():
         return []
-    return [f"source {shown(folder / 'activate')}"]
+    return [f"source {shorten_path(folder / 'activate')}"]

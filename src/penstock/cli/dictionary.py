@@ -62,7 +62,7 @@ class IncompleteUpdate(StrEnum):
 def list_dictionaries(tenant: TenantArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """List the dictionaries of a tenant with their committed versions."""
     found = ask_refdata(url, lambda client: client.dictionaries(tenant))
-    rows = [_dictionary_row(dictionary) for dictionary in found["dictionaries"]]
+    rows = [_make_dictionary_row(dictionary) for dictionary in found["dictionaries"]]
     head = ["dict", "version", "committed", "pinned"]
     text = (
         format_table([head, *rows])
@@ -87,8 +87,8 @@ def show(
     served = orjson.loads(response.body)
     pinned = ", pinned" if served.get("isPinned") else ""
     items = f", {served['items']} items{pinned}" if "items" in served else ""
-    text = f"version {served['version']}{items}{_age(response)}"
-    emit({**_origin(response), **served}, as_json=json, text=text)
+    text = f"version {served['version']}{items}{_format_age(response)}"
+    emit({**_read_origin(response), **served}, as_json=json, text=text)
 
 
 @app.command()
@@ -115,7 +115,7 @@ def get(
         data = {name: RawJson(bytes(value).decode()) for name, value in body.items()}
         if missing:
             print_message(f"missing: {', '.join(missing)}")
-    emit({**_origin(response), **data}, as_json=json, text=text)
+    emit({**_read_origin(response), **data}, as_json=json, text=text)
 
 
 @app.command("items")
@@ -140,7 +140,7 @@ def read_items(
                 sys.stdout.write(bytes(item).decode() + "\n")
             cursor, count = msgspec.json.decode(page["next"]), count + len(items)
             if cursor is None:
-                print_message(f"{count} items of version {_origin(response)['version']}")
+                print_message(f"{count} items of version {_read_origin(response)['version']}")
                 return count
 
     ask_pod(query_url, print_pages)
@@ -216,7 +216,7 @@ def import_file(
     for command in commands:
         command.event_id, command.allow_row_drop = uuid4(), allow_drop
     update = ask_refdata(url, lambda client: _send(client, tenant, commands, timeout=timeout))
-    emit({**update, "items": len(items)}, as_json=json, text=f"{len(items)} items, {_update_text(update)}")
+    emit({**update, "items": len(items)}, as_json=json, text=f"{len(items)} items, {_format_update(update)}")
 
 
 @app.command()
@@ -234,11 +234,11 @@ def updates(
     """List the failed or pending updates of a tenant, or show one update."""
     if event_id is not None:
         update = ask_refdata(url, lambda client: client.update(tenant, event_id))
-        emit(update, as_json=json, text=_update_text(update))
+        emit(update, as_json=json, text=_format_update(update))
         return
     page = ask_refdata(url, lambda client: client.updates(tenant, status=status.value, dictCode=code, limit=limit))
     rows = [
-        [format_time(update["updatedAt"]), update["dictCode"], update["eventId"], _reason(update)]
+        [format_time(update["updatedAt"]), update["dictCode"], update["eventId"], _format_reason(update)]
         for update in page["updates"]
     ]
     text = format_table([["updated", "dict", "event id", "error"], *rows]) if rows else f"no {status.value} updates"
@@ -251,7 +251,7 @@ def history(
 ) -> None:
     """List the committed versions of a dictionary and their commands, newest first."""
     page = ask_refdata(url, lambda client: client.history(tenant, code, limit=limit))
-    rows = [_version_row(version) for version in page["versions"]]
+    rows = [_make_version_row(version) for version in page["versions"]]
     head = ["version", "committed", "type", "source", "items", "keys"]
     text = format_table([head, *rows]) if rows else f"{code} has no version yet"
     emit(page, as_json=json, text=append_more_note(text, has_more=page["next"] is not None))
@@ -268,11 +268,11 @@ def lag(
     """Print by how many versions a query server is behind the last commit."""
     response = ask_pod(query_url, lambda pod: pod.version(tenant, code))
     versions = ask_refdata(url, lambda client: client.history(tenant, code, limit=1))["versions"]
-    served = _origin(response)["version"]
+    served = _read_origin(response)["version"]
     committed = versions[0]["version"] if versions else served
     data = {"version": served, "committedVersion": committed, "lag": max(committed - served, 0)}
-    text = f"{data['lag']} behind: version {served} is served, version {committed} is committed{_age(response)}"
-    emit({**_origin(response), **data}, as_json=json, text=text)
+    text = f"{data['lag']} behind: version {served} is served, version {committed} is committed{_format_age(response)}"
+    emit({**_read_origin(response), **data}, as_json=json, text=text)
 
 
 @app.command()
@@ -295,11 +295,13 @@ def wait(
             last = error
             return None
 
-    def timed_out() -> TimedOut:
+    def make_timeout_error() -> TimedOut:
         return TimedOut("VERSION_NOT_READABLE", f"version {version} is not served yet: {last.message}", hint=last.hint)
 
-    response = ask_pod(query_url, lambda pod: poll_until(lambda: poll(pod), timeout, timed_out, interval=_POD_POLL))
-    origin = _origin(response)
+    response = ask_pod(
+        query_url, lambda pod: poll_until(lambda: poll(pod), timeout, make_timeout_error, interval=_POD_POLL)
+    )
+    origin = _read_origin(response)
     emit(origin, as_json=json, text=f"version {origin['version']} is served ({origin['source']})")
 
 
@@ -393,7 +395,7 @@ def _send_item(
     command = item_files.make_delta_commands(code, [item_files.make_item(key, payload)], revision)[0]
     command.event_id = event_id or uuid4()
     update = ask_refdata(url, lambda client: _send(client, tenant, [command], timeout=timeout))
-    emit(update, as_json=as_json, text=_update_text(update))
+    emit(update, as_json=as_json, text=_format_update(update))
 
 
 async def _send(
@@ -426,7 +428,9 @@ async def _submit(client: "RefdataClient", tenant: str, command: "Command", *, w
 def _raise_if_failed(update: dict[str, Any]) -> dict[str, Any]:
     """Return the update unless it failed."""
     if update["status"] == "FAILED":
-        raise PenstockError(update["errorCode"], f"the update failed, {_reason(update)}", eventId=update["eventId"])
+        raise PenstockError(
+            update["errorCode"], f"the update failed, {_format_reason(update)}", eventId=update["eventId"]
+        )
     return update
 
 
@@ -435,44 +439,44 @@ async def _wait_for_commit(client: "RefdataClient", tenant: str, event_id: str, 
         update = _raise_if_failed(await client.update(tenant, event_id))
         return update if update["status"] == "COMMITTED" else None
 
-    def timed_out() -> TimedOut:
+    def make_timeout_error() -> TimedOut:
         hint = f"the update continues; `penstock dict updates {tenant} {event_id}` shows it"
         message = f"update {event_id} is not committed within the timeout"
         return TimedOut("NOT_YET_COMMITTED", message, hint=hint, eventId=event_id)
 
-    return await poll_until(poll, timeout, timed_out, interval=_COMMIT_POLL)
+    return await poll_until(poll, timeout, make_timeout_error, interval=_COMMIT_POLL)
 
 
-def _update_text(update: Mapping[str, Any]) -> str:
+def _format_update(update: Mapping[str, Any]) -> str:
     if update["status"] == "COMMITTED":
         return f"committed as version {update['committedVersion']}  (event {update['eventId']})"
-    reason = f": {_reason(update)}" if update["status"] == "FAILED" else ""
+    reason = f": {_format_reason(update)}" if update["status"] == "FAILED" else ""
     return f"{update['status'].lower()}{reason}  (event {update['eventId']})"
 
 
-def _reason(update: Mapping[str, Any]) -> str:
+def _format_reason(update: Mapping[str, Any]) -> str:
     return f"{update['errorCode']}: {update['error']}" if update.get("errorCode") else ""
 
 
-def _dictionary_row(dictionary: Mapping[str, Any]) -> list[str]:
+def _make_dictionary_row(dictionary: Mapping[str, Any]) -> list[str]:
     committed = format_time(dictionary["committedAt"]) if dictionary["committedAt"] and dictionary["version"] else ""
     pinned = "" if dictionary["pinnedVersion"] is None else str(dictionary["pinnedVersion"])
     return [dictionary["dictCode"], str(dictionary["version"]), committed, pinned]
 
 
-def _version_row(version: Mapping[str, Any]) -> list[str]:
+def _make_version_row(version: Mapping[str, Any]) -> list[str]:
     keys = "all" if version["keys"] is None else ", ".join(version["keys"][:5])
     more = " …" if len(version["keys"] or ()) > 5 else ""
     committed, items = format_time(version["committedAt"]), str(version["items"])
     return [str(version["version"]), committed, version["eventType"], version["source"], items, keys + more]
 
 
-def _origin(response: "HttpResponse") -> dict[str, Any]:
+def _read_origin(response: "HttpResponse") -> dict[str, Any]:
     from penstock.refdata.client import read_version
 
     return {"version": read_version(response), "source": response.headers["X-Data-Source"]}
 
 
-def _age(response: "HttpResponse") -> str:
+def _format_age(response: "HttpResponse") -> str:
     age = response.headers.get("X-Data-Age")
     return f"  (the database has been unreachable for {age} s)" if age else ""

@@ -79,8 +79,8 @@ def validate(
     The exit code is 0 if all flows are valid, 2 otherwise.
     """
     files = list(_check_nesting(file for target in targets for file in _load_target(target)))
-    rows = [row for file in files for row in _validation_rows(file)]
-    emit(rows, as_json=json, text="\n".join(map(_validation_text, files)))
+    rows = [row for file in files for row in _make_validation_rows(file)]
+    emit(rows, as_json=json, text="\n".join(map(_format_validation, files)))
     if any(file.error for file in files):
         raise typer.Exit(2)
 
@@ -109,7 +109,7 @@ def list_flows(url: UrlOption = None, json: JsonOption = False) -> None:
     """List the flows of a server, with their schedules and last runs."""
     found = ask_flows(url, lambda client: client.flows())
     _print_file_errors(found)
-    rows = [_flow_row(flow) for flow in found["flows"]]
+    rows = [_make_flow_row(flow) for flow in found["flows"]]
     head = ["flow", "steps", "schedule", "next start", "last run", "status"]
     text = format_table([head, *rows]) if rows else "no flows; flows.folder of the server contains none"
     emit(found, as_json=json, text=text)
@@ -134,8 +134,8 @@ def show(
         text = f"{why} is {explanation['status']}: {make_printable(explanation['why'])}{hint}"
         emit(explanation, as_json=json, text=text)
         return
-    found = ask_flows(url, lambda client: _run_or_flow(client, run_id))
-    emit(found, as_json=json, text=_run_text(found, url) if "runId" in found else _flow_text(found))
+    found = ask_flows(url, lambda client: _read_run_or_flow(client, run_id))
+    emit(found, as_json=json, text=_format_run(found, url) if "runId" in found else _format_flow(found))
 
 
 @app.command("runs")
@@ -152,9 +152,14 @@ def list_runs(
     json: JsonOption = False,
 ) -> None:
     """List runs, newest first."""
-    filters = {"flow": flow, "status": status, "since": None if since is None else _utc(since), "limit": limit}
+    filters = {
+        "flow": flow,
+        "status": status,
+        "since": None if since is None else _convert_to_utc(since),
+        "limit": limit,
+    }
     page = ask_flows(url, lambda client: client.runs(**filters))
-    rows = [_run_row(run) for run in page["runs"]]
+    rows = [_make_run_row(run) for run in page["runs"]]
     head = ["run", "flow", "status", "created", "seconds", "by", "reason"]
     text = format_table([head, *rows]) if rows else "no runs; `penstock flow run FLOW` starts one"
     emit(page, as_json=json, text=append_more_note(text, has_more=page["next"] is not None))
@@ -191,7 +196,7 @@ def run(
     if resume is not None or from_ is not None:
         created = _resume_run(url, target, scope, resume, from_, run_id)
     else:
-        request = _run_request(target, scope or [], run_id)
+        request = _make_run_request(target, scope or [], run_id)
         created = ask_flows(url, lambda client: client.create(request))
     name = created["runId"]
     if not wait:
@@ -200,7 +205,7 @@ def run(
         emit(created, as_json=json, text=f"run {name} is {created['status']}{already}; {hint}")
         return
     ended = _wait_for_end(url, name, timeout)
-    emit(ended, as_json=json, text=_run_summary(ended, url))
+    emit(ended, as_json=json, text=_format_run_summary(ended, url))
     if ended["status"] != "SUCCEEDED":
         raise typer.Exit(1)
 
@@ -216,8 +221,8 @@ def logs(
     """Print the log lines of a run, oldest first, or those of one step."""
     if step_id is None and attempt is not None:
         raise Invalid("USAGE", "--attempt needs a step", hint=f"penstock flow logs {run_id} STEP --attempt {attempt}")
-    found = ask_flows(url, lambda client: _all_logs(client, run_id, step_id, attempt))
-    lines = [_log_text(line, step_id) for line in found["lines"]]
+    found = ask_flows(url, lambda client: _read_all_logs(client, run_id, step_id, attempt))
+    lines = [_format_log(line, step_id) for line in found["lines"]]
     subject = f"run {run_id}" if step_id is None else f"step {step_id}"
     emit(found, as_json=json, text="\n".join(lines) if lines else f"{subject} has logged nothing")
 
@@ -310,7 +315,7 @@ def list_schedules(url: UrlOption = None, json: JsonOption = False) -> None:
     found = ask_flows(url, lambda client: client.flows())
     _print_file_errors(found)
     scheduled = [flow for flow in found["flows"] if flow["schedule"]]
-    rows = [_schedule_row(flow["name"], flow["schedule"]) for flow in scheduled]
+    rows = [_make_schedule_row(flow["name"], flow["schedule"]) for flow in scheduled]
     head = ["flow", "cron", "time zone", "next start", "last run", "note"]
     text = format_table([head, *rows]) if rows else "no flow has a schedule"
     emit(scheduled, as_json=json, text=text)
@@ -328,7 +333,7 @@ def pause(flow: FlowArgument, url: UrlOption = None, json: JsonOption = False) -
 def resume(flow: FlowArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Resume the schedule of a flow; starts that were missed are not caught up."""
     result = ask_flows(url, lambda client: client.unpause(flow))
-    text = f"the schedule of {flow} is resumed, next start: {_next_start(result['schedule'])}"
+    text = f"the schedule of {flow} is resumed, next start: {_format_next_start(result['schedule'])}"
     emit(result, as_json=json, text=text)
 
 
@@ -395,15 +400,15 @@ def _choose_flow(target: str, name: str | None) -> "FlowSpec":
     return next(iter(flows.values()))
 
 
-def _validation_rows(file: _LoadedFile) -> list[dict[str, Any]]:
+def _make_validation_rows(file: _LoadedFile) -> list[dict[str, Any]]:
     if file.error is not None:
         return [{"file": file.path, "valid": False, "error": file.error.as_dict()}]
     return [{"file": file.path, "valid": True, "flow": flow.name, "steps": len(flow.steps)} for flow in file.flows]
 
 
-def _validation_text(file: _LoadedFile) -> str:
+def _format_validation(file: _LoadedFile) -> str:
     if file.error is None:
-        flows = "; ".join(f"{flow.name}, {_step_count(len(flow.steps))}" for flow in file.flows)
+        flows = "; ".join(f"{flow.name}, {_format_step_count(len(flow.steps))}" for flow in file.flows)
         return f"ok   {file.path}: {flows or 'no flows'}"
     message = file.error.message
     if file.error.hint and "problems" not in file.error.details:  # each problem has its own hint
@@ -412,7 +417,7 @@ def _validation_text(file: _LoadedFile) -> str:
     return "\n".join(f"bad  {line if line.startswith(file.path) else f'{file.path}: {line}'}" for line in lines)
 
 
-def _step_count(number: int) -> str:
+def _format_step_count(number: int) -> str:
     return "1 step" if number == 1 else f"{number:,} steps"
 
 
@@ -431,7 +436,7 @@ def _open_output(file: Path | None) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
-def _run_request(target: str | None, scope: list[str], run_id: str | None) -> dict[str, Any]:
+def _make_run_request(target: str | None, scope: list[str], run_id: str | None) -> dict[str, Any]:
     """Return the request for a named flow, or for the steps of a file; *scope* overrides the scope of the file."""
     if target is None:
         hint = "specify the name of a flow, or a file: `penstock flow run FLOW`; `penstock flow ls` lists the flows"
@@ -481,7 +486,7 @@ async def _explain_step(client: "FlowClient", run_id: str, step_id: str) -> dict
         raise
 
 
-async def _run_or_flow(client: "FlowClient", name: str) -> dict[str, Any]:
+async def _read_run_or_flow(client: "FlowClient", name: str) -> dict[str, Any]:
     """Return the run *name*, else the flow *name* with its last runs."""
     try:
         return await client.run(name)
@@ -518,7 +523,7 @@ def _show_progress(bar: ProgressBar, run: dict[str, Any]) -> None:
     bar.show(f"{run['status']}, {steps}", part=ended / total if total else None)
 
 
-async def _all_logs(client: "FlowClient", run_id: str, step_id: str | None, attempt: int | None) -> dict[str, Any]:
+async def _read_all_logs(client: "FlowClient", run_id: str, step_id: str | None, attempt: int | None) -> dict[str, Any]:
     """Return all log lines of a run, or of one step of it."""
     lines: list[dict[str, Any]] = []
     cursor: str | None = None
@@ -533,7 +538,7 @@ async def _all_logs(client: "FlowClient", run_id: str, step_id: str | None, atte
             return {**page, "lines": lines}
 
 
-def _log_text(line: Mapping[str, Any], step_id: str | None) -> str:
+def _format_log(line: Mapping[str, Any], step_id: str | None) -> str:
     step = "" if step_id is not None else f"{line['stepId']}  "
     return f"{format_time(line['at'])}  {step}{line['attempt']}  {line['level']:<7}  {make_printable(line['message'])}"
 
@@ -544,57 +549,57 @@ def _print_file_errors(found: Mapping[str, Any]) -> None:
             print_message(make_printable(line if line.startswith(file) else f"{file}: {line}"))
 
 
-def _flow_row(flow: dict[str, Any]) -> list[str]:
+def _make_flow_row(flow: dict[str, Any]) -> list[str]:
     schedule, last = flow["schedule"], flow["latestRun"]
-    cron, start = (schedule["cron"], _next_start(schedule)) if schedule else ("", "")
+    cron, start = (schedule["cron"], _format_next_start(schedule)) if schedule else ("", "")
     run_id, status = (last["runId"], last["status"]) if last else ("never", "")
     return [flow["name"], str(flow["steps"]), cron, start, run_id, status]
 
 
-def _flow_text(flow: dict[str, Any]) -> str:
+def _format_flow(flow: dict[str, Any]) -> str:
     """Return a flow and its last runs as text."""
-    lines = [f"{flow['name']}  {_step_count(flow['steps'])}  {flow['description']}".rstrip()]
+    lines = [f"{flow['name']}  {_format_step_count(flow['steps'])}  {flow['description']}".rstrip()]
     if schedule := flow["schedule"]:
-        lines.append(f"schedule: {schedule['cron']} {schedule['timezone']}, next start: {_next_start(schedule)}")
+        lines.append(f"schedule: {schedule['cron']} {schedule['timezone']}, next start: {_format_next_start(schedule)}")
     steps = flow["spec"].get("steps", {})
     rows = [[name, step["kind"], ", ".join(step.get("dependsOn", ()))] for name, step in steps.items()]
     lines += ["", format_table([["step", "kind", "depends on"], *rows])]
-    runs = [_run_row(run) for run in flow["runs"]]
+    runs = [_make_run_row(run) for run in flow["runs"]]
     head = ["run", "flow", "status", "created", "seconds", "by", "reason"]
     lines += ["", format_table([head, *runs]) if runs else f"no runs; `penstock flow run {flow['name']}` starts one"]
     return "\n".join(lines)
 
 
-def _schedule_row(name: str, schedule: dict[str, Any]) -> list[str]:
+def _make_schedule_row(name: str, schedule: dict[str, Any]) -> list[str]:
     last, note = schedule["lastRun"] or "never", schedule["note"] or ""
-    return [name, schedule["cron"], schedule["timezone"], _next_start(schedule), last, note]
+    return [name, schedule["cron"], schedule["timezone"], _format_next_start(schedule), last, note]
 
 
-def _next_start(schedule: dict[str, Any]) -> str:
+def _format_next_start(schedule: dict[str, Any]) -> str:
     if schedule["paused"]:
         return "paused"
     return f"{format_time(schedule['next'][0])}" if schedule["next"] else "never"
 
 
-def _run_row(run: dict[str, Any]) -> list[str]:
-    created, seconds = format_time(run["createdAt"]), _seconds(run["startedAt"], run["finishedAt"])
+def _make_run_row(run: dict[str, Any]) -> list[str]:
+    created, seconds = format_time(run["createdAt"]), _format_seconds(run["startedAt"], run["finishedAt"])
     reason = _shorten(run["reason"] or "")
     return [run["runId"], run["flow"] or "", run["status"], created, seconds, run["createdBy"], reason]
 
 
-def _run_text(run: dict[str, Any], url: str | None) -> str:
+def _format_run(run: dict[str, Any], url: str | None) -> str:
     """Return a run and its steps as text."""
     steps = list(run["steps"].items())
     head = ["step", "kind", "status", "attempts", "seconds", "worker", "note"]
-    lines = [_run_summary(run, url)]
+    lines = [_format_run_summary(run, url)]
     if steps:
-        lines += ["", format_table([head, *(_step_row(name, step) for name, step in steps[:_STEPS_SHOWN])])]
+        lines += ["", format_table([head, *(_make_step_row(name, step) for name, step in steps[:_STEPS_SHOWN])])]
     if len(steps) > _STEPS_SHOWN:
         lines.append(f"… and {len(steps) - _STEPS_SHOWN:,} more steps; --json has all")
     return "\n".join(lines)
 
 
-def _run_summary(run: dict[str, Any], url: str | None) -> str:
+def _format_run_summary(run: dict[str, Any], url: str | None) -> str:
     """Return the status of a run, its failed steps, and the next command to type."""
     flow = f"  {run['flow']}" if run["flow"] else ""
     counts = ", ".join(f"{number:,} {status}" for status, number in sorted(run["counts"].items()))
@@ -610,12 +615,12 @@ def _run_summary(run: dict[str, Any], url: str | None) -> str:
     return "\n".join(lines)
 
 
-def _step_row(name: str, step: dict[str, Any]) -> list[str]:
-    seconds = _seconds(step["startedAt"], step["finishedAt"])
-    return [name, step["kind"], step["status"], str(step["attempts"]), seconds, step["worker"] or "", _note(step)]
+def _make_step_row(name: str, step: dict[str, Any]) -> list[str]:
+    seconds = _format_seconds(step["startedAt"], step["finishedAt"])
+    return [name, step["kind"], step["status"], str(step["attempts"]), seconds, step["worker"] or "", _make_note(step)]
 
 
-def _note(step: dict[str, Any]) -> str:
+def _make_note(step: dict[str, Any]) -> str:
     """Return what a step waits for, its error, its reason or its artifacts."""
     if step["status"] == "PENDING" and step["dependsOn"]:
         return _shorten(f"after {', '.join(step['dependsOn'])}")
@@ -626,13 +631,13 @@ def _note(step: dict[str, Any]) -> str:
     return _shorten(", ".join(artifact["name"] for artifact in step["artifacts"]))
 
 
-def _seconds(started: str | None, finished: str | None) -> str:
+def _format_seconds(started: str | None, finished: str | None) -> str:
     if started is None or finished is None:
         return ""
     return f"{max(0.0, (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds()):.1f}"
 
 
-def _utc(time: datetime) -> str:
+def _convert_to_utc(time: datetime) -> str:
     """Return *time* for the server; a time without an offset is in UTC."""
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
 

@@ -48,7 +48,7 @@ HarvestRunArgument = Annotated[str, typer.Argument(help="Id of the run.", metava
 def list_feeds(url: UrlOption = None, json: JsonOption = False) -> None:
     """List the feeds with their watermarks, last runs and next runs."""
     found = ask_harvest(url, lambda client: client.feeds())
-    rows = [_feed_row(feed) for feed in found["feeds"]]
+    rows = [_make_feed_row(feed) for feed in found["feeds"]]
     head = ["feed", "watermark", "next run", "last run", "state", "records", "pending", "problem"]
     text = format_table([head, *rows]) if rows else "no feed is configured; harvest.feeds declares them"
     emit(found, as_json=json, text=text)
@@ -62,11 +62,11 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show a feed and its last runs, newest first."""
-    found = ask_harvest(url, lambda client: _feed_with_runs(client, feed, limit))
-    rows = [_run_row(run) for run in found["runs"]]
+    found = ask_harvest(url, lambda client: _read_feed_with_runs(client, feed, limit))
+    rows = [_make_run_row(run) for run in found["runs"]]
     head = ["run", "type", "state", "partitions", "records", "consolidated", "rejected", "minutes", "error"]
     text = format_table([head, *rows]) if rows else f"{feed} has no runs; `penstock harvest run {feed}` starts one"
-    emit(found, as_json=json, text=f"{_feed_text(found)}\n\n{text}")
+    emit(found, as_json=json, text=f"{_format_feed(found)}\n\n{text}")
 
 
 @app.command()
@@ -89,7 +89,7 @@ def run(
         emit(started, as_json=json, text=f"run {run_id} is being planned; {hint}")
         return
     ended = _wait_for_end(url, run_id, feed, timeout)
-    emit(ended, as_json=json, text=_run_summary(ended, url))
+    emit(ended, as_json=json, text=_format_run_summary(ended, url))
     if ended["state"] != "completed":
         raise typer.Exit(1)
 
@@ -99,7 +99,7 @@ def partitions(run_id: HarvestRunArgument, url: UrlOption = None, json: JsonOpti
     """Show the partitions of a run and their progress."""
     found = ask_harvest(url, lambda client: client.partitions(run_id))
     head = ["partition", "bounds", "status", "fetched", "counted", "offset", "pass", "worker", "error"]
-    emit(found, as_json=json, text=format_table([head, *map(_partition_row, found["partitions"])]))
+    emit(found, as_json=json, text=format_table([head, *map(_make_partition_row, found["partitions"])]))
 
 
 @app.command()
@@ -167,7 +167,7 @@ def record(
 ) -> None:
     """Show a record as it was fetched and as it is published."""
     found = ask_harvest(url, lambda client: client.record(feed, key))
-    emit(found, as_json=json, text=_record_text(found))
+    emit(found, as_json=json, text=_format_record(found))
 
 
 @app.command()
@@ -202,7 +202,7 @@ def alerts(feed: FeedArgument, url: UrlOption = None, json: JsonOption = False) 
 app.command()(simulator.source)
 
 
-async def _feed_with_runs(client: "HarvestClient", feed: str, limit: int) -> dict[str, Any]:
+async def _read_feed_with_runs(client: "HarvestClient", feed: str, limit: int) -> dict[str, Any]:
     return {**await client.feed(feed), **await client.runs(feed=feed, limit=limit)}
 
 
@@ -238,7 +238,7 @@ def _show_progress(bar: ProgressBar, run: dict[str, Any]) -> None:
             bar.show("consolidating", run["consolidated"], part)
 
 
-def _run_summary(run: dict[str, Any], url: str | None) -> str:
+def _format_run_summary(run: dict[str, Any], url: str | None) -> str:
     lines = [f"{colour_status(run['state'])}  {run['runId']}  {run['runType'] or ''}".rstrip()]
     if run["expectedWorkers"]:
         failed = f", {run['failedWorkers']} failed" if run["failedWorkers"] else ""
@@ -259,22 +259,22 @@ def _run_summary(run: dict[str, Any], url: str | None) -> str:
     return "\n".join(lines)
 
 
-def _feed_row(feed: dict[str, Any]) -> list[str]:
+def _make_feed_row(feed: dict[str, Any]) -> list[str]:
     last = feed["lastRun"]
     problem = f"paused: {feed['pauseReason']}" if feed["pausedUntil"] else (last and last["error"]) or ""
     watermark = format_time(feed["watermark"]) if feed["watermark"] else "none"
     run_id, state, records = (last["runId"], last["state"], f"{last['records']:,}") if last else ("none", "", "")
     pending = f"{feed['pending']:,}"
-    return [feed["feed"], watermark, _next_run(feed), run_id, state, records, pending, make_printable(problem)]
+    return [feed["feed"], watermark, _format_next_run(feed), run_id, state, records, pending, make_printable(problem)]
 
 
-def _feed_text(feed: dict[str, Any]) -> str:
+def _format_feed(feed: dict[str, Any]) -> str:
     every = f"every {feed['everySeconds']:g} s" if feed["everySeconds"] else "none"
     watermark = format_time(feed["watermark"]) if feed["watermark"] else "none"
     facts = [
         ["feed", feed["feed"]],
         ["schedule", every],
-        ["next run", _next_run(feed)],
+        ["next run", _format_next_run(feed)],
         ["watermark", watermark],
         ["pending", f"{feed['pending']:,} records"],
     ]
@@ -283,11 +283,11 @@ def _feed_text(feed: dict[str, Any]) -> str:
     return format_table(facts)
 
 
-def _next_run(feed: dict[str, Any]) -> str:
+def _format_next_run(feed: dict[str, Any]) -> str:
     return format_time(feed["nextRunAt"]) if feed["nextRunAt"] else "not scheduled"
 
 
-def _run_row(run: dict[str, Any]) -> list[str]:
+def _make_run_row(run: dict[str, Any]) -> list[str]:
     partitions = f"{run['completedWorkers']}/{run['expectedWorkers']}" if run["expectedWorkers"] else ""
     failed = f" ({run['failedWorkers']} failed)" if run["failedWorkers"] else ""
     minutes = "" if run["durationMinutes"] is None else f"{run['durationMinutes']:.1f}"
@@ -296,7 +296,7 @@ def _run_row(run: dict[str, Any]) -> list[str]:
     return [run["runId"], run["runType"] or "", run["state"], partitions + failed, *numbers, minutes, error]
 
 
-def _partition_row(row: dict[str, Any]) -> list[str]:
+def _make_partition_row(row: dict[str, Any]) -> list[str]:
     lower, upper = ("" if row[name] is None else f"{row[name]:,}" for name in ("lowerBound", "upperBound"))
     bounds = f"[{lower}, {upper})" if row["kind"] == "range" else row["kind"]
     numbers = [f"{row[name]:,}" for name in ("seen", "counted", "nextOffset", "scan")]
@@ -310,7 +310,7 @@ def _partition_row(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _record_text(record: dict[str, Any]) -> str:
+def _format_record(record: dict[str, Any]) -> str:
     import orjson
 
     published = record["canonical"]

@@ -84,7 +84,7 @@ def list_suppliers(
 ) -> None:
     """List the suppliers: published state, inbox, last run, and problems."""
     found = _read(root, config, url, lambda views: views.suppliers(), lambda client: client.suppliers())
-    rows = [_supplier_row(supplier) for supplier in found["suppliers"]]
+    rows = [_make_supplier_row(supplier) for supplier in found["suppliers"]]
     head = ["supplier", "state", "age", "facts", "inbox", "broken", "last run", "problem"]
     text = format_table([head, *rows]) if rows else "no supplier has an inbox or a configuration"
     emit(found, as_json=json, text=text)
@@ -105,14 +105,17 @@ def show(
         return {**await client.supplier(supplier), "runs": runs["runs"]}
 
     def read(views: "FolderViews") -> dict[str, Any]:
-        return {**_document(views.supplier(supplier)), "runs": _document(views.runs(supplier, _RUNS_SHOWN))["runs"]}
+        return {
+            **_make_document(views.supplier(supplier)),
+            "runs": _make_document(views.runs(supplier, _RUNS_SHOWN))["runs"],
+        }
 
     found = _read(root, config, url, read, ask)
-    runs = [_run_row(run) for run in found["runs"]]
+    runs = [_make_run_row(run) for run in found["runs"]]
     listed = (
         format_table([["run", "status", "finished", "good rows", "bad rows", "file"], *runs]) if runs else "no runs"
     )
-    emit(found, as_json=json, text=f"{_supplier_text(found)}\n\n{listed}")
+    emit(found, as_json=json, text=f"{_format_supplier(found)}\n\n{listed}")
 
 
 @app.command()
@@ -131,7 +134,7 @@ def run(
     """
     from penstock.ingest.run.hooks import RunHooks
 
-    with _workspace(root, config) as workspace, closing(ProgressBar(supplier)) as bar:
+    with _open_workspace(root, config) as workspace, closing(ProgressBar(supplier)) as bar:
         hooks = RunHooks(progress=bar, on_wait=_print_waiting, should_stop=_stop_on_signals())
         workspace.list_suppliers(supplier)  # raises NotFound for a misspelled name
         outcome = workspace.run(supplier, hooks, waits=wait)
@@ -157,7 +160,7 @@ def watch(
     with load_program():
         from penstock.app import programs
 
-    settings, uses_database = _settings(root, config, {"server.port": port})
+    settings, uses_database = _load_settings(root, config, {"server.port": port})
     serve(settings, partial(programs.run_ingest_watch, uses_database), print_address("health", json))
 
 
@@ -203,7 +206,7 @@ def bad_rows(
         lambda client: client.bad_rows(run_id, limit=limit),
     )
     counts = format_table([[code, str(number)] for code, number in found["reasons"].items()])
-    rows = format_table([["row", "sheet", "reason", "column", "value"], *map(_bad_row_cells, found["rows"])])
+    rows = format_table([["row", "sheet", "reason", "column", "value"], *map(_make_bad_row_cells, found["rows"])])
     text = f"{counts}\n\n{rows}" if found["rows"] else f"{run_id} has no bad rows"
     emit(found, as_json=json, text=append_more_note(text, has_more=found["badRows"] > len(found["rows"])))
 
@@ -232,7 +235,7 @@ def diff(
         lambda client: client.diff(supplier, before, after, limit),
     )
     counts = ", ".join(f"{found[name]:,} {name}" for name in ("added", "removed", "changed", "unchanged"))
-    lines = [_change_text(change) for change in found["shown"]]
+    lines = [_format_change(change) for change in found["shown"]]
     emit(found, as_json=json, text="\n".join([f"compared with {found['before']}: {counts}", *lines]))
 
 
@@ -244,7 +247,7 @@ def gc(
     json: JsonOption = False,
 ) -> None:
     """Delete files that are older than their retention, and list them with the reasons."""
-    with _workspace(root, config) as workspace:
+    with _open_workspace(root, config) as workspace:
         result = workspace.delete_expired(is_dry=dry_run)
     deleted = [entry for entry in result.expired if entry.is_deleted or dry_run]
     data = {
@@ -272,7 +275,7 @@ def verify(
     """Verify every hash in every manifest; exit code 1 if a file differs."""
     from penstock.ingest.state.verify import verify_suppliers
 
-    with _workspace(root, config) as workspace:
+    with _open_workspace(root, config) as workspace:
         checked = list(verify_suppliers(workspace.tree, workspace.list_suppliers(supplier)))
     wrong = [file for file in checked if file.problem]
     data = {"checked": len(checked), "problems": [file.as_dict() for file in wrong]}
@@ -330,7 +333,7 @@ def list_quarantine(
 
     def read(views: "FolderViews") -> dict[str, Any]:
         names = [supplier] if supplier else [known.supplier for known in views.suppliers().suppliers]
-        return _merge_quarantines([_document(views.quarantine(name, limit)) for name in names], limit)
+        return _merge_quarantines([_make_document(views.quarantine(name, limit)) for name in names], limit)
 
     async def ask(client: "IngestClient") -> dict[str, Any]:
         suppliers = [] if supplier else (await client.suppliers())["suppliers"]
@@ -358,7 +361,7 @@ def _read(
         if views is None:
             return ask_ingest(url, ask)
         found = read(views)
-        return found if isinstance(found, dict) else _document(found)
+        return found if isinstance(found, dict) else _make_document(found)
 
 
 @contextmanager
@@ -391,7 +394,7 @@ def _pasteable_hints(root: str | None) -> Iterator[None]:
         raise
 
 
-def _document(view: "Camel") -> dict[str, Any]:
+def _make_document(view: "Camel") -> dict[str, Any]:
     """Return *view* as the API sends it."""
     return view.model_dump(mode="json", by_alias=True)
 
@@ -416,15 +419,15 @@ def _merge_quarantines(pages: list[dict[str, Any]], limit: int) -> dict[str, Any
 
 
 @contextmanager
-def _workspace(root: str | None, config: Path | None) -> "Iterator[IngestWorkspace]":
+def _open_workspace(root: str | None, config: Path | None) -> "Iterator[IngestWorkspace]":
     from penstock.app.platform import open_ingest_workspace
 
-    settings, uses_database = _settings(root, config, {})
+    settings, uses_database = _load_settings(root, config, {})
     with _pasteable_hints(root), open_ingest_workspace(settings, uses_database=uses_database) as workspace:
         yield workspace
 
 
-def _settings(root: str | None, config: Path | None, overrides: Mapping[str, Any]) -> "tuple[Settings, bool]":
+def _load_settings(root: str | None, config: Path | None, overrides: Mapping[str, Any]) -> "tuple[Settings, bool]":
     """Return the settings with the root, and whether runs are recorded in the database.
 
     Runs are recorded if the root is configured. A root of the command line, or the current folder, has no database.
@@ -473,10 +476,10 @@ def _print_waiting(names: list[str], seconds: float) -> None:
 
 
 def _print_outcome(outcome: "RunOutcome", root: str | None, *, as_json: bool) -> None:
-    emit(outcome.as_dict(), as_json=as_json, text="\n".join(map(make_printable, _outcome_lines(outcome, root))))
+    emit(outcome.as_dict(), as_json=as_json, text="\n".join(map(make_printable, _format_outcome(outcome, root))))
 
 
-def _outcome_lines(outcome: "RunOutcome", root: str | None) -> Iterator[str]:
+def _format_outcome(outcome: "RunOutcome", root: str | None) -> Iterator[str]:
     manifest = outcome.manifest
     if manifest is None:
         yield f"nothing to do: {outcome.reason}"
@@ -497,29 +500,29 @@ def _outcome_lines(outcome: "RunOutcome", root: str | None) -> Iterator[str]:
     yield from (f"delivery to {name}: {result}" for name, result in outcome.deliveries.items())
 
 
-def _supplier_row(supplier: Mapping[str, Any]) -> list[str]:
-    age = "" if supplier["ageSeconds"] is None else _age_text(supplier["ageSeconds"])
+def _make_supplier_row(supplier: Mapping[str, Any]) -> list[str]:
+    age = "" if supplier["ageSeconds"] is None else _format_age(supplier["ageSeconds"])
     facts = "" if supplier["facts"] is None else f"{supplier['facts']:,}"
-    inbox, broken = _inbox_text(supplier), str(supplier["broken"])
-    state, last = supplier["runId"] or "none", _last_run_text(supplier)
-    return [supplier["supplier"], state, age, facts, inbox, broken, last, _problem_text(supplier)]
+    inbox, broken = _format_inbox(supplier), str(supplier["broken"])
+    state, last = supplier["runId"] or "none", _format_last_run(supplier)
+    return [supplier["supplier"], state, age, facts, inbox, broken, last, _format_problem(supplier)]
 
 
-def _supplier_text(supplier: Mapping[str, Any]) -> str:
+def _format_supplier(supplier: Mapping[str, Any]) -> str:
     published = format_time(supplier["publishedAt"]) if supplier["publishedAt"] else "never"
     facts = "" if supplier["facts"] is None else f", {supplier['facts']:,} facts"
     rows = [
         ["supplier", supplier["supplier"]],
         ["published", published + facts],
-        ["inbox", ", ".join([_inbox_text(supplier), *supplier["inbox"][:5]])],
+        ["inbox", ", ".join([_format_inbox(supplier), *supplier["inbox"][:5]])],
         ["broken files", str(supplier["broken"])],
-        ["last run", _last_run_text(supplier) or "none"],
-        ["problem", _problem_text(supplier) or "none"],
+        ["last run", _format_last_run(supplier) or "none"],
+        ["problem", _format_problem(supplier) or "none"],
     ]
     return format_table(rows)
 
 
-def _run_row(run: Mapping[str, Any]) -> list[str]:
+def _make_run_row(run: Mapping[str, Any]) -> list[str]:
     manifest = run["manifest"] or {}
     finished = format_time(run["finishedAt"]) if run["finishedAt"] else ""
     rows = [f"{manifest[name]:,}" if manifest.get(name) is not None else "" for name in ("good_rows", "bad_rows")]
@@ -527,36 +530,36 @@ def _run_row(run: Mapping[str, Any]) -> list[str]:
     return [run["runId"], status, finished, *rows, str(manifest.get("input_filename") or "")]
 
 
-def _inbox_text(supplier: Mapping[str, Any]) -> str:
+def _format_inbox(supplier: Mapping[str, Any]) -> str:
     unfinished = f" (+{len(supplier['unfinished'])} unfinished)" if supplier["unfinished"] else ""
     return f"{len(supplier['inbox'])}{unfinished}"
 
 
-def _last_run_text(supplier: Mapping[str, Any]) -> str:
+def _format_last_run(supplier: Mapping[str, Any]) -> str:
     last = supplier["lastRun"]
     return " ".join(filter(None, [last["status"], last["failureCode"]])) if last else ""
 
 
-def _problem_text(supplier: Mapping[str, Any]) -> str:
+def _format_problem(supplier: Mapping[str, Any]) -> str:
     errors = (supplier["configError"] or "").splitlines()
     more = [f"and {len(errors) - 1} more"] if len(errors) > 1 else []
     details = "; ".join([*errors[:1], *more, *supplier["undelivered"]])
     return ": ".join(filter(None, [", ".join(supplier["alerts"]), details]))
 
 
-def _age_text(seconds: float) -> str:
+def _format_age(seconds: float) -> str:
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.0f} s"
 
 
-def _bad_row_cells(row: Mapping[str, Any]) -> list[str]:
+def _make_bad_row_cells(row: Mapping[str, Any]) -> list[str]:
     cells = (row["row_number"], row.get("category_key"), row["reason_code"], row.get("column"), row.get("raw_value"))
     return ["" if cell is None else str(cell) for cell in cells]
 
 
-def _change_text(change: Mapping[str, Any]) -> str:
+def _format_change(change: Mapping[str, Any]) -> str:
     sign = {"added": "+", "removed": "-", "changed": "~"}[change["change"]]
     before, after = (
         dumps(change[side]["payload"], ensure_ascii=False) if change.get(side) else None for side in ("before", "after")

@@ -98,7 +98,7 @@ def run_program(program: Callable[..., Any], *, name: str) -> None:
     """Run *program* and exit; every known failure is printed as an error and a hint, never as a traceback."""
     try:
         completion.prepare(name)
-        code = program(prog_name=name, complete_var=completion.variable(name), standalone_mode=False)
+        code = program(prog_name=name, complete_var=completion.name_variable(name), standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except UsageError as error:
         _fail_usage(error)

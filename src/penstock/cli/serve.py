@@ -55,10 +55,10 @@ def serve(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) ->
         print_message(
             f"auth.jwt is not set: no authentication, connections from this machine only ({settings.server.host})"
         )
-    uvloop.run(_main(settings, role, on_ready))
+    uvloop.run(_run_role(settings, role, on_ready))
 
 
-async def _main(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) -> None:
+async def _run_role(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) -> None:
     from penstock.kernel.telemetry.log_level import LOG_LEVEL
 
     shutdown = _Shutdown()
@@ -66,12 +66,12 @@ async def _main(settings: "Settings", role: Role[A], on_ready: Callable[[A], Non
     loop.add_signal_handler(signal.SIGUSR1, LOG_LEVEL.toggle_debugging)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until the program reloads its configuration on it
 
-    def ready(addresses: A) -> None:
+    def report_ready(addresses: A) -> None:
         shutdown.is_ready = True
         on_ready(addresses)
 
     try:
-        await role(settings, shutdown.requested, ready)
+        await role(settings, shutdown.requested, report_ready)
     except asyncio.CancelledError:
         if not shutdown.requested.is_set():
             raise
@@ -121,7 +121,7 @@ def _make_api_command(program: str, help_text: str) -> Callable[..., None]:
         port: ApiPortOption = None,
         json: JsonOption = False,
     ) -> None:
-        settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
+        settings = _load_settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
 
         with load_program():
             from penstock.app import programs
@@ -154,7 +154,7 @@ def query_api(
 ) -> None:
     """Serve the query API: dictionaries from memory, until Ctrl-C or SIGTERM."""
     overrides = {"data_dir": data_dir, "server.host": host, "server.query_port": port}
-    settings = _settings(config, {**overrides, "refdata.query.processes": processes})
+    settings = _load_settings(config, {**overrides, "refdata.query.processes": processes})
 
     with load_program():
         from penstock.app import programs
@@ -172,7 +172,7 @@ def _make_worker_command(role: WorkRole, help_text: str) -> Callable[..., None]:
     ) -> None:
         from functools import partial
 
-        settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
+        settings = _load_settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
 
         with load_program():
             from penstock.app import programs
@@ -228,7 +228,7 @@ def flows(
     with load_program():
         from penstock.app import programs
 
-    settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
+    settings = _load_settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
     if module:
         modules = [*settings.flows.modules, *module]
         settings = settings.model_copy(update={"flows": settings.flows.model_copy(update={"modules": modules})})
@@ -239,7 +239,7 @@ def flows(
         serve(settings, partial(programs.run_flow_workers, names), print_address("health", json))
 
 
-def _settings(config: Any, overrides: dict[str, Any]) -> "Settings":
+def _load_settings(config: Any, overrides: dict[str, Any]) -> "Settings":
     """Load the settings before the program, whose import takes longer: errors are reported at once."""
     from penstock.settings import load_settings
 

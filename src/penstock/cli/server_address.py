@@ -48,7 +48,7 @@ class ServerAddress:
             return self.origin == self.kind.variable
         return self.url == f"http://{_LOOPBACK}:{self.kind.port}"
 
-    def down_hint(self) -> str:
+    def make_down_hint(self) -> str:
         """Return what to do when no server answers at this address."""
         kind = self.kind
         if self.origin == kind.option:
@@ -83,7 +83,7 @@ def find_server(url: str | None, kind: ServerKind = API) -> ServerAddress:
     port = config.server.get(kind.key) or kind.port
     configured = next((key for key in (kind.key, "host") if config.server.get(key)), None)
     origin = f"server.{configured} in {config.origin}" if configured else "the default"
-    return ServerAddress(f"http://{_reachable(config.server.get('host'))}:{port}", origin, kind)
+    return ServerAddress(f"http://{_make_reachable(config.server.get('host'))}:{port}", origin, kind)
 
 
 def normalize_url(text: str, origin: str) -> str:
@@ -139,7 +139,7 @@ def _read(file: Path | None, name: str, environment: tuple[tuple[str, str], ...]
     return ClientConfig(origin, keys.server.model_dump(exclude_unset=True), keys.ingest.root)
 
 
-def _reachable(host: str | None) -> str:
+def _make_reachable(host: str | None) -> str:
     """Return a host to connect to; a server that listens on every address is reached by loopback."""
     if not host:
         return _LOOPBACK

@@ -56,7 +56,7 @@ def _explain(error: PenstockError, address: ServerAddress) -> None:
     kind = address.kind
     match error.code:
         case "SERVER_DOWN":
-            error.hint = address.down_hint()
+            error.hint = address.make_down_hint()
         case "NOT_A_PENSTOCK_SERVER":
             error.message = error.message.replace("the server", address.url, 1)
             error.hint = f"the address comes from {address.origin}; {kind.option} URL names another"
@@ -105,8 +105,8 @@ async def wait_for_run(poll: Callable[[], Awaitable[T | None]], run_id: str, tim
             print_message(f"{error.message}; still waiting")
             return None
 
-    def timed_out() -> TimedOut:
+    def make_timeout_error() -> TimedOut:
         hint = f"the run continues; `{shown_by}` shows it"
         return TimedOut("STILL_RUNNING", f"run {run_id} has not ended after {timeout:g} s", hint=hint)
 
-    return await poll_until(poll_patiently, timeout, timed_out, interval=0.5)
+    return await poll_until(poll_patiently, timeout, make_timeout_error, interval=0.5)

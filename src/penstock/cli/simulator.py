@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.harvest.simulator.server import LocalOptions, LocalSource
 
 
-def _rate_option(failure: str) -> Any:
+def _make_rate_option(failure: str) -> Any:
     return typer.Option(metavar="RATE", min=0, max=1, help=f"Fraction of requests {failure} (0 to 1).")
 
 
@@ -53,15 +53,15 @@ def source(
     latency_ms: Annotated[
         float, typer.Option(metavar="MS", min=0, help="Delay of every response in milliseconds.")
     ] = 0,
-    rate_429: Annotated[float, _rate_option("answered with status 429")] = 0,
+    rate_429: Annotated[float, _make_rate_option("answered with status 429")] = 0,
     retry_after: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Value of Retry-After in responses with status 429.")
     ] = 1,
-    rate_500: Annotated[float, _rate_option("answered with status 500")] = 0,
-    rate_timeout: Annotated[float, _rate_option("that are never answered")] = 0,
-    rate_short: Annotated[float, _rate_option("answered with too few records")] = 0,
-    rate_garbage: Annotated[float, _rate_option("answered with invalid JSON")] = 0,
-    rate_cut: Annotated[float, _rate_option("whose response is cut off")] = 0,
+    rate_500: Annotated[float, _make_rate_option("answered with status 500")] = 0,
+    rate_timeout: Annotated[float, _make_rate_option("that are never answered")] = 0,
+    rate_short: Annotated[float, _make_rate_option("answered with too few records")] = 0,
+    rate_garbage: Annotated[float, _make_rate_option("answered with invalid JSON")] = 0,
+    rate_cut: Annotated[float, _make_rate_option("whose response is cut off")] = 0,
     churn: Annotated[float, typer.Option(metavar="N", min=0, max=100_000, help="Records updated per second.")] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -103,10 +103,10 @@ async def _serve(options: "LocalOptions", as_json: bool) -> None:
     import asyncio
     import signal
 
-    from penstock.harvest.simulator.server import local_source
+    from penstock.harvest.simulator.server import run_local_source
 
     stopping = asyncio.Event()
-    async with local_source(options) as running:
+    async with run_local_source(options) as running:
         # Not earlier: a signal ends the process while records are created.
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -26,11 +26,11 @@ def status(url: UrlOption = None, json: JsonOption = False) -> None:
     The exit code is 0 if there is no problem, 1 otherwise.
     """
     report = ask_overview(url, lambda client: client.status())
-    emit(report, as_json=json, text=_status_text(report, url))
+    emit(report, as_json=json, text=_format_status(report, url))
     sys.exit(0 if report["status"] == _OK else 1)
 
 
-def _status_text(report: Mapping[str, Any], url: str | None) -> str:
+def _format_status(report: Mapping[str, Any], url: str | None) -> str:
     issues = [(part["part"], issue) for part in report["parts"] for issue in part["issues"]]
     issues.sort(key=lambda issue: issue[1]["severity"] != "BROKEN")
     server, at = find_server(url).url, format_time(report["at"])
@@ -68,13 +68,13 @@ def events(
 
         parts = [name.value for name in part or ()]
         async for event in client.events(parts=parts, subject=subject, last=last, follow=follow):
-            sys.stdout.write(f"{orjson.dumps(event).decode() if json else _event_text(event)}\n")
+            sys.stdout.write(f"{orjson.dumps(event).decode() if json else _format_event(event)}\n")
             sys.stdout.flush()
 
     ask_overview(url, print_events)
 
 
-def _event_text(event: Mapping[str, Any]) -> str:
+def _format_event(event: Mapping[str, Any]) -> str:
     move = f"{event['from']} → {event['to']}" if event["from"] else f"→ {event['to']}"
     reason = f": {event['reason']}" if event["reason"] else ""
     at, machine, subject, actor = format_time(event["at"]), event["machine"], event["subject"], event["actor"]

@@ -25,7 +25,7 @@ def make_pasteable(text: str, **options: str | None) -> str:
     """
     if not _SUGGESTED.search(text):
         return text
-    values = {name: _needed(name, value) for name, value in options.items()}
+    values = {name: _select_needed(name, value) for name, value in options.items()}
     if not any(values.values()):
         return text
     return _SUGGESTED.sub(lambda found: f"`penstock {_complete(found[1], values)}`", text)
@@ -37,7 +37,7 @@ def split_hint(hint: str, **options: str | None) -> list[str]:
     return [make_pasteable(f"`{step}`", **options)[1:-1] if step.startswith("penstock ") else step for step in steps]
 
 
-def _needed(name: str, value: str | None) -> str | None:
+def _select_needed(name: str, value: str | None) -> str | None:
     if name not in _SERVERS:
         return value
     address = find_server(value, _SERVERS[name])
@@ -45,7 +45,7 @@ def _needed(name: str, value: str | None) -> str | None:
 
 
 def _complete(command: str, values: Mapping[str, str | None]) -> str:
-    accepted = _accepted_options(command)
+    accepted = _find_accepted_options(command)
     added = [
         f"{accepted[name]} {shlex.quote(value)}"
         for name, value in values.items()
@@ -54,7 +54,7 @@ def _complete(command: str, values: Mapping[str, str | None]) -> str:
     return " ".join([command, *added])
 
 
-def _accepted_options(command: str) -> dict[str, str]:
+def _find_accepted_options(command: str) -> dict[str, str]:
     """Return the options of the command that *command* begins with, by parameter name."""
     import typer
 

@@ -63,14 +63,14 @@ def list_files(
     page = ask_tracking(
         url, lambda client: client.files(stage=stage, status=status, prefix=prefix or None, limit=limit)
     )
-    emit(page, as_json=json, text=append_more_note(_files_text(page["files"]), has_more=page["next"] is not None))
+    emit(page, as_json=json, text=append_more_note(_format_files(page["files"]), has_more=page["next"] is not None))
 
 
 @app.command()
 def show(filename: FilenameArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Show the status of each shard of a file in each stage."""
     file = ask_tracking(url, lambda client: client.file(filename))
-    emit(file, as_json=json, text=_files_text([file]))
+    emit(file, as_json=json, text=_format_files([file]))
 
 
 @app.command()
@@ -116,7 +116,7 @@ def queue(
     """List the shards that wait for a stage, oldest first, or the length of each queue."""
     if stage is None:
         lengths = ask_tracking(url, lambda client: client.queues())
-        rows = [["stage", "ready", "started", "failed", ""], *map(_queue_row, lengths["queues"])]
+        rows = [["stage", "ready", "started", "failed", ""], *map(_make_queue_row, lengths["queues"])]
         emit(lengths, as_json=json, text=format_table(rows))
         return
     page = ask_tracking(url, lambda client: client.queue(stage, limit=limit))
@@ -222,8 +222,8 @@ def retry(
     filters = {
         "filename_prefix": prefix,
         "error_contains": error,
-        "failed_since": _utc(since),
-        "failed_before": _utc(before),
+        "failed_since": _convert_to_utc(since),
+        "failed_before": _convert_to_utc(before),
     }
     filters = {name: value for name, value in filters.items() if value is not None}
     if bool(filename) + bool(filters or all) != 1:
@@ -278,13 +278,13 @@ async def _retry_all(client: "PipelineClient", stage: Stage, request: Mapping[st
     return total
 
 
-def _files_text(files: Sequence[Mapping[str, Any]]) -> str:
+def _format_files(files: Sequence[Mapping[str, Any]]) -> str:
     head = ["filename", "shard", *(stage.value for stage in Stage), "updated"]
-    rows = [_shard_row(file["filename"], shard) for file in files for shard in file["shards"]]
+    rows = [_make_shard_row(file["filename"], shard) for file in files for shard in file["shards"]]
     return format_table([head, *rows]) if rows else "no file matches"
 
 
-def _shard_row(filename: str, shard: Mapping[str, Any]) -> list[str]:
+def _make_shard_row(filename: str, shard: Mapping[str, Any]) -> list[str]:
     statuses = [shard[f"{stage.field}_status"] for stage in Stage]
     return [filename, str(shard["shard"]), *statuses, format_time(shard["updated_at"])]
 
@@ -294,10 +294,10 @@ def _move_row(move: Mapping[str, Any]) -> Sequence[str]:
     return [format_time(move["at"]), str(move["shard"]), move["stage"], change, move["actor"], move["reason"] or ""]
 
 
-def _queue_row(queue: Mapping[str, Any]) -> Sequence[str]:
+def _make_queue_row(queue: Mapping[str, Any]) -> Sequence[str]:
     paused = f"paused by {queue['paused_by']}: {queue['reason'] or 'no reason given'}" if queue["paused"] else ""
     return [queue["stage"], *(str(queue[name]) for name in ("ready", "started", "failed")), paused]
 
 
-def _utc(time: datetime | None) -> str | None:
+def _convert_to_utc(time: datetime | None) -> str | None:
     return None if time is None else f"{time.isoformat()}Z"

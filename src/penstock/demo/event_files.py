@@ -36,40 +36,40 @@ def write_documents(path: Path, documents: Iterable[Json]) -> None:
 
 def copy_events(raw: Path, folder: Path) -> None:
     """Write the events of a raw file, as event-ingest leaves them."""
-    write_documents(_ingested_file(folder, raw.stem), _read_documents(raw))
+    write_documents(_make_ingested_path(folder, raw.stem), _read_documents(raw))
 
 
 def split_shard(folder: Path, name: str, shard: int, shards: int) -> None:
     """Write the events of one shard, as shard-splitter leaves them."""
-    events = _read_documents(_ingested_file(folder, name))
+    events = _read_documents(_make_ingested_path(folder, name))
     # crc32 is the same in every process; hash() is not.
     ours = [event for event in events if zlib.crc32(event["user_id"].encode()) % shards == shard]
-    write_documents(_events_file(folder, name, shard), ours)
+    write_documents(_make_events_path(folder, name, shard), ours)
 
 
 def make_rows(folder: Path, name: str, shard: int) -> None:
     """Write the rows of one shard, with times in UTC, as shard-worker leaves them."""
-    events = _read_documents(_events_file(folder, name, shard))
+    events = _read_documents(_make_events_path(folder, name, shard))
     rows = ({**event, "at": datetime.fromisoformat(event["at"]).astimezone(UTC).isoformat()} for event in events)
-    write_documents(_rows_file(folder, name, shard), rows)
+    write_documents(_make_rows_path(folder, name, shard), rows)
 
 
 def read_rows(folder: Path, name: str, shard: int) -> list[Json]:
     """Return the rows of one shard."""
-    return _read_documents(_rows_file(folder, name, shard))
+    return _read_documents(_make_rows_path(folder, name, shard))
 
 
 def _read_documents(path: Path) -> list[Json]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def _ingested_file(folder: Path, name: str) -> Path:
+def _make_ingested_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.jsonl"
 
 
-def _events_file(folder: Path, name: str, shard: int) -> Path:
+def _make_events_path(folder: Path, name: str, shard: int) -> Path:
     return folder / f"{name}.shard-{shard}.jsonl"
 
 
-def _rows_file(folder: Path, name: str, shard: int) -> Path:
+def _make_rows_path(folder: Path, name: str, shard: int) -> Path:
     return folder / f"{name}.shard-{shard}.rows.jsonl"

@@ -58,17 +58,19 @@ class DemoScenario:
 
     async def run(self) -> None:
         """Run all steps; DemoFailed if one of them cannot be finished."""
-        source = await self._step("a diamond exchange opens: a paged API that fails periodically", self._start_source)
+        source = await self._run_step(
+            "a diamond exchange opens: a paged API that fails periodically", self._start_source
+        )
         self.workspace.write_configuration(source)
-        await self._step("penstock up: all five parts in one process, with its own PostgreSQL", self._start_parts)
-        await self._step(
+        await self._run_step("penstock up: all five parts in one process, with its own PostgreSQL", self._start_parts)
+        await self._run_step(
             "files arrive, a flow processes all of them; the process of the daemons is killed", self._run_flow
         )
-        await self._step("a client writes a rate, and reads it back by its version", self._read_own_write)
-        await self._step("kill -9 of the whole server, and the same command again", self._restart_after_kill)
-        await self._step("penstock status: what is late or broken, and how to fix it", self._ask_status)
+        await self._run_step("a client writes a rate, and reads it back by its version", self._read_own_write)
+        await self._run_step("kill -9 of the whole server, and the same command again", self._restart_after_kill)
+        await self._run_step("penstock status: what is late or broken, and how to fix it", self._ask_status)
 
-    async def _step(self, title: str, step: Callable[[], Awaitable[Any]]) -> Any:
+    async def _run_step(self, title: str, step: Callable[[], Awaitable[Any]]) -> Any:
         self.steps += 1
         self.report(f"{self.steps}. {title}")
         return await step()
@@ -113,7 +115,7 @@ class DemoScenario:
             async for event in overview.events(parts=["tracking"], last=1_000):
                 if (event["machine"], event["to"]) == ("tracking.mysql-sender", "done"):
                     break
-        self.workspace.end(daemons, SIGKILL)
+        self.workspace.end_process(daemons, SIGKILL)
         self._start_daemons()
 
     def _start_daemons(self) -> "Popen[str]":
@@ -166,7 +168,7 @@ class DemoScenario:
 
     async def _read_dictionary(self, code: str) -> Mapping[str, Any]:
         """Return all items of a dictionary, read from the query server."""
-        async with self._dictionaries() as dictionaries:
+        async with self._open_dictionaries() as dictionaries:
 
             async def read_items() -> dict[str, Any]:
                 try:
@@ -179,7 +181,7 @@ class DemoScenario:
         return items
 
     async def _read_own_write(self) -> None:
-        async with self._dictionaries() as dictionaries:
+        async with self._open_dictionaries() as dictionaries:
             started_at = perf_counter()
             version = await dictionaries.put("RATES", {"EUR": {"rate": "1.0851"}})
             read = await dictionaries.get("RATES", "EUR")
@@ -191,10 +193,10 @@ class DemoScenario:
     async def _restart_after_kill(self) -> None:
         before = dict(self.versions)
         if self.server is not None:
-            self.workspace.end(self.server, SIGKILL)
+            self.workspace.end_process(self.server, SIGKILL)
         started_at = perf_counter()
         self.server, _ = self._start_server(self.api.rpartition(":")[2], self.query.rpartition(":")[2])
-        async with self._dictionaries() as dictionaries:
+        async with self._open_dictionaries() as dictionaries:
             after = {code: await dictionaries.version(code) for code in before}
             rate = await dictionaries.get("RATES", "EUR")
         detail = f"restarted in {perf_counter() - started_at:.1f} s, with every version: " + ", ".join(
@@ -214,7 +216,7 @@ class DemoScenario:
         self._add_promise("overview", "status names every problem and its fix", detail, is_expected)
 
     @asynccontextmanager
-    async def _dictionaries(self) -> AsyncIterator[Dictionaries]:
+    async def _open_dictionaries(self) -> AsyncIterator[Dictionaries]:
         async with Dictionaries(self.api, self.query, TENANT, versions=self.versions) as dictionaries:
             yield dictionaries
 

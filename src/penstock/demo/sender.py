@@ -17,7 +17,7 @@ _TABLES = """
 def send_shard(folder: Path, name: str, shard: int) -> None:
     """Write the rows of a shard and a ledger entry in one transaction; a shard in the ledger is not written again."""
     rows = read_rows(folder, name, shard)
-    with closing(sqlite3.connect(_database(folder, shard))) as database, database:
+    with closing(sqlite3.connect(_make_database_path(folder, shard))) as database, database:
         database.executescript(_TABLES)
         ledger = "INSERT OR IGNORE INTO sent_file (filename, shard) VALUES (?, ?)"
         if database.execute(ledger, (name, shard)).rowcount:
@@ -28,10 +28,10 @@ def list_sent_events(folder: Path, shards: int) -> list[str]:
     """Return the ids of the events in all shards, sorted; an event that was sent twice occurs twice."""
     ids: list[str] = []
     for shard in range(shards):
-        with closing(sqlite3.connect(_database(folder, shard))) as database:
+        with closing(sqlite3.connect(_make_database_path(folder, shard))) as database:
             ids += [name for (name,) in database.execute("SELECT event_id FROM event")]
     return sorted(ids)
 
 
-def _database(folder: Path, shard: int) -> Path:
+def _make_database_path(folder: Path, shard: int) -> Path:
     return folder / f"shard-{shard}.db"

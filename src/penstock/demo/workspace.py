@@ -131,9 +131,9 @@ class DemoWorkspace:
     def end_all(self) -> None:
         """End all processes, the last one first."""
         for process in reversed(self.running[:]):
-            self.end(process, signal.SIGTERM)
+            self.end_process(process, signal.SIGTERM)
 
-    def end(self, process: subprocess.Popen[str], sent: signal.Signals) -> None:
+    def end_process(self, process: subprocess.Popen[str], sent: signal.Signals) -> None:
         """Send a signal to *process*, and wait until it has ended; kill a process that does not end."""
         process.send_signal(sent)
         try:

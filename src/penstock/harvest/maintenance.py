@@ -50,12 +50,12 @@ class RunRescuer:
 
     async def rescue(self) -> None:
         """Send the messages of stalled work again, and fail work whose message was sent often enough."""
-        await self._rescue_plans(await self._stalled_before(PLANS))
-        await self._rescue_partitions(await self._stalled_before(WORK_ITEMS))
-        await self._rescue_consolidations(await self._stalled_before(CONSOLIDATIONS))
+        await self._rescue_plans(await self._compute_stall_limit(PLANS))
+        await self._rescue_partitions(await self._compute_stall_limit(WORK_ITEMS))
+        await self._rescue_consolidations(await self._compute_stall_limit(CONSOLIDATIONS))
         await self._report_no_progress()
 
-    async def _stalled_before(self, topic: str) -> datetime:
+    async def _compute_stall_limit(self, topic: str) -> datetime:
         factor = _BUSY_FACTOR if await self._bus.count_backlog(topic) else 1
         return self._db.clock.now() - self._after * factor
 

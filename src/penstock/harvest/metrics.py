@@ -12,16 +12,18 @@ class HarvestMetrics:
     """Counters of the work of this process, and gauges of the state of feeds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, description: str, labels: Sequence[str] = ("feed",)) -> Counter:
+        def make_counter(name: str, description: str, labels: Sequence[str] = ("feed",)) -> Counter:
             return Counter(f"penstock_harvest_{name}", description, labels, registry=registry)
 
-        self._pages = counter("pages", "Pages fetched and stored")
-        self._records = counter("records", "Records fetched and stored, including repeated passes")
-        self._rejects = counter("rejects", "Records that could not be stored or mapped")
-        self._failures = counter("failures", "Failures by error code: work items, consolidations", ("feed", "code"))
-        self._consolidated = counter("consolidated_records", "Canonical records written")
-        self._partitions = counter("partitions", "Ended partitions by status", ("feed", "status"))
-        self._runs = counter("runs_completed", "Completed runs by kind: full or incremental", ("feed", "type"))
+        self._pages = make_counter("pages", "Pages fetched and stored")
+        self._records = make_counter("records", "Records fetched and stored, including repeated passes")
+        self._rejects = make_counter("rejects", "Records that could not be stored or mapped")
+        self._failures = make_counter(
+            "failures", "Failures by error code: work items, consolidations", ("feed", "code")
+        )
+        self._consolidated = make_counter("consolidated_records", "Canonical records written")
+        self._partitions = make_counter("partitions", "Ended partitions by status", ("feed", "status"))
+        self._runs = make_counter("runs_completed", "Completed runs by kind: full or incremental", ("feed", "type"))
         self._watermark = Gauge(
             "penstock_harvest_watermark_seconds",
             "Watermark of a feed: the time up to which it is synchronised, as a Unix timestamp",

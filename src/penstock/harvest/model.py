@@ -144,7 +144,7 @@ def compute_watermark(upper_bound: datetime, overlap: timedelta, before: datetim
     return after if before is None else max(before, after)
 
 
-def run_not_found_error(run_id: UUID) -> NotFound:
+def make_run_not_found_error(run_id: UUID) -> NotFound:
     """Return the error for a run that does not exist."""
     return NotFound(
         "RUN_NOT_FOUND",

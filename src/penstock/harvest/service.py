@@ -20,7 +20,7 @@ from penstock.harvest.fetch.partitions import (
     make_consolidation,
     make_work_item,
 )
-from penstock.harvest.model import RUN, run_not_found_error
+from penstock.harvest.model import RUN, make_run_not_found_error
 from penstock.harvest.store import RunRow
 from penstock.kernel.bus import Bus, BusMessage
 from penstock.kernel.db.database import Connection, Database
@@ -85,7 +85,7 @@ class Harvest:
                 await store.move_run(tx, run_id, run.state, "resume", by, self.db.clock.now())
                 await self._bus.publish([make_consolidation(run_id, run.trace_id)], tx=tx)
             else:
-                raise await self._nothing_failed_error(tx, run, partition)
+                raise await self._make_nothing_failed_error(tx, run, partition)
         await flush_outbox(self._bus)
         return [part.name for part in failed]
 
@@ -143,7 +143,7 @@ class Harvest:
         """Lock the feed, the partitions and the run until the end of the transaction, and return the run."""
         run = await store.read_run(tx, run_id)
         if run is None:
-            raise await self._missing_run_error(tx, run_id)
+            raise await self._make_missing_run_error(tx, run_id)
         await store.lock_feed(tx, run.feed)
         await partitions.lock_all(tx, run_id)
         return await store.read_run(tx, run_id, lock=True) or run
@@ -172,13 +172,15 @@ class Harvest:
             hint = f"a later run fetches the same data; start one: penstock harvest run {run.feed}"
             raise Conflict("RUN_SUPERSEDED", f"run {latest} of {run.feed} is later than run {run.run_id}", hint=hint)
 
-    async def _missing_run_error(self, tx: Connection, run_id: UUID) -> Conflict | NotFound:
+    async def _make_missing_run_error(self, tx: Connection, run_id: UUID) -> Conflict | NotFound:
         if (plan := await store.read_plan(tx, run_id)) is not None:
             hint = f"when it has ended, start another run: penstock harvest run {plan.feed}"
             return Conflict("RUN_NOT_STARTED", f"run {run_id} has not started: it is {plan.state.value}", hint=hint)
-        return run_not_found_error(run_id)
+        return make_run_not_found_error(run_id)
 
-    async def _nothing_failed_error(self, tx: Connection, run: RunRow, partition: str | None) -> Conflict | NotFound:
+    async def _make_nothing_failed_error(
+        self, tx: Connection, run: RunRow, partition: str | None
+    ) -> Conflict | NotFound:
         hint = f"list the partitions: penstock harvest partitions {run.run_id}"
         if partition is None:
             return Conflict("NOTHING_FAILED", f"run {run.run_id} is {run.state.value}; no partition failed", hint=hint)

@@ -135,11 +135,11 @@ async def insert_run(
         numbers,
     )
     names = [f"partition-{number}" for number in range(len(heatmap.parts))]
-    await tx.execute(SQL["insert_partitions"], row.run_id, names, *_partition_columns(heatmap.parts), now)
+    await tx.execute(SQL["insert_partitions"], row.run_id, names, *_make_partition_columns(heatmap.parts), now)
     return names
 
 
-def _partition_columns(parts: Sequence[PlannedPartition]) -> tuple[list[object], ...]:
+def _make_partition_columns(parts: Sequence[PlannedPartition]) -> tuple[list[object], ...]:
     return (
         [part.range.kind for part in parts],
         [part.range.lower for part in parts],

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.app.schema import platform_migrations
+from penstock.app.schema import list_platform_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import run_embedded_postgres
@@ -71,7 +71,7 @@ async def primary(tmp_path: Path) -> AsyncIterator[Primary]:
     primary = Primary(tmp_path / "postgres")
     await primary.start()
     async with Database.open(primary.url, size=1) as db:
-        await migrate.migrate(db, platform_migrations(Settings()))
+        await migrate.migrate(db, list_platform_migrations(Settings()))
     yield primary
     await primary.stop()
 
@@ -172,7 +172,7 @@ async def test_wait_for_the_schema(postgres_url: str, tmp_path: Path) -> None:
         assert waiting.stderr is not None
         assert b"are pending" in await waiting.stderr.readline()
         async with Database.open(url, size=1) as db:
-            await migrate.migrate(db, platform_migrations(Settings()))
+            await migrate.migrate(db, list_platform_migrations(Settings()))
         out, _ = await waiting.communicate()
         assert waiting.returncode == 0
         assert json.loads(out)["ready"] is True

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.app.schema import platform_migrations
+from penstock.app.schema import list_platform_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.locks import hold_advisory_lock
@@ -137,4 +137,4 @@ async def test_a_start_without_migrations_takes_no_lock(db: Database) -> None:
     """R27: a pod of the release before that restarts while the new one's index is built is there at once."""
     async with db.session() as other, hold_advisory_lock(other, "penstock.migrate"):
         async with asyncio.timeout(20):
-            assert await migrate.migrate(db, platform_migrations(Settings())) == []
+            assert await migrate.migrate(db, list_platform_migrations(Settings())) == []

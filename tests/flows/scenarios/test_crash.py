@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.app.schema import platform_migrations
+from penstock.app.schema import list_platform_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import run_embedded_postgres
@@ -158,7 +158,7 @@ async def test_postgresql_may_die_during_work(tmp_path: Path, campaign: Campaign
     campaign.counts_items = True
     async with run_embedded_postgres(tmp_path / "pg") as url:
         async with Database.open(url, size=1) as db:
-            await migrate.migrate(db, platform_migrations(Settings()))
+            await migrate.migrate(db, list_platform_migrations(Settings()))
         place = WorkerSetup(url, tmp_path, SECTION)
         children = [FlowWorkerProcess(place) for _ in range(2)]
         async with crash_harness(url, tmp_path, SECTION) as harness:

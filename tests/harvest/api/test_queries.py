@@ -80,7 +80,7 @@ async def test_watermark_and_its_history(api: HarvestApiClient) -> None:
     view = await api.get(f"/feeds/{FEED}/watermarks")
     assert [item["lastRunId"] for item in view["history"]] == runs[::-1]
     assert view["current"] == view["blob"] == view["history"][0]
-    assert view["blobUrl"].endswith(watermark.blob_path(FEED))
+    assert view["blobUrl"].endswith(watermark.make_blob_path(FEED))
     assert len((await api.get(f"/feeds/{FEED}/watermarks", limit=1))["history"]) == 1
     second = await api.get(f"/runs/{runs[1]}")
     assert (second["runType"], second["watermarkBefore"]) == ("incremental", view["history"][1]["lastUpdatedAt"])
@@ -92,10 +92,10 @@ async def test_watermark_and_its_history(api: HarvestApiClient) -> None:
 async def test_invalid_copy_of_the_watermark(api: HarvestApiClient) -> None:
     """H13: the watermark is returned even if its copy is invalid."""
     await api.complete_run()
-    stored = await api.stepper.storage.get(watermark.blob_path(FEED))
+    stored = await api.stepper.storage.get(watermark.make_blob_path(FEED))
     for data in (b"not json", b"[]", b'{"lastRunId": 7}'):
-        await api.stepper.storage.replace(watermark.blob_path(FEED), data, etag=stored.info.etag)
-        stored = await api.stepper.storage.get(watermark.blob_path(FEED))
+        await api.stepper.storage.replace(watermark.make_blob_path(FEED), data, etag=stored.info.etag)
+        stored = await api.stepper.storage.get(watermark.make_blob_path(FEED))
         view = await api.get(f"/feeds/{FEED}/watermarks")
         assert view["current"] is not None
         assert view["blob"] is None
@@ -105,7 +105,7 @@ async def test_record(api: HarvestApiClient) -> None:
     """H13: a record as the source sent it and as it is served, with exact cost and price as text."""
     await api.stepper.plan_run()
     await api.stepper.drain(contract.WORK_ITEMS)
-    truth = api.stepper.source.truth()
+    truth = api.stepper.source.read_truth()
     key = next(key for key, record in truth.items() if record["price"])
     waiting = await api.get(f"/feeds/{FEED}/record", key=key)
     assert (waiting["payload"], waiting["canonical"], waiting["isPending"]) == (truth[key], None, True)

@@ -71,4 +71,4 @@ def make_mapping(rules: list[Any], fields: dict[str, Any] | None = None, **prici
         "cost": {"path": "price", "decimals": 2},
         "pricing": {"rules": rules, **pricing},
     }
-    return FeedMapping.of(FeedSection.model_validate(feed))
+    return FeedMapping.from_feed(FeedSection.model_validate(feed))

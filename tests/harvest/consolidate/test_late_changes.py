@@ -15,7 +15,7 @@ async def test_record_that_moves_between_partitions_is_not_deleted(harness: Harv
             log.act = None
             query = "SELECT count(*) FROM raw_record WHERE feed = $1 AND seen_run = $2 AND seen_in = 'late-changes'"
             fetched += await harness.db.fetchval(query, FEED, run["run_id"])
-            assert set(await harness.read_canonical(deleted=True)).isdisjoint(harness.source.truth())
-            assert set(harness.source.truth()) <= set(await harness.read_canonical())
+            assert set(await harness.read_canonical(deleted=True)).isdisjoint(harness.source.read_truth())
+            assert set(harness.source.read_truth()) <= set(await harness.read_canonical())
             assert changes
         assert fetched

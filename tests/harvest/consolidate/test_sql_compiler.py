@@ -70,5 +70,7 @@ async def test_number_of_fields(feed: Feed, mode: str) -> None:
     assert await feed.consolidate(make_mapping([], fields), mode) == ConsolidationResult(1, 0)
     assert json.loads((await feed.read_canonical())["k"][0]) == {f"f{n}": n for n in range(200)}
     empty = {"source": {"kind": "rest", "url": "http://source.test"}, "key": "id"}
-    assert await feed.consolidate(FeedMapping.of(FeedSection.model_validate(empty)), mode) == ConsolidationResult(1, 0)
+    assert await feed.consolidate(
+        FeedMapping.from_feed(FeedSection.model_validate(empty)), mode
+    ) == ConsolidationResult(1, 0)
     assert (await feed.read_canonical())["k"] == ("{}", None, None, None, 1, False)

@@ -55,7 +55,7 @@ async def test_changes_during_an_incremental_run_are_in_the_next_one(harness: Ha
     async with harness.run_workers():
         await harness.complete_run()
         for at in (1, 2, 4):
-            harness.source.change(updates=100)
+            harness.source.change_records(updates=100)
             changes = change_at_page(harness, log, at, updates=60, inserts=5)
             run = await harness.complete_run()
             assert run["run_type"] == "incremental"
@@ -70,7 +70,7 @@ async def test_failed_run_does_not_move_the_watermark(database_url: str, tmp_pat
     """H11: watermark, history and blob do not change, and the next run includes the window of the failed run."""
     async with harvest_harness(database_url, tmp_path, call={"attempts": 1}) as harness, harness.run_workers():
         first = await harness.complete_run()
-        harness.source.change(updates=50, inserts=10)
+        harness.source.change_records(updates=50, inserts=10)
         log = record_requests(harness.source)
         log.act = lambda path, _number: setattr(log, "refuses", PAGE if path == PAGE else "")
         failed = await harness.wait_for_end(await harness.start(), HarvestRunState.CONSOLIDATION_SKIPPED)
@@ -91,7 +91,7 @@ async def test_watermark_never_goes_back(database_url: str, tmp_path: Path) -> N
         clock = harness.db.clock
         harness.db.clock = ManualClock(clock.now() - timedelta(hours=1))
         async with harness.run_workers():
-            harness.source.change(updates=20)
+            harness.source.change_records(updates=20)
             early = await harness.complete_run()
             assert early["upper_bound"] < first["watermark_after"] == early["watermark_after"]
             await harness.check_watermark(early)

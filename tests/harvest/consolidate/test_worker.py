@@ -337,7 +337,7 @@ async def test_new_rules_price_all_records_again(feed: Feed, mode: str) -> None:
     pricing = await feed.db.fetch("SELECT version, rules, digest FROM harvest_pricing ORDER BY version")
     digests = {row["version"]: row["digest"] for row in pricing}
     assert digests == {1: SIMPLE.pricing_digest, 2: dearer.pricing_digest}
-    assert pricing[1]["rules"] == dearer.pricing_document()
+    assert pricing[1]["rules"] == dearer.make_pricing_document()
 
 
 async def test_changed_fields_make_all_records_pending(feed: Feed) -> None:

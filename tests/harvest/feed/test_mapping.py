@@ -29,7 +29,7 @@ def make_mapping(rules: list[dict[str, Any]] = [], *, decimals: int = 2, **field
         "cost": {"path": "price", "decimals": 2},
         "pricing": {"rules": rules, "decimals": decimals},
     }
-    return FeedMapping.of(FeedSection.model_validate(feed))
+    return FeedMapping.from_feed(FeedSection.model_validate(feed))
 
 
 def mapped(mapping: FeedMapping, *texts: str | None) -> MappedRecord:
@@ -163,4 +163,4 @@ def test_digest_changes_with_the_records() -> None:
     )
     assert len({mapping.digest, other_rule.digest, other_fields.digest}) == 3
     assert other_fields.pricing_digest == mapping.pricing_digest != other_rule.pricing_digest
-    assert mapping.pricing_document()["rules"][0]["when"] == {"stock": {"any_of": ["1", str(2**60)]}}
+    assert mapping.make_pricing_document()["rules"][0]["when"] == {"stock": {"any_of": ["1", str(2**60)]}}

@@ -250,7 +250,7 @@ async def test_bad_record_is_counted_once(byte_source: ByteSource, stepper: Harv
     byte_source.put({"id": "a", "price": 1}, b'{"id": null}', {"id": "b", "price": 2})
     run = await run_once(stepper)
     views = HarvestViews(stepper.db, stepper.storage, stepper.section)
-    assert (await views.run(run["run_id"])).rejected == 1
+    assert (await views.read_run(run["run_id"])).rejected == 1
 
 
 @pytest.mark.parametrize("garbage", [b"[1, 2]", b"7", b'{"id": "deep", "x": ' + b"[" * 9_000 + b"]" * 9_000 + b"}"])
@@ -293,7 +293,7 @@ async def test_large_numbers_keep_every_digit(byte_source: ByteSource, stepper: 
     byte_source.put(b'{"id": "a", "price": 12345678901234567890.123456789, "x": 1e400, "name": 0.10}')
     assert (await run_once(stepper))["state"] == "completed"
     assert (await stepper.read_canonical())["a"]["cost"] == Decimal("12345678901234567890.123456789")
-    record = await HarvestViews(stepper.db, stepper.storage, stepper.section).record(FEED, "a")
+    record = await HarvestViews(stepper.db, stepper.storage, stepper.section).read_record(FEED, "a")
     view = json.loads(record.model_dump_json(by_alias=True))
     assert view["canonical"]["cost"] == "12345678901234567890.123456789"
     assert view["payload"]["price"] == "12345678901234567890.123456789"
@@ -401,5 +401,5 @@ async def test_rejects_are_counted_during_the_fetch(byte_source: ByteSource, ste
     run_id = await stepper.plan_run()
     await stepper.drain(WORK_ITEMS)
     views = HarvestViews(stepper.db, stepper.storage, stepper.section)
-    run = await views.run(run_id)
+    run = await views.read_run(run_id)
     assert (run.state, run.rejected) == ("consolidating", 1)

@@ -46,7 +46,7 @@ def task(**changes: Any) -> PartitionTask:
 def verdict(
     task: PartitionTask, received: int, seen: int, ending: PassEnding | None, missed: int = 0, rejected: int = 0
 ) -> CompletenessVerdict:
-    counts = PassCounts.after(task, received, rejected, StoreResult(seen, missed))
+    counts = PassCounts.from_turn(task, received, rejected, StoreResult(seen, missed))
     return judge_pass(task, counts, ending, PASSES)[0]
 
 
@@ -97,7 +97,7 @@ def test_last_pass_fails_the_partition() -> None:
         (90, PassEnding(100, 0), "SOURCE_SHORT"),
         (100, PassEnding(99, 0), "SOURCE_MOVING"),
     ):
-        counts = PassCounts.after(last, received, 0, StoreResult(received, 5))
+        counts = PassCounts.from_turn(last, received, 0, StoreResult(received, 5))
         result, error = judge_pass(last, counts, ending, PASSES)
         assert (result, (error or "").split(":")[0]) == (CompletenessVerdict.FAILED, code)
 
@@ -105,7 +105,7 @@ def test_last_pass_fails_the_partition() -> None:
 def test_endless_pages_fail_the_partition() -> None:
     """H4: the partition fails when it has received more than twice its count."""
     part = task(received=1_150)
-    counts = PassCounts.after(part, 60, 0, StoreResult(0, 0))
+    counts = PassCounts.from_turn(part, 60, 0, StoreResult(0, 0))
     result, error = judge_pass(part, counts, None, PASSES)
     assert result is CompletenessVerdict.FAILED
     assert error == (

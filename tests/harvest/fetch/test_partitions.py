@@ -40,7 +40,7 @@ async def test_repeated_messages_change_nothing(harness: HarvestHarness) -> None
         for item in (*items, *old):
             assert await parts.fetcher.handle(make_delivery(item)) == Done()
         assert (await harness.run(run_id), await harness.count_published(run_id)) == (before, published)
-        assert await harness.count_seen(run_id) == len(harness.source.truth())
+        assert await harness.count_seen(run_id) == len(harness.source.read_truth())
         consolidation = await take_message(harness, CONSOLIDATIONS)
         await asyncio.gather(*(parts.consolidator.handle(make_delivery(consolidation)) for _ in range(2)))
         await harness.check_run(run_id)

@@ -77,7 +77,7 @@ async def test_worker_may_die_at_any_step(
     """H4, H5, H8: a worker is killed before its n-th step; the next one continues, and each message counts once."""
     campaign.counts_items = True
     for nth in range(1, 10_000) if examples(0, soak=1) else SPREAD[topic][:: 1 if bus is None else 3]:
-        harness.source.change(updates=10, inserts=3, deletes=2)
+        harness.source.change_records(updates=10, inserts=3, deletes=2)
         run_id = await harness.start(full=True)
         worker = HarvestWorkerProcess(harness.settings, tmp_path / "log", topic, nth)
         if not await wait_for_death(harness, run_id, worker):
@@ -113,7 +113,7 @@ async def continue_run(harness: HarvestHarness, run_id: UUID) -> None:
         await harness.check_quiet()
     await harness.check_run(run_id)
     await harness.check_records()
-    assert await harness.count_seen(run_id) == len(harness.source.truth())
+    assert await harness.count_seen(run_id) == len(harness.source.read_truth())
     turns = sum(count_turns(part["counted"]) for part in await harness.list_partitions(run_id))
     assert (await harness.count_published(run_id))[WORK_ITEMS] == turns
 
@@ -163,7 +163,7 @@ async def run_campaign(large_feed: HarvestHarness, log: Path, rounds: int, campa
         await large_feed.wait_for_end(run_id)
         large_feed.source.set_churn()
         run = await large_feed.check_run(run_id)
-        changed = large_feed.source.changed_ids_since(run["upper_bound"])
+        changed = large_feed.source.find_ids_changed_since(run["upper_bound"])
         try:
             await large_feed.check_records(but=changed, gone=await find_deleted(large_feed))
         except AssertionError as error:
@@ -196,7 +196,7 @@ async def explain_missing(harness: HarvestHarness, requests: RequestLog, run: Js
     A record that no page of the run contained was not delivered by the source. A page that was cut off, or whose delay
     is None or longer than the client waits, did not arrive as a whole.
     """
-    truth, raw, canonical = harness.source.truth(), await harness.read_raw(), await harness.read_canonical()
+    truth, raw, canonical = harness.source.read_truth(), await harness.read_raw(), await harness.read_canonical()
     different = {key for key in truth if raw.get(key) != truth[key] or key not in canonical} - set(changed)
     lines = [f"run: {run}", *(f"partition: {part}" for part in await harness.list_partitions(run["run_id"]))]
     for key in sorted(different):
@@ -206,7 +206,7 @@ async def explain_missing(harness: HarvestHarness, requests: RequestLog, run: Js
 
 async def find_deleted(harness: HarvestHarness) -> set[str]:
     """Return the served records that the source has deleted."""
-    return set(await harness.read_canonical()) - set(harness.source.truth())
+    return set(await harness.read_canonical()) - set(harness.source.read_truth())
 
 
 async def describe_unfinished(harness: HarvestHarness) -> str:

@@ -56,7 +56,7 @@ async def load_items(harness: HarvestHarness, target: DictionaryKey = PRICES) ->
 
 def expected_prices(harness: HarvestHarness) -> dict[str, Any]:
     """Return the prices that must be served for the present records of the source."""
-    truth = {key: expected_record(record) for key, record in harness.source.truth().items()}
+    truth = {key: expected_record(record) for key, record in harness.source.read_truth().items()}
     return {key: None if record.price is None else float(record.price) for key, record in truth.items()}
 
 
@@ -72,7 +72,7 @@ async def test_every_run_with_changes_is_a_version(harness: HarvestHarness) -> N
         assert (version, prices(items)) == (1, expected_prices(harness))
         await harness.complete_run(full=True)
         assert (await load_items(harness))[0] == 1
-        harness.source.change(updates=20, inserts=5, deletes=7)
+        harness.source.change_records(updates=20, inserts=5, deletes=7)
         await harness.complete_run(full=True)
         for target in (PRICES, OTHERS):
             version, items = await load_items(harness, target)
@@ -91,7 +91,7 @@ async def test_every_tenant_of_the_dictionary_gets_the_version(harness: HarvestH
         await harness.complete_run()
         after = await load_items(harness, other)
         assert (before[0], after[0]) == (0, 1)
-        harness.source.change(updates=5)
+        harness.source.change_records(updates=5)
         await harness.complete_run()
         assert (await load_items(harness, other))[0] == 2
 
@@ -124,7 +124,7 @@ async def test_dictionaries_are_not_locked_during_the_write_to_the_storage(
     async with harness.run_workers():
         await harness.complete_run()
         monkeypatch.setattr(watermark, "save", record_save)
-        harness.source.change(updates=5)
+        harness.source.change_records(updates=5)
         await harness.complete_run()
     assert [[row["version"] for row in rows] for rows in locked] == [[1, 1]]
 
@@ -157,7 +157,7 @@ async def test_pods_load_a_completed_run_from_its_announcement(
                 await becomes(partial(_serves, pod, version), f"version {version} in memory", within=FRESH_WITHIN)
                 answer = await pod.get("STONES/all?limit=1000")
                 assert prices({item["key"]: item["value"] for item in answer.json["items"]}) == expected_prices(harness)
-            harness.source.change(updates=10, inserts=5)
+            harness.source.change_records(updates=10, inserts=5)
     assert [entry for entry in logged if entry["event"] == "invalidation_rejected"] == []
 
 
@@ -186,7 +186,7 @@ async def test_failed_run_is_not_visible(harness: HarvestHarness, tmp_path: Path
         blob = tmp_path / "objects" / "harvest" / FEED / "watermark.json"
         blob.unlink()
         blob.mkdir()
-        harness.source.change(updates=60, inserts=5)
+        harness.source.change_records(updates=60, inserts=5)
         failed = await harness.wait_for_end(await harness.start(), HarvestRunState.FAILED)
         assert (await harness.read_canonical()).keys() != before[1].keys()
         assert await load_items(harness) == before
@@ -212,7 +212,7 @@ async def test_version_has_one_content_during_consolidation(
         await harness.complete_run()
         before = await load_items(harness)
         monkeypatch.setattr(worker._SetConsolidation, "step", record_step)
-        harness.source.change(updates=100, inserts=100)
+        harness.source.change_records(updates=100, inserts=100)
         await harness.complete_run()
     assert len({canonical for _, canonical in seen}) > 3  # the canonical records changed in several steps
     assert [state for state, _ in seen if state != before] == []

@@ -79,7 +79,7 @@ async def test_successful_run(stones: HarvestStepper) -> None:
     assert await read_counters(stones, run_id) == (expected, 0, False, False)
     assert await read_status(stones, run_id) == ("consolidating", f"{expected}/{expected}", 0)
     workers = await run_query(stones, "worker_breakdown", run_id)
-    assert sum(row["records_processed"] for row in workers) == len(stones.source.truth())
+    assert sum(row["records_processed"] for row in workers) == len(stones.source.read_truth())
 
     await stones.drain(contract.CONSOLIDATIONS)
     assert await read_counters(stones, run_id) == (expected, 0, True, True)
@@ -111,7 +111,7 @@ async def test_run_with_a_failed_partition(stones: HarvestStepper) -> None:
     assert await read_status(stones, run_id) == ("in_progress", f"{expected - failed}/{expected}", 0)
     await stones.finish()
     assert await read_status(stones, run_id) == ("completed", f"{expected}/{expected}", 0)
-    assert (await stones.read_canonical()).keys() == stones.source.truth().keys()
+    assert (await stones.read_canonical()).keys() == stones.source.read_truth().keys()
 
 
 async def test_forced_run(stones: HarvestStepper) -> None:

@@ -77,7 +77,7 @@ class HarvestLifecycle(RuleBasedStateMachine):
         run_id = await self.stones.harvest.start(FEED, "test", full=True)
         await self.stones.finish()
         assert (await self.stones.run(run_id))["state"] == "completed"
-        canonical, truth = await self.stones.read_canonical(), self.stones.source.truth()
+        canonical, truth = await self.stones.read_canonical(), self.stones.source.read_truth()
         served = {key: _served_values(row) for key, row in canonical.items()}
         assert served == {key: _expected_values(row) for key, row in truth.items()}
         assert await self.stones.db.fetchval("SELECT count(*) FROM raw_pending") == 0
@@ -107,7 +107,7 @@ class HarvestLifecycle(RuleBasedStateMachine):
 
     @rule(updates=st.integers(0, 5), inserts=st.integers(0, 3), deletes=st.integers(0, 3))
     def change(self, updates: int, inserts: int, deletes: int) -> None:
-        self.stones.source.change(updates, inserts, deletes)
+        self.stones.source.change_records(updates, inserts, deletes)
 
     @rule(faults=st.sampled_from([Faults(), DOWN, SHORT]))
     def set_faults(self, faults: Faults) -> None:
@@ -180,7 +180,7 @@ class HarvestLifecycle(RuleBasedStateMachine):
             row["watermark"],
             row["watermark_at"],
         )
-        stored = self.run(self.stones.storage.get(watermark.blob_path(FEED)))
+        stored = self.run(self.stones.storage.get(watermark.make_blob_path(FEED)))
         blob = {name: orjson.loads(stored.data)[name] for name in ("lastUpdatedAt", "lastRunId", "lastRunCompletedAt")}
         assert datetime.fromisoformat(blob["lastUpdatedAt"]) == row["watermark"]
         assert (blob["lastRunId"], datetime.fromisoformat(blob["lastRunCompletedAt"])) == (

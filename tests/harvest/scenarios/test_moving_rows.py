@@ -25,13 +25,13 @@ async def test_moving_rows_are_found(harness: HarvestHarness, campaign: Campaign
 
             def act(path: str, number: int, moments: set[int] = moments, changes: dict[str, int] = changes) -> None:
                 if path == PAGE and number in moments:
-                    harness.source.change(**changes)
+                    harness.source.change_records(**changes)
 
             log.act = act
             run = await harness.complete_run(full=True)
             log.act = None
             repeated += max(part["scan"] for part in await harness.list_partitions(run["run_id"])) > 1
-            deleted = set(await harness.read_canonical()) - set(harness.source.truth())
+            deleted = set(await harness.read_canonical()) - set(harness.source.read_truth())
             await harness.check_records(but=changed_keys(run, harness), gone=deleted)
             await harness.complete_run()
             await harness.check_records(gone=deleted)
@@ -58,10 +58,10 @@ async def test_full_run_deletes_missing_records(harness: HarvestHarness) -> None
     async with harness.run_workers():
         await harness.complete_run()
         restore = save_state(harness.source)
-        deleted = set(harness.source.change(deletes=40).deleted)
+        deleted = set(harness.source.change_records(deletes=40).deleted)
         run = await harness.complete_run()
         assert (run["run_type"], run["deleted"]) == ("incremental", None)
-        assert set(await harness.read_canonical()) - set(harness.source.truth()) == deleted
+        assert set(await harness.read_canonical()) - set(harness.source.read_truth()) == deleted
         run = await harness.complete_run(full=True)
         assert run["deleted"] == len(deleted)
         assert set(await harness.read_canonical(deleted=True)) == deleted
@@ -90,7 +90,7 @@ async def test_too_many_missing_records_are_not_deleted(harness: HarvestHarness)
     """H10: above `max_delete_ratio` nothing is deleted; the run completes with an alert."""
     async with harness.run_workers():
         await harness.complete_run()
-        deleted = harness.source.change(deletes=61).deleted  # of 300; a fifth is allowed
+        deleted = harness.source.change_records(deletes=61).deleted  # of 300; a fifth is allowed
         run = await harness.complete_run(full=True)
         assert run["deleted"] == 0
         assert await harness.alerts() == [("DELETION_SKIPPED", "WARNING")]

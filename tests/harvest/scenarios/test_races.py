@@ -124,7 +124,7 @@ def make_section(percent: int, mode: str) -> FeedSection:
 async def apply_section(db: Database, section: FeedSection) -> int:
     async with db.transaction() as tx:
         await store.lock_feed(tx, FEED)
-        return await apply_mapping(tx, FEED, FeedMapping.of(section), db.clock.now())
+        return await apply_mapping(tx, FEED, FeedMapping.from_feed(section), db.clock.now())
 
 
 async def read_versions(stepper: HarvestStepper) -> set[int]:
@@ -142,7 +142,7 @@ async def test_worker_with_an_old_mapping_stops(database_url: str, tmp_path: Pat
 
         async def run_consolidation(section: FeedSection, version: int) -> ConsolidationResult:
             options: dict[str, Any] = {"run_id": uuid4(), "pricing_version": version}
-            return await consolidate(stepper.db, FEED, FeedMapping.of(section), section.consolidation, **options)
+            return await consolidate(stepper.db, FEED, FeedMapping.from_feed(section), section.consolidation, **options)
 
         with pytest.raises(Transient) as stopped:
             await run_consolidation(old, old_version)
@@ -168,11 +168,11 @@ async def test_mapping_changes_between_two_sets(database_url: str, tmp_path: Pat
         options: dict[str, Any] = {"run_id": uuid4(), "progress": roll_out}
         with suppress(Transient):  # unless it ends before the other one starts
             await consolidate(
-                stepper.db, FEED, FeedMapping.of(old), old.consolidation, pricing_version=old_version, **options
+                stepper.db, FEED, FeedMapping.from_feed(old), old.consolidation, pricing_version=old_version, **options
             )
         new_version = await rollouts[0]
         await consolidate(
-            stepper.db, FEED, FeedMapping.of(new), new.consolidation, pricing_version=new_version, run_id=uuid4()
+            stepper.db, FEED, FeedMapping.from_feed(new), new.consolidation, pricing_version=new_version, run_id=uuid4()
         )
         assert await read_versions(stepper) == {new_version}
         assert await stepper.db.fetchval("SELECT count(*) FROM raw_pending") == 0
@@ -207,7 +207,7 @@ async def test_late_save_does_not_replace_a_newer_watermark(tmp_path: Path) -> N
     storage.newer = new
     await watermark.save(storage, FEED, old)
     assert storage.newer is None
-    assert (await storage.get(watermark.blob_path(FEED))).data == new
+    assert (await storage.get(watermark.make_blob_path(FEED))).data == new
 
 
 @pytest.mark.full
@@ -225,16 +225,16 @@ async def test_copy_of_a_failed_run_is_restored(
     async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(60)), partitions=ONE_PART) as stepper:
         if has_watermark:
             await complete_run(stepper)
-            before = (await stepper.storage.get(watermark.blob_path(FEED))).data
+            before = (await stepper.storage.get(watermark.make_blob_path(FEED))).data
         monkeypatch.setattr(watermark, "save", save_and_crash)
         run_id = await stepper.plan_run()
         await stepper.finish()
         assert (await stepper.run(run_id))["state"] == "failed"
         if has_watermark:
-            assert (await stepper.storage.get(watermark.blob_path(FEED))).data == before
+            assert (await stepper.storage.get(watermark.make_blob_path(FEED))).data == before
         else:
             with pytest.raises(NotFound):
-                await stepper.storage.get(watermark.blob_path(FEED))
+                await stepper.storage.get(watermark.make_blob_path(FEED))
 
 
 async def test_fetch_of_late_changes_reports_progress_and_can_be_stopped(database_url: str, tmp_path: Path) -> None:

@@ -56,11 +56,11 @@ async def test_run_completes_despite_faults(harness: HarvestHarness, kind: str) 
     harness.source.set_faults(EACH.get(kind, ALL))
     async with harness.run_workers():
         run = await harness.complete_run()
-    faults = set(harness.source.stats()["faults"])
+    faults = set(harness.source.read_stats()["faults"])
     assert len(faults) > 3 if kind == "all" else faults == {kind}
     await harness.check_run(run["run_id"])
     await harness.check_records()
-    assert await harness.count_seen(run["run_id"]) == run["heatmap"]["total"] == len(harness.source.truth())
+    assert await harness.count_seen(run["run_id"]) == run["heatmap"]["total"] == len(harness.source.read_truth())
 
 
 async def test_pause_applies_to_all_processes(harness: HarvestHarness, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ async def test_pause_applies_to_all_processes(harness: HarvestHarness, tmp_path:
     async with harness.run_workers():
         run = await harness.complete_run()
     other.kill()
-    assert harness.source.stats()["faults"] == {"429": 1}
+    assert harness.source.read_stats()["faults"] == {"429": 1}
     paused_at = times[[path for path, _ in log.requests].index(PAGE) :][3]  # inexact by the concurrent requests
     in_pause = [at for at in times if paused_at + 0.7 < at < paused_at + 1.9]
     assert in_pause == []  # the other process reads the state twice per second
@@ -175,7 +175,7 @@ async def test_retry_continues_where_partitions_stopped(database_url: str, tmp_p
         assert (await harness.count_published(run_id))[CONSOLIDATIONS] == 1
         await harness.check_records()
         await harness.check_watermark(run)
-        assert await harness.count_seen(run_id) == len(harness.source.truth())
+        assert await harness.count_seen(run_id) == len(harness.source.read_truth())
         with pytest.raises(Conflict, match="no partition failed"):
             await harness.harvest.retry(run_id, "operator")
         with pytest.raises(NotFound):
@@ -213,7 +213,7 @@ async def test_force_consolidates_despite_failures(database_url: str, tmp_path: 
             None,
         ) * 4
         fetched = await harness.read_raw()
-        assert 0 < len(fetched) < len(harness.source.truth())
+        assert 0 < len(fetched) < len(harness.source.read_truth())
         assert (await harness.read_canonical()).keys() == fetched.keys()
         assert (await harness.complete_run())["run_type"] == "full"
         await harness.check_records()

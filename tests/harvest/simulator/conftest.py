@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
+from penstock.harvest.simulator.server import LocalOptions, LocalSource, run_local_source
 from penstock.kernel.clock import ManualClock
 from tests.harvest.simulator.client import LocalSourceClient
 
@@ -15,7 +15,7 @@ RECORDS = 400
 @pytest.fixture
 async def source(clock: ManualClock) -> AsyncIterator[LocalSource]:
     clock.advance(timedelta(hours=1))  # later than the first records
-    async with local_source(LocalOptions(records=RECORDS, seed=7), clock) as source:
+    async with run_local_source(LocalOptions(records=RECORDS, seed=7), clock) as source:
         yield source
 
 

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.harvest.simulator.dataset import FIRST_MOMENT, Dataset, PriceFormat, RecordFilter, RecordOrder, micros
+from penstock.harvest.simulator.dataset import (
+    FIRST_MOMENT,
+    Dataset,
+    PriceFormat,
+    RecordFilter,
+    RecordOrder,
+    convert_to_micros,
+)
 from penstock.harvest.simulator.rest import read_moment
 from penstock.kernel.clock import ManualClock
 from tests.support.soak import examples
@@ -28,14 +35,14 @@ def make_dataset(
 
 
 def records_of(dataset: Dataset) -> list[Record]:
-    return [orjson.loads(body) for body in dataset.truth()]
+    return [orjson.loads(body) for body in dataset.list_truth()]
 
 
 def select_pages(dataset: Dataset, asked: RecordFilter, limit: int) -> list[Record]:
     """Return the records of all pages, one after another."""
     rows, records = dataset.select(asked), list[Record]()
     while keys := rows.slice_keys(len(records), limit):
-        records += map(orjson.loads, dataset.bodies(keys))
+        records += map(orjson.loads, dataset.encode_records(keys))
     assert len(records) == rows.total
     return records
 
@@ -87,7 +94,7 @@ def test_every_filter_equals_a_plain_search(
     for updates, inserts, deletes in steps:
         clock.advance(timedelta(seconds=1))
         dataset.select(RecordFilter())  # a selection is not reused after a change
-        dataset.change(updates, inserts, deletes)
+        dataset.change_records(updates, inserts, deletes)
     records = records_of(dataset)
     assert len(records) == dataset.total
     for _ in range(4):
@@ -117,7 +124,7 @@ def test_change_reports_its_effect(steps: list[tuple[int, int, int]]) -> None:
     dataset = make_dataset(60)
     for step in steps:
         before, last, generation = dict(by_id(dataset)), dataset._last_moment, dataset.generation
-        changed = dataset.change(*step)
+        changed = dataset.change_records(*step)
         after = by_id(dataset)
         assert set(changed.deleted) == before.keys() - after.keys()
         assert set(changed.inserted) == after.keys() - before.keys()
@@ -139,26 +146,26 @@ def test_changes_have_the_time_of_the_clock() -> None:
     dataset = Dataset(50, 7, PriceFormat.HEAVY, RecordOrder.PRICE, clock)
     clock.advance(timedelta(days=1))
     moment = clock.now() - timedelta(microseconds=1)
-    changed = dataset.change(updates=3, inserts=2, deletes=1)
+    changed = dataset.change_records(updates=3, inserts=2, deletes=1)
     records = by_id(dataset)
     times = sorted(read_moment(records[name]["updatedAt"]) for name in (*changed.updated, *changed.inserted))
-    assert times == [micros(clock.now()) + step for step in range(5)]
-    assert dataset.ids_after(moment) == {*changed.updated, *changed.inserted}
+    assert times == [convert_to_micros(clock.now()) + step for step in range(5)]
+    assert dataset.find_ids_after(moment) == {*changed.updated, *changed.inserted}
 
 
 def test_records_and_changes_depend_on_the_seed() -> None:
     """H17: the same seed makes the same records and changes; another seed makes others."""
     dataset, same, other = make_dataset(500), make_dataset(500), make_dataset(500, seed=8)
-    assert dataset.truth() == same.truth() != other.truth()
-    assert dataset.change(5, 5, 5) == same.change(5, 5, 5)
-    assert dataset.truth() == same.truth()
+    assert dataset.list_truth() == same.list_truth() != other.list_truth()
+    assert dataset.change_records(5, 5, 5) == same.change_records(5, 5, 5)
+    assert dataset.list_truth() == same.list_truth()
 
 
 def test_updates_move_rows() -> None:
     """H17: an update changes the price, so that a row moves to another page."""
     dataset = make_dataset(1_000)
     before = [record["id"] for record in select_pages(dataset, RecordFilter(), 30)]
-    moved = dataset.change(updates=20).updated
+    moved = dataset.change_records(updates=20).updated
     after = [record["id"] for record in select_pages(dataset, RecordFilter(), 30)]
     assert sorted(before) == sorted(after)
     assert sum(abs(before.index(name) - after.index(name)) > 30 for name in moved) > 10

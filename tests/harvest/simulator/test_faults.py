@@ -20,7 +20,7 @@ async def test_throttled(client: LocalSourceClient, source: LocalSource, seconds
         assert (response.status, response.headers["Retry-After"]) == (429, header)
     async with client.session.post("/graphql", json={"query": COUNT}) as response:
         assert response.status == 429
-    assert source.stats()["faults"] == {"429": 2}
+    assert source.read_stats()["faults"] == {"429": 2}
 
 
 async def test_errors_and_garbage(client: LocalSourceClient, source: LocalSource) -> None:
@@ -81,7 +81,7 @@ async def test_short_pages_lose_nothing(client: LocalSourceClient, source: Local
         page = await client.get("/records", limit=30, **cursor)
         by_cursor += page["items"]
         cursor = page["nextCursor"] and {"cursor": page["nextCursor"]}
-    assert by_offset == by_cursor == sort_by_price(source.truth())
+    assert by_offset == by_cursor == sort_by_price(source.read_truth())
     assert max(lengths) < 30
     assert min(lengths) >= 1
     assert len(lengths) > 3  # of different lengths
@@ -121,13 +121,13 @@ async def test_churn_continues_until_it_is_stopped(client: LocalSourceClient, so
 
 
 async def _has_injected(source: LocalSource, fault: str) -> bool:
-    return fault in source.stats()["faults"]
+    return fault in source.read_stats()["faults"]
 
 
 async def _has_moved(source: LocalSource) -> bool:
-    stats = source.stats()
+    stats = source.read_stats()
     return bool(stats["generation"] > 2 and stats["total"] > 400)
 
 
 async def _is_empty(source: LocalSource) -> bool:
-    return bool(source.stats()["total"] == 0)
+    return bool(source.read_stats()["total"] == 0)

@@ -25,14 +25,14 @@ async def test_pages(client: LocalSourceClient, source: LocalSource) -> None:
         page = response["data"]["as"]["diamonds_by_query"]
         assert page["total_count"] == 400
         records += page["items"]
-    assert records == sort_by_price(source.truth())
+    assert records == sort_by_price(source.read_truth())
     assert code_of(await client.graphql(PAGE, token=token, query={}, offset=0, limit=51)) == "BAD_USER_INPUT"
 
 
 async def test_dollar_ranges_are_inclusive(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: from and to are inclusive; has_price: false selects the records without a price."""
     token = await client.token()
-    prices = sorted(record["price"] for record in source.truth().values() if record["price"] is not None)
+    prices = sorted(record["price"] for record in source.read_truth().values() if record["price"] is not None)
     lower, upper = prices[50], prices[90]
 
     async def count(query: dict[str, Any] | None) -> int:
@@ -53,7 +53,7 @@ async def test_windows(client: LocalSourceClient, source: LocalSource, clock: Ma
     """H17: updated_at selects changes after one time and not after another."""
     token, before = await client.token(), clock.now().isoformat()
     clock.advance(timedelta(seconds=1))
-    changed = source.change(updates=4, inserts=2)
+    changed = source.change_records(updates=4, inserts=2)
     response = await client.graphql(PAGE, token=token, query={"updated_at": {"after": before}})
     items = response["data"]["as"]["diamonds_by_query"]["items"]
     assert {item["id"] for item in items} == {*changed.updated, *changed.inserted}

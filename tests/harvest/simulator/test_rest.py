@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.harvest.simulator.dataset import RecordOrder
-from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
+from penstock.harvest.simulator.server import LocalOptions, LocalSource, run_local_source
 from penstock.kernel.clock import ManualClock
 from tests.harvest.simulator.client import LocalSourceClient, sort_by_price
 from tests.support.types import Json
@@ -33,13 +33,13 @@ async def walk(client: LocalSourceClient, paging: str, limit: int, **filters: An
 @pytest.mark.parametrize("paging", ["offset", "page", "cursor"])
 async def test_pages_are_complete(client: LocalSourceClient, source: LocalSource, paging: str) -> None:
     """H17: by offset, page or cursor, the pages have all records, sorted by price and id, nulls last."""
-    assert await walk(client, paging, 37) == sort_by_price(source.truth())
+    assert await walk(client, paging, 37) == sort_by_price(source.read_truth())
 
 
 async def test_default_page(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: a page has 30 records by default, the total, whether more follow, and the next cursor."""
     page = await client.get("/records")
-    assert page["items"] == sort_by_price(source.truth())[:30]
+    assert page["items"] == sort_by_price(source.read_truth())[:30]
     assert page.keys() == {"items", "total", "hasMore", "nextCursor"}
     assert (page["total"], page["hasMore"]) == (400, True)
     last = await client.get("/records", offset=399)
@@ -49,7 +49,7 @@ async def test_default_page(client: LocalSourceClient, source: LocalSource) -> N
 
 async def test_ranges_are_half_open(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: price_from is inclusive, price_below is exclusive, and a range has no nulls."""
-    prices = sorted(record["price"] for record in source.truth().values() if record["price"] is not None)
+    prices = sorted(record["price"] for record in source.read_truth().values() if record["price"] is not None)
     lower, upper = prices[100], prices[200]
     inside = await walk(client, "offset", 50, price_from=lower, price_below=upper)
     assert [record["price"] for record in inside] == [price for price in prices if lower <= price < upper]
@@ -65,8 +65,8 @@ async def test_windows(client: LocalSourceClient, source: LocalSource, clock: Ma
     """H17: updated_after is exclusive, updated_upto inclusive."""
     before = clock.now()
     clock.advance(timedelta(seconds=1))
-    changed = source.change(updates=1)
-    moment = source.truth()[changed.updated[0]]["updatedAt"]
+    changed = source.change_records(updates=1)
+    moment = source.read_truth()[changed.updated[0]]["updatedAt"]
     assert [
         record["id"] for record in await walk(client, "cursor", 5, updated_after=before.isoformat())
     ] == changed.updated
@@ -79,10 +79,10 @@ async def test_cursor_after_deletions(client: LocalSourceClient, source: LocalSo
     """H17: each present record after a cursor is sent once, even if the row of the cursor was deleted."""
     first = await client.get("/records", limit=100)
     seen = {record["id"] for record in first["items"]}
-    source.change(deletes=300)
+    source.change_records(deletes=300)
     rest = await continue_from(client, first["nextCursor"])
-    assert first["items"][-1]["id"] not in source.truth()  # with this seed, the row of the cursor was deleted
-    assert rest == [record for record in sort_by_price(source.truth()) if record["id"] not in seen]
+    assert first["items"][-1]["id"] not in source.read_truth()  # with this seed, the row of the cursor was deleted
+    assert rest == [record for record in sort_by_price(source.read_truth()) if record["id"] not in seen]
 
 
 async def continue_from(client: LocalSourceClient, cursor: str | None) -> list[Json]:
@@ -97,13 +97,15 @@ async def continue_from(client: LocalSourceClient, cursor: str | None) -> list[J
 async def test_pages_can_be_sorted_by_id(clock: ManualClock) -> None:
     """H17: in the order of ids, updates move no row, also within a range."""
     async with (
-        local_source(LocalOptions(records=200, order=RecordOrder.ID), clock) as source,
+        run_local_source(LocalOptions(records=200, order=RecordOrder.ID), clock) as source,
         LocalSourceClient.of(source.url) as client,
     ):
         cheap = [
-            name for name, record in source.truth().items() if record["price"] is not None and record["price"] < 200_000
+            name
+            for name, record in source.read_truth().items()
+            if record["price"] is not None and record["price"] < 200_000
         ]
-        assert [record["id"] for record in await walk(client, "cursor", 7)] == sorted(source.truth())
+        assert [record["id"] for record in await walk(client, "cursor", 7)] == sorted(source.read_truth())
         assert [record["id"] for record in await walk(client, "offset", 7, price_below=200_000)] == sorted(cheap)
 
 

@@ -29,10 +29,10 @@ async def test_faults_are_set_by_http(client: LocalSourceClient, source: LocalSo
 
 async def test_changes_by_http(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: random changes are returned by id, counted as a generation, and visible at once."""
-    before = source.truth()
+    before = source.read_truth()
     changes = await client.post("/admin/changes", {"updates": 3, "inserts": 2, "deletes": 4})
     assert (len(changes["updated"]), len(changes["inserted"]), len(changes["deleted"])) == (3, 2, 4)
-    assert set(changes["deleted"]) == before.keys() - source.truth().keys()
+    assert set(changes["deleted"]) == before.keys() - source.read_truth().keys()
     assert (await client.get("/records"))["total"] == 398
     stats = await client.get("/admin/stats")
     assert (stats["total"], stats["generation"]) == (398, 1)
@@ -44,4 +44,4 @@ async def test_all_records_can_be_read(client: LocalSourceClient, source: LocalS
     async with client.session.get("/admin/records") as response:
         lines = (await response.text()).splitlines()
     records = [orjson.loads(line) for line in lines]
-    assert {record["id"]: record for record in records} == source.truth()
+    assert {record["id"]: record for record in records} == source.read_truth()

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from penstock.harvest.simulator.faults import Faults, Rates
-from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
+from penstock.harvest.simulator.server import LocalOptions, LocalSource, run_local_source
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid
 from tests.harvest.simulator.client import LocalSourceClient, sort_by_price
@@ -50,7 +50,7 @@ async def test_pipelined_requests(raw: RawConnection, source: LocalSource, fault
         raw.writer.write(sent[start : start + 701])
         await raw.writer.drain()
     pages = [await raw.read_response() for _ in range(40)]
-    assert [page["items"][0] for _, page in pages] == sort_by_price(source.truth())[:40]
+    assert [page["items"][0] for _, page in pages] == sort_by_price(source.read_truth())[:40]
     assert (await raw.read_response())[1]["updated"] == []
     assert await raw.read_response() == (200, {"total": 400})
 
@@ -77,12 +77,12 @@ async def test_connection_close(raw: RawConnection) -> None:
 
 async def test_long_response(clock: ManualClock) -> None:
     """H17: a response larger than any buffer is complete, and so is the response after it."""
-    async with local_source(LocalOptions(records=20_000), clock) as source:
+    async with run_local_source(LocalOptions(records=20_000), clock) as source:
         reader, writer = await asyncio.open_connection(*source.url.removeprefix("http://").split(":"))
         writer.write(get("/admin/records") + get("/records/count"))
         await reader.readuntil(b"\r\n\r\n")
         lines = [await reader.readline() for _ in range(20_000)]
-        assert [orjson.loads(line)["id"] for line in lines] == sorted(source.truth())
+        assert [orjson.loads(line)["id"] for line in lines] == sorted(source.read_truth())
         assert await RawConnection(reader, writer).read_response() == (200, {"total": 20_000})
         writer.close()
         await writer.wait_closed()
@@ -92,11 +92,11 @@ async def test_only_loopback_addresses_are_served(source: LocalSource) -> None:
     """H17: other addresses and used ports are errors."""
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.com"):
         with pytest.raises(Invalid):
-            await local_source(LocalOptions(records=1, host=host)).__aenter__()
+            await run_local_source(LocalOptions(records=1, host=host)).__aenter__()
     with pytest.raises(Conflict):
-        await local_source(LocalOptions(records=1, port=int(source.url.rpartition(":")[2]))).__aenter__()
+        await run_local_source(LocalOptions(records=1, port=int(source.url.rpartition(":")[2]))).__aenter__()
     async with (
-        local_source(LocalOptions(records=3, host="localhost")) as other,
+        run_local_source(LocalOptions(records=3, host="localhost")) as other,
         LocalSourceClient.of(other.url) as client,
     ):
         assert (await client.get("/records"))["total"] == 3
@@ -105,7 +105,7 @@ async def test_only_loopback_addresses_are_served(source: LocalSource) -> None:
 async def test_end_of_the_block_ends_every_connection(clock: ManualClock) -> None:
     """H17: waiting clients are disconnected, and background changes end."""
     options = LocalOptions(records=1, faults=Faults(rate_timeout=1), churn=Rates(inserts=1))
-    async with local_source(options, clock) as source:
+    async with run_local_source(options, clock) as source:
         reader, writer = await asyncio.open_connection(*source.url.removeprefix("http://").split(":"))
         writer.write(get("/records") + get("/admin/stats"))
         await writer.drain()

@@ -11,7 +11,7 @@ from penstock.harvest.config import FeedSection
 from penstock.harvest.feed.feeds import open_source
 from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, PagePosition, PartitionRange, TimeWindow
 from penstock.harvest.simulator.faults import Faults
-from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
+from penstock.harvest.simulator.server import LocalOptions, LocalSource, run_local_source
 from penstock.harvest.sources.port import HarvestSource
 from penstock.kernel.db.database import Database
 
@@ -35,7 +35,7 @@ Ids = set[str]
 
 @pytest.fixture
 async def local() -> AsyncIterator[LocalSource]:
-    async with local_source(LocalOptions(records=700, seed=3)) as source:
+    async with run_local_source(LocalOptions(records=700, seed=3)) as source:
         yield source
 
 
@@ -78,13 +78,13 @@ def contains(range_: PartitionRange, price: int | None) -> bool:
 
 async def test_all_records(source: HarvestSource, local: LocalSource) -> None:
     """H14: all records are fetched unchanged."""
-    assert {record["id"]: record for record in await fetch_all(source, EVERYTHING)} == local.truth()
-    assert await check_ids(source, EVERYTHING) == set(local.truth())
+    assert {record["id"]: record for record in await fetch_all(source, EVERYTHING)} == local.read_truth()
+    assert await check_ids(source, EVERYTHING) == set(local.read_truth())
 
 
 async def test_adjacent_ranges_are_complete(source: HarvestSource, local: LocalSource) -> None:
     """H3: adjacent ranges and the records without a value are all records, each of them once."""
-    truth = local.truth()
+    truth = local.read_truth()
     ids_of_ranges = [await check_ids(source, range_) for range_ in RANGES]
     for range_, ids in zip(RANGES, ids_of_ranges, strict=True):
         assert ids == {key for key, record in truth.items() if contains(range_, record["price"])}
@@ -96,9 +96,9 @@ async def test_adjacent_ranges_are_complete(source: HarvestSource, local: LocalS
 
 async def test_adjacent_windows_are_complete(source: HarvestSource, local: LocalSource) -> None:
     """H9: two adjacent windows have all changes of both, each record once."""
-    start = max(record["updatedAt"] for record in local.truth().values())
-    local.change(updates=40, inserts=30)
-    changed = sorted((r for r in local.truth().values() if r["updatedAt"] > start), key=lambda r: r["updatedAt"])
+    start = max(record["updatedAt"] for record in local.read_truth().values())
+    local.change_records(updates=40, inserts=30)
+    changed = sorted((r for r in local.read_truth().values() if r["updatedAt"] > start), key=lambda r: r["updatedAt"])
     middle, end = changed[len(changed) // 2]["updatedAt"], changed[-1]["updatedAt"]
     first, second = make_window(start, middle), make_window(middle, end)
     assert await check_ids(source, EVERYTHING, first) == {r["id"] for r in changed if r["updatedAt"] <= middle}
@@ -114,13 +114,13 @@ def make_window(after: str, upto: str) -> TimeWindow:
 async def test_faults_are_retried(source: HarvestSource, local: LocalSource) -> None:
     """H15, H16: despite throttled, failed, aborted and invalid responses, each record is fetched once."""
     local.set_faults(Faults(rate_429=0.03, rate_500=0.1, rate_cut=0.1, rate_garbage=0.1))
-    assert await check_ids(source, EVERYTHING) == set(local.truth())
+    assert await check_ids(source, EVERYTHING) == set(local.read_truth())
 
 
 async def test_short_pages(source: HarvestSource, local: LocalSource, request: pytest.FixtureRequest) -> None:
     """H16: a source that continues after the last record misses none, unlike one with page numbers."""
     local.set_faults(Faults(rate_short=0.5))
     fetched = {record["id"] for record in await fetch_all(source, EVERYTHING)}
-    missing = set(local.truth()) - fetched
+    missing = set(local.read_truth()) - fetched
     is_by_page = request.node.callspec.params["source"] == "page"
     assert bool(missing) == is_by_page  # the recount finds the missing records

@@ -36,7 +36,7 @@ async def passes(limiter: RateLimiter, failure: SourceFailed | None = None) -> b
     """Return whether a request may be sent now; it ends with *failure*."""
     is_admitted = False
     try:
-        async with limiter.request():
+        async with limiter.limit_request():
             is_admitted = True
             if failure:
                 raise failure
@@ -53,7 +53,7 @@ async def count_admitted(limiter: RateLimiter, number: int) -> int:
 async def get_error(limiter: RateLimiter) -> SourceFailed:
     """Return the error of a request that may not be sent."""
     with pytest.raises(SourceFailed) as caught:
-        async with limiter.request():
+        async with limiter.limit_request():
             pytest.fail("the request was admitted")
     return caught.value
 
@@ -160,7 +160,7 @@ async def test_concurrency_is_limited(pools: Sequence[Database]) -> None:
 
     async def request() -> None:
         nonlocal inside, most
-        async with limiter.request():
+        async with limiter.limit_request():
             inside += 1
             most = max(most, inside)
             if inside == 3:
@@ -228,7 +228,7 @@ async def test_concurrent_429s_are_one_pause(pools: Sequence[Database]) -> None:
 
     async def throttled() -> timedelta | None:
         with pytest.raises(SourcePaused) as caught:
-            async with limiter.request():
+            async with limiter.limit_request():
                 await all_sent.wait()
                 raise make_pause(None)
         return caught.value.after
@@ -244,7 +244,7 @@ async def test_short_pause_is_awaited(database_url: str) -> None:
         limiter = RateLimiter(FEED, CallSection(), db)
         until = db.clock.now() + SECOND / 5
         assert await passes(limiter, make_pause(SECOND / 5))
-        async with limiter.request():
+        async with limiter.limit_request():
             assert db.clock.now() >= until
 
 
@@ -281,7 +281,7 @@ async def test_one_request_probes(pools: Sequence[Database], clock: ManualClock)
     first, second = make_limiters(pools, break_after=1, break_for=10 * SECOND)
     assert await passes(first, make_failure())
     clock.advance(10 * SECOND)
-    async with first.request():
+    async with first.limit_request():
         assert (await get_error(first)).code == "SOURCE_CIRCUIT_OPEN"
         assert (await get_error(second)).code == "SOURCE_CIRCUIT_OPEN"
     clock.advance(REFRESH)
@@ -306,7 +306,7 @@ async def test_probe_without_a_result_is_replaced(pools: Sequence[Database], clo
     first, second = make_limiters(pools, break_after=1, break_for=10 * SECOND, timeout=5 * SECOND)
     assert await passes(first, make_failure())
     clock.advance(10 * SECOND)
-    async with first.request():
+    async with first.limit_request():
         clock.advance(4 * SECOND)
         assert (await get_error(second)).after == 2 * SECOND
         clock.advance(2 * SECOND)
@@ -320,7 +320,7 @@ async def test_cancelled_probe_releases_its_claim(pools: Sequence[Database], clo
     assert await passes(first, make_failure())
     clock.advance(10 * SECOND)
     with pytest.raises(KeyboardInterrupt):
-        async with first.request():
+        async with first.limit_request():
             raise KeyboardInterrupt
     assert await passes(second)
 
@@ -328,7 +328,7 @@ async def test_cancelled_probe_releases_its_claim(pools: Sequence[Database], clo
 async def test_running_requests_do_not_change_an_open_breaker(pools: Sequence[Database], clock: ManualClock) -> None:
     """H15: concurrent failures open the circuit breaker once, and a late success among them does not close it."""
     limiter, _ = make_limiters(pools, break_after=1, break_for=10 * SECOND)
-    async with limiter.request():
+    async with limiter.limit_request():
         await asyncio.gather(*(passes(limiter, make_failure()) for _ in range(10)))
     row = await read_row(pools[0])
     assert (row["breaks"], row["paused_until"]) == (1, clock.now() + 10 * SECOND)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.schema import platform_migrations
+from penstock.app.schema import list_platform_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.migrate import Migration
@@ -74,7 +74,7 @@ async def test_a_changed_migration_is_corrupt(db: Database, call: object) -> Non
 async def test_a_newer_database_is_reported_and_tolerated(db: Database) -> None:
     """An older release continues to run during a rolling upgrade, and `plan` names the unknown migrations."""
     await migrate.migrate(db, [FIRST, SECOND])
-    plan = await migrate.plan(db, [*platform_migrations(Settings()), FIRST])
+    plan = await migrate.plan(db, [*list_platform_migrations(Settings()), FIRST])
     assert (plan.pending, plan.newer) == ([], ["demo 0002 two"])
     assert await migrate.migrate(db, [FIRST]) == []
 

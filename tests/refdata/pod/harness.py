@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 
 from penstock.app.http_server import bind_listener
-from penstock.app.programs import pod_config
+from penstock.app.programs import make_pod_config
 from penstock.kernel.http.auth import Authenticator, NoAuthenticator
 from penstock.kernel.http.headers import LOCAL_NAMES
 from penstock.kernel.telemetry.telemetry import Telemetry
@@ -118,7 +118,7 @@ async def running_pod(
     telemetry = Telemetry()
     async with opened(settings) as harness, aiohttp.ClientSession() as session:
         with make_pod_folder(folder, folder, "test") as place, bind_listener("127.0.0.1", 0) as sock:
-            pod = PodSupervisor(pod_config(settings), telemetry, place)
+            pod = PodSupervisor(make_pod_config(settings), telemetry, place)
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             theirs.setblocking(False)

@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from penstock.cli.server_address import select_config_file
-from penstock.cli.terminal.help_text import SERVER_OPTIONS, format_short_usage, help_text, usage
+from penstock.cli.terminal.help_text import SERVER_OPTIONS, format_help, format_short_usage, format_usage
 from penstock.cli.terminal.style import turn_colour_off
 from penstock.cli.terminal.usage_error import make_unknown_command_error
 
@@ -34,10 +34,10 @@ class _HelpMixin:
     """Print help and usage as all commands of Penstock do."""
 
     def get_help(self, ctx: Any) -> str:
-        return help_text(self, ctx)
+        return format_help(self, ctx)
 
     def get_usage(self, ctx: Any) -> str:
-        return f"usage: {usage(self, ctx)}"
+        return f"usage: {format_usage(self, ctx)}"
 
     def format_short_usage(self, ctx: Any) -> str:
         return format_short_usage(self, ctx)
@@ -50,8 +50,8 @@ class PenstockCommand(_HelpMixin, TyperCommand):
         super().__init__(*args, **options)
         names = {parameter.name for parameter in self.params}
         if names & set(SERVER_OPTIONS) and "config" not in names:
-            self.params += _hidden_from_function(_config)
-        self.params += _hidden_from_function(_no_color)
+            self.params += _hide_options(_declare_config)
+        self.params += _hide_options(_declare_no_color)
 
 
 class PenstockGroup(_HelpMixin, TyperGroup):
@@ -59,7 +59,7 @@ class PenstockGroup(_HelpMixin, TyperGroup):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.params += _hidden_from_function(_no_color)
+        self.params += _hide_options(_declare_no_color)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands and args[0][:1].isalnum() and not ctx.resilient_parsing:
@@ -86,15 +86,15 @@ class CommandGroup(typer.Typer):
         return super().command(*args, **{"cls": PenstockCommand, **options})
 
 
-def _no_color(no_color: NoColorOption = False) -> None:
+def _declare_no_color(no_color: NoColorOption = False) -> None:
     """Declare the option that every command and group accepts."""
 
 
-def _config(config: ConfigOption = None) -> None:
+def _declare_config(config: ConfigOption = None) -> None:
     """Declare the option that every client command accepts."""
 
 
-def _hidden_from_function(declaration: Callable[..., None]) -> list[Any]:
+def _hide_options(declaration: Callable[..., None]) -> list[Any]:
     """Return the options that *declaration* declares; their callbacks act, and the command's function gets nothing."""
     app = typer.Typer(add_completion=False)
     app.command()(declaration)

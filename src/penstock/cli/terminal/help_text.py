@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from penstock.cli.terminal.style import style
+from penstock.cli.terminal.style import style_text
 
 SERVER_OPTIONS = ("url", "query_url", "config")
 COMMON_OPTIONS = ("json", "no_color", "help")
@@ -27,10 +27,10 @@ class ParameterHelp(NamedTuple):
     facts: Sequence[str]  # the default, the environment variable, the choices
 
 
-def help_text(command: Any, context: Any) -> str:
+def format_help(command: Any, context: Any) -> str:
     """Return the help page of *command*."""
     width = measure_help_width()
-    parts = [style(f"usage: {usage(command, context)}", bold=True)]
+    parts = [style_text(f"usage: {format_usage(command, context)}", bold=True)]
     parts += [_fill(paragraph, width) for paragraph in split_paragraphs(command.help)]
     sections: dict[str, list[tuple[str, str]]] = {}
     for parameter in describe_parameters(command, context):
@@ -38,8 +38,10 @@ def help_text(command: Any, context: Any) -> str:
         sections.setdefault(parameter.section, []).append((parameter.name, text.strip()))
     for name, below in list_commands(command):
         sections.setdefault(below.rich_help_panel or "Commands", []).append((name, extract_first_sentence(below.help)))
-    order = sorted(sections, key=_section_order)
-    parts += [f"{style(f'{section}:', bold=True)}\n{_definitions(sections[section], width)}" for section in order]
+    order = sorted(sections, key=_rank_section)
+    parts += [
+        f"{style_text(f'{section}:', bold=True)}\n{_format_definitions(sections[section], width)}" for section in order
+    ]
     if command.epilog:
         parts.append(_fill(command.epilog, width))
     return "\n\n".join(parts)
@@ -52,14 +54,14 @@ def measure_help_width() -> int:
     return max(shutil.get_terminal_size((_WIDTH_OF_A_FILE, 24)).columns, 40)
 
 
-def usage(command: Any, context: Any) -> str:
+def format_usage(command: Any, context: Any) -> str:
     """Return the usage line of *command*, e.g. `penstock flow logs [OPTIONS] RUN [STEP]`."""
-    return " ".join([context.command_path, "[OPTIONS]", *_argument_names(command)])
+    return " ".join([context.command_path, "[OPTIONS]", *_list_argument_names(command)])
 
 
 def format_short_usage(command: Any, context: Any) -> str:
     """Return the command and its arguments, without options: the hint of a usage error."""
-    return " ".join([context.command_path, *_argument_names(command)])
+    return " ".join([context.command_path, *_list_argument_names(command)])
 
 
 def split_paragraphs(text: str | None) -> list[str]:
@@ -86,12 +88,14 @@ def describe_parameters(command: Any, context: Any) -> Iterator[ParameterHelp]:
             continue
         text = (parameter.help or "").strip()
         if parameter.param_type_name == "argument":
-            yield ParameterHelp("Arguments", metavar(parameter), text, _facts(parameter))
+            yield ParameterHelp("Arguments", format_metavar(parameter), text, _list_facts(parameter))
         else:
-            yield ParameterHelp(_option_section(parameter.name), _option_name(parameter), text, _facts(parameter))
+            yield ParameterHelp(
+                _name_option_section(parameter.name), _format_option_name(parameter), text, _list_facts(parameter)
+            )
 
 
-def metavar(parameter: Any) -> str:
+def format_metavar(parameter: Any) -> str:
     """Return the placeholder of the value of *parameter*: `RUN`, `SECONDS`, `N`."""
     if parameter.metavar:
         return str(parameter.metavar).strip("[]")
@@ -100,13 +104,13 @@ def metavar(parameter: Any) -> str:
     return str(parameter.name).replace("_", "-").upper()
 
 
-def choices(parameter: Any) -> list[str]:
+def list_choices(parameter: Any) -> list[str]:
     """Return the values that *parameter* accepts; an empty list if it is not a choice."""
     found = parameter.type_descriptor.choices or ()
     return [str(choice.value) if isinstance(choice, Enum) else str(choice) for choice in found]
 
 
-def _section_order(section: str) -> int:
+def _rank_section(section: str) -> int:
     order = ("Arguments", "Options")
     last = ("Server options", "Common options")
     if section in order:
@@ -114,44 +118,44 @@ def _section_order(section: str) -> int:
     return 100 + last.index(section) if section in last else 50
 
 
-def _argument_names(command: Any) -> Iterator[str]:
+def _list_argument_names(command: Any) -> Iterator[str]:
     for parameter in command.params:
         if parameter.param_type_name == "argument" and not parameter.hidden:
-            name = metavar(parameter) + ("..." if parameter.nargs != 1 else "")
+            name = format_metavar(parameter) + ("..." if parameter.nargs != 1 else "")
             yield name if parameter.required else f"[{name}]"
     if getattr(command, "commands", None):
         yield "COMMAND"
 
 
-def _option_section(name: str) -> str:
+def _name_option_section(name: str) -> str:
     if name in SERVER_OPTIONS:
         return "Server options"
     return "Common options" if name in COMMON_OPTIONS else "Options"
 
 
-def _option_name(parameter: Any) -> str:
+def _format_option_name(parameter: Any) -> str:
     # `-f, --follow`; `--wait / --no-wait`; `--limit N`.
     names = ", ".join(sorted(parameter.opts, key=len))
     if parameter.secondary_opts:
         names = f"{names} / {', '.join(parameter.secondary_opts)}"
-    return names if parameter.is_flag or parameter.count else f"{names} {metavar(parameter)}"
+    return names if parameter.is_flag or parameter.count else f"{names} {format_metavar(parameter)}"
 
 
-def _facts(parameter: Any) -> list[str]:
+def _list_facts(parameter: Any) -> list[str]:
     is_repeatable = parameter.param_type_name == "option" and parameter.multiple
     found = ["repeatable"] if is_repeatable and "repeatable" not in (parameter.help or "") else []
-    if values := choices(parameter):
+    if values := list_choices(parameter):
         found.append(f"one of: {', '.join(values)}")
     if parameter.envvar:
         found.append(f"env: {parameter.envvar}")
-    if default := _default(parameter):
+    if default := _format_default(parameter):
         found.append(f"default: {default}")
     if parameter.required and parameter.param_type_name == "option":
         found.append("required")
     return found
 
 
-def _default(parameter: Any) -> str:
+def _format_default(parameter: Any) -> str:
     if isinstance(parameter.show_default, str):
         return parameter.show_default
     default = parameter.default
@@ -168,7 +172,7 @@ def _fill(text: str, width: int) -> str:
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def _definitions(rows: Iterable[tuple[str, str]], width: int) -> str:
+def _format_definitions(rows: Iterable[tuple[str, str]], width: int) -> str:
     listed = list(rows)
     limit = min(_NAME_WIDTH, int(width * _NAME_WIDTH_LIMIT))
     column = max((len(name) for name, _ in listed if len(name) <= limit), default=limit) + 4

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
-from penstock.cli.terminal.style import colour_status, style
+from penstock.cli.terminal.style import colour_status, style_text
 from penstock.kernel.errors import PenstockError
 
 
@@ -26,10 +26,10 @@ def emit(data: Any, *, as_json: bool, text: str | None = None) -> None:
 def format_json(data: Any) -> str:
     """Return *data* as indented JSON, with times in UTC and the text of every RawJson unchanged."""
     if not _has_raw(data):
-        return json.dumps(data, indent=2, default=_json_value)
+        return json.dumps(data, indent=2, default=_convert_value)
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(_with_raw(data), enc_hook=_json_value), indent=2).decode()
+    return msgspec.json.format(msgspec.json.encode(_convert_raw(data), enc_hook=_convert_value), indent=2).decode()
 
 
 def print_message(message: str) -> None:
@@ -54,7 +54,9 @@ def format_table(rows: Sequence[Sequence[str]], head: Sequence[str] | None = Non
     """Return *rows* as aligned columns, with *head* above them; a status such as FAILED has its colour."""
     cells = [[make_printable(cell) for cell in row] for row in ([head, *rows] if head else rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))] if cells else []
-    lines = [_table_line(row, widths, is_head=head is not None and not number) for number, row in enumerate(cells)]
+    lines = [
+        _format_table_line(row, widths, is_head=head is not None and not number) for number, row in enumerate(cells)
+    ]
     return "\n".join(lines)
 
 
@@ -68,19 +70,19 @@ def fail(error: PenstockError) -> NoReturn:
     if "--json" in sys.argv:
         hint = {} if error.hint is None else {"hint": error.hint}
         data = {**error.details, "code": error.code, "message": error.message, **hint}
-        print_message(json.dumps({"error": data}, default=_json_value))
+        print_message(json.dumps({"error": data}, default=_convert_value))
     else:
-        print_message(f"{style('error:', stream=sys.stderr, fg='red', bold=True)} {error.message}")
+        print_message(f"{style_text('error:', stream=sys.stderr, fg='red', bold=True)} {error.message}")
         if error.hint:
-            print_message(f"{style('hint:', stream=sys.stderr, dim=True)} {error.hint}")
+            print_message(f"{style_text('hint:', stream=sys.stderr, dim=True)} {error.hint}")
     sys.exit(error.exit_code)
 
 
-def _table_line(row: Sequence[str], widths: Sequence[int], *, is_head: bool) -> str:
+def _format_table_line(row: Sequence[str], widths: Sequence[int], *, is_head: bool) -> str:
     last = len(row) - 1
     padded = [cell if place == last else cell.ljust(widths[place]) for place, cell in enumerate(row)]
     if is_head:
-        return style("  ".join(padded).rstrip(), bold=True)
+        return style_text("  ".join(padded).rstrip(), bold=True)
     while padded and not padded[-1].strip():
         padded.pop()
     if padded:
@@ -93,18 +95,18 @@ def _has_raw(data: Any) -> bool:
     return isinstance(data, RawJson) or any(map(_has_raw, values))
 
 
-def _with_raw(data: Any) -> Any:
+def _convert_raw(data: Any) -> Any:
     """Return *data* with each RawJson as what msgspec encodes unchanged."""
     from msgspec import Raw
 
     if isinstance(data, RawJson):
         return Raw(data.encode())
     if isinstance(data, dict):
-        return {name: _with_raw(value) for name, value in data.items()}
-    return [_with_raw(value) for value in data] if isinstance(data, list) else data
+        return {name: _convert_raw(value) for name, value in data.items()}
+    return [_convert_raw(value) for value in data] if isinstance(data, list) else data
 
 
-def _json_value(value: Any) -> str:
+def _convert_value(value: Any) -> str:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     return str(value)

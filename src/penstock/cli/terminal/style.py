@@ -23,7 +23,7 @@ def turn_colour_off(is_off: bool) -> None:
         os.environ["NO_COLOR"] = "1"
 
 
-def style(text: str, *, stream: TextIO | None = None, **looks: Any) -> str:
+def style_text(text: str, *, stream: TextIO | None = None, **looks: Any) -> str:
     """Return *text* with *looks*, such as `fg="red"` or `bold=True`, if *stream* (standard output) has colours."""
     return typer.style(text, **looks) if text and supports_colour(stream or sys.stdout) else text
 
@@ -32,4 +32,4 @@ def colour_status(word: str, *, padded: str | None = None) -> str:
     """Return a status in its colour: OK green, LATE yellow, FAILED red; *padded* is the text to return instead."""
     colour = _COLOURS.get(word)
     text = word if padded is None else padded
-    return style(text, fg=colour) if colour else text
+    return style_text(text, fg=colour) if colour else text

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from penstock.cli.terminal.help_text import choices, metavar
+from penstock.cli.terminal.help_text import format_metavar, list_choices
 from penstock.kernel.errors import Invalid, PenstockError
 
 UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer carries its own copy of Click, which is private
@@ -30,12 +30,12 @@ def translate_parser_error(error: Any) -> PenstockError:
     hint = f"usage: {context.command.format_short_usage(context)}" if context is not None else None
     kind = type(error).__name__
     if kind == "MissingParameter":
-        values = choices(error.param)
-        name = f"{error.param.param_type_name} {_name(error.param)}"
-        suffix = f": {_one_of(values).strip()}" if values else ""
+        values = list_choices(error.param)
+        name = f"{error.param.param_type_name} {_name_parameter(error.param)}"
+        suffix = f": {_format_choices(values).strip()}" if values else ""
         return Invalid("USAGE", f"missing {name}{suffix}", hint=hint)
     if kind == "NoSuchOption":
-        near = get_close_matches(error.option_name, _options(context), n=1, cutoff=0.6)
+        near = get_close_matches(error.option_name, _list_options(context), n=1, cutoff=0.6)
         message = f"{context.command_path} has no option {error.option_name}"
         if _is_option_below(context.command, error.option_name):
             return Invalid("USAGE", message, hint=f"put {error.option_name} after the command")
@@ -43,7 +43,7 @@ def translate_parser_error(error: Any) -> PenstockError:
     if kind == "BadOptionUsage":
         return Invalid("USAGE", f"{error.option_name} needs a value", hint=hint)
     if isinstance(error, typer.BadParameter) and error.param is not None:
-        return Invalid("USAGE", f"{_name(error.param)}: {_refusal(error)}", hint=hint)
+        return Invalid("USAGE", f"{_name_parameter(error.param)}: {_describe_refusal(error)}", hint=hint)
     if extra := _EXTRA_ARGUMENTS.fullmatch(error.message):
         return Invalid("USAGE", f"unexpected argument {extra[1]}", hint=hint)
     return Invalid("USAGE", _lower_first(error.format_message()).rstrip("."), hint=hint)
@@ -57,11 +57,11 @@ def make_unknown_command_error(group: Any, context: Any, name: str) -> PenstockE
     return Invalid("USAGE", f"{context.command_path} has no command {name!r}", hint=hint)
 
 
-def _name(parameter: Any) -> str:
-    return metavar(parameter) if parameter.param_type_name == "argument" else max(parameter.opts, key=len)
+def _name_parameter(parameter: Any) -> str:
+    return format_metavar(parameter) if parameter.param_type_name == "argument" else max(parameter.opts, key=len)
 
 
-def _options(context: Any) -> list[str]:
+def _list_options(context: Any) -> list[str]:
     return [name for option in context.command.get_params(context) for name in (*option.opts, *option.secondary_opts)]
 
 
@@ -75,16 +75,16 @@ def _is_option_below(group: Any, option: str) -> bool:
     )
 
 
-def _refusal(error: Any) -> str:
+def _describe_refusal(error: Any) -> str:
     """Return why a value was refused, without the words of the libraries that refused it."""
-    values = choices(error.param)
+    values = list_choices(error.param)
     details: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     if not details:
         return _lower_first(str(error.message)).rstrip(".")
     first = details[0]
     given, limits = repr(first.get("input")), first.get("ctx", {})
     if values:
-        return f"{given} is not{_one_of(values)}"
+        return f"{given} is not{_format_choices(values)}"
     match first["type"]:
         case "greater_than_equal":
             return f"{given} is less than {limits['ge']:g}"
@@ -95,7 +95,7 @@ def _refusal(error: Any) -> str:
     return _lower_first(str(first["msg"]).removeprefix("Value error, "))
 
 
-def _one_of(values: list[str]) -> str:
+def _format_choices(values: list[str]) -> str:
     return f" one of {', '.join(values)}" if values else ""
 
 

@@ -15,7 +15,7 @@ from penstock.harvest.config import FeedSection, HarvestSection
 from penstock.harvest.consolidate import watermark
 from penstock.harvest.contract import HarvestRunState, PlanState
 from penstock.harvest.feed.feeds import find_feed
-from penstock.harvest.model import run_not_found_error
+from penstock.harvest.model import make_run_not_found_error
 from penstock.harvest.store import SQL as HARVEST_SQL
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Database
@@ -51,18 +51,18 @@ class HarvestViews:
         self._storage = storage
         self._section = section
 
-    def now(self) -> datetime:
+    def read_clock(self) -> datetime:
         """Return the time of the clock that the views use."""
         return self._db.clock.now()
 
-    async def feeds(self) -> schemas.FeedList:
+    async def list_feeds(self) -> schemas.FeedList:
         """Return all configured feeds."""
-        return schemas.FeedList(feeds=[await self.feed(name) for name in sorted(self._section.feeds)])
+        return schemas.FeedList(feeds=[await self.read_feed(name) for name in sorted(self._section.feeds)])
 
-    async def feed(self, name: str) -> schemas.FeedView:
+    async def read_feed(self, name: str) -> schemas.FeedView:
         section = find_feed(self._section, name)
         row = await self._db.fetchrow(SQL["read_feed"], name, self._db.clock.now())
-        runs = await self.runs(name, START, 1)
+        runs = await self.list_runs(name, START, 1)
         last = runs.items[0] if runs.items else None
         return schemas.FeedView(
             feed=name,
@@ -75,22 +75,22 @@ class HarvestViews:
             pause_reason=row["pause_reason"] if row else None,
             pending=row["pending"] if row else 0,
             last_run=last,
-            last_ended_run=last if last is None or last.state in ENDED else await self._last_ended_run(name),
-            next_run_at=self._next_run_at(section, last),
+            last_ended_run=last if last is None or last.state in ENDED else await self._find_last_ended_run(name),
+            next_run_at=self._compute_next_start(section, last),
         )
 
-    async def _last_ended_run(self, feed: str) -> schemas.HarvestRun | None:
+    async def _find_last_ended_run(self, feed: str) -> schemas.HarvestRun | None:
         row = await self._db.fetchrow(SQL["read_last_ended_run"], feed, list(ENDED))
         return schemas.HarvestRun.model_validate(dict(row)) if row else None
 
-    def _next_run_at(self, section: FeedSection, last: schemas.HarvestRun | None) -> datetime | None:
+    def _compute_next_start(self, section: FeedSection, last: schemas.HarvestRun | None) -> datetime | None:
         """Return the earliest time at which the schedule starts a run; an active run is awaited first."""
         if section.every is None:
             return None
         now = self._db.clock.now()
         return now if last is None else max(now, last.requested_at + section.every)
 
-    async def runs(self, feed: str | None, after: Position, limit: int) -> Page[schemas.HarvestRun]:
+    async def list_runs(self, feed: str | None, after: Position, limit: int) -> Page[schemas.HarvestRun]:
         """Return runs, newest first."""
         arguments = (*after, limit + 1)
         if feed is None:
@@ -100,7 +100,7 @@ class HarvestViews:
         page = make_page(rows, limit, lambda row: (row["requested_at"], str(row["run_id"])))
         return Page([schemas.HarvestRun.model_validate(dict(row)) for row in page.items], page.next)
 
-    async def run(self, run_id: UUID) -> schemas.HarvestRunDetails:
+    async def read_run(self, run_id: UUID) -> schemas.HarvestRunDetails:
         """Return a run with its heatmap and its history."""
         row = await self._find_run(run_id)
         heatmap = await self._db.fetchval(SQL["read_heatmap"], run_id)
@@ -108,12 +108,12 @@ class HarvestViews:
             **dict(row), heatmap=heatmap, history=await self._read_history(run_id, row["moves"])
         )
 
-    async def partitions(self, run_id: UUID) -> schemas.PartitionList:
+    async def list_partitions(self, run_id: UUID) -> schemas.PartitionList:
         await self._find_run(run_id)
         rows = await self._db.fetch(SQL["list_partitions"], run_id)
         return schemas.PartitionList(run_id=run_id, partitions=[schemas.PartitionView(**dict(row)) for row in rows])
 
-    async def watermarks(self, feed: str, limit: int) -> schemas.WatermarkList:
+    async def list_watermarks(self, feed: str, limit: int) -> schemas.WatermarkList:
         """H13: return the watermark, its copy and its history."""
         find_feed(self._section, feed)
         row = await self._db.fetchrow(SQL["read_feed"], feed, self._db.clock.now())
@@ -125,14 +125,14 @@ class HarvestViews:
             feed=feed,
             current=current,
             blob=await self._read_blob(feed),
-            blob_url=self._storage.make_uri(watermark.blob_path(feed)),
+            blob_url=self._storage.make_uri(watermark.make_blob_path(feed)),
             history=[
                 _make_watermark(*(row[name] for name in ("last_updated_at", "run_id", "run_completed_at")))
                 for row in history
             ],
         )
 
-    async def rejects(self, run_id: UUID, after: int, limit: int) -> schemas.RejectList:
+    async def list_rejects(self, run_id: UUID, after: int, limit: int) -> schemas.RejectList:
         await self._find_run(run_id)
         rows = await self._db.fetch(SQL["list_rejects"], run_id, after, limit + 1)
         page = make_page(rows, limit, lambda row: [row["id"]])
@@ -140,19 +140,19 @@ class HarvestViews:
             run_id=run_id, rejects=[schemas.RejectedRecord(**dict(row)) for row in page.items], next=page.next
         )
 
-    async def alerts(self, feed: str, limit: int) -> schemas.HarvestAlertList:
+    async def list_alerts(self, feed: str, limit: int) -> schemas.HarvestAlertList:
         find_feed(self._section, feed)
         rows = await self._db.fetch(HARVEST_SQL["list_alerts"], feed, limit)
         return schemas.HarvestAlertList(
             feed=feed, alerts=[schemas.HarvestAlert.model_validate(dict(row)) for row in rows]
         )
 
-    async def delivery_problems(self) -> list[DeliveryProblem]:
+    async def list_delivery_problems(self) -> list[DeliveryProblem]:
         """Return the alerts whose delivery fails, or was given up within the last week."""
         rows = await self._db.fetch(SQL["list_delivery_problems"], self._db.clock.now() - _GIVEN_UP_SHOWN)
         return [DeliveryProblem(**row) for row in rows]
 
-    async def record(self, feed: str, key: str) -> schemas.RecordView:
+    async def read_record(self, feed: str, key: str) -> schemas.RecordView:
         """Return a record, as the source sent it and as it is served."""
         find_feed(self._section, feed)
         row = await self._db.fetchrow(SQL["read_record"], feed, key)
@@ -164,7 +164,7 @@ class HarvestViews:
             view["canonical"] = schemas.CanonicalRecord.model_validate({**row, "fields": _load_exact(row["fields"])})
         return schemas.RecordView.model_validate(view)
 
-    async def pricing(self, feed: str, limit: int) -> schemas.PricingResult:
+    async def list_pricing(self, feed: str, limit: int) -> schemas.PricingResult:
         """H7: return the versions of the pricing rules, newest first."""
         find_feed(self._section, feed)
         rows = await self._db.fetch(SQL["list_pricing"], feed, limit)
@@ -175,7 +175,7 @@ class HarvestViews:
     async def _find_run(self, run_id: UUID) -> asyncpg.Record:
         row = await find_run(self._db, run_id)
         if row is None:
-            raise run_not_found_error(run_id)
+            raise make_run_not_found_error(run_id)
         return row
 
     async def _read_history(self, run_id: UUID, numbers: list[int]) -> list[schemas.HarvestMove]:
@@ -187,7 +187,7 @@ class HarvestViews:
 
     async def _read_blob(self, feed: str) -> schemas.WatermarkView | None:
         try:
-            stored = await self._storage.get(watermark.blob_path(feed))
+            stored = await self._storage.get(watermark.make_blob_path(feed))
             return schemas.WatermarkView.model_validate_json(stored.data)
         except (NotFound, ValidationError):  # another system may have written the blob
             return None

@@ -25,28 +25,28 @@ RunId = Annotated[UUID, Path(alias="runId")]
 PartitionId = Annotated[Text, Path(alias="partitionId", max_length=100)]
 
 
-async def _harvest(request: Request) -> Harvest:
+async def _get_harvest(request: Request) -> Harvest:
     return get_service(request, Harvest)
 
 
-async def _views(request: Request, _caller: Operator) -> HarvestViews:
+async def _get_views(request: Request, _caller: Operator) -> HarvestViews:
     return get_service(request, HarvestViews)
 
 
-Service = Annotated[Harvest, Depends(_harvest)]
-Views = Annotated[HarvestViews, Depends(_views)]
+Service = Annotated[Harvest, Depends(_get_harvest)]
+Views = Annotated[HarvestViews, Depends(_get_views)]
 
 
 @routes.get("/feeds")
 async def feeds(views: Views) -> schemas.FeedList:
     """List all feeds with their watermark and their last run."""
-    return await views.feeds()
+    return await views.list_feeds()
 
 
 @routes.get("/feeds/{feed}")
 async def feed(feed: FeedName, views: Views) -> schemas.FeedView:
     """Return one feed with its watermark and its last run."""
-    return await views.feed(feed)
+    return await views.read_feed(feed)
 
 
 @routes.post("/feeds/{feed}/runs", status_code=202)
@@ -61,19 +61,19 @@ async def start(
 @routes.get("/feeds/{feed}/watermarks")
 async def watermarks(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.WatermarkList:
     """H13: return the watermark, its copy on object storage, and its history."""
-    return await views.watermarks(feed, limit)
+    return await views.list_watermarks(feed, limit)
 
 
 @routes.get("/feeds/{feed}/pricing")
 async def pricing(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.PricingResult:
     """H7: list the versions of the pricing rules, newest first."""
-    return await views.pricing(feed, limit)
+    return await views.list_pricing(feed, limit)
 
 
 @routes.get("/feeds/{feed}/alerts")
 async def alerts(feed: FeedName, views: Views, limit: Limit = 20) -> schemas.HarvestAlertList:
     """H12: list the alerts of a feed, newest first."""
-    return await views.alerts(feed, limit)
+    return await views.list_alerts(feed, limit)
 
 
 @routes.get("/feeds/{feed}/record")
@@ -81,7 +81,7 @@ async def record(
     feed: FeedName, views: Views, key: Annotated[Text, Query(min_length=1, max_length=500)]
 ) -> schemas.RecordView:
     """Return a record, as the source sent it and as it is served."""
-    return await views.record(feed, key)
+    return await views.read_record(feed, key)
 
 
 @routes.get("/runs")
@@ -93,27 +93,27 @@ async def runs(
 ) -> schemas.HarvestRunList:
     """List runs, newest first."""
     time, run_id = page.decode_start(cursor, [datetime, UUID], START)
-    runs = await views.runs(feed, (time, run_id), limit)
+    runs = await views.list_runs(feed, (time, run_id), limit)
     return schemas.HarvestRunList(runs=list(runs.items), next=runs.next)
 
 
 @routes.get("/runs/{runId}")
 async def run(run_id: RunId, views: Views) -> schemas.HarvestRunDetails:
     """Return a run with its heatmap and its history."""
-    return await views.run(run_id)
+    return await views.read_run(run_id)
 
 
 @routes.get("/runs/{runId}/partitions")
 async def partitions(run_id: RunId, views: Views) -> schemas.PartitionList:
     """List the partitions of a run with their progress."""
-    return await views.partitions(run_id)
+    return await views.list_partitions(run_id)
 
 
 @routes.get("/runs/{runId}/rejects")
 async def rejects(run_id: RunId, views: Views, limit: Limit = 20, cursor: Cursor = None) -> schemas.RejectList:
     """List the records of a run that could not be stored or mapped, with the reasons."""
     (after,) = page.decode_start(cursor, [int], [0])
-    return await views.rejects(run_id, after, limit)
+    return await views.list_rejects(run_id, after, limit)
 
 
 @routes.post("/runs/{runId}/retry", status_code=202)
@@ -136,7 +136,7 @@ async def force(
 ) -> schemas.HarvestRun:
     """H5: consolidate a run despite its failures, and record actor and reason. The watermark does not move."""
     await harvest.force(run_id, caller.subject, action.reason)
-    return await views.run(run_id)
+    return await views.read_run(run_id)
 
 
 @routes.post("/runs/{runId}/cancel", status_code=202)
@@ -145,4 +145,4 @@ async def cancel(
 ) -> schemas.HarvestRun:
     """Stop a run that is being planned or fetched. Its unfinished partitions count as failed."""
     await harvest.cancel(run_id, caller.subject, action.reason)
-    return await views.run(run_id)
+    return await views.read_run(run_id)

@@ -50,7 +50,7 @@ class _Arguments:
         number = self._numbers.setdefault((type_, value), self._reserved + len(self._numbers) + 1)
         return f"${number}::{type_}"
 
-    def statement(self, text: str) -> CompiledStatement:
+    def make_statement(self, text: str) -> CompiledStatement:
         if self._reserved + len(self._numbers) > _MAX_ARGUMENTS:
             raise BadConfig(
                 "MAPPING_TOO_LARGE",
@@ -73,13 +73,13 @@ def compile_set(mapping: FeedMapping) -> CompiledStatement:
         price=_compile_price(mapping, bound),
         rule_name=f"({bound.bind('text[]', tuple(rule.name for rule in mapping.rules))})[rule]",
     )
-    return bound.statement(text)
+    return bound.make_statement(text)
 
 
 def compile_fetch(mapping: FeedMapping) -> CompiledStatement:
     """Compile `fetch_batch`. Arguments of a call: feed, last key, limit."""
     bound = _Arguments(reserved=3)
-    return bound.statement(_SQL["fetch_batch"].format(texts=", ".join(_compile_texts(mapping, bound))))
+    return bound.make_statement(_SQL["fetch_batch"].format(texts=", ".join(_compile_texts(mapping, bound))))
 
 
 def _compile_texts(mapping: FeedMapping, bound: _Arguments) -> list[str]:

@@ -17,7 +17,7 @@ class WatermarkNotSaved(Exception):
     """The copy could not be written."""
 
 
-def blob_path(feed: str) -> str:
+def make_blob_path(feed: str) -> str:
     return f"harvest/{feed}/watermark.json"
 
 
@@ -36,22 +36,22 @@ async def save(storage: Storage, feed: str, data: bytes) -> None:
     try:
         async with asyncio.timeout(_TIMEOUT):
             for _ in range(_ATTEMPTS):
-                if await _write(storage, blob_path(feed), data, over_newer=False):
+                if await _write(storage, make_blob_path(feed), data, over_newer=False):
                     return
     except TimeoutError as error:
         raise WatermarkNotSaved(f"object storage did not respond within {_TIMEOUT:g} s") from error
     except PenstockError as error:
         raise WatermarkNotSaved(f"{error.code}: {error.message}") from error
-    raise WatermarkNotSaved(f"{blob_path(feed)} was changed concurrently in {_ATTEMPTS} attempts")
+    raise WatermarkNotSaved(f"{make_blob_path(feed)} was changed concurrently in {_ATTEMPTS} attempts")
 
 
 async def restore(storage: Storage, feed: str, data: bytes | None) -> None:
     """Write the watermark of the database, also over a newer copy, whose transaction was rolled back."""
     async with asyncio.timeout(_TIMEOUT):
         if data is None:
-            await storage.delete(blob_path(feed))
+            await storage.delete(make_blob_path(feed))
         else:
-            await _write(storage, blob_path(feed), data, over_newer=True)
+            await _write(storage, make_blob_path(feed), data, over_newer=True)
 
 
 async def _write(storage: Storage, path: str, data: bytes, *, over_newer: bool) -> bool:

@@ -52,7 +52,7 @@ class ConsolidationResult(NamedTuple):
     rejected: int = 0
     is_complete: bool = True  # whether nothing is pending; false if the work was stopped
 
-    def plus(self, other: "ConsolidationResult") -> "ConsolidationResult":
+    def add(self, other: "ConsolidationResult") -> "ConsolidationResult":
         is_complete = self.is_complete and other.is_complete
         return ConsolidationResult(self.consolidated + other.consolidated, self.rejected + other.rejected, is_complete)
 
@@ -120,7 +120,7 @@ async def apply_mapping(tx: Connection, feed: str, mapping: FeedMapping, now: da
     if latest is not None and latest["digest"] == mapping.pricing_digest:
         return int(latest["version"])
     version = 1 if latest is None else int(latest["version"]) + 1
-    rules = canonical.dumps(mapping.pricing_document()).decode()
+    rules = canonical.dumps(mapping.make_pricing_document()).decode()
     await tx.execute(_SQL["insert_pricing"], feed, version, rules, mapping.pricing_digest, now)
     return version
 
@@ -143,7 +143,7 @@ async def consolidate(
     implementation = _SetConsolidation(job)
     total = ConsolidationResult()
     for result in await gather_or_cancel(_drain(job, implementation) for _ in range(section.set_concurrency)):
-        total = total.plus(result)
+        total = total.add(result)
     return total
 
 
@@ -151,7 +151,7 @@ async def _drain(job: _ConsolidationJob, implementation: _Consolidation) -> Cons
     total, fruitless = ConsolidationResult(), 0
     while not job.is_stopping:
         taken, result = await _walk(job, implementation)
-        total = total.plus(result)
+        total = total.add(result)
         if result.consolidated or result.rejected:
             fruitless = 0
             continue
@@ -173,7 +173,7 @@ async def _walk(job: _ConsolidationJob, implementation: _Consolidation) -> tuple
     taken, total, after = 0, ConsolidationResult(), ""
     while not job.is_stopping:
         step = await implementation.step(after)
-        taken, total = taken + step.taken, total.plus(step.result)
+        taken, total = taken + step.taken, total.add(step.result)
         if step.last is None or step.taken < implementation.limit:
             break
         after = step.last

@@ -62,7 +62,7 @@ class FeedRegistry:
             feeds = {}
             for name, feed in section.feeds.items():
                 source = await stack.enter_async_context(open_source(name, feed, db))
-                feeds[name] = Feed(name, feed, source, RecordReader(feed), FeedMapping.of(feed))
+                feeds[name] = Feed(name, feed, source, RecordReader(feed), FeedMapping.from_feed(feed))
             yield cls(feeds)
 
     def get(self, name: str) -> Feed:

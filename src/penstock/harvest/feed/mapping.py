@@ -106,14 +106,14 @@ class FeedMapping:
     document: Mapping[str, Any]
 
     @classmethod
-    def of(cls, feed: FeedSection) -> "FeedMapping":
+    def from_feed(cls, feed: FeedSection) -> "FeedMapping":
         """Return the mapping of *feed*; raise BadConfig for a rule that compares values of different types."""
         fields = tuple(
             CanonicalField(name, tuple(field.path.split(".")), field.type, field.required)
             for name, field in feed.fields.items()
         )
         cost = CanonicalField(COST, tuple(feed.cost.path.split(".")), FieldType.DECIMAL) if feed.cost else None
-        unit = _unit(feed.cost.decimals if feed.cost else 0)
+        unit = _make_unit(feed.cost.decimals if feed.cost else 0)
         rules = tuple(_make_rule(rule, fields) for rule in feed.pricing.rules)
         return cls(fields, cost, unit, rules, feed.pricing.decimals, _make_document(feed, rules))
 
@@ -130,9 +130,9 @@ class FeedMapping:
     @cached_property
     def pricing_digest(self) -> str:
         """A digest of the pricing rules."""
-        return canonical.compute_digest(self.pricing_document())
+        return canonical.compute_digest(self.make_pricing_document())
 
-    def pricing_document(self) -> Any:
+    def make_pricing_document(self) -> Any:
         """Return the pricing rules as JSON data."""
         return self.document["pricing"]
 
@@ -161,7 +161,7 @@ class FeedMapping:
 
     def _compute_price(self, cost: Decimal, rule: PricingRule) -> Decimal:
         exact = _EXACT.add(_EXACT.multiply(cost, rule.factor), rule.add)
-        return exact.quantize(_unit(self.decimals), context=_EXACT)
+        return exact.quantize(_make_unit(self.decimals), context=_EXACT)
 
 
 def _make_parser(pattern: str, make: Callable[[str], Value]) -> Callable[[str], Value | None]:
@@ -177,7 +177,7 @@ _PARSERS: Mapping[FieldType, Callable[[str], Value | None]] = {
 }
 
 
-def _unit(decimals: int) -> Decimal:
+def _make_unit(decimals: int) -> Decimal:
     return Decimal(1).scaleb(-decimals)
 
 
@@ -186,7 +186,7 @@ def _make_rule(rule: RuleSection, fields: Sequence[CanonicalField]) -> PricingRu
     conditions = tuple(
         _make_condition(rule.name, section, indexes[name], fields[indexes[name]]) for name, section in rule.when.items()
     )
-    return PricingRule(rule.name, conditions, _EXACT.multiply(100 + rule.markup_percent, _unit(2)), rule.add)
+    return PricingRule(rule.name, conditions, _EXACT.multiply(100 + rule.markup_percent, _make_unit(2)), rule.add)
 
 
 def _make_condition(rule: str, section: ConditionSection, index: int, field: CanonicalField) -> FieldCondition:
@@ -194,7 +194,9 @@ def _make_condition(rule: str, section: ConditionSection, index: int, field: Can
         return FieldCondition(index, any_of=frozenset(_check_value(rule, field, value) for value in section.any_of))
     if not field.is_number:
         hint = f"use any_of, or set fields.{field.name}.type to integer or decimal"
-        raise _rule_error(rule, f"the field {field.name} is of the type {field.type.value}, which has no order", hint)
+        raise _make_rule_error(
+            rule, f"the field {field.name} is of the type {field.type.value}, which has no order", hint
+        )
     lower, upper = (None if end is None else _check_number(rule, field, end) for end in (section.from_, section.below))
     return FieldCondition(index, lower=lower, upper=upper)
 
@@ -205,7 +207,7 @@ def _check_value(rule: str, field: CanonicalField, value: Value) -> Value:
         return _check_number(rule, field, value)
     if isinstance(value, bool) != (field.type is FieldType.BOOLEAN) or not isinstance(value, bool | str):
         hint = 'check the quotes: true is a boolean, "true" is text'
-        raise _rule_error(
+        raise _make_rule_error(
             rule, f"the field {field.name} is of the type {field.type.value}, but any_of has {value!r}", hint
         )
     return value
@@ -219,11 +221,11 @@ def _check_number(rule: str, field: CanonicalField, value: Value) -> Decimal:
     text = format(value, "f") if isinstance(value, Decimal) and is_short else str(value)
     if re.fullmatch(DECIMAL, text) is None:
         problem = f"the field {field.name} is compared with {text[:EXCERPT]}, which is not a number that it can have"
-        raise _rule_error(rule, problem, None)
+        raise _make_rule_error(rule, problem, None)
     return Decimal(text)
 
 
-def _rule_error(rule: str, problem: str, hint: str | None) -> BadConfig:
+def _make_rule_error(rule: str, problem: str, hint: str | None) -> BadConfig:
     return BadConfig("PRICING_RULE", f"pricing rule {rule!r}: {problem}", hint=hint)
 
 
@@ -238,7 +240,9 @@ def _make_document(feed: FeedSection, rules: Sequence[PricingRule]) -> Mapping[s
             "rules": [
                 {
                     "name": rule.name,
-                    "when": {names[condition.field]: _condition_document(condition) for condition in rule.conditions},
+                    "when": {
+                        names[condition.field]: _make_condition_document(condition) for condition in rule.conditions
+                    },
                     "markup_percent": str(section.markup_percent),
                     "add": str(section.add),
                 }
@@ -248,7 +252,7 @@ def _make_document(feed: FeedSection, rules: Sequence[PricingRule]) -> Mapping[s
     }
 
 
-def _condition_document(condition: FieldCondition) -> Mapping[str, Any]:
+def _make_condition_document(condition: FieldCondition) -> Mapping[str, Any]:
     if condition.any_of is not None:
         return {"any_of": [value if isinstance(value, bool) else str(value) for value in sort_values(condition.any_of)]}
     ends = {"from": condition.lower, "below": condition.upper}

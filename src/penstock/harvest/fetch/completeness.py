@@ -36,7 +36,7 @@ class PassCounts:
     is_repeated: bool  # whether a key was received twice: a record moved, or two records have one key
 
     @classmethod
-    def after(cls, task: PartitionTask, received: int, rejected: int, stored: StoreResult) -> "PassCounts":
+    def from_turn(cls, task: PartitionTask, received: int, rejected: int, stored: StoreResult) -> "PassCounts":
         """Return the counts of the pass of *task* after one more turn."""
         total, seen = task.received + received, task.seen + stored.seen + rejected
         return cls(total, seen, task.missed + stored.missed, seen < total)

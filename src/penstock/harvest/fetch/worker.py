@@ -87,7 +87,7 @@ class Fetcher:
             stored, refused = await raw_store.store_records(tx, task, records, now)
             rejects = [*rejects, *refused]
             await raw_store.store_rejects(tx, task, rejects, now)
-            counts = PassCounts.after(task, len(turn.raws), len(rejects), stored)
+            counts = PassCounts.from_turn(task, len(turn.raws), len(rejects), stored)
             run_error = await self._advance(tx, task, turn, counts, started)
         self._metrics.count_fetched(task.feed, len(turn.pages), len(turn.raws), len(rejects))
         if run_error:

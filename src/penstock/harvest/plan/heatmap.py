@@ -54,7 +54,7 @@ async def make_heatmap(
         return Heatmap((PlannedPartition(EVERYTHING, total),), total, counts=counter.calls, rounds=1)
     cells = await _count_first_cells(counter, section)
     if (cell_sum := sum(cell.count for cell in cells)) > 2 * total:
-        raise _unstable_error(cell_sum, total, total)  # the source ignores the bounds: more calls are useless
+        raise _make_unstable_error(cell_sum, total, total)  # the source ignores the bounds: more calls are useless
     for _ in range(_SPLITS):
         missing = _find_missing_cuts(cells, _count_ranges(cells, total, parts))
         cuts = [list(_choose_cuts(cell, points, section.lowest)) for cell, points in zip(cells, missing, strict=True)]
@@ -127,37 +127,37 @@ def _choose_cuts(cell: _HeatmapCell, points: Sequence[float], origin: int) -> It
     if not points:
         return
     if cell.lower is None or cell.upper is None:
-        yield from _leap(cell, origin)
+        yield from _make_leap_cut(cell, origin)
     elif cell.depth >= _GUESSES:
         if cell.upper - cell.lower > 1:
             yield (cell.lower + cell.upper) // 2
     else:
         few = points if cell.depth == 0 else points[:: ceil(len(points) / _FEW)]
-        low, high = _octave(cell.lower - origin), _octave(cell.upper - origin)
+        low, high = _compute_octave(cell.lower - origin), _compute_octave(cell.upper - origin)
         guesses = (origin + _invert_octave(low + (high - low) * point) for point in few)
         inside = {min(max(guess, cell.lower + 1), cell.upper - 1) for guess in guesses}
         yield from sorted(inside - {cell.lower, cell.upper})
 
 
-def _leap(cell: _HeatmapCell, origin: int) -> Iterator[int]:
+def _make_leap_cut(cell: _HeatmapCell, origin: int) -> Iterator[int]:
     """Yield a cut far from the bound of a half-open cell; none if the limit of cuts is reached."""
     if cell.lower is not None:
-        cut = min(origin + _invert_octave(_octave(cell.lower - origin) + _LEAP), _FARTHEST)
+        cut = min(origin + _invert_octave(_compute_octave(cell.lower - origin) + _LEAP), _FARTHEST)
         if cut > cell.lower:
             yield cut
     elif cell.upper is not None:
-        cut = max(origin + _invert_octave(_octave(cell.upper - origin) - _LEAP), -_FARTHEST)
+        cut = max(origin + _invert_octave(_compute_octave(cell.upper - origin) - _LEAP), -_FARTHEST)
         if cut < cell.upper:
             yield cut
 
 
-def _octave(distance: int) -> float:
+def _compute_octave(distance: int) -> float:
     """Return the signed magnitude of a distance: about as many prices are between 1 and 2 as between 2 and 4."""
     return log2(1 + distance) if distance >= 0 else -log2(1 - distance)
 
 
 def _invert_octave(octave: float) -> int:
-    """Return the distance of a magnitude: the inverse of `_octave`."""
+    """Return the distance of a magnitude: the inverse of `_compute_octave`."""
     return round(2**octave) - 1 if octave >= 0 else 1 - round(2**-octave)
 
 
@@ -211,10 +211,10 @@ async def _prove(counter: _HeatmapBuilder, ranges: Sequence[PartitionRange], sec
         if difference == 0 or (number == section.rounds and difference <= section.tolerance * after):
             parts = tuple(PlannedPartition(range_, count) for range_, count in zip(ranges, counts, strict=True))
             return Heatmap(parts, after, counts=counter.calls, rounds=number)
-    raise _unstable_error(sum(counts), before, after)
+    raise _make_unstable_error(sum(counts), before, after)
 
 
-def _unstable_error(parts_sum: int, before: int, after: int) -> Transient:
+def _make_unstable_error(parts_sum: int, before: int, after: int) -> Transient:
     message = (
         f"the partitions contain {parts_sum} records, but the source counts {before} before and {after} after them"
     )

@@ -89,7 +89,7 @@ class RecordSlice:
     def total(self) -> int:
         return self.end - self.first
 
-    def after(self, key: int) -> int:
+    def count_up_to(self, key: int) -> int:
         """Return the number of rows up to and including *key*, which may have been deleted."""
         return bisect_right(self.keys, key, self.first, self.end) - self.first
 
@@ -115,15 +115,15 @@ class Dataset:
         self.generation = 0
         self._clock = clock
         self._random = Random(seed)  # noqa: S311 - repeatable on purpose
-        self._price_of = _price_function(prices)
+        self._price_of = _make_price_function(prices)
         # Indexed by record number, from 1. A deleted record leaves an empty body.
         self._bodies, self._prices, self._moments = [b""], [0], [0]
         self._last_moment = FIRST_MOMENT
         for _ in range(size):
             self._make(self._last_moment + 1)
         numbers = range(1, size + 1)
-        self._by_price = sorted(map(self._price_key, numbers))
-        self._by_moment = list(map(self._moment_key, numbers))
+        self._by_price = sorted(map(self._make_price_key, numbers))
+        self._by_moment = list(map(self._make_moment_key, numbers))
         self._selections: dict[RecordFilter, RecordSlice] = {}
 
     @property
@@ -139,38 +139,40 @@ class Dataset:
             rows = self._selections[filter_] = self._select(filter_)
         return rows
 
-    def bodies(self, keys: Iterable[int]) -> list[bytes]:
+    def encode_records(self, keys: Iterable[int]) -> list[bytes]:
         """Return the records at these keys, as JSON."""
         bodies = self._bodies
         return [bodies[key & _NUMBER] for key in keys]
 
-    def truth(self) -> list[bytes]:
+    def list_truth(self) -> list[bytes]:
         """Return all present records, sorted by id."""
         return [body for body in self._bodies if body]
 
-    def ids_after(self, moment: datetime) -> set[str]:
+    def find_ids_after(self, moment: datetime) -> set[str]:
         """Return the ids of the present records that were inserted or updated after *moment*."""
-        rows = self.select(RecordFilter(after=micros(moment)))
-        return {_record_id(key & _NUMBER) for key in rows.slice_keys(0, rows.total)}
+        rows = self.select(RecordFilter(after=convert_to_micros(moment)))
+        return {_format_record_id(key & _NUMBER) for key in rows.slice_keys(0, rows.total)}
 
-    def change(self, updates: int = 0, inserts: int = 0, deletes: int = 0) -> DatasetChange:
+    def change_records(self, updates: int = 0, inserts: int = 0, deletes: int = 0) -> DatasetChange:
         """Change random records at once, at most all present ones."""
         chosen = self._random.sample(range(self.total), min(updates + deletes, self.total))
         numbers = [self._by_price[place] & _NUMBER for place in chosen]
         deleted, updated = numbers[:deletes], numbers[deletes:]
-        prices, moments = set(map(self._price_key, numbers)), set(map(self._moment_key, numbers))
+        prices, moments = set(map(self._make_price_key, numbers)), set(map(self._make_moment_key, numbers))
         for number in updated:
             self._update(number)
-        inserted = [self._make(self._next_moment()) for _ in range(inserts)]
+        inserted = [self._make(self._make_next_moment()) for _ in range(inserts)]
         for number in deleted:
             self._bodies[number] = b""
         present = [*updated, *inserted]
-        _exchange(self._by_price, prices, [self._price_key(number) for number in present])
-        _exchange(self._by_moment, moments, [self._moment_key(number) for number in present])
+        _exchange(self._by_price, prices, [self._make_price_key(number) for number in present])
+        _exchange(self._by_moment, moments, [self._make_moment_key(number) for number in present])
         if numbers or inserted:
             self.generation += 1
             self._selections.clear()
-        return DatasetChange(*([_record_id(number) for number in changed] for changed in (updated, inserted, deleted)))
+        return DatasetChange(
+            *([_format_record_id(number) for number in changed] for changed in (updated, inserted, deleted))
+        )
 
     def _make(self, moment: int) -> int:
         number, bits = len(self._bodies), self._random.getrandbits(_BITS)
@@ -182,23 +184,23 @@ class Dataset:
         return number
 
     def _update(self, number: int) -> None:
-        bits, moment = self._random.getrandbits(_BITS), self._next_moment()
+        bits, moment = self._random.getrandbits(_BITS), self._make_next_moment()
         price = self._price_of(bits)
         self._bodies[number] = _change_record(self._bodies[number], bits, price, moment)
         self._prices[number] = _NO_PRICE if price is None else price
         self._moments[number] = self._last_moment = moment
 
-    def _next_moment(self) -> int:
-        return max(self._last_moment + 1, micros(self._clock.now()))
+    def _make_next_moment(self) -> int:
+        return max(self._last_moment + 1, convert_to_micros(self._clock.now()))
 
-    def _price_key(self, number: int) -> int:
+    def _make_price_key(self, number: int) -> int:
         return self._prices[number] << _SHIFT | number
 
-    def _moment_key(self, number: int) -> int:
+    def _make_moment_key(self, number: int) -> int:
         return self._moments[number] << _SHIFT | number
 
     def _select(self, filter_: RecordFilter) -> RecordSlice:
-        low, high = _price_keys(filter_)
+        low, high = _make_price_keys(filter_)
         first, end = bisect_left(self._by_price, low), bisect_left(self._by_price, high)
         since = 0 if filter_.after is None else bisect_left(self._by_moment, filter_.after + 1 << _SHIFT)
         until = self.total if filter_.upto is None else bisect_left(self._by_moment, filter_.upto + 1 << _SHIFT)
@@ -208,7 +210,7 @@ class Dataset:
             return RecordSlice(self._by_price, first, max(first, end))
         if until - since < end - first:
             numbers = (key & _NUMBER for key in self._by_moment[since:until])
-            keys = [key for key in map(self._price_key, numbers) if low <= key < high]
+            keys = [key for key in map(self._make_price_key, numbers) if low <= key < high]
         else:
             after, upto = filter_.after or 0, self._last_moment if filter_.upto is None else filter_.upto
             keys = [key for key in self._by_price[first:end] if after < self._moments[key & _NUMBER] <= upto]
@@ -216,12 +218,12 @@ class Dataset:
         return RecordSlice(keys, 0, len(keys))
 
 
-def micros(moment: datetime) -> int:
+def convert_to_micros(moment: datetime) -> int:
     """Return the microseconds since 1970, which compare exactly."""
     return (moment - _EPOCH) // _MICROSECOND
 
 
-def _price_keys(filter_: RecordFilter) -> tuple[int, int]:
+def _make_price_keys(filter_: RecordFilter) -> tuple[int, int]:
     """Return the first key of the price range of a filter, and the first key after the range."""
     if filter_.is_null:
         return _NO_PRICE << _SHIFT, _NO_PRICE + 1 << _SHIFT
@@ -245,7 +247,7 @@ def _exchange(keys: list[int], removed: Set[int], added: Sequence[int]) -> None:
         insort(keys, key)
 
 
-def _record_id(number: int) -> str:
+def _format_record_id(number: int) -> str:
     """Return the id of a record number. Ids sort as numbers do."""
     return f"DIAMOND/{number:09d}"
 
@@ -255,7 +257,8 @@ def _make_record(number: int, bits: int, price: int | None, moment: int) -> byte
     digits, step = f"{number:09d}", bits & 4095
     return (
         f'{{"id":"DIAMOND/{digits}","price":{"null" if price is None else price},'
-        f'"discount":"{_DISCOUNTS[bits >> 12 & 255]}","updatedAt":"{_iso_moment(moment)}","diamond":{{"id":"{digits}",'
+        f'"discount":"{_DISCOUNTS[bits >> 12 & 255]}","updatedAt":"{_format_moment(moment)}",'
+        f'"diamond":{{"id":"{digits}",'
         f'"availability":"{_AVAILABILITIES[bits >> 20 & 3]}","supplierStockId":"S{bits >> 44}",'
         f'"image":"https://img.example.com/{digits}.jpg","video":"https://vid.example.com/{digits}.mp4",'
         f'"location":{_LOCATIONS[bits >> 22 & 3]},"certificate":{{"id":"C{digits}","lab":"{_LABS[bits >> 24 & 3]}",'
@@ -268,48 +271,48 @@ def _make_record(number: int, bits: int, price: int | None, moment: int) -> byte
 def _change_record(record: bytes, bits: int, price: int | None, moment: int) -> bytes:
     """Return the record with another price, discount, availability and time of change."""
     changed = orjson.loads(record)
-    changed |= {"price": price, "discount": _DISCOUNTS[bits >> 12 & 255], "updatedAt": _iso_moment(moment)}
+    changed |= {"price": price, "discount": _DISCOUNTS[bits >> 12 & 255], "updatedAt": _format_moment(moment)}
     changed["diamond"]["availability"] = _AVAILABILITIES[bits >> 20 & 3]
     return orjson.dumps(changed)
 
 
-def _price_function(prices: PriceFormat) -> Callable[[int], int | None]:
+def _make_price_function(prices: PriceFormat) -> Callable[[int], int | None]:
     """Return the function from bits to a price. Of 1,000 records about two have no price, and about one costs 0."""
     spread: dict[PriceFormat, Callable[[int], int]] = {
-        PriceFormat.HEAVY: _heavy_prices(),
+        PriceFormat.HEAVY: _make_heavy_prices(),
         PriceFormat.EQUAL: lambda _: 500_000,
         PriceFormat.UNIFORM: lambda bits: bits % 10_000_000,
     }
     make_usual = spread[prices]
 
-    def price_of(bits: int) -> int | None:
+    def compute_price(bits: int) -> int | None:
         rare = bits >> 54
         if rare > 2:
             return make_usual(bits)
         return None if rare else 0
 
-    return price_of
+    return compute_price
 
 
-def _heavy_prices() -> Callable[[int], int]:
+def _make_heavy_prices() -> Callable[[int], int]:
     """Return the function from bits to a price of a log-normal distribution, by a table of quantiles."""
     normal = NormalDist()
     deviations = (normal.inv_cdf((step + 0.5) / (_STEPS + 1)) for step in range(_STEPS + 1))
     quantiles = [_LOWEST + int(_USUAL * exp(_SPREAD * deviation)) for deviation in deviations]
     cells = [(low, high - low) for low, high in pairwise(quantiles)]
 
-    def price_of(bits: int) -> int:
+    def compute_price(bits: int) -> int:
         low, width = cells[bits & 4095]
         return low + (width * (bits >> 12 & 4095) >> 12)
 
-    return price_of
+    return compute_price
 
 
-def _iso_moment(moment: int) -> str:
+def _format_moment(moment: int) -> str:
     second, rest = divmod(moment, 1_000_000)
-    return f"{_iso_second(second)}.{rest:06d}Z"
+    return f"{_format_second(second)}.{rest:06d}Z"
 
 
 @lru_cache(maxsize=16)
-def _iso_second(second: int) -> str:
+def _format_second(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).replace(tzinfo=None).isoformat()

@@ -118,5 +118,5 @@ class Churn:
         due = [rest + rate * TICK for rest, rate in zip(self._due, msgspec.structs.astuple(rates), strict=True)]
         changes = [int(number) for number in due]
         self._due = [number - change for number, change in zip(due, changes, strict=True)]
-        self._dataset.change(*changes)
+        self._dataset.change_records(*changes)
         self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)

@@ -88,30 +88,30 @@ class AccessTokens:
         return expired
 
 
-def answer(
+def answer_request(
     dataset: Dataset, tokens: AccessTokens, injector: FaultInjector, body: bytes, fault: Fault | None
 ) -> tuple[str, bytes]:
     """Return the kind of the request and the answer, as JSON."""
     kind = "graphql"
     try:
         parsed = _decoder.decode(body)
-        kind, variables = _kind_of(parsed.query), parsed.variables or _Variables()
+        kind, variables = _find_kind(parsed.query), parsed.variables or _Variables()
         if kind == "authenticate":
             token = tokens.give(variables.username, variables.password)
             return kind, orjson.dumps({"data": {"authenticate": {"username_and_password": {"token": token}}}})
         tokens.check(variables.token)
-        make = _count if kind == "count" else _page
+        make = _count if kind == "count" else _make_page
         return kind, make(dataset, injector, variables, fault)
     except msgspec.ValidationError as error:
-        return kind, _errors("BAD_USER_INPUT", str(error))
+        return kind, _encode_errors("BAD_USER_INPUT", str(error))
     except msgspec.DecodeError as error:
         raise InvalidQuery("BAD_JSON", f"the body is not JSON: {error}") from error
     except GraphqlError as error:
-        return kind, _errors(error.code, str(error))
+        return kind, _encode_errors(error.code, str(error))
 
 
 @lru_cache(maxsize=256)
-def _kind_of(query: str) -> str:
+def _find_kind(query: str) -> str:
     fields = set(_FIELD.findall(query))
     if len(fields) != 1:
         raise GraphqlError(
@@ -123,19 +123,19 @@ def _kind_of(query: str) -> str:
     return kinds[field]
 
 
-def _page(dataset: Dataset, injector: FaultInjector, variables: _Variables, fault: Fault | None) -> bytes:
-    rows = dataset.select(_filter(variables.query))
+def _make_page(dataset: Dataset, injector: FaultInjector, variables: _Variables, fault: Fault | None) -> bytes:
+    rows = dataset.select(_make_filter(variables.query))
     keys = rows.slice_keys(variables.offset, variables.limit)
     keys = keys[: injector.count_rows(len(keys), fault)]
-    items = b",".join(dataset.bodies(keys))
+    items = b",".join(dataset.encode_records(keys))
     return b'{"data":{"as":{"diamonds_by_query":{"items":[%b],"total_count":%d}}}}' % (items, rows.total)
 
 
 def _count(dataset: Dataset, _dealer: FaultInjector, variables: _Variables, _fault: Fault | None) -> bytes:
-    return b'{"data":{"as":{"diamonds_by_query_count":%d}}}' % dataset.select(_filter(variables.query)).total
+    return b'{"data":{"as":{"diamonds_by_query_count":%d}}}' % dataset.select(_make_filter(variables.query)).total
 
 
-def _filter(query: _Query | None) -> RecordFilter:
+def _make_filter(query: _Query | None) -> RecordFilter:
     if query is None:
         return RecordFilter()
     value, moments = query.dollar_value or _Value(), query.updated_at or _Moments()
@@ -143,15 +143,15 @@ def _filter(query: _Query | None) -> RecordFilter:
         raise GraphqlError("BAD_USER_INPUT", "has_price: false and dollar_value exclude each other")
     upper = None if value.to is None else value.to + 1  # a GraphQL range includes both ends
     is_null = None if query.has_price is None else not query.has_price
-    return RecordFilter(value.from_, upper, is_null, _moment(moments.after), _moment(moments.upto))
+    return RecordFilter(value.from_, upper, is_null, _parse_moment(moments.after), _parse_moment(moments.upto))
 
 
-def _moment(text: str | None) -> int | None:
+def _parse_moment(text: str | None) -> int | None:
     try:
         return None if text is None else read_moment(text)
     except ValueError as error:
         raise GraphqlError("BAD_USER_INPUT", f"{text!r} is not a time in ISO 8601 with a time zone") from error
 
 
-def _errors(code: str, message: str) -> bytes:
+def _encode_errors(code: str, message: str) -> bytes:
     return orjson.dumps({"errors": [{"message": message, "extensions": {"code": code}}]})

@@ -55,11 +55,11 @@ class SimulatedResponse:
     delay: float | None = 0.0
     is_cut: bool = False
 
-    def all_headers(self) -> list[tuple[bytes, bytes]]:
+    def list_headers(self) -> list[tuple[bytes, bytes]]:
         length = len(self.body) + sum(map(len, self.lines)) + len(self.lines)
         return [(b"content-type", self.media_type), (b"content-length", b"%d" % length), *self.headers]
 
-    def pieces(self) -> Iterator[bytes]:
+    def iterate_pieces(self) -> Iterator[bytes]:
         """Yield the body in pieces, so that a long answer is never in memory as a whole."""
         yield self.body[: len(self.body) // 2] if self.is_cut else self.body
         for start in range(0, len(self.lines), _LINES_AT_ONCE):
@@ -85,37 +85,37 @@ class Routes:
         self.churn = churn
         self.requests: Counter[str] = Counter()
         self._sources: dict[str, tuple[str, Callable[[SimulatedRequest, Fault | None], bytes]]] = {
-            "/records": ("GET", self._page),
+            "/records": ("GET", self._answer_page),
             "/records/count": ("GET", self._count),
-            "/graphql": ("POST", self._graphql),
+            "/graphql": ("POST", self._answer_graphql),
         }
         self._others: dict[str, tuple[str, Callable[[SimulatedRequest], SimulatedResponse]]] = {
             "/": ("GET", lambda _: SimulatedResponse(_ABOUT, media_type=b"text/plain; charset=utf-8")),
-            "/admin/stats": ("GET", lambda _: _json(self.stats())),
+            "/admin/stats": ("GET", lambda _: _make_response(self.read_stats())),
             "/admin/records": (
                 "GET",
-                lambda _: SimulatedResponse(media_type=b"application/x-ndjson", lines=self.dataset.truth()),
+                lambda _: SimulatedResponse(media_type=b"application/x-ndjson", lines=self.dataset.list_truth()),
             ),
             "/admin/faults": ("POST", self._set_faults),
-            "/admin/changes": ("POST", self._change),
-            "/admin/expire-tokens": ("POST", lambda _: _json({"expired": self.tokens.expire()})),
+            "/admin/changes": ("POST", self._change_records),
+            "/admin/expire-tokens": ("POST", lambda _: _make_response({"expired": self.tokens.expire()})),
         }
 
-    def answer(self, request: SimulatedRequest) -> SimulatedResponse:
+    def answer_request(self, request: SimulatedRequest) -> SimulatedResponse:
         """Return the answer to a request. Errors are answers as well."""
         if len(request.body) > BODY_LIMIT:
-            return _refusal(InvalidQuery("BAD_REQUEST", f"the body is larger than {BODY_LIMIT} bytes"))
+            return _make_refusal(InvalidQuery("BAD_REQUEST", f"the body is larger than {BODY_LIMIT} bytes"))
         try:
             if request.path in self._sources:
                 return self._answer_source(request)
             return self._answer_other(request)
         except PenstockError as error:
-            return _refusal(error)
+            return _make_refusal(error)
         except Exception as error:  # noqa: BLE001 - the edge
             structlog.get_logger().exception("request_failed", path=request.path)
-            return _refusal(PenstockError("INTERNAL", f"{type(error).__name__}: {error}"))
+            return _make_refusal(PenstockError("INTERNAL", f"{type(error).__name__}: {error}"))
 
-    def stats(self) -> dict[str, object]:
+    def read_stats(self) -> dict[str, object]:
         """Return the numbers of requests and faults by kind, and the state of the dataset."""
         return {
             "requests": dict(self.requests),
@@ -143,31 +143,31 @@ class Routes:
         _check_method(method, request)
         return make(request)
 
-    def _page(self, request: SimulatedRequest, fault: Fault | None) -> bytes:
+    def _answer_page(self, request: SimulatedRequest, fault: Fault | None) -> bytes:
         self.requests["page"] += 1
-        return rest.page(self.dataset, self.injector, request.query, fault)
+        return rest.make_page(self.dataset, self.injector, request.query, fault)
 
     def _count(self, request: SimulatedRequest, _fault: Fault | None) -> bytes:
         self.requests["count"] += 1
         return rest.count(self.dataset, request.query)
 
-    def _graphql(self, request: SimulatedRequest, fault: Fault | None) -> bytes:
-        kind, body = graphql.answer(self.dataset, self.tokens, self.injector, request.body, fault)
+    def _answer_graphql(self, request: SimulatedRequest, fault: Fault | None) -> bytes:
+        kind, body = graphql.answer_request(self.dataset, self.tokens, self.injector, request.body, fault)
         self.requests[kind] += 1
         return body
 
     def _set_faults(self, request: SimulatedRequest) -> SimulatedResponse:
         """Replace all faults: a field that the body lacks has the default value."""
         self.injector.set(_decode(request, Faults))
-        return _json(msgspec.to_builtins(self.injector.faults))
+        return _make_response(msgspec.to_builtins(self.injector.faults))
 
-    def _change(self, request: SimulatedRequest) -> SimulatedResponse:
+    def _change_records(self, request: SimulatedRequest) -> SimulatedResponse:
         request_body = _decode(request, ChangeRequest)
         if request_body.churn is not None:
             self.churn.set(request_body.churn)
-        changed = self.dataset.change(request_body.updates, request_body.inserts, request_body.deletes)
+        changed = self.dataset.change_records(request_body.updates, request_body.inserts, request_body.deletes)
         state = {"total": self.dataset.total, "generation": self.dataset.generation}
-        return _json({**asdict(changed), **state, "churn": msgspec.to_builtins(self.churn.rates)})
+        return _make_response({**asdict(changed), **state, "churn": msgspec.to_builtins(self.churn.rates)})
 
 
 def _check_method(method: str, request: SimulatedRequest) -> None:
@@ -186,9 +186,9 @@ def _fail(answer: SimulatedResponse, kind: FaultKind, faults: Faults) -> Simulat
     """Return the answer with a fault instead of *answer*."""
     if kind is FaultKind.THROTTLED:
         error = {"error": {"code": "TOO_MANY_REQUESTS", "detail": "too many requests"}}
-        return _json(error, 429, [(b"retry-after", b"%d" % ceil(faults.retry_after))])
+        return _make_response(error, 429, [(b"retry-after", b"%d" % ceil(faults.retry_after))])
     if kind is FaultKind.ERROR:
-        return _refusal(PenstockError("INTERNAL", "a simulated fault"))
+        return _make_refusal(PenstockError("INTERNAL", "a simulated fault"))
     if kind is FaultKind.TIMEOUT:
         return replace(answer, delay=faults.timeout_for)
     if kind is FaultKind.GARBAGE:
@@ -196,9 +196,9 @@ def _fail(answer: SimulatedResponse, kind: FaultKind, faults: Faults) -> Simulat
     return replace(answer, is_cut=True)
 
 
-def _json(data: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> SimulatedResponse:
+def _make_response(data: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> SimulatedResponse:
     return SimulatedResponse(orjson.dumps(data), status, headers=headers)
 
 
-def _refusal(error: PenstockError) -> SimulatedResponse:
-    return _json({"error": error.as_dict()}, error.status)
+def _make_refusal(error: PenstockError) -> SimulatedResponse:
+    return _make_response({"error": error.as_dict()}, error.status)

@@ -56,30 +56,32 @@ class LocalSource:
         """Apply *faults* from now on."""
         self._routes.injector.set(faults)
 
-    def change(self, updates: int = 0, inserts: int = 0, deletes: int = 0) -> DatasetChange:
+    def change_records(self, updates: int = 0, inserts: int = 0, deletes: int = 0) -> DatasetChange:
         """Change random records at once."""
-        return self._routes.dataset.change(updates, inserts, deletes)
+        return self._routes.dataset.change_records(updates, inserts, deletes)
 
     def set_churn(self, rates: Rates = STILL) -> None:
         """Change records in the background at *rates* per second."""
         self._routes.churn.set(rates)
 
-    def truth(self) -> dict[str, dict[str, Any]]:
+    def read_truth(self) -> dict[str, dict[str, Any]]:
         """Return all present records, by id."""
-        records = map(orjson.loads, self._routes.dataset.truth())
+        records = map(orjson.loads, self._routes.dataset.list_truth())
         return {record["id"]: record for record in records}
 
-    def changed_ids_since(self, moment: datetime) -> set[str]:
+    def find_ids_changed_since(self, moment: datetime) -> set[str]:
         """Return the ids of the present records that were inserted or updated after *moment*."""
-        return self._routes.dataset.ids_after(moment)
+        return self._routes.dataset.find_ids_after(moment)
 
-    def stats(self) -> dict[str, Any]:
+    def read_stats(self) -> dict[str, Any]:
         """Return the body of `GET /admin/stats`."""
-        return self._routes.stats()
+        return self._routes.read_stats()
 
 
 @asynccontextmanager
-async def local_source(options: LocalOptions | None = None, clock: Clock | None = None) -> AsyncIterator[LocalSource]:
+async def run_local_source(
+    options: LocalOptions | None = None, clock: Clock | None = None
+) -> AsyncIterator[LocalSource]:
     """Run a simulator until the block ends, then abort all connections."""
     options, clock = options or LocalOptions(), clock or SystemClock()
     check_host(options.host)
@@ -109,20 +111,20 @@ def check_host(host: str) -> None:
 def make_app(routes: Routes) -> ASGIApp:
     """Return the ASGI application that sends the answers of *routes*."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve_request(scope: Scope, receive: Receive, send: Send) -> None:
         body = await _read_body(receive)
         if body is None:
             return
-        answer = routes.answer(SimulatedRequest(scope["method"], scope["path"], scope["query_string"], body))
+        answer = routes.answer_request(SimulatedRequest(scope["method"], scope["path"], scope["query_string"], body))
         if answer.delay != 0:
             await _await_disconnect(receive, answer.delay)
-        await send({"type": "http.response.start", "status": answer.status, "headers": answer.all_headers()})
-        for piece in answer.pieces():
+        await send({"type": "http.response.start", "status": answer.status, "headers": answer.list_headers()})
+        for piece in answer.iterate_pieces():
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         if not answer.is_cut:  # uvicorn closes the connection if the application returns before the end of an answer
             await send({"type": "http.response.body"})
 
-    return app
+    return serve_request
 
 
 async def _read_body(receive: Receive) -> bytes | None:

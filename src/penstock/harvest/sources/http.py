@@ -62,7 +62,7 @@ class SourceClient:
     @asynccontextmanager
     async def _attempt(self, method: str, url: URL) -> AsyncIterator[None]:
         """Wrap one attempt. The rate limiter receives its failure as a SourceFailed."""
-        async with self.limiter.request():
+        async with self.limiter.limit_request():
             try:
                 yield
             except CallFailed as failed:

@@ -74,12 +74,12 @@ def _make_struct(leaves: Mapping[_Path, Any]) -> tuple[Any, dict[_Path, str]]:
 def read_records(raws: Sequence[msgspec.Raw], limit: int) -> list[bytes]:
     """Return the text of each record; raise SourceFailed if one is not an object or if there are more than *limit*."""
     if len(raws) > limit:
-        raise invalid_response(f"the response has {len(raws)} records, but {limit} were requested")
+        raise make_response_error(f"the response has {len(raws)} records, but {limit} were requested")
     texts = [bytes(raw) for raw in raws]
     for text in texts:
         if text[0] != ord("{"):
             excerpt = text[:_EXCERPT].decode(errors="replace")
-            raise invalid_response(f"the response has a record that is not an object: {excerpt}")
+            raise make_response_error(f"the response has a record that is not an object: {excerpt}")
     return texts
 
 
@@ -107,6 +107,6 @@ def _list_keys(value: Mapping[str, object]) -> str:
     return f"the keys {', '.join(value)[:_EXCERPT]}" if value else "no keys"
 
 
-def invalid_response(message: str) -> SourceFailed:
+def make_response_error(message: str) -> SourceFailed:
     """Return the failure of a response without the expected values."""
     return SourceFailed(INVALID_RESPONSE, message)

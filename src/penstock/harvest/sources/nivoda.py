@@ -10,7 +10,7 @@ from yarl import URL
 from penstock.harvest.config import NivodaSourceSection as NivodaSection
 from penstock.harvest.model import PagePosition, PartitionKind, PartitionRange, RecordPage, TimeWindow
 from penstock.harvest.sources.http import UNAUTHORIZED, SourceClient, format_time
-from penstock.harvest.sources.json_envelope import invalid_response, make_reader, read_records
+from penstock.harvest.sources.json_envelope import make_reader, make_response_error, read_records
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.kernel.clock import Clock
 
@@ -130,17 +130,17 @@ class NivodaSource:
 
     async def _log_in(self, *, rejected: str | None = None) -> str:
         """Return a token; concurrent callers that need a new one share it."""
-        if (token := self._valid_token(rejected)) is not None:
+        if (token := self._get_valid_token(rejected)) is not None:
             return token
         async with self._login_lock:
-            if (token := self._valid_token(rejected)) is None:
+            if (token := self._get_valid_token(rejected)) is None:
                 credentials = {"username": self._section.username, "password": self._password}
                 token = await self._post(_LOG_IN, credentials, self._read_token)
                 self._token, self._token_until = token, self._clock.now() + self._section.token_for
                 self._client.api.secrets = {self._password, token}
             return token
 
-    def _valid_token(self, rejected: str | None) -> str | None:
+    def _get_valid_token(self, rejected: str | None) -> str | None:
         return self._token if self._token != rejected and self._clock.now() < self._token_until else None
 
     async def _post(self, query: str, variables: Mapping[str, Any], read: Callable[[bytes], T]) -> T:
@@ -150,19 +150,21 @@ class NivodaSource:
     def _read_token(self, body: bytes) -> str:
         login = self._read_data(_decode_token(body)).authenticate
         if login is None or login.username_and_password is None:
-            raise invalid_response("the response of Nivoda has no token at `data.authenticate.username_and_password`")
+            raise make_response_error(
+                "the response of Nivoda has no token at `data.authenticate.username_and_password`"
+            )
         return login.username_and_password.token
 
     def _read_count(self, body: bytes) -> int:
         result = self._read_data(_decode_count(body)).as_
         if result is None or result.diamonds_by_query_count is None:
-            raise invalid_response("the response of Nivoda has no count at `data.as.diamonds_by_query_count`")
+            raise make_response_error("the response of Nivoda has no count at `data.as.diamonds_by_query_count`")
         return result.diamonds_by_query_count
 
     def _read_items(self, body: bytes) -> list[msgspec.Raw]:
         result = self._read_data(_decode_page(body)).as_
         if result is None or result.diamonds_by_query is None:
-            raise invalid_response("the response of Nivoda has no records at `data.as.diamonds_by_query.items`")
+            raise make_response_error("the response of Nivoda has no records at `data.as.diamonds_by_query.items`")
         return result.diamonds_by_query.items
 
     def _read_data(self, response: _GraphqlResponse[T]) -> T:
@@ -171,7 +173,7 @@ class NivodaSource:
             error = response.errors[0]
             raise _convert_error(error, self._client.api.make_excerpt(error.message))
         if response.data is None:
-            raise invalid_response("the response of Nivoda has neither `data` nor `errors`")
+            raise make_response_error("the response of Nivoda has neither `data` nor `errors`")
         return response.data
 
 

@@ -69,7 +69,7 @@ class RateLimiter:
         self._throttled = 0  # consecutive pauses without Retry-After
 
     @asynccontextmanager
-    async def request(self) -> AsyncIterator[None]:
+    async def limit_request(self) -> AsyncIterator[None]:
         """Wait until a request may be sent, run the block, and record its result.
 
         Raise SourcePaused, or SourceFailed SOURCE_CIRCUIT_OPEN, if the wait would be too long. A SourcePaused of the
@@ -118,16 +118,16 @@ class RateLimiter:
         """Sleep until the time, or raise if it is after the deadline."""
         now = self.clock.now()
         if until > deadline:
-            raise self._closed_error(until - now)
+            raise self._make_closed_error(until - now)
         await asyncio.sleep((until - now).total_seconds())
 
     async def _wait_for_probe(self, now: datetime, deadline: datetime) -> None:
         """Sleep before the next check of the state, or raise if that is after the deadline."""
         if now + REFRESH > deadline:
-            raise self._closed_error(max(REFRESH, self._state.probed_at + self._probe_timeout - now))
+            raise self._make_closed_error(max(REFRESH, self._state.probed_at + self._probe_timeout - now))
         await asyncio.sleep(REFRESH.total_seconds())
 
-    def _closed_error(self, after: timedelta) -> SourceFailed:
+    def _make_closed_error(self, after: timedelta) -> SourceFailed:
         reason = self._state.pause_reason
         if self._state.breaks:
             return SourceFailed(
@@ -151,7 +151,7 @@ class RateLimiter:
                 self._waiting.remove(slot)
         wait = slot.at - self.clock.now()
         if not slot.is_taken:
-            raise self._closed_error(wait)
+            raise self._make_closed_error(wait)
         if wait > _ZERO:
             await asyncio.sleep(wait.total_seconds())
 

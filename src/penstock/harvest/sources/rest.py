@@ -14,9 +14,9 @@ from penstock.harvest.model import PagePosition, PartitionKind, PartitionRange, 
 from penstock.harvest.sources.http import SourceClient, format_time
 from penstock.harvest.sources.json_envelope import (
     describe_value,
-    invalid_response,
     make_envelope,
     make_reader,
+    make_response_error,
     read_records,
 )
 
@@ -55,18 +55,18 @@ class RestSource:
             return 0
         params = [*self._filter_params(range_, window)]
         if self._section.count_path is None:
-            params += [*self._page_params(PagePosition(), 1)]
+            params += [*self._make_page_params(PagePosition(), 1)]
         return await self._client.request("GET", _add_params(self._count_url, params), self._read_count)
 
     async def fetch(self, range_: PartitionRange, window: TimeWindow, position: PagePosition, limit: int) -> RecordPage:
         if self._is_unsupported(range_):
             return _EMPTY_PAGE
-        params = [*self._filter_params(range_, window), *self._page_params(position, limit)]
+        params = [*self._filter_params(range_, window), *self._make_page_params(position, limit)]
 
         def read(body: bytes) -> RecordPage:
             page = self._read_page(body)
             texts = read_records(page.records, limit)
-            return RecordPage(texts, self._next_position(position, limit, len(texts), page))
+            return RecordPage(texts, self._compute_next_position(position, limit, len(texts), page))
 
         return await self._client.request("GET", _add_params(self._list_url, params), read)
 
@@ -87,7 +87,7 @@ class RestSource:
         if window.upto and section.upto_param:
             yield section.upto_param, format_time(window.upto)
 
-    def _page_params(self, position: PagePosition, limit: int) -> Iterator[tuple[str, str]]:
+    def _make_page_params(self, position: PagePosition, limit: int) -> Iterator[tuple[str, str]]:
         section = self._section
         yield section.limit_param, str(limit)
         if section.paging is PagingSection.OFFSET:
@@ -97,7 +97,7 @@ class RestSource:
         elif position.cursor is not None:
             yield section.cursor_param, position.cursor
 
-    def _next_position(
+    def _compute_next_position(
         self, position: PagePosition, limit: int, received: int, page: _PageEnvelope
     ) -> PagePosition | None:
         """H16: return the start of the next page. A short page is the last one only if the source guarantees it."""
@@ -105,7 +105,7 @@ class RestSource:
             return None
         if self._section.paging is PagingSection.CURSOR:
             if page.cursor is not None and page.cursor == position.cursor:
-                raise invalid_response(f"the cursor of the next page is that of this page: {page.cursor[:100]}")
+                raise make_response_error(f"the cursor of the next page is that of this page: {page.cursor[:100]}")
             return PagePosition(position.offset + received, page.cursor) if page.cursor else None
         if received == 0:
             return None
@@ -136,7 +136,7 @@ def _make_count_reader(section: RestSection, setting: str) -> Callable[[bytes], 
     def read(body: bytes) -> int:
         total = int(read_values(body)["total"])
         if total < 0:
-            raise _invalid_value(section, setting, "total", body)
+            raise _make_value_error(section, setting, "total", body)
         return total
 
     return read
@@ -146,31 +146,31 @@ def _make_values_reader(
     section: RestSection, setting: str, kinds: Mapping[str, Any], *, required: str, strict: bool = True
 ) -> Callable[[bytes], dict[str, Any]]:
     """Return a function that reads the values of the settings *kinds*; its errors name the setting."""
-    shape, getters = make_envelope(*((_path(section, name), kind) for name, kind in kinds.items()))
+    shape, getters = make_envelope(*((_get_path(section, name), kind) for name, kind in kinds.items()))
     decode = make_reader(msgspec.json.Decoder(shape, strict=strict))
 
     def read(body: bytes) -> dict[str, Any]:
         try:
             document = decode(body)
         except msgspec.ValidationError as error:
-            name = next((name for name in kinds if f"`$.{_path(section, name)}`" in str(error)), required)
-            raise _invalid_value(section, setting, name, body) from error
+            name = next((name for name in kinds if f"`$.{_get_path(section, name)}`" in str(error)), required)
+            raise _make_value_error(section, setting, name, body) from error
         values = {name: get(document) for name, get in zip(kinds, getters, strict=True)}
         if values[required] is None:
-            raise _invalid_value(section, setting, required, body)
+            raise _make_value_error(section, setting, required, body)
         return values
 
     return read
 
 
-def _path(section: RestSection, name: str) -> str:
+def _get_path(section: RestSection, name: str) -> str:
     return getattr(section, name) or "total"
 
 
-def _invalid_value(section: RestSection, setting: str, name: str, body: bytes) -> Exception:
-    path = _path(section, name)
+def _make_value_error(section: RestSection, setting: str, name: str, body: bytes) -> Exception:
+    path = _get_path(section, name)
     expected = f"the response has no {_EXPECTED[name]} at `{path}` ({setting}.{name})"
-    return invalid_response(f"{expected}: {describe_value(body, path)}")
+    return make_response_error(f"{expected}: {describe_value(body, path)}")
 
 
 def _join_url(section: RestSection, path: str) -> str:
