@@ -379,12 +379,12 @@ def _open_folder(root: str | None, config: Path | None, url: str | None) -> "Ite
     from penstock.ingest.api.folder import FolderViews
     from penstock.kernel.clock import SystemClock
 
-    with _pasteable_hints(root), open_ingest_workspace(settings, uses_database=False) as workspace:
+    with _add_root_to_hints(root), open_ingest_workspace(settings, uses_database=False) as workspace:
         yield FolderViews(workspace.tree, settings.ingest, SystemClock())
 
 
 @contextmanager
-def _pasteable_hints(root: str | None) -> Iterator[None]:
+def _add_root_to_hints(root: str | None) -> Iterator[None]:
     """Add --root to the commands that the hint of an error suggests."""
     try:
         yield
@@ -423,7 +423,7 @@ def _open_workspace(root: str | None, config: Path | None) -> "Iterator[IngestWo
     from penstock.app.platform import open_ingest_workspace
 
     settings, uses_database = _load_settings(root, config, {})
-    with _pasteable_hints(root), open_ingest_workspace(settings, uses_database=uses_database) as workspace:
+    with _add_root_to_hints(root), open_ingest_workspace(settings, uses_database=uses_database) as workspace:
         yield workspace
 
 
