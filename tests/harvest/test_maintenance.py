@@ -66,6 +66,8 @@ async def test_example_runs_by_schedule_and_through_a_restart(
             until(lambda name=name: metric(up.api, "records_total", name) > 0, f"{name} is fetched")  # type: ignore[misc]
         assert up.stop() == 0
     assert "Traceback" not in up.log_file.read_text()
+    assert waiting.stderr is not None
+    assert b"still waiting" in await waiting.stderr.readline()
     connection = await asyncpg.connect(database_url)
     try:
         rows = await connection.fetch(
@@ -77,7 +79,6 @@ async def test_example_runs_by_schedule_and_through_a_restart(
         with Up(tmp_path, "--port", str(port), env=PASSWORD) as up:
             out, err = await waiting.communicate()
             assert (waiting.returncode, out.startswith(b"completed  ")) == (0, True), err
-            assert b"still waiting" in err
 
             async def is_completed() -> bool:
                 query = "SELECT count(*) FROM run_metadata WHERE state = 'completed'"

@@ -93,7 +93,7 @@ def test_dictionaries_from_the_command_line(up: Up, tmp_path: Path) -> None:
     run("put", "t", "RATE", "EUR", '{"rate": 1.10}')
     assert run("items", "t", "RATE", "--min-version", "1") == '{"key":"EUR","value":{"rate": 1.10}}\n'
     assert run("get", "t", "RATE", "EUR", "none") == '{"EUR":{"rate": 1.10}}\n'
-    assert run("show", "t", "COUNTRY").startswith("2  (2 items)")
+    assert run("show", "t", "COUNTRY").startswith("version 2, 2 items")
     assert run("lag", "t", "COUNTRY").startswith("0 behind")
     assert "agrees" in run("audit", "t", "COUNTRY")
     assert "there is no item 'XX'" in run("get", "t", "COUNTRY", "XX", code=5)
