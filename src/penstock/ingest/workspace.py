@@ -1,9 +1,8 @@
-"""The operations of ingest on one tree: run, deliver, compare, delete expired files, report the status."""
+"""The operations of ingest on one tree: run, deliver, delete expired files, report the status."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import Any
 
 from penstock.ingest.config import IngestSection
 from penstock.ingest.deliver.deliveries import TargetDeliveries
@@ -13,13 +12,11 @@ from penstock.ingest.model import (
     SupplierStatus,
     check_supplier_name,
     make_supplier_not_found_error,
-    parse_supplier,
 )
 from penstock.ingest.run.hooks import RunHooks, RunOutcome
 from penstock.ingest.run.recorder import DatabaseRecorder
 from penstock.ingest.run.run import Ingestion
-from penstock.ingest.state import reader, retention
-from penstock.ingest.state.diff import StateComparison, compare_runs
+from penstock.ingest.state import retention
 from penstock.ingest.state.retention import RetentionResult
 from penstock.ingest.state.supplier_status import read_supplier_status
 from penstock.ingest.supplier import Supplier, load_supplier
@@ -29,7 +26,6 @@ from penstock.ingest.tree.location import make_tree
 from penstock.ingest.tree.port import FileTree
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.db.database import Database
-from penstock.kernel.errors import BadConfig, Invalid, NotFound
 from penstock.kernel.ids import make_worker_name
 
 OpenDatabase = Callable[[], AbstractAsyncContextManager[Database]]
@@ -80,22 +76,6 @@ class IngestWorkspace:
         with self.tree.open_config(supplier) as file:
             return load_supplier(file, self.tree.make_uri(paths.make_config_path(supplier)))[0]
 
-    def compare(self, supplier: str, before: str | None, after: str | None, limit: int) -> StateComparison:
-        """I21: compare two runs of *supplier*, by default the published one with the one before it."""
-        check_supplier_name(supplier)
-        after = after or reader.find_pointer(self.tree, supplier).run_id
-        before = before or reader.read_manifest(self.tree, after)["previous_run"]
-        if before is None:
-            message = f"{after} is the first publication of {supplier}"
-            raise NotFound("NO_PREVIOUS_RUN", message, hint="all of its facts are new")
-        if other := [run_id for run_id in (before, after) if parse_supplier(run_id) != supplier]:
-            message = f"{other[0]} is not a run of {supplier}"
-            raise Invalid("OTHER_SUPPLIER", message, hint="compare two runs of one supplier")
-        try:
-            return compare_runs(self.tree, self.load_config(supplier), before, after, limit)
-        except RunFailed as failed:
-            raise BadConfig(failed.code.value, failed.message, hint=failed.hint) from failed
-
     def delete_expired(self, *, is_dry: bool) -> RetentionResult:
         """I12: delete expired files; with *is_dry*, only report them."""
         return retention.delete_expired(self.tree, self._section.retention, self._clock, self._holder, is_dry=is_dry)
@@ -109,11 +89,7 @@ class IngestWorkspace:
             raise make_supplier_not_found_error(only, suppliers)
         return [only]
 
-    def read_statuses(self, only: str | None = None) -> list[SupplierStatus]:
-        """Return the status of all suppliers, or of *only*."""
+    def read_statuses(self) -> list[SupplierStatus]:
+        """Return the status of all suppliers."""
         now, section = self._clock.now(), self._section.alerts
-        return [read_supplier_status(self.tree, supplier, section, now) for supplier in self.list_suppliers(only)]
-
-    def list_quarantine(self, only: str | None = None) -> list[dict[str, Any]]:
-        """Return the files in quarantine of all suppliers, or of *only*, with reason and run."""
-        return [file for supplier in self.list_suppliers(only) for file in reader.list_quarantine(self.tree, supplier)]
+        return [read_supplier_status(self.tree, supplier, section, now) for supplier in self.list_suppliers()]
